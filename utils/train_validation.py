@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,14 +25,13 @@ from utils.loop.non_finite_step import NonFiniteStepHandler
 from utils.loop.selection import update_best
 from utils.loop.step_sums import StepSums
 from utils.loop.stop_signals import StopConsensus, Stopped
+from utils.loop.verdict import Verdict, Verdicts
 from utils.optim import batch_norm_statistics
-from utils.optim.clipping import GradientClipper, Measured
+from utils.optim.clipping import GradientClipper
 from utils.optim.freezing import has_trainable
 from utils.optim.groups import lr_scales
-from utils.optim.held import held
 from utils.optim.optimizers import load_states
 from utils.precision.amp import autocast
-from utils.precision.verdict import Mailbox
 from utils.record.metrics import Report
 from utils.record.reporter import Reporter
 from utils.record.writer import Writer
@@ -47,14 +46,6 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
 
 class TrainingFailure(RuntimeError):
     """Training cannot continue; the message names the step, the reason and what to do."""
-
-
-class Launched(NamedTuple):
-    """A step that the device was given, and of which the host does not know yet whether it moved the weights."""
-
-    norm: torch.Tensor
-    scale: torch.Tensor
-    measured: Measured
 
 
 class TraVal:
@@ -112,7 +103,7 @@ class TraVal:
         self.consensus = StopConsensus(distributed, extras.stop_signals)
         self.bad_images = BadImages(args.data.skip_bad_images, distributed, self.writer)
         self.progress = Progress()
-        self._launched: Launched | None = None
+        self.verdicts: Verdicts | None = None
         self._has_begun_step = False
         self._show_first_batch = True
         self.autocast = autocast(args.precision, self.device)
@@ -128,7 +119,9 @@ class TraVal:
         self.watch = NonFiniteStepHandler(
             self.model, self.train_loader, self.args, self.distributed, self.writer, folder, self.description
         )
-        self.mailbox = Mailbox(self.device)
+        waiting = [type(own.optimizer).__name__ for own in self.active if own.reads_flag]
+        if waiting and self.device.type != "cpu":
+            self.writer.log(f"{', '.join(waiting)}: no flag on the device can hold it, so each step waits for the host")
         self.sums = StepSums(self.args.logging.print_freq, self.distributed)
         self._one = torch.ones((), device=self.device)
 
@@ -139,7 +132,8 @@ class TraVal:
 
     def _prepare_trainable(self) -> None:
         """What depends on which parameters train: their optimizers, the exchange of gradients, clipping, SAM."""
-        self.active = [held(optimizer, self.device) for optimizer in self.optimizers if has_trainable(optimizer)]
+        self.verdicts = Verdicts(filter(has_trainable, self.optimizers), self.scaler, self.device)
+        self.active = self.verdicts.optimizers
         static = self.args.optimisation.accumulate == 1 and not self.args.optimisation.grad_penalty
         self.network = self.distributed.wrap(self.model, self.train_loader.image_shape, static, self.args.exchange)
         self.clip = GradientClipper(
@@ -218,17 +212,15 @@ class TraVal:
         self.settle()  # the step before: the learning rate depends on whether it moved
         lr = self._set_learning_rate()
         call(self.hooks.before_update, self, norm)
-        if not self.scaler.is_enabled():
-            self._hold_unless_finite(norm)
+        self.verdicts.hold_unless_finite(norm)
         for optimizer in reversed(self.active):  # the shortest first, for those that read their flag on the host
             self.scaler.step(optimizer)
-        self._put_buffers_back()
+        self.verdicts.send(self.watch.buffers, norm, scale, self.clip.measured)
         self.scaler.update()
         for parameter in self.clip.parameters:  # zero_grad(set_to_none=True), without walking through all modules
             parameter.grad = None
         self.sums.end_step(lr, norm, scale)
         self.progress.advance()
-        self._launched = Launched(norm, scale, self.clip.measured)
         self._has_begun_step = False
         if self.hooks.after_update:  # they look at the state after the step
             self.settle()
@@ -238,22 +230,17 @@ class TraVal:
 
         The host waits for that step, not for what it has launched since.
         """
-        if self._launched is None:
+        if self.verdicts is None or not self.verdicts.is_pending:
             return
-        launched = self._launched
-        self._launched = None
-        were_held = [*map(bool, self.mailbox.read())]
-        moved = were_held.count(False)
-        for optimizer, was_held in zip(self.active, were_held, strict=True):
-            optimizer.settle(was_held)
+        verdict = self.verdicts.read()
         self.progress.advance(-1)
-        if moved < len(were_held):
-            self._explain(launched, were_held)
-        if moved and self.ema is not None:
+        if any(verdict.held):
+            self._explain(verdict)
+        if verdict.moved and self.ema is not None:
             follow = self.watch.buffers.copy_of if self._has_begun_step else _itself
             self.ema.update(self.progress.moved_steps, self.progress.epoch, follow)
         self.progress.advance()
-        self.progress.count_moved(moved, len(were_held))
+        self.progress.count_moved(verdict.moved, len(verdict.held))
         call(self.hooks.after_update, self)
         if self._has_begun_step:
             self._end_after_too_many_skips()
@@ -356,38 +343,21 @@ class TraVal:
             self.save("last")
         self.stop_if_requested()
 
-    def _hold_unless_finite(self, norm: torch.Tensor) -> None:
-        """Do without a scaler what it would do: set the flag that holds the optimizers, on the device."""
-        flag = (~torch.isfinite(norm)).float()
-        for optimizer in self.active:
-            optimizer.found_inf = flag
-
-    def _put_buffers_back(self) -> None:
-        """Send the flags on their way to the host; where all are set, no pass of the step counts."""
-        flags = torch.stack([optimizer.flag for optimizer in self.active])
-        self.mailbox.send(flags)
-        buffers = self.watch.buffers
-        if not all(optimizer.reads_flag for optimizer in self.active):
-            buffers.restore_where(flags.amin())
-        elif flags.amin().item():  # which costs nothing more
-            buffers.restore()
-
-    def _explain(self, launched: Launched, were_held: list[bool]) -> None:
+    def _explain(self, verdict: Verdict) -> None:
         """Log what was not finite in a step that some or all optimizers skipped; without a scaler, end the run."""
-        if not all(were_held):
-            names = dict.fromkeys(itertools.chain(*self.distributed.gather(self.clip.overflowed(launched.measured))))
-            bad = self.watch.explain_part(self.progress, launched.scale, list(names))
+        if verdict.moved:
+            names = dict.fromkeys(itertools.chain(*self.distributed.gather(self.clip.overflowed(verdict.measured))))
+            bad = self.watch.explain_part(self.progress, verdict.scale, list(names))
         else:
             with self.watch.set_aside() if self._has_begun_step else nullcontext():
-                bad = self.watch.explain(self.progress, launched.scale, self.forward)
+                bad = self.watch.explain(self.progress, verdict.scale, self.forward)
         if not self.scaler.is_enabled():
             self.sums.take_back_step()
             self._stop(
-                f"the gradient is {launched.norm.item()} at step {bad.step} (epoch {bad.epoch}), {bad.summary()}; lower"
+                f"the gradient is {verdict.norm.item()} at step {bad.step} (epoch {bad.epoch}), {bad.summary()}; lower"
                 " --lr, add --warmup-epochs, or see scripts/amp_audit.py; last.pt holds the state before this step"
             )
-        held_ones = [type(own.optimizer).__name__ for own, held in zip(self.active, were_held, strict=True) if held]
-        by = "" if all(were_held) else f" by {', '.join(held_ones)}"
+        by = f" by {', '.join(verdict.held_names(self.active))}" if verdict.moved else ""
         self.writer.log(f"step {bad.step} skipped{by}, {bad.summary()}")
 
     def _end_after_too_many_skips(self) -> None:
@@ -445,7 +415,7 @@ class TraVal:
 
     def state(self) -> dict[str, Any]:
         """What changes during training, at an optimizer-step boundary. Several optimizers make a list."""
-        assert self._launched is None, "a step whose verdict the host has not read"
+        assert self.verdicts is None or not self.verdicts.is_pending, "a step whose verdict the host has not read"
         return {
             "model": self.model.state_dict(),
             "ema": self.ema.state() if self.ema is not None else None,

@@ -9,11 +9,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.helpers import equal
 from tests.utils.loop.test_between_steps import watched
-from utils import train_validation
+from utils.loop import verdict
 from utils.loop.hooks import Hooks
+from utils.loop.verdict import Mailbox
 from utils.optim import held
 from utils.optim.held import HeldByHost
-from utils.precision.verdict import Mailbox
 from utils.train_validation import TrainingFailure
 
 FP16 = "--amp fp16 --init-scale 64 --max-skipped-steps 4"
@@ -54,7 +54,7 @@ class Net(nn.Module):
 def on_device(monkeypatch):
     """Optimizers are held as on a GPU."""
     choose = held.held
-    monkeypatch.setattr(train_validation, "held", lambda optimizer, _: choose(optimizer, torch.device("cuda")))
+    monkeypatch.setattr(verdict, "held", lambda optimizer, _: choose(optimizer, torch.device("cuda")))
 
 
 def overflowing(bad, at=math.nan):

@@ -1,0 +1,102 @@
+"""Whether a step moved the weights: decided by flags on the device, heard of by the host one step later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+
+from utils.optim.clipping import Measured
+from utils.optim.held import Held, held
+from utils.precision.buffers import BufferCopy
+
+
+class Verdict(NamedTuple):
+    """What became of a step: ``held`` says of each optimizer whether its gradient kept it from moving.
+
+    ``norm`` and ``scale``: gradient norm and loss scale, tensors (); ``measured``: the norms of all gradients.
+    """
+
+    norm: torch.Tensor
+    scale: torch.Tensor
+    measured: Measured
+    held: list[bool]
+
+    @property
+    def moved(self) -> int:
+        """How many optimizers moved their weights."""
+        return self.held.count(False)
+
+    def held_names(self, optimizers: Iterable[Held]) -> list[str]:
+        """The classes of the optimizers that did not."""
+        return [type(own.optimizer).__name__ for own, was_held in zip(optimizers, self.held, strict=True) if was_held]
+
+
+class Mailbox:
+    """Numbers on their way to the host: ``send`` does not wait; ``read`` waits for what was launched before ``send``.
+
+    On a GPU they travel into pinned memory, and an event tells when they have arrived: what was launched after ``send``
+    goes on computing while the host reads.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._event = torch.cuda.Event() if device.type == "cuda" else None
+        self._numbers = torch.empty(0)
+
+    def send(self, numbers: torch.Tensor) -> None:
+        """Start the way of ``numbers`` (n,); those of before must have been read."""
+        if self._event is None:
+            self._numbers = numbers
+            return
+        if self._numbers.shape != numbers.shape:
+            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+        self._numbers.copy_(numbers, non_blocking=True)
+        self._event.record()
+
+    def read(self) -> list[float]:
+        """The numbers that were sent last."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._numbers.tolist()
+
+
+class Verdicts:
+    """Holds ``optimizers`` still in steps without a finite gradient, and tells the host of it when it asks.
+
+    ``optimizers`` are what a scaler is to unscale and step, in the place of those that were given.
+    """
+
+    def __init__(
+        self, optimizers: Iterable[torch.optim.Optimizer], scaler: torch.amp.GradScaler, device: torch.device
+    ) -> None:
+        self.optimizers = [held(optimizer, device) for optimizer in optimizers]
+        self.is_pending = False
+        self._scaled = scaler.is_enabled()
+        self._mailbox = Mailbox(device)
+
+    def hold_unless_finite(self, norm: torch.Tensor) -> None:
+        """Without a scaler, do what it would do: set the flag that holds the optimizers, on the device."""
+        if not self._scaled:
+            flag = (~torch.isfinite(norm)).float()
+            for optimizer in self.optimizers:
+                optimizer.found_inf = flag
+
+    def send(self, buffers: BufferCopy, norm: torch.Tensor, scale: torch.Tensor, measured: Measured) -> None:
+        """Send the flags of a step to the host. Where all are set, its passes have not changed the buffers, either."""
+        flags = torch.stack([optimizer.flag for optimizer in self.optimizers])
+        self._mailbox.send(flags)
+        self._step = norm, scale, measured
+        self.is_pending = True
+        if not all(optimizer.reads_flag for optimizer in self.optimizers):
+            buffers.restore_where(flags.amin())
+        elif flags.amin().item():  # which costs nothing more
+            buffers.restore()
+
+    def read(self) -> Verdict:
+        """The verdict on the step that was sent last. The host waits for that step, not for what it launched since."""
+        self.is_pending = False
+        were_held = [*map(bool, self._mailbox.read())]
+        for optimizer, was_held in zip(self.optimizers, were_held, strict=True):
+            optimizer.settle(was_held)
+        return Verdict(*self._step, were_held)
