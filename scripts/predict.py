@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import io
 import json
 import os
 import sys
@@ -209,10 +208,9 @@ def opened(output: str | None) -> Iterator[TextIO]:
     path = Path(os.path.realpath(output))
     if os.path.exists(path) and not os.path.isfile(path):
         raise UserError(f"--output {output}: is no file; leave it out to write to stdout")
-    with whole_file(path, f"--output {output}") as file:
-        text = io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="")
-        yield text
-        text.detach()  # written, and left open
+    text = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
+    with whole_file(path, f"--output {output}", mode="w", **text) as file:
+        yield file
 
 
 if __name__ == "__main__":

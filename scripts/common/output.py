@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import csv
-import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from utils.config.settings import UserError
-from utils.data import kept
+from utils.runtime import files
 
 
 def wrong_name(flag: str, name: str, kind: str, *endings: str) -> str | None:
@@ -25,13 +24,15 @@ def wrong_name(flag: str, name: str, kind: str, *endings: str) -> str | None:
 
 
 @contextmanager
-def whole_file(path: Path, said: str, advice: str = "") -> Iterator[BinaryIO]:
+def whole_file(path: Path, said: str, advice: str = "", mode: str = "wb", **options: Any) -> Iterator[IO[Any]]:
     """A file that becomes ``path`` when all is written, and of which nothing is left after an error.
 
-    Raises ``UserError`` with ``said``, such as '--output a.csv', and ``advice`` if it cannot be written.
+    ``mode`` and ``options`` are those of ``open``. Raises ``UserError`` with ``said``, such as '--output a.csv', and
+    ``advice`` if it cannot be written.
     """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with kept.whole_file(path) as file:
+        with files.whole_file(path, mode, partial=partial, durable=True, **options) as file:
             yield file
     except OSError as error:
         raise UserError(f"{said}: cannot be written ({error.strerror or error}){advice}") from error
@@ -39,9 +40,7 @@ def whole_file(path: Path, said: str, advice: str = "") -> Iterator[BinaryIO]:
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write ``rows``, whose keys are the columns. Raises ``UserError`` if that cannot be done."""
-    text = io.StringIO(newline="")
-    lines = csv.DictWriter(text, list(rows[0]))
-    lines.writeheader()
-    lines.writerows(rows)
-    with whole_file(path, f"--output {path}") as file:
-        file.write(text.getvalue().encode())
+    with whole_file(path, f"--output {path}", mode="w", newline="", encoding="utf-8") as file:
+        lines = csv.DictWriter(file, list(rows[0]))
+        lines.writeheader()
+        lines.writerows(rows)
