@@ -150,7 +150,7 @@ def _takes_small_stem(model: nn.Module, image_size: int) -> bool:
 
 
 def is_timm_resnet(model: nn.Module) -> bool:
-    """Whether ``model`` is one whose stem depends on its images (``stem_line``)."""
+    """True if ``model`` is one whose stem depends on its images (``stem_line``)."""
     timm = sys.modules.get("timm")  # without it, the network is of another library
     return timm is not None and isinstance(model, timm.models.ResNet)
 
@@ -207,12 +207,12 @@ def constructor_arguments(
 
 
 def small_stem_replaces_convolution(model: nn.Module, image_size: int) -> bool:
-    """Whether ``build_model`` gave ``model`` a first convolution that pretrained weights do not fit."""
+    """True if ``build_model`` gave ``model`` a first convolution that pretrained weights do not fit."""
     return _takes_small_stem(model, image_size) and isinstance(model.conv1, nn.Conv2d)
 
 
 def _has_fixed_size(name: str, image_size: int) -> bool:
-    """Whether timm's network (a vision transformer) is built for one image size, other than ours."""
+    """True if timm's network (a vision transformer) is built for one image size, other than ours."""
     import timm
 
     config = timm.get_pretrained_cfg(name, allow_unregistered=True)

@@ -50,7 +50,7 @@ def reaching(url: str) -> Iterator[None]:
 
 
 def unreachable(url: str) -> str:
-    """Why the host of ``url`` cannot be connected to; '' if it can, or if a proxy does so for us."""
+    """Reason for which the host of ``url`` cannot be connected to; '' if it can, or if a proxy does so for us."""
     parts = urlsplit(url)
     host = parts.hostname
     port = parts.port or {"http": 80}.get(parts.scheme, 443)

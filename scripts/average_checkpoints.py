@@ -240,7 +240,7 @@ def show(own: argparse.Namespace, soup: Soup, kitchen: Kitchen, tops: list[float
 
 
 def statistics(soup: Soup, kitchen: Kitchen) -> list[str]:
-    """Where the soup's batch-norm statistics come from, if it has any."""
+    """Origin of the soup's batch-norm statistics, if it has any."""
     from utils.optim.batch_norm_statistics import layers_with_statistics
 
     batches = kitchen.args.average.ema_bn_batches

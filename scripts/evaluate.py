@@ -150,7 +150,7 @@ def chosen_by_these_images(own: argparse.Namespace, loaded: Loaded, other: Loade
 
 
 def validated_on(own: argparse.Namespace, place: object) -> bool:
-    """Whether the images are those that the run validated on, whose data lie at ``place``; also by another flag."""
+    """True if the images are those that the run validated on, whose data lie at ``place``; also by another flag."""
     from utils.data.formats.class_folders import test_folder, validation_folder
 
     if own.datapath is None and own.split == "val":

@@ -68,7 +68,7 @@ def build_parser() -> ToolParser:
 
 
 def output_path(given: str | None, sources: list[RunSource]) -> Path:
-    """Where the report goes. Raises ``UserError`` if it cannot be written there, before any work."""
+    """Path of the report. Raises ``UserError`` if it cannot be written there, before any work."""
     folder = sources[0].folder if len(sources) == 1 else None
     path = (folder or Path()) / "report.html" if given is None else Path(given)
     if mistake := wrong_name("--output", str(path), "an .html", ".html", ".htm"):

@@ -112,7 +112,7 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach ``address``, a number as a socket names it."""
+    """True if only this machine can reach ``address``, a number as a socket names it."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 

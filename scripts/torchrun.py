@@ -121,7 +121,7 @@ class Launcher:
 
 
 def asks_for_help(argv: list[str]) -> bool:
-    """Whether ``argv`` asks for the launcher's help, not for the program's: torch takes seconds to import."""
+    """True if ``argv`` asks for the launcher's help, not for the program's: torch takes seconds to import."""
     own = itertools.takewhile(lambda token: not token.endswith(".py"), argv)
     return bool({"-h", "--help"} & set(own))
 
@@ -175,7 +175,7 @@ def main(argv: list[str]) -> int:
 
 
 def endings(launcher: Launcher) -> str:
-    """How the training processes ended, in words."""
+    """Words on the ends of the training processes."""
     words = [f"exit code {code}" if code >= 0 else signal.Signals(-code).name for code in launcher.exit_codes()]
     if len(set(words)) == 1:
         return f"; all processes here ended with {words[0]}"

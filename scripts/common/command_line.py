@@ -85,7 +85,7 @@ positive_number = number(1e-30, 1e6)
 
 
 def each_of(read: Callable[[str], T], texts: Iterable[str]) -> list[T]:
-    """What ``read`` makes of each text. Raises ``UserError`` with the mistakes of all."""
+    """Results of ``read`` for each text. Raises ``UserError`` with the mistakes of all."""
     found = []
     mistakes = []
     for text in texts:

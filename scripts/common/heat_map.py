@@ -1,4 +1,4 @@
-"""Where a network looks: which pixels speak for a class, as a heat map, computed by captum.
+"""Heat maps of where a network looks: of the pixels that speak for a class, computed by captum.
 
 Grad-CAM (Selvaraju et al., 2017) weights the channels of a late feature map by the mean gradient of the class's logit
 and adds them up. A transformer's patch tokens are laid out as such a map, and each is weighted by its own gradient
@@ -63,7 +63,7 @@ _LAYERS: WeakKeyDictionary[nn.Module, Layer | None] = WeakKeyDictionary()
 
 
 def heat_map(loaded: Loaded, images: torch.Tensor, class_indices: Sequence[int]) -> np.ndarray:
-    """How much each pixel speaks for a class: float32 (n, h, w) between 0 and 1.
+    """Share of each pixel in what speaks for a class: float32 (n, h, w) between 0 and 1.
 
     ``images``: preprocessed, float32 (n, channels, h, w). ``class_indices``: the class to explain for each image.
     Each map is scaled by its own largest value, so brightness does not compare between images; where nothing speaks

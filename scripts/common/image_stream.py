@@ -110,7 +110,7 @@ def _below(folder: str, unread: Counter[str], follows: bool = True) -> Iterator[
 
 
 def _contains(link: str, folder: str) -> bool:
-    """Whether a link leads to ``folder`` itself or to one above it."""
+    """True if a link leads to ``folder`` itself or to one above it."""
     return Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(link))
 
 
@@ -185,6 +185,6 @@ def _problem_of(path: str) -> str | None:
 
 
 def reason(error: Exception) -> str:
-    """Why an image cannot be decoded, in one line that does not repeat its path."""
+    """Reason for which an image cannot be decoded, in one line that does not repeat its path."""
     cause = error.__cause__ if isinstance(error, UserError) and isinstance(error.__cause__, Exception) else error
     return why_unreadable(cause)

@@ -72,14 +72,14 @@ def identity(args: Settings) -> dict[str, Any]:
 
 
 def matches(args: Settings, wanted: Settings) -> bool:
-    """Whether a run with ``args`` is of the experiment ``wanted``, of which a value to be measured may be any."""
+    """True if a run with ``args`` is of the experiment ``wanted``, of which a value to be measured may be any."""
     ours = identity(args)
     theirs = identity(wanted)
     return ours == theirs | {name: ours[name] for name in wanted.unmeasured()}
 
 
 def counts_for(args: Settings, wanted: Settings) -> bool:
-    """Whether a finished run with ``args`` can stand for ``wanted``: equal settings, and the same images.
+    """True if a finished run with ``args`` can stand for ``wanted``: equal settings, and the same images.
 
     A data set's name tells which those are, but of the user's own images (``--dataname folder``) only their place does.
     """
@@ -149,7 +149,7 @@ def read_run(folder: Path, tell: Callable[[str], None] = say) -> RunResult | Non
 
 
 def _whole(args: Settings, rows: list[dict[str, str]], log: str) -> bool:
-    """Whether a run with these ``rows`` trained all epochs, or early stopping ended it; --max-steps may have cut it.
+    """True if a run with these ``rows`` trained all epochs, or if early stopping and not --max-steps ended it.
 
     ``log``: its lines since it was begun or went on; of a kept run, its result alone.
     """
@@ -161,7 +161,7 @@ def _whole(args: Settings, rows: list[dict[str, str]], log: str) -> bool:
 
 
 def _doubt(folder: Path, rows: list[dict[str, str]], log: str) -> str:
-    """Why the result of a finished run is not that of its settings; empty if it is."""
+    """Reason for which the result of a finished run is not that of its settings; empty if it is."""
     # The log's warnings say so as well where a kill came before the settings were saved, and of another teacher.
     if any(folder.glob("config.[0-9]*.yaml")) or OVERRIDDEN.search(log):
         return "its settings or data were changed by --resume-override"

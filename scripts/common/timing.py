@@ -96,7 +96,7 @@ def interleaved(
 
 
 def failure_of(error: Exception, compiled: bool) -> str:
-    """Why a step failed with ``error``, in words; '' if neither memory nor torch.compile is the cause."""
+    """Reason for which a step failed with ``error``, in words; '' if neither memory nor torch.compile is the cause."""
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text or "ALLOC_FAILED" in text:
         return OUT_OF_MEMORY
@@ -116,7 +116,7 @@ def device_name(device: torch.device) -> str:
 
 
 def unsupported(dtype: str, device: torch.device) -> str | None:
-    """Why ``device`` cannot compute in 'tf32' or 'bf16', say; None if it can. A CPU emulates half precision."""
+    """Reason for which ``device`` cannot compute in 'tf32' or 'bf16', say; None if it can. A CPU emulates half precision."""
     if dtype == "tf32":
         if device.type != "cuda":
             return "needs a GPU"

@@ -144,7 +144,7 @@ def open_run(
 
 
 def of_each_class(loaded: Loaded) -> str:
-    """What to know of the probabilities of a network that was not trained to share them among classes; or ''."""
+    """Remark on the probabilities of a network that was not trained to share them among classes; or ''."""
     if loaded.settings.get("loss") != "bce":
         return ""
     return (

@@ -147,7 +147,7 @@ def checkpoints(description: dict[str, Any]) -> tuple[str, str]:
 
 
 def compared(comparison: Comparison, checkpoints: tuple[str, str]) -> str:
-    """Whether two networks differ, and where. ``checkpoints``: theirs."""
+    """The comparison of two networks, which ``checkpoints`` name."""
     counts = comparison.counts
     n = len(comparison.right[0])
     low, high = comparison.interval

@@ -62,7 +62,7 @@ class Comparison:
 
     @cached_property
     def right(self) -> tuple[np.ndarray, np.ndarray]:
-        """Which of the n images the first and the second network get right, bool (n,) each."""
+        """The right answers of the first and of the second network to the n images, bool (n,) each."""
         return self.first.right[self.places[0]], self.second.right[self.places[1]]
 
     @cached_property

@@ -47,7 +47,7 @@ def class_rows(predictions: Predictions) -> list[dict[str, Any]]:
 
 
 def share_of_class(predictions: Predictions, cell: Cell) -> float:
-    """How much of its class's images a cell of the confusion matrix holds, in percent."""
+    """Share of its class's images that a cell of the confusion matrix holds, in percent."""
     return 100 * cell.count / int(predictions.by_class.support[cell.label])
 
 

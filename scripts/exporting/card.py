@@ -179,12 +179,12 @@ def preparation(shown: Preprocessing, inside: bool) -> str:
 
 
 def goes_onto_canvas(shown: Preprocessing) -> bool:
-    """Whether the middle of an image is put onto the mean colour; see ``View``."""
+    """True if the middle of an image is put onto the mean colour; see ``View``."""
     return shown.crop_mode == "border" and not shown.stored_size
 
 
 def is_cropped(shown: Preprocessing) -> bool:
-    """Whether only the middle of a resized image is kept, if it does not go onto a canvas; see ``View``."""
+    """True if only the middle of a resized image is kept, if it does not go onto a canvas; see ``View``."""
     return resized_side(shown) != shown.val_image_size or (shown.crop_mode == "center" and not shown.stored_size)
 
 

@@ -56,7 +56,7 @@ def missing_packages(name: str) -> str | None:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an export goes: ``folder`` / ``model`` and, beside it, ``card``.
+    """Place of an export: ``folder`` / ``model`` and, beside it, ``card``.
 
     ``whole``: the folder is the export and does not exist yet; otherwise the two files join what it holds.
     """

@@ -157,7 +157,7 @@ def validated(loaded: Loaded) -> dict[str, Any] | None:
 
 
 def doubts_about(loaded: Loaded) -> list[str]:
-    """Why the figures of a checkpoint may be no result: what its run's table says, and images it had seen."""
+    """Reasons for which the figures of a checkpoint may be no result: what its run's table says, and images it had seen."""
     try:
         rows, _ = read_table(loaded.path.absolute().parent.parent / "metrics.csv")
     except (OSError, ValueError):  # it lies apart from its run

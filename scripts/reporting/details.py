@@ -154,7 +154,7 @@ def _row(predicted: Predicted, thumbnails: Thumbnails, sample: int, sides: dict[
 
 
 def confidence_counts(answers: Answers) -> list[list[int]]:
-    """How many wrong and how many right images have a confidence in each twentieth between 0 and 1."""
+    """Numbers of wrong and of right images with a confidence in each twentieth between 0 and 1."""
     edges = np.linspace(0, 1, 21)
     confidence = np.clip(answers.confidence, 0, 1)
     return [np.histogram(confidence[of], edges)[0].tolist() for of in (~answers.right, answers.right)]
@@ -188,7 +188,7 @@ def short_ids(ids: Sequence[str]) -> list[str]:
 
 
 def against_record(answers: Answers, record: RunRecord, checkpoint: str, raw: bool = False) -> tuple[str, bool | None]:
-    """How the top-1 of this validation compares with what the run recorded, in a sentence; and whether it agrees.
+    """Comparison of this validation's top-1 with what the run recorded, in a sentence; and whether they agree.
 
     None: the run recorded nothing. ``raw``: of the raw weights, whose figures have columns of their own.
     """

@@ -111,7 +111,7 @@ def _curves(chart: Chart, runs: Sequence[RunRecord], most: int) -> Iterator[dict
 
 
 def _says_nothing(run: RunRecord, source: str, y: np.ndarray) -> bool:
-    """Whether a curve is always the same because what it counts does not take place in the run."""
+    """True if a curve is always the same because what it counts does not take place in the run."""
     if source.endswith("top5"):
         return bool((y == 100).all())  # there are few classes
     if any(tag.startswith("AMP/scale") for tag in run.scalars) or np.any(run.steps.get("loss_scale", 1) != 1):

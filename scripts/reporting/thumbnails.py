@@ -25,11 +25,11 @@ class Thumbnails:
 
     @property
     def full(self) -> bool:
-        """Whether a further picture may have no room."""
+        """True if a further picture may have no room."""
         return self.budget < 8_000
 
     def place(self, key: Hashable) -> int | None:
-        """Where the picture with this key is; None if it is not there."""
+        """Place of the picture with this key; None if it is not there."""
         return self._places.get(key)
 
     def add(self, key: Hashable, image: Image.Image) -> int | None:

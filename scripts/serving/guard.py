@@ -59,7 +59,7 @@ class Guard:
 
 
 def is_address(name: str) -> bool:
-    """Whether ``name`` is a number, which no name server can point elsewhere."""
+    """True if ``name`` is a number, which no name server can point elsewhere."""
     try:
         return bool(ipaddress.ip_address(name))
     except ValueError:

@@ -48,7 +48,7 @@ class Limits:
 
 
 def is_form(content_type: str) -> bool:
-    """Whether a request of this type is a form, as ``curl -F image=@x.jpg`` and web pages send it."""
+    """True if a request of this type is a form, as ``curl -F image=@x.jpg`` and web pages send it."""
     return content_type.partition(";")[0].strip().lower() == "multipart/form-data"
 
 

@@ -83,7 +83,7 @@ def _values(text: str) -> list[tuple[str, str]]:
 
 
 def _is_given(name: str, words: Sequence[str]) -> bool:
-    """Whether the words of a command line hold a flag of that setting."""
+    """True if the words of a command line hold a flag of that setting."""
     short = OPTIONS[name.replace("-", "_")].metadata["short"]
     return any(
         word.partition("=")[0] in (f"--{name}", f"--no-{name}") or (short and word.startswith(short)) for word in words

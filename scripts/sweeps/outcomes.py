@@ -84,7 +84,7 @@ def doubts(results: Mapping[Trial, RunResult]) -> str:
 
 
 def draw(path: Path, title: str, results: Mapping[Trial, RunResult]) -> None:
-    """Each run's final top-1 as a point, each combination's mean and standard deviation as a bar, into a PNG.
+    """Draw each run's final top-1 as a point, each combination's mean and standard deviation as a bar, into a PNG.
 
     The points of doubtful runs are hollow.
     """
@@ -134,7 +134,7 @@ def finished(runs: Path, trials: Sequence[Trial]) -> dict[Trial, RunResult]:
 
 
 def _of_other_images(result: RunResult, fingerprint: Callable[[], str]) -> bool:
-    """Whether the user's own images have changed since this run; unknown, so no, if its checkpoints are gone."""
+    """True if the user's own images have changed since this run; False as well if its checkpoints are gone."""
     if not SPECS[result.args.data.dataname].of_the_user:
         return False
     newest = checkpoint.newest(result.folder / "checkpoints", lambda _: None)

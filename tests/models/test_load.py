@@ -1,4 +1,4 @@
-"""What ``load_model`` gives predicts what the run reported, for networks of every origin, and nothing else loads."""
+"""The network that ``load_model`` gives predicts what the run reported, for networks of every origin, and nothing else loads."""
 
 import re
 import shutil

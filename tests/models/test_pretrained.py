@@ -81,7 +81,7 @@ def torchvision_weights(monkeypatch, tmp_path, name):
 
 
 def built(tree, *flags):
-    """What main.py makes of these flags: parts, and the images and logits of its first validation batch."""
+    """Parts that main.py makes of these flags, and the images and logits of its first validation batch."""
     args = arguments.parse(
         ["--device", "cpu", "--dataname", "folder", "--datapath", str(tree), "--workers", "0", *map(str, flags)]
     )
@@ -102,7 +102,7 @@ def shown_by(transform, parts):
 
 
 def check_pixels(images, theirs, std):
-    """They are within two levels of theirs, and few are apart at all."""
+    """Assert that pixels are within two levels of ``theirs``, and few apart at all."""
     levels = (images - theirs).abs() * 255 * torch.tensor(std).view(1, -1, 1, 1)
     assert images.shape == theirs.shape and levels.max() < 2.01 and levels.mean() < 0.08
 

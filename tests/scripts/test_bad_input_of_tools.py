@@ -172,7 +172,7 @@ FULL = {
 
 
 class RunsCode:
-    """What a pickle would run as it is loaded."""
+    """An object whose pickle would run a command as it is loaded."""
 
     def __reduce__(self):
         return os.system, ("touch code_has_run",)

@@ -31,7 +31,7 @@ def images(tmp_path_factory):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """What the picture is made of."""
+    """Arguments of ``draw`` that the picture is made of."""
     kept = []
     draw = explain.draw
     monkeypatch.setattr(

@@ -43,7 +43,7 @@ ALLOWED = {"rtol": 1e-4, "atol": 1e-4}
 
 
 def exported(run, name, output, *flags):
-    """What the command prints."""
+    """Output of the command."""
     printed = io.StringIO()
     with redirect_stdout(printed):
         assert export.main([str(run), "--to", name, "--output", str(output), *map(str, flags)]) == 0
@@ -57,7 +57,7 @@ def refused(run, name, output, *flags):
 
 
 def answer_of_card(folder, monkeypatch, card="README.md"):
-    """What the program in a card prints: class and probability."""
+    """Class and probability that the program in a card prints."""
     (program,) = re.findall(r"```python\n(.*?)```", (folder / card).read_text(), flags=re.S)
     printed = io.StringIO()
     monkeypatch.chdir(folder)
@@ -104,7 +104,7 @@ def fresh_process():
 
 @pytest.fixture(scope="module")
 def onnx_file(digits_run, tmp_path_factory):
-    """What exporting the digits' run to ONNX prints, and the file."""
+    """Output of exporting the digits' run to ONNX, and the file."""
     path = tmp_path_factory.mktemp("onnx") / "new" / "digits.onnx"
     return exported(digits_run, "onnx", path), path
 

@@ -22,7 +22,7 @@ PATCH = 4
 
 
 def loaded(network):
-    """What ``heat_map`` needs of a ``Loaded``."""
+    """The part of a ``Loaded`` that ``heat_map`` needs."""
     return SimpleNamespace(network=network.eval())
 
 

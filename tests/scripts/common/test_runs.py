@@ -1,4 +1,4 @@
-"""Which run folders count for the settings in their config.yaml: those that were trained with these alone."""
+"""Run folders that count for the settings in their config.yaml: those that were trained with these alone."""
 
 import shutil
 
@@ -15,7 +15,7 @@ FLAGS = ["--arch", "fc", "--epochs", "3"]
 
 
 def read(folder, *flags):
-    """What is read of a run that went on with ``flags`` and is finished, and what is said of it."""
+    """Result of a run that went on with ``flags`` and is finished, and what is said of it."""
     said = []
     if flags:
         assert main.main([*SMALL, *map(str, flags)]) == 0

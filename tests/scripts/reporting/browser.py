@@ -57,7 +57,7 @@ class Browser:
         self._send("POST", "/url", {"url": path.resolve().as_uri()})
 
     def run(self, script, *arguments):
-        """What a JavaScript function body returns."""
+        """Result of a JavaScript function body."""
         return self._send("POST", "/execute/sync", {"script": script, "args": list(arguments)})
 
     def click(self, selector):
@@ -71,7 +71,7 @@ class Browser:
         self._send("POST", f"/element/{found[ELEMENT]}/value", {"text": key})
 
     def messages(self):
-        """What the console has shown since the last call."""
+        """Messages of the console since the last call."""
         return [entry["message"] for entry in self._send("POST", "/se/log", {"type": "browser"})]
 
     def screenshot(self, path, whole_page=True):
