@@ -17,7 +17,7 @@ from torch import nn
 
 from models.hub import reaching
 from models.initialisation import initialise
-from models.layers.blur_pool import blur_before_strides
+from models.layers import blur_before_strides
 from models.options import class_of, options_of
 from models.small import OWN
 from utils.config.groups.model import ModelSettings

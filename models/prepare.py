@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from models.build import build_model, check_forward, locate, stem_line
-from models.layers.recomputing import checkpoint_gradients
+from models.layers import checkpoint_gradients
 from models.pretrained import begins_anew, preprocessing_of
 from models.transfer import load_start
 from utils.checkpoint import checkpoint

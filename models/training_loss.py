@@ -1,19 +1,31 @@
-"""The training loss of a run: that of ``--loss``, with the weights of classes, and with a teacher's answers."""
+"""The training loss of a run: that of ``--loss``, with the weights of classes, and with a teacher's answers.
+
+The teacher of ``--teacher`` is the network of a checkpoint, or a library's pretrained one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
+from torch import nn
 
-from models.teacher import build_teacher, other_teacher
+from models.build import build_model, locate, unknown_arch
+from models.load import Loaded, load_model
+from models.pretrained import classes_of, preprocessing_of
 from utils.checkpoint.resume import ResumePoint
+from utils.config.groups.model import ModelSettings
 from utils.config.settings import Settings, UserError
 from utils.data.datasets import Data
+from utils.data.formats.class_folders import some
+from utils.data.preprocessing import Preprocessing
 from utils.data.sampling import first_samples
 from utils.optim.class_weights import class_weights, refuse_other_weights
 from utils.optim.criterion import build_criterion
-from utils.optim.distillation import Distillation
+from utils.optim.distillation import Distillation, Origin, Teacher
 
 
 def build_loss(
@@ -42,3 +54,97 @@ def build_loss(
     if difference:
         warn(f"{difference}; going on with this one")
     return Distillation(criterion, teacher, settings)
+
+
+class LibraryNetwork(NamedTuple):
+    """A library's trained network, in evaluation mode on the CPU, with what ``Loaded`` says of that of a checkpoint."""
+
+    network: nn.Module
+    arch: str
+    classes: tuple[str, ...]
+    preprocessing: Preprocessing
+
+
+def build_teacher(source: str, data: Data, device: torch.device) -> Teacher:
+    """The teacher ``source``, a checkpoint's path or a network's name, on ``device``, for ``data``'s images.
+
+    Raises ``UserError`` if there is none, or if it has other classes or channels than ``data``.
+    """
+    flag = f"--teacher {source}"
+    try:
+        # best=False: the same file for a run that goes on
+        known = load_model(source, best=False) if os.path.exists(source) else _of_library(source)
+    except UserError as error:
+        reasons = (line.removeprefix("--pretrained: ").removeprefix(f"{source}: ") for line in error.mistakes)
+        raise UserError(*(f"{flag}: {reason}" for reason in reasons)) from error
+    own = data.preprocessing
+    theirs = known.preprocessing
+    if own.channels != theirs.channels:
+        raise UserError(f"{flag}: sees images of {theirs.channels} channel(s), and the data has {own.channels}")
+    order = _order(flag, data.classes, known.classes)
+    normalisation = None
+    if (own.mean, own.std) != (theirs.mean, theirs.std):
+        mean, std, their_mean, their_std = map(torch.tensor, (own.mean, own.std, theirs.mean, theirs.std))
+        normalisation = std / their_std, (mean - their_mean) / their_std
+    origin = Origin(source, known.arch, _digest(known))
+    return Teacher(known.network, origin, theirs.val_image_size, normalisation, order).to(device)
+
+
+def other_teacher(teacher: Teacher, resume_point: ResumePoint) -> str:
+    """In words, that ``teacher`` is not the one of the run to resume; '' if it is, or if that run has none."""
+    begun = resume_point.state.get("teacher")
+    digest = begun.get("digest") if isinstance(begun, dict) else None
+    if digest in (None, teacher.origin.digest):  # a run without one differs in its settings
+        return ""
+    return (
+        f"--teacher {teacher.origin.source}: is another network ({teacher.origin.digest[:12]}) than the teacher of "
+        f"{resume_point.path} ({str(digest)[:12]})"
+    )
+
+
+def _of_library(name: str) -> LibraryNetwork:
+    """A network of timm or torchvision with its pretrained weights, whose classes are ImageNet's."""
+    if mistake := unknown_arch(name):
+        raise UserError(f"is no file or folder, and {mistake.partition(': ')[2].replace('own, ', '', 1)}")
+    if locate(name)[0] == "own":
+        raise UserError("has no pretrained weights; give the path of a checkpoint that you have trained")
+    values, weights = preprocessing_of(name, testing=False)
+    preprocessing = Preprocessing.from_state(values, weights)
+    import timm
+
+    count = classes_of(name)
+    classes = tuple(timm.data.ImageNetInfo().label_names())  # WordNet's numbers
+    if count != len(classes):
+        raise UserError(f"its {count} classes are not those of ImageNet-1k, and their names are not known")
+    with torch.random.fork_rng(devices=[]):
+        network = build_model(
+            ModelSettings(arch=name, pretrained=True),
+            classes=count,
+            channels=3,
+            image_size=preprocessing.image_size,
+        )
+    return LibraryNetwork(network.eval(), name, classes, preprocessing)
+
+
+def _order(flag: str, classes: Sequence[str], theirs: Sequence[str]) -> torch.Tensor | None:
+    """Places of the student's classes among the teacher's, by name."""
+    if list(classes) == list(theirs):
+        return None
+    lacking = sorted(set(classes) - set(theirs))
+    more = sorted(set(theirs) - set(classes))
+    if lacking or more:
+        parts = [f"lacks {some(lacking)}"] if lacking else []
+        parts += [f"has {some(more)} besides"] if more else []
+        raise UserError(f"{flag}: knows other classes than the data: it {' and '.join(parts)}")
+    places = {name: place for place, name in enumerate(theirs)}
+    return torch.tensor([places[name] for name in classes])
+
+
+def _digest(known: Loaded | LibraryNetwork) -> str:
+    """SHA-256 of all that the network's answers depend on."""
+    facts = repr((known.arch, known.classes, known.preprocessing.state()))
+    digest = hashlib.sha256(facts.encode("utf-8", "backslashreplace"))
+    for name, tensor in sorted(known.network.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()

@@ -169,9 +169,8 @@ def present(
 ) -> None:
     """Print the report, and write the files."""
     from scripts.evaluation import as_text
-    from scripts.evaluation.calibration import fit_temperature
     from scripts.evaluation.files import save
-    from scripts.evaluation.summary import reliability
+    from scripts.evaluation.summary import fit_temperature, reliability
     from utils.record.summary import figures as last_line
 
     temperature = fit_temperature(predictions)

@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     if own.picture and not test.points:
         print("Picture: none, for no step succeeded")
     elif own.picture:
-        from scripts.lr_range.picture import draw
+        from scripts.lr_range.advice import draw
 
         draw(own.picture, title, test, advice)
         print(f"Picture: {own.picture}")

@@ -14,7 +14,7 @@ from utils.runtime import files
 
 
 def wrong_name(flag: str, name: str, kind: str, *endings: str) -> str | None:
-    """Reason for which ``flag`` cannot give ``name`` to a file with one of ``endings``, of ``kind`` in words; None if it can."""
+    """Reason for which no file of ``kind`` can have the ``name`` that ``flag`` gives; None if it can."""
     path = Path(name)
     if "\0" in name or path.suffix.lower() not in endings:
         return f"{flag} {name}: must be the name of {kind} file"

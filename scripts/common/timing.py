@@ -116,7 +116,7 @@ def device_name(device: torch.device) -> str:
 
 
 def unsupported(dtype: str, device: torch.device) -> str | None:
-    """Reason for which ``device`` cannot compute in 'tf32' or 'bf16', say; None if it can. A CPU emulates half precision."""
+    """Reason for which ``device`` cannot compute in 'tf32' or 'bf16'; None if it can. A CPU emulates half precision."""
     if dtype == "tf32":
         if device.type != "cuda":
             return "needs a GPU"

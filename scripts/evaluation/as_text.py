@@ -7,9 +7,8 @@ from typing import Any
 
 from scripts.common.command_line import table
 from scripts.common.predictions import Predictions
-from scripts.evaluation.calibration import Temperature
 from scripts.evaluation.comparison import Comparison
-from scripts.evaluation.summary import class_rows, confusion_matrix, share_of_class, summary
+from scripts.evaluation.summary import Temperature, class_rows, confusion_matrix, share_of_class, summary
 from utils.data.formats.class_folders import printable
 from utils.record.doubts import doubts_of
 from utils.record.metrics import Bin, shows_top5

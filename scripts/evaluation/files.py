@@ -16,9 +16,8 @@ from typing import Any
 from scripts.common.answers import NO_CLASS
 from scripts.common.predictions import Predictions
 from scripts.evaluation.as_text import doubts
-from scripts.evaluation.calibration import Temperature
 from scripts.evaluation.comparison import Comparison
-from scripts.evaluation.summary import class_rows, confusion_matrix, reliability, share_of_class, summary
+from scripts.evaluation.summary import Temperature, class_rows, confusion_matrix, reliability, share_of_class, summary
 from utils.config.settings import UserError
 from utils.record.metrics import Bin
 

@@ -43,7 +43,7 @@ class Check(NamedTuple):
 
 
 def compare(name: str, outputs: np.ndarray | str, expected: np.ndarray, source: str = "the network") -> Check:
-    """Difference of the ``outputs`` of an export of format ``name`` from the ``expected`` ones, both float32 (n, classes).
+    """Difference of an export's ``outputs`` from the ``expected`` ones, float32 (n, classes). ``name``: its format.
 
     ``source``: what gave these, in words. Raises ``ExportFailure`` if they differ by more than is allowed, or if there
     are none.

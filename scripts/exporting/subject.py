@@ -157,7 +157,7 @@ def validated(loaded: Loaded) -> dict[str, Any] | None:
 
 
 def doubts_about(loaded: Loaded) -> list[str]:
-    """Reasons for which the figures of a checkpoint may be no result: what its run's table says, and images it had seen."""
+    """Doubts about the figures of a checkpoint: signs in its run's table, and images that it had seen."""
     try:
         rows, _ = read_table(loaded.path.absolute().parent.parent / "metrics.csv")
     except (OSError, ValueError):  # it lies apart from its run

@@ -1,16 +1,22 @@
-"""Advice from a range test about the learning rate."""
+"""Advice from a range test about the learning rate, in words and as a picture."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import NamedTuple
 
+from scripts.common.output import whole_file
 from scripts.lr_range.measure import FIRST_STEPS, RangePoint, RangeTest
 
 BELOW_DIVERGENCE = 10.0
 # times the loss at first: fallen by more than noise, and back above where it began
 FELL = 0.98
 BACK = 1.05
+RED = "#c62828"
+GREEN = "#2e7d32"
+BLUE = "#1565c0"
+GREY = "#9e9e9e"
 
 
 class RateAdvice(NamedTuple):
@@ -61,3 +67,35 @@ def advise(test: RangeTest) -> RateAdvice:
 
 def _slope(before: RangePoint, after: RangePoint) -> float:
     return (after.smoothed - before.smoothed) / math.log(after.lr / before.lr)
+
+
+def draw(output: str, title: str, test: RangeTest, advice: RateAdvice) -> None:
+    """Write the picture to ``output`` (PNG). Raises ``UserError`` if it cannot be written."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axis = figure.subplots()
+    rates = [point.lr for point in test.points]
+    axis.plot(rates, [point.loss for point in test.points], ".", color=GREY, ms=5, label="loss of a step")
+    axis.plot(rates, [point.smoothed for point in test.points], color=BLUE, lw=2, label="smoothed")
+    marks = [
+        (advice.steepest, GREEN, "-", "falls fastest: {:.2g}"),
+        (advice.diverged, RED, "-", "diverges: {:.2g}"),
+        (advice.diverged and advice.diverged / BELOW_DIVERGENCE, RED, "--", "a tenth of that: {:.2g}"),
+    ]
+    for rate, colour, style, text in marks:
+        if rate is not None:
+            axis.axvline(rate, color=colour, ls=style, lw=1.3, label=text.format(rate))
+    # Above, there is only the explosion, next to which the descent would be a flat line.
+    low = min(point.loss for point in test.points)
+    high = 1.5 * test.points[0].smoothed
+    axis.set_ylim(low - 0.05 * abs(high - low), high)
+    axis.set_xscale("log")
+    axis.set_xlabel("learning rate")
+    axis.set_ylabel("training loss")
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.set_title(title, loc="left", fontsize=11)
+    axis.legend(loc="best", fontsize=9, framealpha=0.9)
+    with whole_file(Path(output), f"--picture {output}") as file:
+        figure.savefig(file, format="png", dpi=110)

@@ -18,10 +18,10 @@ from scripts.common.predictions import Chosen, Predictions, predict_split
 from scripts.common.trained import open_run
 from scripts.reporting.details import Predicted, add_pictures, against_record, choose, detail, explainer, short_ids
 from scripts.reporting.page import PageContent, as_json, grouped, page_data
+from scripts.reporting.run_parts import ShownMetric, shown
 from scripts.reporting.run_record import RunRecord, from_settings, read
 from scripts.reporting.sources import RunSource
 from scripts.reporting.thumbnails import BUDGET_BYTES, Thumbnails
-from scripts.reporting.tiles import ShownMetric, shown
 from utils.config.settings import UserError
 from utils.record.doubts import doubts_of
 from utils.record.metrics import shows_top5

@@ -16,9 +16,16 @@ import jinja2
 from markupsafe import Markup
 
 from scripts.reporting import series
-from scripts.reporting.run_parts import differing_settings, environment, first_batches, legend
+from scripts.reporting.run_parts import (
+    ShownMetric,
+    all_figures,
+    differing_settings,
+    environment,
+    first_batches,
+    legend,
+    runs_table,
+)
 from scripts.reporting.run_record import RunRecord
-from scripts.reporting.tiles import ShownMetric, all_figures, runs_table
 
 TEMPLATE = Path(__file__).with_name("template")
 SCRIPTS = ("dom.js", "charts.js", "samples.js", "matrix.js", "classes.js", "page.js")

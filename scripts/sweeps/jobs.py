@@ -158,7 +158,7 @@ def _last_line(job: RunningTraining) -> str:
 
 
 def _reason(said: str) -> str:
-    """Reason for which main.py failed, of all that it said: the last of its errors, which libraries may have written below."""
+    """The last error of all that main.py said, which libraries may have written below."""
     lines = [line for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(OWN_LINE) and not line.startswith(f"{OWN_LINE}warning: ")]
     return (errors or lines or ["it said nothing"])[-1].removeprefix(OWN_LINE)

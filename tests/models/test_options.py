@@ -9,7 +9,7 @@ import torchvision
 from torch import nn
 
 from models import build_model, load_model
-from models.layers.recomputing import checkpoint_gradients
+from models.layers import checkpoint_gradients
 from tests.faults.small_run import told
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError

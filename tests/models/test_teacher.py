@@ -10,7 +10,7 @@ from torch.nn import functional
 
 import main
 from models import load_model
-from models.teacher import build_teacher
+from models.training_loss import build_teacher
 from tests.end_to_end.processes import differences, load, rows
 from tests.faults.small_run import told
 from tests.helpers import altered

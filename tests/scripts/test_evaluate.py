@@ -18,9 +18,8 @@ from models import load_model
 from scripts import evaluate
 from scripts.common.predictions import Predictions
 from scripts.evaluation import as_text, files
-from scripts.evaluation.calibration import fit_temperature
 from scripts.evaluation.comparison import Comparison, mcnemar, with_data_settings_of
-from scripts.evaluation.summary import class_rows, confusion_matrix, reliability, summary
+from scripts.evaluation.summary import class_rows, confusion_matrix, fit_temperature, reliability, summary
 from tests.end_to_end.forked import Forked
 from tests.helpers import altered
 from tests.scripts.common.test_answers import random_answers
@@ -134,7 +133,7 @@ def test_the_temperature_undoes_a_wrong_scale_and_is_not_scored_where_it_is_fitt
     others = np.sort(np.random.default_rng(0).permutation(6000)[3000:])
     loss = torch.nn.functional.cross_entropy(2.5 * logits[others], labels[others])
     assert found.loss[0] == pytest.approx(loss.item(), abs=1e-4)
-    monkeypatch.setattr("scripts.evaluation.calibration.MOST", 1000)
+    monkeypatch.setattr("scripts.evaluation.summary.MOST", 1000)
     assert dataclasses.astuple(fit_temperature(predictions))[1:3] == (1000, 5000), "one number needs no more images"
 
 

@@ -1,4 +1,4 @@
-"""``--grad-checkpointing``: activations are computed again in the backward pass instead of being kept."""
+"""Layers that compute in another way than their library made them: ``--blur-pool`` and ``--grad-checkpointing``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,40 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from utils.config.settings import UserError
+
+FEWEST_CHANNELS = 16  # the first convolution sees the image as it is
+
+
+def blur_before_strides(model: nn.Module) -> None:
+    """Let each strided convolution of at least 16 input channels read blurred maps; each then has a filter ``blur``.
+
+    Taking every second pixel aliases, and then a shift by one pixel changes the output (Zhang, Making convolutional
+    networks shift-invariant again, 2019). The filter is [1 2 1] in both directions, divided by 16, with zeros around
+    the maps, in front of the convolution, as in FFCV's training program (Leclerc et al., 2023). Names of parameters
+    stay as they are.
+    """
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d) and max(layer.stride) > 1 and layer.in_channels >= FEWEST_CHANNELS:
+            # A subclass rather than a wrapped method, which would stay bound to this module in a deep copy.
+            layer.__class__ = type(type(layer).__name__, (_Blurred, type(layer)), {})
+            layer.register_buffer("blur", _filter(layer), persistent=False)
+
+
+def _filter(layer: nn.Conv2d) -> torch.Tensor:
+    row = torch.tensor([1.0, 2.0, 1.0])
+    return (row[:, None] * row / 16).expand(layer.in_channels, 1, 3, 3).contiguous().to(layer.weight)
+
+
+class _Blurred:
+    """Mixed into a convolution's class."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        blurred = functional.conv2d(images, self.blur.to(images.dtype), padding=1, groups=self.in_channels)
+        return super().forward(blurred)
 
 
 def checkpoint_gradients(arch: str, model: nn.Module) -> None:
