@@ -20,7 +20,7 @@ import safetensors
 import timm
 import torch
 import torchvision
-from PIL import Image
+from PIL import Image, ImageOps
 from safetensors.torch import load_file
 
 from models import load_model
@@ -67,10 +67,18 @@ def answer_of_card(folder, monkeypatch, card="README.md"):
     return name, float(probability)
 
 
-def answer_of_network(loaded, image):
+def subject_of(loaded):
+    return Subject.of(loaded, raw=False, inside=False)
+
+
+def check_card(folder, monkeypatch, loaded, image, most=1e-5, seen=None):
+    """The program in a card gives the network's answer to an image (as which it has ``seen``), within ``most``."""
+    image.save(folder / "image.jpg", format="png")
+    name, probability = answer_of_card(folder, monkeypatch)
     with torch.inference_mode():
-        probabilities = loaded.network(loaded.preprocessing(image)[None]).softmax(1)[0]
-    return loaded.classes[probabilities.argmax()], probabilities.max().item()
+        probabilities = loaded.network(loaded.preprocessing(seen or image)[None]).softmax(1)[0]
+    assert name == loaded.classes[probabilities.argmax()]
+    assert probability == pytest.approx(probabilities.max().item(), abs=most)
 
 
 def digit(number=0):
@@ -139,9 +147,7 @@ def test_an_onnx_file_gives_the_networks_logits_for_any_number_of_images(
     assert json.loads(metadata["classes"]) == list(loaded.classes)
     assert json.loads(metadata["preprocessing"]) == loaded.preprocessing.state()
     assert str(Path.cwd()).encode() not in path.read_bytes(), "no path of this machine"
-    digit().save(path.parent / "image.jpg", format="png")
-    name, probability = answer_of_card(path.parent, monkeypatch)
-    assert (name, pytest.approx(probability, abs=1e-5)) == answer_of_network(loaded, digit())
+    check_card(path.parent, monkeypatch, loaded, digit())
 
 
 def test_a_quantised_file_that_takes_bytes_says_what_it_costs_and_is_no_other_network(
@@ -174,14 +180,13 @@ def test_a_quantised_file_that_takes_bytes_says_what_it_costs_and_is_no_other_ne
     model = onnx.load(output / "model.onnx")
     kinds = {one.data_type for one in model.graph.initializer if len(one.dims) == 2}
     assert kinds == {onnx.TensorProto.INT8} and onnx_files.largest_pair(model) == 2 * 64 * 255
-    digit().save(output / "image.jpg", format="png")
-    assert answer_of_card(output, monkeypatch)[0] == answer_of_network(loaded, digit())[0]
+    check_card(output, monkeypatch, loaded, digit(), most=1)
     assert f"top-1 {before} % before" in (output / "README.md").read_text()
 
 
 def test_dynamic_quantisation_keeps_the_answers(onnx_file, digits_run, tmp_path):
     shutil.copy(onnx_file[1], tmp_path / "model.onnx")
-    subject = Subject.of(load_model(digits_run), raw=False, inside=False)
+    subject = subject_of(load_model(digits_run))
     shown = torch.stack([subject.loaded.preprocessing(digit(number)) for number in range(50)])
     before, _ = steps.quantise("dynamic", subject, tmp_path / "model.onnx", 0, Chosen())
     assert onnx_files.largest_pair(onnx.load(tmp_path / "model.onnx")) == 0, "no signed weights"
@@ -201,7 +206,7 @@ def test_8_bits_do_not_saturate_though_all_weights_and_inputs_are_as_large_as_ca
         layer.weight.fill_(1)
         layer.bias.zero_()
     layers[-1].weight.mul_(torch.linspace(0.1, 1, 10)[:, None])
-    subject = Subject.of(dataclasses.replace(load_model(digits_run), network=network), raw=False, inside=False)
+    subject = subject_of(dataclasses.replace(load_model(digits_run), network=network))
     shown = torch.rand(64, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     shown[::32] = 1  # in each batch that the ranges are measured in
     exact = network(shown).numpy()
@@ -228,9 +233,7 @@ def test_8_bits_do_not_saturate_though_all_weights_and_inputs_are_as_large_as_ca
 def test_torchs_formats_give_the_networks_answers(name, digits_run, tmp_path, monkeypatch):
     exported(digits_run, name, tmp_path / "out", *["--with-preprocessing"] * (name == "torch-export"))
     loaded = load_model(digits_run)
-    digit(3).save(tmp_path / "out" / "image.jpg", format="png")
-    answer, probability = answer_of_card(tmp_path / "out", monkeypatch)
-    assert (answer, pytest.approx(probability, abs=1e-5)) == answer_of_network(loaded, digit(3))
+    check_card(tmp_path / "out", monkeypatch, loaded, digit(3))
     file = tmp_path / "out" / FORMATS[name].file
     if name == "safetensors":
         weights = load_file(file)
@@ -256,16 +259,10 @@ def test_timm_loads_its_folder_strictly_and_shows_images_as_validation_does(tree
     levels = (theirs - ours).abs() * 255 * torch.tensor(loaded.preprocessing.std).view(3, 1, 1)
     assert levels.mean() < 0.3 and levels.max() < 12, "Pillow's order of passes, see utils/data/images/view.py"
     torch.testing.assert_close(network(ours[None]), loaded.network(ours[None]))
-    photograph().save(tmp_path / "vit" / "image.jpg", format="png")
-    answer, probability = answer_of_card(tmp_path / "vit", monkeypatch)
-    name, exact = answer_of_network(loaded, photograph())
-    assert answer == name and probability == pytest.approx(exact, abs=0.02)
+    check_card(tmp_path / "vit", monkeypatch, loaded, photograph(), most=0.02)
     grey = photograph(seed=1).convert("L")
     deep = Image.fromarray(257 * np.asarray(grey).astype(np.uint16))
-    deep.save(tmp_path / "vit" / "image.jpg", format="png")
-    answer, probability = answer_of_card(tmp_path / "vit", monkeypatch)
-    name, exact = answer_of_network(loaded, grey)
-    assert answer == name and probability == pytest.approx(exact, abs=0.02), "16 bits"
+    check_card(tmp_path / "vit", monkeypatch, loaded, deep, most=0.02, seen=grey)
 
 
 def test_torchvision_loads_its_state_dict_strictly(trees, tmp_path, monkeypatch):
@@ -276,10 +273,7 @@ def test_torchvision_loads_its_state_dict_strictly(trees, tmp_path, monkeypatch)
     images = torch.stack([loaded.preprocessing(photograph())])
     torch.testing.assert_close(network(images), loaded.network(images))
     assert json.loads((tmp_path / "net.json").read_text())["classes"] == list(loaded.classes)
-    photograph().save(tmp_path / "image.jpg", format="png")
-    answer, probability = answer_of_card(tmp_path, monkeypatch)
-    name, exact = answer_of_network(loaded, photograph())
-    assert answer == name and probability == pytest.approx(exact, abs=0.02)
+    check_card(tmp_path, monkeypatch, loaded, photograph(), most=0.02)
 
 
 @pytest.mark.parametrize(
@@ -304,7 +298,7 @@ def test_all_formats_of_torchs_load_in_a_fresh_process(fresh_process, trees, tmp
     asked = []
     expected = []
     for file, names in (("timm.pt", ["timm"]), ("torchvision.pt", ["torchvision", "torch-export", "safetensors"])):
-        subject = Subject.of(load_model(trees / file), raw=False, inside=False)
+        subject = subject_of(load_model(trees / file))
         shown = images.noise(subject.shape)
         for name in names:
             path = tmp_path / name / FORMATS[name].file
@@ -312,16 +306,15 @@ def test_all_formats_of_torchs_load_in_a_fresh_process(fresh_process, trees, tmp
             steps.write(name, subject, path, shown)
             asked.append(steps.request(name, subject, path))
             expected.append(steps.expected_outputs(subject, shown.numpy()))
-    for one, outputs, exact in zip(
-        asked, checking.reloaded(asked, [shown.numpy()] * len(asked)), expected, strict=True
-    ):
+    found = checking.reloaded(asked, [shown.numpy()] * len(asked))
+    for one, outputs, exact in zip(asked, found, expected, strict=True):
         assert checking.compare(one["to"], outputs, exact).largest < 1e-4, one["to"]
 
 
 def test_timm_makes_a_network_for_grey_images(tmp_path):
     save_checkpoint("timm/test_vit", GREY, tmp_path / "grey.pt")
     loaded = load_model(tmp_path / "grey.pt")
-    subject = Subject.of(loaded, raw=False, inside=False)
+    subject = subject_of(loaded)
     (tmp_path / "out").mkdir()
     steps.write("timm", subject, tmp_path / "out" / "model.safetensors", images.noise(subject.shape))
     network = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
@@ -340,14 +333,19 @@ SHOWN = {
 }
 
 
+def prepared(shown, inside, path):
+    """The network's input that the card's program makes of an image."""
+    names = {"np": np, "Image": Image, "ImageOps": ImageOps}
+    exec(preparation(shown, inside), names)
+    return names["prepare"](path)
+
+
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("shown", SHOWN.values(), ids=SHOWN)
 @pytest.mark.parametrize("size", [(150, 110), (91, 160), (32, 32)])
 def test_the_cards_preparation_is_that_of_validation_within_pillows_rounding(shown, inside, size, tmp_path):
     photograph(*size).save(tmp_path / "image.png")
-    names = {"np": np, "Image": Image, "ImageOps": __import__("PIL.ImageOps").ImageOps}
-    exec(preparation(shown, inside), names)
-    made = names["prepare"](tmp_path / "image.png")
+    made = prepared(shown, inside, tmp_path / "image.png")
     exact = shown(photograph(*size))[None].numpy()
     assert made.shape == exact.shape and made.dtype == (np.uint8 if inside else np.float32)
     mean, std = (np.reshape(values, (1, -1, 1, 1)) for values in (shown.mean, shown.std))
@@ -381,14 +379,12 @@ def test_the_cards_preparation_of_any_numbers_is_that_of_validation(tmp_path, na
         photograph(64, 64).save(path)
     else:
         path.write_bytes(content)
-    names = {"np": np, "Image": Image, "ImageOps": __import__("PIL.ImageOps").ImageOps}
-    exec(preparation(shown, False), names)
     if pixel_range is None and name in ("all_of_32.tif", "float.tif"):
         with pytest.raises(ValueError, match="no known range"):
-            names["prepare"](path)
+            prepared(shown, False, path)
         return
     exact = shown(open_image(str(path), shown.colour))[None].numpy()
-    np.testing.assert_allclose(names["prepare"](path), exact, atol=1e-5)
+    np.testing.assert_allclose(prepared(shown, False, path), exact, atol=1e-5)
 
 
 def test_the_card_states_figures_of_exactly_these_weights(digits_run):
@@ -396,26 +392,25 @@ def test_the_card_states_figures_of_exactly_these_weights(digits_run):
         row = list(csv.DictReader(file))[-1]
     loaded = load_model(digits_run)
     average, raw = (Subject.of(loaded, raw, inside=False) for raw in (False, True))
-    assert average.figures["count"] == 360 and average.figures["top1"] == pytest.approx(
-        float(row["val_top1"]), rel=1e-5
-    )
-    assert average.figures["loss"] == pytest.approx(float(row["val_loss"]), rel=1e-5)
+    assert average.figures["count"] == 360
+    for name in ("top1", "loss"):
+        assert average.figures[name] == pytest.approx(float(row[f"val_{name}"]), rel=1e-5)
     assert raw.figures is None and raw.weights == "the raw weights, not the run's average of them"
     settings = {**loaded.settings, "amp": "bf16", "tta": "flip"}
     text = card_of(dataclasses.replace(loaded, settings=settings))
     assert f"top-1 {float(row['val_top1']):.2f} %" in text
     assert f"after epoch {average.figures['epoch']}, in bf16, while exports compute in float32, with test-time" in text
     first = load_model(Path(digits_run) / "checkpoints/initial.pt")
-    assert Subject.of(first, raw=False, inside=False).figures is None, "it was never validated"
+    assert subject_of(first).figures is None, "it was never validated"
 
 
 def card_of(loaded):
-    subject = Subject.of(loaded, raw=False, inside=False)
+    subject = subject_of(loaded)
     return card(Exported(subject, "onnx", "model.onnx", checking.Check("", "", 0.0, 1, 1), ""))
 
 
 def test_a_file_may_be_called_what_the_cards_program_has_gaps_for(digits_run):
-    subject = Subject.of(load_model(digits_run), raw=False, inside=False)
+    subject = subject_of(load_model(digits_run))
     for name, path in (("torch-export", "METADATA_NAME.pt2"), ("onnx", "NAME.onnx")):
         assert f'("{path}"' in code(Exported(subject, name, path, None, "noise", ()))
 
@@ -428,7 +423,7 @@ def test_figures_of_a_cut_validation_or_in_a_gpus_default_format_say_so(digits_r
     scaled = dataclasses.replace(loaded, loss_scaled=True)
     assert scaled.settings["amp"] is None and ", in fp16, while exports compute in float32" in card_of(scaled)
     for one, apart in ((cut, {"max_val_batches": 2}), (scaled, {"amp": "fp16"}), (loaded, {})):
-        figures = Subject.of(one, raw=False, inside=False).metadata["validation"]
+        figures = subject_of(one).metadata["validation"]
         assert {name: figures[name] for name in set(figures) - {"top1", "top5", "loss", "count", "epoch"}} == apart
 
 
@@ -436,9 +431,8 @@ def test_figures_that_are_no_result_are_called_doubtful(digits_run, tmp_path):
     shutil.copytree(digits_run, tmp_path / "run")
     loaded = load_model(tmp_path / "run")
     assert "doubtful" not in card_of(loaded)
-    assert "; doubtful: old.pt was trained on these |" in card_of(
-        dataclasses.replace(loaded, seen="old.pt was trained on these")
-    )
+    seen = dataclasses.replace(loaded, seen="old.pt was trained on these")
+    assert "; doubtful: old.pt was trained on these |" in card_of(seen)
     table = tmp_path / "run/metrics.csv"
     with open(table, newline="") as file:
         rows = list(csv.DictReader(file))
@@ -454,11 +448,11 @@ def test_figures_are_of_the_weights_that_were_loaded_though_the_run_has_gone_on(
     path = tmp_path / "last.pt"
     shutil.copy(Path(digits_run, "checkpoints/last.pt"), path)
     loaded = load_model(path)
-    before = Subject.of(loaded, raw=False, inside=False)
+    before = subject_of(loaded)
     state = torch.load(path, weights_only=True)
     state["progress"]["last_validation"][1] = 12.5
     torch.save({**state, "ema": None}, path)
-    after = Subject.of(loaded, raw=False, inside=False)
+    after = subject_of(loaded)
     assert (after.figures, after.weights) == (before.figures, before.weights)
 
 
@@ -483,19 +477,19 @@ def test_layers_that_trained_in_float32_are_exported_and_scored_like_others(digi
     exported(tmp_path / "mixed.pt", "torch-export", tmp_path / "out")
     assert "autocast" not in str(torch.export.load(tmp_path / "out/model.pt2").graph)
     monkeypatch.setattr(steps.onnx_files, "OnnxNetwork", Written)
-    subject = Subject.of(load_model(tmp_path / "mixed.pt"), raw=False, inside=False)
+    subject = subject_of(load_model(tmp_path / "mixed.pt"))
     assert steps.score(subject, Path("written.onnx"), Chosen()).report.top1 == pytest.approx(subject.figures["top1"])
 
 
 def test_without_images_the_comparison_is_said_to_be_on_noise(digits_run, tmp_path):
     loaded = load_model(digits_run)
     gone = dataclasses.replace(loaded, settings={"dataname": "folder", "datapath": str(tmp_path / "gone")})
-    shown, source = images.to_compare_on(Subject.of(gone, raw=False, inside=False), None, None)
+    shown, source = images.to_compare_on(subject_of(gone), None, None)
     assert source.startswith("noise, because there are no images (--datapath") and shown.shape == (32, 1, 8, 8)
     with pytest.raises(UserError, match="--quantise needs the run's images: --datapath"):
         images.refuse_missing(gone, ("val",), None)
     with pytest.raises(UserError, match="no such folder"):
-        images.to_compare_on(Subject.of(gone, raw=False, inside=False), None, str(tmp_path / "gone"))
+        images.to_compare_on(subject_of(gone), None, str(tmp_path / "gone"))
 
 
 def test_calibration_never_sees_an_image_that_is_scored(digits_run, tmp_path):
