@@ -8,6 +8,7 @@ from torch import nn
 
 from models.build import OWN, build_model, locate, unknown_arch
 from models.prepare import channels_last_is_faster
+from tests.helpers import equal
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError
 
@@ -155,6 +156,13 @@ def test_a_torchvision_network_for_grey_images_begins_as_the_librarys_on_equal_c
 def build_leaves_statistics_alone(model):
     """The trial image that building ends with must not count in batch norm."""
     return all(not value.any() for name, value in model.named_buffers() if name.endswith("num_batches_tracked"))
+
+
+def test_weights_are_drawn_from_torchs_global_seed():
+    first, again = build("conv2"), build("conv2")
+    torch.manual_seed(1)
+    other = build_model(ModelSettings(arch="conv2"), classes=10, channels=3, image_size=32)
+    assert equal(first.state_dict(), again.state_dict()) and not equal(first.state_dict(), other.state_dict())
 
 
 def test_a_network_without_convolutions_keeps_its_memory_format():

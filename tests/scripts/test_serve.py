@@ -77,9 +77,12 @@ class Running:
         status, _, content = self.ask(f"/predict{query}", body, **headers)
         return status, json.loads(content)
 
+    def connect(self):
+        return socket.create_connection(("127.0.0.1", self.port), timeout=SECONDS)
+
     def send(self, raw):
         """Send bytes as they are, close, and read what comes."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=SECONDS) as connection:
+        with self.connect() as connection:
             try:
                 connection.sendall(raw)
                 connection.shutdown(socket.SHUT_WR)
@@ -236,10 +239,10 @@ def test_what_is_no_image_or_too_large_is_refused_in_words(server, name, path, m
 
 def test_an_announced_or_an_endless_body_is_refused_before_it_has_come(server):
     start = b"POST /predict HTTP/1.1\r\nHost: localhost\r\n"
-    with socket.create_connection(("127.0.0.1", server.port), timeout=SECONDS) as connection:
+    with server.connect() as connection:
         connection.sendall(start + b"Content-Length: 99999999999\r\n\r\nabc")
         assert b" 413 " in connection.recv(4096)
-    with socket.create_connection(("127.0.0.1", server.port), timeout=SECONDS) as connection:
+    with server.connect() as connection:
         connection.sendall(
             start + b"Transfer-Encoding: chunked\r\n\r\n" + 3 * (b"%x\r\n" % 80_000 + bytes(80_000) + b"\r\n")
         )
@@ -248,7 +251,7 @@ def test_an_announced_or_an_endless_body_is_refused_before_it_has_come(server):
 
 def test_a_body_that_does_not_come_and_too_many_at_once_are_refused(server, monkeypatch):
     monkeypatch.setattr(application, "BODY_SECONDS", 0.1)
-    with socket.create_connection(("127.0.0.1", server.port), timeout=SECONDS) as connection:
+    with server.connect() as connection:
         connection.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc")
         assert b" 408 " in connection.recv(4096)
     monkeypatch.setattr(application, "MOST_AT_ONCE", 0)
@@ -259,8 +262,7 @@ def test_headers_that_do_not_come_end_their_connection_and_no_other(server, monk
     monkeypatch.setattr(deadline, "HEADER_SECONDS", 1.0)
     body = encoded()
     begun = b"GET /model HTTP/1.1\r\nHost: localhost\r\n"
-    address = ("127.0.0.1", server.port)
-    silent, slow, second, patient = (socket.create_connection(address, timeout=SECONDS) for _ in range(4))
+    silent, slow, second, patient = (server.connect() for _ in range(4))
     with silent, slow, second, patient:
         slow.sendall(begun)
         second.sendall(begun + b"\r\n")
