@@ -245,7 +245,7 @@ def _torchvision(name: str, settings: ModelSettings, classes: int, channels: int
             model.aux1 = None
             model.aux2 = None
             model.AuxLogits = None
-            # The network of a checkpoint is then the same without --pretrained; models/pretrained.py compensates.
+            # The network of a checkpoint is then the same without --pretrained; models/starting_weights.py compensates.
             model.transform_input = False
         _fit_last_layer(model, classes)
     else:

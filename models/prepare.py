@@ -11,8 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from models.build import build_model, check_forward, locate, stem_line
 from models.layers import checkpoint_gradients
-from models.pretrained import begins_anew, preprocessing_of
-from models.transfer import load_start
+from models.starting_weights import begins_anew, load_start, preprocessing_of
 from utils.checkpoint import checkpoint
 from utils.checkpoint.resume import ResumePoint
 from utils.config.datasets import SPECS

@@ -15,7 +15,7 @@ from torch import nn
 
 from models.build import build_model, locate, unknown_arch
 from models.load import Loaded, load_model
-from models.pretrained import classes_of, preprocessing_of
+from models.starting_weights import classes_of, preprocessing_of
 from utils.checkpoint.resume import ResumePoint
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import Settings, UserError

@@ -153,7 +153,7 @@ def build_server(app: ASGIApp) -> uvicorn.Server:
     """The server of an application, with limits on connections and headers and on the time these may take."""
     import uvicorn
 
-    from scripts.serving.deadline import DeadlineProtocol
+    from scripts.serving.guard import DeadlineProtocol
 
     config = uvicorn.Config(
         app,

@@ -1,13 +1,19 @@
-"""Rules for every request and answer of the server, whatever it is about."""
+"""Rules for every connection, request and answer of the server, whatever it is about.
+
+uvicorn has no time limit for the headers of a request. Without one, a client that sends its headers byte by byte, or
+nothing at all, keeps a connection for as long as it likes ("slowloris"), and a few hundred of them keep all others out.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 # The page loads nothing from elsewhere and runs no script but its own; only it may use the camera.
 HEADERS = {
@@ -20,6 +26,8 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-store",
 }
+HEADER_SECONDS = 10.0  # for the headers of a request to arrive, from the connection's start or the answer before
+READ_SECONDS = 60.0  # for a client to take the rest of an answer, after that
 
 
 class Guard:
@@ -72,3 +80,39 @@ def _split(url: str) -> SplitResult:
         return urlsplit(url)
     except ValueError:
         return urlsplit("")
+
+
+class DeadlineProtocol(H11Protocol):
+    """uvicorn's protocol of a connection, which it ends when headers are late."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._expect_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._expect_nothing()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        self._expect_headers()
+        super().on_response_complete()  # goes on with what has come meanwhile
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.cycle is not None and not self.cycle.response_complete:  # there is a request to be answered
+            self._expect_nothing()
+
+    def _expect_headers(self) -> None:
+        self._expect_nothing()
+        self._late = self.loop.call_later(HEADER_SECONDS, self._end)
+
+    def _expect_nothing(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _end(self) -> None:
+        self.transport.close()  # once the client has taken its answer
+        self._late = self.loop.call_later(READ_SECONDS, self.transport.abort)

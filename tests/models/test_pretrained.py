@@ -22,7 +22,7 @@ import main
 from components import build, build_to_evaluate
 from models import build_model, hub
 from models.prepare import WeightsFile, known_preprocessing
-from models.pretrained import begins_anew, preprocessing_of
+from models.starting_weights import begins_anew, preprocessing_of
 from tests.faults.small_run import told
 from utils.checkpoint.resume import find
 from utils.config import arguments
@@ -240,7 +240,7 @@ def test_what_is_assumed_of_weights_in_a_file_of_another_program(line, source, m
 @pytest.mark.parametrize("name", ["mobilenet_v3_small", "googlenet", "regnet_y_400mf"])
 def test_torchvisions_weights_are_evaluated_as_torchvision_evaluates_them(tree, tmp_path, monkeypatch, name):
     network = torchvision_weights(monkeypatch, tmp_path, name)
-    monkeypatch.setattr("models.pretrained.classes_of", lambda arch: 2)  # its last layer is put in below
+    monkeypatch.setattr("models.starting_weights.classes_of", lambda arch: 2)  # its last layer is put in below
     parts, images, _ = built(tree, "--evaluate", "--pretrained", "--arch", f"torchvision/{name}")
     transform = torchvision.models.get_model_weights(name).DEFAULT.transforms()
     theirs = shown_by(transform, parts)

@@ -13,7 +13,7 @@ from torch import nn
 
 import main
 from models import build_model
-from models.transfer import load_start
+from models.starting_weights import load_start
 from tests.end_to_end.processes import load
 from tests.faults.small_run import told
 from tests.helpers import equal

@@ -25,7 +25,7 @@ from starlette.datastructures import Headers
 from models import load_model
 from scripts import serve
 from scripts.serving import app as application
-from scripts.serving import deadline
+from scripts.serving import guard
 from scripts.serving.guard import HEADERS, Guard
 from tests.helpers import png_that_says
 from tests.scripts.reporting.browser import MISSING, Browser
@@ -259,7 +259,7 @@ def test_a_body_that_does_not_come_and_too_many_at_once_are_refused(server, monk
 
 
 def test_headers_that_do_not_come_end_their_connection_and_no_other(server, monkeypatch):
-    monkeypatch.setattr(deadline, "HEADER_SECONDS", 1.0)
+    monkeypatch.setattr(guard, "HEADER_SECONDS", 1.0)
     body = encoded()
     begun = b"GET /model HTTP/1.1\r\nHost: localhost\r\n"
     silent, slow, second, patient = (server.connect() for _ in range(4))
@@ -471,8 +471,8 @@ def test_a_name_that_only_points_here_is_refused_wherever_the_server_listens(mon
     monkeypatch.setattr(socket, "gethostname", lambda: "Ape.lab")
 
     def problem(line, address, host):
-        guard = Guard(None, serve.allowed_names(serve.build_parser().parse_args(["run", *line]), address))
-        return guard._problem(Headers({"host": host, "origin": f"http://{host}"}))
+        rules = Guard(None, serve.allowed_names(serve.build_parser().parse_args(["run", *line]), address))
+        return rules._problem(Headers({"host": host, "origin": f"http://{host}"}))
 
     everywhere = (["--host", "0.0.0.0"], "0.0.0.0")
     proxied = (["--allow-name", "Demo.example"], "127.0.0.1")
