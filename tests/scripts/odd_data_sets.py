@@ -301,7 +301,7 @@ SETS: dict[str, Odd] = {
         "has classes that",
         "classes in one split",
     ),
-    "names that differ in case": Odd(changed(alike), "differ only by case", "class names alike"),
+    "names that differ in case": Odd(changed(alike), "differ only by case", "class names alike: classes 'A' and 'a'"),
     "blank after a name": Odd(
         changed(lambda root, _: [moved(f"{s}/b", f"{s}/a ")(root, _) for s in ("train", "val")]),
         "differ only by case or blanks",

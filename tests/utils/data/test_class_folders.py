@@ -125,31 +125,14 @@ def test_classes_that_hold_only_folders_are_told(tmp_path):
     assert re.search(r"no class folder in .* holds images itself.*the classes are set_a, set_b", line)
 
 
-def nested(root):
-    plant_splits(root / "my_data")
-    (root / "__MACOSX").mkdir()
-
-
-def other_set(root):
-    (root / "cifar-10-batches-py").mkdir()
-
-
-def loose(root):
-    plant(root)
-
-
-def packed(root):
-    (root / "my_data.tar.gz").write_bytes(b"")
-
-
 def classes(root):
     plant(root / "ants")
     plant(root / "bees")
 
 
-def nested_classes(root):
-    plant(root / "my_data" / "ants")
-    plant(root / "my_data" / "bees")
+def unpacked_on_a_mac(root):
+    plant_splits(root / "my_data")
+    (root / "__MACOSX").mkdir()
 
 
 def half(root):
@@ -160,14 +143,26 @@ def half(root):
 @pytest.mark.parametrize(
     "make, below, hint",
     [
-        (nested, "", "it holds my_data/train, my_data/val: use --datapath {root}/my_data"),
+        (
+            lambda root: plant_splits(root / "my_data"),
+            "",
+            "it holds my_data/train, my_data/val: use --datapath {root}/my_data",
+        ),
         (classes, "", "it holds ants/, bees/: add --val-split 0.1"),
-        (nested_classes, "", "it holds my_data/ants/, my_data/bees/: use --datapath {root}/my_data --val-split 0.1"),
+        (
+            lambda root: classes(root / "my_data"),
+            "",
+            "it holds my_data/ants/, my_data/bees/: use --datapath {root}/my_data --val-split 0.1",
+        ),
         (plant_splits, "train", "it is one of two splits: use --datapath {root}"),
         (half, "", r"it holds val/ and no train/: add it \(only --evaluate needs none\)"),
-        (other_set, "", "it holds cifar-10-batches-py/: use --dataname cifar10"),
-        (loose, "", "it holds 0.png, 1.png, 2.png, ...: put each class's images into a folder of the class's name"),
-        (packed, "", "it holds my_data.tar.gz: unpack it first"),
+        (
+            lambda root: (root / "cifar-10-batches-py").mkdir(),
+            "",
+            "it holds cifar-10-batches-py/: use --dataname cifar10",
+        ),
+        (plant, "", "it holds 0.png, 1.png, 2.png, ...: put each class's images into a folder of the class's name"),
+        (lambda root: (root / "my_data.tar.gz").write_bytes(b""), "", "it holds my_data.tar.gz: unpack it first"),
     ],
 )
 def test_a_wrong_tree_gets_a_hint_from_what_lies_there(tmp_path, make, below, hint):
@@ -183,8 +178,11 @@ def test_a_wrong_tree_gets_a_hint_from_what_lies_there(tmp_path, make, below, hi
     "make, hint",
     [
         (lambda root: plant_splits(root / "my_data"), "holds one class, my_data; .* use --datapath {root}/my_data"),
-        (nested_classes, "holds one class, my_data; .* use --datapath {root}/my_data --val-split 0.1"),
-        (loose, "it holds 0.png.*into a folder of the class's name"),
+        (
+            lambda root: classes(root / "my_data"),
+            "holds one class, my_data; .* use --datapath {root}/my_data --val-split 0.1",
+        ),
+        (plant, "it holds 0.png.*into a folder of the class's name"),
     ],
 )
 def test_a_tree_that_cannot_be_split_gets_a_hint_too(tmp_path, make, hint):

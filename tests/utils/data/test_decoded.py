@@ -155,29 +155,31 @@ def test_a_second_call_decodes_nothing_and_says_where_the_file_is(tree, folder, 
     assert len(lines) == 1
 
 
-def touch(tree):
-    path = files_of(tree).paths[3]
-    status = os.stat(path)
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+def fourth(tree):
+    return Path(files_of(tree).paths[3])
 
 
-def replace_by_another_size(tree):
-    path = Path(files_of(tree).paths[3])
-    status = path.stat()
-    path.write_bytes(path.read_bytes() + b"\0")
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+def with_time(path, ns):
+    os.utime(path, ns=(ns, ns))
 
 
-def rename(tree):
-    path = Path(files_of(tree).paths[3])
-    path.rename(path.with_name("other.png"))
+CHANGES = {
+    "touched": lambda tree: with_time(fourth(tree), fourth(tree).stat().st_mtime_ns + 1),
+    "another size": lambda tree: lengthen(fourth(tree), keeps_time=True),
+    "another name": lambda tree: fourth(tree).rename(fourth(tree).with_name("other.png")),
+    "one more": lambda tree: Image.new("RGB", (SIZE, SIZE), (1, 2, 3)).save(tree / "cat" / "new.png"),
+}
 
 
-def add(tree):
-    Image.new("RGB", (SIZE, SIZE), (1, 2, 3)).save(tree / "cat" / "new.png")
+def lengthen(path, end=b"\0", keeps_time=False):
+    before = path.stat().st_mtime_ns
+    with open(path, "ab") as file:
+        file.write(end)
+    if keeps_time:
+        with_time(path, before)
 
 
-@pytest.mark.parametrize("change", [touch, replace_by_another_size, rename, add])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_any_change_of_the_files_is_decoded_anew(tree, folder, change):
     decoded(files_of(tree), folder)
     before = names(folder)
@@ -192,18 +194,16 @@ def test_files_of_equal_size_and_time_that_change_places_are_decoded_anew(tree, 
     first, second = map(Path, files_of(tree).paths[3:5])
     for path in (first, second):
         path.write_bytes(path.read_bytes().ljust(1000, b"\0"))
-        os.utime(path, ns=(1, 1))
+        with_time(path, 1)
     before = decoded(files_of(tree), folder).clone()
     if moved:
         first.rename(tree / "aside")
         second.rename(first)
         (tree / "aside").rename(second)
     else:
-        one = first.read_bytes()
-        other = second.read_bytes()
-        for path, content in ((first, other), (second, one)):
+        for path, content in ((first, second.read_bytes()), (second, first.read_bytes())):
             path.write_bytes(content)
-            os.utime(path, ns=(1, 1))
+            with_time(path, 1)
     order = [0, 1, 2, 4, 3, *range(5, len(before))]
     assert torch.equal(decoded(files_of(tree), folder), before[order])
 
@@ -249,9 +249,8 @@ def test_a_tree_moved_with_its_cache_is_not_decoded_again(tree, folder, tmp_path
 @pytest.mark.parametrize("other", ["data/val", "data2/train"])
 def test_two_trees_with_alike_files_do_not_share_a_file(tree, tmp_path, folder, other):
     write_tree(tmp_path / other)
-    for first, second in zip(files_of(tree).paths, files_of(tmp_path / other).paths, strict=True):
-        os.utime(first, ns=(0, 0))
-        os.utime(second, ns=(0, 0))
+    for path in (*files_of(tree).paths, *files_of(tmp_path / other).paths):
+        with_time(path, 0)
     own, others = (cache.fingerprint(files_of(root), View(8, whole=True), folder) for root in (tree, tmp_path / other))
     assert own != others
 
@@ -277,33 +276,17 @@ def test_the_folder_is_that_of_the_flag_else_in_the_data_else_none():
 # ------------------------------------------------------------------------------------------ damage
 
 
-def cut(path):
-    os.truncate(path, path.stat().st_size - 1)
+DAMAGE = {
+    "cut": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "longer": lengthen,
+    "empty": lambda path: os.truncate(path, 0),
+    "an image that is not there": lambda path: lengthen(path, b"[12]"),
+    "other shape": lambda path: np.save(path, np.zeros((COUNT, 3, SIZE * SIZE), dtype=np.uint8)),
+    "other type": lambda path: np.save(path, np.zeros((COUNT, 3, SIZE, SIZE), dtype=np.int8)),
+}
 
 
-def lengthen(path):
-    with open(path, "ab") as file:
-        file.write(b"\0")
-
-
-def empty(path):
-    os.truncate(path, 0)
-
-
-def name_an_image_that_is_not_there(path):
-    with open(path, "ab") as file:
-        file.write(b"[12]")
-
-
-def other_shape(path):
-    np.save(path, np.zeros((COUNT, 3, SIZE * SIZE), dtype=np.uint8))
-
-
-def other_type(path):
-    np.save(path, np.zeros((COUNT, 3, SIZE, SIZE), dtype=np.int8))
-
-
-@pytest.mark.parametrize("damage", [cut, lengthen, empty, name_an_image_that_is_not_there, other_shape, other_type])
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_a_file_that_is_not_what_it_should_be_is_made_anew_and_that_is_said(tree, folder, damage):
     expected = decoded(files_of(tree), folder).clone()
     (path,) = folder.iterdir()

@@ -96,6 +96,17 @@ def read(root, *flags):
     return get_data(parse([*FLAGS, "--datapath", str(root), *flags]).data, CPU)
 
 
+def validated(root, *flags):
+    """The validation images as a loader gives them, and the fingerprint of the data."""
+    args = parse([*FLAGS, "--datapath", str(root), *map(str, flags)])
+    data = get_data(args.data, CPU)
+    _, validation, _ = loaders(data, args, Distributed(RankInfo(), args.run), channels_last=False)
+    return torch.cat([batch.images for batch in validation.batches()]), data.fingerprint
+
+
+RESIDENT = ("--loader", "resident", "--augment", "flip")
+
+
 def expected(first, count):
     return [np.asarray(Image.open(io.BytesIO(encoded(number)))) for number in range(first, first + count)]
 
@@ -167,11 +178,7 @@ def test_resident_images_are_those_of_the_column_and_of_files_as_they_are_now(tm
         write_as_it_is(both, tmp_path / f"{name}.parquet")
 
     def shown(column):
-        flags = ("--loader", "resident", "--augment", "flip", "--image-column", column)
-        args = parse([*FLAGS, "--datapath", str(tmp_path), *flags])
-        data = get_data(args.data, CPU)
-        _, validation, _ = loaders(data, args, Distributed(RankInfo(), args.run), channels_last=False)
-        return torch.cat([batch.images for batch in validation.batches()]), data.fingerprint
+        return validated(tmp_path, *RESIDENT, "--image-column", column)
 
     (photos, before) = shown("photo")
     (masks, _) = shown("mask")
@@ -368,14 +375,10 @@ def test_without_the_library_a_line_says_how_to_install_it(saved, monkeypatch):
 
 def test_resident_images_and_worker_processes_read_the_same_rows(saved, tmp_path):
     def batches(*flags):
-        args = parse([*FLAGS, "--datapath", str(saved), "--cache-dir", str(tmp_path), *flags])
-        data = get_data(args.data, CPU)
-        _, validation, _ = loaders(data, args, Distributed(RankInfo(), args.run), channels_last=False)
-        return torch.cat([batch.images for batch in validation.batches()])
+        return validated(saved, "--cache-dir", tmp_path, *flags)[0]
 
-    resident = ("--loader", "resident", "--augment", "flip")
     here = batches("--loader", "stream")
-    there = batches("--loader", "stream", "--workers", "2")
+    there = batches("--loader", "stream", "--workers", 2)
     assert torch.equal(here, there)
-    assert torch.equal(batches(*resident), here) and len([*Path(tmp_path).glob("*.npy")]) == 2
-    assert torch.equal(batches(*resident), here) and len([*Path(tmp_path).glob("*.npy")]) == 2
+    for _ in ("decoded", "kept"):
+        assert torch.equal(batches(*RESIDENT), here) and len([*Path(tmp_path).glob("*.npy")]) == 2

@@ -118,34 +118,42 @@ def test_the_shares_of_mixup_have_the_beta_distribution(alpha):
     assert not box[:, [1, 3]].any() or (box[:, 0] == box[:, 1]).all()
 
 
-class OnPairs(timm_mixup.Mixup):
-    """timm's ``Mixup`` per pair, with given numbers instead of random ones."""
+class GivenNumbers(timm_mixup.Mixup):
+    """timm's ``Mixup`` with the numbers of a blend, the same for all images, instead of random ones."""
 
-    def __init__(self, blend):
-        super().__init__(1.0, 1.0, mode="pair", num_classes=CLASSES, label_smoothing=0.0)
-        self.blend = blend
+    def __init__(self, blend, mode):
+        super().__init__(1.0, 1.0, mode=mode, num_classes=CLASSES, label_smoothing=0.0)
+        self.by_box = blend.opacity[0] == 1
+        self.share = (blend.kept if self.by_box else blend.opacity)[0]
 
     def _params_per_elem(self, batch_size):
-        by_box = self.blend.opacity == 1
-        return np.where(by_box, self.blend.kept, self.blend.opacity)[:1], by_box[:1]
+        return np.full(batch_size, self.share), np.full(batch_size, self.by_box)
+
+    def _params_per_batch(self):
+        return self.share, self.by_box
 
 
-def test_images_and_targets_are_those_of_timm_for_the_same_share_and_box(monkeypatch):
+@pytest.mark.parametrize("mode", MIX_MODES)
+def test_images_and_targets_are_those_of_timm_for_the_same_share_and_box(monkeypatch, mode):
     images, labels = batch(40, size=16)
-    mixing = Mixing(0.4, 1.0, CLASSES, seed=0, prob=0.7)
+    order = torch.tensor([place for one in range(20) for place in (one, 39 - one)])  # timm's pairs as neighbours
+    mixing = Mixing(0.4, 1.0, CLASSES, seed=0, prob=0.7, mode=mode)
     kinds = set()
-    for first in range(0, 40, 2):
-        share = share_of(first, count=2)
-        pair = slice(first, first + 2)
+    for number in range(20):
+        if mode == "pair":
+            share = share_of(2 * number, count=2)
+            order = torch.arange(2)
+            images, labels = (of[2 * number : 2 * number + 2] for of in batch(40, size=16))
+        else:
+            share = MicroBatch(0, number, np.arange(40), 40, 1.0, True)
         blend = mixing.draw([share], 16, 16)
-        box = tuple(blend.box[0].tolist())
-        monkeypatch.setattr(
-            timm_mixup, "cutmix_bbox_and_lam", lambda *_, box=box, kept=blend.kept[0], **__: (box, kept)
-        )
-        expected, targets = OnPairs(blend)(images[pair].clone(), labels[pair])
-        found = mixed(mixing, images[pair], labels[pair], share)
-        torch.testing.assert_close(found[0], expected)
-        torch.testing.assert_close(found[1], targets.float())
+        assert all(len(np.unique(numbers, axis=0)) == 1 for numbers in (blend.opacity, blend.box, blend.kept))
+        given = tuple(blend.box[0].tolist()), blend.kept[0]
+        monkeypatch.setattr(timm_mixup, "cutmix_bbox_and_lam", lambda *_, given=given, **__: given)
+        expected, targets = GivenNumbers(blend, mode)(images.clone(), labels)
+        found = mixed(mixing, images[order], labels[order], share)
+        torch.testing.assert_close(found[0], expected[order])
+        torch.testing.assert_close(found[1], targets[order].float())
         kinds.add((blend.opacity[0] < 1, blend.kept[0] < 1))
     assert len(kinds) == 3  # blended, with a box, and left alone
 
@@ -178,39 +186,6 @@ def test_shares_and_choices_have_the_distribution_of_timms(mixup, cutmix, prob, 
     theirs = np.where(by_box, 1, shares)
     assert stats.fisher_exact([[(of < 1).sum(), (of == 1).sum()] for of in (ours, theirs)]).pvalue > 1e-3
     assert stats.ks_2samp(ours, theirs).pvalue > 1e-3
-
-
-class OnBatches(timm_mixup.Mixup):
-    """timm's ``Mixup`` of a batch, with given numbers; it mixes with the batch reversed."""
-
-    def __init__(self, blend):
-        super().__init__(1.0, 1.0, mode="batch", num_classes=CLASSES, label_smoothing=0.0)
-        self.blend = blend
-
-    def _params_per_batch(self):
-        by_box = self.blend.opacity[0] == 1
-        return (self.blend.kept if by_box else self.blend.opacity)[0], by_box
-
-
-def test_by_batch_images_and_targets_are_those_of_timm_for_the_same_share_and_box(monkeypatch):
-    images, labels = batch(40, size=16)
-    order = torch.tensor([place for one in range(20) for place in (one, 39 - one)])  # timm's pairs as neighbours
-    mixing = Mixing(0.4, 1.0, CLASSES, seed=0, prob=0.7, mode="batch")
-    kinds = set()
-    for step in range(20):
-        share = MicroBatch(0, step, np.arange(40), 40, 1.0, True)
-        blend = mixing.draw([share], 16, 16)
-        assert all(len(np.unique(numbers, axis=0)) == 1 for numbers in (blend.opacity, blend.box, blend.kept))
-        box = tuple(blend.box[0].tolist())
-        monkeypatch.setattr(
-            timm_mixup, "cutmix_bbox_and_lam", lambda *_, box=box, kept=blend.kept[0], **__: (box, kept)
-        )
-        expected, targets = OnBatches(blend)(images.clone(), labels)
-        found = mixed(mixing, images[order], labels[order], share)
-        torch.testing.assert_close(found[0], expected[order])
-        torch.testing.assert_close(found[1], targets[order].float())
-        kinds.add((blend.opacity[0] < 1, blend.kept[0] < 1))
-    assert len(kinds) == 3  # blended, with a box, and left alone
 
 
 def test_by_batch_the_numbers_depend_on_seed_epoch_and_step_alone():
