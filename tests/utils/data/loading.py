@@ -1,8 +1,10 @@
-"""Loaders as main.py makes them, and what they give in an order that does not depend on ranks and passes."""
+"""Loaders as main.py makes them, their steps in an order that does not depend on ranks and passes, and images."""
 
+import numpy as np
 import torch
 
 from utils.config.arguments import parse
+from utils.data.augment.base import Samples
 from utils.data.datasets import get_data
 from utils.data.loaders import loaders
 from utils.runtime.distributed import Distributed, RankInfo
@@ -26,3 +28,17 @@ def steps_of(*flags, world_size=1, epoch=1, first_step=0):
             images = part.images[: len(part.targets)]
             steps.setdefault(part.number, []).append((torch.as_tensor(part.indices), images, part.targets))
     return {step: [torch.cat(column) for column in zip(*parts, strict=True)] for step, parts in steps.items()}
+
+
+def images_of(count, channels=3, height=32, width=None):
+    """Random images, uint8 (count, channels, height, width)."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (count, channels, height, width or height), dtype=torch.uint8, generator=generator)
+
+
+def samples_of(count):
+    return Samples(0, 0, np.arange(count))
+
+
+def augmented(augmentation, images):
+    return augmentation.apply(images, *augmentation.draw(samples_of(len(images)), *images.shape[-2:]))

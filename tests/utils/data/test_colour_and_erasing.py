@@ -10,8 +10,9 @@ from timm.data.random_erasing import RandomErasing as TimmErasing
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as vision
 
+from tests.utils.data import loading
+from tests.utils.data.loading import augmented, samples_of
 from utils.config.groups.augmentation import AugmentationSettings
-from utils.data.augment.base import Samples
 from utils.data.augment.colour import JITTER, ColorJitter
 from utils.data.augment.erasing import RandomErasing
 from utils.data.augment.operations import Canvas, apply_layers
@@ -22,25 +23,16 @@ COUNT = 4000
 MEAN = (0.49, 0.48, 0.45)
 
 
-def images_of(count, channels=3, height=32, width=32):
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (count, channels, height, width), dtype=torch.uint8, generator=generator)
+def images_of(count, *shape):
+    images = loading.images_of(count, *shape)
     images[0] = images[0, :1]  # grey
     return images
-
-
-def samples_of(count, epoch=0):
-    return Samples(0, epoch, np.arange(count))
 
 
 def only(**settings):
     """The one augmentation that these settings switch on."""
     (augmentation,) = build_augmentations((), Context(AugmentationSettings(**settings), 2, 32, mean=MEAN))
     return augmentation
-
-
-def augmented(augmentation, images):
-    return augmentation.apply(images, *augmentation.draw(samples_of(len(images)), *images.shape[-2:]))
 
 
 # ------------------------------------------------------------------------------------------ colour

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
+from tests.utils.data import loading
 from utils.data.augment.operations import Canvas, apply_layers
 
 SPACES = {
@@ -16,11 +17,10 @@ SPACES = {
 RELATIVE = ("Brightness", "Color", "Contrast", "Sharpness")  # torchvision adds one to their magnitude
 
 
-def images_of(count, channels, height, width=None, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    images = torch.randint(0, 256, (count, channels, height, width or height), dtype=torch.uint8, generator=generator)
+def images_of(*shape):
+    images = loading.images_of(*shape)
     images[1::4] = 40 + images[1::4] // 3  # little contrast
-    images[2::4, :, : height // 2] = 0  # few levels
+    images[2::4, :, : shape[2] // 2] = 0  # few levels
     images[3::4] = 77  # a single one
     return images
 

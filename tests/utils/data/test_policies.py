@@ -11,6 +11,7 @@ from scipy import stats
 from timm.data import auto_augment as timm_augment
 from torchvision.transforms import v2
 
+from tests.utils.data.loading import augmented, images_of, samples_of
 from utils.config.auto_augment import CHOICES, policy_check, read_policy
 from utils.data.augment import libraries, policies
 from utils.data.augment.base import POLICY_STREAM, Samples
@@ -20,19 +21,6 @@ from utils.data.transforms import BatchTransform
 
 MEAN = (0.49, 0.48, 0.45)
 COUNT = 4000
-
-
-def images_of(count, channels=3, size=32, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (count, channels, size, size), dtype=torch.uint8, generator=generator)
-
-
-def samples_of(count, epoch=0):
-    return Samples(0, epoch, np.arange(count))
-
-
-def augmented(policy, images):
-    return policy.apply(images, *policy.draw(samples_of(len(images)), *images.shape[-2:]))
 
 
 class Fed:
@@ -261,7 +249,7 @@ POLICIES = [*CHOICES, "rand-m9-mstd0.5-inc1", "rand-t3aw", "augmix-m5-w2-d2", "v
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_sample_is_the_same_in_any_batch_and_memory_format(name):
-    images = images_of(48, size=16)
+    images = images_of(48, height=16)
     numbers = np.arange(48)
     transform = BatchTransform(16, MEAN, (0.25,) * 3, (build_policy(name, MEAN),))
     whole = transform.training(images, numbers, 1)
