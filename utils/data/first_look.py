@@ -168,7 +168,11 @@ def remarks(looks: Sequence[Seen], pixel_range: tuple[float, float] | None) -> l
         ("only alpha", "with a single level below an alpha channel that holds what they show", _is_only_alpha),
         ("one level", "with a single level, as of one colour", lambda facts: _is_plain(facts) > _is_only_alpha(facts)),
         ("tiny", f"of at most {TINY} pixels a side", lambda facts: max(facts.size) <= TINY),
-        ("extreme ratio", f"more than {LONG:g} times as long as wide; a crop shows little of them", _is_long),
+        (
+            "extreme ratio",
+            f"more than {LONG:g} times as long as wide; a crop shows little of them",
+            lambda facts: max(facts.size) > LONG * min(facts.size),
+        ),
     ):
         some_of = [one for one in known if holds(one.facts)]
         found.append((kind, f"{counted(len(some_of))} {what}: {_names(some_of)}") if some_of else None)
@@ -184,10 +188,6 @@ def _is_plain(facts: Look) -> bool:
 
 def _is_only_alpha(facts: Look) -> bool:
     return _is_plain(facts) and facts.alpha is not None and facts.alpha[0] < facts.alpha[1]
-
-
-def _is_long(facts: Look) -> bool:
-    return max(facts.size) > LONG * min(facts.size)
 
 
 def counted(count: int) -> str:

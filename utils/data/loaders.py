@@ -296,7 +296,9 @@ def loaders(
     if resident and data.train is not None and (difference := shown_otherwise_resident(args, data.spec)):
         raise UserError(f"--loader resident {difference}")
     if settings.decode == "gpu":
-        _require_gpu_decoder(device)
+        if device.type != "cuda":
+            raise UserError("--decode gpu: there is no GPU to decode on; use --decode cpu")
+        require_decoder(device)
     reads_memory = resident or isinstance(data.validation, MemoryImages)
     sources = _SourceBuilder(data, args, distributed, resident, only_plan, progress or ProgressLog())
     train = None
@@ -426,12 +428,6 @@ class _SourceBuilder:
         )
 
 
-def _require_gpu_decoder(device: torch.device) -> None:
-    if device.type != "cuda":
-        raise UserError("--decode gpu: there is no GPU to decode on; use --decode cpu")
-    require_decoder(device)
-
-
 def sample_plan(images: Images, args: Settings, rank: int, world_size: int) -> SamplePlan:
     """The plan for these settings and training images."""
     settings = args.data
@@ -474,7 +470,11 @@ def choose(data: Data, settings: DataSettings, device: torch.device) -> tuple[bo
         return settings.loader == "resident", "as --loader says"
     if not data.spec.fixed_size:
         return False, "images of any size are cropped while they are read"
-    size = sum(_stored_bytes(images, data.spec) for images in (data.train, data.validation) if images is not None)
+    of_one = data.spec.channels * data.spec.image_size**2
+    size = sum(
+        images.pixels.numel() if isinstance(images, MemoryImages) else len(images) * of_one
+        for images in filter(None, (data.train, data.validation))
+    )
     memory = memory_bytes(device)
     fits = size <= RESIDENT_MEMORY_SHARE * memory
     return fits, f"{size / 1e6:,.1f} MB of uint8 images, {device.type} memory {memory / 1e9:,.0f} GB"
@@ -499,9 +499,3 @@ def shown_otherwise_resident(args: Settings, spec: DatasetSpec) -> str | None:
             "--loader stream, or leave --progressive-size out"
         )
     return None
-
-
-def _stored_bytes(images: Images, spec: DatasetSpec) -> int:
-    if isinstance(images, MemoryImages):
-        return images.pixels.numel()
-    return len(images) * spec.channels * spec.image_size**2

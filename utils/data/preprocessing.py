@@ -133,33 +133,24 @@ def _is_size(value: Any) -> bool:
     return type(value) is int and 0 < value <= LARGEST_SIZE
 
 
-def _are_numbers(values: Any, above: float) -> bool:
+def _are_numbers(values: Any, counts: tuple[int, ...] = (1, 3), above: float = -math.inf) -> bool:
     return (
         isinstance(values, list | tuple)
-        and len(values) in (1, 3)
+        and len(values) in counts
         and all(isinstance(value, int | float) and math.isfinite(value) and value > above for value in values)
-    )
-
-
-def _is_range(value: Any) -> bool:
-    return (
-        isinstance(value, list | tuple)
-        and len(value) == 2
-        and all(isinstance(number, int | float) and math.isfinite(number) for number in value)
-        and value[0] < value[1]
     )
 
 
 _GOOD = {
     "image_size": _is_size,
     "val_image_size": _is_size,
-    "mean": lambda values: _are_numbers(values, -math.inf),
-    "std": lambda values: _are_numbers(values, 0),
+    "mean": _are_numbers,
+    "std": lambda values: _are_numbers(values, above=0),
     "crop_pct": lambda value: isinstance(value, int | float) and 0.01 <= value < 10,
     "crop_mode": lambda value: value in CROP_MODES,
     "interpolation": lambda value: value in INTERPOLATIONS,
     "stored_size": lambda value: value is None or _is_size(value),
-    "pixel_range": lambda value: value is None or _is_range(value),
+    "pixel_range": lambda value: value is None or (_are_numbers(value, (2,)) and value[0] < value[1]),
 }
 
 

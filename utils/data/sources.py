@@ -87,17 +87,12 @@ class ResidentSource:
             )
             rows = np.concatenate(shown)
         else:
-            rows = samples_of(micro_batches)
+            rows = np.concatenate([micro_batch.indices for micro_batch in micro_batches])
         return list(micro_batches), *select(self.pixels, self.labels, to_device(torch.from_numpy(rows), self.device))
 
     def _look(self, index: int, *_: int, **__: int) -> None:
         if index in self._unreadable:
             raise UnreadableImage(self._unreadable[index], "found when the images were decoded")
-
-
-def samples_of(micro_batches: list[MicroBatch]) -> np.ndarray:
-    """The samples of all micro-batches, concatenated: int64."""
-    return np.concatenate([micro_batch.indices for micro_batch in micro_batches])
 
 
 def keys_of(micro_batches: Sequence[MicroBatch]) -> np.ndarray:

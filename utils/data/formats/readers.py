@@ -18,18 +18,6 @@ from utils.config.datasets import SPECS
 from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError
 
-FASHION_CLASSES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
 # Rows of the digits to train on, then those to validate on: train_test_split's with test_size=360, stratified, and
 # random_state=0, kept here so that results do not depend on scikit-learn's version.
 DIGITS_SPLIT = Path(__file__).with_name("digits_split.txt")
@@ -167,16 +155,19 @@ def remove_damaged_idx(place: Path) -> None:
                 path.unlink()
 
 
-def read_idx(place: Path, classes: tuple[str, ...] | None = None) -> Splits:
-    """MNIST or FashionMNIST from idx files (LeCun's format: magic, sizes big-endian, then bytes)."""
+def read_idx(place: Path, kind: str) -> Splits:
+    """MNIST or FashionMNIST, the ``kind``, from idx files (LeCun's format: magic, sizes big-endian, then bytes)."""
     train_images, train_labels, test_images, test_labels = (_read_idx_file(_idx_file(place, n)) for n in _IDX_NAMES)
     for images, labels in ((train_images, train_labels), (test_images, test_labels)):
         if images.ndim != 3 or labels.shape != images.shape[:1] or labels.max(initial=0) > 9:
             raise UserError(f"--datapath {place}: images and labels do not belong together; fetch them again")
+    classes = _numbers(10)
+    if kind == "FashionMNIST":
+        from torchvision import datasets
+
+        classes = tuple(datasets.FashionMNIST.classes)
     return Splits(
-        _in_memory(train_images[:, None], train_labels),
-        _in_memory(test_images[:, None], test_labels),
-        classes or _numbers(10),
+        _in_memory(train_images[:, None], train_labels), _in_memory(test_images[:, None], test_labels), classes
     )
 
 
@@ -231,12 +222,12 @@ class OwnFiles(NamedTuple):
     download: Callable[[Path], None] | None = None
 
 
-def _idx(kind: str, classes: tuple[str, ...] | None = None) -> OwnFiles:
+def _idx(kind: str) -> OwnFiles:
     def fetch(root: Path) -> None:
         remove_damaged_idx(root / kind / "raw")  # torchvision takes any unpacked file for whole
         download(root, kind)
 
-    return OwnFiles(kind, partial(find_idx, folder=kind), partial(read_idx, classes=classes), fetch)
+    return OwnFiles(kind, partial(find_idx, folder=kind), partial(read_idx, kind=kind), fetch)
 
 
 def _cifar(kind: str, folder: str) -> OwnFiles:
@@ -255,7 +246,7 @@ IN_MEMORY: dict[str, Callable[[DataSettings, torch.device], Splits]] = {
 }
 OWN_FILES = {
     "mnist": _idx("MNIST"),
-    "fashionmnist": _idx("FashionMNIST", FASHION_CLASSES),
+    "fashionmnist": _idx("FashionMNIST"),
     "cifar10": _cifar("CIFAR10", "cifar-10-batches-py"),
     "cifar100": _cifar("CIFAR100", "cifar-100-python"),
 }
