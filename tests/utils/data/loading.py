@@ -30,6 +30,23 @@ def steps_of(*flags, world_size=1, epoch=1, first_step=0):
     return {step: [torch.cat(column) for column in zip(*parts, strict=True)] for step, parts in steps.items()}
 
 
+def same_steps(found, expected):
+    return found.keys() == expected.keys() and all(
+        torch.equal(*pair) for step in expected for pair in zip(found[step], expected[step], strict=True)
+    )
+
+
+def steps_in_any_way(*flags, ways):
+    """The steps, after a look that each of ``ways`` (ranks, passes, loader) gives the same bits, from any step."""
+    alone = steps_of(*flags)
+    for world_size, passes, loader in ways:
+        more = ("--accumulate", passes, "--loader", loader, "--workers", 0)
+        assert same_steps(steps_of(*flags, *more, world_size=world_size), alone)
+    late = dict(list(alone.items())[-2:])
+    assert same_steps(steps_of(*flags, first_step=min(late)), late)
+    return alone
+
+
 def images_of(count, channels=3, height=32, width=None):
     """Random images, uint8 (count, channels, height, width)."""
     generator = torch.Generator().manual_seed(0)

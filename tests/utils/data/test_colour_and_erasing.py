@@ -123,15 +123,6 @@ def test_rotation_is_torchvisions_of_any_angle_up_to_the_limit():
     assert stats.kstest(angles[:, 0], stats.uniform(-20, 40).cdf).pvalue > 1e-3
 
 
-def test_vertical_flip_is_torchvisions_for_half_of_the_images():
-    (flip,) = build_augmentations(("vertical-flip",), Context(AugmentationSettings(), 2, 32))
-    images = images_of(1000)
-    found = augmented(flip, images)
-    flipped = (found == vision.vertical_flip(images)).flatten(1).all(1)
-    same = (found == images).flatten(1).all(1)
-    assert (flipped ^ same).all() and stats.binomtest(int(flipped.sum()), 1000).pvalue > 1e-3
-
-
 # ----------------------------------------------------------------------------------------- erasing
 
 

@@ -265,22 +265,12 @@ def make(*flags, **place):
     return loading.make(*MIXES, *flags, **place)[:2]
 
 
-def steps_of(*flags, **place):
-    return loading.steps_of(*MIXES, *flags, **place)
-
-
 @pytest.mark.parametrize(("batch_size", "mode"), [(60, "pair"), (270, "batch"), (61, "batch"), (719, "pair")])
 def test_mixed_images_and_targets_are_the_same_bits_on_any_ranks_passes_and_loader(batch_size, mode):
     flags = ("--global-batch-size", batch_size, "--mixup-mode", mode)
-    alone = steps_of(*flags)
-    others = [
-        steps_of(*flags, "--accumulate", passes, "--loader", loader, "--workers", 0, world_size=world_size)
-        for world_size, passes, loader in ((1, 2, "resident"), (1, 3, "stream"), (2, 1, "stream"), (3, 2, "resident"))
-    ]
-    for other in others:
-        assert other.keys() == alone.keys()
-        assert all(torch.equal(*pair) for step in alone for pair in zip(alone[step], other[step], strict=True))
-    plain = steps_of("--global-batch-size", batch_size, "--mixup", 0, "--cutmix", 0)
+    ways = ((1, 2, "resident"), (1, 3, "stream"), (2, 1, "stream"), (3, 2, "resident"))
+    alone = loading.steps_in_any_way(*MIXES, *flags, ways=ways)
+    plain = loading.steps_of("--global-batch-size", batch_size)
     assert all(torch.equal(alone[step][0], plain[step][0]) for step in alone)
     untouched = torch.cat([(alone[step][1] == plain[step][1]).flatten(1).all(1) for step in alone])
     assert untouched.float().mean() < 0.2  # of boxes, some have no pixel

@@ -97,10 +97,11 @@ def test_shift_is_torchvisions_pad_and_crop_and_every_offset_is_as_frequent(augm
     assert stats.chisquare(counts.numpy()).pvalue > 1e-3
 
 
-def test_flip_is_torchs_flip_for_half_of_the_images_and_nothing_for_the_others():
+@pytest.mark.parametrize(("name", "axis"), [("flip", 3), ("vertical-flip", 2)])
+def test_a_flip_is_torchs_for_half_of_the_images_and_nothing_for_the_others(name, axis):
     images = images_of(2000)
-    found = transform(("flip",)).training(images, np.arange(2000), 0)
-    flipped = (found == as_floats(images.flip(3))).flatten(1).all(1)
+    found = transform((name,)).training(images, np.arange(2000), 0)
+    flipped = (found == as_floats(images.flip(axis))).flatten(1).all(1)
     unchanged = (found == as_floats(images)).flatten(1).all(1)
     assert (flipped ^ unchanged).all()
     assert stats.binomtest(int(flipped.sum()), 2000).pvalue > 1e-3
