@@ -217,6 +217,7 @@ def test_a_single_table_is_split_and_evaluated_as_it_was(tmp_path):
         2,
         2,
     ]
+    assert data.validation.labels.tolist() == [path.number % 3 for path in data.validation.paths]
     numbers = sorted(path.number for path in (*data.train.paths, *data.validation.paths))
     assert numbers == [*range(24)] and data.train.paths.identity != data.validation.paths.identity
     settings = parse([*FLAGS, "--datapath", str(tmp_path), "--val-split", "0.25"]).data

@@ -2,6 +2,7 @@
 
 import gzip
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -133,6 +134,8 @@ def test_val_split_takes_the_classes_below_train_where_there_is_no_validation_fo
     data = read("--dataname", "folder", "--datapath", tmp_path, "--val-split", "0.2")
     assert data.classes == ("a", "b", "c")
     assert (len(data.train), len(data.validation)) == (24, 6) and {*data.train.paths}.isdisjoint(data.validation.paths)
+    for images in (data.train, data.validation):
+        assert [data.classes[label] for label in images.labels] == [Path(path).parent.name for path in images.paths]
 
 
 def test_idx_labels_that_do_not_belong_to_the_images_are_refused(tmp_path):

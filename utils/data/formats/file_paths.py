@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -34,9 +33,7 @@ class FilePaths(Sequence[str]):
     def __len__(self) -> int:
         return len(self.ends)
 
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> str:
         place = index + len(self) if index < 0 else index
         if not 0 <= place < len(self):
             raise IndexError(index)
@@ -45,13 +42,6 @@ class FilePaths(Sequence[str]):
 
     def __iter__(self) -> Iterator[str]:
         return (os.fsdecode(self._tree + name) for name in self.below())
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence) or isinstance(other, str):
-            return NotImplemented
-        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
-
-    __hash__ = None
 
     def below(self) -> list[bytes]:
         """The paths relative to the tree."""
