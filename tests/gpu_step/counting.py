@@ -23,6 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from scripts.common.recipes import recipes
 from tests.gpu_step.fake_cuda import environment
+from utils.config.arguments import parse
+from utils.config.datasets import SPECS
 
 ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).with_name("launches.json")
@@ -133,7 +135,6 @@ def build(*flags: str):
     """A ``TraVal`` for these flags on the pretended device, with a recipe's network, optimizer and loaders."""
     from models import build_model
     from models.prepare import to_memory_format
-    from utils.config.arguments import parse
     from utils.data.datasets import get_data
     from utils.data.loaders import loaders
     from utils.loop.extras import Extras
@@ -215,8 +216,10 @@ def count_validation(traval) -> dict[str, int | dict[str, int]]:
 
 def count(recipe: str) -> dict[str, dict]:
     """Counts of a recipe's step and validation."""
+    data = parse(["--config", recipe, "--datapath", "anywhere"]).data
+    size = data.image_size or SPECS[data.dataname].image_size
     with pretended():
-        traval = build("--config", recipe)
+        traval = build("--config", recipe, "--image-size", str(size))
         return {"step": count_steps(traval), "validation": count_validation(traval)}
 
 

@@ -117,10 +117,11 @@ class Distributed:
         return torch.linalg.vector_norm(torch.cat(self.all_gather(norm.reshape(1))))
 
     def all_reduce_max(self, numbers: Sequence[float]) -> list[float]:
-        """The maximum of each of ``numbers`` over ranks, on every rank. A synchronisation point."""
+        """The maximum of each of ``numbers`` over ranks, on every rank. With several a synchronisation point."""
+        if self.world_size == 1:
+            return [*map(float, numbers)]
         tensor = torch.tensor(numbers, dtype=torch.float64, device=self.device)
-        if self.world_size > 1:
-            torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX)
+        torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX)
         return tensor.tolist()
 
     def run_on_rank0(self, function: Callable[[], T], long_work: str = "") -> T:

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 import main
 from tests.utils.loop.test_validation import Loader, network, run
+from utils.loop import test_time_augmentation
 from utils.loop.test_time_augmentation import in_views
 
 
@@ -33,6 +34,29 @@ def test_logits_are_the_mean_that_airbench_takes(memory_format):
     torch.testing.assert_close(in_views(model, "flip")(images), mirror(model, images))
     torch.testing.assert_close(in_views(model, "flip-shift")(images), airbench(model, images))
     assert in_views(model, "none") is model
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_views_that_fit_take_one_pass(memory_format, monkeypatch):
+    monkeypatch.setattr(test_time_augmentation, "views_fit_together", lambda views: True)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 4 * 6, 5)).eval()
+    images = torch.randn(7, 3, 6, 8).contiguous(memory_format=memory_format)
+    passes = []
+    model.register_forward_pre_hook(lambda _, inputs: passes.append(inputs[0]))
+    logits = in_views(model, "flip-shift")(images)
+    (one,) = passes
+    assert one.is_contiguous(memory_format=memory_format) and len(one) == 42
+    torch.testing.assert_close(logits, airbench(model, images))
+
+
+def test_large_views_and_those_on_a_cpu_take_a_pass_each():
+    def views(size, device):
+        return [torch.empty(100, 3, size, size, device=device)] * 6
+
+    assert test_time_augmentation.views_fit_together(views(32, "meta"))
+    assert not test_time_augmentation.views_fit_together(views(224, "meta"))
+    assert not test_time_augmentation.views_fit_together(views(32, "cpu"))
 
 
 @pytest.mark.parametrize("tta", ["flip", "flip-shift"])

@@ -73,8 +73,8 @@ class Gathered(NamedTuple):
 class Collector(nn.Module):
     """``network`` as validation runs it, looked at. ``before_batch`` must be called for each batch.
 
-    ``of``: the module whose output layer takes the features; it may be called several times for a batch (views), of
-    which the mean is taken. ``classes``: their number. ``samples``: that of the validation set. ``to_pixels`` undoes
+    ``of``: the module whose output layer takes the features; its views of a batch, in one call or several, are
+    averaged. ``classes``: their number. ``samples``: that of the validation set. ``to_pixels`` undoes
     the normalisation of images, into floats between 0 and 1.
     """
 
@@ -166,9 +166,10 @@ class Collector(nn.Module):
         chosen = [place for place, number in enumerate(self._batch.indices.tolist()) if number in self._shown]
         if not chosen or not self._features:
             return
-        features = torch.stack(self._features).mean(0)
-        if features.ndim != 2 or len(features) != len(images):
+        features = torch.cat(self._features)
+        if features.ndim != 2 or len(features) % len(images):
             return
+        features = features.unflatten(0, (-1, len(images))).mean(0)
         numbers = torch.from_numpy(np.asarray(self._batch.indices)[chosen])
         pixels = self._pixels(images[chosen], THUMBNAIL)
         self._points.append((numbers, targets[chosen], predicted[chosen], features[chosen], pixels))
