@@ -204,7 +204,7 @@ class Run:
         inside = folder.absolute().is_relative_to(Path(args.run.output).absolute())
         logs = args.run.output if inside else str(folder)
         log(f"TensorBoard ({FIRST_SEEN}): {tensorboard()} --logdir {shlex.quote(logs)}")
-        log(final_line(progress, folder, metric, args.data.max_val_batches))
+        log(final_line(progress, folder, args))
 
     def report_finished(self) -> None:
         """Print that nothing is left to do, so that a command with --resume auto can be repeated blindly.
@@ -229,7 +229,7 @@ class Run:
             self.warn(
                 f"--datapath {self.args.data.datapath}: nothing was read there, for nothing remains to be trained"
             )
-        print(final_line(progress, point.folder, best_metric(self.args.run), self.args.data.max_val_batches))
+        print(final_line(progress, point.folder, self.args))
 
     def _provenance(self) -> str:
         return f"{MACHINE}{machine(self.distributed)}\n{COMMIT}{commit()}"

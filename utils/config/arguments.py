@@ -75,50 +75,42 @@ class CommandLine:
         ``checkpoint`` holds the settings that a checkpoint was made with; they replace the defaults. Raises
         ``UserError`` with all mistakes.
         """
-        return _resolve(self, world_size, checkpoint)
-
-
-def _resolve(line: CommandLine, world_size: int, checkpoint: dict[str, Any] | None) -> Settings:
-    mistakes = [*line.mistakes]
-    layers = [(CHECKPOINT, "checkpoint", checkpoint or {}), *line.layers]
-    values = {name: option.default for name, option in OPTIONS.items()}
-    origins = dict.fromkeys(OPTIONS, DEFAULT)
-    unread: set[str] = set()
-    changed: set[str] = set()
-    for origin, where, layer in layers:
-        for name, raw in layer.items():
-            label = flag_of(name) if origin == FLAG else f"{where}: {name.replace('_', '-')}"
-            takes_back = origin == FLAG and _takes_back(OPTIONS[name], raw)
-            value, mistake = (None, None) if takes_back else convert(OPTIONS[name], raw)
-            if mistake:
-                others = other_programs()
-                meaning = (others.bare if "needs a value" in mistake else others.other_meaning).get(name)
-                mistakes.append(f"{label} {mistake}{f'; {meaning}' if meaning else ''}")
-                unread.add(name)
-            else:
-                if origin == FLAG and value != values[name]:
-                    changed.add(name)
-                values[name] = value
-                origins[name] = DEFAULT if takes_back else origin
-    for name in FOR_TRYING_OUT if values["evaluate"] else ():
-        if origins[name] == CHECKPOINT:  # an evaluation of the run must not be cut unasked
-            values[name] = OPTIONS[name].default
-            origins[name] = DEFAULT
-    # A setting that could not be read has its line already; contradictions with it need no other.
-    given = Given(values, origins, world_size, checkpoint_known=checkpoint is not None)
-    mistakes += contradictions(given, unread)
-    if mistakes:
-        raise UserError(*mistakes, on_all_ranks=True)  # all processes have the same command line
-    derive(given)
-    return _assemble(values, origins, frozenset(changed))
-
-
-def _assemble(values: dict[str, Any], origins: dict[str, str], changed: frozenset[str]) -> Settings:
-    made = {
-        name: group(**{option.name: values[option.name] for option in dataclasses.fields(group)})
-        for name, group in GROUPS.items()
-    }
-    return Settings(**made, origins=origins, changed=changed)
+        mistakes = [*self.mistakes]
+        layers = [(CHECKPOINT, "checkpoint", checkpoint or {}), *self.layers]
+        values = {name: option.default for name, option in OPTIONS.items()}
+        origins = dict.fromkeys(OPTIONS, DEFAULT)
+        unread: set[str] = set()
+        changed: set[str] = set()
+        for origin, where, layer in layers:
+            for name, raw in layer.items():
+                label = flag_of(name) if origin == FLAG else f"{where}: {name.replace('_', '-')}"
+                takes_back = origin == FLAG and _takes_back(OPTIONS[name], raw)
+                value, mistake = (None, None) if takes_back else convert(OPTIONS[name], raw)
+                if mistake:
+                    others = other_programs()
+                    meaning = (others.bare if "needs a value" in mistake else others.other_meaning).get(name)
+                    mistakes.append(f"{label} {mistake}{f'; {meaning}' if meaning else ''}")
+                    unread.add(name)
+                else:
+                    if origin == FLAG and value != values[name]:
+                        changed.add(name)
+                    values[name] = value
+                    origins[name] = DEFAULT if takes_back else origin
+        for name in FOR_TRYING_OUT if values["evaluate"] else ():
+            if origins[name] == CHECKPOINT:  # an evaluation of the run must not be cut unasked
+                values[name] = OPTIONS[name].default
+                origins[name] = DEFAULT
+        # A setting that could not be read has its line already; contradictions with it need no other.
+        given = Given(values, origins, world_size, checkpoint_known=checkpoint is not None)
+        mistakes += contradictions(given, unread)
+        if mistakes:
+            raise UserError(*mistakes, on_all_ranks=True)  # all processes have the same command line
+        derive(given)
+        made = {
+            name: group(**{option.name: values[option.name] for option in dataclasses.fields(group)})
+            for name, group in GROUPS.items()
+        }
+        return Settings(**made, origins=origins, changed=frozenset(changed))
 
 
 # ---------------------------------------------------------------------------------------- flags
@@ -162,7 +154,7 @@ def build_parser() -> argparse.ArgumentParser:
         if option.default is not None:
             text += f" [{option.default}]"
         metavar = meta["metavar"] or ("{" + ",".join(meta["choices"]) + "}" if meta["choices"] else None)
-        metavar = metavar or {int: "N", float: "X"}.get(meta["type"], "TEXT")
+        metavar = metavar or {int: "N", float: "X"}.get(meta["type"], "NAME")
         arity = {"nargs": "*"} if meta["many"] else {"nargs": "?", "const": meta["bare"] or _NO_VALUE}
         sections[group].add_argument(*names, **arity, metavar=metavar, help=text)
         if meta["bare"]:

@@ -86,6 +86,7 @@ def concerned(v: Given, line: str) -> set[str]:
 
 
 def _all_contradictions(v: Given) -> Iterator[object]:
+    """Settings that no run can have together: a line for each contradiction, or nothing in its place."""
     for of_group in GROUPS.values():
         yield from getattr(of_group, "contradictions", lambda v: ())(v)
     yield from _schedule_free(v)

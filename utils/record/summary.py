@@ -23,7 +23,7 @@ from utils.data.images.decoding import decoder
 from utils.optim.batch_norm_statistics import layers_with_statistics
 from utils.optim.distillation import Distillation
 from utils.record.doubts import doubts_of
-from utils.record.epoch_scalars import Metric, stopping_rule
+from utils.record.epoch_scalars import best_metric, stopping_rule
 from utils.record.metrics import Report, cut_words
 
 
@@ -75,12 +75,10 @@ def tensorboard() -> str:
     return shlex.quote(str(own.relative_to(Path.cwd()) if own.is_relative_to(Path.cwd()) else own))
 
 
-def final_line(
-    progress: Progress, folder: Path | None, metric: Metric | None = None, max_val_batches: int | None = None
-) -> str:
+def final_line(progress: Progress, folder: Path | None, args: Settings) -> str:
     """The last line on stdout of a run, for scripts: ``val_*`` are of the last validation, ``best_*`` of best.pt.
 
-    If another ``metric`` than top-1 chose it, its figure follows: ``best_macro_f1``.
+    If another metric than top-1 chose it, its figure follows: ``best_macro_f1``.
 
     ``val_epoch``: the epoch of that validation, also of one that --max-steps cut. Such a first epoch is the best one
     while there is no whole one. Without any finite validation loss there is no best: 'nan', epoch 0.
@@ -90,22 +88,19 @@ def final_line(
     best = (progress.best_top1, progress.best_epoch)
     if not progress.best_epoch:
         best = (report.top1, epoch) if math.isfinite(report.loss) else (math.nan, 0)
-    other = ""
-    if metric is not None and metric.name != "top1":
-        other = f" best_{metric.name}={math.nan if progress.best_value is None else progress.best_value:.4f}"
+    name = best_metric(args.run).name
+    value = math.nan if progress.best_value is None else progress.best_value
+    other = f" best_{name}={value:.4f}" if name != "top1" else ""
     run = f" run={folder}" if folder else ""
-    return (
-        f"{figures(report, max_val_batches)} val_epoch={epoch} best_top1={best[0]:.4f} best_epoch={best[1]}{other}{run}"
-    )
+    last = figures(report, args.data.max_val_batches)
+    return f"{last} val_epoch={epoch} best_top1={best[0]:.4f} best_epoch={best[1]}{other}{run}"
 
 
 def figures(report: Report, max_val_batches: int | None = None) -> str:
     """A validation's result for scripts; all that the last line of ``--evaluate`` holds."""
     cut = f" max_val_batches={max_val_batches}" if max_val_batches else ""
-    return (
-        f"val_top1={report.top1:.4f} val_top5={report.top5:.4f} val_loss={report.loss:.4f} val_count={report.count}"
-        + cut
-    )
+    means = f"val_top1={report.top1:.4f} val_top5={report.top5:.4f} val_loss={report.loss:.4f}"
+    return f"{means} val_count={report.count}{cut}"
 
 
 def checkpoint_description(args: Settings, data: Data, criterion: torch.nn.Module | None = None) -> dict[str, Any]:

@@ -296,7 +296,7 @@ def test_the_time_left_ends_where_max_steps_cuts_the_run(clock):
 
 
 def line_of(**fields):
-    return final_line(Progress(last_validation=[0.05123, 98.61111, 99.72222, 360], **fields), Path("runs/x"))
+    return final_line(Progress(last_validation=[0.05123, 98.61111, 99.72222, 360], **fields), Path("runs/x"), parse([]))
 
 
 def test_the_last_line_says_which_epoch_was_validated_last_and_which_was_best():
@@ -314,7 +314,7 @@ def test_a_cut_epoch_is_named_by_its_number_and_is_the_best_only_while_there_is_
 
 def test_without_a_finite_validation_there_is_no_best():
     progress = Progress(epoch=2, step=46, last_validation=[math.nan, 10.0, 50.0, 360])
-    assert "val_loss=nan val_count=360 val_epoch=2 best_top1=nan best_epoch=0" in final_line(progress, None)
+    assert "val_loss=nan val_count=360 val_epoch=2 best_top1=nan best_epoch=0" in final_line(progress, None, parse([]))
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

@@ -167,7 +167,6 @@ class AugmentationSettings:
 
     @staticmethod
     def contradictions(v: Any) -> Iterator[object]:
-        """Settings that no run can have together: a line for each contradiction, or nothing in its place."""
         names = v.augment or ()
         yield "none" in names and len(names) > 1 and "--augment none contradicts the other names after --augment"
         yield (

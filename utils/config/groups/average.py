@@ -75,7 +75,6 @@ class AverageSettings:
 
     @staticmethod
     def contradictions(v: Any) -> Iterator[object]:
-        """Settings that no run can have together: a line for each contradiction, or nothing in its place."""
         yield v.only_one("are two averages of the weights", "ema_decay", "swa_start_epoch")
         swa = v.swa_start_epoch
         yield swa and swa > v.epochs and f"--swa-start-epoch {swa:g} is beyond --epochs {v.epochs}"

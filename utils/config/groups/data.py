@@ -82,7 +82,6 @@ class DataSettings:
     image_column: str | None = setting(
         None,
         "column of the images in --dataname hf [the only one with images, or that of a usual name]",
-        metavar="NAME",
         effect=_TABLE,
         synonyms="input-key image-column-name",
         example="a",
@@ -91,7 +90,6 @@ class DataSettings:
     label_column: str | None = setting(
         None,
         "column of the labels in --dataname hf [the only ClassLabel, or that of a usual name]",
-        metavar="NAME",
         effect=_TABLE,
         synonyms="target-key label-column-name",
         example="a",
@@ -331,7 +329,6 @@ class DataSettings:
 
     @staticmethod
     def contradictions(v: Any) -> Iterator[object]:
-        """Settings that no run can have together: a line for each contradiction, or nothing in its place."""
         expected = v.global_batch_size and math.ceil(v.global_batch_size / (v.processes * v.accumulate))
         yield (
             (expected and v.batch_size != expected and v.same_layer("batch_size", "global_batch_size"))

@@ -107,7 +107,6 @@ class LossSettings:
 
     @staticmethod
     def contradictions(v: Any) -> Iterator[object]:
-        """Settings that no run can have together: a line for each contradiction, or nothing in its place."""
         yield (
             (v.balanced_sampler and v.class_weights)
             # a run of an earlier version, which has both, goes on

@@ -40,7 +40,6 @@ class ModelSettings:
         "network: own, timm or torchvision name; timm/NAME or torchvision/NAME picks the library "
         f"[{SMALL_IMAGES_ARCH}, or {LARGE_IMAGES_ARCH} for {_LARGE_SETS}]",
         short="-a",
-        metavar="NAME",
         synonyms="model model-name model-name-or-path network net backbone",
         shapes="state",
         example="conv4",
@@ -192,7 +191,6 @@ class ModelSettings:
 
     @staticmethod
     def contradictions(v: Any) -> Iterator[object]:
-        """Settings that no run can have together: a line for each contradiction, or nothing in its place."""
         yield (
             (v.grad_checkpointing and v.compile)
             and "--compile decides itself what to compute again; remove --grad-checkpointing"

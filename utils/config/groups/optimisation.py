@@ -88,7 +88,6 @@ class OptimisationSettings:
         "sgd, adam, adamw, muon (with adamw for all but matrices), muon-sgd, schedulefree-sgd, schedulefree-adamw or "
         "any timm optimizer by name",
         short="-o",
-        metavar="NAME",
         synonyms="opt optim",
         shapes="state",
         example="lamb",
@@ -354,7 +353,6 @@ class OptimisationSettings:
 
     @staticmethod
     def contradictions(v: Any) -> Iterator[object]:
-        """Settings that no run can have together: a line for each contradiction, or nothing in its place."""
         yield (
             (v.nesterov and v.optimizer not in WITH_NESTEROV and v.is_explicit("nesterov", against="optimizer"))
             and f"--nesterov needs --optimizer {' or '.join(WITH_NESTEROV)}, not {v.optimizer}"

@@ -55,7 +55,6 @@ class PrecisionSettings:
     fp32_layers: tuple[str, ...] | None = setting(
         None,
         "layers to compute in float32, by name (scripts/amp_audit.py finds them)",
-        metavar="NAME",
         effect=(Needs("--amp fp16 or bf16", lambda v: v.precision != "off"), _reaches_layers),
         unsharded="mixes formats within a block, whose weights arrive in one",
         shapes="validation",

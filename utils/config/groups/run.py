@@ -119,7 +119,6 @@ class RunSettings:
     best_metric: str = setting(
         "top1",
         "validation metric that chooses best.pt: top1, top5, loss or another val_ column of metrics.csv",
-        metavar="NAME",
         in_evaluation=False,
         synonyms="eval-metric metric-for-best-model",
         affects_result=True,
@@ -138,7 +137,6 @@ class RunSettings:
     early_stopping_metric: str | None = setting(
         None,
         "validation metric that has to improve for --early-stopping [that of --best-metric]",
-        metavar="NAME",
         in_evaluation=False,
         effect=_STOPS,
         affects_result=True,
@@ -165,7 +163,6 @@ class RunSettings:
 
     @staticmethod
     def contradictions(v: Any) -> Iterator[object]:
-        """Settings that no run can have together: a line for each contradiction, or nothing in its place."""
         yield v.gpu_ids and v.device == "cpu" and "--gpu-ids contradicts --device cpu"
         yield v.gpu_ids and len(set(v.gpu_ids)) < len(v.gpu_ids) and "--gpu-ids names a GPU twice"
         yield (
