@@ -170,12 +170,8 @@ def test_a_comparison_counts_each_image_once_and_matches_by_id():
     comparison = Comparison(first, second, (every, every))
     ours = first.right
     theirs = second.right
-    assert comparison.counts == (
-        (ours & theirs).sum(),
-        (ours & ~theirs).sum(),
-        (~ours & theirs).sum(),
-        (~ours & ~theirs).sum(),
-    )
+    parts = (ours & theirs, ours & ~theirs, ~ours & theirs, ~ours & ~theirs)
+    assert comparison.counts == tuple(part.sum() for part in parts)
     assert comparison.difference == pytest.approx(summary(second)["top1"] - summary(first)["top1"])
     low, high = comparison.interval
     assert low < comparison.difference < high < 0 and comparison.p_value < 0.001
@@ -211,14 +207,8 @@ def test_its_last_line_and_its_macro_figures_are_those_of_the_program(digits_run
 
 def test_files_hold_every_image_and_class_and_nothing_else_is_left(digits_run, capsys, tmp_path):
     lines = printed(capsys, digits_run, "--output", tmp_path / "out")
-    names = [
-        "classes.csv",
-        "confusion_matrix.csv",
-        "confusions.csv",
-        "evaluation.json",
-        "predictions.csv",
-        "reliability.csv",
-    ]
+    tables = ("classes", "confusion_matrix", "confusions", "predictions", "reliability")
+    names = sorted([*(f"{name}.csv" for name in tables), "evaluation.json"])
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
     assert f"Files in {tmp_path / 'out'}: {', '.join(names)}" in lines
     table = {name: list(csv.DictReader((tmp_path / "out" / name).open())) for name in names if name.endswith("csv")}

@@ -31,7 +31,7 @@ from scripts.exporting.card import Exported, card, code, preparation
 from scripts.exporting.formats import FORMATS, Place
 from scripts.exporting.subject import Subject
 from tests.helpers import altered
-from tests.scripts.export_zoo import save_checkpoint, shown_at
+from tests.scripts.test_export_zoo import save_checkpoint, shown_at
 from tests.utils.data.deep_files import png, tiff
 from utils.config.settings import UserError
 from utils.data.formats.readers import read_digits

@@ -1,6 +1,12 @@
-"""Exports of many families of networks: each loads again and predicts the same, and another network is noticed."""
+"""Exports of many families of networks: each loads again and predicts the same, and another network is noticed.
+
+The networks of many families have random weights with which each layer matters.
+"""
+
+from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +20,116 @@ from scripts.exporting import checking, reload, steps
 from scripts.exporting.formats import FORMATS
 from scripts.exporting.images import noise
 from scripts.exporting.subject import Subject
-from tests.scripts.export_zoo import FAMILIES, ZOO, randomise, save_checkpoint, shown_at
+from utils.checkpoint import checkpoint
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError
+from utils.data.preprocessing import Preprocessing
+from utils.optim.head import output_layers
+
+CLASSES = 7
+OWN_SIZE = 32  # pixels
+# One of the smallest of each family, with the size in pixels of its images.
+FAMILIES = {
+    "timm/resnet18": 96,
+    "timm/resnet18d": 64,  # with the stem for small images
+    "timm/convnext_atto": 96,
+    "timm/densenet121": 96,
+    "timm/edgenext_xx_small": 128,
+    "timm/efficientnet_b0": 96,
+    "timm/efficientvit_b0": 96,
+    "timm/fastvit_t8": 128,
+    "timm/ghostnet_050": 96,
+    "timm/levit_128s": 224,
+    "timm/maxvit_rmlp_pico_rw_256": 256,
+    "timm/mixer_s32_224": 224,
+    "timm/mobilenetv3_small_050": 96,
+    "timm/mobilevit_xxs": 128,
+    "timm/poolformer_s12": 96,
+    "timm/regnety_002": 96,
+    "timm/repvgg_a0": 96,
+    "timm/swin_tiny_patch4_window7_224": 224,
+    "timm/vit_tiny_patch16_224": 64,
+    "torchvision/alexnet": 96,
+    "torchvision/convnext_tiny": 96,
+    "torchvision/densenet121": 96,
+    "torchvision/efficientnet_b0": 96,
+    "torchvision/googlenet": 96,
+    "torchvision/inception_v3": 128,
+    "torchvision/maxvit_t": 224,
+    "torchvision/mobilenet_v2": 96,
+    "torchvision/mobilenet_v3_small": 96,
+    "torchvision/regnet_y_400mf": 96,
+    "torchvision/resnet18": 96,
+    "torchvision/shufflenet_v2_x0_5": 96,
+    "torchvision/squeezenet1_1": 96,
+    "torchvision/swin_t": 96,
+    "torchvision/vgg11_bn": 96,
+    "torchvision/vit_b_32": 96,
+}
+ZOO = {**dict.fromkeys(OWN, OWN_SIZE), **FAMILIES}
+
+
+def shown_at(size: int) -> Preprocessing:
+    """Photographs in ``size`` pixels, as ImageNet's are shown."""
+    return Preprocessing(
+        size,
+        size,
+        (0.485, 0.456, 0.406),
+        (0.229, 0.224, 0.225),
+        crop_pct=0.875,
+        crop_mode="center",
+        interpolation="bilinear",
+    )
+
+
+def save_checkpoint(arch: str, shown: Preprocessing, path: Path) -> None:
+    """A checkpoint, as far as exporting needs it, of ``arch`` with random weights, for images ``shown`` so."""
+    torch.manual_seed(0)
+    network = build_model(
+        ModelSettings(arch=arch), classes=CLASSES, channels=shown.channels, image_size=shown.image_size
+    )
+    randomise(network, noise((shown.channels, shown.val_image_size, shown.val_image_size)))
+    torch.save(
+        {
+            "format": checkpoint.FORMAT,
+            "arch": arch,
+            "classes": [f"class {number}" for number in range(CLASSES)],
+            "preprocessing": shown.state(),
+            "settings": {"dataname": "synthetic"},
+            "model": network.state_dict(),
+            "ema": None,
+        },
+        path,
+    )
+
+
+@torch.no_grad()
+def randomise(network: nn.Module, images: torch.Tensor) -> None:
+    """Give ``network`` random weights with which each layer matters, and outputs that differ between ``images`` by 1.
+
+    Networks begin with norms of 0 or 1, layer scales of 1e-6, last layers of zeros, or weights so small that a deep
+    network without norms gives the same for all images. An export without such layers would then go unnoticed.
+
+    Nor may the weights multiply rounding errors, or float32 differs from float64 more than an export from its network:
+    batch norm gets the statistics of ``images``, as training leaves it, and positive biases, which leave most of the
+    units behind it at work; scales below 1 keep attention from becoming all or nothing.
+    """
+    for name, parameter in network.named_parameters():
+        if parameter.ndim == 1 and not name.endswith("bias"):
+            parameter.uniform_(0.25, 0.75)
+        elif parameter.ndim == 1:
+            parameter.normal_(0, 0.1)
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+        elif isinstance(module, nn.modules.batchnorm._NormBase):
+            module.momentum = 1.0
+            if module.bias is not None:
+                module.bias.add_(0.5)
+    network.train()(images)
+    spread = network.eval()(images).std(0).mean()
+    for layer in output_layers(network):
+        layer.weight.div_(spread)
 
 
 @pytest.fixture(autouse=True)

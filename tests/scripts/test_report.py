@@ -258,10 +258,7 @@ def test_a_cut_validation_is_said_beside_what_was_recorded(digits_run, tmp_path)
 
 def test_what_several_runs_lack_is_said_once():
     lines = [
-        *((name, "no curves") for name in "abc"),
-        ("a", "no log"),
-        ("b", "no log"),
-        *((name, "old") for name in "abcd"),
+        (name, line) for line, names in (("no curves", "abc"), ("no log", "ab"), ("old", "abcd")) for name in names
     ]
     assert grouped(lines, 4) == ["no curves (3 of 4 runs)", "a and b: no log", "old (all runs)"]
     assert grouped([("a", "no log")], 1) == ["no log"]

@@ -79,11 +79,8 @@ def test_a_damaged_or_missing_file_is_named_and_the_rest_is_read(digits_run, tmp
     (folder / "class_metrics.csv").write_text("a,b\n1,2\n")
     (folder / "log.txt").unlink()
     record = run_record.read(folder, "run")
-    assert [line.partition(":")[0] for line in record.missing] == [
-        "Curves of the steps",
-        "Figures of each class",
-        "Warnings",
-    ]
+    named = [line.partition(":")[0] for line in record.missing]
+    assert named == ["Curves of the steps", "Figures of each class", "Warnings"]
     assert record.settings and len(record.epochs["val_top1"]) == 1
 
 
