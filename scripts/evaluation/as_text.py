@@ -124,12 +124,12 @@ def calibration(bins: Sequence[Bin], temperature: Temperature | None) -> str:
     lines = ["Calibration", table(["probability", "images", "mean %", "right %", "too sure by"], rows)]
     if temperature is None:
         return "\n".join([*lines, "No temperature is fitted to so few images"])
-    loss, better_loss = temperature.loss
-    error, better_error = temperature.error
+    fit = temperature
     lines += [
-        f"Temperature {temperature.temperature:.3f}, fitted on {temperature.fitted:,} images drawn at random, which "
-        f"are not scored. On the other {temperature.scored:,}:",
-        f"calibration error {error:.2f} % without, {better_error:.2f} % with it; loss {loss:.4f} and {better_loss:.4f}",
+        f"Temperature {fit.temperature:.3f}, fitted on {fit.fitted_on_images:,} images drawn at random, which are not "
+        f"scored. On the other {fit.scored_on_images:,}:",
+        f"calibration error {fit.calibration_error_before:.2f} % without, {fit.calibration_error_after:.2f} % with it; "
+        f"loss {fit.loss_before:.4f} and {fit.loss_after:.4f}",
     ]
     if temperature.at_limit:
         lines.append("warning: the fitted images determine no temperature, so this one means nothing")

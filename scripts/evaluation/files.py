@@ -74,7 +74,7 @@ def _write_all(
         "figures": summary(predictions),
         "classes": rows_of_classes,
         "reliability": [one._asdict() for one in bins],
-        "temperature": temperature and temperature.as_dict(),
+        "temperature": temperature and temperature._asdict(),
         "comparison": comparison and comparison.as_dict(),
         "notes": list(predictions.notes),
         "doubts": doubts(predictions, description),

@@ -6,8 +6,7 @@ The temperature makes confidence and accuracy agree better (Guo et al., On calib
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -80,32 +79,21 @@ def confusion_matrix(predictions: Predictions) -> np.ndarray | None:
     return matrix
 
 
-@dataclass(frozen=True)
-class Temperature:
-    """A ``temperature`` to divide logits by, fitted on ``fitted`` images and scored on the ``scored`` others.
+class Temperature(NamedTuple):
+    """A ``temperature`` to divide logits by, fitted on some images and scored on others.
 
-    ``loss`` and ``error`` (ECE in percent) of these others: as they are, and with the temperature. ``at_limit``: the
-    loss only falls towards 0 or infinity, as where every answer is right, and the value means nothing.
+    Loss and ECE in percent of these others: as they are, and with the temperature. ``at_limit``: the loss only falls
+    towards 0 or infinity, as where every answer is right, and the value means nothing.
     """
 
     temperature: float
-    fitted: int
-    scored: int
-    loss: tuple[float, float]
-    error: tuple[float, float]
+    fitted_on_images: int
+    scored_on_images: int
+    loss_before: float
+    loss_after: float
+    calibration_error_before: float
+    calibration_error_after: float
     at_limit: bool
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "temperature": self.temperature,
-            "fitted_on_images": self.fitted,
-            "scored_on_images": self.scored,
-            "loss_before": self.loss[0],
-            "loss_after": self.loss[1],
-            "calibration_error_before": self.error[0],
-            "calibration_error_after": self.error[1],
-            "at_limit": self.at_limit,
-        }
 
 
 def fit_temperature(predictions: Predictions) -> Temperature | None:
@@ -126,15 +114,15 @@ def fit_temperature(predictions: Predictions) -> Temperature | None:
         options={"xatol": 1e-6},
     )
     log = float(best.x)
-    temperature = math.exp(log)
     rest = logits[scored]
     rest_labels = labels[scored]
+    factors = (1.0, math.exp(log))
     return Temperature(
-        temperature,
+        factors[1],
         len(fitted),
         len(scored),
-        loss=(_loss(rest, rest_labels, 1.0), _loss(rest, rest_labels, temperature)),
-        error=tuple(ClassReport.of(rest / factor, rest_labels).ece for factor in (1.0, temperature)),
+        *(_loss(rest, rest_labels, factor) for factor in factors),
+        *(ClassReport.of(rest / factor, rest_labels).ece for factor in factors),
         at_limit=bool((logits[fitted].argmax(1) == labels[fitted]).all())
         or min(abs(log - limit) for limit in LOG_LIMITS) < 0.01,
     )

@@ -128,13 +128,16 @@ def test_the_temperature_undoes_a_wrong_scale_and_is_not_scored_where_it_is_fitt
     predictions = answers(2.5 * logits, labels)
     found = fit_temperature(predictions)
     assert found.temperature == pytest.approx(2.5, rel=0.05) and not found.at_limit
-    assert (found.fitted, found.scored) == (3000, 3000)
-    assert found.error[1] < 2.5 < 10 < found.error[0] and found.loss[1] < found.loss[0]
+    assert found[1:3] == (3000, 3000)
+    assert (
+        found.calibration_error_after < 2.5 < 10 < found.calibration_error_before
+        and found.loss_after < found.loss_before
+    )
     others = np.sort(np.random.default_rng(0).permutation(6000)[3000:])
     loss = torch.nn.functional.cross_entropy(2.5 * logits[others], labels[others])
-    assert found.loss[0] == pytest.approx(loss.item(), abs=1e-4)
+    assert found.loss_before == pytest.approx(loss.item(), abs=1e-4)
     monkeypatch.setattr("scripts.evaluation.summary.MOST", 1000)
-    assert dataclasses.astuple(fit_temperature(predictions))[1:3] == (1000, 5000), "one number needs no more images"
+    assert fit_temperature(predictions)[1:3] == (1000, 5000), "one number needs no more images"
 
 
 def test_a_temperature_of_perfect_answers_or_of_a_few_says_nothing():
