@@ -11,7 +11,10 @@ behind but the picture. Heavy imports are inside the functions.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +26,7 @@ from utils.config.settings import Settings, UserError
 from utils.runtime.process import RankInfo
 
 if TYPE_CHECKING:
-    from scripts.lr_range.measure import Ramp, RangePoint
+    from scripts.lr_range.measure import RangePoint
 
 NAME = "find_lr.py"
 LINES = 10  # printed during the test where there is no bar
@@ -45,8 +48,8 @@ def main(argv: list[str]) -> int:
         components = build(run)._replace(lr_policy=ramp, ema=None)  # an average of weights changes no loss
         title = describe(run.args)
         print(title)
-        with Display(ramp, args.logging.progress) as display:
-            test = measure.run(build_traval(run, components), ramp, display.show)
+        with display(own.steps, args.logging.progress) as show:
+            test = measure.run(build_traval(run, components), ramp, show)
     advice = advise(test)
     print(f"Advice: {advice.line(own.start_lr, own.end_lr)}")
     if own.picture and not test.points:
@@ -93,31 +96,24 @@ def describe(args: Settings) -> str:
     )
 
 
-class Display:
-    """The test as it goes: a bar on a terminal, otherwise some lines."""
+@contextmanager
+def display(steps: int, progress: bool) -> Iterator[Callable[[RangePoint], None]]:
+    """A function that shows a step: in a bar on a terminal, otherwise some of ``steps`` in lines."""
+    from tqdm import tqdm
 
-    def __init__(self, ramp: Ramp, progress: bool) -> None:
-        from tqdm import tqdm
+    disabled = not (progress and sys.stderr.isatty())
+    numbers = itertools.count(1)
+    with tqdm(total=steps, unit="step", desc="Range test", leave=False, disable=disabled) as bar:
 
-        self.every = max(1, ramp.steps // LINES)
-        self.steps = 0
-        disabled = not (progress and sys.stderr.isatty())
-        self.bar = tqdm(total=ramp.steps, unit="step", desc="Range test", leave=False, disable=disabled)
+        def show(point: RangePoint) -> None:
+            text = f"lr {point.lr:.2e}  loss {point.smoothed:.4f}"
+            bar.set_postfix_str(text, refresh=False)
+            bar.update()
+            number = next(numbers)
+            if disabled and number % max(1, steps // LINES) == 0:
+                print(f"step {number}  {text}", flush=True)
 
-    def __enter__(self) -> Display:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.close()
-
-    def show(self, point: RangePoint) -> None:
-        """Show a step."""
-        self.steps += 1
-        text = f"lr {point.lr:.2e}  loss {point.smoothed:.4f}"
-        self.bar.set_postfix_str(text, refresh=False)
-        self.bar.update()
-        if self.bar.disable and self.steps % self.every == 0:
-            print(f"step {self.steps}  {text}", flush=True)
+        yield show
 
 
 if __name__ == "__main__":

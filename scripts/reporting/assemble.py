@@ -26,6 +26,7 @@ from utils.config.settings import UserError
 from utils.record.doubts import doubts_of
 from utils.record.metrics import shows_top5
 
+PLACE = ("dataname", "datapath")
 DETAIL_BYTES = 2_200_000  # of JSON about the predictions of all runs, beside the pictures
 
 
@@ -39,19 +40,14 @@ def assemble(sources: Sequence[RunSource], own: argparse.Namespace) -> PageConte
     for number, source in enumerate(sources):
         try:
             loaded = open_network(source, own)
-        except UserError as error:
-            if records[number] is None:
-                raise
-            gathered.without.append((source.name, error.mistakes[0]))
-            continue
-        if records[number] is None:
-            records[number] = from_settings(source.name, loaded.settings)
-        try:
+            records[number] = records[number] or from_settings(source.name, loaded.settings)
             if not own.no_predictions:
                 say(f"validating {loaded.path}")
                 predictions = predict_split(loaded, Chosen.of(own))
                 gathered.add(number, source, records[number], loaded, predictions, len(sources))
         except (UserError, ValueError) as error:
+            if records[number] is None:
+                raise
             reason = error.mistakes[0] if isinstance(error, UserError) else error
             gathered.without.append((source.name, str(reason)))
     data = page_data(records) | gathered.data
@@ -100,9 +96,7 @@ class PredictionParts:
             classes=predictions.classes,
             ids=short_ids(predictions.ids),
             picture=lambda place: predictions.pictures([place])[0],
-            source=" ".join(
-                map(str, (loaded.fingerprint or number, *map(loaded.settings.get, ("dataname", "datapath"))))
-            ),
+            source=" ".join(map(str, (loaded.fingerprint or number, *map(loaded.settings.get, PLACE)))),
             heat_map=explainer(loaded) if self.own.heat_maps else None,
         )
         self.thumbnails.budget += BUDGET_BYTES // runs
@@ -112,7 +106,7 @@ class PredictionParts:
             sides = add_pictures(predicted, chosen, self.thumbnails, bar.update)
         made = detail(predicted, chosen, self.thumbnails, sides, runs)
         figures = metrics_of(predictions)
-        (words, agrees) = self._check(predictions, record, loaded.path.name)
+        words, agrees = self._check(predictions, record, loaded.path.name)
         self._keep(source.name, made, predictions.classes)  # from here on, nothing fails
         self.figures[number] = figures
         if self.own.split == "val" and self.own.datapath is None:
