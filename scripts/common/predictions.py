@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from itertools import chain
@@ -88,9 +88,9 @@ class Predictions(Answers):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def pictures(self, places: Sequence[int]) -> list[Image.Image]:
-        """The whole images at these places among the n, upright, in mode 'L' or 'RGB'."""
-        return [picture(self.images, int(self.numbers[place])) for place in places]
+    def picture(self, place: int) -> Image.Image:
+        """The whole image at a place among the n, upright, in mode 'L' or 'RGB'."""
+        return picture(self.images, int(self.numbers[place]))
 
 
 def predict_split(loaded: Loaded, chosen: Chosen, distributed: Distributed | None = None) -> Predictions:

@@ -45,7 +45,7 @@ def draw(path: Path, comparison: Comparison) -> None:
 
 def _tile(axis: Any, comparison: Comparison, place: int) -> None:
     one, two = (int(places[place]) for places in comparison.places)
-    (image,) = comparison.first.pictures([one])
+    image = comparison.first.picture(one)
     image.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
     axis.imshow(image, cmap="gray" if image.mode == "L" else None, vmin=0, vmax=255, interpolation="nearest")
     names = comparison.first.classes

@@ -95,7 +95,7 @@ class PredictionParts:
             answers=predictions,
             classes=predictions.classes,
             ids=short_ids(predictions.ids),
-            picture=lambda place: predictions.pictures([place])[0],
+            picture=predictions.picture,
             source=" ".join(map(str, (loaded.fingerprint or number, *map(loaded.settings.get, PLACE)))),
             heat_map=explainer(loaded) if self.own.heat_maps else None,
         )

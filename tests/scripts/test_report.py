@@ -113,7 +113,7 @@ def test_a_samples_picture_is_its_own(page, predictions):
     (detail,) = page.data["details"]
     for row in (detail["rows"][place] for place in detail["mistakes"][:5] + detail["unsure"][:5]):
         content = base64.b64decode(page.data["images"][row[1]].partition(",")[2])
-        expected = predictions.pictures([predictions.ids.index(row[0])])[0]
+        expected = predictions.picture(predictions.ids.index(row[0]))
         assert (np.asarray(Image.open(io.BytesIO(content))) == np.asarray(expected)).all()
 
 

@@ -150,7 +150,7 @@ def test_logits_are_those_of_single_images_in_the_order_of_the_data_set(digits_r
     assert predictions.ids[:2] == ["val[0]", "val[1]"] and len(predictions) == len(predictions.ids) == 360
     assert torch.equal(predictions.labels, read_digits().validation.labels)
     places = [0, 47, 48, 359]
-    pictures = predictions.pictures(places)
+    pictures = map(predictions.picture, places)
     with torch.no_grad():
         alone = torch.cat([loaded.network(loaded.preprocessing(picture)[None]) for picture in pictures])
     torch.testing.assert_close(predictions.logits[places], alone, rtol=1e-5, atol=1e-5)
