@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, run_tool, warn
 from scripts.common.output import whole_file, wrong_name
-from scripts.common.trained import NOT_FINITE, add_run_arguments, find_run, open_run
+from scripts.common.trained import NOT_FINITE, add_images, add_run_arguments, find_run, open_run
 from utils.config.settings import UserError
 from utils.config.spelling import or_nearest
 
@@ -74,13 +74,7 @@ def main(argv: list[str]) -> int:
 def build_parser() -> ToolParser:
     parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
     add_run_arguments(parser)
-    parser.add_argument(
-        "images",
-        nargs="+",
-        metavar="IMAGES",
-        help=f"files, folders with all below them, patterns, @FILE for a list with a name on each line, - for standard "
-        f"input; the first {MOST_IMAGES} are shown",
-    )
+    add_images(parser, f"; the first {MOST_IMAGES} are shown")
     parser.add_argument(
         "--target", metavar="CLASS", help="what to explain: a class by its name, or its number from 0 [the prediction]"
     )

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, run_tool, say, warn, whole
 from scripts.common.output import whole_file
-from scripts.common.trained import NOT_FINITE, add_run_arguments, find_run, open_run
+from scripts.common.trained import NOT_FINITE, add_images, add_run_arguments, find_run, open_run
 from utils.config.groups.data import VIEWS
 from utils.config.settings import UserError
 
@@ -67,13 +67,7 @@ def main(argv: list[str]) -> int:
 def build_parser() -> ToolParser:
     parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
     add_run_arguments(parser)
-    parser.add_argument(
-        "images",
-        nargs="+",
-        metavar="IMAGES",
-        help="files, folders with all below them, patterns, @FILE for a list with a name on each line, - for standard "
-        "input",
-    )
+    add_images(parser)
     parser.add_argument("--output", metavar="FILE", help="what to write; appears once all is written [standard output]")
     parser.add_argument("--format", choices=FORMATS, help="[by the ending of --output, otherwise csv]")
     parser.add_argument("--top-k", type=whole(1), default=1, metavar="N", help="likeliest classes of each image [1]")

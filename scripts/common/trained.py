@@ -73,6 +73,17 @@ def point_of(args: Settings, tool: str, required: bool = True) -> ResumePoint | 
     return point
 
 
+def add_images(parser: argparse.ArgumentParser, remark: str = "") -> None:
+    """IMAGES, as ``image_names`` reads them."""
+    parser.add_argument(
+        "images",
+        nargs="+",
+        metavar="IMAGES",
+        help="files, folders with all below them, patterns, @FILE for a list with a name on each line, - for standard "
+        f"input{remark}",
+    )
+
+
 def find_run(text: str) -> Path:
     """The checkpoint file or run folder that ``text`` means. Raises ``UserError`` if there is none."""
     if text == AUTO:
