@@ -65,6 +65,12 @@ WRONG_IN_WHAT_IT_NAMES = [
     ("--evaluate --resume missing.pt", ("missing.pt", "no such checkpoint")),
     ("--evaluate --weights missing.pt", ("missing.pt", "no such checkpoint")),
     ("--gpu-ids 1023", ("--gpu-ids",)),
+    ("--best-metric tpo1", ("--best-metric 'tpo1': no such figure of a validation; did you mean top1",)),
+    ("--arch timm/test_resnet --freeze layr1", ("--freeze layr1", "did you mean layer1")),
+    (
+        "--arch timm/mobilenetv3_small_050 --image-size 32 --grad-penalty 0.1",
+        ("--grad-penalty: the network has an operation without a second derivative (aten::hardsigmoid",),
+    ),
     ("--drop-last -b 2000", ("--drop-last leaves no step: 1,437 ", "--global-batch-size 2,000", "--no-drop-last")),
 ]
 

@@ -451,14 +451,6 @@ def test_the_state_of_another_number_of_optimizers_is_refused():
 # ---------------------------------------------------------------------------------------- what is wired to what
 
 
-@pytest.mark.parametrize(("amp", "charts"), [("off", set()), ("fp16", {"AMP/scale", "AMP/skipped_steps"})])
-def test_the_scaler_has_charts_only_where_it_is_in_use(amp, charts):
-    traval, recorder, _ = watched(*THREE_STEPS[:-2], "--amp", amp, "--print-freq", "1")
-    traval.train(0)
-    tags = {tag for points, _ in recorder.of("scalars") for tag in points}
-    assert {tag for tag in tags if tag.startswith("AMP")} == charts and "Loss/Training" in tags
-
-
 def test_unreadable_images_of_steps_and_of_validation_are_counted_and_listed(tmp_path):
     traval, recorder, _ = watched(*THREE_STEPS, "--skip-bad-images")
     seen = str(tmp_path / "bad.jpg")

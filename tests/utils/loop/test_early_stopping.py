@@ -129,10 +129,3 @@ def test_other_validation_images_or_views_make_a_resume_forget_the_best(
     assert f"the best result so far is of other {of_other}, and is forgotten" in output.err
     last = output.out.splitlines()[-1]
     assert f"{cut} val_epoch=4 best_top1=30.0000 best_epoch=4 best_loss=4.0000 run=" in last
-
-
-def test_an_unknown_metric_is_refused_before_anything_is_made(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main.main(["--device", "cpu", "--best-metric", "tpo1"]) == 2
-    assert capsys.readouterr().err.startswith("main.py: --best-metric 'tpo1': no such figure of a validation; did you")
-    assert not any(tmp_path.iterdir())

@@ -41,15 +41,18 @@ def soft(classes=7, count=20):
     return kept * own + (1 - kept) * other
 
 
-def test_cross_entropy_of_soft_targets_is_timms():
-    logits, _ = batch(dtype=torch.float32)
-    loss = build_criterion(LossSettings())(logits, soft())
-    assert loss.item() == pytest.approx(SoftTargetCrossEntropy()(logits, soft()).item(), rel=1e-6)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
+def test_cross_entropy_of_labels_and_of_soft_targets_is_timms_of_smoothed_shares(smoothing):
+    logits, labels = batch(dtype=torch.float32)
+    criterion = build_criterion(LossSettings(label_smoothing=smoothing))
+    for given, shares in ((labels, functional.one_hot(labels, 7)), (soft(), soft())):
+        expected = SoftTargetCrossEntropy()(logits, (1 - smoothing) * shares + smoothing / 7)
+        assert criterion(logits, given).item() == pytest.approx(expected.item(), rel=1e-6)
 
 
-@pytest.mark.parametrize("threshold", [None, 0.0, 0.2, 0.6])
-@pytest.mark.parametrize("summed", [False, True])
-@pytest.mark.parametrize("positive", [None, 3.0])
+@pytest.mark.parametrize(
+    ("threshold", "summed", "positive"), [(None, False, None), (0.0, True, None), (0.2, False, 3.0), (0.6, True, 3.0)]
+)
 @pytest.mark.parametrize("targets", ["labels", "soft"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_bce_with_threshold_sum_and_positive_weight_is_timms(threshold, summed, positive, targets, smoothing):

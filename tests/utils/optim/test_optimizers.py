@@ -1,4 +1,4 @@
-"""Optimizers and loss against torch's and timm's own, and against closed formulas."""
+"""Optimizers against torch's and timm's own, and against closed formulas."""
 
 import dataclasses
 import math
@@ -10,10 +10,8 @@ import timm.optim
 import torch
 from torch import nn
 
-from utils.config.groups.loss import LossSettings
 from utils.config.groups.optimisation import OptimisationSettings
 from utils.config.settings import UserError
-from utils.optim.criterion import build_criterion
 from utils.optim.groups import parameter_groups
 from utils.optim.optimizers import build_optimizer, unknown_optimizer
 
@@ -342,22 +340,7 @@ def test_every_optimizer_of_timm_steps_or_is_refused_in_one_line(name):
         assert not any(torch.equal(a, b) for a, b in zip(weights_after_steps(model, optimizer), before, strict=True))
 
 
-# ------------------------------------------------------------------------------------------ loss
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
-def test_loss_equals_the_formula_of_label_smoothing(smoothing):
-    torch.manual_seed(0)
-    logits = torch.randn(20, 7, dtype=torch.float64)
-    targets = torch.randint(0, 7, (20,))
-    rows = []
-    for row, target in zip(logits.tolist(), targets.tolist(), strict=True):
-        log_sum = math.log(sum(math.exp(value) for value in row))
-        wanted = [smoothing / 7 + (1 - smoothing) * (label == target) for label in range(7)]
-        rows.append(-sum(weight * (value - log_sum) for weight, value in zip(wanted, row, strict=True)))
-    loss = build_criterion(LossSettings(label_smoothing=smoothing))(logits, targets)
-    assert loss.item() == pytest.approx(sum(rows) / 20, rel=1e-12)
-
+# ------------------------------------------------------------------------------------------ muon-sgd
 
 # Muon's polynomial, three times, brings singular values from 0.05 up to between 0.68 and 1.20; of random matrices of
 # these shapes, the root of their mean square was 0.84 to 0.98 for 100 seeds. Without the factor for tall matrices it
