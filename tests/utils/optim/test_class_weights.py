@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 import torch
 from sklearn.utils.class_weight import compute_class_weight
-from torch import nn
-from torch.nn import functional
 
 import main
 from components import build
@@ -13,11 +11,8 @@ from tests.end_to_end.processes import load
 from tests.faults.small_run import as_older, told
 from utils.checkpoint.resume import ResumePoint
 from utils.config import arguments
-from utils.config.groups.loss import LOSSES, LossSettings
 from utils.config.settings import UserError
-from utils.data.sampling import Sampling
 from utils.optim.class_weights import class_weights
-from utils.optim.criterion import build_criterion
 from utils.run import Run
 from utils.runtime.distributed import Distributed, RankInfo
 
@@ -79,66 +74,6 @@ def test_what_is_wrong_with_a_file_is_reported_at_once(tmp_path, name, text, exp
     assert len(error.value.mistakes) == len(expected)
     for line, words in zip(error.value.mistakes, expected, strict=True):
         assert line.startswith(f"--class-weights {tmp_path / name}: ") and words in line
-
-
-# ------------------------------------------------------------------------- what rare classes gain by it
-
-# two Gaussians in a plane whose means lie so many standard deviations apart
-COUNTS = (900, 90)
-APART = 1.5
-
-
-def overlapping(counts, seed):
-    """Points (n, 2) and their classes."""
-    torch.manual_seed(seed)
-    labels = torch.arange(2).repeat_interleave(torch.tensor(counts))
-    return torch.randn(len(labels), 2) + APART * labels[:, None] * torch.tensor([1.0, 0.0]), labels
-
-
-def rare_recall(criterion, epoch_of=None, mixed=False):
-    """The percentage of the rare class that a linear network finds, trained by ``criterion`` on whole epochs."""
-    points, labels = overlapping(COUNTS, seed=0)
-    network = nn.Linear(2, 2)
-    nn.init.zeros_(network.weight)
-    nn.init.zeros_(network.bias)
-    optimizer = torch.optim.Adam(network.parameters(), lr=0.1)
-    for step in range(120):
-        chosen = torch.arange(len(labels)) if epoch_of is None else torch.from_numpy(epoch_of(step % 4)[0].copy())
-        seen = points[chosen]
-        targets = labels[chosen]
-        if mixed:
-            partner = torch.randperm(len(chosen), generator=torch.Generator().manual_seed(step))
-            kept = (
-                torch.rand(len(chosen), 1, generator=torch.Generator().manual_seed(step)) ** 4
-            )  # mostly one of the two
-            targets = functional.one_hot(targets, 2).float()
-            seen, targets = (kept * all_ + (1 - kept) * all_[partner] for all_ in (seen, targets))
-        optimizer.zero_grad()
-        criterion(network(seen), targets).backward()
-        optimizer.step()
-    points, labels = overlapping((0, 4000), seed=1)
-    return 100 * (network(points).argmax(1) == 1).float().mean().item()
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_each_way_to_balance_finds_the_rare_class_with_each_loss(tmp_path, loss, smoothing):
-    labels = overlapping(COUNTS, seed=0)[1]
-    (tmp_path / "file.csv").write_text("common,1\nrare,10\n")
-    settings = LossSettings(loss=loss, label_smoothing=smoothing)
-    plain = build_criterion(settings)
-    assert rare_recall(plain) < 45 and rare_recall(plain, mixed=True) < 45
-    sampling = Sampling(0, np.arange(len(labels)), labels=labels.numpy())
-    found = {"sampler": rare_recall(plain, sampling.epoch)}
-    for kind in ("balanced", str(tmp_path / "file.csv")):
-        weighted = build_criterion(settings, class_weights(labels, ("common", "rare"), kind))
-        found |= {kind: rare_recall(weighted), f"{kind}, mixed": rare_recall(weighted, mixed=True)}
-        # The losses of a network that answers nothing are equal, so their weighted mean shows the images' mean weight.
-        ratio = weighted(torch.zeros(len(labels), 2), labels) / plain(torch.zeros(len(labels), 2), labels)
-        assert ratio.item() == pytest.approx(1, rel=1e-5)
-    # The best classifier of balanced classes cuts in the middle and finds 77.3 %; the network has 90 rare points, whose
-    # mean lies within 0.1 of theirs: 4 % of recall. Mixing blurs the two, at most to 90 %.
-    assert all(70 < recall < 90 for recall in found.values()), found
 
 
 def test_training_images_alone_count_and_ranks_and_passes_have_the_gradient_of_one_batch():

@@ -66,15 +66,13 @@ def test_the_output_layers_are_all_that_give_a_number_a_class(arch):
 @pytest.mark.parametrize("arch", ["resnet18", "vgg11", "squeezenet1_0", "mobilenet_v3_small", "vit_b_16", "swin_t"])
 def test_a_network_of_torchvision_has_one_its_last_linear_layer_or_convolution(arch):
     with torch.device("meta"):
-        model = torchvision.models.get_model(arch, num_classes=CLASSES)
-    (layer,) = output_layers(model)
+        (layer,) = output_layers(torchvision.models.get_model(arch, num_classes=CLASSES))
     assert len(layer.weight) == CLASSES
 
 
 @pytest.mark.parametrize("arch", ["fc", "conv2", "vgg11"])
 def test_so_has_an_own_network(arch):
-    model = build_model(parse(["--arch", arch]).model, classes=CLASSES, channels=1, image_size=8)
-    (layer,) = output_layers(model)
+    (layer,) = output_layers(build_model(parse(["--arch", arch]).model, classes=CLASSES, channels=1, image_size=8))
     assert len(layer.weight) == CLASSES
 
 
