@@ -16,9 +16,13 @@ from tests.test_structure import FILES, LAYERS, ROOT
 from utils.config import arguments
 from utils.config.datasets import SPECS
 from utils.config.groups.augmentation import AUGMENTATIONS
+from utils.config.groups.loss import LOSSES
+from utils.config.groups.optimisation import LR_POLICIES
 from utils.config.other_programs import other_programs
 from utils.config.settings import GONE, flag_of
 from utils.data.preprocessing import resolve
+from utils.optim import optimizers
+from utils.record.epoch_scalars import metrics
 
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text()
@@ -381,10 +385,24 @@ def test_every_script_is_mentioned():
     assert {name for name in scripts if name not in mentioned} == set()
 
 
-@pytest.mark.parametrize("names", [SPECS, OWN, AUGMENTATIONS], ids=["data sets", "networks", "augmentations"])
-def test_the_page_on_data_names_all_of_them(names):
-    spans = " ".join(code_spans(PAGES["docs/data.md"])).split()
-    assert set(names) - set(spans) == set()
+USUAL_OPTIMIZERS = {"sgd", "adam", "adamw"}  # no technique
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        pytest.param("docs/data.md", SPECS, id="data sets"),
+        pytest.param("docs/data.md", OWN, id="networks"),
+        pytest.param("docs/data.md", AUGMENTATIONS, id="augmentations"),
+        pytest.param("docs/techniques.md", LOSSES, id="losses"),
+        pytest.param("docs/techniques.md", LR_POLICIES, id="learning-rate policies"),
+        pytest.param("docs/techniques.md", optimizers.OWN.keys() - USUAL_OPTIMIZERS, id="optimizers"),
+        pytest.param("docs/run_folder.md", [metric.column for metric in metrics().values()], id="metrics"),
+    ],
+)
+def test_the_page_names_all_of_them(page, names):
+    spans = " ".join(code_spans(PAGES[page])).split()
+    assert set(names) - set(spans) == set(), f"{page} has no line on them"
 
 
 def test_the_quoted_preprocessing_is_that_of_the_weights():

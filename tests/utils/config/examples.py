@@ -19,7 +19,9 @@ def example(name):
     declared = option.metadata
     if declared["type"] is bool:
         return as_flag(name, not option.default)
-    return f"{flag_of(name)} {declared['example'] or _another(option.default, declared)}"
+    value = declared["example"] or _another(option.default, declared)
+    assert value is not None, f"{flag_of(name)}: a number whose default is none declares an example"
+    return f"{flag_of(name)} {value}"
 
 
 def _another(default, declared):
@@ -27,7 +29,9 @@ def _another(default, declared):
         return named[1].strip()
     if declared["choices"]:
         return [choice for choice in declared["choices"] if choice != default][-1]
-    return default + 1 if isinstance(default, int) else f"{default / 2 or 0.5:g}"
+    if isinstance(default, float):
+        return f"{default / 2 or 0.5:g}"
+    return None if default is None else default + 1
 
 
 def context(name):

@@ -100,6 +100,7 @@ def test_each_flag_of_a_program_is_ours_or_answered_with_what_to_do(name, count)
     names = program.synonyms | program.instead.keys() | program.same
     assert len(names) == count and {f"--{one}" for one in program.same} <= {*FLAGS}
     for one, found in answers([one for one in names - program.same if len(one) > 1]).items():
+        assert found != OURS, f"--{one} is a flag of ours now: move it to `same` in other_programs.yaml"
         is_synonym = one in program.synonyms and one not in program.instead
         assert found == f" (did you mean {FLAG_MEANT[one]}?)" if is_synonym else is_advice(found), (one, found)
 

@@ -1,19 +1,24 @@
 """Losses against timm's and torch's own."""
 
+import re
+
 import pytest
 import torch
 from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
 from torch.nn import functional
 
 from utils.config.groups.loss import LOSSES, LossSettings
-from utils.config.groups.optimisation import LR_POLICIES
+from utils.config.groups.optimisation import LR_POLICIES, OptimisationSettings
 from utils.optim.criterion import CRITERIA, build_criterion
 from utils.optim.lr_policy import POLICIES
+from utils.optim.optimizers import OWN
 
 
 def test_the_flags_offer_what_the_registries_hold():
     assert tuple(CRITERIA) == LOSSES
     assert tuple(POLICIES) == LR_POLICIES
+    help_of_optimizer = OptimisationSettings.__dataclass_fields__["optimizer"].metadata["help"]
+    assert set(OWN) <= set(re.findall(r"[\w-]+", help_of_optimizer))
 
 
 def batch(classes=7, count=20, dtype=torch.float64):
@@ -106,6 +111,13 @@ def test_focal_loss_of_a_certain_network_has_a_finite_gradient(gamma, smoothing)
     loss = focal(focal_gamma=gamma, label_smoothing=smoothing)(logits, torch.tensor([0, 1]))
     loss.backward()
     assert loss.isfinite() and logits.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_is_smoothed(name):
+    logits, labels = batch()
+    plain, smoothed = (build_criterion(LossSettings(loss=name, label_smoothing=part)) for part in (0.0, 0.1))
+    assert plain(logits, labels).item() != smoothed(logits, labels).item()
 
 
 # ----------------------------------------------------------------------------------------- class weights

@@ -8,7 +8,12 @@ import torch
 from timm.scheduler import CosineLRScheduler, PolyLRScheduler, StepLRScheduler
 from torch.optim import lr_scheduler
 
-from utils.config.groups.optimisation import LR_POLICIES, OptimisationSettings
+from utils.config.groups.optimisation import (
+    LR_POLICIES,
+    RESTARTING_POLICIES,
+    RISING_POLICIES,
+    OptimisationSettings,
+)
 from utils.optim.lr_policy import POLICIES, LRPolicy, build_lr_policy
 
 # step: learning rate, for 12 steps with a highest rate of 0.4
@@ -64,6 +69,16 @@ def test_learning_rate_is_that_of_the_table(name, warmup):
     )
     for step, lr in (WARM_TABLES if warmup else TABLES)[name].items():
         assert policy(step) == pytest.approx(lr, abs=1e-8), step
+
+
+def test_the_policies_that_restart_and_those_that_rise_by_themselves_are_named_as_such():
+    def policies_that_heed(**change):
+        given = {"milestones": (6, 9), "step_length": 5, "pct_start": 0.25, "div_factor": 4}
+        pairs = {name: (LRPolicy(name, 0.4, 12, **given), LRPolicy(name, 0.4, 12, **given | change)) for name in TABLES}
+        return {name for name, pair in pairs.items() if any(pair[0](step) != pair[1](step) for step in range(12))}
+
+    assert policies_that_heed(cycle_steps=4) == set(RESTARTING_POLICIES)
+    assert policies_that_heed(div_factor=8) == set(RISING_POLICIES) == RISE_BY_THEMSELVES
 
 
 def torch_rates(make, steps):
