@@ -48,21 +48,17 @@ def start(folder, program, where, number=signal.SIGINT):
     return subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_ctrl_c_while_the_program_imports_is_one_line_at_most_and_exit_code_130(folder):
-    started = [start(folder, "main.py", where) for where in MOMENTS]  # side by side, because some import for seconds
-    for where, process in zip(MOMENTS, started, strict=True):
+def test_a_stop_signal_while_the_program_imports_is_one_line_at_most_and_its_exit_code(folder):
+    interrupted = INTERRUPTED, "main.py: interrupted"
+    stopped = TRY_AGAIN, "main.py: stopped by SIGTERM before or after training; --resume auto continues"
+    moments = {(where, signal.SIGINT): interrupted for where in MOMENTS} | {("torch.nn", signal.SIGTERM): stopped}
+    started = [start(folder, "main.py", *moment) for moment in moments]  # side by side, because some import for seconds
+    for (moment, (code, line)), process in zip(moments.items(), started, strict=True):
         out, err = process.communicate(timeout=300)
-        assert (process.returncode, out) == (INTERRUPTED, ""), (where, err)
-        assert err == "" if where == "utils.runtime.console" else err.startswith("main.py: interrupted"), where
-        assert err.count("\n") <= 1, (where, err)
+        assert (process.returncode, out) == (code, ""), (moment, err)
+        assert err == "" if moment[0] == "utils.runtime.console" else err.startswith(line), moment
+        assert err.count("\n") <= 1, (moment, err)
     assert not (folder / "runs").exists()
-
-
-def test_another_stop_signal_while_the_program_imports_is_as_quick(folder):
-    process = start(folder, "main.py", "torch.nn", signal.SIGTERM)
-    _, err = process.communicate(timeout=300)
-    expected = "main.py: stopped by SIGTERM before or after training; --resume auto continues\n"
-    assert (process.returncode, err) == (TRY_AGAIN, expected)
 
 
 @pytest.mark.parametrize("where", ["utils.runtime.console", "torch.distributed"])
@@ -86,7 +82,7 @@ def test_a_rank_that_loses_the_others_ends_as_it_was_told_if_it_was(number, code
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(main, "find_run", lambda command_line, args, distributed: SimpleNamespace(args=args))
     monkeypatch.setattr(main, "train", run)
-    monkeypatch.setattr(main, "Distributed", lambda *_: nullcontext())
+    monkeypatch.setattr("utils.runtime.distributed.Distributed", lambda *_: nullcontext())
     assert main.main([]) == code
     (line,) = capsys.readouterr().err.splitlines()
     name = number and signal.Signals(number).name
