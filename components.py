@@ -91,8 +91,7 @@ class Components(NamedTuple):
 
     def multiply_adds(self, device: torch.device) -> dict[str, str]:
         """The row about the cost of a forward pass, which takes one."""
-        shape = (self.data.spec.channels, self.data.image_size, self.data.image_size)
-        return {"Multiply-adds": f"{self.network.multiply_adds(shape, device):,} an image"}
+        return {"Multiply-adds": f"{self.network.multiply_adds(self.data.image_shape, device):,} an image"}
 
     def warn_of_doubts(self, run: Run) -> None:
         """Warn of what a user should know: doubtful data or network, settings without effect. For one process."""
@@ -129,10 +128,12 @@ def build(run: Run) -> Components:
     with distributed.raise_on_all_ranks(), distributed.without_timeout("Reading the images"):
         distributed.seed(args.run.seed)
         network = prepare_network(args, data, distributed.device, point, weights)
-        args = run.settle(resolve_auto(args, network.model, data, distributed).with_absolute_paths())
+        args = run.settle(with_chosen_amp(args, network.model, data.image_shape, distributed).with_absolute_paths())
         begins = point is None and weights is None and not args.run.dry_run
         del weights  # a checkpoint holds several times as much as the network
-        train_loader, validation_loader, loader_choice = _loaders(run, data, network)
+        train_loader, validation_loader, loader_choice = loaders(
+            data, args, distributed, channels_last=network.channels_last, progress=run.progress_log
+        )
         if begins:
             start_from_images(network.model, train_loader)
     # Apart from what reads: a process that has failed there would not take part in spreading.
@@ -168,7 +169,8 @@ def build_to_evaluate(run: Run) -> Components:
         distributed.seed(args.run.seed)
         network = prepare_to_evaluate(args, data, distributed.device, weights)
         scaler = amp.build_scaler(args.precision, distributed.device)
-        return Components(data, *_loaders(run, data, network), network, criterion.build_criterion(args.loss), scaler)
+        both = loaders(data, args, distributed, channels_last=network.channels_last, progress=run.progress_log)
+        return Components(data, *both, network, criterion.build_criterion(args.loss), scaler)
 
 
 def _begin(args: Settings, distributed: Distributed, evaluate: bool) -> None:
@@ -180,28 +182,6 @@ def _begin(args: Settings, distributed: Distributed, evaluate: bool) -> None:
             raise UserError(*filter(None, mistakes))
     if not args.run.dry_run:
         distributed.run_on_rank0(lambda: prepare(args.data, log, evaluate), long_work="Preparing the data")
-
-
-def _loaders(run: Run, data: Data, network: Prepared) -> tuple[TrainLoader | None, ValidationLoader, str]:
-    return loaders(
-        data,
-        run.args,
-        run.distributed,
-        channels_last=network.channels_last,
-        only_plan=run.args.run.dry_run,
-        progress=run.progress_log,
-    )
-
-
-def resolve_auto(args: Settings, model: torch.nn.Module, data: Data, distributed: Distributed) -> Settings:
-    """The settings with what a measurement finds in place of ``auto``. A dry run measures nothing."""
-    if args.run.dry_run:
-        return args
-    shape = (data.spec.channels, data.image_size, data.image_size)
-    args, line = with_chosen_amp(args, model, shape, distributed)
-    if line and distributed.is_main:
-        log(line)
-    return args
 
 
 def build_traval(

@@ -108,7 +108,7 @@ def prepare_network(
     keep_in_fp32(model, args.precision.fp32_layers or (), device)
     _refuse_without_determinism(args, model, data, channels_last, device, training=True)
     if args.optimisation.grad_penalty:
-        refuse_without_second_derivative(model, (data.spec.channels, data.image_size, data.image_size), device)
+        refuse_without_second_derivative(model, data.image_shape, device)
     origin = "pretrained weights" if args.model.pretrained else f"initialisation {args.model.init}"
     origin = f"weights of {args.model.weights}" if args.model.weights else origin
     origin += f"; resumes from {resume_point.path}" if resume_point is not None else ""
@@ -201,8 +201,7 @@ def _refuse_without_determinism(
     """Raise ``UserError`` now for what torch would refuse to compute in the first step of a --deterministic run."""
     if args.run.deterministic:
         layout = torch.channels_last if channels_last else torch.contiguous_format
-        shape = (2, data.spec.channels, data.image_size, data.image_size)
-        images = torch.zeros(shape, device=device).contiguous(memory_format=layout)
+        images = torch.zeros(2, *data.image_shape, device=device).contiguous(memory_format=layout)
         refuse_without_determinism(model, images, autocast(args.precision, device), training)
 
 

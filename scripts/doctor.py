@@ -312,7 +312,7 @@ def training_on_random(
 
     def train(size: int) -> float:
         network = build_network(args, data, distributed)
-        loader = no_loader((data.spec.channels, data.image_size, data.image_size))
+        loader = no_loader(data.image_shape)
         components = Components(
             **build_optimizer_parts(args, network.model, network.freezing, distributed)._asdict(),
             network=network,

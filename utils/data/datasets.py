@@ -70,6 +70,11 @@ class Data:
         """The side in pixels of a training image."""
         return self.preprocessing.image_size
 
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """The images that the network sees: (channels, height, width)."""
+        return self.spec.channels, self.image_size, self.image_size
+
     def describe(self, settings: DataSettings, validated: int) -> dict[str, str]:
         """The rows of a run's plan about the images, of which ``validated`` are validated."""
         training = f"{len(self.train):,} training, " if self.train is not None else ""

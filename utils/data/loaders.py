@@ -282,13 +282,12 @@ def loaders(
     distributed: Distributed,
     *,
     channels_last: bool,
-    only_plan: bool = False,
     progress: ProgressLog | None = None,
 ) -> tuple[TrainLoader | None, ValidationLoader, str]:
     """Both loaders of this process, and in words which kind was chosen and why; to evaluate, none for training.
 
-    With ``only_plan`` no image is read before the first batch and nothing is kept. ``progress`` takes what the one
-    process of a host that decodes has to log; by default lines are printed.
+    In a dry run no image is read before the first batch and nothing is kept. ``progress`` takes what the one process
+    of a host that decodes has to log; by default lines are printed.
     """
     device = distributed.device
     settings = args.data
@@ -300,7 +299,7 @@ def loaders(
             raise UserError("--decode gpu: there is no GPU to decode on; use --decode cpu")
         require_decoder(device)
     reads_memory = resident or isinstance(data.validation, MemoryImages)
-    sources = _SourceBuilder(data, args, distributed, resident, only_plan, progress or ProgressLog())
+    sources = _SourceBuilder(data, args, distributed, resident, progress or ProgressLog())
     train = None
     workers = settings.workers
     if data.train is not None:
@@ -310,7 +309,7 @@ def loaders(
         train = TrainLoader(sources.build(data.train, True, workers), plan, transform, mixing, sources.resolution)
         workers = workers if resident else train.source.workers
     validation = sources.build(data.validation, False, workers)
-    reading = "" if resident or only_plan else f", {validation.workers} worker(s)"
+    reading = "" if resident or args.run.dry_run else f", {validation.workers} worker(s)"
     if not reads_memory and settings.decode == "cpu":
         reading += f", {decoder()}"
     evaluating = replace(
@@ -364,7 +363,6 @@ class _SourceBuilder:
     args: Settings
     distributed: Distributed
     resident: bool
-    only_plan: bool
     progress: ProgressLog
 
     @property
@@ -379,7 +377,7 @@ class _SourceBuilder:
             shown.view(shown.image_size if training else shown.val_image_size),
             least_area=self.args.augmentation.crop_min_area,  # of what training shows
         )
-        if self.resident and not self.only_plan:
+        if self.resident and not self.args.run.dry_run:
             processes = cores_per_process(1) if workers == "auto" else workers  # one process of a host decodes
             return ResidentSource(self._in_memory(images, view, processes), self.distributed.device, policy)
         reader = MicroBatchReader(
@@ -395,14 +393,14 @@ class _SourceBuilder:
         return StreamSource(
             reader,
             self.distributed.device,
-            workers=0 if self.only_plan else workers,
+            workers=0 if self.args.run.dry_run else workers,
             cores=cores,
             read_ahead=self._read_ahead(images) if training else None,
         )
 
     def _read_ahead(self, images: Images) -> ReadAhead | None:
         settings = self.args.data
-        if settings.shard_cache is None or self.only_plan:
+        if settings.shard_cache is None or self.args.run.dry_run:
             return None
         if not (isinstance(images, ImageFiles) and isinstance(images.paths, Members)):
             raise UserError("--shard-cache: the training images do not lie in shards; remove it")

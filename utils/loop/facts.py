@@ -24,7 +24,6 @@ def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bo
     data = parts.data
     device = distributed.device
     train = parts.train_loader is not None
-    shape = (data.spec.channels, data.image_size, data.image_size)
     trained, scales = _trained(parts.optimizer) if train else (set(), set())
     return Facts(
         continues=continues,
@@ -50,7 +49,7 @@ def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bo
         freezes_more_norms=parts.network.freezing.freezes_more_norms,
         trains_backbone=not trained <= {*head_parameters(parts.model).values()},
         rates_differ=scales != {1.0},
-        never_called=never_called(parts.model, args.precision.fp32_layers or (), shape, device, train),
+        never_called=never_called(parts.model, args.precision.fp32_layers or (), data.image_shape, device, train),
     )
 
 

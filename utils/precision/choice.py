@@ -14,6 +14,7 @@ from torch import nn
 
 from utils.config.settings import Settings
 from utils.precision.amp import autocast, resolve_amp
+from utils.runtime.console import log
 from utils.runtime.distributed import Distributed
 
 ENOUGH = 0.9  # of float32's time: bfloat16 has to save a tenth to be worth its rounding
@@ -32,17 +33,19 @@ class Choice(NamedTuple):
 
 def with_chosen_amp(
     args: Settings, model: nn.Module, image_shape: tuple[int, int, int], distributed: Distributed
-) -> tuple[Settings, str]:
-    """The settings with a number format in place of ``auto``, the same on all ranks, and a line for the log.
+) -> Settings:
+    """The settings with a dtype in place of ``auto``, the same on all ranks. A dry run measures nothing.
 
-    Images are float32 (n, *image_shape). The line is empty if there was nothing to choose.
+    Images are float32 (n, *image_shape).
     """
-    if "amp" not in args.unmeasured():
-        return args, ""
+    if "amp" not in args.unmeasured() or args.run.dry_run:
+        return args
     device = distributed.device
     images = min(args.data.batch_size, MOST_IMAGES)
     choice = distributed.run_on_rank0(lambda: choose(model, (images, *image_shape), device))
-    return args.with_values(amp=choice.amp), f"--amp auto: {choice.amp}, {choice.why}"
+    if distributed.is_main:
+        log(f"--amp auto: {choice.amp}, {choice.why}")
+    return args.with_values(amp=choice.amp)
 
 
 def choose(model: nn.Module, shape: tuple[int, int, int, int], device: torch.device) -> Choice:
