@@ -114,37 +114,46 @@ def test_training_and_validation_see_what_they_see_of_the_folders(tree, shards, 
         assert torch.equal(first.images, second.images) and torch.equal(first.targets, second.targets)
 
 
-def test_the_bytes_are_the_same_on_every_run_with_any_workers_and_after_a_kill(tree, shards, tmp_path, monkeypatch):
-    assert bytes_in(packed(tree, tmp_path / "two", workers=2)) == bytes_in(shards)
+def cut_after_three_shards(tree, output, monkeypatch):
+    """A packing that is killed; its finished shards with their inodes and first images."""
     keep = Plan.keep
-    kept = []
+    kept = {}
 
     def killed(self, split, number, part):
         if len(kept) == 3:
             (self.folder / "train-000004.0a1b.partial").write_bytes(b"half of it")
             raise KeyboardInterrupt
         keep(self, split, number, part)
-        kept.append(self.folder / part.shard.file)
+        path = self.folder / part.shard.file
+        kept[path] = (path.stat().st_ino, part.numbers[0])
 
-    monkeypatch.setattr(Plan, "keep", killed)
-    with pytest.raises(KeyboardInterrupt):
-        packed(tree, tmp_path / "cut")
-    monkeypatch.undo()
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Plan, "keep", killed)
+        packed(tree, output)
+    return kept
+
+
+def made_again(kept):
+    return [path for path, (inode, _) in kept.items() if path.stat().st_ino != inode]
+
+
+def test_the_bytes_are_the_same_on_every_run_with_any_workers_and_after_a_kill(tree, shards, tmp_path, monkeypatch):
+    assert bytes_in(packed(tree, tmp_path / "two", workers=2)) == bytes_in(shards)
+    kept = cut_after_three_shards(tree, tmp_path / "cut", monkeypatch)
     with pytest.raises(UserError, match="packing was cut or goes on; repeat"):
         read("shards", tmp_path / "cut")
     with pytest.raises(UserError, match="part of another packing"):
         packed(tree, tmp_path / "cut", "--resize", 16)
-    kept[1].write_bytes(kept[1].read_bytes()[:-1])  # one was cut later, and one spoilt
-    good = kept[2].read_bytes()
-    kept[2].write_bytes(good[:700] + bytes([good[700] ^ 1]) + good[701:])
+    _, short, spoilt = kept  # one was cut later, and one spoilt
+    short.write_bytes(short.read_bytes()[:-1])
+    good = spoilt.read_bytes()
+    spoilt.write_bytes(good[:700] + bytes([good[700] ^ 1]) + good[701:])
     with pytest.raises(UserError) as caught:
         packed(tree, tmp_path / "cut")
     first, *_, last = caught.value.mistakes
-    assert first.startswith(f"{kept[2]}: its bytes are not those") and "repeat the command" in last
-    assert not (tmp_path / "cut" / "shards.json").exists()
-    before = {path: path.stat().st_ino for path in kept}
-    assert bytes_in(packed(tree, tmp_path / "cut")) == bytes_in(shards)
-    assert [path.stat().st_ino == before[path] for path in kept] == [True, True, False]  # only that one anew
+    assert first.startswith(f"{spoilt}: its bytes are not those") and "repeat the command" in last
+    assert not (tmp_path / "cut" / "shards.json").exists() and made_again(kept) == [short]
+    assert bytes_in(packed(tree, tmp_path / "cut")) == bytes_in(shards) and made_again(kept) == [short, spoilt]
     assert packed(tree, tmp_path / "cut")  # finished: nothing to do
 
 
@@ -154,25 +163,11 @@ def test_an_image_that_is_repaired_under_its_name_is_packed_again_by_a_packing_t
     root = tmp_path / "tree"
     output = tmp_path / "out"
     shutil.copytree(tree, root)
-    keep = Plan.keep
-    kept = {}
-
-    def killed(self, split, number, part):
-        if len(kept) == 3:
-            raise KeyboardInterrupt
-        keep(self, split, number, part)
-        kept[self.folder / part.shard.file] = (part.numbers[0], (self.folder / part.shard.file).stat().st_ino)
-
-    monkeypatch.setattr(Plan, "keep", killed)
-    with pytest.raises(KeyboardInterrupt):
-        packed(root, output)
-    monkeypatch.undo()
-    changed = read("folder", root).train.paths[kept[output / "train-000001.tar"][0]]
-    Image.new("RGB", (48, 36)).save(changed)
-    packed(root, output)
-    assert bytes_in(output) == bytes_in(packed(root, tmp_path / "anew"))
-    made_again = [path.name for path, (_, inode) in kept.items() if path.stat().st_ino != inode]
-    assert made_again == ["train-000001.tar"]
+    kept = cut_after_three_shards(root, output, monkeypatch)
+    of_repaired = output / "train-000001.tar"
+    Image.new("RGB", (48, 36)).save(read("folder", root).train.paths[kept[of_repaired][1]])
+    assert bytes_in(packed(root, output)) == bytes_in(packed(root, tmp_path / "anew"))
+    assert made_again(kept) == [of_repaired]
 
 
 def test_verifying_takes_no_memory_that_grows_with_a_shard(tmp_path):
@@ -376,16 +371,15 @@ def test_shards_of_8_bits_keep_the_pixel_range_that_made_them(tmp_path):
         for number in range(2):
             content = png(np.random.default_rng(number).integers(0, 1024, (8, 8)).astype(np.uint16))
             (folder / f"{number}.png").write_bytes(content)
-    given = ["--datapath", tmp_path / "files", "--dataname", "folder", "--pixel-range", "0", "1023", "--workers", "0"]
+    ranged = ("--pixel-range", "0", "1023")
     for kind in ("raw", "keep"):
-        assert pack.main([str(word) for word in [*given, "--format", kind, "--output", tmp_path / kind]]) == 0
-    files = get_data(parse([*map(str, given)]).data, CPU)
+        packed(tmp_path / "files", tmp_path / kind, "--format", kind, *ranged)
+    files = read("folder", tmp_path / "files", *ranged).train
     for kind in ("raw", "keep"):
-        where = ["--dataname", "shards", "--datapath", str(tmp_path / kind)]
-        shards = get_data(parse([*where, "--pixel-range", "0", "1023"]).data, CPU)
-        for path, packed in zip(files.train.paths, shards.train.paths, strict=True):
-            assert np.array_equal(open_image(packed, shards.train.colour), open_image(path, files.train.colour))
-    get_data(parse(["--dataname", "shards", "--datapath", str(tmp_path / "keep")]).data, CPU)  # the numbers are there
+        shards = read("shards", tmp_path / kind, *ranged).train
+        for path, member in zip(files.paths, shards.paths, strict=True):
+            assert np.array_equal(open_image(member, shards.colour), open_image(path, files.colour))
+    read("shards", tmp_path / "keep")  # the numbers are there
     for other in ([], ["--pixel-range", "0", "255"]):
         with pytest.raises(UserError, match="were packed with 0 1023; give --pixel-range 0 1023"):
-            get_data(parse(["--dataname", "shards", "--datapath", str(tmp_path / "raw"), *other]).data, CPU)
+            read("shards", tmp_path / "raw", *other)

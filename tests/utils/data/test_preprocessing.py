@@ -162,7 +162,7 @@ def test_a_state_with_anything_else_in_it_is_refused_in_one_line_or_usable(name,
         assert made.image_size > 0 and all(made.std) and made.view(made.val_image_size).place(50, 40)
 
 
-@pytest.mark.parametrize("state", [None, [], {}, "text", {"image_size": 8}])
+@pytest.mark.parametrize("state", [None, [], {}, "text", {"image_size": 8}, WEIGHTS.state() | {"pixel_range": [9, 0]}])
 def test_what_is_no_state_is_refused(state):
     with pytest.raises(UserError, match=r"some\.pt: says no usable"):
         Preprocessing.from_state(state, "some.pt")
