@@ -101,8 +101,9 @@ class Member(Stored):
         Raises ``OSError`` if the bytes are damaged or cannot be read.
         """
         place = self.offset - BLOCK, BLOCK + self.size
-        with suppress(OSError, UserError):  # no copy, or one that is not right: it changes the speed and nothing else
-            return self._checked(_open_shards.read_copy(self.shard, *place))
+        if (copies := _open_shards.copies) is not None:
+            with suppress(OSError, UserError):  # no copy, or one that is not right: that changes the speed alone
+                return self._checked(_open_shards.read(copy_of(self.shard, copies), *place))
         return self._checked(_open_shards.read(self.shard, *place))
 
     def _checked(self, data: bytes) -> bytes:
@@ -167,46 +168,31 @@ class _OpenShards:
 
     def read(self, path: str, offset: int, count: int) -> bytes:
         """``count`` bytes from ``offset`` on, fewer at the file's end. Raises ``OSError``."""
-        return _read(self._file(path), offset, count)
-
-    def read_copy(self, path: str, offset: int, count: int) -> bytes:
-        """``count`` bytes of the copy of ``path``. Raises ``FileNotFoundError`` if there is none."""
-        if self.copies is None:
-            raise FileNotFoundError
-        return _read(self._copy(path, self.copies), offset, count)
+        file = self._file(path)
+        parts = []
+        while count and (part := os.pread(file, count, offset)):
+            parts.append(part)
+            count -= len(part)
+            offset += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _file(self, path: str) -> int:
-        file = self._files.get(path)
-        if file is None:
-            file = self._files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            while len(self._files) > MOST_OPEN:
-                self._close(next(iter(self._files)))
-        else:
+        if path in self._files:
             self._files.move_to_end(path)
-        return file
-
-    def _copy(self, path: str, folder: str) -> int:
-        copy = copy_of(path, folder)
-        if copy in self._files:
-            return self._file(copy)
-        file = self._file(copy)
-        for name, other in list(self._files.items()):  # an open file that was removed would keep its disk space
-            if name.endswith(COPY) and other != file and not os.fstat(other).st_nlink:
+            return self._files[path]
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if path.endswith(COPY):  # an open copy that was removed would keep its disk space
+            copies = [name for name in self._files if name.endswith(COPY)]
+            for name in [name for name in copies if not os.fstat(self._files[name]).st_nlink]:
                 self._close(name)
+        self._files[path] = file
+        while len(self._files) > MOST_OPEN:
+            self._close(next(iter(self._files)))
         return file
 
     def _close(self, path: str) -> None:
         with suppress(OSError):
             os.close(self._files.pop(path))
-
-
-def _read(file: int, offset: int, count: int) -> bytes:
-    parts = []
-    while count and (part := os.pread(file, count, offset)):
-        parts.append(part)
-        count = count - len(part)
-        offset = offset + len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 _open_shards = _OpenShards()
