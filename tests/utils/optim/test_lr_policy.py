@@ -199,6 +199,11 @@ def test_restarts_follow_the_warm_up(name):
     assert warm(5) == pytest.approx(0.4) and warm.restarts() == [14, 30]
 
 
+def test_a_cycle_that_ends_with_the_run_ends_low():
+    policy = LRPolicy("cosine", 0.4, 32, cycle_steps=16)
+    assert policy(16) == 0.4 and policy(31) < 0.01 and policy(32) == policy(40) == 0
+
+
 @pytest.mark.parametrize(
     ("epochs", "warmup", "cycle"),
     [(10, 0, 2.5), (20, 0, 6.6667), (20, 0, 6.6666), (20, 1, 4.75), (20, 0.5, 6.5), (9, 0, 2.2)],
