@@ -152,8 +152,6 @@ def of_network(args: Settings, distributed: Distributed, resume_point: ResumePoi
         print("Dropout is off: on a GPU a seed's masks depend on the dtype.")
     titles = ["", reference.name, *(a.step.name for a in agreements)]
     print(f"\n{table(titles, network_rows(reference, agreements))}")
-    titles = ["parameters off most", "shape", *(a.step.name for a in agreements), "share of update"]
-    print(f"\n{table(titles, parameter_rows(reference, agreements))}")
     print(NETWORK_LEGEND)
     return judge(agreements, distributed)
 
@@ -200,17 +198,6 @@ def network_rows(reference: Step, agreements: Sequence[Agreement]) -> list[list[
         against("update off from fp32", lambda a: percent(a.error)),
         against("update of nudged fp32 off", lambda a: percent(a.nudged)),
     ]
-
-
-def parameter_rows(reference: Step, agreements: Sequence[Agreement]) -> list[list[str]]:
-    """The parameters whose updates are off most."""
-    from scripts.audit.walkthrough import percent, worst_parameters
-
-    rows = []
-    for name, shape, errors, share in worst_parameters(reference, agreements):
-        shown = name if len(name) <= 48 else f"...{name[-45:]}"
-        rows.append([shown, "x".join(map(str, shape)), *map(percent, errors), percent(share)])
-    return rows
 
 
 # ---------------------------------------------------------------------------------------- the verdict

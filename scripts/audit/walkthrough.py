@@ -34,7 +34,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -311,26 +311,6 @@ def underflow(step: Step, reference: Step) -> float:
 
 def _nan_last(value: float) -> float:
     return math.inf if math.isnan(value) else value
-
-
-def worst_parameters(
-    reference: Step, agreements: Sequence[Agreement], count: int = 5
-) -> list[tuple[str, tuple[int, ...], list[float], float]]:
-    """(name, shape, relative error in each format, share of the whole update in fp32), the largest errors first.
-
-    Errors are ranked in units of their format's roundoff. A parameter whose update is below float32's roundoff
-    of the whole (a bias before batch norm, whose true gradient is zero) is nothing but noise and left out.
-    """
-    size = norm(reference.update)
-    rows = []
-    for name, update in reference.update.items():
-        share = norm({name: update}) / size if size else 0.0
-        if share > torch.finfo(torch.float32).eps / 2:
-            errors = [relative_error({name: a.step.update[name]}, {name: update}) for a in agreements]
-            rows.append((name, tuple(update.shape), errors, share))
-    units = [UNIT_ROUNDOFF[a.step.name] for a in agreements]
-    rows.sort(key=lambda row: -max(_nan_last(error) / unit for error, unit in zip(row[2], units, strict=True)))
-    return rows[:count]
 
 
 # ---------------------------------------------------------------------------------- numbers as text

@@ -216,15 +216,13 @@ class TriedChange:
 
     ``alone``: the speed of its part alone, interleaved with that part now. ``loops``: the real loop's, interleaved with
     the settings before the change; none if its part alone did not become faster. ``doubts``: how much the loop's speed
-    had varied before, which a gain must exceed too. ``twice``: a gain would contradict what the parts alone say, so
-    that the loop must have shown it twice. ``failure``: why there is no measurement.
+    had varied before, which a gain must exceed too. ``failure``: why there is no measurement.
     """
 
     change: Change
     alone: Interleaved | None = None
     loops: list[Interleaved] = field(default_factory=list)
     doubts: float = 1.0
-    twice: bool = False
     failure: str = ""
 
     @property
@@ -250,7 +248,7 @@ class TriedChange:
     @property
     def helps(self) -> bool:
         """Whether it is recommended."""
-        return self.gains and self.is_certain and len(self.loops) > self.twice
+        return self.gains and self.is_certain
 
 
 def to_measure_again(trials: Sequence[TriedChange], limited_by: str) -> list[TriedChange]:

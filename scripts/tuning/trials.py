@@ -168,12 +168,11 @@ class Trials:
         after = before
         limiting = part_of(limit(self.measured))
         trial.doubts = self.measured.varied
-        trial.twice = limiting not in (None, trial.change.part)
         _forget_others(before.device)
         try:
             after = self.variant(before, (*present, trial.change))
             trial.loops.append(self._in_the_loop(before, after))
-            if trial.twice and trial.gains and trial.is_certain:
+            if trial.helps and limiting not in (None, trial.change.part):
                 trial.loops.append(self._in_the_loop(before, after))
         except (UserError, RuntimeError) as error:
             trial.failure = reason_of(error)

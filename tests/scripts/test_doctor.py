@@ -157,7 +157,7 @@ def test_loader_and_network_that_take_from_each_other_are_the_limit_together():
 
 def test_the_verdict_is_one_with_the_advice():
     compute = trial("amp bf16", 1.5, 1.4)
-    loader = trial("loader resident", 9.0, 1.29, 1.27, part="loader", twice=True)
+    loader = trial("loader resident", 9.0, 1.29, 1.27, part="loader")
     found = measured(960, 100)
     assert limit(found) == "compute"
 
@@ -181,12 +181,6 @@ def test_the_verdict_is_one_with_the_advice():
     assert final_limit(decode, advice_of([loader], [loader])) == "decode" and len(verdict(decode, Advice([]))) == 1
     assert final_limit(decode, advice_of([compute], [compute])) == "cores"
     assert final_limit(found, Advice([compute])) == "compute", "without advice the parts alone tell"
-
-
-def test_a_loader_that_helps_although_compute_limits_must_have_shown_it_twice_in_the_loop():
-    assert not trial("loader resident", 9.0, 1.29, part="loader", twice=True).helps
-    assert not trial("loader resident", 9.0, 1.29, 1.01, part="loader", twice=True).helps
-    assert trial("loader resident", 9.0, 1.29, 1.27, part="loader", twice=True).helps
 
 
 def test_all_that_help_are_advised_together_unless_that_is_no_gain():
@@ -418,22 +412,8 @@ def subject(tool, *flags):
 
 
 def on_pictures(tool, pictures, *flags):
-    return subject(
-        tool,
-        "--dataname",
-        "folder",
-        "--datapath",
-        pictures,
-        "--image-size",
-        8,
-        "--arch",
-        "fc",
-        "--batch-size",
-        4,
-        "--workers",
-        0,
-        *flags,
-    )
+    small = "--dataname folder --image-size 8 --arch fc --batch-size 4 --workers 0".split()
+    return subject(tool, *small, "--datapath", pictures, *flags)
 
 
 def silent(text):
