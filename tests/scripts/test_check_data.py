@@ -56,7 +56,7 @@ def tree(tmp_path):
 
 
 class Checked:
-    """What a check printed, left and ended with."""
+    """Output, files and exit code of a check."""
 
     def __init__(self, code, text, folder):
         self.code = code

@@ -193,7 +193,7 @@ def test_verifying_takes_no_memory_that_grows_with_a_shard(tmp_path):
 
 
 def expected(path):
-    """What Pillow shows of an image file, the shorter side 24 pixels."""
+    """An image file as Pillow shows it, the shorter side 24 pixels."""
     image = ImageOps.exif_transpose(Image.open(path))
     if image.mode.startswith("I"):
         image = Image.fromarray((np.asarray(image) // 256).astype(np.uint8))
@@ -230,7 +230,7 @@ def test_validation_files_keep_their_bytes_beside_training_images_that_are_made_
 
 
 def test_images_in_memory_of_both_splits_are_made_smaller():
-    """They have one size, which augmentation relies on."""
+    """Such images have one size, which augmentation relies on."""
     line = ["--dataname", "cifar10", "--datapath", ".", "--resize", "16"]
     encodings = pack.encodings_of(*pack.build_parser().split(line))
     assert encodings["val"] == encodings["train"] and encodings["val"].resize == 16

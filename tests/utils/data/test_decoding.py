@@ -82,7 +82,7 @@ def reference_middle(path, size, colour="RGB"):
 
 
 def reference_of(path, draw, size, upright, colour="RGB"):
-    """What training shows with the random numbers ``draw``, or evaluation without."""
+    """The crop of training with the random numbers ``draw``, or that of evaluation without."""
     if draw is None:
         return reference_middle(path, size, colour)
     return reference_crop(path, random_box(*upright, draw), size, colour)

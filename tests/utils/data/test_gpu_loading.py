@@ -1,4 +1,4 @@
-"""How batches reach a GPU: one stream a loader, nothing read before it is there, no memory used again too early.
+"""The way of batches to a GPU: one stream a loader, nothing read before it is there, no memory used again too early.
 
 What a CPU can show of it is shown with streams that only write down what they are told.
 """

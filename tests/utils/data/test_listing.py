@@ -281,7 +281,7 @@ def test_the_fingerprint_of_a_tree_is_that_of_earlier_versions(tree):
 
 
 def test_a_process_that_looks_at_all_paths_gets_no_memory_of_its_own(tmp_path):
-    """Its parent's pages stay shared, as they would not with strings, whose reference counts lie beside them."""
+    """The parent's pages stay shared, as they would not with strings, whose reference counts lie beside them."""
     paths = FilePaths.joined(tmp_path, b"\0".join(b"n%08d/ILSVRC_%08d.JPEG" % (n % 1000, n) for n in range(200_000)))
     before, after = os.pipe()
     child = os.fork()

@@ -106,7 +106,7 @@ def test_what_fills_up_a_share_and_a_single_image_stay_as_they_are():
 
 
 def drawn(mixup, cutmix, pairs=4000, size=(32, 48)):
-    """How many pairs are mixed, one of each."""
+    """Opacity, box and kept share of each pair."""
     blend = Mixing(mixup, cutmix, CLASSES, seed=0).draw([share_of(count=2 * pairs)], *size)
     return blend.opacity[::2], blend.box[::2], blend.kept[::2]
 

@@ -43,7 +43,7 @@ class Fed:
 
 
 def asks_for(space, name, number_of_bin):
-    """What torchvision draws for an operation: a magnitude, if there is a choice, and a sign, if it has one."""
+    """Numbers that torchvision draws for an operation: a magnitude, if there is a choice, and a sign, if it has one."""
     magnitudes, signed = space[name]
     has_level = magnitudes(10, 32, 32) is not None
     return [

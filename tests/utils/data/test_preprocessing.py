@@ -1,4 +1,4 @@
-"""Where each part of the preprocessing comes from, and that one image alone is shown as validation shows it."""
+"""The origin of each part of the preprocessing; one image alone is shown as validation shows it."""
 
 import dataclasses
 

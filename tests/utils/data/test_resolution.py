@@ -21,7 +21,7 @@ SIZES = [8, 8, 12, 12, 16, 16]  # of the epochs, up to --image-size 16
 
 
 def of_ffcv(epoch, low, high, start, end):
-    """Its formula: the ends as they are, in between linear, in steps of 32."""
+    """FFCV's formula: the ends as they are, in between linear, in steps of 32."""
     if epoch <= start:
         return low
     if epoch >= end:

@@ -1,4 +1,4 @@
-"""Which samples in which order with which random numbers: properties of pure functions."""
+"""The samples, their order and their random numbers: properties of pure functions."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def plans(draw, max_world=4, max_accumulate=4, drop_last=(False,), pairs=(False,
 
 
 def sizes(plan):
-    """How many samples each step of an epoch has."""
+    """Samples in each step of an epoch."""
     return [len(plan.step_indices(0, step)) for step in range(plan.steps_per_epoch)]
 
 

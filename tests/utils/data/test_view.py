@@ -1,4 +1,4 @@
-"""What evaluation shows of a photograph is what the evaluation transforms of timm and torchvision show of it."""
+"""The view of a photograph in evaluation is that of the evaluation transforms of timm and torchvision."""
 
 import math
 
