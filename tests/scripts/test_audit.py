@@ -168,6 +168,16 @@ def test_memory_that_is_not_filled_yet_says_nothing():
     assert named(audit(network, batches(8, 1, 8, 8), ENTROPY, CPU)) == []
 
 
+def test_a_mask_that_is_large_on_purpose_says_nothing():
+    class Mask(nn.Module):
+        def forward(self, x):
+            clipped = x.masked_fill(x > 1, 1.0)  # in half precision
+            return clipped.float().masked_fill(x < 0, -1e30).softmax(-1)  # in float32
+
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), Mask(), nn.Linear(64, 10))
+    assert named(audit(network, batches(8, 1, 8, 8), ENTROPY, CPU)) == []
+
+
 class RootOverflow(nn.Module):
     """The network's own code overflows float16, so that no layer can be kept in float32 for it."""
 
