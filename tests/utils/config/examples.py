@@ -20,7 +20,7 @@ def example(name):
     if declared["type"] is bool:
         return as_flag(name, not option.default)
     value = declared["example"] or _another(option.default, declared)
-    assert value is not None, f"{flag_of(name)}: a number whose default is none declares an example"
+    assert value is not None, f"{flag_of(name)}: a setting whose default is none declares an example"
     return f"{flag_of(name)} {value}"
 
 
