@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from utils.loop.forward import Outputs, forward
 from utils.loop.hooks import call
 from utils.loop.non_finite_step import NonFiniteStepHandler
 from utils.loop.selection import update_best
+from utils.loop.step_graph import Gradient, launcher
 from utils.loop.step_sums import StepSums
 from utils.loop.stop_signals import StopConsensus, Stopped
 from utils.loop.verdict import Verdict, Verdicts
@@ -145,6 +146,7 @@ class TraVal:
         )
         for part in self.attachments:
             part.prepare(self)
+        self.launcher = launcher(self)
 
     # ---------------------------------------------------------------------------------- verbs
 
@@ -194,7 +196,24 @@ class TraVal:
         next step, when the device has work to go on with.
         """
         self._has_begun_step = True
-        self.watch.begin_step(self.progress)
+        self.seed_step()
+        gradient = self.launcher.launch_passes(batches, self._add_pass)
+        self.settle()  # the step before: the learning rate depends on whether it moved
+        lr = self._set_learning_rate()
+        call(self.hooks.before_update, self, gradient.norm)
+        flags = self.launcher.launch_update(gradient)
+        self.verdicts.send(flags, *gradient)
+        for parameter in self.clip.parameters:  # zero_grad(set_to_none=True), without walking through all modules
+            parameter.grad = None
+        self.sums.end_step(lr, gradient.norm, gradient.scale)
+        self.progress.advance()
+        self._has_begun_step = False
+        if self.hooks.after_update:  # they look at the state after the step
+            self.settle()
+
+    def launch_passes(self, batches: Iterable[Batch], passed: Callable[[Batch, Outputs], None]) -> Gradient:
+        """Forward and backward passes, ``passed`` after each, and the norm of the gradient that they add up to."""
+        self.watch.buffers.remember()
         for batch in self._passes(batches):
             with self.distributed.no_sync(self.network, more_to_come=not batch.ends_step):
                 outputs = self.forward(self.network, batch)  # autocast covers this and no more
@@ -202,28 +221,24 @@ class TraVal:
                 # The second term is 0, or NaN where the loss is not finite: then no rank's gradient is, either.
                 self.scaler.scale(outputs.loss).backward(batch.weight + 0 * outputs.loss.detach())
                 call(self.hooks.after_backward, self, batch, outputs)
-            self.sums.add_pass(batch, outputs)
-            self.bad_images.note(batch, self.progress.step + 1)
-
+            passed(batch, outputs)
         scale = self.loss_scale()
         for optimizer in self.active:
             self.scaler.unscale_(optimizer)
         norm = self.clip()  # clipping and the logged norm are of the true gradient
-        self.settle()  # the step before: the learning rate depends on whether it moved
-        lr = self._set_learning_rate()
-        call(self.hooks.before_update, self, norm)
-        self.verdicts.hold_unless_finite(norm)
+        return Gradient(norm, scale, self.clip.measured)
+
+    def launch_update(self, gradient: Gradient) -> torch.Tensor:
+        """Move the weights, unless the gradient is not finite: then nothing changes but the loss scale.
+
+        Gives a flag for each optimizer, (optimizers,): not 0 where its gradient is not finite.
+        """
+        self.verdicts.hold_unless_finite(gradient.norm)
         for optimizer in reversed(self.active):  # the shortest first, for those that read their flag on the host
             self.scaler.step(optimizer)
-        self.verdicts.send(self.watch.buffers, norm, scale, self.clip.measured)
+        flags = self.verdicts.put_back(self.watch.buffers)
         self.scaler.update()
-        for parameter in self.clip.parameters:  # zero_grad(set_to_none=True), without walking through all modules
-            parameter.grad = None
-        self.sums.end_step(lr, norm, scale)
-        self.progress.advance()
-        self._has_begun_step = False
-        if self.hooks.after_update:  # they look at the state after the step
-            self.settle()
+        return flags
 
     def settle(self) -> None:
         """Learn whether the latest step moved the weights: count it, explain a skip, follow with the average.
@@ -317,6 +332,10 @@ class TraVal:
         for part in self.attachments:
             batches = part.passes(self, batches)
         return batches
+
+    def _add_pass(self, batch: Batch, outputs: Outputs) -> None:
+        self.sums.add_pass(batch, outputs)
+        self.bad_images.note(batch, self.progress.step + 1)
 
     def loss_scale(self) -> torch.Tensor:
         """The factor of the loss in this step, a tensor (); 1 without a scaler."""

@@ -28,6 +28,11 @@ class Outputs(NamedTuple):
     loss: torch.Tensor
     losses: dict[str, torch.Tensor]
 
+    def detached(self) -> Outputs:
+        """The same numbers, without what a backward pass needs."""
+        losses = {name: loss.detach() for name, loss in self.losses.items()}
+        return Outputs(self.logits.detach(), self.loss.detach(), losses)
+
 
 def forward(
     network: Callable[[torch.Tensor], torch.Tensor],

@@ -52,11 +52,6 @@ class NonFiniteStepHandler:
         self.description = description
         self.buffers = BufferCopy(model)
 
-    def begin_step(self, progress: Progress) -> None:
-        """Copy what a forward pass changes, and seed the step's randomness by its position."""
-        self.buffers.remember()
-        self.seed(progress)
-
     def undo(self) -> None:
         """Forget the passes of a step that has begun: gradients and what they did to the buffers."""
         self.model.zero_grad(set_to_none=True)
@@ -66,11 +61,11 @@ class NonFiniteStepHandler:
     def set_aside(self) -> Iterator[None]:
         """Around the explanation of an earlier step: afterwards gradients and buffers are again what they were."""
         now = BufferCopy(self.model)
-        gradients = [(p, p.grad.clone()) for p in self.model.parameters() if p.grad is not None]
+        gradients = [(p, p.grad, p.grad.clone()) for p in self.model.parameters() if p.grad is not None]
         yield
         now.restore()
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
+        for parameter, gradient, value in gradients:  # in the same memory, which a graph may know
+            parameter.grad = gradient.copy_(value)
 
     def seed(self, progress: Progress) -> None:
         """Seed the randomness of the step after ``progress`` by its position."""

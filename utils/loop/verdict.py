@@ -82,16 +82,20 @@ class Verdicts:
             for optimizer in self.optimizers:
                 optimizer.found_inf = flag
 
-    def send(self, buffers: BufferCopy, norm: torch.Tensor, scale: torch.Tensor, measured: Measured) -> None:
-        """Send the flags of a step to the host. Where all are set, its passes have not changed the buffers, either."""
+    def put_back(self, buffers: BufferCopy) -> torch.Tensor:
+        """After a step, undo what its passes did to ``buffers`` where all flags are set; gives these, (optimizers,)."""
         flags = torch.stack([optimizer.flag for optimizer in self.optimizers])
-        self._mailbox.send(flags)
-        self._step = norm, scale, measured
-        self.is_pending = True
         if not all(optimizer.reads_flag for optimizer in self.optimizers):
             buffers.restore_where(flags.amin())
         elif flags.amin().item():  # which costs nothing more
             buffers.restore()
+        return flags
+
+    def send(self, flags: torch.Tensor, norm: torch.Tensor, scale: torch.Tensor, measured: Measured) -> None:
+        """Send the flags of a step to the host, with what a verdict is to tell of it."""
+        self._mailbox.send(flags)
+        self._step = norm, scale, measured
+        self.is_pending = True
 
     def read(self) -> Verdict:
         """The verdict on the step that was sent last. The host waits for that step, not for what it launched since."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -59,15 +59,35 @@ class HeldByHost(Held):
 
 
 class HeldByKernel(Held):
-    """One of torch's fused optimizers, whose kernel looks at the flag."""
+    """One of torch's fused optimizers, whose kernel looks at the flag.
+
+    ``rates_on_device``: a graph cannot take a number from the host, so the kernel reads each group's learning rate from
+    the device, float32; ``send_rates`` brings them there.
+    """
+
+    rates: Sequence[torch.Tensor] = ()
+
+    def rates_on_device(self) -> None:
+        self.rates = [group["params"][0].new_empty((), dtype=torch.float32) for group in self.param_groups]
+
+    def send_rates(self) -> None:
+        for rate, group in zip(self.rates, self.param_groups, strict=True):
+            rate.fill_(group["lr"])
 
     def _step(self, flag: torch.Tensor) -> None:
         self._begin_momentum()
+        numbers = [group["lr"] for group in self.param_groups]
+        self._set_rates(self.rates or numbers)
         self.optimizer.found_inf = flag
         try:
             self.optimizer.step()
         finally:
             del self.optimizer.found_inf
+            self._set_rates(numbers)
+
+    def _set_rates(self, rates: Sequence[Any]) -> None:
+        for group, rate in zip(self.param_groups, rates, strict=True):
+            group["lr"] = rate
 
     def _begin_momentum(self) -> None:
         """Give SGD's momentum zeros to begin with: a first step that is held would leave it as memory happened to be.

@@ -179,6 +179,17 @@ class ModelSettings:
         unsharded="compiles a network with whole weights",
         plan="compiled",
     )
+    cuda_graph: str = setting(
+        "off",
+        "launch whole steps as CUDA graphs: auto where that is known to give the same bits, on also with several "
+        "processes",
+        choices=("auto", "on", "off"),
+        affects_result=False,
+        in_evaluation=False,
+        effect=Needs("a GPU", lambda v: v.on_gpu),
+        synonyms="cudagraph cuda-graphs cudagraphs",
+        example="auto",
+    )
     compile_augment: bool = setting(False, "compile augmentation and normalisation with torch.compile")
     init: str = setting(
         "default",

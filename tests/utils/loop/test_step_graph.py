@@ -1,0 +1,203 @@
+"""Steps as graphs: recorded on a CPU by a stand-in, they give the bits of steps that are launched as they are."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tests.helpers import equal
+from tests.utils.loop.test_between_steps import watched
+from tests.utils.loop.test_late_verdict import BATCHES, CASES, FP16, PATTERNS, Net, told_of
+from utils.loop import step_graph, verdict
+from utils.loop.hooks import Hooks
+from utils.optim import held
+from utils.train_validation import TrainingFailure
+
+
+class Tape(TorchDispatchMode):
+    """Does on a CPU what a CUDA graph does: the same operations, on the same memory, and no read by the host."""
+
+    def record(self, function):
+        self.operations = []
+        with self:
+            return function()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        assert function.overloadpacket.__name__ not in ("_local_scalar_dense", "nonzero", "equal"), (
+            f"a read: {function}"
+        )
+        made = function(*args, **(kwargs or {}))
+        is_view = all(value.alias_info and not value.alias_info.is_write for value in function._schema.returns)
+        if function.namespace != "profiler" and not (is_view and function._schema.returns):
+            self.operations.append((function, args, kwargs or {}, made))
+        return made
+
+    @torch.no_grad()
+    def replay(self):
+        for function, args, kwargs, made in self.operations:
+            for before, now in zip(tree_leaves(made), tree_leaves(function(*args, **kwargs)), strict=True):
+                if isinstance(now, torch.Tensor) and now.data_ptr() != before.data_ptr():
+                    before.copy_(now)
+
+
+@pytest.fixture
+def recording(monkeypatch):
+    """Steps are recorded as on a GPU; gives the tapes that are made."""
+    tapes = []
+
+    class Counted(Tape):
+        def __init__(self):
+            super().__init__()
+            self.replayed = 0
+            tapes.append(self)
+
+        def replay(self):
+            self.replayed += 1
+            super().replay()
+
+    choose = held.held
+    monkeypatch.setattr(verdict, "held", lambda optimizer, _: choose(optimizer, torch.device("cuda")))
+    monkeypatch.setattr(step_graph, "CudaGraph", Counted)
+    against = step_graph.reason_against
+
+    def on_a_gpu(step):
+        step.device = torch.device("cuda")
+        reason = against(step)
+        step.device = torch.device("cpu")
+        return reason
+
+    monkeypatch.setattr(step_graph, "reason_against", on_a_gpu)
+    return tapes
+
+
+def spoil_images(traval, bad):
+    """Make the first image of the steps ``bad``, counted from 0 over all epochs, infinite, also when they are repeated."""
+    loader = traval.train_loader
+    batches, replay = loader.batches, loader.replay_step
+
+    def spoiled(epoch, batch):
+        if epoch * loader.steps_per_epoch + batch.number in bad:
+            batch.images[0] = torch.inf
+        return batch
+
+    loader.batches = lambda epoch, first=0: (spoiled(epoch, batch) for batch in batches(epoch, first))
+    loader.replay_step = lambda epoch, step: [spoiled(epoch, batch) for batch in replay(epoch, step)]
+
+
+def built(flags, graph, bad=(), **more):
+    torch.manual_seed(0)
+    traval, _, saver = watched(*flags.split(), "--cuda-graph", graph, model=Net(), **more)
+    spoil_images(traval, bad)
+    return traval, saver
+
+
+RECORDED = {case: flags for case, flags in CASES.items() if "sam" not in flags}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("case", RECORDED)
+def test_graphs_change_no_bit_and_no_word(case, pattern, recording):
+    """An epoch's last step is smaller and launched as it is, so it comes between recorded ones."""
+    flags = f"{BATCHES} {FP16} {RECORDED[case]}"
+    plain, graphs = (built(flags, graph, PATTERNS[pattern])[0] for graph in ("off", "auto"))
+    for own in plain.active:  # a rate on the device is a float32; a number of the host is not
+        getattr(own, "rates_on_device", lambda: None)()
+    plain.launcher = WithRates(plain)
+    plain.fit()
+    graphs.fit()
+    assert graphs.progress.skipped_steps == len(PATTERNS[pattern])
+    for name, value in plain.state().items():
+        if name != "progress":
+            assert equal(graphs.state()[name], value), name
+    assert told_of(graphs) == told_of(plain)
+    by_kernels = case in ("sgd", "adamw", "accumulation")
+    replayed = [tape.replayed for tape in recording]
+    assert len(replayed) == 1 + by_kernels, "one for the passes, and one for the update where torch's kernels make it"
+    assert min(replayed) >= 10, "of 24 steps, 3 come before, one records, and 2 are ragged"
+
+
+class WithRates:
+    """Launches steps as they are, with learning rates on the device."""
+
+    def __init__(self, step):
+        self.step = step
+        self.launch_passes = step.launch_passes
+
+    def launch_update(self, gradient):
+        for own in self.step.active:
+            getattr(own, "send_rates", lambda: None)()
+        return self.step.launch_update(gradient)
+
+
+@pytest.mark.parametrize("last", range(4, 12))
+def test_a_run_that_is_resumed_at_any_step_is_recorded_anew_and_ends_with_the_same_bits(last, recording):
+    flags = f"{BATCHES} {FP16} --ema-decay 0.9 --max-skipped-steps 9"
+    whole, _ = built(flags, "auto", (5, 6))
+    whole.fit()
+    cut, saver = built(f"{flags} --max-steps {last}", "auto", (5, 6))
+    cut.train(0)
+    cut.save_now("last")
+    resumed, _ = built(flags, "auto", (5, 6))
+    resumed.load_state(saver.states[-1])
+    resumed.fit()
+    assert all(equal(resumed.state()[name], value) for name, value in whole.state().items() if name != "progress")
+
+
+def test_without_a_scaler_a_graphs_step_that_is_not_finite_leaves_the_state_before_it(recording):
+    flags = f"{BATCHES} --amp bf16 --ema-decay 0.9"
+    before, saved_before = built(f"{flags} --max-steps 8", "auto")
+    before.train(0)
+    before.save_now("last")
+    traval, saver = built(flags, "auto", (8,))
+    with pytest.raises(TrainingFailure, match="at step 9 "):
+        traval.fit()
+    state, expected = saver.states[-1], saved_before.states[-1]
+    assert all(equal(state[name], expected[name]) for name in ("model", "ema"))
+    assert equal(state["optimizer"]["state"], expected["optimizer"]["state"]) and state["progress"]["step"] == 8
+
+
+def test_a_checkpoint_holds_learning_rates_as_numbers(recording):
+    traval, _ = built(BATCHES, "auto")
+    traval.train(0)
+    (group,) = traval.state()["optimizer"]["param_groups"]
+    assert type(group["lr"]) is float
+
+
+REFUSED = {
+    "--sam-rho 0.05": "--sam-rho seeds the second pass on the host",
+    "--grad-checkpointing --arch timm/test_resnet --image-size 32": "--grad-checkpointing restores random numbers",
+}
+
+
+@pytest.mark.parametrize("flags", REFUSED)
+def test_where_no_graph_can_stand_for_a_step_the_log_says_why(flags, recording):
+    traval, *_ = watched(*flags.split(), "--cuda-graph", "auto", model=Net())
+    lines = [line for (line, *_) in traval.writer.of("log") if REFUSED[flags] in line]
+    assert traval.launcher is traval and len(lines) == 1
+    assert lines[0].startswith("--cuda-graph auto: steps are launched one operation at a time: ")
+
+
+def test_hooks_on_passes_and_a_cpu_are_reasons_too(recording, monkeypatch):
+    hooks = Hooks(after_backward=[lambda *_: None])
+    traval, *_ = watched("--cuda-graph", "auto", model=Net(), hooks=hooks)
+    assert step_graph.reason_against(traval) == "hooks look at the passes"
+    monkeypatch.undo()
+    assert step_graph.reason_against(traval) == "there is no GPU"
+
+
+class Counting(Net):
+    """Computes with a number of the host, which a graph would leave as it was."""
+
+    calls = 0
+
+    def forward(self, images):
+        self.calls += 1
+        return super().forward(images) * (1 + 0.01 * self.calls)
+
+
+def test_steps_that_do_not_launch_the_same_are_not_recorded(recording):
+    traval, recorder, _ = watched(*BATCHES.split(), "--cuda-graph", "auto", model=Counting())
+    traval.train(0)
+    (line,) = [line for (line, *_) in recorder.of("log") if "--cuda-graph" in line]
+    assert "two of them differ, aten.mul.Tensor((128, 10), 1.02) and aten.mul.Tensor((128, 10), 1.03)" in line
+    assert recording == []

@@ -1,0 +1,265 @@
+"""Steps as CUDA graphs: launched at once, however many operations they have.
+
+A step is recorded in two parts: its passes up to the gradient's norm, and its update. Between them the host learns of
+the step before, as always. The same operations run on the same numbers, so the result is the same to the bit.
+
+PyTorch, CUDA semantics, CUDA graphs: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from utils.config.settings import Settings
+from utils.data.loaders import Batch
+from utils.loop.attachments import FrozenLayers
+from utils.loop.forward import Outputs
+from utils.loop.hooks import Hooks
+from utils.loop.verdict import Verdicts
+from utils.optim.clipping import Measured
+from utils.optim.held import HeldByKernel
+from utils.record.writer import Writer
+from utils.runtime.distributed import Distributed
+from utils.runtime.sharding import is_sharded
+
+WARM_UP = 3  # steps in a row: the first makes what is made once, the others must launch the same operations
+
+Passed = Callable[[Batch, Outputs], None]
+
+
+class Gradient(NamedTuple):
+    """What a step's passes give: the gradient's norm and the loss scale, tensors (), and the norms of its parts."""
+
+    norm: torch.Tensor
+    scale: torch.Tensor
+    measured: Measured
+
+
+class Step(Protocol):
+    """What ``TraVal`` has of a step, and what decides whether it can be recorded."""
+
+    model: torch.nn.Module
+    scaler: torch.amp.GradScaler
+    verdicts: Verdicts
+    hooks: Hooks
+    args: Settings
+    attachments: Sequence[Any]
+    distributed: Distributed
+    device: torch.device
+    writer: Writer
+
+    def launch_passes(self, batches: Iterable[Batch], passed: Passed) -> Gradient: ...
+    def launch_update(self, gradient: Gradient) -> torch.Tensor: ...
+
+
+def launcher(step: Step) -> Step | StepGraphs:
+    """What launches the two parts of each step: ``step`` itself, or graphs of it if the settings ask for them."""
+    asked = step.args.model.cuda_graph
+    reason = asked != "off" and reason_against(step)
+    if reason:
+        step.writer.log(f"--cuda-graph {asked}: steps are launched one operation at a time: {reason}")
+    return step if asked == "off" or reason else StepGraphs(step)
+
+
+def reason_against(step: Step) -> str | None:
+    """Why no graph can stand for this run's steps, if so."""
+    hooks = step.hooks
+    if step.device.type != "cuda":
+        return "there is no GPU"
+    if is_sharded(step.model):
+        return "a sharded network gathers its weights"
+    if step.distributed.world_size > 1 and step.args.model.cuda_graph == "auto":
+        return "several processes exchange gradients, which has not been tried; --cuda-graph on tries it"
+    if hooks.before_forward or hooks.after_forward or hooks.before_backward or hooks.after_backward:
+        return "hooks look at the passes"
+    if not all(isinstance(part, FrozenLayers) for part in step.attachments):
+        return "--sam-rho seeds the second pass on the host"
+    if step.args.model.grad_checkpointing:
+        return "--grad-checkpointing restores random numbers on the host"
+    return None
+
+
+class CudaGraph:
+    """Operations on a GPU, recorded once. All graphs share one pool of memory: they run one after the other."""
+
+    _pool: Any = None
+
+    def record(self, function: Callable[[], Any]) -> Any:
+        """Record ``function`` and run it; gives what it returned, in memory that each replay overwrites."""
+        if CudaGraph._pool is None:
+            CudaGraph._pool = torch.cuda.graph_pool_handle()
+        self._graph = torch.cuda.CUDAGraph()
+        # Other threads may use pinned memory meanwhile: the loader's and the checkpointer's.
+        with torch.cuda.graph(self._graph, pool=CudaGraph._pool, capture_error_mode="thread_local"):
+            made = function()
+        self._graph.replay()
+        return made
+
+    def replay(self) -> None:
+        """Run what was recorded."""
+        self._graph.replay()
+
+
+class StepGraphs:
+    """Launches the steps of ``step``: as they are at first, and as graphs once as many in a row were alike.
+
+    A step of another shape, such as an epoch's last one, is launched as it is. So are all if two of one shape do not
+    launch the same operations, with the same numbers: what an optimizer computes on the host would stand still.
+    """
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self._recorded: dict[tuple[Any, ...], Recorded] = {}
+        self._now: Recorded | None = None
+        self._seen: list[tuple[Any, list[str]]] = []
+        self._operations: Operations | None = None
+        self._gives_up = False
+        for own in step.verdicts.optimizers:
+            if isinstance(own, HeldByKernel):
+                own.rates_on_device()
+
+    def launch_passes(self, batches: Iterable[Batch], passed: Passed) -> Gradient:
+        """As ``TraVal.launch_passes``."""
+        batches = list(batches)
+        shape = tuple(map(_shape, batches))
+        self._now = None
+        self._operations = None
+        if not self._gives_up and shape not in self._recorded:
+            self._watch(shape)
+        if shape in self._recorded and not self._gives_up:
+            self._now = self._recorded[shape]
+            return self._now.passes(batches, passed)
+        if self._operations is None:
+            return self._step.launch_passes(batches, passed)
+        made: list[Outputs] = []
+        with self._operations:
+            gradient = self._step.launch_passes(batches, lambda _, outputs: made.append(outputs.detached()))
+        for batch, outputs in zip(batches, made, strict=True):
+            passed(batch, outputs)
+        return gradient
+
+    def launch_update(self, gradient: Gradient) -> torch.Tensor:
+        """As ``TraVal.launch_update``."""
+        for own in self._step.verdicts.optimizers:
+            if isinstance(own, HeldByKernel):
+                own.send_rates()
+        if self._now is not None:
+            return self._now.update(gradient)
+        watched = self._operations if updates_by_kernels(self._step) else None
+        with watched or nullcontext():
+            return self._step.launch_update(gradient)
+
+    def _watch(self, shape: tuple[Any, ...]) -> None:
+        """Watch a step that may be recorded later, or have its shape recorded from now on."""
+        if self._seen and self._seen[-1][0] != shape:
+            self._seen.clear()
+        if len(self._seen) == WARM_UP:
+            *_, (_, before), (_, after) = self._seen
+            if before != after:
+                self._give_up(before, after)
+            else:
+                self._recorded[shape] = Recorded(self._step)
+            self._seen.clear()
+            return
+        self._operations = Operations()
+        self._seen.append((shape, self._operations.seen))
+
+    def _give_up(self, before: list[str], after: list[str]) -> None:
+        self._gives_up = True
+        pairs = zip([*before, "the end"], [*after, "the end"], strict=False)
+        one, other = next((pair for pair in pairs if pair[0] != pair[1]), ("the end", "the end"))
+        asked = self._step.args.model.cuda_graph
+        self._step.writer.log(
+            f"--cuda-graph {asked}: steps are launched one operation at a time: two of them differ, {one} and {other}"
+        )
+
+
+class Recorded:
+    """Graphs of the two parts of a step, for batches of one shape, and the memory that these are copied to.
+
+    The update is recorded if torch's kernels make it; any other optimizer may compute with numbers of the host.
+    """
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self._of_passes = CudaGraph()
+        self._of_update = CudaGraph() if updates_by_kernels(step) else None
+        self._made: Gradient | None = None
+        self._flags: torch.Tensor | None = None
+
+    def passes(self, batches: Sequence[Batch], passed: Passed) -> Gradient:
+        if self._made is None:
+            self._record(batches)
+        else:
+            for own, batch in zip(self._batches, batches, strict=True):
+                own.images.copy_(batch.images)
+                own.targets.copy_(batch.targets)
+            self._of_passes.replay()
+            for parameter, gradient in self._gradients:
+                parameter.grad = gradient
+        # What unscaling has noted on the host, which the scaler forgets after each step.
+        _noted(self._step.scaler).update({key: dict(own) for key, own in self._unscaled.items()})
+        for batch, outputs in zip(batches, self._outputs, strict=True):
+            passed(batch, outputs)
+        # The host reads these when the next step has overwritten what the graph made.
+        measured = [(parameters, torch.stack([*norms]).unbind()) for parameters, norms in self._made.measured]
+        return Gradient(self._made.norm.clone(), self._made.scale.clone(), measured)
+
+    def _record(self, batches: Sequence[Batch]) -> None:
+        self._batches = [replace(b, images=b.images.clone(), targets=b.targets.clone()) for b in batches]
+        self._outputs: list[Outputs] = []
+        keep = self._outputs.append
+        self._made = self._of_passes.record(
+            lambda: self._step.launch_passes(self._batches, lambda _, outputs: keep(outputs.detached()))
+        )
+        self._gradients = [(p, p.grad) for p in self._step.model.parameters() if p.grad is not None]
+        self._unscaled = {key: dict(own) for key, own in _noted(self._step.scaler).items()}
+
+    def update(self, gradient: Gradient) -> torch.Tensor:
+        if self._of_update is None:
+            return self._step.launch_update(gradient)
+        if self._flags is None:
+            self._flags = self._of_update.record(lambda: self._step.launch_update(self._made))
+        else:
+            self._of_update.replay()
+            _noted(self._step.scaler).clear()
+        return self._flags
+
+
+class Operations(TorchDispatchMode):
+    """Writes down the operations that are launched, with their numbers and shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        leaves = tree_leaves((args, kwargs))
+        words = (str(tuple(leaf.shape)) if isinstance(leaf, torch.Tensor) else str(leaf) for leaf in leaves)
+        self.seen.append(f"{function}({', '.join(words)})")
+        return function(*args, **kwargs)
+
+
+def updates_by_kernels(step: Step) -> bool:
+    """Whether the update of a step can be recorded."""
+    return all(isinstance(own, HeldByKernel) for own in step.verdicts.optimizers)
+
+
+def _noted(scaler: torch.amp.GradScaler) -> dict[int, dict[str, Any]]:
+    """What the scaler has noted of each optimizer in this step; nothing if it is disabled."""
+    return scaler._per_optimizer_states if scaler.is_enabled() else {}
+
+
+def _shape(batch: Batch) -> tuple[Any, ...]:
+    """What a pass must have in common with another to be launched by its graph."""
+    images, targets = batch.images, batch.targets
+    layout = images.shape, images.stride(), images.dtype, targets.shape, targets.dtype
+    return *layout, batch.weight, batch.ends_step, batch.counted
