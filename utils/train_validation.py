@@ -355,8 +355,10 @@ class TraVal:
         self.reporter.step_ended(progress, to_console=bar.disable)
         if progress.step % logging.print_freq == 0:
             self.reporter.window(progress, bar)
-        self._end_after_too_many_skips()
         within = progress.step_in_epoch < self.train_loader.steps_per_epoch
+        if not within or progress.is_trained(self.args):
+            self.settle()  # no further step will
+        self._end_after_too_many_skips()
         if within and logging.save_every_steps and progress.step % logging.save_every_steps == 0:
             self.collect()
             self.save("last")

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -41,6 +42,19 @@ def test_a_deterministic_run_that_was_cut_ends_with_the_same_bits(tmp_path):
     resumed = train(*flags, "--output", tmp_path / "cut", "--resume", "auto")
     assert cut["run"] == resumed["run"] != whole["run"]
     assert differences(whole["run"], resumed["run"]) == []
+
+
+@pytest.mark.parametrize("flags", ["--amp fp16 --ema-decay 0.9", "--optimizer adamw --amp bf16", "--optimizer muon"])
+def test_steps_as_graphs_end_with_the_bits_of_steps_that_are_launched_as_they_are(flags, tmp_path):
+    """A rate of 2^-6 is the same number on the device and on the host."""
+    same = ("--deterministic", "--arch", "resnet18", "--epochs", 2, "--lr", 2**-6, "--lr-policy", "constant")
+    runs = []
+    for graph in ("off", "auto"):
+        found = train(*same, *flags.split(), "--cuda-graph", graph, "--output", tmp_path / graph)
+        runs.append(found["run"])
+        log = (Path(found["run"]) / "log.txt").read_text()
+        assert "one operation at a time" not in log
+    assert differences(*runs) == []
 
 
 def test_a_compiled_network_and_compiled_augmentation_train(tmp_path):

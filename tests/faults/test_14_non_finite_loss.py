@@ -63,14 +63,14 @@ def test_a_gradient_whose_norm_alone_overflows_is_told_with_its_largest_value(ru
     assert re.search(r"finite, up to \d\.\de\+2\d in layers\.\d\.weight; loss scale 1", err)
 
 
-def test_a_run_whose_cap_is_exceeded_at_the_last_step_of_an_epoch_can_be_resumed(run):
-    """That step's verdict is acted on with the next step, after the epoch's end."""
+def test_a_run_stopped_at_the_last_step_of_an_epoch_can_be_resumed(run):
     flags = ("--epochs", "2", "--amp", "fp16", "--init-scale", "1e30", "--max-skipped-steps", "22")  # 23 steps an epoch
     code, out, err, _ = run(*flags)
-    assert code == 1 and "epoch 1/2  training top1" in out and "the last step 24 (epoch 2)" in err
-    code, _, err, folder = run(*flags, "--resume", "auto")
-    assert code == 1 and "the last step 25 (epoch 2)" in err and "Traceback" not in err
-    assert progress(folder) == (25, 25, 25)
+    assert code == 1 and "the last step 23 (epoch 1)" in err and "training top1" not in out
+    code, out, err, folder = run(*flags, "--resume", "auto")
+    assert code == 1 and "epoch 1/2  training top1" in out
+    assert "the last step 24 (epoch 2)" in err and "Traceback" not in err
+    assert progress(folder)[1] == 24
 
 
 def test_a_network_whose_outputs_are_no_numbers_is_said_to_be_and_never_the_best(run):

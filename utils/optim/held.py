@@ -110,7 +110,8 @@ class HeldBySelection(Held):
     @torch.no_grad()
     def _step(self, flag: torch.Tensor) -> None:
         live = [*self._tensors()]
-        kept = [tensor.clone() for tensor in live]
+        kept = [torch.empty_like(tensor) for tensor in live]
+        torch._foreach_copy_(kept, live)
         self._put_back = self._remember()
         self.optimizer.step()
         held = flag != 0

@@ -44,7 +44,7 @@ RICH = Facts(
 # For each fact, another value, and all settings whose examples have no effect then.
 POORER = [
     ("continues", True, "output name"),
-    ("on_gpu", False, "tf32"),
+    ("on_gpu", False, "tf32 cuda_graph"),
     ("precision", "bf16", "init_scale max_skipped_steps"),
     ("precision", "off", "init_scale max_skipped_steps fp32_layers"),
     ("processes", 1, "timeout sync_bn shard_model grad_compression bucket_mb"),

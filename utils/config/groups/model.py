@@ -181,10 +181,9 @@ class ModelSettings:
     )
     cuda_graph: str = setting(
         "off",
-        "launch whole steps as CUDA graphs: auto where that is known to give the same bits, on also with several "
-        "processes",
+        "launch whole steps as CUDA graphs, with learning rates in float32; auto: where a graph can stand for a step; "
+        "on: with several processes, too",
         choices=("auto", "on", "off"),
-        affects_result=False,
         in_evaluation=False,
         effect=Needs("a GPU", lambda v: v.on_gpu),
         synonyms="cudagraph cuda-graphs cudagraphs",
