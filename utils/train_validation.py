@@ -109,7 +109,7 @@ class TraVal:
         self._show_first_batch = True
         self.autocast = autocast(args.precision, self.device)
         if args.model.compile:
-            model.compile()  # in place, so that names stay as they are
+            model.compile(mode=args.model.compile_mode)  # in place, so that names stay as they are
         if self.optimizers:
             self._prepare_training()
 

@@ -81,6 +81,8 @@ def reason_against(step: Step) -> str | None:
         return "hooks look at the passes"
     if not all(isinstance(part, FrozenLayers) for part in step.attachments):
         return "--sam-rho seeds the second pass on the host"
+    if step.args.model.compile and step.args.model.compile_mode == "reduce-overhead":
+        return "--compile-mode reduce-overhead records graphs of its own"
     if step.args.model.grad_checkpointing:
         return "--grad-checkpointing restores random numbers on the host"
     return None

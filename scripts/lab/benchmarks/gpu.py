@@ -50,9 +50,11 @@ def resnet50(setup: Setup, amp: str, compiled: bool = False) -> Iterator[Match |
     common = ("--amp", amp, "--channels-last", *["--compile"] * compiled, "--device", setup.device.type)
     few = FEW if setup.tiny else ()
     epochs = 2 if setup.tiny else 3
-    ours = main_run(setup, "--dataname", "synthetic", *shape, *batch, *common, *few, "--epochs", epochs, *LR)
+    run = ("--dataname", "synthetic", *shape, *batch, *common, *few, "--epochs", epochs, *LR)
+    ours = main_run(setup, *run)
     rgb = ("--channels", 3, "--classes", SYNTHETIC_CLASSES)
     rivals = [Rival(f"{BARE}, one batch", {"": peer(setup, "bare", *shape, *rgb, *batch, *common)}, 0.98)]
+    rivals.append(_as_graphs(setup, *run))
     if setup.timm_train:
         given = ("--train-script", setup.timm_train, "--given-batches", images // batch_size)
         timm = peer(setup, "timm", *shape, *rgb, *batch, *common, *given)
@@ -80,10 +82,16 @@ def resident(setup: Setup) -> Iterator[Match | str]:
         epochs = 2
         few = FEW
     common = ("--batch-size", batch_size, "--amp", "fp16", "--channels-last", "--device", setup.device.type)
-    ours = main_run(setup, *which, *shape, "--loader", "resident", *common, *few, "--epochs", epochs, *LR)
+    run = (*which, *shape, "--loader", "resident", *common, *few, "--epochs", epochs, *LR)
+    ours = main_run(setup, *run)
     bare = peer(setup, "bare", *shape, "--channels", 3, "--classes", classes, *common)
     what = f"resnet18, {'CIFAR-10' if setup.cifar10 else 'synthetic images'}, fp16"
-    yield Match(what, RATE, ours, [Rival(f"{BARE}, one batch", {"": bare}, 0.95)])
+    yield Match(what, RATE, ours, [Rival(f"{BARE}, one batch", {"": bare}, 0.95), _as_graphs(setup, *run)])
+
+
+def _as_graphs(setup: Setup, *flags: object) -> Rival:
+    """The same run with its steps as CUDA graphs."""
+    return Rival("--cuda-graph auto", {"": main_run(setup, *flags, "--cuda-graph", "auto")})
 
 
 # ---------------------------------------------------------------------------------------- JPEG files

@@ -397,8 +397,8 @@ def test_both_sides_of_a_gpu_row_get_the_same_network_batch_and_formats(setup, m
     monkeypatch.setattr(gpu, "peer", lambda _, name, *flags: commands.append((name, *flags)) or (lambda: 1.0))
     given = replace(setup, timm_train="train.py", cifar10="DIR")
     matches = [*gpu.resnet50(given, "bf16", compiled=True), *gpu.resident(given)]
-    assert [len(match.rivals) for match in matches] == [2, 1]
-    for command in commands[:3]:
+    assert [len(match.rivals) for match in matches] == [3, 2]
+    for command in commands[:4]:
         said = " ".join(map(str, command))
         for flags in (
             "--arch resnet50",
@@ -408,7 +408,7 @@ def test_both_sides_of_a_gpu_row_get_the_same_network_batch_and_formats(setup, m
             "--channels-last --compile",
         ):
             assert flags in said
-    for command in commands[3:]:
+    for command in commands[4:]:
         said = " ".join(map(str, command))
         for flags in ("--arch resnet18", "--image-size 32", "--batch-size 512", "--amp fp16", "--channels-last"):
             assert flags in said

@@ -27,6 +27,7 @@ MEANT = {
     "image-size": "img-size train-crop-size imgsz",
     "accumulate": "grad-accum-steps accum-iter update-freq",
     "compile": "torchcompile",
+    "compile-mode": "torchcompile-mode",
     "optimizer": "opt",
     "clip-grad-norm": "clip-grad",
     "lr-policy": "sched lr-scheduler",

@@ -75,6 +75,7 @@ def test_what_needs_whole_weights_contradicts_a_sharded_model_and_nothing_else_d
         *("clip_grad_agc", "sam_rho", "sam_adaptive", "grad_penalty", "lookahead", "swa_start_epoch", "swa_lr"),
         *(
             "compile",
+            "compile_mode",
             "freeze_epoch",
             "unfreeze_epoch",
             "fp32_layers",

@@ -351,11 +351,13 @@ def test_the_graph_is_static_for_ddp_where_every_backward_pass_is_alike(monkeypa
 
 def test_compiling_is_in_place_and_only_where_asked_for(monkeypatch):
     compiled = []
-    monkeypatch.setattr(nn.Module, "compile", lambda network: compiled.append(network))  # noqa: PLW0108
+    monkeypatch.setattr(nn.Module, "compile", lambda network, mode: compiled.append((network, mode)))
     make("--arch", "fc")
     assert compiled == []
     traval = make("--arch", "fc", "--compile")
-    assert compiled == [traval.model]
+    assert compiled.pop() == (traval.model, "default")
+    traval = make("--arch", "fc", "--compile", "--compile-mode", "reduce-overhead")
+    assert compiled == [(traval.model, "reduce-overhead")]
 
 
 def test_to_evaluate_neither_optimizer_nor_training_data_is_needed():

@@ -20,7 +20,7 @@ from utils.runtime.distributed import Distributed, RankInfo
 # 20 epochs, which the changes are made for, of one step.
 BASE = "--device cpu --arch tiny --train-samples 31 --batch-size 32 --max-val-batches 2"
 TEACHER = "--teacher teacher.pt"
-SLOW = {"compile", "compile_augment"}  # and tested to give other bits or the same where they are
+SLOW = {"compile", "compile_mode", "compile_augment"}  # and tested to give other bits or the same where they are
 CONTEXTS = {
     "plain": "",
     "bce": "--loss bce",

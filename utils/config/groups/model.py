@@ -189,6 +189,14 @@ class ModelSettings:
         synonyms="cudagraph cuda-graphs cudagraphs",
         example="auto",
     )
+    compile_mode: str = setting(
+        "default",
+        "mode of torch.compile for the network: reduce-overhead launches CUDA graphs, max-autotune tries kernels first",
+        choices=("default", "reduce-overhead", "max-autotune"),
+        synonyms="torchcompile-mode",
+        effect=Needs("--compile"),
+        plan="compile mode {}",
+    )
     compile_augment: bool = setting(False, "compile augmentation and normalisation with torch.compile")
     init: str = setting(
         "default",
