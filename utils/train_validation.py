@@ -41,10 +41,6 @@ from utils.runtime.distributed import Distributed, RankInfo
 NOTHING = Extras()
 
 
-def _itself(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
 class TrainingFailure(RuntimeError):
     """Training cannot continue; the message names the step, the reason and what to do."""
 
@@ -228,10 +224,11 @@ class TraVal:
         norm = self.clip()  # clipping and the logged norm are of the true gradient
         return Gradient(norm, scale, self.clip.measured)
 
-    def launch_update(self, gradient: Gradient) -> torch.Tensor:
+    def launch_update(self, gradient: Gradient) -> torch.Tensor | None:
         """Move the weights, unless the gradient is not finite: then nothing changes but the loss scale.
 
-        Gives a flag for each optimizer, (optimizers,): not 0 where its gradient is not finite.
+        Gives a flag for each optimizer, (optimizers,), not 0 where its gradient is not finite; None if the host has
+        read them all.
         """
         self.verdicts.hold_unless_finite(gradient.norm)
         for optimizer in reversed(self.active):  # the shortest first, for those that read their flag on the host
@@ -252,8 +249,8 @@ class TraVal:
         if any(verdict.held):
             self._explain(verdict)
         if verdict.moved and self.ema is not None:
-            follow = self.watch.buffers.copy_of if self._has_begun_step else _itself
-            self.ema.update(self.progress.moved_steps, self.progress.epoch, follow)
+            after_step = self.watch.buffers.copy_of if self._has_begun_step else None
+            self.ema.update(self.progress.moved_steps, self.progress.epoch, after_step)
         self.progress.advance()
         self.progress.count_moved(verdict.moved, len(verdict.held))
         call(self.hooks.after_update, self)

@@ -35,7 +35,7 @@ Passed = Callable[[Batch, Outputs], None]
 
 
 class Gradient(NamedTuple):
-    """What a step's passes give: the gradient's norm and the loss scale, tensors (), and the norms of its parts."""
+    """The result of a step's passes: the gradient's norm and the loss scale, tensors (), and the norms of its parts."""
 
     norm: torch.Tensor
     scale: torch.Tensor
@@ -43,7 +43,7 @@ class Gradient(NamedTuple):
 
 
 class Step(Protocol):
-    """What ``TraVal`` has of a step, and what decides whether it can be recorded."""
+    """The parts of ``TraVal`` that launch a step and decide whether it can be recorded."""
 
     model: torch.nn.Module
     scaler: torch.amp.GradScaler
@@ -56,11 +56,11 @@ class Step(Protocol):
     writer: Writer
 
     def launch_passes(self, batches: Iterable[Batch], passed: Passed) -> Gradient: ...
-    def launch_update(self, gradient: Gradient) -> torch.Tensor: ...
+    def launch_update(self, gradient: Gradient) -> torch.Tensor | None: ...
 
 
 def launcher(step: Step) -> Step | StepGraphs:
-    """What launches the two parts of each step: ``step`` itself, or graphs of it if the settings ask for them."""
+    """Launcher of the two parts of each step: ``step`` itself, or graphs of it if the settings ask for them."""
     asked = step.args.model.cuda_graph
     reason = asked != "off" and reason_against(step)
     if reason:
@@ -69,7 +69,7 @@ def launcher(step: Step) -> Step | StepGraphs:
 
 
 def reason_against(step: Step) -> str | None:
-    """Why no graph can stand for this run's steps, if so."""
+    """The reason why no graph can stand for this run's steps; None if one can."""
     hooks = step.hooks
     if step.device.type != "cuda":
         return "there is no GPU"
@@ -147,7 +147,7 @@ class StepGraphs:
             passed(batch, outputs)
         return gradient
 
-    def launch_update(self, gradient: Gradient) -> torch.Tensor:
+    def launch_update(self, gradient: Gradient) -> torch.Tensor | None:
         """As ``TraVal.launch_update``."""
         for own in self._step.verdicts.optimizers:
             if isinstance(own, HeldByKernel):
@@ -224,7 +224,7 @@ class Recorded:
         self._gradients = [(p, p.grad) for p in self._step.model.parameters() if p.grad is not None]
         self._unscaled = {key: dict(own) for key, own in _noted(self._step.scaler).items()}
 
-    def update(self, gradient: Gradient) -> torch.Tensor:
+    def update(self, gradient: Gradient) -> torch.Tensor | None:
         if self._of_update is None:
             return self._step.launch_update(gradient)
         if self._flags is None:
@@ -256,12 +256,12 @@ def updates_by_kernels(step: Step) -> bool:
 
 
 def _noted(scaler: torch.amp.GradScaler) -> dict[int, dict[str, Any]]:
-    """What the scaler has noted of each optimizer in this step; nothing if it is disabled."""
+    """Notes of the scaler on each optimizer in this step; none if it is disabled."""
     return scaler._per_optimizer_states if scaler.is_enabled() else {}
 
 
 def _shape(batch: Batch) -> tuple[Any, ...]:
-    """What a pass must have in common with another to be launched by its graph."""
+    """Properties that a pass must share with another to be launched by its graph."""
     images, targets = batch.images, batch.targets
     layout = images.shape, images.stride(), images.dtype, targets.shape, targets.dtype
     return *layout, batch.weight, batch.ends_step, batch.counted

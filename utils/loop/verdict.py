@@ -1,7 +1,8 @@
-"""Whether a step moved the weights: decided by flags on the device, heard of by the host one step later."""
+"""Verdicts on steps: flags on the device decide whether a step moves the weights; the host learns it one step later."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -74,33 +75,43 @@ class Verdicts:
         self.is_pending = False
         self._scaled = scaler.is_enabled()
         self._mailbox = Mailbox(device)
+        self._on_host = all(optimizer.reads_flag for optimizer in self.optimizers)
 
     def hold_unless_finite(self, norm: torch.Tensor) -> None:
-        """Without a scaler, do what it would do: set the flag that holds the optimizers, on the device."""
-        if not self._scaled:
-            flag = (~torch.isfinite(norm)).float()
-            for optimizer in self.optimizers:
-                optimizer.found_inf = flag
+        """Without a scaler, do what it would do: set the flag that holds the optimizers."""
+        if self._scaled:
+            return
+        flag = not math.isfinite(norm.item()) if self._on_host else (~torch.isfinite(norm)).float()
+        for optimizer in self.optimizers:
+            optimizer.found_inf = flag
 
-    def put_back(self, buffers: BufferCopy) -> torch.Tensor:
-        """After a step, undo what its passes did to ``buffers`` where all flags are set; gives these, (optimizers,)."""
+    def put_back(self, buffers: BufferCopy) -> torch.Tensor | None:
+        """After a step, undo what its passes did to ``buffers`` where all flags are set.
+
+        Gives the flags, (optimizers,); None if the host has read them all.
+        """
+        if self._on_host:
+            if all(optimizer.was_held for optimizer in self.optimizers):
+                buffers.restore()
+            return None
         flags = torch.stack([optimizer.flag for optimizer in self.optimizers])
-        if not all(optimizer.reads_flag for optimizer in self.optimizers):
-            buffers.restore_where(flags.amin())
-        elif flags.amin().item():  # which costs nothing more
-            buffers.restore()
+        buffers.restore_where(flags.amin())
         return flags
 
-    def send(self, flags: torch.Tensor, norm: torch.Tensor, scale: torch.Tensor, measured: Measured) -> None:
+    def send(self, flags: torch.Tensor | None, norm: torch.Tensor, scale: torch.Tensor, measured: Measured) -> None:
         """Send the flags of a step to the host, with what a verdict is to tell of it."""
-        self._mailbox.send(flags)
+        if flags is not None:
+            self._mailbox.send(flags)
         self._step = norm, scale, measured
         self.is_pending = True
 
     def read(self) -> Verdict:
         """The verdict on the step that was sent last. The host waits for that step, not for what it launched since."""
         self.is_pending = False
-        were_held = [*map(bool, self._mailbox.read())]
+        if self._on_host:
+            were_held = [optimizer.was_held for optimizer in self.optimizers]
+        else:
+            were_held = [*map(bool, self._mailbox.read())]
         for optimizer, was_held in zip(self.optimizers, were_held, strict=True):
             optimizer.settle(was_held)
         return Verdict(*self._step, were_held)

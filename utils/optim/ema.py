@@ -73,15 +73,17 @@ class MovingAverage:
         return min(self.decay, (1 + updates) / (10 + updates)) if self.warmup else self.decay
 
     @torch.no_grad()
-    def update(self, updates: int, epoch: int = 0, after_step: Earlier = lambda tensor: tensor) -> None:
+    def update(self, updates: int, epoch: int = 0, after_step: Earlier | None = None) -> None:
         """Follow the model's weights, moved in ``epoch``, counted from 0; ``updates``: the number of earlier calls.
 
-        ``after_step`` gives, for each of the model's tensors, the one that holds what it was after the step.
+        ``after_step`` gives, for each of the model's tensors, the one that holds what it was after the step; None: each
+        still does itself.
         """
         for averages, models in self._averaged.values():
-            torch._foreach_lerp_(averages, [*map(after_step, models)], 1 - self.decay_of(updates, epoch))
+            now = [*map(after_step, models)] if after_step else models
+            torch._foreach_lerp_(averages, now, 1 - self.decay_of(updates, epoch))
         for copies, models in self._copied.values():
-            torch._foreach_copy_(copies, [*map(after_step, models)])
+            torch._foreach_copy_(copies, [*map(after_step, models)] if after_step else models)
 
     def end_epoch(self, progress: Position) -> None:
         """Do nothing: steps count, epochs do not."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ READ_BY_HOST = ("Kron",)
 TRIED = ("torch", "timm", "utils")
 
 
-class Held:
+class Held(ABC):
     """An optimizer as a gradient scaler sees it: takes the flag ``found_inf``, and does not move if it is not 0.
 
     ``torch.amp.GradScaler`` hands its flag to an optimizer that has ``_step_supports_amp_scaling``, and reads that of
@@ -31,6 +32,7 @@ class Held:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
+        self._put_back: Callable[[], None] = lambda: None
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -41,36 +43,46 @@ class Held:
         self.flag = self.found_inf
         self._step(self.flag)
 
+    @abstractmethod
     def _step(self, flag: torch.Tensor) -> None:
-        raise NotImplementedError
+        """Move the parameters, and the optimizer's state, if ``flag`` is 0."""
 
     def settle(self, held: bool) -> None:
         """Take back what a step that was ``held`` has changed on the host. Call it before the next step."""
+        if held:
+            self._put_back()
 
 
 class HeldByHost(Held):
-    """Reads the flag: free on a CPU, elsewhere a synchronisation point."""
+    """Reads the flag, which may be a number of the host: free on a CPU, elsewhere a synchronisation point.
+
+    ``was_held``: whether the latest step did not move the parameters.
+    """
 
     reads_flag = True
+    was_held: bool
 
-    def _step(self, flag: torch.Tensor) -> None:
-        if not flag.item():
+    def _step(self, flag: torch.Tensor | bool) -> None:
+        self.was_held = bool(flag)
+        if not self.was_held:
             self.optimizer.step()
 
 
 class HeldByKernel(Held):
     """One of torch's fused optimizers, whose kernel looks at the flag.
 
-    ``rates_on_device``: a graph cannot take a number from the host, so the kernel reads each group's learning rate from
-    the device, float32; ``send_rates`` brings them there.
+    A graph cannot take a number from the host: after ``rates_on_device`` the kernel reads each group's learning rate
+    from the device, in float32, and ``send_rates`` must bring them there before each step.
     """
 
     rates: Sequence[torch.Tensor] = ()
 
     def rates_on_device(self) -> None:
+        """Take learning rates from the device from now on."""
         self.rates = [group["params"][0].new_empty((), dtype=torch.float32) for group in self.param_groups]
 
     def send_rates(self) -> None:
+        """Copy the groups' learning rates to the device."""
         for rate, group in zip(self.rates, self.param_groups, strict=True):
             rate.fill_(group["lr"])
 
@@ -118,10 +130,6 @@ class HeldBySelection(Held):
         for tensor, before in zip(live, kept, strict=True):
             torch.where(held, before, tensor, out=tensor)
 
-    def settle(self, held: bool) -> None:
-        if held:
-            self._put_back()
-
     def _tensors(self) -> Iterator[torch.Tensor]:
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -135,7 +143,7 @@ class HeldBySelection(Held):
         return getattr(self.optimizer, "lookahead_state", {})
 
     def _remember(self) -> Callable[[], None]:
-        """What puts back groups and states, all but the tensors that the flag selects."""
+        """A function that puts back groups and states, all but the tensors that the flag selects."""
         states = self.optimizer.state
         holders = [*self.param_groups, *states.values(), self._lookahead]
         before = [(holder, set(holder), _numbers(holder)) for holder in holders]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain
 
 import torch
@@ -24,9 +25,10 @@ class BufferCopy:
         pairs = zip(chain(*self._live), chain(*self._copies), strict=True)
         self._copy_of = {id(live): copied for live, copied in pairs}
 
-    def copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The copy of a buffer of the network; any other tensor itself."""
-        return self._copy_of.get(id(tensor), tensor)
+    @property
+    def copy_of(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """Gives the copy of a buffer of the network, and any other tensor itself; None if there are no buffers."""
+        return (lambda tensor: self._copy_of.get(id(tensor), tensor)) if self._copy_of else None
 
     def remember(self) -> None:
         """Copy all buffers."""

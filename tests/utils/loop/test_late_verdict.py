@@ -159,7 +159,7 @@ def test_too_many_skips_are_heard_of_in_the_next_step_and_leave_the_state_before
     assert counts == {"step": 7, "step_in_epoch": 7, "skipped_steps": 2, "skipped_in_row": 2}
 
 
-def test_the_host_waits_for_a_step_after_it_has_launched_the_passes_of_the_next(monkeypatch):
+def test_the_host_waits_for_a_step_after_it_has_launched_the_passes_of_the_next(on_device, monkeypatch):
     diary = []
     sent = Mailbox.send
     read = Mailbox.read
