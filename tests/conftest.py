@@ -6,12 +6,17 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 
 import pytest
 from filelock import FileLock
 
 # The tests' tensors are small: several threads would wait for each other for longer than they compute.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# torch keeps compiled kernels for all processes of a user. Those for the processor's own vectors corrupt the memory of a
+# process that ATEN_CPU_CAPABILITY holds to shorter ones, and the other way round.
+CAPABILITY = os.environ.get("ATEN_CPU_CAPABILITY", "own")
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/compiled-by-tests-{CAPABILITY}")
 # For deterministic algorithms on a GPU; torch may read it once, at the first matrix product of any test.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 # A shell's & has its commands ignore Ctrl-C, and so would every process that a test starts.
