@@ -8,9 +8,10 @@ torchrun itself ends with 1 whenever a process fails. This launcher's exit code 
     130 the same after Ctrl-C
     1   anything else, such as a process that was killed or another machine that is silent
 
-SIGTERM, SIGUSR1 and SIGQUIT reach the processes as SIGTERM, SIGINT as itself; they then have ``--shutdown-timeout``
-seconds to save and end (180 by default, not torchrun's 30). A second Ctrl-C is passed on too, any other further signal
-is not. A closed terminal (SIGHUP) ends nothing. With several machines, each launcher reports on its own processes.
+SIGTERM, SIGUSR1 and SIGQUIT reach the processes as SIGTERM, SIGINT as itself; they then have
+TORCH_ELASTIC_SHUTDOWN_TIMEOUT seconds to save and end (180 by default, not torchrun's 30; newer versions of torch also
+take ``--shutdown-timeout``). A second Ctrl-C is passed on too, any other further signal is not. A closed terminal
+(SIGHUP) ends nothing. With several machines, each launcher reports on its own processes.
 """
 
 from __future__ import annotations

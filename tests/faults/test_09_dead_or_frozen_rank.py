@@ -48,13 +48,14 @@ class Outcome(NamedTuple):
 class Run:
     """A run on its way; ``launcher`` is torchrun or what stands in for it."""
 
-    def __init__(self, output, ranks, launcher=("-m", "torch.distributed.run")):
+    def __init__(self, output, ranks, launcher=("-m", "torch.distributed.run"), **variables):
         line = command(*FLAGS, "--timeout", TIMEOUT_SECONDS, "--output", output, processes=ranks)
         line[1:3] = map(str, launcher)
         self.output = output
         self.mark = uuid.uuid4().hex
+        variables = {**os.environ, MARK: self.mark, **variables}
         with open(f"{output}.out", "w") as out, open(f"{output}.err", "w") as err:
-            self.process = subprocess.Popen(line, stdout=out, stderr=err, env={**os.environ, MARK: self.mark})
+            self.process = subprocess.Popen(line, stdout=out, stderr=err, env=variables)
 
     def ranks(self):
         """The training processes, once they have saved something."""
@@ -79,7 +80,8 @@ class Run:
 def outcomes(tmp_path_factory):
     """Each fault's outcome. They happen side by side."""
     folder = tmp_path_factory.mktemp("runs")
-    frozen = Run(folder / "frozen", 2, (ROOT / "scripts/torchrun.py", "--shutdown-timeout", SHUTDOWN_SECONDS))
+    shorter = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN_SECONDS)}  # torch 2.11's torchrun has no flag for it
+    frozen = Run(folder / "frozen", 2, (ROOT / "scripts/torchrun.py",), **shorter)
     frozen_ranks = frozen.ranks()
     os.kill(frozen_ranks[1], signal.SIGSTOP)
     killed = Run(folder / "killed", 3)

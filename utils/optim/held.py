@@ -125,10 +125,26 @@ class HeldBySelection(Held):
         kept = [torch.empty_like(tensor) for tensor in live]
         torch._foreach_copy_(kept, live)
         self._put_back = self._remember()
-        self.optimizer.step()
+        self._step_in_place()
         held = flag != 0
         for tensor, before in zip(live, kept, strict=True):
             torch.where(held, before, tensor, out=tensor)
+
+    def _step_in_place(self) -> None:
+        """Take a step after which states lie in the memory in which they lay.
+
+        timm's Mars, up to timm 1.0.27, keeps the gradient itself instead of a copy.
+        """
+        tensors = [
+            (state, name, value)
+            for state in self.optimizer.state.values()
+            for name, value in state.items()
+            if _is_many(value)
+        ]
+        self.optimizer.step()
+        for state, name, value in tensors:
+            if state[name] is not value:
+                state[name] = value.copy_(state[name])
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         for group in self.param_groups:
