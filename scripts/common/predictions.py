@@ -36,6 +36,7 @@ from utils.data.sampling import first_samples
 from utils.loop.bad_images import BadImages
 from utils.loop.test_time_augmentation import in_views
 from utils.loop.validation import validate
+from utils.optim.head import SeenFeatures
 from utils.precision.amp import autocast, keep_in_fp32
 from utils.record.metrics import Report
 from utils.record.writer import Writer
@@ -75,7 +76,7 @@ class Predictions(Answers):
 
     ``ids``: an image's path, or its number in the split as in 'val[17]'. ``report``: the metrics of this validation,
     those of ``main.py --evaluate``. ``notes``: what they leave out, a line each. ``images``: the data set, and
-    ``numbers`` int64 (n,), the images' in it.
+    ``numbers`` int64 (n,), the images' in it. ``features``: float32 (n, d), if they were asked for.
     """
 
     classes: tuple[str, ...]
@@ -84,6 +85,7 @@ class Predictions(Answers):
     notes: tuple[str, ...]
     images: Images
     numbers: np.ndarray
+    features: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -93,10 +95,13 @@ class Predictions(Answers):
         return picture(self.images, int(self.numbers[place]))
 
 
-def predict_split(loaded: Loaded, chosen: Chosen, distributed: Distributed | None = None) -> Predictions:
+def predict_split(
+    loaded: Loaded, chosen: Chosen, distributed: Distributed | None = None, *, features: bool = False
+) -> Predictions:
     """Predict the ``chosen`` images with ``loaded``'s network, on all ranks of ``distributed`` or in this process.
 
-    The network is moved to the device. Nothing is written to the disk. Raises ``UserError``.
+    ``features``: also give what the network's output layer takes. The network is moved to the device. Nothing is
+    written to the disk. Raises ``UserError``.
     """
     args = settings_of(loaded, chosen)
     one = Distributed(RankInfo(), args.run, args.precision.tf32) if distributed is None else nullcontext(distributed)
@@ -118,14 +123,17 @@ def predict_split(loaded: Loaded, chosen: Chosen, distributed: Distributed | Non
         for note in notes:
             warn(note)
         with enough_memory(args.data.val_batch_size or args.data.batch_size):
-            report, batches, unreadable = _validated(loaded, args, loader, processes, chosen.progress)
+            seen = SeenFeatures(loaded.network) if features else None
+            report, batches, unreadable = _validated(loaded, args, loader, processes, chosen.progress, seen)
     if not batches:
         raise UserError(f"--split {chosen.split}: no image can be read", on_all_ranks=True)
     if unreadable:
         shown = ", ".join(sorted(unreadable)[:SHOWN])
         notes = (*notes, f"{len(unreadable):,} image(s) that cannot be read are left out: {shown}")
         warn(notes[-1])
-    numbers, logits, labels = (list(parts) for parts in zip(*batches, strict=True))
+    numbers, logits, labels, found = (list(parts) for parts in zip(*batches, strict=True))
+    if features and any(part is None for part in found):
+        raise UserError(f"{loaded.arch}: its output layer takes no features of each image alone", on_all_ranks=True)
     numbers = np.concatenate(numbers)
     if lost := sorted(set(images.labels.tolist()) - set(torch.cat(labels).tolist()) if unreadable else ()):
         names = some([loaded.classes[label] for label in lost])
@@ -142,6 +150,7 @@ def predict_split(loaded: Loaded, chosen: Chosen, distributed: Distributed | Non
         notes=notes,
         images=images,
         numbers=numbers[order],
+        features=torch.cat(found)[order] if features else None,
     )
 
 
@@ -244,14 +253,20 @@ def _loader(loaded: Loaded, args: Settings, images: Images, distributed: Distrib
     return loader
 
 
-class _Recorder(nn.Module):
-    """``network`` for ``validate``; keeps the logits of each batch, and the paths that cannot be read."""
+Recorded = tuple[np.ndarray, torch.Tensor, torch.Tensor, torch.Tensor | None]  # numbers, logits, labels, features
 
-    def __init__(self, network: nn.Module, advance: Callable[[int], None]) -> None:
+
+class _Recorder(nn.Module):
+    """``network`` for ``validate``; keeps the logits of each batch, features if any are ``seen``, and the paths that
+    cannot be read.
+    """
+
+    def __init__(self, network: nn.Module, advance: Callable[[int], None], seen: SeenFeatures | None) -> None:
         super().__init__()
         self.network = network
         self.advance = advance
-        self.kept: list[tuple[np.ndarray, torch.Tensor, torch.Tensor]] = []
+        self.seen = seen
+        self.kept: list[Recorded] = []
         self.unreadable: list[str] = []
 
     def before_batch(self, batch: Batch) -> None:
@@ -261,18 +276,27 @@ class _Recorder(nn.Module):
         self.advance(1)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.seen is not None:
+            self.seen.forget()
         logits = self.network(images)
-        self.kept.append((self.batch.indices, logits.float().cpu(), self.batch.targets.cpu()))
+        features = None if self.seen is None else self.seen.of(len(images))
+        answer = (logits.float().cpu(), self.batch.targets.cpu(), features if features is None else features.cpu())
+        self.kept.append((self.batch.indices, *answer))
         return logits
 
 
 def _validated(
-    loaded: Loaded, args: Settings, loader: ValidationLoader, distributed: Distributed, progress: bool
-) -> tuple[Report, list[tuple[np.ndarray, torch.Tensor, torch.Tensor]], list[str]]:
-    """The report, and of all ranks: numbers, logits and labels of each batch; the paths that cannot be read."""
+    loaded: Loaded,
+    args: Settings,
+    loader: ValidationLoader,
+    distributed: Distributed,
+    progress: bool,
+    seen: SeenFeatures | None,
+) -> tuple[Report, list[Recorded], list[str]]:
+    """The report, and of all ranks: what is recorded of each batch; the paths that cannot be read."""
     log = ProgressLog(say if distributed.is_main else lambda line: None, bar=progress and distributed.is_main)
     with log.counting("Validation", len(loader), "batches") as advance:
-        recorder = _Recorder(in_views(loaded.network, args.data.tta), advance)
+        recorder = _Recorder(in_views(loaded.network, args.data.tta), advance, seen)
         report = validate(
             recorder,
             loader,
@@ -284,6 +308,8 @@ def _validated(
             recorder.before_batch,
         )
     loaded.network.eval()
+    if seen is not None:
+        seen.close()
     kept, paths = zip(*distributed.gather((recorder.kept, recorder.unreadable)), strict=True)
     return report, [*chain.from_iterable(kept)], [*chain.from_iterable(paths)]
 

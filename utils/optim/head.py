@@ -1,7 +1,10 @@
-"""The layers of a network that output its logits, the head; all others are its backbone."""
+"""The layers of a network that output its logits, the head; all others are its backbone, whose output are features."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import nn
 
 
@@ -27,3 +30,37 @@ def output_layers(model: nn.Module) -> list[nn.Module]:
 
 def _linear(module: nn.Module) -> list[nn.Module]:
     return [layer for layer in module.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+
+
+class SeenFeatures:
+    """Features of a network, the input of its first output layer, seen while it runs. ``close`` ends the looking.
+
+    A network that runs several times or on several views of the images in one pass, as with --tta, has their mean.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._seen: list[torch.Tensor] = []
+        heads = output_layers(model)
+        self._hook = heads[0].register_forward_pre_hook(self._see) if heads else None
+
+    def _see(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        features = inputs[0].detach().float()
+        self._seen.append(features.mean((2, 3)) if features.ndim == 4 else features)
+
+    def forget(self) -> None:
+        """Forget all features, before the images that come next."""
+        self._seen = []
+
+    def of(self, images: int) -> torch.Tensor | None:
+        """float32 (images, d) of so many images, which the network has seen since ``forget``; None of another shape."""
+        if not self._seen:
+            return None
+        features = torch.cat(self._seen)
+        if features.ndim != 2 or len(features) % images:
+            return None
+        return features.unflatten(0, (-1, images)).mean(0)
+
+    def close(self) -> None:
+        """Stop looking at the network."""
+        if self._hook is not None:
+            self._hook.remove()

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from utils.optim.head import output_layers
+from utils.optim.head import SeenFeatures
 from utils.runtime.distributed import Distributed
 
 MOST_CLASSES = 1000  # of a confusion matrix
@@ -96,19 +96,12 @@ class Collector(nn.Module):
         self._counts: torch.Tensor | None = None  # the matrix and the curves, flat
         self._worst: tuple[torch.Tensor, ...] = ()  # probability, number, class, answer, pixels
         self._points: list[tuple[torch.Tensor, ...]] = []
-        self._features: list[torch.Tensor] = []
         self._batch: Validated | None = None
-        heads = output_layers(of)
-        self._hook = heads[0].register_forward_pre_hook(self._see) if heads else None
-
-    def _see(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
-        features = inputs[0].detach().float()
-        self._features.append(features.mean((2, 3)) if features.ndim == 4 else features)
+        self._features = SeenFeatures(of)
 
     def close(self) -> None:
         """Stop looking at the network."""
-        if self._hook is not None:
-            self._hook.remove()
+        self._features.close()
 
     def before_batch(self, batch: Validated) -> None:
         """The batch whose images come next."""
@@ -116,7 +109,7 @@ class Collector(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """The network's logits (m, classes), unchanged."""
-        self._features = []
+        self._features.forget()
         logits = self.network(images)
         targets = self._batch.targets
         shares = logits[: len(targets)].detach().float().softmax(1)
@@ -164,12 +157,9 @@ class Collector(nn.Module):
 
     def _keep_points(self, predicted: torch.Tensor, targets: torch.Tensor, images: torch.Tensor) -> None:
         chosen = [place for place, number in enumerate(self._batch.indices.tolist()) if number in self._shown]
-        if not chosen or not self._features:
+        features = self._features.of(len(images)) if chosen else None
+        if features is None:
             return
-        features = torch.cat(self._features)
-        if features.ndim != 2 or len(features) % len(images):
-            return
-        features = features.unflatten(0, (-1, len(images))).mean(0)
         numbers = torch.from_numpy(np.asarray(self._batch.indices)[chosen])
         pixels = self._pixels(images[chosen], THUMBNAIL)
         self._points.append((numbers, targets[chosen], predicted[chosen], features[chosen], pixels))
