@@ -20,6 +20,7 @@ from utils.config.rules import OPTIONS
 from utils.config.settings import UserError, shaping
 from utils.data.preprocessing import Preprocessing
 from utils.optim.batch_norm_statistics import layers_with_statistics
+from utils.record.reading import Reading, reading_of
 
 BEST = "best.pt"
 
@@ -30,7 +31,8 @@ class Loaded:
 
     ``network`` is in evaluation mode, on the CPU: float32 images (n, channels, h, w) into logits (n, classes).
     ``classes``: their names, in the order of the logits. ``preprocessing`` turns a Pillow image into the tensor
-    (channels, h, w) that the network gets in validation.
+    (channels, h, w) that the network gets in validation. ``reading`` turns logits into probabilities and answers: one
+    class an image, or several labels with their thresholds.
 
     ``arch``: the network's name as ``--arch`` takes it. ``path``: the checkpoint file that was read. ``settings``: the
     run's by their names, as its checkpoint stores them; empty if it has none. ``fingerprint``: that of its data set
@@ -54,6 +56,7 @@ class Loaded:
     loss_scaled: bool
     progress: dict[str, Any] | None
     chosen: str
+    reading: Reading
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.network, self.classes, self.preprocessing))
@@ -111,6 +114,7 @@ def load_model(path: str | os.PathLike[str], *, raw: bool = False, best: bool | 
         bool(state.get("scaler")),
         progress if isinstance(progress, dict) else None,
         chosen,
+        reading_of(state, len(classes), path),
     )
 
 

@@ -119,7 +119,7 @@ def explain_batch(predictor: Predictor, batch: ImageBatch, target: int | None) -
     if not shown:
         return []
     images = batch.images[shown]
-    shares = logits[shown].softmax(1)
+    shares = loaded.reading.probabilities(logits[shown])
     predicted = logits[shown].argmax(1).tolist()
     maps = heat_map(loaded, images, predicted if target is None else [target] * len(shown))
     pixels = loaded.preprocessing.evaluation_transform.to_pixels(images).cpu()

@@ -37,10 +37,12 @@ if TYPE_CHECKING:
     import torch
 
     from scripts.common.image_stream import ImageBatch
+    from utils.record.reading import Reading
 
 NAME = "predict.py"
 FORMATS = {"csv": (".csv",), "jsonl": (".jsonl", ".ndjson", ".json")}  # endings of --output
 LOOKED_AT = 16  # of the first names, a few
+SEPARATOR = ";"  # of labels in a column
 
 
 def main(argv: list[str]) -> int:
@@ -70,7 +72,12 @@ def build_parser() -> ToolParser:
     add_images(parser)
     parser.add_argument("--output", metavar="FILE", help="what to write; appears once all is written [standard output]")
     parser.add_argument("--format", choices=FORMATS, help="[by the ending of --output, otherwise csv]")
-    parser.add_argument("--top-k", type=whole(1), default=1, metavar="N", help="likeliest classes of each image [1]")
+    parser.add_argument(
+        "--top-k",
+        type=whole(1),
+        metavar="N",
+        help="likeliest classes of each image [1; of a network for several labels none beside the labels]",
+    )
     parser.add_argument(
         "--tta", choices=VIEWS, help="the mean logits of several views, as main.py's --tta [as the run]"
     )
@@ -93,8 +100,11 @@ def predict(own: argparse.Namespace, names: Iterator[str], form: str, file: Text
 
     predictor = Predictor(open_run(own.run, own.raw, own.device, best=own.best), own)
     loaded = predictor.loaded
-    if own.top_k > len(loaded.classes):
-        raise UserError(f"--top-k {own.top_k}: {loaded.path} knows only {len(loaded.classes)} classes")
+    count = own.top_k or (0 if loaded.reading.several else 1)
+    if count > len(loaded.classes):
+        raise UserError(f"--top-k {count}: {loaded.path} knows only {len(loaded.classes)} classes")
+    if form == "csv" and loaded.reading.several:
+        refuse_separator_in(loaded.classes)
     workers = cores_per_process(1) if predictor.workers == "auto" else predictor.workers
     say(f"{loaded.path}: {loaded.arch}, {len(loaded.classes)} classes")
     first = list(islice(names, min(predictor.batch_size, LOOKED_AT)))
@@ -119,8 +129,8 @@ def predict(own: argparse.Namespace, names: Iterator[str], form: str, file: Text
         with enough_memory(predictor.batch_size):
             for batch in batches:
                 if not total:  # an empty list is a mistake, which leaves no header behind
-                    write = writer(file, form, own.top_k)
-                for row in rows_of(batch, predictor.logits(batch.images), loaded.classes, own.top_k):
+                    write = writer(file, form, count, loaded.reading.several)
+                for row in rows_of(batch, predictor.logits(batch.images), loaded.classes, count, loaded.reading):
                     write(row)
                     failed += row.error is not None
                 total += len(batch.paths)
@@ -131,47 +141,72 @@ def predict(own: argparse.Namespace, names: Iterator[str], form: str, file: Text
 
 
 class PredictionRow(NamedTuple):
-    """An image's ``path`` as it was named, its likeliest classes with their probabilities, or an ``error``."""
+    """An image's ``path`` as it was named, its likeliest classes with their probabilities, or an ``error``.
+
+    ``labels``: of a network for several labels those that it gives, perhaps none; None of an image with an error.
+    """
 
     path: str
     top: Sequence[tuple[str, float]]
     error: str | None = None
+    labels: Sequence[tuple[str, float]] | None = None
 
 
-def rows_of(batch: ImageBatch, logits: torch.Tensor, classes: Sequence[str], count: int) -> Iterator[PredictionRow]:
-    """A row for each image of ``batch``, with its ``count`` likeliest classes; ``logits`` float32 (n, classes).
-
-    Among equal logits, which are common in bfloat16, the first class comes first, as in validation.
-    """
-    places = logits.sort(dim=1, descending=True, stable=True).indices[:, :count]
-    probabilities = logits.softmax(1).gather(1, places).tolist()
+def rows_of(
+    batch: ImageBatch, logits: torch.Tensor, classes: Sequence[str], count: int, reading: Reading
+) -> Iterator[PredictionRow]:
+    """A row for each image of ``batch``, with its ``count`` likeliest classes; ``logits`` float32 (n, classes)."""
+    tops = reading.likeliest(logits, count)
+    labels = reading.labels(logits) or [None] * len(tops)
     finite = logits.isfinite().all(1).tolist()
-    columns = zip(batch.paths, batch.errors, finite, places.tolist(), probabilities, strict=True)
-    for path, error, is_finite, chosen, shares in columns:
-        error = error or (None if is_finite else NOT_FINITE)
-        top = [] if error else [(classes[place], share) for place, share in zip(chosen, shares, strict=True)]
-        yield PredictionRow(path, top, error)
+    for path, error, is_finite, *answers in zip(batch.paths, batch.errors, finite, tops, labels, strict=True):
+        if error or not is_finite:
+            yield PredictionRow(path, [], error or NOT_FINITE)
+        else:
+            top, given = (one and [(classes[place], share) for place, share in one] for one in answers)
+            yield PredictionRow(path, top, labels=given)
 
 
-def writer(file: TextIO, form: str, count: int) -> Callable[[PredictionRow], None]:
-    """A function that writes a row with ``count`` classes to ``file`` as ``form``, 'csv' or 'jsonl'."""
+def writer(file: TextIO, form: str, count: int, several: bool) -> Callable[[PredictionRow], None]:
+    """A function that writes a row with ``count`` classes to ``file`` as ``form``, 'csv' or 'jsonl'.
+
+    ``several``: the network gives several labels, which come first.
+    """
     if form == "jsonl":
-        return lambda row: print(_json(row), file=file)
+        return lambda row: print(_json(row, several), file=file)
     lines = csv.writer(file, lineterminator="\n")
-    numbers = ["", *(f"_{place}" for place in range(2, count + 1))]
-    lines.writerow(["path", *(f"{name}{number}" for number in numbers for name in ("class", "probability")), "error"])
+    head = ["labels", "probabilities"] * several
+    numbers = ["", *(f"_{place}" for place in range(2, count + 1))] if count else []
+    head += [f"{name}{number}" for number in numbers for name in ("class", "probability")]
+    lines.writerow(["path", *head, "error"])
 
     def write(row: PredictionRow) -> None:
-        cells = [cell for name, share in row.top for cell in (name, _digits(share))]
-        lines.writerow([row.path, *(cells or [""] * 2 * count), row.error or ""])
+        labels = [(name, _digits(share)) for name, share in row.labels or ()]
+        cells = [SEPARATOR.join(column) for column in zip(*labels, strict=True)] or [""] * 2 if several else []
+        cells += [cell for name, share in row.top for cell in (name, _digits(share))]
+        lines.writerow([row.path, *(cells if row.error is None else [""] * len(head)), row.error or ""])
 
     return write
 
 
-def _json(row: PredictionRow) -> str:
-    top = [{"class": name, "probability": float(_digits(share))} for name, share in row.top]
+def refuse_separator_in(classes: Sequence[str]) -> None:
+    """Raise ``UserError`` if a column of labels would not tell where a class's name ends."""
+    if found := [name for name in classes if SEPARATOR in name]:
+        raise UserError(f"--format csv: the class '{found[0]}' holds '{SEPARATOR}', which separates labels; use jsonl")
+
+
+def _json(row: PredictionRow, several: bool) -> str:
+    top = _as_dicts(row.top)
+    if several:
+        return json.dumps(
+            {"path": row.path, "labels": row.labels and _as_dicts(row.labels), "top": top, "error": row.error}
+        )
     best = top[0] if top else {"class": None, "probability": None}
     return json.dumps({"path": row.path, **best, "top": top, "error": row.error})
+
+
+def _as_dicts(classes: Sequence[tuple[str, float]]) -> list[dict[str, str | float]]:
+    return [{"class": name, "probability": float(_digits(share))} for name, share in classes]
 
 
 def _digits(share: float) -> str:

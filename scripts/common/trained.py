@@ -156,7 +156,7 @@ def open_run(
 
 def of_each_class(loaded: Loaded) -> str:
     """Remark on the probabilities of a network that was not trained to share them among classes; or ''."""
-    if loaded.settings.get("loss") != "bce":
+    if loaded.reading.several or loaded.settings.get("loss") != "bce":
         return ""
     return (
         "was trained with --loss bce, which judges each class alone; probabilities are the softmax over all, as of any "

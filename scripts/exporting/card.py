@@ -152,6 +152,7 @@ def code(one: Exported) -> str:
         metadata=METADATA,
         name=one.subject.name,
         shown=shown,
+        reading=one.subject.loaded.reading,
         inside=one.subject.inside,
         opened=opening(shown),
         preparation=preparation(shown, one.subject.inside),

@@ -16,6 +16,8 @@ import numpy as np
 
 from scripts.exporting.formats import FORMATS
 from scripts.exporting.reload import WHY_NOT
+from scripts.exporting.subject import Subject
+from utils.record.reading import OneLabel
 
 ROOT = Path(__file__).resolve().parents[2]
 ALLOWED = 1e-4  # difference of an output, or for one above 1 that share of it
@@ -27,26 +29,32 @@ class ExportFailure(Exception):
 
 
 class Check(NamedTuple):
-    """``largest``: difference of any output from ``source``'s. ``agree``: images of ``count`` with the same class."""
+    """``largest``: difference of any output from ``source``'s.
+
+    ``agree``: how many of ``count`` images have the same ``answer``.
+    """
 
     loader: str
     source: str
     largest: float
     agree: int
     count: int
+    answer: str = OneLabel.answer
 
     def __str__(self) -> str:
         return (
             f"loaded again in a fresh process with {self.loader}: differs from {self.source} by {self.largest:.1e} "
-            f"at most ({ALLOWED:g} is allowed), the same class for {self.agree} of {self.count} images"
+            f"at most ({ALLOWED:g} is allowed), the same {self.answer} for {self.agree} of {self.count} images"
         )
 
 
-def compare(name: str, outputs: np.ndarray | str, expected: np.ndarray, source: str = "the network") -> Check:
+def compare(
+    name: str, outputs: np.ndarray | str, expected: np.ndarray, subject: Subject, source: str = "the network"
+) -> Check:
     """Difference of an export's ``outputs`` from the ``expected`` ones, float32 (n, classes). ``name``: its format.
 
-    ``source``: what gave these, in words. Raises ``ExportFailure`` if they differ by more than is allowed, or if there
-    are none.
+    ``source``: what gave these, in words; ``subject``: what was exported. Raises ``ExportFailure`` if they differ by
+    more than is allowed, or if there are none.
     """
     loader = f"{FORMATS[name].loader} {metadata.version(FORMATS[name].loader)}"
     if isinstance(outputs, str):
@@ -57,8 +65,8 @@ def compare(name: str, outputs: np.ndarray | str, expected: np.ndarray, source: 
     if not (difference <= ALLOWED * np.maximum(1, np.abs(expected))).all():  # also if one is NaN
         largest = float(np.nanmax(difference)) if np.isfinite(difference).any() else math.nan
         raise ExportFailure(f"the outputs of {loader} differ by up to {largest:.1e}; {ALLOWED:g} is allowed")
-    agree = int((outputs.argmax(1) == expected.argmax(1)).sum())
-    return Check(loader, source, float(difference.max()), agree, len(outputs))
+    agree = subject.same_answers(outputs, expected)
+    return Check(loader, source, float(difference.max()), agree, len(outputs), subject.loaded.reading.answer)
 
 
 def reloaded(requests: Sequence[dict[str, Any]], inputs: Sequence[np.ndarray]) -> list[np.ndarray | str]:

@@ -165,4 +165,4 @@ class OnnxNetwork(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         outputs = torch.from_numpy(self.predict(self.subject.inputs(images.float().cpu()).numpy()))
-        return outputs.clamp_min(1e-30).log() if self.subject.inside else outputs
+        return self.subject.loaded.reading.logits(outputs) if self.subject.inside else outputs

@@ -57,7 +57,7 @@ def quantise(how: str, subject: Subject, path: Path, count: int, chosen: Chosen)
     bytes_before = path.stat().st_size
     onnx_files.quantise(path, how, subject, calibration)
     in_8_bits = score(subject, path, chosen)
-    same = 100 * (in_8_bits.logits.argmax(1) == in_float.logits.argmax(1)).double().mean().item()
+    same = 100 * subject.loaded.reading.same(in_8_bits.logits, in_float.logits).double().mean().item()
     before = in_float.report
     after = in_8_bits.report
     onnx_files.replace_metadata(path, {"validation": {**figures_of(after), "same_answer_as_float": same}})
@@ -104,7 +104,8 @@ def check(name: str, subject: Subject, path: Path, images: torch.Tensor, quantis
     inputs = subject.inputs(images).numpy()
     expected = expected_outputs(subject, inputs, path if quantised else None)
     (outputs,) = checking.reloaded([request(name, subject, path)], [inputs])
-    return checking.compare(name, outputs, expected, "the 8-bit file that was scored" if quantised else "the network")
+    source = "the 8-bit file that was scored" if quantised else "the network"
+    return checking.compare(name, outputs, expected, subject, source)
 
 
 def in_words(count: int) -> str:

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -19,31 +20,34 @@ from utils.config.groups.model import ModelSettings
 from utils.config.settings import shaping
 from utils.record.doubts import doubts
 from utils.record.metrics import Report
+from utils.record.reading import Reading
 from utils.record.run_folder import read_table
 
 
 class WithPreprocessing(nn.Module):
     """``network`` for bytes: uint8 images (n, channels, h, w) into float32 probabilities (n, classes).
 
-    Normalises as ``BatchTransform`` does; ``mean`` and ``std`` are for pixel values between 0 and 1.
+    Normalises as ``BatchTransform`` does; ``mean`` and ``std`` are for pixel values between 0 and 1. ``reading`` turns
+    logits into probabilities.
     """
 
-    def __init__(self, network: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+    def __init__(self, network: nn.Module, mean: tuple[float, ...], std: tuple[float, ...], reading: Reading) -> None:
         super().__init__()
         self.network = network
+        self.reading = reading
         self.register_buffer("mean", 255 * torch.tensor(mean).view(1, -1, 1, 1))
         self.register_buffer("std", 255 * torch.tensor(std).view(1, -1, 1, 1))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.network((images.float() - self.mean) / self.std).softmax(1)
+        return self.reading.probabilities(self.network((images.float() - self.mean) / self.std))
 
 
 @dataclass(frozen=True)
 class Subject:
     """A trained network and how it is exported.
 
-    ``inside``: preprocessing and softmax are part of it. ``weights``: which of the checkpoint's, in words. ``figures``:
-    see ``validated``.
+    ``inside``: preprocessing and probabilities are part of it. ``weights``: which of the checkpoint's, in words.
+    ``figures``: see ``validated``.
     """
 
     loaded: Loaded
@@ -110,7 +114,15 @@ class Subject:
         """The module to export, in evaluation mode on the CPU."""
         shown = self.loaded.preprocessing
         network = self.loaded.network.requires_grad_(False)
-        return WithPreprocessing(network, shown.mean, shown.std).eval() if self.inside else network
+        if not self.inside:
+            return network
+        return WithPreprocessing(network, shown.mean, shown.std, self.loaded.reading).eval()
+
+    def same_answers(self, outputs: np.ndarray, others: np.ndarray) -> int:
+        """The number of images for which both, outputs of the exported network, give the same answer."""
+        reading = self.loaded.reading
+        logits = [reading.logits(one) if self.inside else one for one in map(torch.from_numpy, (outputs, others))]
+        return int(reading.same(*logits).sum())
 
     def inputs(self, images: torch.Tensor) -> torch.Tensor:
         """Inputs of the exported network for normalised ``images`` (n, c, h, w): these, or their uint8 pixels."""
@@ -129,6 +141,7 @@ class Subject:
             "preprocessing": self.loaded.preprocessing.state(),
             "input": "uint8 pixels" if self.inside else "float32, normalised",
             "output": self.output,
+            **self.loaded.reading.facts,
             "weights": self.weights,
             "validation": self.figures,
         }

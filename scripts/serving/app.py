@@ -12,7 +12,7 @@ import io
 import json
 import math
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
@@ -81,16 +81,17 @@ class Service:
         top = _number(request, "top", SHOWN, len(self.loaded.classes))
         async with self._image_of(request) as ((width, height), tensor):
             logits, together = await self.batcher(tensor)
-        places = logits.sort(descending=True, stable=True).indices  # different logits may have equal probabilities
-        probabilities = logits.softmax(0)[places]
         if not logits.isfinite().all():
             raise Refused(500, "the network's output is not finite; start with --amp off")
-        rows = [
-            {"class": self.loaded.classes[place], "index": place, "probability": share}
-            for place, share in zip(places[:top].tolist(), probabilities[:top].tolist(), strict=True)
-        ]
+        reading = self.loaded.reading
+        rows = self._named(reading.likeliest(logits[None], top)[0])
+        given = reading.labels(logits[None])
         best = {name: rows[0][name] for name in ("class", "probability")}
-        return Json({**best, "top": rows, "width": width, "height": height, "batch": together})
+        answer = best if given is None else {"labels": self._named(given[0])}
+        return Json({**answer, "top": rows, "width": width, "height": height, "batch": together})
+
+    def _named(self, classes: Sequence[tuple[int, float]]) -> list[dict[str, Any]]:
+        return [{"class": self.loaded.classes[one], "index": one, "probability": share} for one, share in classes]
 
     async def heat_map(self, request: Request) -> Response:
         """Two PNG files: the body's image as the network sees it, and where it looks for class number ``class``."""

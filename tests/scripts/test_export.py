@@ -305,10 +305,10 @@ def test_all_formats_of_torchs_load_in_a_fresh_process(fresh_process, trees, tmp
             path.parent.mkdir()
             steps.write(name, subject, path, shown)
             asked.append(steps.request(name, subject, path))
-            expected.append(steps.expected_outputs(subject, shown.numpy()))
+            expected.append((steps.expected_outputs(subject, shown.numpy()), subject))
     found = checking.reloaded(asked, [shown.numpy()] * len(asked))
     for one, outputs, exact in zip(asked, found, expected, strict=True):
-        assert checking.compare(one["to"], outputs, exact).largest < 1e-4, one["to"]
+        assert checking.compare(one["to"], outputs, *exact).largest < 1e-4, one["to"]
 
 
 def test_timm_makes_a_network_for_grey_images(tmp_path):

@@ -181,7 +181,7 @@ def largest_difference(arch, name, folder):
         return None
     steps.write(name, subject, path, images)
     (outputs,) = checking.reloaded([steps.request(name, subject, path)], [images.numpy()])
-    return checking.compare(name, outputs, expected).largest
+    return checking.compare(name, outputs, expected, subject).largest
 
 
 def test_a_network_gives_the_same_in_each_format_that_can_hold_it(tmp_path):

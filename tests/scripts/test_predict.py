@@ -25,6 +25,7 @@ from scripts.exporting.subject import Subject
 from scripts.predict import rows_of
 from tests.helpers import altered
 from utils.data.images import decoding
+from utils.record.reading import OneLabel
 
 CLASSES = ("ape, great", "bee")
 
@@ -133,7 +134,7 @@ def test_images_that_cannot_be_read_are_rows_and_make_the_exit_code_1(digits_run
 def test_an_output_that_is_not_finite_is_an_error_and_no_probability():
     logits = torch.tensor([[1.0, 2.0], [float("nan"), 0.0], [float("inf"), 0.0]])
     batch = ImageBatch(("a", "b", "c"), torch.zeros(3, 1, 1, 1), (None, None, None))
-    good, *bad = rows_of(batch, logits, CLASSES, 2)
+    good, *bad = rows_of(batch, logits, CLASSES, 2, OneLabel())
     assert [name for name, _ in good.top] == ["bee", "ape, great"] and good.error is None
     assert [(row.top, row.error) for row in bad] == [([], NOT_FINITE)] * 2
 
@@ -144,7 +145,9 @@ def test_of_equal_outputs_the_first_class_is_the_prediction_as_in_validation(cou
     names = [str(number) for number in range(1000)]
     batch = ImageBatch(("a",) * 300, torch.zeros(300, 1, 1, 1), (None,) * 300)
     largest = [row.index(max(row)) for row in logits.tolist()]
-    assert [row.top[0][0] for row in rows_of(batch, logits, names, count)] == [names[place] for place in largest]
+    assert [row.top[0][0] for row in rows_of(batch, logits, names, count, OneLabel())] == [
+        names[place] for place in largest
+    ]
 
 
 def test_sigterm_leaves_what_was_there_and_is_no_damaged_image(digits_run, tmp_path, monkeypatch, capsys):

@@ -1,0 +1,112 @@
+"""Readings of logits: one class an image (softmax), or any number of labels (a sigmoid and a threshold for each).
+
+All in which tools for networks of one and of several labels differ begins here: a checkpoint gives the reading of its
+network, and a tool asks it for probabilities and answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from utils.config.settings import UserError
+
+THRESHOLD = 0.5  # of a label, until others are chosen
+SMALLEST = 1e-30  # probability whose logit is finite
+LAST_STEP = 2**-24  # from the largest float32 below 1
+
+
+@dataclass(frozen=True)
+class OneLabel:
+    """Each image is of one class: probabilities share 1 among the classes, and the largest is the answer."""
+
+    activation: ClassVar[str] = "softmax"
+    answer: ClassVar[str] = "class"  # what an answer is, in words
+    several: ClassVar[bool] = False
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Plain values from which a program reads logits as this does."""
+        return {"activation": self.activation}
+
+    def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
+        """Probabilities of ``logits`` (n, classes)."""
+        return logits.softmax(1)
+
+    def logits(self, probabilities: torch.Tensor) -> torch.Tensor:
+        """Logits that have these ``probabilities`` (n, classes)."""
+        return probabilities.clamp_min(SMALLEST).log()
+
+    def same(self, logits: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+        """bool (n,): whether both, (n, classes), give the same answer."""
+        return logits.argmax(1) == others.argmax(1)
+
+    def likeliest(self, logits: torch.Tensor, most: int) -> list[list[tuple[int, float]]]:
+        """The ``most`` likeliest classes of each image with their probabilities, of ``logits`` (n, classes).
+
+        Among equal logits, which are common in bfloat16, the first class comes first, as in validation; different
+        logits may have equal probabilities.
+        """
+        places = logits.sort(dim=1, descending=True, stable=True).indices[:, :most]
+        shares = self.probabilities(logits).gather(1, places)
+        rows = zip(places.tolist(), shares.tolist(), strict=True)
+        return [list(zip(*row, strict=True)) for row in rows]
+
+    def labels(self, logits: torch.Tensor) -> list[list[tuple[int, float]]] | None:
+        """The labels that are given to each image with their probabilities, the likeliest first; None of one label."""
+        return None
+
+
+@dataclass(frozen=True)
+class SeveralLabels(OneLabel):
+    """Each class is a label by itself: its probability is the sigmoid of its logit, from its threshold on it is given.
+
+    ``thresholds``: of the probabilities, one a class.
+    """
+
+    thresholds: tuple[float, ...]
+    activation: ClassVar[str] = "sigmoid"
+    answer: ClassVar[str] = "labels"
+    several: ClassVar[bool] = True
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"activation": self.activation, "thresholds": list(self.thresholds)}
+
+    def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits.sigmoid()
+
+    def logits(self, probabilities: torch.Tensor) -> torch.Tensor:
+        exact = probabilities.double()
+        below_1 = exact.clamp_max(1 - LAST_STEP / 2)
+        return (exact.clamp_min(SMALLEST).log() - (-below_1).log1p()).to(probabilities.dtype)
+
+    def same(self, logits: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+        return (self.given(logits) == self.given(others)).all(1)
+
+    def labels(self, logits: torch.Tensor) -> list[list[tuple[int, float]]]:
+        given = self.given(logits).tolist()
+        ranked = self.likeliest(logits, logits.shape[1])
+        return [[one for one in row if has[one[0]]] for row, has in zip(ranked, given, strict=True)]
+
+    def given(self, logits: torch.Tensor) -> torch.Tensor:
+        """bool (n, classes): the labels that are given, those whose probability is at least their threshold."""
+        thresholds = torch.tensor(self.thresholds, dtype=torch.float64, device=logits.device)
+        return self.probabilities(logits).double() >= thresholds
+
+
+Reading = OneLabel | SeveralLabels
+
+
+def reading_of(state: Mapping[str, Any], classes: int, path: Path) -> Reading:
+    """The reading that a checkpoint's ``state`` asks for: of one label where it does not say. Raises ``UserError``."""
+    if not state.get("multilabel"):
+        return OneLabel()
+    thresholds = state.get("thresholds") or [THRESHOLD] * classes
+    if len(thresholds) != classes or not all(isinstance(one, float) for one in thresholds):
+        raise UserError(f"{path}: has {len(thresholds)} thresholds for {classes} classes; give another checkpoint")
+    return SeveralLabels(tuple(thresholds))
