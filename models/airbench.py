@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from utils.config.image_size import Size, sides
+
 WIDTHS = (64, 256, 256)
 WHITENED = 2  # pixels: the side of the patches that the first layer whitens
 WHITENING_EPS = 5e-4  # added to the variances: those of normalised images lie between 1e-4 and 10
@@ -21,22 +23,23 @@ class Airbench(nn.Module):
     not train.
     Convolutions begin as the identity on as many channels as they receive (Dirac), batch norms keep their scale of 1,
     and logits are divided by the number of features, each of which is its map's maximum. A max-pool that would leave
-    nothing is left out. Input (n, channels, size, size), output (n, classes).
+    nothing is left out. Input (n, channels, h, w), output (n, classes).
     """
 
-    def __init__(self, classes: int, channels: int, size: int, widths: tuple[int, ...] = WIDTHS) -> None:
+    def __init__(self, classes: int, channels: int, size: Size, widths: tuple[int, ...] = WIDTHS) -> None:
         super().__init__()
-        side = min(WHITENED, size)
+        shortest = min(sides(size))
+        side = min(WHITENED, shortest)
         before = 2 * channels * side**2
-        size = size - side + 1
+        shortest = shortest - side + 1
         self.whitening = nn.Conv2d(channels, before, side)
         self.whitening.weight.requires_grad_(False)
         nn.init.zeros_(self.whitening.bias)
         layers: list[nn.Module] = [nn.GELU()]
         for width in widths:
-            layers.append(_Pair(before, width, pools=size > 1))
+            layers.append(_Pair(before, width, pools=shortest > 1))
             before = width
-            size = max(1, size // 2)
+            shortest = max(1, shortest // 2)
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Linear(widths[-1], classes, bias=False)
         with torch.no_grad():

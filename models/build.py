@@ -21,6 +21,7 @@ from models.layers import blur_before_strides
 from models.options import class_of, options_of
 from models.small import OWN
 from utils.config.groups.model import ModelSettings
+from utils.config.image_size import Size, pixels_text, sides, size_text
 from utils.config.other_programs import other_programs
 from utils.config.settings import UserError, flag_of, shaping
 from utils.config.spelling import or_nearest
@@ -31,9 +32,9 @@ SMALL_IMAGE = 64  # up to this many pixels, a residual network begins with a 3x3
 
 
 def build_model(
-    settings: ModelSettings, *, classes: int, channels: int, image_size: int, stem_size: int | None = None
+    settings: ModelSettings, *, classes: int, channels: int, image_size: Size, stem_size: Size | None = None
 ) -> nn.Module:
-    """The network that ``settings`` name, for ``channels`` x ``image_size`` x ``image_size`` images.
+    """The network that ``settings`` name, for images of ``channels`` and ``image_size``.
 
     ``stem_size``: the images that its weights were trained on, whose size alone decides on its stem (``stem_line``).
 
@@ -65,7 +66,9 @@ def build_model(
                 f"--pretrained: the weights of {settings.arch} could not be fetched ({reason}); fetch "
                 f"{published_as(settings.arch)[0]} elsewhere and give it with --weights FILE --new-head"
             ) from error
-        raise UserError(f"--arch {settings.arch}: cannot be built for {image_size}-pixel images ({reason})") from error
+        raise UserError(
+            f"--arch {settings.arch}: cannot be built for {pixels_text(image_size)} images ({reason})"
+        ) from error
     if settings.pretrained and settings.new_head:
         for layer in output_layers(model):
             layer.reset_parameters()
@@ -133,7 +136,7 @@ def _torchvision_names() -> list[str]:
     return torchvision.models.list_models(module=torchvision.models)
 
 
-def _timm(name: str, settings: ModelSettings, classes: int, channels: int, image_size: int) -> nn.Module:
+def _timm(name: str, settings: ModelSettings, classes: int, channels: int, image_size: Size) -> nn.Module:
     import timm
 
     options = options_of(settings, lambda: class_of(lambda: timm.create_model(name)))
@@ -145,8 +148,8 @@ def _timm(name: str, settings: ModelSettings, classes: int, channels: int, image
     return create()
 
 
-def _takes_small_stem(model: nn.Module, image_size: int) -> bool:
-    return is_timm_resnet(model) and image_size <= SMALL_IMAGE
+def _takes_small_stem(model: nn.Module, image_size: Size) -> bool:
+    return is_timm_resnet(model) and max(sides(image_size)) <= SMALL_IMAGE
 
 
 def is_timm_resnet(model: nn.Module) -> bool:
@@ -155,27 +158,28 @@ def is_timm_resnet(model: nn.Module) -> bool:
     return timm is not None and isinstance(model, timm.models.ResNet)
 
 
-def stem_line(model: nn.Module, image_size: int, trained_size: int | None) -> str:
+def stem_line(model: nn.Module, image_size: Size, trained_size: Size | None) -> str:
     """A line on the stem of ``model``, built for ``image_size`` pixels, and why; '' if none depends on their number.
 
     ``trained_size``: the images that its weights were trained on, if it is known.
     """
     if not is_timm_resnet(model):
         return ""
-    if small := image_size <= SMALL_IMAGE:
+    if small := max(sides(image_size)) <= SMALL_IMAGE:
         text = (
             f"3x3 without max-pool, as for all training images of at most {SMALL_IMAGE} pixels; for larger ones it is "
             "timm's own, and the network computes about a tenth"
         )
     else:
         text = f"timm's own, as for all training images of more than {SMALL_IMAGE} pixels; others get a 3x3 one"
-    if trained_size and (trained_size <= SMALL_IMAGE) != small:
-        text += f". The weights to begin with were trained with that other one, on images of {trained_size} pixels"
+    if trained_size and (max(sides(trained_size)) <= SMALL_IMAGE) != small:
+        shown = size_text(trained_size)
+        text += f". The weights to begin with were trained with that other one, on images of {shown} pixels"
     return text
 
 
 def constructor_arguments(
-    settings: ModelSettings, model: nn.Module, *, classes: int, channels: int, image_size: int
+    settings: ModelSettings, model: nn.Module, *, classes: int, channels: int, image_size: Size
 ) -> dict[str, Any]:
     """Arguments, besides the name, with which timm's or torchvision's factory makes the same network.
 
@@ -194,8 +198,8 @@ def constructor_arguments(
     if library == "timm":
         if _takes_small_stem(model, image_size):
             raise UserError(
-                f"{settings.arch} for {image_size}-pixel images has a 3x3 stem without max-pool, which no argument of "
-                "timm's describes"
+                f"{settings.arch} for {pixels_text(image_size)} images has a 3x3 stem without max-pool, which no "
+                "argument of timm's describes"
             )
         takes_size = "img_size" in inspect.signature(type(model).__init__).parameters
         size = {"img_size": image_size} if takes_size and _has_fixed_size(name, image_size) else {}
@@ -206,17 +210,17 @@ def constructor_arguments(
     return {**arguments, **_size_argument(name, image_size), **without_extra_heads}
 
 
-def small_stem_replaces_convolution(model: nn.Module, image_size: int) -> bool:
+def small_stem_replaces_convolution(model: nn.Module, image_size: Size) -> bool:
     """True if ``build_model`` gave ``model`` a first convolution that pretrained weights do not fit."""
     return _takes_small_stem(model, image_size) and isinstance(model.conv1, nn.Conv2d)
 
 
-def _has_fixed_size(name: str, image_size: int) -> bool:
+def _has_fixed_size(name: str, image_size: Size) -> bool:
     """True if timm's network (a vision transformer) is built for one image size, other than ours."""
     import timm
 
     config = timm.get_pretrained_cfg(name, allow_unregistered=True)
-    return bool(config and config.fixed_input_size and config.input_size[-1] != image_size)
+    return bool(config and config.fixed_input_size and tuple(config.input_size[-2:]) != sides(image_size))
 
 
 def _small_stem(model: nn.Module) -> None:
@@ -230,7 +234,7 @@ def _small_stem(model: nn.Module) -> None:
     model.maxpool = nn.Identity()
 
 
-def _torchvision(name: str, settings: ModelSettings, classes: int, channels: int, image_size: int) -> nn.Module:
+def _torchvision(name: str, settings: ModelSettings, classes: int, channels: int, image_size: Size) -> nn.Module:
     import torchvision
 
     pretrained = settings.pretrained
@@ -255,8 +259,13 @@ def _torchvision(name: str, settings: ModelSettings, classes: int, channels: int
     return model
 
 
-def _size_argument(name: str, image_size: int) -> dict[str, int]:
-    """Torchvision's vision transformers are built for one image size."""
+def _size_argument(name: str, image_size: Size) -> dict[str, int]:
+    """Torchvision's vision transformers are built for one image size, a square."""
+    if name.startswith("vit_") and not isinstance(image_size, int):
+        raise UserError(
+            f"--arch torchvision/{name} takes square images only, not {size_text(image_size)}; timm's vision "
+            "transformers take others"
+        )
     return {"image_size": image_size} if name.startswith("vit_") else {}
 
 
@@ -290,7 +299,7 @@ def _sum_first_convolution(model: nn.Module, channels: int) -> None:
 
 @torch.no_grad()
 def check_forward(
-    arch: str, model: nn.Module, *, classes: int, channels: int, image_size: int, flag: str = "--image-size"
+    arch: str, model: nn.Module, *, classes: int, channels: int, image_size: Size, flag: str = "--image-size"
 ) -> None:
     """Raise ``UserError`` if one image does not pass through the network in evaluation mode.
 
@@ -298,11 +307,11 @@ def check_forward(
     """
     model.eval()
     try:
-        shape = tuple(model(torch.zeros(1, channels, image_size, image_size)).shape)
+        shape = tuple(model(torch.zeros(1, channels, *sides(image_size))).shape)
     except Exception as error:  # as in build_model
         reason = " ".join(str(error).split())[:300]
         raise UserError(
-            f"--arch {arch} does not take {image_size}-pixel images ({reason}); try another {flag}"
+            f"--arch {arch} does not take {pixels_text(image_size)} images ({reason}); try another {flag}"
         ) from error
     finally:
         model.train()

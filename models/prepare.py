@@ -16,6 +16,7 @@ from utils.checkpoint import checkpoint
 from utils.checkpoint.resume import ResumePoint
 from utils.config.datasets import SPECS
 from utils.config.groups.model import ModelSettings
+from utils.config.image_size import Size, is_size
 from utils.config.settings import Settings, UserError, flag_of, plan_words, shaping
 from utils.data.datasets import Data
 from utils.data.loaders import TrainLoader
@@ -140,10 +141,10 @@ def prepare_to_evaluate(args: Settings, data: Data, device: torch.device, weight
 
 
 def _shape(data: Data) -> dict[str, int]:
-    return {"classes": len(data.classes), "channels": data.spec.channels}
+    return {"classes": len(data.classes), "channels": data.preprocessing.channels}
 
 
-def _built(settings: ModelSettings, data: Data, stem_size: int) -> torch.nn.Module:
+def _built(settings: ModelSettings, data: Data, stem_size: Size) -> torch.nn.Module:
     """The network for ``data``, which also takes the validation images if they are of another size."""
     model = build_model(settings, **_shape(data), image_size=data.image_size, stem_size=stem_size)
     size = data.preprocessing.val_image_size
@@ -218,11 +219,11 @@ def read_weights(args: Settings) -> WeightsFile | None:
     return weights
 
 
-def _image_size_of(state: dict[str, Any] | None) -> int | None:
+def _image_size_of(state: dict[str, Any] | None) -> Size | None:
     """The size of the images that a checkpoint's weights were trained on; None where it does not say."""
     preprocessing = (state or {}).get("preprocessing")
     size = preprocessing.get("image_size") if isinstance(preprocessing, dict) else None
-    return size if isinstance(size, int) else None
+    return (tuple(size) if isinstance(size, list) else size) if is_size(size) else None
 
 
 def known_preprocessing(

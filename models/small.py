@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -9,19 +10,20 @@ import torch
 from torch import nn
 
 from models.airbench import Airbench
+from utils.config.image_size import Size, sides, size_of
 
 
 class FullyConnected(nn.Module):
     """LeNet-300-100: two hidden layers (LeCun et al., Gradient-based learning, 1998).
 
-    Input (n, channels, size, size), output (n, classes).
+    Input (n, channels, h, w), output (n, classes).
     """
 
-    def __init__(self, classes: int, channels: int, size: int) -> None:
+    def __init__(self, classes: int, channels: int, size: Size) -> None:
         super().__init__()
         self.layers = nn.Sequential(
             nn.Flatten(),
-            nn.Linear(channels * size * size, 300),
+            nn.Linear(channels * math.prod(sides(size)), 300),
             nn.ReLU(inplace=True),
             nn.Linear(300, 100),
             nn.ReLU(inplace=True),
@@ -33,39 +35,41 @@ class FullyConnected(nn.Module):
 
 
 def _convolutions(
-    channels: int, size: int, stages: Sequence[Sequence[int]], bias: bool = False, norm: bool = False
-) -> tuple[list[nn.Module], int]:
+    channels: int, size: Size, stages: Sequence[Sequence[int]], bias: bool = False, norm: bool = False
+) -> tuple[list[nn.Module], Size]:
     """3x3 convolutions of the widths of each stage, a 2x2 max-pool after each; the layers, and the size they leave.
 
     ``norm``: a batch norm after each convolution. A max-pool that would leave nothing is left out.
     """
     layers: list[nn.Module] = []
+    down, across = sides(size)
     for stage in stages:
         for width in stage:
             layers.append(nn.Conv2d(channels, width, 3, padding=1, bias=bias))
             layers += [nn.BatchNorm2d(width)] if norm else []
             layers.append(nn.ReLU(inplace=True))
             channels = width
-        if size > 1:
+        if min(down, across) > 1:
             layers.append(nn.MaxPool2d(2))
-            size //= 2
-    return layers, size
+            down //= 2
+            across //= 2
+    return layers, size_of(down, across)
 
 
 class Conv(nn.Module):
     """Conv-2, -4 and -6 of Frankle and Carbin, The Lottery Ticket Hypothesis, 2019 (figure 2).
 
     Pairs of 3x3 convolutions of 64, 128 and 256 channels, each pair with a 2x2 max-pool, then linear
-    layers of 256, 256 and ``classes``. Input (n, channels, size, size), output (n, classes).
+    layers of 256, 256 and ``classes``. Input (n, channels, h, w), output (n, classes).
     """
 
-    def __init__(self, classes: int, channels: int, size: int, widths: Sequence[int]) -> None:
+    def __init__(self, classes: int, channels: int, size: Size, widths: Sequence[int]) -> None:
         super().__init__()
         layers, size = _convolutions(channels, size, [(width, width) for width in widths], bias=True)
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Sequential(
             nn.Flatten(),
-            nn.Linear(widths[-1] * size * size, 256),
+            nn.Linear(widths[-1] * math.prod(sides(size)), 256),
             nn.ReLU(inplace=True),
             nn.Linear(256, 256),
             nn.ReLU(inplace=True),
@@ -80,7 +84,7 @@ class _Pooled(nn.Module):
     """Convolutions without bias, global average pool, one linear layer; as many weights for images of any size."""
 
     def __init__(
-        self, classes: int, channels: int, size: int, stages: Sequence[Sequence[int]], norm: bool = False
+        self, classes: int, channels: int, size: Size, stages: Sequence[Sequence[int]], norm: bool = False
     ) -> None:
         super().__init__()
         layers, _ = _convolutions(channels, size, stages, norm=norm)
@@ -94,10 +98,10 @@ class _Pooled(nn.Module):
 class PooledConv(_Pooled):
     """``Conv`` with a global average pool instead of its hidden linear layers, and no bias in its convolutions.
 
-    Input (n, channels, size, size), output (n, classes).
+    Input (n, channels, h, w), output (n, classes).
     """
 
-    def __init__(self, classes: int, channels: int, size: int, widths: Sequence[int]) -> None:
+    def __init__(self, classes: int, channels: int, size: Size, widths: Sequence[int]) -> None:
         super().__init__(classes, channels, size, [(width, width) for width in widths])
 
 
@@ -112,10 +116,10 @@ VGG_WIDTHS = {
 class SmallVGG(_Pooled):
     """VGG (Simonyan and Zisserman, 2014) for small images: batch norm, average pool, one linear layer.
 
-    Input (n, channels, size, size), output (n, classes). A max-pool that would leave nothing is left out.
+    Input (n, channels, h, w), output (n, classes). A max-pool that would leave nothing is left out.
     """
 
-    def __init__(self, classes: int, channels: int, size: int, depth: int) -> None:
+    def __init__(self, classes: int, channels: int, size: Size, depth: int) -> None:
         super().__init__(classes, channels, size, VGG_WIDTHS[depth], norm=True)
 
 

@@ -19,6 +19,7 @@ from models.build import SMALL_IMAGE, is_timm_resnet, locate, small_stem_replace
 from utils.checkpoint import checkpoint
 from utils.checkpoint.resume import ResumePoint
 from utils.config.groups.model import ModelSettings
+from utils.config.image_size import Size, size_of, size_text
 from utils.config.settings import UserError
 from utils.data.formats.class_folders import some
 from utils.optim.head import head_parameters, output_layers
@@ -39,7 +40,7 @@ def preprocessing_of(arch: str, testing: bool) -> tuple[dict[str, Any], str]:
     return _of_timm(name, testing) if library == "timm" else _of_torchvision(name)
 
 
-def begins_anew(model: nn.Module, settings: ModelSettings, classes: int, image_size: int) -> str:
+def begins_anew(model: nn.Module, settings: ModelSettings, classes: int, image_size: Size) -> str:
     """Layers of a pretrained ``model`` that do not have the library's weights, in words; '' for none."""
     if not settings.pretrained:
         return ""
@@ -49,7 +50,8 @@ def begins_anew(model: nn.Module, settings: ModelSettings, classes: int, image_s
         layers.append(last_layer(classes, trained))
     if small_stem_replaces_convolution(model, image_size):
         layers.append(
-            f"the 3x3 first convolution for images of {image_size} pixels (--image-size 65 or more keeps theirs)"
+            f"the 3x3 first convolution for images of {size_text(image_size)} pixels (--image-size 65 or more keeps "
+            "theirs)"
         )
     return " and ".join(layers)
 
@@ -69,15 +71,9 @@ def _of_timm(name: str, testing: bool) -> tuple[dict[str, Any], str]:
 
     trained = resolved(False)
     shown = resolved(testing)
-    _, height, width = trained["input_size"]
-    if height != width:
-        raise UserError(
-            f"--pretrained: {source} sees images of {height} x {width} pixels, and here all are square; "
-            "choose another --arch"
-        )
     return {
-        "image_size": height,
-        "val_image_size": shown["input_size"][-1],
+        "image_size": size_of(*trained["input_size"][1:]),
+        "val_image_size": size_of(*shown["input_size"][1:]),
         **{key: shown[key] for key in ("mean", "std", "crop_pct", "crop_mode", "interpolation")},
     }, source
 

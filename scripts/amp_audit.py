@@ -178,13 +178,14 @@ def saved_step(own: argparse.Namespace, args: Settings, dump: dict[str, Any], di
     from models import build_model
     from scripts.audit.record import AuditBatch
     from utils.checkpoint import checkpoint
+    from utils.config.image_size import size_of
     from utils.optim.criterion import build_criterion
     from utils.precision.amp import keep_in_fp32
 
     device = distributed.device
-    (channels, size, _) = dump["image_shape"]
+    channels, *size = dump["image_shape"]
     settings = dataclasses.replace(args.model, arch=dump["arch"], pretrained=False, weights=None, init="default")
-    model = build_model(settings, classes=len(dump["classes"]), channels=channels, image_size=size).to(device)
+    model = build_model(settings, classes=len(dump["classes"]), channels=channels, image_size=size_of(*size)).to(device)
     checkpoint.load_weights(model, dump["model"], own.batch)
     keep_in_fp32(model, args.precision.fp32_layers or (), device)
     criterion = build_criterion(args.loss).to(device)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from scripts.tuning.diagnosis import Memory
     from scripts.tuning.measure import TrainingSetup
     from utils.checkpoint.resume import ResumePoint
+    from utils.config.image_size import Size
     from utils.data.datasets import Data
     from utils.runtime.distributed import Distributed
     from utils.train_validation import TraVal
@@ -145,7 +146,7 @@ def settings(flags: Sequence[str]) -> Settings:
     )
 
 
-def sizes_for_weights(args: Settings, resume_point: ResumePoint | None) -> dict[str, int]:
+def sizes_for_weights(args: Settings, resume_point: ResumePoint | None) -> dict[str, Size]:
     """The image sizes that go with the initial weights, so that a fresh network gets the same."""
     if resume_point is None and not args.model.pretrained and not args.model.weights:
         return {}

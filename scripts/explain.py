@@ -156,7 +156,7 @@ def draw(output: str, title: str, explained: Sequence[Explained]) -> None:
         place.set_axis_off()
     for place, one in zip(places, explained, strict=False):  # the last row may have room left
         both = _side_by_side(one)
-        place.imshow(both, interpolation="nearest" if one.pixels.shape[-1] <= SMALL else "antialiased")
+        place.imshow(both, interpolation="nearest" if max(one.pixels.shape[1:]) <= SMALL else "antialiased")
         place.set_title(one.prediction, fontsize=10, pad=12 if one.target else 4, parse_math=False)
         if one.target:
             place.text(0.5, 1.015, one.target, transform=place.transAxes, ha="center", fontsize=8, **small)

@@ -142,10 +142,11 @@ def build_service(own: argparse.Namespace) -> Service:
     from scripts.common.predictions import Predictor
     from scripts.serving.app import Service
     from scripts.serving.uploads import Limits
+    from utils.config.image_size import sides
 
     predictor = Predictor(open_run(own.run, own.raw, own.device, best=own.best), own)
     shown = predictor.loaded.preprocessing
-    predictor.logits(torch.zeros(1, shown.channels, shown.val_image_size, shown.val_image_size))
+    predictor.logits(torch.zeros(1, shown.channels, *sides(shown.val_image_size)))
     return Service(predictor, Limits(own.max_megabytes, own.max_megapixels), cores_per_process(1))
 
 

@@ -37,19 +37,22 @@ PROBES = 2  # images of noise, with which the layer is found
 class Layer(NamedTuple):
     """The layer whose output is the feature map, and how that is laid out.
 
-    ``layout``: ``nchw``, ``nhwc``, or ``tokens``: (n, ``prefix`` + side * side, channels).
+    ``layout``: ``nchw``, ``nhwc``, or ``tokens``: (n, ``prefix`` + rows * columns, channels), laid out in the shape of
+    the images, ``height`` to ``width``.
     """
 
     name: str
     layout: str
+    height: int
+    width: int
     prefix: int = 0
 
     def to_map(self, output: torch.Tensor) -> torch.Tensor:
         """The layer's output as (n, channels, h, w)."""
         if self.layout == "tokens":
             patches = output[:, self.prefix :]
-            side = math.isqrt(patches.shape[1])
-            return patches.transpose(1, 2).unflatten(2, (side, side))
+            rows = rows_of(patches.shape[1], self.height, self.width)
+            return patches.transpose(1, 2).unflatten(2, (rows, -1))
         return output.permute(0, 3, 1, 2) if self.layout == "nhwc" else output
 
     def from_map(self, seen: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
@@ -57,6 +60,17 @@ class Layer(NamedTuple):
         if self.layout == "tokens":
             return torch.cat([output[:, : self.prefix], seen.flatten(2).transpose(1, 2)], dim=1)
         return seen.permute(0, 2, 3, 1) if self.layout == "nhwc" else seen
+
+
+def rows_of(patches: int, height: int, width: int) -> int:
+    """The rows in which so many patches cover an image of this shape; 0 if none do."""
+    rows = round(math.sqrt(patches * height / width))
+    return rows if rows and patches % rows == 0 and has_shape(rows, patches // rows, height, width) else 0
+
+
+def has_shape(rows: int, columns: int, height: int, width: int) -> bool:
+    """True if a map has the shape of an image, but for what a division by the stride leaves out."""
+    return abs(rows * width - columns * height) < max(height, width)
 
 
 _LAYERS: WeakKeyDictionary[nn.Module, Layer | None] = WeakKeyDictionary()
@@ -130,10 +144,10 @@ def _find(network: nn.Module, images: torch.Tensor) -> Layer | None:
     noise = torch.randn(PROBES, *images.shape[1:], generator=generator).to(images.device)
     outputs, logits = _outputs(network, noise)
     score = logits.max(1).values.sum()
-    least = LEAST_CELLS if images.shape[-1] >= SMALL else LEAST_CELLS_OF_SMALL
+    least = LEAST_CELLS if min(images.shape[2:]) >= SMALL else LEAST_CELLS_OF_SMALL
     prefix = getattr(network, "num_prefix_tokens", None)  # timm's transformers know it
     for name, output in reversed(outputs):
-        layer = _layer(name, output, least, prefix if isinstance(prefix, int) else None)
+        layer = _layer(name, output, least, prefix if isinstance(prefix, int) else None, *images.shape[2:])
         if layer is None or not output.requires_grad:
             continue
         (gradient,) = torch.autograd.grad(score, output, retain_graph=True, allow_unused=True)
@@ -168,20 +182,21 @@ def _inside_attention(network: nn.Module) -> set[str]:
     return {name for name in modules if f"{name}.".startswith(tops) or "attn" in name}
 
 
-def _layer(name: str, output: torch.Tensor, least: int, prefix: int | None) -> Layer | None:
-    """The layer, if its output looks like a square map with at least ``least`` cells a side."""
+def _layer(name: str, output: torch.Tensor, least: int, prefix: int | None, height: int, width: int) -> Layer | None:
+    """The layer, if its output looks like a map of images of this shape, with at least ``least`` cells a side."""
     if output.ndim == 4 and len(output) == PROBES:
         first, second, third = output.shape[1:]
-        if second == third and second >= least:
-            return Layer(name, "nchw")
-        if first == second and first >= least:
-            return Layer(name, "nhwc")
+        if has_shape(second, third, height, width) and min(second, third) >= least:
+            return Layer(name, "nchw", height, width)
+        if has_shape(first, second, height, width) and min(first, second) >= least:
+            return Layer(name, "nhwc", height, width)
     if output.ndim == 3 and len(output) == PROBES:
         tokens = output.shape[1]
-        in_front = tokens - math.isqrt(tokens) ** 2 if prefix is None else prefix
-        side = math.isqrt(max(0, tokens - in_front))
-        if side >= least and side**2 == tokens - in_front and in_front <= MOST_PREFIX_TOKENS:
-            return Layer(name, "tokens", in_front)
+        for in_front in range(MOST_PREFIX_TOKENS + 1) if prefix is None else [prefix]:
+            patches = max(0, tokens - in_front)
+            rows = rows_of(patches, height, width)
+            if rows and min(rows, patches // rows) >= least and in_front <= MOST_PREFIX_TOKENS:
+                return Layer(name, "tokens", height, width, in_front)
     return None
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from scripts.data_check.survey import Survey, class_names, looks
+from utils.config.image_size import sides, size_text
 from utils.data.decoded import FOLDER
 from utils.data.first_look import counted, of_classes, remarks
 from utils.data.formats import class_folders
@@ -247,9 +248,10 @@ def _sizes(survey: Survey, records: np.ndarray, findings: Findings) -> None:
         wrong = (width != side) | (height != side)
         add(wrong, findings.fault, "wrong size", f"not {side}x{side}", "; they would be resampled, replace them")
     else:
-        limit = TOO_SMALL * survey.image_size
-        size = survey.image_size
-        add(short < limit, findings.note, "small", f"below half of the {size} pixels that the network sees", "")
+        down, across = sides(survey.image_size)
+        scale = np.minimum(height / down, width / across)
+        size = size_text(survey.image_size)
+        add(scale < TOO_SMALL, findings.note, "small", f"below half of the {size} pixels that the network sees", "")
         add(
             width * height > HUGE_PIXELS,
             findings.note,

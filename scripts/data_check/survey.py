@@ -26,6 +26,7 @@ from torch.utils.data import ConcatDataset, Dataset
 from scripts.common.image_stream import reason
 from utils.config.datasets import SPECS, DatasetSpec
 from utils.config.groups.data import DataSettings
+from utils.config.image_size import Size
 from utils.config.settings import UserError
 from utils.data.datasets import get_data
 from utils.data.first_look import Seen
@@ -77,7 +78,7 @@ class Survey:
     """
 
     spec: DatasetSpec
-    image_size: int
+    image_size: Size
     root: Path | None
     trees: tuple[Path, ...]
     classes: tuple[str, ...]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 import sys
 from collections.abc import Iterator
 from importlib import metadata
@@ -17,6 +16,7 @@ from scripts.common.trained import of_each_class
 from scripts.exporting.checking import Check
 from scripts.exporting.subject import Subject
 from scripts.exporting.writers import METADATA, metadata_beside
+from utils.config.image_size import Size, enlarged, sides, size_of
 from utils.data.images import levels
 from utils.data.preprocessing import Preprocessing
 from utils.record.metrics import cut_words, shows_top5
@@ -26,6 +26,11 @@ RESIZED_SIDE = {
     "center": "the shorter side, keeping the shape,",
     "squash": "both sides",
     "border": "the longer side, keeping the shape,",
+}
+RESIZED_BOX = {
+    "center": "the image, keeping its shape, until it just covers",
+    "squash": "to",
+    "border": "the image, keeping its shape, until it just fits into",
 }
 PACKAGES = {
     "onnx": "numpy, onnxruntime and pillow",
@@ -50,14 +55,15 @@ class Exported(NamedTuple):
 def card(one: Exported) -> str:
     """The card in Markdown."""
     loaded = one.subject.loaded
-    channels, size, _ = one.subject.shape
+    channels, height, width = one.subject.shape
     return _filled(
         "card",
         loaded=loaded,
         data=one.subject.data,
         facts=list(_facts(one)),
         channels=channels,
-        size=size,
+        height=height,
+        width=width,
         inside=one.subject.inside,
         steps=list(_steps(one.subject)),
         of_each_class=of_each_class(loaded),
@@ -121,24 +127,33 @@ def _steps(subject: Subject) -> Iterator[str]:
 
 
 def _resizing(shown: Preprocessing) -> Iterator[str]:
-    size = shown.val_image_size
+    size = by(shown.val_image_size)
     how = shown.interpolation
-    target = resized_side(shown)
+    target = by(resized_size(shown))
     if shown.stored_size:
-        yield f"The images of the data set have {shown.stored_size} pixels a side; resize others to that (bilinear)."
-        if target != shown.stored_size:
-            yield f"Resize to {target} x {target} pixels ({how})."
+        stored = f"{shown.stored_size} pixels a side" if isinstance(shown.stored_size, int) else by(shown.stored_size)
+        yield f"The images of the data set have {stored}; resize others to that (bilinear)."
+        if resized_size(shown) != shown.stored_size:
+            yield f"Resize to {target} pixels ({how})."
+    elif isinstance(shown.val_image_size, int):
+        side = resized_size(shown)
+        yield f"Resize {RESIZED_SIDE[shown.crop_mode]} to {side} pixels ({how}, with antialiasing, as Pillow does)."
     else:
-        yield f"Resize {RESIZED_SIDE[shown.crop_mode]} to {target} pixels ({how}, with antialiasing, as Pillow does)."
+        yield f"Resize {RESIZED_BOX[shown.crop_mode]} {target} pixels ({how}, with antialiasing, as Pillow does)."
     if goes_onto_canvas(shown):
-        yield f"Put the middle onto {size} x {size} pixels of the mean colour."
+        yield f"Put the middle onto {size} pixels of the mean colour."
     elif is_cropped(shown):
-        yield f"Keep the middle {size} x {size} pixels."
+        yield f"Keep the middle {size} pixels."
 
 
-def resized_side(shown: Preprocessing) -> int:
-    """The side in pixels that images are resized to before the middle is cropped; see ``View``."""
-    return max(1, math.floor(shown.val_image_size / shown.crop_pct))
+def by(size: Size) -> str:
+    """A size in words: height x width."""
+    return " x ".join(map(str, sides(size)))
+
+
+def resized_size(shown: Preprocessing) -> Size:
+    """The size that images are resized to before the middle is cropped; see ``View``."""
+    return size_of(*enlarged(shown.val_image_size, shown.crop_pct))
 
 
 def code(one: Exported) -> str:
@@ -169,8 +184,10 @@ def preparation(shown: Preprocessing, inside: bool) -> str:
         "prepare",
         shown=shown,
         inside=inside,
-        size=shown.val_image_size,
-        target=resized_side(shown),
+        height=sides(shown.val_image_size)[0],
+        width=sides(shown.val_image_size)[1],
+        stored=shown.stored_size and sides(shown.stored_size)[::-1],
+        target=sides(resized_size(shown))[::-1],
         resampling=f"Image.Resampling.{shown.interpolation.upper()}",
         onto_canvas=goes_onto_canvas(shown),
         cropped=is_cropped(shown),
@@ -186,7 +203,7 @@ def goes_onto_canvas(shown: Preprocessing) -> bool:
 
 def is_cropped(shown: Preprocessing) -> bool:
     """True if only the middle of a resized image is kept, if it does not go onto a canvas; see ``View``."""
-    return resized_side(shown) != shown.val_image_size or (shown.crop_mode == "center" and not shown.stored_size)
+    return resized_size(shown) != shown.val_image_size or (shown.crop_mode == "center" and not shown.stored_size)
 
 
 def opening(shown: Preprocessing) -> str:

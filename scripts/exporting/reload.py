@@ -62,6 +62,7 @@ def with_safetensors(path: str, _: dict[str, Any]) -> Predict:
 
     from models import build_model
     from models.load import shape_of
+    from utils.data.preprocessing import Preprocessing
 
     with safe_open(path, framework="pt") as file:
         metadata = {name: json.loads(value) for name, value in file.metadata().items()}
@@ -71,7 +72,7 @@ def with_safetensors(path: str, _: dict[str, Any]) -> Predict:
         shape_of(metadata["arch"], metadata),
         classes=len(metadata["classes"]),
         channels=shown["channels"],
-        image_size=shown["image_size"],
+        image_size=Preprocessing.from_state(shown, path).image_size,
     )
     network.load_state_dict(weights, strict=True)
     return _of_module(network.eval())

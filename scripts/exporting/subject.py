@@ -17,6 +17,7 @@ from models.load import Loaded, shape_of
 from utils.checkpoint.progress import Progress
 from utils.config.datasets import SPECS
 from utils.config.groups.model import ModelSettings
+from utils.config.image_size import sides
 from utils.config.settings import shaping
 from utils.record.doubts import doubts
 from utils.record.metrics import Report
@@ -102,7 +103,7 @@ class Subject:
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width of an input image."""
         shown = self.loaded.preprocessing
-        return shown.channels, shown.val_image_size, shown.val_image_size
+        return shown.channels, *sides(shown.val_image_size)
 
     @property
     def output(self) -> str:

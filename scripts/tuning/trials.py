@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from scripts.tuning.measure import (
     step_shares,
     windows_of,
 )
+from utils.config.image_size import sides
 from utils.config.settings import UserError
 from utils.data.datasets import Data
 from utils.data.formats.readers import MemoryImages
@@ -95,7 +97,7 @@ def hardware_of(subject: TrainingSetup, data: Data, try_compile: bool) -> Hardwa
         workers=subject.workers,
         batch_size=args.data.batch_size,
         samples=len(data.train),
-        resident_bytes=(len(data.train) + len(data.validation)) * data.spec.channels * size**2,
+        resident_bytes=(len(data.train) + len(data.validation)) * data.preprocessing.channels * math.prod(sides(size)),
         resident_room=RESIDENT_MEMORY_SHARE * memory_bytes(device),
         same_images=shown_otherwise_resident(args, data.spec) is None,
         convolutions=any(isinstance(module, nn.Conv2d) for module in subject.traval.model.modules()),
@@ -109,7 +111,7 @@ def hardware_of(subject: TrainingSetup, data: Data, try_compile: bool) -> Hardwa
 def stand_in(data: Data) -> Data:
     """As many samples in memory, of random pixels: the speed of taking them does not depend on their content."""
     size = data.spec.image_size if data.spec.fixed_size else data.image_size
-    pixels = torch.randint(0, 256, (STAND_IN_IMAGES, data.spec.channels, size, size), dtype=torch.uint8)
+    pixels = torch.randint(0, 256, (STAND_IN_IMAGES, data.preprocessing.channels, *sides(size)), dtype=torch.uint8)
     train, validation = (MemoryImages(pixels, images.labels) for images in (data.train, data.validation))
     return dataclasses.replace(data, train=train, validation=validation)
 

@@ -328,6 +328,12 @@ SHOWN = {
     "the whole shorter side": dataclasses.replace(shown_at(64), crop_pct=1.0, interpolation="bicubic"),
     "squashed": dataclasses.replace(shown_at(64), crop_mode="squash", crop_pct=0.9),
     "with a border": dataclasses.replace(shown_at(64), crop_mode="border", crop_pct=1.0),
+    "not square": dataclasses.replace(shown_at((48, 80)), crop_pct=0.9),
+    "not square, squashed": dataclasses.replace(shown_at((80, 48)), crop_mode="squash", crop_pct=0.9),
+    "not square, with a border": dataclasses.replace(shown_at((48, 80)), crop_mode="border", crop_pct=1.0),
+    "of one size, then not square": Preprocessing(
+        (48, 30), (48, 30), (0.5,), (0.3,), 0.8, "center", "bilinear", stored_size=32
+    ),
     "of one size": Preprocessing(32, 32, (0.5,), (0.3,), 1.0, "center", "bilinear", stored_size=32),
     "of one size, enlarged": Preprocessing(48, 48, (0.5,) * 3, (0.3,) * 3, 0.8, "center", "bilinear", stored_size=32),
 }

@@ -314,6 +314,8 @@ def convert(option: dataclasses.Field, raw: Any) -> tuple[Any, str | None]:
         pairs = [_scalar(meta, item) for item in items]
         mistake = next((mistake for _, mistake in pairs if mistake), None)
         value = tuple(item for item, _ in pairs)
+        if meta["alone"] and len(value) <= 2 and len(set(value)) == 1:
+            (value,) = set(value)
     else:
         value, mistake = _scalar(meta, raw)
     if mistake is None and meta["check"] and value not in meta["words"]:

@@ -169,14 +169,16 @@ def group(**common: Any) -> Callable[[type], type]:
         for option in fields(made):
             declared = vars(Declaration(**{"earlier": option.default, **common, **option.metadata}))
             assert declared["shapes"] in ("", *SHAPED), declared["shapes"]
-            many, kind = re.match(r"(tuple\[)?(\w+)", option.type).groups()
+            kind = re.match(r"(?:tuple\[)?(\w+)", option.type).group(1)
+            many = "tuple[" in option.type
             effect = declared["effect"]
             usual = {"str": None if declared["choices"] else all_not_empty if many else not_empty, "int": positive_int}
             option.metadata = declared | {
                 "check": declared["check"] or usual.get(kind),
                 "effect": effect if isinstance(effect, tuple) else (effect,),
                 "synonyms": tuple(declared["synonyms"].split()),
-                "many": bool(many),
+                "many": many,
+                "alone": many and not option.type.startswith("tuple["),  # equal numbers are one, outside a tuple
                 "type": {"int": int, "float": float, "str": str, "bool": bool}[kind],
             }
         return made

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from utils.config.datasets import DatasetSpec
 from utils.config.groups.augmentation import AugmentationSettings
+from utils.config.image_size import Size, sides
 from utils.data.augment.base import (
     BLUR_STREAM,
     CROP_STREAM,
@@ -80,13 +81,14 @@ class Shift(Augmentation):
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """Offset of the image in the padded one, down and to the right, int64 (n, 2), and what the flip draws."""
-        offsets = (torch.from_numpy(samples.uniforms(SHIFT_STREAM, 2)) * (2 * self.pixels(height) + 1)).long()
+        places = torch.tensor([2 * self.pixels(side) + 1 for side in (height, width)])
+        offsets = (torch.from_numpy(samples.uniforms(SHIFT_STREAM, 2)) * places).long()
         return offsets, *(self.flip.draw(samples, height, width) if self.flip is not None else ())
 
     def apply(self, images: torch.Tensor, *numbers: torch.Tensor) -> torch.Tensor:
         offsets, *flips = numbers
         height, width = images.shape[-2:]
-        reach = self.pixels(height)
+        down, across = map(self.pixels, (height, width))
         # Which row and column of the padded image each pixel comes from, worked out on the device: beside a GPU the
         # host, which has one core for it, would take longer than the GPU for the images.
         places = torch.arange(width, device=images.device)
@@ -95,10 +97,10 @@ class Shift(Augmentation):
         rows = offsets[:, :1] + torch.arange(height, device=images.device)
         columns = offsets[:, 1:] + places
         if self.padding == "zero":
-            images = functional.pad(images, (reach,) * 4)
+            images = functional.pad(images, (across, across, down, down))
         else:
-            rows = mirrored(rows - reach, height)
-            columns = mirrored(columns - reach, width)
+            rows = mirrored(rows - down, height)
+            columns = mirrored(columns - across, width)
         images = select_rows(images, rows)
         return images.gather(3, columns[:, None, None, :].expand(*images.shape[:3], -1))
 
@@ -113,12 +115,12 @@ class Shift(Augmentation):
 
 @dataclass(frozen=True)
 class ResizedCrop(Augmentation):
-    """A box of random aspect ratio and at least ``least_area`` of the image, resized to ``size`` pixels square.
+    """A box of random aspect ratio and at least ``least_area`` of the image, resized to ``size``.
 
     Done here on whole images, unless workers do it ``while_decoding``.
     """
 
-    size: int
+    size: Size
     interpolation: str = "bilinear"
     while_decoding: bool = False
     least_area: float = LEAST_AREA
@@ -139,19 +141,19 @@ class ResizedCrop(Augmentation):
 
 @dataclass(frozen=True)
 class Cutout(Augmentation):
-    """A square of ``side`` pixels set to the mean around any pixel of an image of ``size`` pixels.
+    """A square of ``side`` pixels set to the mean around any pixel of an image of ``size``.
 
     DeVries and Taylor, Improved regularization of convolutional neural networks with cutout, 2017.
     """
 
     side: int
-    size: int
+    size: Size
     normalised: ClassVar[bool] = True
     compilable: ClassVar[bool] = True
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """The centres' row and column: int64 (n, 2)."""
-        return (torch.from_numpy((samples.uniforms(CUTOUT_STREAM, 2) * self.size).astype(np.int64)),)
+        return (torch.from_numpy((samples.uniforms(CUTOUT_STREAM, 2) * np.float32(sides(self.size))).astype(np.int64)),)
 
     def apply(self, images: torch.Tensor, *numbers: torch.Tensor) -> torch.Tensor:
         return cut_out(images, *numbers, self.side)
@@ -168,7 +170,7 @@ class Context(NamedTuple):
 
     settings: AugmentationSettings
     max_shift: int | None
-    size: int
+    size: Size
     interpolation: str = "bilinear"
     crop_while_decoding: bool = False
     mean: tuple[float, ...] = ()
@@ -287,11 +289,11 @@ def inside(first: torch.Tensor, end: torch.Tensor, length: int) -> torch.Tensor:
 def resized_crop(
     images: torch.Tensor,
     uniforms: torch.Tensor,
-    size: int,
+    size: Size,
     interpolation: str = "bilinear",
     least_area: float = LEAST_AREA,
 ) -> torch.Tensor:
-    """Random-resized-crop of a float batch (n, c, h, w) on its device to ``size`` pixels square, without antialiasing.
+    """Random-resized-crop of a float batch (n, c, h, w) on its device to ``size``, without antialiasing.
 
     ``uniforms``: (n, 4) for area, aspect ratio and place. A box that does not fit is narrowed to the image instead of
     drawn again.
@@ -307,7 +309,7 @@ def resized_crop(
     theta[:, 1, 1] = box_height
     theta[:, 0, 2] = (2 * uniforms[:, 2] - 1) * (1 - box_width)
     theta[:, 1, 2] = (2 * uniforms[:, 3] - 1) * (1 - box_height)
-    grid = functional.affine_grid(theta, [len(images), images.shape[1], size, size], align_corners=False)
+    grid = functional.affine_grid(theta, [len(images), images.shape[1], *sides(size)], align_corners=False)
     return functional.grid_sample(images, grid, mode=interpolation, padding_mode="border", align_corners=False)
 
 

@@ -18,6 +18,7 @@ from utils.checkpoint.resume import ResumePoint, is_at
 from utils.config.datasets import SPECS, DatasetSpec
 from utils.config.field import CHECKPOINT
 from utils.config.groups.data import VIEWS, DataSettings
+from utils.config.image_size import Size, sides
 from utils.config.settings import Settings, UserError, as_flag
 from utils.data import first_look
 from utils.data.decoded import folder_for
@@ -66,14 +67,14 @@ class Data:
         return self.begun_max_shift or self.spec.max_shift
 
     @property
-    def image_size(self) -> int:
-        """The side in pixels of a training image."""
+    def image_size(self) -> Size:
+        """The size of a training image."""
         return self.preprocessing.image_size
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """The images that the network sees: (channels, height, width)."""
-        return self.spec.channels, self.image_size, self.image_size
+        return self.preprocessing.channels, *sides(self.image_size)
 
     def describe(self, settings: DataSettings, validated: int) -> dict[str, str]:
         """The rows of a run's plan about the images, of which ``validated`` are validated."""
@@ -84,7 +85,7 @@ class Data:
         rows = {
             "Data": f"{settings.dataname}: {images}",
             "Classes": f"{len(self.classes)}: {', '.join(self.classes[:SHOWN_CLASSES])}{more}",
-            "Images": f"{self.spec.channels} x {self.image_size} x {self.image_size}",
+            "Images": " x ".join(map(str, self.image_shape)),
             "Preprocessing": self.preprocessing_line,
         }
         if settings.tta != "none":

@@ -1,6 +1,6 @@
 """Decoded images in a file that all processes of a host map: decoded once, in memory once.
 
-A cache file is a plain .npy array, uint8 (n, c, size, size), named after a fingerprint of its sources. With
+A cache file is a plain .npy array, uint8 (n, c, h, w), named after a fingerprint of its sources. With
 ``--skip-bad-images`` the numbers of unreadable images follow as JSON; a process that reads the file tries those again.
 The first of several processes writes it and the others wait, without a collective; on a file system without locks each
 process writes its own. The cache may be deleted at any time.
@@ -20,6 +20,7 @@ import torch
 from torch.utils.data import Dataset
 
 from utils.config.groups.data import DataSettings
+from utils.config.image_size import sides, size_text
 from utils.data.formats.readers import ImageFiles, MemoryImages
 from utils.data.images.decoding import UnreadableImage, decode_crop
 from utils.data.images.levels import range_of
@@ -56,7 +57,7 @@ def decoded(
     is_main: bool = True,
     skip_bad: bool = False,
 ) -> MemoryImages:
-    """Files as ``view`` shows them, as uint8 pixels (n, c, size, size).
+    """Files as ``view`` shows them, as uint8 pixels (n, c, h, w).
 
     They are read from the cache in ``folder``; if they are missing there, ``workers`` processes (0: in place) decode
     them into it. Without a folder, or if it cannot be written, they stay in memory. The pixels are this process's to
@@ -64,7 +65,7 @@ def decoded(
     same from all are logged by ``is_main`` alone. Raises ``UserError`` with the path of the first unreadable file;
     with ``skip_bad`` the result lists them, and only too many in a row are an error (see ``first_readable``).
     """
-    shape = (len(images), images.channels, view.size, view.size)
+    shape = (len(images), images.channels, *sides(view.size))
 
     def make() -> Decoded:
         return decode(images, view, workers=workers, progress=progress, skip_bad=skip_bad)
@@ -86,7 +87,7 @@ def fingerprint(images: ImageFiles, view: View, folder: Path) -> str:
     """
     start = os.path.commonpath([min(images.paths), max(images.paths)]).rfind(os.sep) + 1
     above = os.path.relpath(images.paths[0][:start] or ".", folder)
-    shown = f"{images.colour} {f'{view.size} whole' if view.whole else view}"
+    shown = f"{images.colour} {f'{size_text(view.size)} whole' if view.whole else view}"
     facts = [f"{DECODING_VERSION} {shown} {range_of(images.colour)}", above]
     facts += [f"{path[start:]}\0{version_of(path)}" for path in images.paths]
     return hashlib.sha256("\0".join(facts).encode("utf-8", "surrogateescape")).hexdigest()[:32]
@@ -107,7 +108,7 @@ class _ChunkDecoder(Dataset):
         self.skip_bad = skip_bad
 
     def __getitem__(self, chunk: range) -> tuple[np.ndarray, dict[int, UnreadableImage]]:
-        pixels = torch.zeros(len(chunk), self.images.channels, self.view.size, self.view.size, dtype=torch.uint8)
+        pixels = torch.zeros(len(chunk), self.images.channels, *sides(self.view.size), dtype=torch.uint8)
         unreadable = {}
         for place, index in zip(pixels, chunk, strict=True):
             try:
@@ -134,13 +135,13 @@ def _try_again(decoder: _ChunkDecoder, pixels: torch.Tensor, bad: list[int]) -> 
 
 
 def decode(images: ImageFiles, view: View, *, workers: int, progress: ProgressLog, skip_bad: bool = False) -> Decoded:
-    """Files decoded into uint8 (n, c, size, size) by ``workers`` processes.
+    """Files decoded into uint8 (n, c, h, w) by ``workers`` processes.
 
     Processes, because threads that read small images wait for the GIL: for 32x32 PNG files, 2 threads on 2 cores took
     three times as long as one process without threads.
     """
     count = len(images)
-    pixels = torch.empty(count, images.channels, view.size, view.size, dtype=torch.uint8)
+    pixels = torch.empty(count, images.channels, *sides(view.size), dtype=torch.uint8)
     step = max(1, CHUNK_BYTES // pixels[0].numel())
     chunks = [range(first, min(first + step, count)) for first in range(0, count, step)]
     pool = WorkerPool(_ChunkDecoder(images, view, skip_bad), min(workers, len(chunks)))

@@ -7,6 +7,7 @@ of their augmentation.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, starmap
@@ -17,6 +18,7 @@ import torch
 
 from utils.config.datasets import DatasetSpec
 from utils.config.groups.data import DataSettings
+from utils.config.image_size import sides
 from utils.config.settings import Settings, UserError
 from utils.data.augmentations import Context, build_augmentations, chosen_names
 from utils.data.datasets import Data
@@ -46,7 +48,7 @@ RESIDENT_MEMORY_SHARE = 0.25  # of the device's memory that --loader auto lets a
 class Batch:
     """One forward pass on one rank.
 
-    ``images``: float32 (m, c, size, size), normalised, on the device. ``targets``: int64 (n,), n <= m, or for mixed
+    ``images``: float32 (m, c, h, w), normalised, on the device. ``targets``: int64 (n,), n <= m, or for mixed
     images float32 (n, classes), the share of each class; images beyond n only pad a micro-batch that is too small and
     do not count (see ``MicroBatch``). ``indices``: int64 (n,) on the CPU, the samples' numbers. ``number``: the step
     within the epoch (training) or the batch's number over all ranks (validation). With ``--skip-bad-images``,
@@ -92,7 +94,7 @@ class TrainLoader:
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """Channels, height and width of a batch's images, the largest if they grow."""
-        return len(self.transform.mean), self.transform.size, self.transform.size
+        return len(self.transform.mean), *sides(self.transform.size)
 
     def describe(self, args: Settings, data: Data) -> dict[str, str]:
         """The rows of a run's plan about what a step is trained on; ``data`` has the images."""
@@ -468,7 +470,7 @@ def choose(data: Data, settings: DataSettings, device: torch.device) -> tuple[bo
         return settings.loader == "resident", "as --loader says"
     if not data.spec.fixed_size:
         return False, "images of any size are cropped while they are read"
-    of_one = data.spec.channels * data.spec.image_size**2
+    of_one = data.preprocessing.channels * math.prod(sides(data.spec.image_size))
     size = sum(
         images.pixels.numel() if isinstance(images, MemoryImages) else len(images) * of_one
         for images in filter(None, (data.train, data.validation))

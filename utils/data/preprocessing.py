@@ -12,13 +12,13 @@ from PIL import Image, ImageOps
 
 from utils.config.datasets import SPECS, Channels, DatasetSpec
 from utils.config.groups.data import CROP_MODES, INTERPOLATIONS, DataSettings
+from utils.config.image_size import LARGEST_SIDE, Size, enlarged, is_size, size_text
 from utils.config.settings import UserError
 from utils.data.images.decoding import do_not_map, open_image, to_tensor
 from utils.data.images.levels import Colour, in_colour, raw_mode
 from utils.data.images.view import View, resized
 from utils.data.transforms import BatchTransform
 
-LARGEST_SIZE = 8192  # pixels, more than any network takes
 AS_SET = "as set"
 IMAGENETS = "ImageNet's, the default"
 
@@ -27,20 +27,21 @@ IMAGENETS = "ImageNet's, the default"
 class Preprocessing(Channels):
     """The way in which images are shown to a network.
 
-    ``image_size`` is the side in pixels in training, for which the network is built, ``val_image_size`` that in
-    evaluation. ``mean`` and ``std``, one number per channel, are for pixel values between 0 and 1. For ``crop_pct``,
-    ``crop_mode`` and ``interpolation`` see ``View``. ``stored_size`` is the side of the data set's images if all have
+    ``image_size`` is the size in pixels in training, for which the network is built, ``val_image_size`` that in
+    evaluation: the side of a square, or height and width. ``mean`` and ``std``, one number per channel, are for pixel
+    values between 0 and 1. For ``crop_pct``,
+    ``crop_mode`` and ``interpolation`` see ``View``. ``stored_size`` is that of the data set's images if all have
     the same, otherwise None. For ``pixel_range`` see ``Colour``.
     """
 
-    image_size: int
-    val_image_size: int
+    image_size: Size
+    val_image_size: Size
     mean: tuple[float, ...]
     std: tuple[float, ...]
     crop_pct: float
     crop_mode: str
     interpolation: str
-    stored_size: int | None = None
+    stored_size: Size | None = None
     pixel_range: tuple[float, float] | None = None
 
     @property
@@ -67,7 +68,7 @@ class Preprocessing(Channels):
         """Some images are resized."""
         return {self.stored_size} != {self.image_size, self.val_image_size} or self.crop_pct != 1
 
-    def view(self, size: int) -> View:
+    def view(self, size: Size) -> View:
         """The part of an image that is read: all if all have one size, otherwise what evaluation shows at ``size``."""
         border = tuple(round(255 * mean) for mean in self.mean) if self.crop_mode == "border" else (0,)
         return View(
@@ -91,7 +92,7 @@ class Preprocessing(Channels):
         )
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
-        """An image as validation shows it to the network: float32 (channels, h, w), both ``val_image_size``.
+        """An image as validation shows it to the network: float32 (channels, h, w) of ``val_image_size``.
 
         Raises ``ValueError`` for levels without a known range, see ``in_colour``.
         """
@@ -129,10 +130,6 @@ class Preprocessing(Channels):
         return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
-def _is_size(value: Any) -> bool:
-    return type(value) is int and 0 < value <= LARGEST_SIZE
-
-
 def _are_numbers(values: Any, counts: tuple[int, ...] = (1, 3), above: float = -math.inf) -> bool:
     return (
         isinstance(values, list | tuple)
@@ -142,14 +139,14 @@ def _are_numbers(values: Any, counts: tuple[int, ...] = (1, 3), above: float = -
 
 
 _GOOD = {
-    "image_size": _is_size,
-    "val_image_size": _is_size,
+    "image_size": is_size,
+    "val_image_size": is_size,
     "mean": _are_numbers,
     "std": lambda values: _are_numbers(values, above=0),
     "crop_pct": lambda value: isinstance(value, int | float) and 0.01 <= value < 10,
     "crop_mode": lambda value: value in CROP_MODES,
     "interpolation": lambda value: value in INTERPOLATIONS,
-    "stored_size": lambda value: value is None or _is_size(value),
+    "stored_size": lambda value: value is None or is_size(value),
     "pixel_range": lambda value: value is None or (_are_numbers(value, (2,)) and value[0] < value[1]),
 }
 
@@ -193,10 +190,10 @@ def resolve(settings: DataSettings, known: KnownPreprocessing | None) -> tuple[P
     if settings.dataname == "synthetic":  # whose images are made in the size that is asked for
         values["stored_size"] = values["image_size"]
     made = Preprocessing(**values)
-    if made.stored_size and (side := math.floor(made.val_image_size / made.crop_pct)) > LARGEST_SIZE:
+    if made.stored_size and (side := max(enlarged(made.val_image_size, made.crop_pct))) > LARGEST_SIDE:
         raise UserError(
-            f"--crop-pct {made.crop_pct:g}: crops {made.val_image_size} pixels from the middle of images enlarged to "
-            f"{side:,} pixels, and no more than {LARGEST_SIZE:,} are possible"
+            f"--crop-pct {made.crop_pct:g}: crops {size_text(made.val_image_size)} pixels from the middle of images "
+            f"enlarged to {side:,} pixels, and no more than {LARGEST_SIDE:,} are possible"
         )
     return made, _described(made, origins | dict.fromkeys(given, AS_SET))
 
@@ -217,9 +214,9 @@ def _one_each(name: str, values: tuple[float, ...], channels: int) -> tuple[floa
 def _described(made: Preprocessing, origins: dict[str, str]) -> str:
     """A line of all values, grouped by origin."""
     any_size = made.stored_size is None
-    texts = {"image_size": f"{made.image_size} pixels"}
+    texts = {"image_size": f"{size_text(made.image_size)} pixels"}
     if made.val_image_size != made.image_size:
-        texts["val_image_size"] = f"{made.val_image_size} in evaluation"
+        texts["val_image_size"] = f"{size_text(made.val_image_size)} in evaluation"
     if any_size or made.crop_pct != 1:
         texts["crop_pct"] = f"crop share {made.crop_pct:.4g}"
     if any_size:

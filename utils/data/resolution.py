@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import groupby
 
+from utils.config.image_size import Size, sides, size_of, size_text
 from utils.config.settings import Settings, UserError
 
 RAMP = (65 / 88, 76 / 88)  # of all epochs: where FFCV's recipes of 88 and of 16 epochs begin and end the growth
@@ -12,28 +13,31 @@ RAMP = (65 / 88, 76 / 88)  # of all epochs: where FFCV's recipes of 88 and of 16
 
 @dataclass(frozen=True)
 class Resolution:
-    """The side in pixels of training images, a function of the epoch alone.
+    """The size of training images, a function of the epoch alone.
 
-    ``low`` up to epoch ``start``, counted from 0, ``high`` from epoch ``end`` on, in between on a straight line,
-    rounded to multiples of ``step``. FFCV's ``get_resolution`` (Leclerc et al., 2023; its steps are of 32 pixels), but
+    The shorter side has ``low`` pixels up to epoch ``start``, counted from 0, that of ``high`` from epoch ``end`` on,
+    in between on a straight line, rounded to multiples of ``step``; the longer one keeps its ratio to it.
+    FFCV's ``get_resolution`` (Leclerc et al., 2023; its steps are of 32 pixels), but
     no size is below ``low`` or above ``high``.
     """
 
     low: int
-    high: int
+    high: Size
     step: int
     start: int
     end: int
 
-    def size(self, epoch: int) -> int:
-        """The side of the images of ``epoch``, counted from 0."""
+    def size(self, epoch: int) -> Size:
+        """The size of the images of ``epoch``, counted from 0."""
         if epoch >= self.end:
             return self.high
+        high = min(sides(self.high))
         grown = max(0, epoch - self.start) / (self.end - self.start) if self.end > self.start else 0
-        size = round((self.low + grown * (self.high - self.low)) / self.step) * self.step
-        return min(max(size, self.low), self.high) if grown else self.low
+        side = round((self.low + grown * (high - self.low)) / self.step) * self.step
+        shorter = min(max(side, self.low), high) if grown else self.low
+        return size_of(*(round(shorter * side / high) for side in sides(self.high)))
 
-    def sizes(self, epochs: int) -> list[int]:
+    def sizes(self, epochs: int) -> list[Size]:
         """The sizes of a run of ``epochs``, in order."""
         return [size for size, _ in groupby(map(self.size, range(epochs)))]
 
@@ -43,18 +47,19 @@ class Resolution:
         for size, of_size in groupby(range(epochs), key=self.size):
             first, *rest = of_size
             until = f" to {rest[-1] + 1}" if rest else ""
-            parts.append(f"{size} px in epoch{'s' if rest else ''} {first + 1}{until}")
+            parts.append(f"{size_text(size)} px in epoch{'s' if rest else ''} {first + 1}{until}")
         return ", ".join(parts)
 
 
-def build_resolution(args: Settings, image_size: int) -> Resolution | None:
+def build_resolution(args: Settings, image_size: Size) -> Resolution | None:
     """The growth that ``--progressive-size`` asks for, up to ``image_size``; None without it."""
     settings = args.data
     epochs = args.optimisation.epochs
     low = settings.progressive_size
     if low is None:
         return None
-    if low >= image_size:
-        raise UserError(f"--progressive-size {low} is where images begin to grow: it must be below {image_size} pixels")
+    high = min(sides(image_size))
+    if low >= high:
+        raise UserError(f"--progressive-size {low} is where images begin to grow: it must be below {high} pixels")
     start, end = settings.progressive_epochs or (int(part * epochs) for part in RAMP)
     return Resolution(low, image_size, settings.progressive_step, start, end)

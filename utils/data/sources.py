@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from utils.config.image_size import Size, sides
 from utils.data.augment.base import CROP_STREAM
 from utils.data.augmentations import CROP_NUMBERS
 from utils.data.formats.readers import ImageFiles, Images, MemoryImages
@@ -210,12 +211,13 @@ class MicroBatchReader(Dataset):
         return micro_batch, batch[: len(shown)], shown
 
 
-def empty_batch(count: int, channels: int, size: int) -> torch.Tensor:
-    """uint8 (count, channels, size, size), channels-last as decoders write it; in a worker in shared memory.
+def empty_batch(count: int, channels: int, size: Size) -> torch.Tensor:
+    """uint8 (count, channels, h, w), channels-last as decoders write it; in a worker in shared memory.
 
     A tensor allocated in shared memory is not copied on its way to the training process.
     """
-    return shared_bytes(count * channels * size * size).view(count, size, size, channels).permute(0, 3, 1, 2)
+    height, width = sides(size)
+    return shared_bytes(count * channels * height * width).view(count, height, width, channels).permute(0, 3, 1, 2)
 
 
 # ------------------------------------------------------------------------------- number of workers

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from utils.config.image_size import Size, enlarged, sides
 from utils.data.augment.base import Augmentation, Numbers, Samples
 from utils.data.augmentations import fused, in_range
 from utils.runtime.distributed import to_device
@@ -25,7 +26,7 @@ ENLARGED_PIXELS = 2**26  # of the images that are enlarged at once to crop their
 
 @dataclass(frozen=True)
 class BatchTransform:
-    """uint8 images (n, channels, height, width) into normalised float32 of ``size`` pixels square.
+    """uint8 images (n, channels, height, width) into normalised float32 of ``size`` pixels.
 
     ``mean`` and ``std`` are per channel, for pixel values between 0 and 1. ``compiled``: the work on the device goes
     through torch.compile. ``interpolation`` is that of images that have another size. Below 1, ``crop_pct`` makes
@@ -33,7 +34,7 @@ class BatchTransform:
     one level of the view's.
     """
 
-    size: int
+    size: Size
     mean: tuple[float, ...]
     std: tuple[float, ...]
     augmentations: tuple[Augmentation, ...] = ()
@@ -51,14 +52,14 @@ class BatchTransform:
     def evaluation(self, images: torch.Tensor) -> torch.Tensor:
         """Resize if needed, crop the middle, and normalise."""
         if self.crop_pct < 1:
-            side = math.floor(self.size / self.crop_pct)
-            first = round((side - self.size) / 2)
-            middle = slice(first, first + self.size)
-            few = max(1, ENLARGED_PIXELS // side**2)  # a small share enlarges each image many times
-            images = torch.cat([self._resized(part, side)[..., middle, middle] for part in images.split(few)])
+            whole = enlarged(self.size, self.crop_pct)
+            firsts = [round((side - shown) / 2) for side, shown in zip(whole, self._shape, strict=True)]
+            down, across = (slice(first, first + shown) for first, shown in zip(firsts, self._shape, strict=True))
+            few = max(1, ENLARGED_PIXELS // math.prod(whole))  # a small share enlarges each image many times
+            images = torch.cat([self._resized(part, whole)[..., down, across] for part in images.split(few)])
         return self._on_device(images, [()] * len(self._steps))
 
-    def at_size(self, size: int) -> BatchTransform:
+    def at_size(self, size: Size) -> BatchTransform:
         """This transform for images of ``size`` pixels; augmentations that depend on it have a field of that name."""
         if size == self.size:
             return self
@@ -69,8 +70,12 @@ class BatchTransform:
             self._other_sizes[size] = replace(self, size=size, augmentations=augmentations)
         return self._other_sizes[size]
 
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return sides(self.size)
+
     @cached_property
-    def _other_sizes(self) -> dict[int, BatchTransform]:
+    def _other_sizes(self) -> dict[Size, BatchTransform]:
         return {}
 
     @cached_property
@@ -112,25 +117,26 @@ class BatchTransform:
         return images
 
     def _normalised(self, images: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
-        if images.shape[-2:] != (self.size, self.size):
-            images = self._resized(images, self.size)
+        if images.shape[-2:] != self._shape:
+            images = self._resized(images, self._shape)
         # Bytes are rearranged faster than floats; and float() makes a new tensor of uint8, which can be overwritten.
         images = images.contiguous(memory_format=torch.channels_last if self.channels_last else torch.contiguous_format)
         images = images.float()
         lines = images
         by_pixel = images.permute(0, 2, 3, 1)
         if self.channels_last and by_pixel.is_contiguous():  # a row at a time, not the three numbers of a pixel
-            lines = by_pixel.view(len(images), self.size, self.size * images.shape[1])  # -1 is ambiguous of no image
-            mean = mean.flatten().repeat(self.size)
-            std = std.flatten().repeat(self.size)
+            height, width = self._shape
+            lines = by_pixel.view(len(images), height, width * images.shape[1])  # -1 is ambiguous of no image
+            mean = mean.flatten().repeat(width)
+            std = std.flatten().repeat(width)
         lines.sub_(mean).div_(std)
         return images
 
-    def _resized(self, images: torch.Tensor, side: int) -> torch.Tensor:
+    def _resized(self, images: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
         images = images.float()
-        sizes = [(side, side)]
+        sizes = [shape]
         if self.interpolation == "bicubic":  # first the width, as Pillow does, which cuts off what that overshoots
-            sizes.insert(0, (images.shape[-2], side))
+            sizes.insert(0, (images.shape[-2], shape[1]))
         for size in sizes:
             images = in_range(
                 functional.interpolate(images, size, mode=self.interpolation, antialias=True), self.interpolation

@@ -33,7 +33,7 @@ def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bo
         local_processes=distributed.local_world_size,
         augmentation=chosen_names(args.augmentation, data.spec),
         classes=len(data.classes),
-        colour=data.spec.channels > 1,
+        colour=data.preprocessing.channels > 1,
         in_memory=isinstance(data.validation, MemoryImages),
         cuts_validation=parts.validation_loader.is_cut,
         any_size=not data.spec.fixed_size,

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from utils.config.groups.loss import LossSettings
+from utils.config.image_size import Size, sides, size_text
 
 
 class Origin(NamedTuple):
@@ -31,7 +32,7 @@ class Teacher(nn.Module):
         self,
         network: nn.Module,
         origin: Origin,
-        size: int,
+        size: Size,
         normalisation: tuple[torch.Tensor, torch.Tensor] | None = None,
         order: torch.Tensor | None = None,
     ) -> None:
@@ -48,8 +49,8 @@ class Teacher(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         if self.scale is not None:
             images = images * self.scale + self.shift
-        if images.shape[-1] != self.size:
-            images = functional.interpolate(images, (self.size, self.size), mode="bilinear", antialias=True)
+        if images.shape[-2:] != (size := sides(self.size)):
+            images = functional.interpolate(images, size, mode="bilinear", antialias=True)
         logits = self.network(images)
         return logits if self.order is None else logits[:, self.order]
 
@@ -65,7 +66,7 @@ class Teacher(nn.Module):
         adapted = ", renormalised" if self.scale is not None else ""
         return (
             f"{self.origin.source}: {self.origin.arch}, {parameters:,} parameters ({megabytes:,.1f} MB in the memory "
-            f"of each process's device), sees {self.size} pixels{adapted}, SHA-256 {self.origin.digest[:12]}"
+            f"of each process's device), sees {size_text(self.size)} pixels{adapted}, SHA-256 {self.origin.digest[:12]}"
         )
 
 

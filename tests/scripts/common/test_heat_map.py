@@ -14,7 +14,7 @@ from torch.nn import functional
 from torchvision.models import get_model
 
 from models.small import OWN
-from scripts.common.heat_map import heat_map, method, overlay
+from scripts.common.heat_map import explained_layer, heat_map, method, overlay
 from utils.config.settings import UserError
 
 SIZE = 16
@@ -232,3 +232,16 @@ def test_the_overlay_shows_the_image_where_it_is_cold_and_covers_where_it_is_hot
     changed = np.abs(picture - image).max(2) > 0
     assert isinstance(overlay(pixels, heat), Image.Image) and np.argwhere(changed).tolist() == [[4, 1]]
     assert np.asarray(overlay(torch.rand(1, 6, 5), heat)).shape == (6, 5, 3), "grey images are shown, too"
+
+
+def test_the_map_of_images_that_are_not_square_has_their_shape():
+    images = torch.randn(2, 3, 64, 96)
+    vit = timm.create_model("vit_tiny_patch16_224", num_classes=2, img_size=(64, 96)).eval()
+    layer = explained_layer(vit, images)
+    assert layer.layout == "tokens" and layer.prefix == 1
+    tokens = torch.arange(1 + 4 * 6.0).view(1, -1, 1).expand(2, -1, 8)
+    assert torch.equal(layer.to_map(tokens)[0, 0], torch.arange(1.0, 25).view(4, 6))
+    assert torch.equal(layer.from_map(layer.to_map(tokens), tokens), tokens)
+    resnet = timm.create_model("test_resnet", num_classes=2).eval()
+    assert explained_layer(resnet, images).layout == "nchw"
+    assert heat_map(loaded(resnet), images, [0, 1]).shape == (2, 64, 96)

@@ -49,6 +49,19 @@ def test_sizes_never_shrink_and_are_multiples_of_the_step_but_for_the_ends(low, 
     assert all(size % step == 0 for size in sizes if size not in (low, low + more))
 
 
+def test_a_size_that_is_not_square_grows_in_its_shape():
+    assert Resolution(24, (48, 80), 4, 0, 6).sizes(8) == [
+        (24, 40),
+        (28, 47),
+        (32, 53),
+        (36, 60),
+        (40, 67),
+        (44, 73),
+        (48, 80),
+    ]
+    assert Resolution(24, (80, 48), 4, 0, 1).sizes(3) == [(40, 24), (80, 48)]
+
+
 def test_the_growth_is_where_it_is_in_ffcvs_recipes_unless_told():
     for epochs, expected in ((88, (65, 76)), (16, (11, 13))):
         args = parse(["--progressive-size", "160", "--epochs", str(epochs)], 1)

@@ -76,6 +76,8 @@ def view_of(size, share, mode, interpolation):
         (224, 1.0, "squash"),
         (112, 1.0, "border"),
         (112, 0.9, "border"),
+        ((96, 160), 0.9, "squash"),
+        ((160, 96), 0.9, "border"),
     ],
 )
 def test_the_view_is_that_of_timms_evaluation_transform(photographs, size, share, mode, interpolation):
@@ -84,6 +86,14 @@ def test_the_view_is_that_of_timms_evaluation_transform(photographs, size, share
         largest, mean = gap(decode_crop(path, view, "RGB"), timms(view, path))
         most, most_mean = MOST[mode]
         assert largest <= most and mean <= most_mean
+
+
+@pytest.mark.parametrize(("size", "share"), [((96, 160), 0.875), ((160, 96), 1.0), ((224, 120), 0.9)])
+def test_the_view_of_a_size_that_is_not_square_is_timms(photographs, size, share):
+    """timm resizes by bilinear there, whatever it is told."""
+    for path in photographs:
+        largest, mean = gap(decode_crop(path, View(size, share), "RGB"), timms(View(size, share), path))
+        assert largest <= MOST["squash"][0] and mean <= MOST["squash"][1]  # it rounds sides, so it shrinks unevenly
 
 
 @pytest.mark.parametrize(("size", "resized"), [(224, 256), (224, 232), (299, 342), (384, 384), (240, 255)])

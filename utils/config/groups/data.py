@@ -8,6 +8,7 @@ from typing import Any
 
 from utils.config.datasets import SPECS
 from utils.config.field import DEFAULT, Needs, between, group, setting
+from utils.config.image_size import LARGEST_SIDE, Size
 
 CROP_MODES = ("center", "squash", "border")
 INTERPOLATIONS = ("bilinear", "bicubic")
@@ -23,6 +24,12 @@ def _first_and_last(epochs: tuple[int, ...]) -> str | None:
     fits = len(epochs) == 2 and 0 <= epochs[0] <= epochs[1]
     words = "must be two epochs, the first below the second: where the image size begins and where it ends to grow"
     return None if fits else words
+
+
+def _height_and_width(size: Size) -> str | None:
+    if isinstance(size, tuple) and len(size) != 2:
+        return "must be one number, the side of a square, or two: height and width"
+    return between(1, LARGEST_SIDE)(size)
 
 
 def _low_and_high(levels: tuple[float, ...]) -> str | None:
@@ -95,18 +102,20 @@ class DataSettings:
         example="a",
         within="--dataname hf --datapath D",
     )
-    image_size: int | None = setting(
+    image_size: int | tuple[int, ...] | None = setting(
         None,
-        "height and width of the network's input in pixels [that of the weights or the data set]",
-        check=between(1, 8192),
+        "height and width of the network's input in pixels; one number: both [that of the weights or the data set]",
+        check=_height_and_width,
+        metavar="PIXELS",
         synonyms="img-size imgsz img train-crop-size resolution",
         shapes="views of the validation images",
         example="16",
     )
-    val_image_size: int | None = setting(
+    val_image_size: int | tuple[int, ...] | None = setting(
         None,
-        "height and width of validation's images [image size]",
-        check=between(1, 8192),
+        "height and width of validation's images; one number: both [image size]",
+        check=_height_and_width,
+        metavar="PIXELS",
         synonyms="val-crop-size val-img-size eval-crop-size",
         shapes="views of the validation images",
         example="24",
@@ -114,7 +123,7 @@ class DataSettings:
     )
     progressive_size: int | None = setting(
         None,
-        "begin training with images of this height and width, which grow to the image size",
+        "begin training with images whose shorter side has so many pixels; they grow to the image size",
         check=between(1, 8192),
         metavar="PIXELS",
         in_evaluation=False,

@@ -16,6 +16,7 @@ import torch
 
 from utils.config.datasets import SPECS
 from utils.config.groups.data import DataSettings
+from utils.config.image_size import sides
 from utils.config.settings import UserError
 
 # Rows of the digits to train on, then those to validate on: train_test_split's with test_size=360, stratified, and
@@ -115,7 +116,7 @@ def make_synthetic(settings: DataSettings, device: torch.device) -> Splits:
     generator = torch.Generator(device).manual_seed(0)
 
     def random_images(count: int) -> MemoryImages:
-        shape = (SYNTHETIC_DIFFERENT, spec.channels, size, size)
+        shape = (SYNTHETIC_DIFFERENT, spec.channels, *sides(size))
         pixels = torch.randint(0, 256, shape, dtype=torch.uint8, device=device, generator=generator)
         return MemoryImages(pixels, torch.randint(0, spec.classes, (count,), device=device, generator=generator))
 

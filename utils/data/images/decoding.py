@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from utils.config.image_size import Size
 from utils.config.settings import UserError
 from utils.data.images import jpeg
 from utils.data.images.levels import in_colour, numbers_of, range_of, to_8_bits
@@ -99,7 +100,7 @@ def _raw_image(file: BinaryIO) -> Image.Image:
 
 
 def decode_crop(path: str, view: View, colour: str, uniforms: np.ndarray | None = None) -> torch.Tensor:
-    """A crop of a file as uint8 (channels, size, size), in channels-last memory.
+    """A crop of a file as uint8 (channels, h, w), in channels-last memory.
 
     With ``uniforms`` (22 numbers in [0, 1)) a random-resized-crop for training, otherwise what ``view`` shows in
     evaluation; of a view of the ``whole`` all of the file. Raises what ``open_image`` raises.
@@ -128,8 +129,8 @@ def decode_box(
     return to_tensor(image)[:, top:bottom, left:right], place
 
 
-def decode_whole(path: str, size: int, colour: str) -> torch.Tensor:
-    """A whole file as uint8 (channels, size, size), in channels-last memory; resampled only if its size differs.
+def decode_whole(path: str, size: Size, colour: str) -> torch.Tensor:
+    """A whole file as uint8 (channels, h, w), in channels-last memory; resampled only if its size differs.
 
     Raises what ``open_image`` raises.
     """
@@ -189,7 +190,7 @@ def boxes(view: View, width: int, height: int, uniforms: np.ndarray | None) -> t
 
 
 def cropped(pixels: torch.Tensor, view: View, place: Placement | None) -> torch.Tensor:
-    """The pixels (channels, h, w) of the box that ``boxes`` gave, as (channels, size, size)."""
+    """The pixels (channels, h, w) of the box that ``boxes`` gave, as (channels, h, w) of its size."""
     return resized(pixels, view.size, view.interpolation) if place is None else view.show(pixels, place)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.utils import deterministic
 
+from utils.config.image_size import sides
 from utils.config.settings import UserError
 from utils.data.images.decoding import boxes, cropped, decode_crop, loaded, open_image, read_plain_jpeg, to_tensor
 from utils.data.images.view import Box, Placement, View
@@ -32,7 +33,7 @@ class MixedBatch(NamedTuple):
     """A batch on its way from a worker to the device.
 
     ``data``: uint8 (bytes,), the JPEG files concatenated, because each tensor takes a file descriptor on the way.
-    ``lengths``: bytes of each image's file, 0 if the image is in ``decoded``: uint8 (m, channels, size, size), in the
+    ``lengths``: bytes of each image's file, 0 if the image is in ``decoded``: uint8 (m, channels, h, w), in the
     batch's order. ``paths``, ``boxes`` and ``places`` are those of the files.
     """
 
@@ -46,7 +47,7 @@ class MixedBatch(NamedTuple):
 
 
 def read_for_gpu(path: str, view: View, colour: str, uniforms: np.ndarray | None = None) -> JpegFile | torch.Tensor:
-    """A plain JPEG file undecoded; any other file decoded, cropped and resized: uint8 (channels, size, size).
+    """A plain JPEG file undecoded; any other file decoded, cropped and resized: uint8 (channels, h, w).
 
     ``uniforms`` as in ``decode_crop``. Raises ``UserError`` with the path if the file cannot be read.
     """
@@ -68,7 +69,7 @@ def pack(items: Sequence[JpegFile | torch.Tensor], view: View, colour: str) -> M
         lengths=[len(item.data) if isinstance(item, JpegFile) else 0 for item in items],
         decoded=in_shared_memory(torch.stack(images))
         if images
-        else nothing.view(0, 1 if colour == "L" else 3, view.size, view.size),
+        else nothing.view(0, 1 if colour == "L" else 3, *sides(view.size)),
         paths=[file.path for file in files],
         boxes=[file.box for file in files],
         places=[file.place for file in files],
@@ -77,7 +78,7 @@ def pack(items: Sequence[JpegFile | torch.Tensor], view: View, colour: str) -> M
 
 
 def decode_batch(batch: MixedBatch, device: torch.device) -> torch.Tensor:
-    """The images of a batch on ``device``, in order: uint8 (n, channels, size, size).
+    """The images of a batch on ``device``, in order: uint8 (n, channels, h, w).
 
     Raises ``UserError`` with the path of a damaged file.
     """
@@ -137,7 +138,7 @@ def _no_other_use_of_free_memory(device: torch.device) -> Iterator[None]:
 
 
 def _crop_and_resize(images: list[torch.Tensor], batch: MixedBatch) -> torch.Tensor:
-    """uint8 (n, 3, size, size); computed in float32, because a GPU has no such kernel for uint8."""
+    """uint8 (n, 3, h, w); computed in float32, because a GPU has no such kernel for uint8."""
     crops = [
         cropped(image[:, top:bottom, left:right].float(), batch.view, place)
         for image, (left, top, right, bottom), place in zip(images, batch.boxes, batch.places, strict=True)

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
+from utils.config.image_size import Size, enlarged, sides
+
 REACH = {"bilinear": 1, "bicubic": 2}  # pixels that a resized pixel depends on, each way; more if the image shrinks
 LEAST_AREA = 0.08  # random-resized-crop of Szegedy et al., Going deeper with convolutions, 2014
 LONGEST = 50  # times the shorter side; resized, a longer image could fill the memory
@@ -38,15 +40,16 @@ class View:
     """The view that a network has of an image of any size in evaluation.
 
     The image is resized by ``interpolation``, with antialiasing, until its shorter side ('center'), both sides
-    ('squash') or the longer side ('border') are floor(``size`` / ``crop_pct``) pixels long. Of that the middle
-    ``size`` x ``size`` pixels are shown; pixels outside the image are black, or with 'border' have the levels
-    ``border`` (0 to 255, one per channel). Geometry and names are those of timm's ``transforms_imagenet_eval``;
+    ('squash') or the longer side ('border') are floor(``size`` / ``crop_pct``) pixels long; of a ``size`` that is not
+    square, the side that is the shorter or longer one in proportion. Of that the middle ``size`` pixels (a square, or
+    height and width) are shown; pixels outside the image are black, or with 'border' have the levels ``border`` (0 to
+    255, one per channel). Geometry and names are those of timm's ``transforms_imagenet_eval``;
     torchvision's presets are 'center'. Training shows random boxes, of at least ``least_area`` of the image, and
     otherwise uses only ``size`` and ``interpolation``. With ``whole``, stored images have ``size`` pixels a side and
     are shown as they are; an image of another size is resampled.
     """
 
-    size: int
+    size: Size
     crop_pct: float = 0.875  # the middle 224 of 256 pixels, the convention since AlexNet
     crop_mode: str = "center"
     interpolation: str = "bilinear"
@@ -55,40 +58,46 @@ class View:
     whole: bool = field(default=False, repr=False)
     least_area: float = field(default=LEAST_AREA, repr=False)
 
+    @property
+    def _shown(self) -> tuple[int, int]:
+        return sides(self.size)
+
     def place(self, width: int, height: int) -> Placement:
         """The part that is shown of a file of ``width`` x ``height`` pixels."""
         first = [0, 0]
-        sides = [width, height]
+        lengths = [width, height]
         if self.crop_mode == "center":
-            longest = LONGEST * min(sides)
-            first = [max(0, (side - longest) // 2) for side in sides]
-            sides = [min(side, longest) for side in sides]
-        resized = self._resized(*sides)
-        offsets = [_offset(length, self.size) for length in resized]
-        (left, right), (top, bottom) = map(self._span, sides, resized, offsets)
+            longest = LONGEST * min(lengths)
+            first = [max(0, (length - longest) // 2) for length in lengths]
+            lengths = [min(length, longest) for length in lengths]
+        resized = self._resized(*lengths)
+        shown = self._shown[::-1]  # width and height, as all here
+        offsets = list(map(_offset, resized, shown))
+        (left, right), (top, bottom) = map(self._span, lengths, resized, offsets, shown)
         box = (first[0] + left, first[1] + top, first[0] + right, first[1] + bottom)
-        return Placement(box, left, top, *map(_factor, sides, resized), *offsets)
+        return Placement(box, left, top, *map(_factor, lengths, resized), *offsets)
 
     def _resized(self, width: int, height: int) -> tuple[int, int]:
-        target = max(1, math.floor(self.size / self.crop_pct))
+        down, across = enlarged(self.size, self.crop_pct)
+        if self.crop_mode == "squash":
+            return across, down
+        if self.crop_mode == "border" or down != across:
+            ratio = (max if self.crop_mode == "border" else min)(width / across, height / down)
+            return max(1, round(width / ratio)), max(1, round(height / ratio))
+        target = down
         short = min(width, height)
         long = max(width, height)
-        if self.crop_mode == "squash":
-            return target, target
-        if self.crop_mode == "border":
-            ratio = long / target
-            return max(1, round(width / ratio)), max(1, round(height / ratio))
         other = int(target * long / short)
         return (other, target) if width > height else (target, other)
 
-    def _span(self, side: int, resized: int, offset: int) -> tuple[int, int]:
-        """The range of ``side`` pixels, resized to ``resized``, that the ``size`` pixels from ``offset`` depend on."""
+    def _span(self, side: int, resized: int, offset: int, shown: int) -> tuple[int, int]:
+        """The range of ``side`` pixels, resized to ``resized``, that the ``shown`` pixels from ``offset`` depend on."""
         scale = side / resized
         reach = REACH[self.interpolation] * max(scale, 1) + 1
-        return max(0, math.floor(offset * scale - reach)), min(side, math.ceil((offset + self.size) * scale + reach))
+        return max(0, math.floor(offset * scale - reach)), min(side, math.ceil((offset + shown) * scale + reach))
 
     def show(self, pixels: torch.Tensor, place: Placement) -> torch.Tensor:
-        """The view, (channels, size, size), of the ``pixels`` (channels, h, w) inside ``place.box``.
+        """The view, (channels, h, w) of ``size``, of the ``pixels`` (channels, h, w) inside ``place.box``.
 
         uint8 on a CPU; floats, neither rounded nor clamped, if ``pixels`` are floats.
         """
@@ -101,13 +110,14 @@ class View:
         return self._middle(resize(pixels, (place.down, place.across), self.interpolation), place.left, place.top)
 
     def _middle(self, image: torch.Tensor, left: int, top: int) -> torch.Tensor:
-        """``size`` pixels square of ``image`` from ``left``, ``top``, padded outside it."""
-        inside = image[:, max(top, 0) : top + self.size, max(left, 0) : left + self.size]
-        if inside.shape[1:] == (self.size, self.size):
+        """``size`` pixels of ``image`` from ``left``, ``top``, padded outside it."""
+        height, width = self._shown
+        inside = image[:, max(top, 0) : top + height, max(left, 0) : left + width]
+        if inside.shape[1:] == (height, width):
             return inside
         levels = self.border if self.crop_mode == "border" else (0,)
         shown = torch.tensor(levels, dtype=image.dtype, device=image.device).view(-1, 1, 1)
-        shown = shown.expand(len(image), self.size, self.size).contiguous()
+        shown = shown.expand(len(image), height, width).contiguous()
         across = max(-left, 0)
         down = max(-top, 0)
         shown[:, down : down + inside.shape[1], across : across + inside.shape[2]] = inside
@@ -131,9 +141,10 @@ def resize(pixels: torch.Tensor, factors: tuple[float, float], interpolation: st
     )[0]
 
 
-def resized(pixels: torch.Tensor, size: int, interpolation: str) -> torch.Tensor:
-    """Pixels (channels, h, w) resized to (channels, ``size``, ``size``)."""
-    return resize(pixels, (_factor(pixels.shape[1], size), _factor(pixels.shape[2], size)), interpolation)
+def resized(pixels: torch.Tensor, size: Size, interpolation: str) -> torch.Tensor:
+    """Pixels (channels, h, w) resized to ``size``."""
+    down, across = map(_factor, pixels.shape[1:], sides(size))
+    return resize(pixels, (down, across), interpolation)
 
 
 def _factor(side: int, wanted: int) -> float:

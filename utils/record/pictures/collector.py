@@ -167,8 +167,10 @@ class Collector(nn.Module):
     def _pixels(self, images: torch.Tensor, side: int) -> torch.Tensor:
         """uint8 images, at most (``LONGEST_SIDE``) or exactly (``THUMBNAIL``) ``side`` pixels a side."""
         pixels = self._to_pixels(images)
-        if side == THUMBNAIL or images.shape[-1] > side:
-            pixels = functional.interpolate(pixels.float(), (side, side), mode="bilinear", antialias=True)
+        longer = max(images.shape[-2:])
+        if side == THUMBNAIL or longer > side:
+            shape = [side if side == THUMBNAIL else max(1, length * side // longer) for length in images.shape[-2:]]
+            pixels = functional.interpolate(pixels.float(), shape, mode="bilinear", antialias=True)
         return pixels.mul(255).round().clamp(0, 255).byte()
 
     # ----------------------------------------------------------------------------------------- the end

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from utils.record.pictures.collector import Mistake
 
@@ -76,10 +76,11 @@ def worst_mistakes(mistakes: Sequence[Mistake], classes: Sequence[str]) -> np.nd
 
 
 def as_image(pixels: np.ndarray, side: int) -> Image.Image:
-    """uint8 (1 or 3, h, w) as a colour image of ``side`` pixels; small ones keep sharp pixels."""
+    """uint8 (1 or 3, h, w) as a colour image of ``side`` pixels, on white unless square; small ones stay sharp."""
     image = Image.fromarray(np.ascontiguousarray(np.broadcast_to(pixels, (3, *pixels.shape[1:])).transpose(1, 2, 0)))
     smooth = image.width > side // 3
-    return image.resize((side, side), Image.Resampling.BICUBIC if smooth else Image.Resampling.NEAREST)
+    resampling = Image.Resampling.BICUBIC if smooth else Image.Resampling.NEAREST
+    return ImageOps.pad(image, (side, side), resampling, WHITE)
 
 
 def _upright(text: str, font: ImageFont.FreeTypeFont, ink: tuple[int, int, int] = GREY) -> Image.Image:

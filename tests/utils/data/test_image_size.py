@@ -1,0 +1,136 @@
+"""Images that are not square, from the flag to the network: each side is its own, and a square stays one number."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torchvision.transforms.v2 import functional
+
+import main
+from models.build import build_model
+from models.load import load_model
+from models.small import OWN
+from utils.config.arguments import parse
+from utils.config.groups.model import ModelSettings
+from utils.config.image_size import sides, size_of
+from utils.config.settings import UserError
+from utils.data.augment.base import CUTOUT_STREAM, SHIFT_STREAM, Samples
+from utils.data.augmentations import Cutout, ResizedCrop, Shift, resized_crop
+from utils.data.preprocessing import Preprocessing
+from utils.data.transforms import BatchTransform
+
+COUNT = 400
+SAMPLES = Samples(0, 0, np.arange(COUNT))
+HEIGHT, WIDTH = 12, 20
+
+
+def coordinates():
+    """Images whose two channels are the row and the column of each pixel: uint8 (COUNT, 2, HEIGHT, WIDTH)."""
+    rows, columns = torch.meshgrid(torch.arange(HEIGHT), torch.arange(WIDTH), indexing="ij")
+    return (torch.stack([rows, columns]) + 1).to(torch.uint8).expand(COUNT, -1, -1, -1).contiguous()
+
+
+@pytest.mark.parametrize(
+    ("flags", "size"), [(("16",), 16), (("16", "16"), 16), (("12", "20"), (12, 20)), (("20", "12"), (20, 12))]
+)
+def test_one_number_is_a_square_and_two_are_height_and_width(flags, size, tmp_path):
+    assert parse(["--image-size", *flags], 1).data.image_size == size
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"image-size: [{', '.join(flags)}]\n")
+    assert parse(["--config", str(recipe)], 1).data.image_size == size
+    assert size_of(*sides(size)) == size
+
+
+@pytest.mark.parametrize("flags", [("12", "20", "3"), ("0", "20"), ("8193", "2"), ("12.5", "20")])
+def test_other_sizes_are_refused_in_one_line(flags):
+    with pytest.raises(UserError, match=r"^--image-size"):
+        parse(["--image-size", *flags], 1)
+
+
+def test_a_shift_moves_each_axis_by_up_to_an_eighth_of_its_own_side():
+    images = coordinates()
+    shift = Shift(None)
+    shifted = shift.apply(images, *shift.draw(SAMPLES, HEIGHT, WIDTH))
+    reach = torch.tensor([HEIGHT // 8, WIDTH // 8])
+    offsets = (torch.from_numpy(SAMPLES.uniforms(SHIFT_STREAM, 2)) * (2 * reach + 1)).long() - reach
+    assert offsets.amax(0).tolist() == [1, 2] and offsets.amin(0).tolist() == [-1, -2]
+    for image, moved, (down, across) in zip(images, shifted, offsets.tolist(), strict=True):
+        expected = functional.affine(image, angle=0, translate=[-across, -down], scale=1, shear=[0, 0])
+        assert torch.equal(moved, expected)
+
+
+def test_cutouts_have_their_centres_all_over_the_image():
+    cutout = Cutout(4, (HEIGHT, WIDTH))
+    (centres,) = cutout.draw(SAMPLES, 8, 8)  # stored images have another size
+    assert torch.equal(centres, (torch.from_numpy(SAMPLES.uniforms(CUTOUT_STREAM, 2)) * torch.tensor([12, 20])).long())
+    assert centres.amax(0).tolist() == [HEIGHT - 1, WIDTH - 1] and centres.amin(0).tolist() == [0, 0]
+    holes = cutout.apply(torch.ones(COUNT, 1, HEIGHT, WIDTH), centres)[:, 0] == 0
+    for hole, (row, column) in zip(holes, centres.tolist(), strict=True):
+        expected = torch.zeros(HEIGHT, WIDTH, dtype=torch.bool)
+        expected[max(0, row - 2) : row + 2, max(0, column - 2) : column + 2] = True
+        assert torch.equal(hole, expected)
+
+
+def test_a_whole_crop_is_the_image_resized_to_height_and_width():
+    """At uniform numbers of 1 the box is the image's whole area, with a ratio that it is narrowed to."""
+    images = torch.rand(3, 2, 30, 40) * 255
+    ratio = math.log(40 / 30) / math.log((4 / 3) ** 2) + 0.5  # the place of the image's own ratio among those drawn
+    uniforms = torch.tensor([[1.0, ratio, 0.5, 0.5]]).expand(3, -1)
+    expected = torch.nn.functional.interpolate(images, (12, 20), mode="bilinear", align_corners=False)
+    # the box is a float32 product of roots, so places are off by about 40 pixels x 1e-6
+    torch.testing.assert_close(resized_crop(images, uniforms, (12, 20)), expected, rtol=0, atol=0.05)
+
+
+def test_evaluation_crops_the_middle_of_each_side():
+    """As torchvision: resized to floor(side / share), then the middle."""
+    images = torch.randint(0, 256, (5, 3, 10, 14), dtype=torch.uint8)
+    shown = BatchTransform((HEIGHT, WIDTH), (0.0,) * 3, (1.0,) * 3, crop_pct=0.8).evaluation(images)
+    whole = functional.resize(images.float(), [15, 25], antialias=True)
+    torch.testing.assert_close(shown, functional.center_crop(whole, [HEIGHT, WIDTH]) / 255)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_training_gives_images_of_height_and_width_that_are_normalised_alike(channels_last):
+    images = torch.randint(0, 256, (8, 3, 24, 24), dtype=torch.uint8)
+    mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
+    steps = (ResizedCrop((HEIGHT, WIDTH)), Cutout(2, (HEIGHT, WIDTH)))
+    transform = BatchTransform((HEIGHT, WIDTH), mean, std, steps, channels_last=channels_last)
+    assert transform.training(images, np.arange(8), 0).shape == (8, 3, HEIGHT, WIDTH)
+    grown = transform.at_size((6, 10))
+    assert grown.training(images, np.arange(8), 0).shape == (8, 3, 6, 10)
+    square = BatchTransform(24, mean, std, channels_last=channels_last).evaluation(images)
+    torch.testing.assert_close(square, functional.normalize(images / 255, list(mean), list(std)))
+
+
+@pytest.mark.parametrize("arch", [*OWN, "timm/test_resnet", "timm/test_vit", "timm/test_convnext", "torchvision/vgg11"])
+def test_networks_are_built_for_images_that_are_not_square(arch):
+    size = (32, 48) if "/" in arch else (HEIGHT, 9)
+    model = build_model(ModelSettings(arch=arch), classes=3, channels=2 if "/" not in arch else 3, image_size=size)
+    assert model.eval()(torch.randn(2, 2 if "/" not in arch else 3, *size)).shape == (2, 3)
+
+
+def test_a_vision_transformer_is_timms_of_that_height_and_width():
+    import timm
+
+    built = build_model(ModelSettings(arch="vit_tiny_patch16_224"), classes=5, channels=3, image_size=(32, 80))
+    theirs = timm.create_model("vit_tiny_patch16_224", num_classes=5, img_size=(32, 80))
+    assert built.pos_embed.shape == theirs.pos_embed.shape == (1, 1 + 2 * 5, 192)
+
+
+def test_torchvisions_vision_transformers_are_refused_in_one_line():
+    with pytest.raises(UserError, match="square images only, not 32x48"):
+        build_model(ModelSettings(arch="torchvision/vit_b_16"), classes=5, channels=3, image_size=(32, 48))
+
+
+def test_a_run_on_images_that_are_not_square_is_kept_as_it_was(tmp_path):
+    flags = (
+        "--device cpu --arch conv2 --image-size 12 20 --epochs 1 --max-steps 2 --no-progress --cutout 3 --rotation 5"
+    )
+    flags += f" --auto-augment rand --mixup 0.2 --cutmix 1 --tta flip-shift --output {tmp_path}"
+    assert main.main(flags.split()) == 0
+    (run,) = tmp_path.glob("digits/conv2/*size12_20*")
+    loaded = load_model(run)
+    assert loaded.preprocessing.image_size == loaded.preprocessing.val_image_size == (12, 20)
+    assert Preprocessing.from_state(loaded.preprocessing.state(), "here") == loaded.preprocessing
+    assert loaded.network(torch.zeros(1, 1, 12, 20)).shape == (1, 10)
