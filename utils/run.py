@@ -225,7 +225,7 @@ class Run:
                 f"--resume-override: nothing remains to be trained with {flags}; what the run has is left as it is"
             )
         given = self.args.run.resume != "auto" and self.args.origins["datapath"] == FLAG
-        if given and not is_at(point.state, self.args.data.datapath):
+        if given and not is_at(point.state, self.args.data):
             self.warn(
                 f"--datapath {self.args.data.datapath}: nothing was read there, for nothing remains to be trained"
             )

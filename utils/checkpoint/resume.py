@@ -21,6 +21,7 @@ from utils.checkpoint.sharded import Places
 from utils.config.arguments import load_yaml
 from utils.config.datasets import SPECS
 from utils.config.field import DEFAULT, RECIPE
+from utils.config.groups.data import DataSettings
 from utils.config.rules import OPTIONS, Given, absolute_paths, derive, of_policy
 from utils.config.settings import GONE, IS_GONE, Settings, UserError, as_flag, as_text, unused
 from utils.runtime.files import sha256
@@ -342,15 +343,23 @@ def _of_these_images(args: Settings, fingerprint: Callable[[], str], state: dict
     if not SPECS[args.data.dataname].of_the_user:
         return True
     goes_on = not Progress.from_state(state["progress"]).is_finished(args)
-    return (is_at(state, args.data.datapath) and goes_on) or same_images(state["fingerprint"], fingerprint())
+    return (is_at(state, args.data) and goes_on) or same_images(state["fingerprint"], fingerprint())
 
 
-def is_at(state: dict[str, Any], datapath: str | None) -> bool:
-    """True if the data that a checkpoint's ``state`` is of lay at ``datapath``."""
+def is_at(state: dict[str, Any], data: DataSettings) -> bool:
+    """True if the data that a checkpoint's ``state`` is of lay where ``data`` has them, their table of labels, too."""
     stored = state.get("settings")
-    place = stored.get("datapath") if isinstance(stored, dict) else None
-    known = isinstance(place, str) and "\0" not in place
-    return known and os.path.realpath(place) == os.path.realpath(datapath or ".")
+    stored = stored if isinstance(stored, dict) else {}
+    labels = stored.get("labels")
+    if (labels is None) != (data.labels is None):
+        return False
+    places = (stored.get("datapath"), labels), (data.datapath or ".", data.labels)
+    known = [
+        isinstance(place, str) and "\0" not in place and os.path.realpath(place) == os.path.realpath(own)
+        for place, own in zip(*places, strict=True)
+        if own is not None
+    ]
+    return all(known)
 
 
 _WITHOUT_CHECKPOINT = "is a run without a checkpoint: it ended before it saved its first"

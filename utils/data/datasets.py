@@ -30,6 +30,7 @@ from utils.data.formats.listing import Lister
 from utils.data.formats.readers import IN_MEMORY, OWN_FILES, ImageFiles, Images, Splits
 from utils.data.formats.shards.foreign import ensure_index
 from utils.data.formats.shards.members import Members, holds_shards, read_shards
+from utils.data.formats.table import read_labels
 from utils.data.images.levels import Colour
 from utils.data.preprocessing import KnownPreprocessing, Preprocessing, resolve
 from utils.data.progress_log import Log, ProgressLog, silent
@@ -48,7 +49,8 @@ class Data:
     ``train`` is None for a set to evaluate. ``preprocessing_line`` describes how images are shown, with the origin of
     each value. ``warnings``: what else a user should know about the set, one line each. ``seen``: another, about
     validation images that the checkpoint that is used was trained on; '' if it was trained on none.
-    ``begun_max_shift``: the specification's when the run to resume began, if it has none now.
+    ``begun_max_shift``: the specification's when the run to resume began, if it has none now. ``origin``: the table
+    that the labels come from, in words; '' without one.
     """
 
     spec: DatasetSpec
@@ -60,6 +62,7 @@ class Data:
     warnings: tuple[str, ...] = ()
     seen: str = ""
     begun_max_shift: int | None = None
+    origin: str = ""
 
     @property
     def max_shift(self) -> int | None:
@@ -84,6 +87,7 @@ class Data:
         more = ", ..." if len(self.classes) > SHOWN_CLASSES else ""
         rows = {
             "Data": f"{settings.dataname}: {images}",
+            **({"Labels": self.origin} if self.origin else {}),
             "Classes": f"{len(self.classes)}: {', '.join(self.classes[:SHOWN_CLASSES])}{more}",
             "Images": " x ".join(map(str, self.image_shape)),
             "Preprocessing": self.preprocessing_line,
@@ -164,6 +168,8 @@ class Data:
         contents: list[bytes] | None = None
         for images in filter(None, (self.train, self.validation)):
             digest.update(images.labels.cpu().numpy().tobytes())
+            if images.weights is not None:
+                digest.update(images.weights.numpy().tobytes())
             if isinstance(images, ImageFiles):
                 digest.update(_names(images))
                 if not isinstance(images.paths, Members | Rows):
@@ -276,7 +282,10 @@ def get_test_data(
         if trained is not None:
             data = dataclasses.replace(data, seen=_changed_since_validated(data, settings, trained))
     else:
-        data = _data(settings, _splits(settings, device, its_lister, evaluate=True))
+        splits = _splits(
+            settings, device, its_lister, evaluate=True, known=trained, leave_out_unknown=leave_out_unknown
+        )
+        data = _data(settings, splits)
         if data.train is not None:
             data = data.known_to(trained, settings, lister)
     return dataclasses.replace(data, train=None, warnings=(*notes, *data.warnings))
@@ -291,6 +300,8 @@ def _test_folder(settings: DataSettings, trained: ResumePoint | None) -> Path | 
     if settings.datapath is None or settings.dataname in (*IN_MEMORY, "hf") or settings.val_split is not None:
         return None
     root = Path(settings.datapath)
+    if settings.labels is not None:
+        return None
     if holds_shards(root):
         _refuse_two_sets(root, settings.dataname)
         return None
@@ -330,15 +341,15 @@ def _validated_in_training(
     A tree that has moved since is recognised by its fingerprint.
     """
     root = Path(settings.datapath)
-    if validation_folder(root):
+    if settings.labels is None and validation_folder(root):
         return None, ()
     try:
         data = get_data(settings, device, lister).known_to(trained, settings, lister)
     except UserError:
-        if is_at(trained.state, settings.datapath):
+        if is_at(trained.state, settings):
             raise
         data = None
-    if data and (same_images(data.fingerprint, trained.fingerprint) or is_at(trained.state, settings.datapath)):
+    if data and (same_images(data.fingerprint, trained.fingerprint) or is_at(trained.state, settings)):
         return data, ()
     by_names = data is not None and settings.val_split_by != "draw"
     seen = f", perhaps {len(data.train):,} of {len(data.train) + len(data.validation):,} by their names" * by_names
@@ -350,7 +361,7 @@ def _validated_in_training(
 
 def _changed_since_validated(data: Data, settings: DataSettings, trained: ResumePoint) -> str:
     """A line if the images are no longer those that training validated on at this place; elsewhere none are."""
-    if trained.fingerprint is None or not is_at(trained.state, settings.datapath):
+    if trained.fingerprint is None or not is_at(trained.state, settings):
         return ""
     if ends_with(trained.fingerprint, _some_contents(data.validation.paths)):
         return trained.seen
@@ -400,7 +411,7 @@ def _seen(validation: Images, fingerprint: str, settings: DataSettings, trained:
 
 def _data(settings: DataSettings, splits: Splits) -> Data:
     spec = SPECS[settings.dataname]
-    train, validation, classes, warnings = splits
+    train, validation, classes, warnings, origin = splits
     if spec.classes is not None and len(classes) != spec.classes:
         raise UserError(
             f"--datapath {settings.datapath}: {len(classes)} classes where {settings.dataname} has {spec.classes}; "
@@ -423,6 +434,7 @@ def _data(settings: DataSettings, splits: Splits) -> Data:
         train=in_colour_of(preprocessing, train),
         validation=in_colour_of(preprocessing, validation),
         warnings=warnings,
+        origin=origin,
     )
 
 
@@ -440,7 +452,7 @@ def _unvalidated(settings: DataSettings, validation: Images, classes: tuple[str,
 
 def prepare(settings: DataSettings, log: Log, evaluate: bool = False) -> None:
     """Fetch (``--download``) or unpack what will be read, on one rank. ``evaluate``: ``get_test_data`` will read it."""
-    if settings.datapath is None or settings.dataname == "hf":
+    if settings.datapath is None or settings.dataname == "hf" or settings.labels is not None:
         return
     root = Path(settings.datapath)
     if settings.dataname == "shards" or holds_shards(root):
@@ -455,7 +467,15 @@ def prepare(settings: DataSettings, log: Log, evaluate: bool = False) -> None:
         archives.unpack_imagenet(root, ("val",) if evaluate else ("train", "val"), log)
 
 
-def _splits(settings: DataSettings, device: torch.device, lister: Lister, evaluate: bool = False) -> Splits:
+def _splits(
+    settings: DataSettings,
+    device: torch.device,
+    lister: Lister,
+    evaluate: bool = False,
+    *,
+    known: ResumePoint | None = None,
+    leave_out_unknown: bool = False,
+) -> Splits:
     name = settings.dataname
     if name in IN_MEMORY:
         return IN_MEMORY[name](settings, device)
@@ -464,6 +484,15 @@ def _splits(settings: DataSettings, device: torch.device, lister: Lister, evalua
         raise UserError(f"--datapath {root}: no such folder; {name}: {SPECS[name].source}")
     if name == "hf":
         return read_tables(settings, lister, evaluate)
+    if settings.labels is not None:
+        return read_labels(
+            settings,
+            Colour(SPECS[name].colour, settings.pixel_range),
+            classes=known and known.classes,
+            whose=str(known.path) if known else "",
+            evaluate=evaluate,
+            leave_out_unknown=leave_out_unknown,
+        )
     reader = _reader(settings, lister)
     if reader is None:
         raise UserError(f"--datapath {root}: {_what_is_missing(root, name, evaluate)}")

@@ -76,7 +76,7 @@ def decoded(
         path = folder / f"{fingerprint(images, view, folder)}.npy"
         pixels, bad = _kept(path, shape, make, progress.log, is_main)
     unreadable = _try_again(_ChunkDecoder(images, view, skip_bad), pixels, bad)
-    return MemoryImages(pixels, images.labels, unreadable)
+    return MemoryImages(pixels, images.labels, unreadable, images.groups, images.weights)
 
 
 def fingerprint(images: ImageFiles, view: View, folder: Path) -> str:

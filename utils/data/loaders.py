@@ -34,11 +34,11 @@ from utils.data.mixing import Mixing
 from utils.data.progress_log import ProgressLog
 from utils.data.resolution import Resolution, build_resolution
 from utils.data.sample_plan import MicroBatch, SamplePlan, validation_batches
-from utils.data.sampling import build_sampling
+from utils.data.sampling import build_sampling, first_samples
 from utils.data.sources import MicroBatchReader, ResidentSource, Source, StreamSource, keys_of
 from utils.data.transforms import BatchTransform
 from utils.runtime.cpu import cores_per_process
-from utils.runtime.distributed import Distributed, memory_bytes
+from utils.runtime.distributed import Distributed, memory_bytes, to_device
 
 PASS_SIZE = 64  # images in a pass without gradients: memory enough to train on 8 is enough to evaluate these
 RESIDENT_MEMORY_SHARE = 0.25  # of the device's memory that --loader auto lets a resident data set take
@@ -55,7 +55,8 @@ class Batch:
     ``unreadable`` lists the paths of this batch's unreadable images in the order of its samples, each time anew. In
     training the next readable image, with its own label, replaces each; ``replaced`` counts for how many of the n
     samples. In validation they are left out, so a batch may be empty. ``counted`` is
-    False for a batch that a step trains on again, whose figures are known already.
+    False for a batch that a step trains on again, whose figures are known already. ``image_weights``: float32 (n,) on
+    the device, the weight of each image in the training loss; None if all count alike.
     """
 
     images: torch.Tensor
@@ -67,10 +68,20 @@ class Batch:
     unreadable: tuple[str, ...] = ()
     replaced: int = 0
     counted: bool = True
+    image_weights: torch.Tensor | None = None
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What lies on the device, by its field."""
+        fields = {"images": self.images, "targets": self.targets, "image_weights": self.image_weights}
+        return {name: tensor for name, tensor in fields.items() if tensor is not None}
 
 
 class TrainLoader:
-    """Training batches of any epoch, starting at any step."""
+    """Training batches of any epoch, starting at any step.
+
+    ``image_weights``: float32 (n,), the weight of each of the source's images in the loss; None if all count alike.
+    """
 
     def __init__(
         self,
@@ -79,12 +90,14 @@ class TrainLoader:
         transform: BatchTransform,
         mixing: Mixing | None = None,
         resolution: Resolution | None = None,
+        image_weights: torch.Tensor | None = None,
     ) -> None:
         self.source = source
         self.plan = plan
         self.transform = transform
         self.mixing = mixing
         self.resolution = resolution
+        self.image_weights = image_weights
         self._prefetch = DevicePrefetcher(source.device)
 
     @property
@@ -167,9 +180,13 @@ class TrainLoader:
         if self.resolution is not None:
             transform = transform.at_size(self.resolution.size(epoch))
         together = transform.training(pixels, keys_of(micro_batches), epoch)
+        weights = self._weights_of(micro_batches)
         if self.mixing is not None and self.mixing.is_on(epoch):
-            together, labels = self.mixing(together, labels, micro_batches)
+            together, labels, weights = self.mixing(together, labels, micro_batches, weights)
+        begin = 0
         for one, images, targets in _split(micro_batches, together, labels):
+            its_weights = None if weights is None else weights[begin : begin + one.count]
+            begin += len(images)
             yield Batch(
                 images,
                 targets[: one.count],
@@ -179,7 +196,15 @@ class TrainLoader:
                 one.ends_step,
                 one.unreadable,
                 one.replaced,
+                image_weights=its_weights,
             )
+
+    def _weights_of(self, micro_batches: list[MicroBatch]) -> torch.Tensor | None:
+        """The weight of each image that is shown, concatenated: float32 on the device."""
+        if self.image_weights is None:
+            return None
+        shown = [one.indices if one.shown is None else one.shown for one in micro_batches]
+        return to_device(self.image_weights[torch.from_numpy(np.concatenate(shown))], self.source.device)
 
 
 class ValidationLoader:
@@ -273,7 +298,7 @@ class DevicePrefetcher:
             ahead = prepare()
             training = torch.cuda.current_stream(self.device)
             training.wait_event(ready)
-            for tensor in (batch.images, batch.targets):  # so that it is not overwritten before training has read it
+            for tensor in batch.tensors.values():  # so that it is not overwritten before training has read it
                 tensor.record_stream(training)
             yield batch
 
@@ -308,7 +333,14 @@ def loaders(
         plan = sample_plan(data.train, args, distributed.rank, distributed.world_size)
         mixing = Mixing.of(args.augmentation, len(data.classes), args.run.seed)
         transform = _training_transform(data, args, channels_last, not (reads_memory or data.spec.fixed_size))
-        train = TrainLoader(sources.build(data.train, True, workers), plan, transform, mixing, sources.resolution)
+        train = TrainLoader(
+            sources.build(data.train, True, workers),
+            plan,
+            transform,
+            mixing,
+            sources.resolution,
+            relative_weights(data.train, args),
+        )
         workers = workers if resident else train.source.workers
     validation = sources.build(data.validation, False, workers)
     reading = "" if resident or args.run.dry_run else f", {validation.workers} worker(s)"
@@ -347,6 +379,19 @@ def _training_transform(data: Data, args: Settings, channels_last: bool, crop_wh
         args.model.compile_augment,
         shown.interpolation,
     )
+
+
+def relative_weights(images: Images, args: Settings) -> torch.Tensor | None:
+    """The weights of training images, divided by their mean over those to train on: float32 (n,); None without any.
+
+    So a loss divides by the number of images, as with weights of classes (see ``class_weights``).
+    """
+    if images.weights is None:
+        return None
+    mean = images.weights[first_samples(len(images), args)].mean()
+    if not mean > 0:
+        raise UserError(f"--weight-column: no training image in {args.data.labels} has a weight above 0")
+    return (images.weights / mean).float()
 
 
 def tried_out(count: int, wanted: int) -> np.ndarray:

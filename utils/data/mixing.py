@@ -94,11 +94,16 @@ class Mixing:
         return not self.off_epoch or epoch < self.off_epoch
 
     def __call__(
-        self, images: torch.Tensor, labels: torch.Tensor, micro_batches: Sequence[MicroBatch]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self,
+        images: torch.Tensor,
+        labels: torch.Tensor,
+        micro_batches: Sequence[MicroBatch],
+        image_weights: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Mix the ``images`` (n, c, h, w) of ``micro_batches`` of one epoch, concatenated, in place.
 
-        ``labels``: int64 (n,). Gives the images and their targets, float32 (n, classes).
+        ``labels``: int64 (n,). Gives the images, their targets, float32 (n, classes), and their weights: the mean of
+        both images' ``image_weights``, float32 (n,), by the shares of their labels.
         """
         blend = self.draw(micro_batches, *images.shape[-2:])
         places = to_device(torch.from_numpy(np.column_stack([blend.partner, blend.box])), images.device)
@@ -114,7 +119,9 @@ class Mixing:
         others = take(images, partner)
         images.mul_(opacity).add_(others.mul_(1 - opacity))
         own, other = (functional.one_hot(of, self.classes).float() for of in (labels, labels[partner]))
-        return images, own.mul_(kept).add_(other.mul_(1 - kept))
+        if image_weights is not None:
+            image_weights = image_weights * kept[:, 0] + image_weights[partner] * (1 - kept[:, 0])
+        return images, own.mul_(kept).add_(other.mul_(1 - kept)), image_weights
 
     def draw(self, micro_batches: Sequence[MicroBatch], height: int, width: int) -> Blend:
         """Draw how the images of ``micro_batches``, of ``height`` by ``width`` pixels, are mixed."""

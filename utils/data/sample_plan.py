@@ -30,8 +30,8 @@ class MicroBatch:
     contribution to the mean over the global batch: averaged over ranks (as DDP does) and summed over forward passes,
     the contributions are exactly that mean. ``ends_step``: the optimizer steps after it. Once read, ``unreadable``
     holds the paths of unreadable images met on the way, and ``replaced`` counts the samples, of ``count``, for which
-    another image is shown. ``copies``: int64, which of a sample's copies in the epoch each one is, from 0; None if all
-    are the first.
+    another image is shown, and ``shown``, int64, are the images; None if they are ``indices``. ``copies``: int64, which
+    of a sample's copies in the epoch each one is, from 0; None if all are the first.
     """
 
     epoch: int
@@ -43,6 +43,7 @@ class MicroBatch:
     unreadable: tuple[str, ...] = ()
     replaced: int = 0
     copies: np.ndarray | None = None
+    shown: np.ndarray | None = None
 
     @property
     def keys(self) -> np.ndarray:

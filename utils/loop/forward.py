@@ -8,10 +8,9 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from utils.optim.criterion import Loss, mean_loss
 from utils.optim.distillation import Distillation
 from utils.optim.gradient_penalty import gradient_norm, twice_differentiable
-
-Loss = torch.Tensor | dict[str, torch.Tensor]
 
 
 class Labelled(Protocol):
@@ -37,7 +36,7 @@ class Outputs(NamedTuple):
 def forward(
     network: Callable[[torch.Tensor], torch.Tensor],
     batch: Labelled,
-    criterion: Callable[[torch.Tensor, torch.Tensor], Loss],
+    criterion: Callable[..., Loss],
     autocast: AbstractContextManager,
     *,
     penalty: float = 0.0,
@@ -46,7 +45,8 @@ def forward(
     """Run ``network`` on ``batch``; ``autocast`` covers this and the criterion only.
 
     ``criterion`` gives the mean loss, or named ones, whose sum is minimised; a ``Distillation`` is given the images as
-    well. ``penalty`` times the norm of the loss's gradient is added, for which ``network`` must be a module and
+    well. Where the batch has ``image_weights``, float (n,), the mean is that of each image's loss times its weight.
+    ``penalty`` times the norm of the loss's gradient is added, for which ``network`` must be a module and
     ``scaler`` the one in use. Without targets, the loss is a sum over no logits: 0, with zero gradients, so that this
     rank takes part in the step.
     """
@@ -65,6 +65,7 @@ def forward(
 
 
 def _loss(criterion: Callable[..., Loss], logits: torch.Tensor, batch: Labelled) -> Loss:
+    weights = getattr(batch, "image_weights", None)
     if isinstance(criterion, Distillation):  # its teacher looks at the images, too
-        return criterion(logits, batch.targets, batch.images[: len(logits)])
-    return criterion(logits, batch.targets)
+        return criterion(logits, batch.targets, batch.images[: len(logits)], weights)
+    return mean_loss(criterion, weights, logits, batch.targets)

@@ -201,8 +201,8 @@ class Recorded:
             self._record(batches)
         else:
             for own, batch in zip(self._batches, batches, strict=True):
-                own.images.copy_(batch.images)
-                own.targets.copy_(batch.targets)
+                for name, kept in own.tensors.items():
+                    kept.copy_(batch.tensors[name])
             self._of_passes.replay()
             for parameter, gradient in self._gradients:
                 parameter.grad = gradient
@@ -215,7 +215,9 @@ class Recorded:
         return Gradient(self._made.norm.clone(), self._made.scale.clone(), measured)
 
     def _record(self, batches: Sequence[Batch]) -> None:
-        self._batches = [replace(b, images=b.images.clone(), targets=b.targets.clone()) for b in batches]
+        self._batches = [
+            replace(batch, **{name: tensor.clone() for name, tensor in batch.tensors.items()}) for batch in batches
+        ]
         self._outputs: list[Outputs] = []
         keep = self._outputs.append
         self._made = self._of_passes.record(

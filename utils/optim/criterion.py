@@ -10,6 +10,8 @@ from torch.nn import functional
 
 from utils.config.groups.loss import LossSettings
 
+Loss = torch.Tensor | dict[str, torch.Tensor]
+
 
 class WeightedCrossEntropy(nn.Module):
     """Cross entropy in which each image counts with its class's weight, divided by the number of images.
@@ -101,6 +103,20 @@ class FocalLoss(nn.Module):
         weights = self.weights.to(logs.dtype)
         terms = (-shares * factors * logs * weights) * (1 - smoothing)
         return (terms - uniform * image_weights(targets, weights)[:, None] * factors * logs).sum(1).mean()
+
+
+def mean_loss(criterion: Callable[..., Loss], weights: torch.Tensor | None, *tensors: torch.Tensor) -> Loss:
+    """The mean of ``criterion``'s loss over n images, or with ``weights``, float (n,), of each one's times its weight.
+
+    ``tensors``: what ``criterion`` takes, (n, ...) each. It divides by n, not by the weights of these n, for the same
+    reason as ``WeightedCrossEntropy``: then means over ranks and forward passes are those of one large batch.
+    """
+    if weights is None:
+        return criterion(*tensors)
+    each = torch.vmap(lambda *one: criterion(*(tensor[None] for tensor in one)))(*tensors)
+    if isinstance(each, dict):
+        return {name: (values * weights).mean() for name, values in each.items()}
+    return (each * weights).mean()
 
 
 def image_weights(targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from utils.config.groups.loss import LossSettings
 from utils.config.image_size import Size, sides, size_text
+from utils.optim.criterion import mean_loss
 
 
 class Origin(NamedTuple):
@@ -92,15 +93,22 @@ class Distillation(nn.Module):
         temperature = "" if self.hard else f", temperature {self.temperature:g}"
         return f"{self.teacher}; {kind} distillation, alpha {self.alpha:g}{temperature}"
 
-    def forward(self, logits: torch.Tensor, targets: torch.Tensor, images: torch.Tensor) -> dict[str, torch.Tensor]:
+    def forward(
+        self,
+        logits: torch.Tensor,
+        targets: torch.Tensor,
+        images: torch.Tensor,
+        weights: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
         """The two terms as they add up: means over n of ``logits`` (n, classes), tensors ().
 
         ``targets``: as the criterion takes them. ``images``: float (n, c, h, w), those that ``logits`` are of.
+        ``weights``: as ``mean_loss`` takes them, of both terms.
         """
-        loss = self.criterion(logits, targets)
+        loss = mean_loss(self.criterion, weights, logits, targets)
         losses = loss if isinstance(loss, dict) else {"criterion": loss}
         terms = {name: (1 - self.alpha) * value for name, value in losses.items()}
-        return terms | {"distillation": self.alpha * self.compare(logits, self.teacher(images))}
+        return terms | {"distillation": self.alpha * mean_loss(self.compare, weights, logits, self.teacher(images))}
 
     def compare(self, logits: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
         """The teacher's term, a tensor (): ``logits`` against the teacher's ``answers``, (n, classes) each."""

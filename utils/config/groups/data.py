@@ -15,7 +15,9 @@ INTERPOLATIONS = ("bilinear", "bicubic")
 VIEWS = {"none": 1, "flip": 2, "flip-shift": 6}  # of an image in validation, by the names of --tta
 
 _IMAGE_FILES = Needs("images in files", lambda v: not v.in_memory)
-_TABLE = Needs("--dataname hf")
+TABLE_COLUMNS = ("path", "label", "split", "group", "weight")  # each has a flag
+_HF = Needs("--dataname hf")
+_TABLE = Needs("--labels")
 _VALIDATION_BATCH = Needs("training, or --val-batch-size left out", lambda v: not (v.evaluate and v.val_batch_size))
 _PROGRESSIVE = Needs("--progressive-size")
 
@@ -89,18 +91,62 @@ class DataSettings:
     image_column: str | None = setting(
         None,
         "column of the images in --dataname hf [the only one with images, or that of a usual name]",
-        effect=_TABLE,
+        effect=_HF,
         synonyms="input-key image-column-name",
         example="a",
         within="--dataname hf --datapath D",
     )
     label_column: str | None = setting(
         None,
-        "column of the labels in --dataname hf [the only ClassLabel, or that of a usual name]",
-        effect=_TABLE,
+        "column of the labels in --dataname hf [the only ClassLabel, or that of a usual name] or in --labels [label, "
+        "class, target, category or another usual name]",
+        effect=Needs("--dataname hf or --labels"),
         synonyms="target-key label-column-name",
         example="a",
         within="--dataname hf --datapath D",
+    )
+    labels: str | None = setting(
+        None,
+        "labels of --dataname folder in a table, CSV or Parquet: columns path (below --datapath) and label, and if "
+        "wanted split (train, val or test), group and weight",
+        metavar="FILE",
+        affects_result=False,  # its content does, of which the data's fingerprint is
+        synonyms="csv labels-csv labels-file annotations annotation-file label-file",
+        example="F",
+        within="--dataname folder --datapath D",
+    )
+    path_column: str | None = setting(
+        None,
+        "column of --labels with the images' paths; names without an ending get that of their file [path, image, "
+        "filename, image_id or another usual name]",
+        effect=_TABLE,
+        example="a",
+        within="--dataname folder --datapath D --labels F",
+    )
+    split_column: str | None = setting(
+        None,
+        "column of --labels that says train, val or test; off for none [split, set, subset or partition, if there is "
+        "one]",
+        effect=_TABLE,
+        example="a",
+        within="--dataname folder --datapath D --labels F",
+    )
+    group_column: str | None = setting(
+        None,
+        "column of --labels with what images belong to that --val-split must not divide, such as a patient; off for "
+        "none [group, patient, subject, or these with _id, if there is one]",
+        effect=_TABLE,
+        example="a",
+        within="--dataname folder --datapath D --labels F",
+    )
+    weight_column: str | None = setting(
+        None,
+        "column of --labels with each image's weight in the training loss, relative to the mean over the training "
+        "images; off for none [weight or sample_weight, if there is one]",
+        effect=_TABLE,
+        synonyms="sample-weight-column",
+        example="a",
+        within="--dataname folder --datapath D --labels F",
     )
     image_size: int | tuple[int, ...] | None = setting(
         None,
@@ -367,6 +413,10 @@ class DataSettings:
         )
         if not v.is_complete:  # a checkpoint may say which data, and where
             return
+        yield (
+            (v.labels is not None and v.dataname != "folder")
+            and f"--labels is for --dataname folder; {v.dataname} has labels of its own"
+        )
         yield (
             (v.val_split is not None and v.dataname not in ("folder", "hf"))
             and f"--val-split is for --dataname folder and hf; {v.dataname} has its own validation images"

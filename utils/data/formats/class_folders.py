@@ -123,7 +123,7 @@ def split_class_folders(root: Path, settings: DataSettings, colour: str, lister:
 
 
 def held_out(
-    keys: Iterable[bytes], labels: np.ndarray, classes: Sequence[str], settings: DataSettings
+    keys: Iterable[bytes], labels: np.ndarray, classes: Sequence[str], settings: DataSettings, lends: bool = True
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Choose the images for validation, bool (n,), by their ``keys`` and ``labels``, int64 (n,); and warnings.
 
@@ -131,7 +131,7 @@ def held_out(
     hash, as a fraction of the largest one, lies below the share or not. Only a class that would be left without
     training or validation images gives one, that of the largest or smallest hash, to that side. Then images that are
     added may take a validation image to training, but none that was trained on to validation unless the whole class
-    was below the share. Raises ``UserError`` for a class with one image.
+    was below the share. Raises ``UserError`` for a class with one image. Without ``lends`` none is given.
     """
     if settings.val_split_by == "draw":
         return _drawn(labels, classes, settings.val_split), ()
@@ -142,7 +142,7 @@ def held_out(
     )
     chosen = hashes < np.uint64(int(settings.val_split * 2 ** (8 * HASH_BYTES)))
     counts, kept = (np.bincount(which, minlength=len(classes)) for which in (labels, labels[chosen]))
-    lent = np.flatnonzero((kept == 0) | (kept == counts)).tolist()
+    lent = np.flatnonzero((kept == 0) | (kept == counts)).tolist() if lends else []
     for label in lent:
         members = np.flatnonzero(labels == label)
         if len(members) < 2:
@@ -163,10 +163,7 @@ def held_out(
 
 def divided(images: ImageFiles, chosen: np.ndarray) -> list[ImageFiles]:
     """The images that are not ``chosen``, bool (n,), and those that are."""
-    return [
-        dataclasses.replace(images, paths=images.paths.take(np.flatnonzero(mask)), labels=images.labels[mask])
-        for mask in (~chosen, chosen)
-    ]
+    return [images.take(np.flatnonzero(mask)) for mask in (~chosen, chosen)]
 
 
 def key_of(name: bytes) -> bytes:

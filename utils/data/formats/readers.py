@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,12 +33,15 @@ class MemoryImages:
     """Images of one size in memory: ``pixels`` uint8 (m, c, h, w) and ``labels`` int64 (n,).
 
     Sample i shows ``pixels[i % m]``; m is n except for synthetic data, which repeats a few images. ``unreadable``: the
-    paths of unreadable images by their numbers; their pixels are meaningless.
+    paths of unreadable images by their numbers; their pixels are meaningless. ``groups``, ``weights``: as those of
+    ``ImageFiles``.
     """
 
     pixels: torch.Tensor
     labels: torch.Tensor
     unreadable: dict[int, str] = field(default_factory=dict)
+    groups: np.ndarray | None = None
+    weights: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -46,11 +49,17 @@ class MemoryImages:
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Images of any size in files: ``paths`` and ``labels`` int64 (n,), read in mode ``colour`` ('L' or 'RGB')."""
+    """Images of any size in files: ``paths`` and ``labels`` int64 (n,), read in mode ``colour`` ('L' or 'RGB').
+
+    ``groups``: str (n,), what images belong to that must not be divided, such as a patient. ``weights``: float64 (n,),
+    how much each counts in the training loss. None where nothing is known of them.
+    """
 
     paths: Sequence[str]
     labels: torch.Tensor
     colour: str
+    groups: np.ndarray | None = None
+    weights: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -59,17 +68,31 @@ class ImageFiles:
     def channels(self) -> int:
         return 1 if self.colour == "L" else 3
 
+    def take(self, places: np.ndarray) -> ImageFiles:
+        """The images at ``places``, int64 (m,), in that order."""
+        return replace(
+            self,
+            paths=self.paths.take(places),
+            labels=self.labels[places],
+            groups=None if self.groups is None else self.groups[places],
+            weights=None if self.weights is None else self.weights[places],
+        )
+
 
 Images = MemoryImages | ImageFiles
 
 
 class Splits(NamedTuple):
-    """A data set's images; ``train`` is None for one to evaluate. ``warnings``: what was left out, one line each."""
+    """A data set's images; ``train`` is None for one to evaluate. ``warnings``: what was left out, one line each.
+
+    ``origin``: the table that the labels come from, in words.
+    """
 
     train: Images | None
     validation: Images
     classes: tuple[str, ...]
     warnings: tuple[str, ...] = ()
+    origin: str = ""
 
 
 # ---------------------------------------------------------------------------- made without files

@@ -69,6 +69,5 @@ def read_micro_batch(
             replaced += bool(passed)
     if policy == LEAVE_OUT:
         micro_batch = dataclasses.replace(micro_batch, indices=np.array(kept, dtype=np.int64), count=len(kept))
-    return dataclasses.replace(micro_batch, unreadable=tuple(unreadable), replaced=replaced), np.array(
-        shown, dtype=np.int64
-    )
+    images = np.array(shown, dtype=np.int64)
+    return dataclasses.replace(micro_batch, unreadable=tuple(unreadable), replaced=replaced, shown=images), images

@@ -1,0 +1,517 @@
+"""Labels in a table: which file is which image, its class, and what else is known of it.
+
+CSV and Parquet, read by pyarrow. The images of a table behave as those of class folders: they are in the order of
+class and path, so the order of the rows says nothing.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from utils.config.groups.data import TABLE_COLUMNS, DataSettings
+from utils.config.settings import UserError
+from utils.data.formats.class_folders import (
+    TRAINING_FOLDERS,
+    VALIDATION_FOLDERS,
+    divided,
+    held_out,
+    key_of,
+    printable,
+    some,
+)
+from utils.data.formats.file_paths import NUL, FilePaths
+from utils.data.formats.hugging_face import ENDING, LABEL_NAMES
+from utils.data.formats.listing import IMAGE_ENDINGS, THREADS, is_image
+from utils.data.formats.readers import ImageFiles, Splits
+
+if TYPE_CHECKING:
+    import pyarrow
+
+# The names by which a column is found that no flag names, the likeliest first.
+GUESSES = {
+    "path": (
+        *("path", "image", "filename", "file", "file_name", "image_path", "file_path", "filepath", "img", "img_path"),
+        *("image_name", "image_id", "id", "picture", "photo"),
+    ),
+    "label": (*LABEL_NAMES, "class_name", "label_name", "diagnosis", "species", "breed"),
+    "split": ("split", "set", "subset", "partition"),
+    "group": ("group", "group_id", "patient", "patient_id", "subject", "subject_id"),
+    "weight": ("weight", "sample_weight"),
+}
+NO_COLUMN = "off"  # a flag's value: none, whatever names there are
+TRAIN, VALIDATION, TEST = range(3)
+SPLITS = dict.fromkeys(TRAINING_FOLDERS, TRAIN) | dict.fromkeys(VALIDATION_FOLDERS, VALIDATION) | {"test": TEST}
+SEPARATORS = ",;\t|"
+FIRST_BYTES = 1 << 16  # that hold the names of the columns
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of a file of labels.
+
+    ``paths``: below ``root``, each once and each of a file that is there. ``label``: as written. ``split``: int8 (n,),
+    TRAIN, VALIDATION or TEST. ``group``: str (n,). ``weight``: float64 (n,). Without a column they are None.
+    ``columns``: the name of each one's column; ``guessed``: those that no flag names.
+    """
+
+    file: Path
+    root: Path
+    paths: list[str]
+    label: np.ndarray
+    split: np.ndarray | None
+    group: np.ndarray | None
+    weight: np.ndarray | None
+    columns: dict[str, str]
+    guessed: tuple[str, ...]
+    source: _Source
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def at(self, row: int, role: str) -> str:
+        """The place of a cell, for messages."""
+        return f"--labels {self.file}: {self.source.place(row)}, column {self.columns[role]}:"
+
+    def describe(self) -> str:
+        """The file, which columns are read, and which of them nobody has named."""
+        shown = [f"{role} {name}{' (guessed)' * (role in self.guessed)}" for role, name in self.columns.items()]
+        separator = {",": "", "\t": "; separated by tabs"}.get(
+            self.source.separator, f"; separated by {self.source.separator}"
+        )
+        return f"{self.file}, {len(self):,} rows; columns: {', '.join(shown)}{separator}"
+
+
+class TablePaths(FilePaths):
+    """Paths of a table's files, which a fingerprint knows in full: several folders may hold files of one name."""
+
+    def ends_of_paths(self) -> bytes:
+        return self.names.tobytes()
+
+
+# ---------------------------------------------------------------------------------------------- reading
+
+
+def read_table(settings: DataSettings) -> Table:
+    """The table that ``--labels`` names. Raises ``UserError`` with a line for the first mistake of each kind."""
+    file = Path(settings.labels)
+    root = Path(settings.datapath)
+    source = _Source.of(file)
+    given = {role: getattr(settings, f"{role}_column") for role in TABLE_COLUMNS}
+    columns = source.chosen(given)
+    cells = source.read(columns)
+    mistakes = _Mistakes(source, columns)
+    if not len(cells["path"]):
+        raise UserError(f"--labels {file}: has no rows below the names of its columns")
+    paths = _files(cells["path"], root, mistakes)
+    label = np.asarray(cells["label"].to_pylist(), dtype=object)
+    mistakes.add("label", _blank(cells["label"]), "is empty")
+    mistakes.refuse()
+    _refuse_repeated(paths, label, mistakes)
+    split = _splits(cells["split"], mistakes) if "split" in cells else None
+    group = np.asarray(cells["group"].to_pylist(), dtype=object) if "group" in cells else None
+    if group is not None:
+        mistakes.add("group", _blank(cells["group"]), "is empty")
+    weight = _weights(cells["weight"], mistakes) if "weight" in cells else None
+    mistakes.refuse()
+    guessed = tuple(role for role in columns if given[role] is None)
+    return Table(file, root, paths, label, split, group, weight, columns, guessed, source)
+
+
+def _blank(cells: pyarrow.ChunkedArray) -> np.ndarray:
+    """The rows without text: int64."""
+    import pyarrow.compute as compute
+
+    empty = compute.equal(compute.utf8_trim_whitespace(cells), "")
+    return np.flatnonzero(compute.fill_null(empty, True).to_numpy())
+
+
+def _splits(cells: pyarrow.ChunkedArray, mistakes: _Mistakes) -> np.ndarray:
+    coded = cells.combine_chunks().dictionary_encode()
+    names = coded.dictionary.to_pylist()
+    number = np.array([SPLITS.get((name or "").strip().lower(), -1) for name in names], dtype=np.int8)
+    split = number[_codes(coded)] if len(number) else np.full(len(cells), -1, dtype=np.int8)
+    mistakes.add("split", np.flatnonzero(split < 0), "is none of train, val and test", cells)
+    return split
+
+
+def _codes(coded: Any) -> np.ndarray:
+    """The number of each row's text among the different ones; that of a missing one is -1."""
+    return coded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _weights(cells: pyarrow.ChunkedArray, mistakes: _Mistakes) -> np.ndarray:
+    weights = np.array([_number(text) for text in cells.to_pylist()], dtype=np.float64)
+    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+    mistakes.add("weight", wrong, "is no number of at least 0", cells)
+    return weights
+
+
+def _number(text: str | None) -> float:
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        return np.nan
+
+
+# ---------------------------------------------------------------------------------------------- files
+
+
+def _files(cells: pyarrow.ChunkedArray, root: Path, mistakes: _Mistakes) -> list[str]:
+    """Each row's file below ``root``, with the ending of the one that is there where a name has none."""
+    mistakes.add("path", _blank(cells), "is empty")
+    paths = cells.to_pylist()
+    absolute = [row for row, path in enumerate(paths) if path and path.startswith("/")]
+    mistakes.add("path", absolute, f"begins with /, and paths are those below --datapath {root}", cells)
+    mistakes.refuse()
+    there = _there(root, {os.path.dirname(path) for path in paths})
+    missing = [row for row, path in enumerate(paths) if path not in there]
+    if missing:
+        endings = _endings({folder_and_name for folder_and_name in there if is_image(folder_and_name)})
+        bare = [row for row in missing if paths[row] in endings]
+        several = [row for row in bare if len(endings[paths[row]]) > 1]
+        mistakes.add("path", several, "has no ending, and several images have this name", cells)
+        for row in bare:
+            paths[row] += endings[paths[row]][0]
+        found = set(bare)
+        lost = [row for row in missing if row not in found]
+        windows = any("\\" in paths[row] for row in lost)
+        advice = "; write folders with / and not \\" if windows else ""
+        mistakes.add("path", lost, f"is no file below --datapath {root}{advice}", cells)
+    odd = [row for row, path in enumerate(paths) if not path.lower().endswith(IMAGE_ENDINGS)]
+    mistakes.add("path", sorted(set(odd) - set(missing)), f"is no image ({', '.join(IMAGE_ENDINGS)})", cells)
+    mistakes.refuse()
+    return paths
+
+
+def _there(root: Path, folders: set[str]) -> set[str]:
+    """The files in these ``folders`` below ``root``, as a table writes them."""
+
+    def files(folder: str) -> list[str]:
+        begin = f"{folder}/" if folder else ""
+        try:
+            with os.scandir(root / folder) as entries:
+                return [f"{begin}{entry.name}" for entry in entries if entry.is_file()]
+        except OSError:  # a mistake of each row that names it
+            return []
+
+    with ThreadPoolExecutor(THREADS) as pool:  # on a network drive it is mostly a wait
+        return set().union(*pool.map(files, folders))
+
+
+def _endings(images: set[str]) -> dict[str, list[str]]:
+    """The endings of the images of each name without one."""
+    endings: dict[str, list[str]] = {}
+    for name in sorted(images):
+        stem, ending = os.path.splitext(name)
+        endings.setdefault(stem, []).append(ending)
+    return endings
+
+
+def _refuse_repeated(paths: list[str], label: np.ndarray, mistakes: _Mistakes) -> None:
+    if len(set(paths)) == len(paths):
+        return
+    first: dict[str, int] = {}
+    again: dict[int, int] = {}
+    for row, path in enumerate(paths):
+        if first.setdefault(path, row) != row:
+            again[row] = first[path]
+    for other, words in ((True, "has another label in {}"), (False, "stands in {}, too")):
+        rows = [row for row, before in again.items() if (label[row] != label[before]) == other]
+        if rows:
+            where = mistakes.source.place(again[rows[0]])
+            mistakes.add("path", rows, words.format(where), paths)
+    mistakes.refuse()
+
+
+# ------------------------------------------------------------------------------------ what a file says
+
+
+class _Mistakes:
+    """Lines about rows of a table, gathered until they are refused."""
+
+    def __init__(self, source: _Source, columns: dict[str, str]) -> None:
+        self.source = source
+        self.columns = columns
+        self.lines: list[str] = []
+
+    def add(self, role: str, rows: Sequence[int], words: str, cells: Any = None) -> None:
+        """A line about the first of these rows, its cell in ``cells``, and how many more there are."""
+        if not len(rows):
+            return
+        first = int(rows[0])
+        cell = "" if cells is None else cells[first]
+        text = str(cell.as_py() if hasattr(cell, "as_py") else cell)
+        shown = f" {printable(text[:80])}" if text else ""
+        more = f" ({len(rows) - 1:,} more rows like it)" if len(rows) > 1 else ""
+        place = self.source.place(first)
+        self.lines.append(f"--labels {self.source.file}: {place}, column {self.columns[role]}:{shown} {words}{more}")
+
+    def refuse(self) -> None:
+        if self.lines:
+            raise UserError(*self.lines)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A file of labels that can be read: its columns' names, and their separator in a CSV file."""
+
+    file: Path
+    names: tuple[str, ...]
+    separator: str = ","
+    is_parquet: bool = False
+
+    @classmethod
+    def of(cls, file: Path) -> _Source:
+        """Raises ``UserError`` for a file that is no table."""
+        try:
+            with open(file, "rb") as opened:
+                begin = opened.read(FIRST_BYTES)
+        except OSError as error:
+            raise UserError(f"--labels {file}: cannot be read ({error.strerror or error})") from error
+        if not begin.strip():
+            raise UserError(f"--labels {file}: is empty; its first line names the columns: path,label")
+        if begin.startswith(b"PAR1") or file.suffix == ENDING:
+            return cls(file, _parquet_names(file), is_parquet=True)
+        if begin.startswith((b"\xff\xfe", b"\xfe\xff")):
+            raise UserError(f"--labels {file}: is written in UTF-16; save it as UTF-8")
+        if b"\0" in begin:
+            raise UserError(f"--labels {file}: is neither text nor Parquet; export it as CSV in UTF-8")
+        first = begin.removeprefix(b"\xef\xbb\xbf").splitlines()[0]
+        try:
+            line = first.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(f"--labels {file}: line 1 is not written in UTF-8; save it as UTF-8") from error
+        separator = max(SEPARATORS, key=line.count)
+        names = tuple(name.strip() for name in next(csv.reader([line], delimiter=separator)))
+        if any(is_image(name) for name in names):
+            raise UserError(
+                f"--labels {file}: line 1 holds {printable(line[:80])} and no names of columns; put a line path,label "
+                "above it"
+            )
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise UserError(f"--labels {file}: two columns are called {printable(twice[0])}; rename one")
+        return cls(file, names, separator)
+
+    def chosen(self, given: dict[str, str | None]) -> dict[str, str]:
+        """The column of each role: as ``given``, or the first of the usual names. Raises ``UserError``."""
+        small = {name.lower(): name for name in reversed(self.names)}
+        columns = {}
+        mistakes = []
+        there = f"{self.file} has the columns {', '.join(map(printable, self.names))}"
+        for role, name in given.items():
+            guess = next((small[usual] for usual in GUESSES[role] if usual in small), None)
+            if name is not None and name not in (*self.names, NO_COLUMN):
+                mistakes.append(f"--{role}-column {name}: {there}")
+            elif name is None and guess is None and role in ("path", "label"):
+                mistakes.append(f"--{role}-column COLUMN is needed: {there}")
+            elif name != NO_COLUMN and (name or guess):
+                columns[role] = name or guess
+        for role, name in columns.items():
+            other = next(other for other in columns if columns[other] == name)
+            if other != role:
+                mistakes.append(f"--{role}-column: {name} is the column of the {other}s, too; give another one, or off")
+        if mistakes:
+            raise UserError(*mistakes)
+        return columns
+
+    def read(self, columns: dict[str, str]) -> dict[str, pyarrow.ChunkedArray]:
+        """The cells of these columns as text, by role. Raises ``UserError``."""
+        import pyarrow
+
+        try:
+            table = self._parquet(columns) if self.is_parquet else self._csv()
+            return {role: table.column(name) for role, name in columns.items()}
+        except (pyarrow.ArrowException, OSError) as error:
+            raise UserError(f"--labels {self.file}: {self._why(str(error))}") from error
+
+    def _csv(self) -> pyarrow.Table:
+        import pyarrow
+        from pyarrow import csv as reader
+
+        return reader.read_csv(
+            self.file,
+            reader.ReadOptions(column_names=self.names, skip_rows=1),
+            reader.ParseOptions(delimiter=self.separator),
+            reader.ConvertOptions(
+                column_types=dict.fromkeys(self.names, pyarrow.string()), strings_can_be_null=False, null_values=[]
+            ),
+        )
+
+    def _parquet(self, columns: dict[str, str]) -> pyarrow.Table:
+        import pyarrow
+        from pyarrow import parquet
+
+        table = parquet.read_table(self.file, columns=list(columns.values()))
+        for role, name in columns.items():
+            kind = table.schema.field(name).type
+            if pyarrow.types.is_dictionary(kind):
+                kind = kind.value_type
+            number = pyarrow.types.is_integer(kind) or (role == "weight" and pyarrow.types.is_floating(kind))
+            text = pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)
+            if not (number or text or pyarrow.types.is_boolean(kind)):
+                raise UserError(
+                    f"--labels {self.file}: column {name} holds {kind}, and each {role} is text or a number"
+                )
+        return table.cast(pyarrow.schema([(name, pyarrow.string()) for name in table.column_names]))
+
+    def place(self, row: int) -> str:
+        """The place of a row: its number in a Parquet file, from 1; its line in a CSV file."""
+        if self.is_parquet:
+            return f"row {row + 1:,}"
+        return next((f"line {number:,}" for place, (number, _) in enumerate(self._rows()) if place == row), "a line")
+
+    def _rows(self) -> Iterator[tuple[int, list[str]]]:
+        """The lines below the names that are not blank, as pyarrow reads them, with their numbers."""
+        with open(self.file, encoding="utf-8-sig", errors="replace", newline="") as lines:
+            for number, line in enumerate(lines, 1):
+                if number > 1 and line.strip("\r\n"):
+                    yield number, next(csv.reader([line], delimiter=self.separator))
+
+    def _why(self, error: str) -> str:
+        """The reason why pyarrow cannot read the file, with its line."""
+        count = len(self.names)
+        if not self.is_parquet:
+            for number, cells in self._rows():
+                if any("\ufffd" in cell for cell in cells):
+                    return f"line {number:,} is not written in UTF-8; save it as UTF-8"
+                if len(cells) != count:
+                    return f"line {number:,} has {len(cells)} cell(s), and line 1 names {count} columns"
+        return f"cannot be read ({' '.join(error.split())[:200]})"
+
+
+def _parquet_names(file: Path) -> tuple[str, ...]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        return tuple(parquet.read_schema(file).names)
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"--labels {file}: cannot be read as Parquet ({reason})") from error
+
+
+# --------------------------------------------------------------------------------------------- splits
+
+
+def read_labels(
+    settings: DataSettings,
+    colour: str,
+    *,
+    classes: Sequence[str] | None = None,
+    whose: str = "",
+    evaluate: bool = False,
+    leave_out_unknown: bool = False,
+) -> Splits:
+    """The images of the table that ``--labels`` names. Raises ``UserError``.
+
+    To ``evaluate``, in the ``classes`` of a checkpoint if they are given, ``whose`` for messages; with
+    ``leave_out_unknown`` images of others are left out, with a warning. A table without splits is then evaluated whole.
+    """
+    table = read_table(settings)
+    train, validation, unused = _rows_of(table, settings, evaluate)
+    names = tuple(classes or class_names(table.label[train if len(train) else validation]))
+    number = {name: label for label, name in enumerate(names)}
+    labels = np.array([number.get(name, -1) for name in table.label.tolist()], dtype=np.int64)
+    warnings: tuple[str, ...] = ()
+    used = np.concatenate([train, validation])
+    if len(strange := used[labels[used] < 0]):
+        line = f"{table.at(strange[0], 'label')} {{}} is no class of {whose or 'the rows to train on'}"
+        line = line.format(printable(table.label[strange[0]][:80]))
+        line += f" ({len(strange) - 1:,} more rows like it)" if len(strange) > 1 else ""
+        if not leave_out_unknown or len(strange) == len(used):
+            raise UserError(f"{line}; those are {some(names)}")
+        warnings = (f"{line}; they are left out",)
+        train, validation = (rows[labels[rows] >= 0] for rows in (train, validation))
+    origin = table.describe() + (f"; {len(unused):,} rows of test are not used" if len(unused) else "")
+    images = [_images(table, rows, labels, colour) if len(rows) else None for rows in (train, validation)]
+    if images[1] is None:
+        *images, more = _held_out(images[0], names, settings)
+        warnings = (*more, *warnings)
+    return Splits(*images, names, warnings, origin)
+
+
+def _rows_of(table: Table, settings: DataSettings, evaluate: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The rows to train on, to validate on, and of test images that are not read: int64 each.
+
+    With ``--val-split`` all are to train on, and so are chosen from later. Raises ``UserError``.
+    """
+    everything = np.arange(len(table))
+    none = everything[:0]
+    if table.split is None:
+        if settings.val_split is None and not evaluate:
+            raise UserError(
+                f"--labels {table.file}: no column says which rows are to validate on (split, with train and val); "
+                "name it with --split-column, or give --val-split 0.1"
+            )
+        return (none, everything, none) if settings.val_split is None else (everything, none, none)
+    train, validation, test = (np.flatnonzero(table.split == number) for number in (TRAIN, VALIDATION, TEST))
+    if not len(validation):
+        validation, test = test, none
+    column = table.columns["split"]
+    if settings.val_split is not None:
+        if len(validation):
+            raise UserError(
+                f"--val-split: column {column} of {table.file} says which rows are to validate on; remove the flag, "
+                "or give --split-column off"
+            )
+        return train, none, none
+    if not len(validation) or not (len(train) or evaluate):
+        lacking = "train" if len(validation) else "val or test"
+        raise UserError(f"--labels {table.file}: no row of column {column} says {lacking}")
+    return train, validation, none if evaluate else test
+
+
+def class_names(labels: np.ndarray) -> tuple[str, ...]:
+    """The different labels in the order of their numbers, if all are whole ones, or else of the alphabet."""
+    names = set(labels.tolist())
+    numbers = all(name.isascii() and name.isdigit() and str(int(name)) == name for name in names)
+    return tuple(sorted(names, key=int) if numbers else sorted(names))
+
+
+def _images(table: Table, rows: np.ndarray, labels: np.ndarray, colour: str) -> ImageFiles:
+    """The images of ``rows`` in the order of class and path, as class folders have them."""
+    by_path = np.array(sorted(rows.tolist(), key=table.paths.__getitem__), dtype=np.int64)
+    rows = by_path[np.argsort(labels[by_path], kind="stable")]
+    names = NUL.join([os.fsencode(table.paths[row]) for row in rows.tolist()])
+    return ImageFiles(
+        TablePaths.joined(table.root, names),
+        torch.from_numpy(labels[rows]),
+        colour,
+        None if table.group is None else table.group[rows],
+        None if table.weight is None else torch.from_numpy(table.weight[rows]),
+    )
+
+
+def _held_out(
+    images: ImageFiles, classes: Sequence[str], settings: DataSettings
+) -> tuple[ImageFiles, ImageFiles, tuple[str, ...]]:
+    """The images to train and to validate on as ``--val-split`` says, and warnings.
+
+    Those of a group stay together: its name decides for all of them.
+    """
+    labels = images.labels.numpy()
+    if images.groups is None:
+        chosen, warnings = held_out(map(key_of, images.paths.below()), labels, classes, settings)
+        return *divided(images, chosen), warnings
+    if settings.val_split_by == "draw":
+        raise UserError("--val-split-by draw: draws single images of a group; leave it out, or give --group-column off")
+    keys = (group.encode("utf-8", "surrogatepass") for group in images.groups)
+    chosen, _ = held_out(keys, labels, classes, settings, lends=False)
+    lacking = np.setdiff1d(labels, labels[~chosen])
+    if len(lacking) or not chosen.any():
+        what = f"class {classes[lacking[0]]} without a training image" if len(lacking) else "no validation image"
+        raise UserError(
+            f"--val-split {settings.val_split:g}: leaves {what}, as all images of a group stay together; give another "
+            "share, or the splits in a column"
+        )
+    return *divided(images, chosen), ()
