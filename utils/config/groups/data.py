@@ -111,7 +111,7 @@ class DataSettings:
         "wanted split (train, val or test), group and weight",
         metavar="FILE",
         affects_result=False,  # its content does, of which the data's fingerprint is
-        synonyms="csv labels-csv labels-file annotations annotation-file label-file",
+        synonyms="csv csv-file labels-csv labels-file annotations annotation-file label-file",
         example="F",
         within="--dataname folder --datapath D",
     )
