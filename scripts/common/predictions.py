@@ -197,15 +197,15 @@ def read_images(loaded: Loaded, args: Settings, chosen: Chosen, device: torch.de
             settings = dataclasses.replace(settings, dataname="folder")
     tree = _tree(settings, chosen)
     if tree is not None:
-        settings = dataclasses.replace(settings, datapath=str(tree), val_split=None)
+        settings = dataclasses.replace(settings, datapath=str(tree), val_split=None, folds=None, fold=None)
     if chosen.split == "train" and tree is None:
-        data = get_data(settings, device)
+        data = get_data(settings, device, trained=point_of(loaded))
         images = data.train
         notes = data.warnings
         if not same_images(data.fingerprint, loaded.fingerprint):
             notes = (f"the data set holds other images than {loaded.path} was trained on", *notes)
     else:
-        data = get_test_data(settings, device, point_of(loaded), val_split_is_explicit=False, leave_out_unknown=True)
+        data = get_test_data(settings, device, point_of(loaded), division_is_explicit=False, leave_out_unknown=True)
         images = data.validation
         notes = (*filter(None, [data.seen]), *data.warnings)
     if data.classes != loaded.classes:
@@ -217,7 +217,7 @@ def _tree(settings: DataSettings, chosen: Chosen) -> Path | None:
     """The class folders of a split that is not validation's; None if the data set's own reader has it."""
     if chosen.split == "val" or (settings.dataname == "hf" and chosen.split == "train"):
         return None
-    is_share = settings.val_split is not None or settings.train_samples is not None
+    is_share = settings.divides_training or settings.train_samples is not None
     if chosen.split == "train" and chosen.datapath is None and is_share:
         return None  # a share of images, which a fingerprint must show to be the same as then
     in_class_folders = settings.datapath is not None and settings.dataname not in (*IN_MEMORY, "hf")

@@ -154,9 +154,9 @@ def _trees(settings: DataSettings, root: Path | None) -> tuple[Path, ...]:
     if root is None or settings.dataname == "hf":
         return ()
     splits = find_splits(root)
-    if settings.val_split is None:
+    if not settings.divides_training:
         return splits or ()
-    return () if splits else (training_folder(root) or root,)
+    return () if splits and settings.folds is None else (training_folder(root) or root,)
 
 
 def _listed(trees: Sequence[Path], colour: str) -> tuple[tuple[str, ...], tuple[ImageFiles, ImageFiles]]:

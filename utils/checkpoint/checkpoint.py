@@ -47,7 +47,7 @@ KEYS = (
     "versions",
     "fingerprint",
 )
-OPTIONAL = {"teacher", "class_weights", "weighs_images", "max_shift", "seen", SHARDS, CONTENTS}  # of some runs
+OPTIONAL = {"teacher", "class_weights", "weighs_images", "max_shift", "seen", "folds", SHARDS, CONTENTS}  # of some runs
 MANIFEST = "manifest.json"
 NOT_OURS = "it is damaged, or not a file of torch.save"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

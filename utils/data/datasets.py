@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from utils.data.decoded import folder_for
 from utils.data.formats import archives, class_folders
 from utils.data.formats.class_folders import LISTER, find_splits, hint, some, training_folder, validation_folder
 from utils.data.formats.file_paths import FilePaths
+from utils.data.formats.held_out import Folds, hold_out
 from utils.data.formats.hugging_face import SAVED, Rows, read_tables
 from utils.data.formats.listing import Lister
 from utils.data.formats.readers import IN_MEMORY, OWN_FILES, ImageFiles, Images, Splits
@@ -40,6 +42,8 @@ SHOWN_CLASSES = 5  # in a plan
 # files of a split whose content is part of the fingerprint
 LOOKED_AT = 32
 FIRST_BYTES = 1 << 16
+# the settings that say which of the training images are validated
+DIVISION = ("val_split", "val_split_by", "folds", "fold", "fold_seed")
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,8 @@ class Data:
     each value. ``warnings``: what else a user should know about the set, one line each. ``seen``: another, about
     validation images that the checkpoint that is used was trained on; '' if it was trained on none.
     ``begun_max_shift``: the specification's when the run to resume began, if it has none now. ``origin``: the table
-    that the labels come from, in words; '' without one.
+    that the labels come from, in words; '' without one. ``folds``: those of all training images, of which the
+    validation images are one.
     """
 
     spec: DatasetSpec
@@ -63,6 +68,7 @@ class Data:
     seen: str = ""
     begun_max_shift: int | None = None
     origin: str = ""
+    folds: Folds | None = None
 
     @property
     def max_shift(self) -> int | None:
@@ -98,16 +104,24 @@ class Data:
         return rows
 
     def _split_words(self, settings: DataSettings) -> str:
-        """Words about the choice of ``--val-split`` and the shares that came of it; '' without the flag."""
-        if settings.val_split is None or self.train is None:
+        """Words about what was held out of the training images, and the shares that came of it; '' for nothing."""
+        if not settings.divides_training or self.train is None:
             return ""
+        count, others = len(self.validation), len(self.train)
         size = len(self.classes)
-        kept, others = (torch.bincount(images.labels.cpu(), minlength=size) for images in (self.validation, self.train))
-        shares = 100 * kept / (kept + others)
-        how = {"name": "by their names", "draw": "by one draw over all"}[settings.val_split_by]
+        kept, trained = (
+            torch.bincount(images.labels.cpu(), minlength=size) for images in (self.validation, self.train)
+        )
+        shares = 100 * kept / (kept + trained)
+        if settings.folds is not None:
+            how = f"fold {settings.fold} of --folds {settings.folds}"
+        else:
+            by = {"name": "by their names", "draw": "by one draw over all"}[settings.val_split_by]
+            how = f"--val-split {settings.val_split:g}, {by}"
+        grouped = " in whole groups" if self.train.groups is not None else ""
         return (
-            f" (--val-split {settings.val_split:g}, {how}: {100 * kept.sum() / (kept + others).sum():.1f} % of all, "
-            f"{shares.min():.1f} to {shares.max():.1f} % of a class)"
+            f" ({how}: {100 * count / (count + others):.1f} % of all{grouped}, {shares.min():.1f} to "
+            f"{shares.max():.1f} % of a class)"
         )
 
     def doubts(self, args: Settings) -> list[str]:
@@ -218,7 +232,7 @@ class DataReader:
     def __init__(self, device: torch.device, lister: Lister) -> None:
         self._device = device
         self._lister = lister
-        self._read: tuple[DataSettings, Data] | None = None
+        self._read: tuple[DataSettings, Path | None, Data] | None = None
 
     @classmethod
     def of(cls, args: Settings, device: torch.device, progress: ProgressLog, is_main: bool) -> DataReader:
@@ -231,50 +245,60 @@ class DataReader:
 
     def to_train_on(self, settings: DataSettings, trained: ResumePoint | None) -> Data:
         """All images; ``trained``: the checkpoint whose weights the training begins with or resumes."""
-        data = self._data(settings)
+        data = self._data(settings, trained)
         self._read = None  # a run needs them once; what it changes of them must not be kept beside them
         return data.known_to(trained, settings, self._lister)
 
     def to_evaluate(self, args: Settings, trained: ResumePoint | None) -> Data:
         """The validation images alone, in the classes of ``trained``, the checkpoint to evaluate."""
-        explicit = args.origins["val_split"] != CHECKPOINT
-        return get_test_data(args.data, self._device, trained, val_split_is_explicit=explicit, lister=self._lister)
+        explicit = CHECKPOINT not in (args.origins["val_split"], args.origins["folds"])
+        return get_test_data(args.data, self._device, trained, division_is_explicit=explicit, lister=self._lister)
 
-    def _data(self, settings: DataSettings) -> Data:
-        if self._read is None or self._read[0] != settings:
-            self._read = (settings, get_data(settings, self._device, self._lister))
-        return self._read[1]
+    def _data(self, settings: DataSettings, trained: ResumePoint | None = None) -> Data:
+        path = trained.path if trained is not None and settings.folds is not None else None  # whose folds are kept
+        if self._read is None or self._read[:2] != (settings, path):
+            self._read = (settings, path, get_data(settings, self._device, self._lister, trained))
+        return self._read[2]
 
 
-def get_data(settings: DataSettings, device: torch.device, lister: Lister = LISTER) -> Data:
+def get_data(
+    settings: DataSettings, device: torch.device, lister: Lister = LISTER, trained: ResumePoint | None = None
+) -> Data:
     """Read the data set that the settings name; raises ``UserError`` with advice on missing data.
 
     Only synthetic data is made on ``device``; a loader moves the rest there. ``lister``, in the folder for what is kept
-    of this data set, lists class folders.
+    of this data set, lists class folders. Images keep the folds that the run of the checkpoint ``trained`` gave them.
     """
-    return _data(settings, _splits(settings, device, _in_its_folder(lister, settings)))
+    splits = _splits(settings, device, _in_its_folder(lister, settings))
+    folds = None
+    if settings.divides_training:
+        splits, folds = hold_out(splits, settings, trained)
+    return dataclasses.replace(_data(settings, splits), folds=folds)
 
 
 def get_test_data(
     settings: DataSettings,
     device: torch.device,
     trained: ResumePoint | None,
-    val_split_is_explicit: bool = True,
+    division_is_explicit: bool = True,
     leave_out_unknown: bool = False,
     lister: Lister = LISTER,
 ) -> Data:
     """Read the validation images that the settings name, and no others; raises ``UserError`` as ``get_data`` does.
 
     Class folders need no train/: their classes are those of the checkpoint ``trained``, and they may also lie directly
-    in ``--datapath``. Without ``val_split_is_explicit``, ``--val-split`` is that of the training.
+    in ``--datapath``. Without ``division_is_explicit``, ``--val-split`` and ``--folds`` are those of the training.
     ``leave_out_unknown``: see ``class_folders.read_test_folder``; ``lister`` as in ``get_data``.
     """
     notes: tuple[str, ...] = ()
-    if settings.val_split is not None and not val_split_is_explicit:
+    if settings.divides_training and not division_is_explicit:
         data, notes = _validated_in_training(settings, device, trained, lister)
         if data is not None:
             return dataclasses.replace(data, train=None)
-        settings = dataclasses.replace(settings, val_split=None)
+        settings = dataclasses.replace(settings, val_split=None, folds=None, fold=None)
+    if settings.divides_training:
+        data = get_data(settings, device, lister, trained).known_to(trained, settings, lister)
+        return dataclasses.replace(data, train=None)
     folder = _test_folder(settings, trained)
     its_lister = _in_its_folder(lister, settings)
     if folder is not None:
@@ -297,7 +321,7 @@ def _in_its_folder(lister: Lister, settings: DataSettings) -> Lister:
 
 def _test_folder(settings: DataSettings, trained: ResumePoint | None) -> Path | None:
     """The class folders to evaluate; None if ``get_data`` finds what to read, or reports that it is missing."""
-    if settings.datapath is None or settings.dataname in (*IN_MEMORY, "hf") or settings.val_split is not None:
+    if settings.datapath is None or settings.dataname in (*IN_MEMORY, "hf"):
         return None
     root = Path(settings.datapath)
     if settings.labels is not None:
@@ -336,27 +360,37 @@ def _read_test_folder(
 def _validated_in_training(
     settings: DataSettings, device: torch.device, trained: ResumePoint, lister: Lister
 ) -> tuple[Data | None, tuple[str, ...]]:
-    """The share of one tree that training validated on, and notes about it; None if another tree is given.
+    """The images that training held out and validated on, and notes about them; None if another tree is given.
 
     A tree that has moved since is recognised by its fingerprint.
     """
-    root = Path(settings.datapath)
-    if settings.labels is None and validation_folder(root):
+    in_place = settings.datapath is None or is_at(trained.state, settings)
+    in_folders = settings.labels is None and settings.val_split is not None
+    if in_folders and validation_folder(Path(settings.datapath)):
         return None, ()
     try:
-        data = get_data(settings, device, lister).known_to(trained, settings, lister)
+        data = get_data(settings, device, lister, trained).known_to(trained, settings, lister)
     except UserError:
-        if is_at(trained.state, settings):
+        if in_place:
             raise
         data = None
-    if data and (same_images(data.fingerprint, trained.fingerprint) or is_at(trained.state, settings)):
+    if data and (same_images(data.fingerprint, trained.fingerprint) or in_place):
         return data, ()
+    if settings.folds is not None and settings.labels is None and find_splits(Path(settings.datapath)):
+        return None, ()
     by_names = data is not None and settings.val_split_by != "draw"
     seen = f", perhaps {len(data.train):,} of {len(data.train) + len(data.validation):,} by their names" * by_names
+    flags = _flags_of(dataclasses.asdict(settings))
     return None, (
-        f"--datapath {root}: is not what {trained.path} was trained on, so all of its images are evaluated, also any "
-        f"that it was trained on{seen}; main.py --evaluate --val-split {settings.val_split:g} leaves these out",
+        f"--datapath {settings.datapath}: is not what {trained.path} was trained on, so all of its images are "
+        f"evaluated, also any that it was trained on{seen}; main.py --evaluate {flags} leaves these out",
     )
+
+
+def _flags_of(division: Mapping[str, Any]) -> str:
+    """The flags that held out validation images in such a way, without those at their defaults."""
+    given = {name: division[name] for name in DIVISION if division[name] != getattr(DataSettings, name)}
+    return " ".join(as_flag(name, value) for name, value in given.items())
 
 
 def _changed_since_validated(data: Data, settings: DataSettings, trained: ResumePoint) -> str:
@@ -390,12 +424,15 @@ def _seen(validation: Images, fingerprint: str, settings: DataSettings, trained:
         return ""
     count = f"the {len(validation):,} validation images"
     unknown = f"{trained.path} was trained on other images than these, perhaps on some of {count}"
-    if settings.val_split is None or begun.get("val_split") is None or len(names) == 2:
+    own = {name: begun.get(name, getattr(DataSettings, name)) for name in DIVISION}
+    settings_then = dataclasses.replace(settings, **own, folds_from=None)
+    if not (settings.divides_training and settings_then.divides_training) or len(names) == 2:
         return unknown
-    own = {name: begun[name] for name in ("val_split", "val_split_by")}
     try:
-        then = get_data(dataclasses.replace(settings, **own), torch.device("cpu"), lister)
+        then = get_data(settings_then, torch.device("cpu"), lister, trained)
     except UserError:
+        return unknown
+    if not isinstance(then.train, ImageFiles):
         return unknown
     exact = same_images(then.fingerprint, trained.fingerprint)
     if not exact and own["val_split_by"] == "draw":
@@ -403,8 +440,9 @@ def _seen(validation: Images, fingerprint: str, settings: DataSettings, trained:
     shown = set(validation.paths)
     seen = sum(path in shown for path in then.train.paths)
     if exact:
-        flags = " ".join(as_flag(name, value) for name, value in own.items())
-        return f"{trained.path} was trained on {seen:,} of {count}; with {flags} on none of them" if seen else ""
+        return (
+            f"{trained.path} was trained on {seen:,} of {count}; with {_flags_of(own)} on none of them" if seen else ""
+        )
     how_many = f"perhaps on {seen:,}" if seen else "on none"
     return f"{trained.path} was trained {how_many} of {count}, by their names: the data have changed since then"
 
@@ -424,7 +462,7 @@ def _data(settings: DataSettings, splits: Splits) -> Data:
             + (where and f"; {where}")
         )
     if settings.dataname != "synthetic":  # whose labels are random
-        warnings = (*_unvalidated(settings, validation, classes), *warnings)
+        warnings = (*_lacking(settings, train, validation, classes), *_on_both_sides(train, validation), *warnings)
     preprocessing, line = resolve(settings, None)
     return Data(
         spec=spec,
@@ -438,16 +476,39 @@ def _data(settings: DataSettings, splits: Splits) -> Data:
     )
 
 
-def _unvalidated(settings: DataSettings, validation: Images, classes: tuple[str, ...]) -> list[str]:
-    """A warning about classes without a validation image."""
-    counts = torch.bincount(validation.labels, minlength=len(classes))
-    names = [name for name, count in zip(classes, counts.tolist(), strict=True) if not count]
-    if not names:
-        return []
-    return [
-        f"--datapath {settings.datapath}: {len(names)} of {len(classes)} classes have no validation image, and the "
-        f"results say nothing about them: {some(names)}"
-    ]
+def _lacking(
+    settings: DataSettings, train: Images | None, validation: Images, classes: tuple[str, ...]
+) -> Iterator[str]:
+    """Warnings about classes without a validation image, and about those that only validation images have."""
+    where = _flags_of(dataclasses.asdict(settings)) if settings.folds else f"--datapath {settings.datapath}"
+    trained, validated = (
+        np.bincount(images.labels.cpu().numpy(), minlength=len(classes)) if images is not None else None
+        for images in (train, validation)
+    )
+    if len(none := np.flatnonzero(validated == 0)):
+        yield (
+            f"{where}: {len(none)} of {len(classes)} classes have no validation image, and the results say nothing "
+            f"about them: {some(classes[label] for label in none)}"
+        )
+    if settings.divides_training and len(none := np.flatnonzero((trained == 0) & (validated > 0))):
+        yield (
+            f"{where}: all images of {len(none)} of {len(classes)} classes are held out, so that none is trained on "
+            f"and each counts as a mistake: {some(classes[label] for label in none)}"
+        )
+
+
+def _on_both_sides(train: Images | None, validation: Images) -> Iterator[str]:
+    """A warning if groups have both training and validation images."""
+    if train is None or train.groups is None or validation.groups is None:
+        return
+    trained = set(train.groups)
+    shared = [group for group in validation.groups if group in trained]
+    if shared:
+        yield (
+            f"--group-column: {len(set(shared)):,} groups have images in training and in validation, "
+            f"{100 * len(shared) / len(validation):.1f} % of the validation images, so that the results flatter: "
+            f"{some(sorted(set(shared)))}; --folds and --val-split keep each group on one side"
+        )
 
 
 def prepare(settings: DataSettings, log: Log, evaluate: bool = False) -> None:
@@ -545,16 +606,16 @@ def _reader(settings: DataSettings, lister: Lister = LISTER) -> Callable[[], Spl
         raise UserError(f"--val-split: {root} already has {splits[1].name}/; remove the flag")
     if splits and (splits[0] / SAVED).is_file():
         raise UserError(f"--datapath {root}: holds tables of Hugging Face's library datasets; use --dataname hf")
-    if splits:
-        if name == "imagenet":
-            for folder in splits:
-                archives.refuse_half_unpacked(folder)
+    if splits and name == "imagenet":
+        for folder in splits:
+            archives.refuse_half_unpacked(folder)
+    if splits and settings.folds is None:
         return lambda: class_folders.read_class_folders(*splits, colour, lister)
-    if name == "folder" and settings.val_split is not None:
+    if splits or (name == "folder" and settings.divides_training):
         tree = training_folder(root) or root
         if not any(path.is_dir() for path in class_folders.visible(tree)):
             return None
-        return lambda: class_folders.split_class_folders(tree, settings, colour, lister)
+        return lambda: class_folders.read_tree(tree, colour, lister)
     own = OWN_FILES.get(name)
     place = own and own.find(root)
     return place and (lambda: own.read(place))

@@ -112,6 +112,7 @@ def checkpoint_description(args: Settings, data: Data, criterion: torch.nn.Modul
         **teacher,
         **weights,
         **({"seen": data.seen} if data.seen else {}),
+        **({"folds": data.folds.state()} if data.folds else {}),
         "format": FORMAT,
         "arch": args.model.arch,
         "classes": list(data.classes),

@@ -257,14 +257,12 @@ def test_two_trees_with_alike_files_do_not_share_a_file(tree, tmp_path, folder, 
 
 def test_readers_do_not_see_the_cache_in_the_data_folder(tmp_path):
     write_tree(tmp_path)
-    settings = parse(["--dataname", "folder", "--datapath", str(tmp_path), "--val-split", "0.5"]).data
-    before = class_folders.split_class_folders(tmp_path, settings, "RGB")
-    folder = cache.folder_for(settings)
-    decoded(before[0], folder)
+    folder = cache.folder_for(parse(["--dataname", "folder", "--datapath", str(tmp_path)]).data)
+    before = class_folders.read_tree(tmp_path, "RGB")
+    decoded(before.train, folder)
     assert folder.parent == tmp_path and len(names(folder)) == 1
-    after = class_folders.split_class_folders(tmp_path, settings, "RGB")
-    assert [list(part.paths) for part in before[:2]] == [list(part.paths) for part in after[:2]]
-    assert before[2] == after[2]
+    after = class_folders.read_tree(tmp_path, "RGB")
+    assert [*before.train.paths] == [*after.train.paths] and before.classes == after.classes
 
 
 def test_the_folder_is_that_of_the_flag_else_in_the_data_else_none():

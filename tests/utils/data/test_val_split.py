@@ -17,7 +17,7 @@ from utils.config.arguments import parse
 from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError
 from utils.data.datasets import get_data, get_test_data
-from utils.data.formats.class_folders import held_out, key_of
+from utils.data.formats.held_out import held_out, key_of
 
 SHARES = (0.1, 0.25, 0.5, 0.8)
 STEMS = st.text(st.characters(exclude_characters="/\0", exclude_categories=("Cs",)), min_size=1, max_size=6)

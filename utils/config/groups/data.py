@@ -43,6 +43,27 @@ def _has_folder(v: Any) -> bool:
     return SPECS[v.dataname].needs_datapath or v.local_processes > 1  # which share their images there
 
 
+def _folds(v: Any) -> Iterator[object]:
+    """Contradictions of ``--folds`` and ``--fold``."""
+    if v.is_complete:  # a checkpoint may say how many, and which
+        yield (
+            (v.folds is None and v.fold is not None)
+            and f"--fold {v.fold} needs --folds K, into how many the training images are split"
+        )
+        yield (
+            (v.folds is not None and v.fold is None)
+            and f"--folds {v.folds} needs --fold I, from 0 to {v.folds - 1}, which is validated"
+        )
+    if v.folds is None:
+        return
+    yield (
+        (v.fold is not None and v.fold >= v.folds)
+        and f"--fold {v.fold}: --folds {v.folds} are numbered from 0 to {v.folds - 1}"
+    )
+    yield v.val_split is not None and "--folds and --val-split both choose the validation images; give one"
+    yield v.dataname == "synthetic" and "--folds: the labels of --dataname synthetic are random, so it has no folds"
+
+
 @group()
 class DataSettings:
     """Images and their batches."""
@@ -87,6 +108,40 @@ class DataSettings:
         earlier="draw",
         effect=Needs("--val-split"),
         drops_out=True,
+    )
+    folds: int | None = setting(
+        None,
+        "split the training images into this many folds, each with the same share of each class, and validate on one "
+        "of them (--fold); the images of a group stay together",
+        check=between(2, 255),
+        metavar="K",
+        example="3",
+        within="--fold 1",
+    )
+    fold: int | None = setting(
+        None,
+        "fold to validate on, from 0 to --folds - 1; the others are trained on",
+        check=between(0, 254),
+        metavar="I",
+        effect=Needs("--folds"),
+        example="1",
+        within="--folds 3",
+    )
+    fold_seed: int = setting(
+        0,
+        "seed by which --folds deals out the images; --seed leaves the folds as they are",
+        check=between(0, 2**32 - 1),
+        effect=Needs("--folds"),
+        within="--folds 3 --fold 1",
+    )
+    folds_from: str | None = setting(
+        None,
+        "run or checkpoint whose folds are kept: its images stay in theirs, and those that were added are spread",
+        metavar="RUN",
+        affects_result=False,  # the fingerprint tells what came of it
+        effect=Needs("--folds"),
+        example="D",
+        within="--folds 3 --fold 1",
     )
     image_column: str | None = setting(
         None,
@@ -382,8 +437,14 @@ class DataSettings:
         shapes="views of the validation images",
     )
 
+    @property
+    def divides_training(self) -> bool:
+        """The validation images are taken from the training images."""
+        return self.val_split is not None or self.folds is not None
+
     @staticmethod
     def contradictions(v: Any) -> Iterator[object]:
+        yield from _folds(v)
         expected = v.global_batch_size and math.ceil(v.global_batch_size / (v.processes * v.accumulate))
         yield (
             (expected and v.batch_size != expected and v.same_layer("batch_size", "global_batch_size"))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -16,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError
 from utils.data.formats.listing import IMAGE_ENDINGS, LINKED, Lister, is_image
 from utils.data.formats.readers import OWN_FILES, ImageFiles, Splits
@@ -27,7 +24,6 @@ TEST_FOLDERS = ("test",)
 SHOWN = 10  # names in a line
 HINTED = 3  # names in a hint
 LOOKED_AT = 1000  # entries of a folder, to see what it holds
-HASH_BYTES = 8
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".7z", ".rar")
 SETS_BY_FOLDER = {own.folder: name for name, own in OWN_FILES.items()}
 LISTER = Lister()  # keeps nothing and says nothing
@@ -109,87 +105,11 @@ def read_test_folder(
     return Splits(None, images, tuple(classes), (*(left_out if unknown else ()), *_left_out(unread, folder)))
 
 
-def split_class_folders(root: Path, settings: DataSettings, colour: str, lister: Lister = LISTER) -> Splits:
-    """One tree, split as ``--val-split`` says; see ``held_out``."""
+def read_tree(root: Path, colour: str, lister: Lister = LISTER) -> Splits:
+    """One tree of training images, of which some remain to be taken for validation."""
     classes = class_names(root)
-    everything, unread = image_files(root, classes, colour, lister)
-    labels = everything.labels.numpy()
-    chosen, warnings = held_out(map(key_of, everything.paths.below()), labels, classes, settings)
-    warnings = (*warnings, *_deeper(root, everything, classes), *_left_out(unread, root))
-    return Splits(*divided(everything, chosen), classes, warnings)
-
-
-# --------------------------------------------------------------------------------- a share for validation
-
-
-def held_out(
-    keys: Iterable[bytes], labels: np.ndarray, classes: Sequence[str], settings: DataSettings, lends: bool = True
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Choose the images for validation, bool (n,), by their ``keys`` and ``labels``, int64 (n,); and warnings.
-
-    Each key decides for its image alone, so that no other image, added or removed, takes it to the other side: its
-    hash, as a fraction of the largest one, lies below the share or not. Only a class that would be left without
-    training or validation images gives one, that of the largest or smallest hash, to that side. Then images that are
-    added may take a validation image to training, but none that was trained on to validation unless the whole class
-    was below the share. Raises ``UserError`` for a class with one image. Without ``lends`` none is given.
-    """
-    if settings.val_split_by == "draw":
-        return _drawn(labels, classes, settings.val_split), ()
-    hashes = np.fromiter(
-        (int.from_bytes(hashlib.blake2b(key, digest_size=HASH_BYTES).digest(), "big") for key in keys),
-        dtype=np.uint64,
-        count=len(labels),
-    )
-    chosen = hashes < np.uint64(int(settings.val_split * 2 ** (8 * HASH_BYTES)))
-    counts, kept = (np.bincount(which, minlength=len(classes)) for which in (labels, labels[chosen]))
-    lent = np.flatnonzero((kept == 0) | (kept == counts)).tolist() if lends else []
-    for label in lent:
-        members = np.flatnonzero(labels == label)
-        if len(members) < 2:
-            raise UserError(
-                f"--val-split {settings.val_split:g}: class {classes[label]} has {len(members)} image(s); it needs one "
-                "to train on and one to validate on"
-            )
-        none = not kept[label]
-        chosen[members[hashes[members].argmin() if none else hashes[members].argmax()]] = none
-    if not lent:
-        return chosen, ()
-    return chosen, (
-        f"--val-split {settings.val_split:g}: {len(lent)} of {len(classes)} classes are so small that the names leave "
-        "one side without an image; it gets one, which may go back once there are more: "
-        + some([classes[label] for label in lent]),
-    )
-
-
-def divided(images: ImageFiles, chosen: np.ndarray) -> list[ImageFiles]:
-    """The images that are not ``chosen``, bool (n,), and those that are."""
-    return [images.take(np.flatnonzero(mask)) for mask in (~chosen, chosen)]
-
-
-def key_of(name: bytes) -> bytes:
-    """The key that decides the side of a file, from its path below the tree: folders and name without the ending.
-
-    Letters count as equal in either case and however Unicode composes them, as some file systems change both; pictures
-    of one name in two formats, which are often the same, stay together.
-    """
-    text = unicodedata.normalize("NFC", os.fsdecode(name.rpartition(b".")[0]))
-    return unicodedata.normalize("NFC", text.casefold()).encode("utf-8", "surrogatepass")
-
-
-def _drawn(labels: np.ndarray, classes: Sequence[str], share: float) -> np.ndarray:
-    """The choice of older versions: one generator draws for all classes, so that each file moves others."""
-    chosen = np.zeros(len(labels), dtype=bool)
-    generator = np.random.Generator(np.random.Philox(key=[0, 0]))
-    for label, name in enumerate(classes):
-        members = np.flatnonzero(labels == label)
-        count = round(share * len(members))
-        if not 0 < count < len(members):
-            raise UserError(
-                f"--val-split {share:g}: leaves class {name} ({len(members)} images) without training or validation "
-                "images"
-            )
-        chosen[generator.permutation(members)[:count]] = True
-    return chosen
+    images, unread = image_files(root, classes, colour, lister)
+    return Splits(images, None, classes, (*_deeper(root, images, classes), *_left_out(unread, root)))
 
 
 # ---------------------------------------------------------------------------------- what lies in a tree

@@ -18,7 +18,7 @@ import torch
 from utils.config.datasets import SPECS
 from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError
-from utils.data.formats.class_folders import TRAINING_FOLDERS, VALIDATION_FOLDERS, divided, held_out, some
+from utils.data.formats.class_folders import TRAINING_FOLDERS, VALIDATION_FOLDERS, some
 from utils.data.formats.listing import Lister
 from utils.data.formats.readers import ImageFiles, Splits
 from utils.data.images.stored import Stored, version_of
@@ -40,7 +40,7 @@ def read_tables(settings: DataSettings, lister: Lister, evaluate: bool = False) 
     """
     library()
     root = Path(settings.datapath)
-    train, validation = _chosen_splits(root, settings.val_split, evaluate)
+    train, validation = _chosen_splits(root, settings, evaluate)
     first = train or validation
     image, label = (
         chosen_column(read_features(first), given, flag, f"{root}, {first.name}")
@@ -68,13 +68,7 @@ def read_tables(settings: DataSettings, lister: Lister, evaluate: bool = False) 
         )
         for table in tables
     ]
-    if validation is not None:
-        return Splits(images[0] if train else None, images[-1], classes)
-    labels = images[0].labels.numpy()
-    # Rows have no names. Their numbers stay when others are added behind them.
-    keys = (f"{classes[label]}/{number}".encode() for number, label in enumerate(labels.tolist()))
-    chosen, warnings = held_out(keys, labels, classes, settings)
-    return Splits(*divided(images[0], chosen), classes, warnings)
+    return Splits(images[0] if train else None, images[-1] if validation else None, classes)
 
 
 class _Table(NamedTuple):
@@ -119,22 +113,24 @@ def library() -> ModuleType:
     return datasets
 
 
-def _chosen_splits(root: Path, val_split: float | None, evaluate: bool) -> tuple[Found | None, Found | None]:
-    """The splits to train and to validate on; the second is None with ``--val-split``."""
+def _chosen_splits(root: Path, settings: DataSettings, evaluate: bool) -> tuple[Found | None, Found | None]:
+    """The splits to train and to validate on; the second is None with ``--val-split`` and ``--folds``."""
     splits = find(root)
     train, validation = (
         next((splits[name] for name in names if name in splits), None)
         for names in (TRAINING_FOLDERS, VALIDATION_FOLDERS)
     )
     there = f" (it holds {some(sorted(splits))})" if splits else ""
-    if train is None and not (evaluate and validation):
+    if train is None and not (evaluate and validation and settings.folds is None):
         raise UserError(
             f"--datapath {root}: holds no training images that save_to_disk wrote, nor in parquet files{there}; "
             f"hf: {SPECS['hf'].source}"
         )
-    if validation is not None and val_split is not None:
+    if settings.folds is not None:
+        return train, None
+    if validation is not None and settings.val_split is not None:
         raise UserError(f"--val-split: {root} already has {validation.name}; remove the flag")
-    if validation is None and val_split is None:
+    if validation is None and settings.val_split is None:
         raise UserError(f"--datapath {root}: holds no validation or test split{there}; give --val-split 0.1")
     return train, validation
 

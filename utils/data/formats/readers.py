@@ -46,6 +46,10 @@ class MemoryImages:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def take(self, places: np.ndarray) -> MemoryImages:
+        """The images at ``places``, int64 (m,), in that order."""
+        return replace(self, pixels=self.pixels[places], labels=self.labels[places])
+
 
 @dataclass(frozen=True)
 class ImageFiles:
@@ -85,11 +89,12 @@ Images = MemoryImages | ImageFiles
 class Splits(NamedTuple):
     """A data set's images; ``train`` is None for one to evaluate. ``warnings``: what was left out, one line each.
 
-    ``origin``: the table that the labels come from, in words.
+    ``validation`` is None where it remains to be taken from ``train``. ``origin``: the table that the labels come from,
+    in words.
     """
 
     train: Images | None
-    validation: Images
+    validation: Images | None
     classes: tuple[str, ...]
     warnings: tuple[str, ...] = ()
     origin: str = ""

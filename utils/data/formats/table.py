@@ -22,9 +22,6 @@ from utils.config.settings import UserError
 from utils.data.formats.class_folders import (
     TRAINING_FOLDERS,
     VALIDATION_FOLDERS,
-    divided,
-    held_out,
-    key_of,
     printable,
     some,
 )
@@ -432,29 +429,29 @@ def read_labels(
             raise UserError(f"{line}; those are {some(names)}")
         warnings = (f"{line}; they are left out",)
         train, validation = (rows[labels[rows] >= 0] for rows in (train, validation))
-    origin = table.describe() + (f"; {len(unused):,} rows of test are not used" if len(unused) else "")
+    origin = table.describe() + (f"; {len(unused):,} rows of val and test are not used" if len(unused) else "")
     images = [_images(table, rows, labels, colour) if len(rows) else None for rows in (train, validation)]
-    if images[1] is None:
-        *images, more = _held_out(images[0], names, settings)
-        warnings = (*more, *warnings)
     return Splits(*images, names, warnings, origin)
 
 
 def _rows_of(table: Table, settings: DataSettings, evaluate: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The rows to train on, to validate on, and of test images that are not read: int64 each.
 
-    With ``--val-split`` all are to train on, and so are chosen from later. Raises ``UserError``.
+    With ``--val-split`` and ``--folds`` all that may be validated are to train on, and are chosen from later. Raises
+    ``UserError``.
     """
     everything = np.arange(len(table))
     none = everything[:0]
     if table.split is None:
-        if settings.val_split is None and not evaluate:
+        if not settings.divides_training and not evaluate:
             raise UserError(
                 f"--labels {table.file}: no column says which rows are to validate on (split, with train and val); "
                 "name it with --split-column, or give --val-split 0.1"
             )
-        return (none, everything, none) if settings.val_split is None else (everything, none, none)
+        return (everything, none, none) if settings.divides_training else (none, everything, none)
     train, validation, test = (np.flatnonzero(table.split == number) for number in (TRAIN, VALIDATION, TEST))
+    if settings.folds is not None and len(train):
+        return train, none, np.concatenate([validation, test])
     if not len(validation):
         validation, test = test, none
     column = table.columns["split"]
@@ -490,28 +487,3 @@ def _images(table: Table, rows: np.ndarray, labels: np.ndarray, colour: str) -> 
         None if table.group is None else table.group[rows],
         None if table.weight is None else torch.from_numpy(table.weight[rows]),
     )
-
-
-def _held_out(
-    images: ImageFiles, classes: Sequence[str], settings: DataSettings
-) -> tuple[ImageFiles, ImageFiles, tuple[str, ...]]:
-    """The images to train and to validate on as ``--val-split`` says, and warnings.
-
-    Those of a group stay together: its name decides for all of them.
-    """
-    labels = images.labels.numpy()
-    if images.groups is None:
-        chosen, warnings = held_out(map(key_of, images.paths.below()), labels, classes, settings)
-        return *divided(images, chosen), warnings
-    if settings.val_split_by == "draw":
-        raise UserError("--val-split-by draw: draws single images of a group; leave it out, or give --group-column off")
-    keys = (group.encode("utf-8", "surrogatepass") for group in images.groups)
-    chosen, _ = held_out(keys, labels, classes, settings, lends=False)
-    lacking = np.setdiff1d(labels, labels[~chosen])
-    if len(lacking) or not chosen.any():
-        what = f"class {classes[lacking[0]]} without a training image" if len(lacking) else "no validation image"
-        raise UserError(
-            f"--val-split {settings.val_split:g}: leaves {what}, as all images of a group stay together; give another "
-            "share, or the splits in a column"
-        )
-    return *divided(images, chosen), ()

@@ -8,6 +8,8 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
+from copy import copy
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -148,9 +150,21 @@ class Members(Sequence[str]):
         return self.split.records["shard"]
 
     @property
+    def names(self) -> np.ndarray:
+        """The name of each image in its shard: bytes (n,)."""
+        return self.split.records["name"]
+
+    @property
     def identity(self) -> str:
         """Text that is equal for equal bytes in equal order, wherever they lie."""
         return self.split.identity
+
+    def take(self, places: np.ndarray) -> Members:
+        """The images at ``places``, int64 (m,), in that order."""
+        identity = hashlib.sha256(self.split.identity.encode() + places.astype("<i8").tobytes()).hexdigest()
+        taken = copy(self)
+        taken.split = replace(self.split, records=self.split.records[places], identity=identity)
+        return taken
 
 
 # ------------------------------------------------------------------------------------ open files and copies

@@ -1,0 +1,322 @@
+"""``--folds``: stratified, whole groups, the same for every order of the images; images keep theirs as others come."""
+
+import dataclasses
+import shutil
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
+
+import main
+from tests.utils.data.test_val_split import read as read_tree
+from utils.checkpoint import checkpoint
+from utils.checkpoint.resume import ResumePoint
+from utils.config.arguments import parse
+from utils.config.groups.data import DataSettings
+from utils.config.settings import UserError
+from utils.data.datasets import get_data, get_test_data
+from utils.data.formats.file_paths import FilePaths
+from utils.data.formats.held_out import Folds, _hashes, folds_of, key_of
+from utils.data.formats.readers import ImageFiles
+
+CLASSES = ("a", "b", "c")
+IMAGES = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 10**6)), min_size=12, max_size=80, unique_by=lambda image: image[1]
+)
+GROUPED = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 10**6), st.integers(0, 14)),
+    min_size=40,
+    max_size=80,
+    unique_by=lambda image: image[1],
+)
+
+
+def files(images):
+    """Files CLASS/NUMBER.png of (class, number) or (class, number, group)."""
+    names = "\0".join(f"{CLASSES[label]}/{number}.png" for label, number, *_ in images).encode()
+    labels = torch.tensor([image[0] for image in images])
+    groups = None
+    if len(images[0]) > 2:
+        groups = np.array([f"g{image[2]}" for image in images], dtype=object)
+    return ImageFiles(FilePaths.joined("/tree", names), labels, "RGB", groups)
+
+
+def dealt(images, count, seed=0, kept=None):
+    """The folds, and that of each image by its number."""
+    settings = DataSettings(dataname="folder", folds=count, fold=0, fold_seed=seed)
+    folds = folds_of(files(images), CLASSES, settings, kept)
+    return folds, dict(zip((image[1] for image in images), folds.folds.tolist(), strict=True))
+
+
+def can_be_dealt(images, count, seed=0):
+    try:
+        return dealt(images, count, seed)
+    except UserError as error:
+        assert "no class has so many" in str(error) or "groups" in str(error)
+        return None
+
+
+def counts(images, fold_of, count):
+    """Images of each class in each fold: int (classes, folds)."""
+    table = np.zeros((3, count), dtype=int)
+    for label, number, *_ in images:
+        table[label, fold_of[number]] += 1
+    return table
+
+
+@given(IMAGES, st.integers(2, 6), st.integers(0, 3), st.randoms())
+def test_folds_are_stratified_and_no_order_of_the_images_changes_them(images, count, seed, random):
+    if (found := can_be_dealt(images, count, seed)) is None:
+        return
+    table = counts(images, found[1], count)
+    assert (table.max(1) - table.min(1) <= 1).all(), "each class is spread as evenly as can be"
+    sizes = table.sum(0)
+    assert sizes.max() - sizes.min() <= 3, "at most one image of each class"
+    shuffled = random.sample(images, len(images))
+    assert dealt(shuffled, count, seed)[1] == found[1]
+
+
+@given(GROUPED, st.integers(2, 4), st.randoms())
+def test_no_group_is_in_two_folds_and_no_order_of_the_images_changes_them(images, count, random):
+    if (found := can_be_dealt(images, count)) is None:
+        return
+    folds_of_group = {}
+    for _, number, group in images:
+        folds_of_group.setdefault(group, set()).add(found[1][number])
+    assert all(len(folds) == 1 for folds in folds_of_group.values())
+    assert set(found[1].values()) == set(range(count)), "no fold is empty"
+    assert dealt(random.sample(images, len(images)), count)[1] == found[1]
+
+
+@given(IMAGES, IMAGES, st.integers(2, 5))
+def test_images_keep_their_folds_as_others_are_added_and_removed_and_the_classes_stay_spread(old, more, count):
+    if (before := can_be_dealt(old, count)) is None:
+        return
+    known = {image[1] for image in old}
+    both = old + [image for image in more if image[1] not in known]
+    _, after = dealt(both, count, kept=before[0])
+    assert {number: after[number] for number in known} == before[1]
+    table = counts(both, after, count)
+    assert (table.max(1) - table.min(1) <= 1).all(), "those added go where their class has the fewest"
+    left = both[len(old) // 2 :]
+    _, fewer = dealt(left, count, kept=before[0])
+    assert all(fewer[number] == fold for number, fold in before[1].items() if number in fewer)
+
+
+@given(GROUPED, GROUPED, st.integers(2, 4))
+def test_added_images_of_a_known_group_join_it_and_new_groups_stay_whole(old, more, count):
+    if (before := can_be_dealt(old, count)) is None:
+        return
+    known = {image[1] for image in old}
+    both = old + [image for image in more if image[1] not in known]
+    _, after = dealt(both, count, kept=before[0])
+    assert {number: after[number] for number in known} == before[1]
+    folds_of_group = {}
+    for _, number, group in both:
+        folds_of_group.setdefault(group, set()).add(after[number])
+    assert all(len(folds) == 1 for folds in folds_of_group.values())
+
+
+def in_order_of_hashes(images, seed, of_groups=False):
+    """Labels and group numbers, sorted by the hash of key or group."""
+    keys = [key_of(f"{CLASSES[label]}/{number}.png".encode()) for label, number, *_ in images]
+    if of_groups:
+        keys = [b"g%d" % image[2] for image in images]
+    hashes = _hashes(keys, len(keys), seed)
+    order = np.argsort(hashes, kind="stable")
+    return order, np.array([image[0] for image in images])[order], np.unique(hashes, return_inverse=True)[1][order]
+
+
+@given(IMAGES, st.integers(2, 5), st.integers(0, 2))
+def test_they_are_those_of_scikit_learns_stratified_k_fold_in_the_order_of_the_hashes(images, count, seed):
+    if (found := can_be_dealt(images, count, seed)) is None:
+        return
+    order, labels, _ = in_order_of_hashes(images, seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for fold, (_, validated) in enumerate(StratifiedKFold(count).split(labels, labels)):
+            assert (found[0].folds[order[validated]] == fold).all() and (found[0].folds == fold).sum() == len(validated)
+
+
+def test_with_groups_they_are_those_of_scikit_learns_stratified_group_k_fold():
+    draw = np.random.default_rng(0)
+    images = [(int(draw.integers(3)), number, int(draw.integers(30))) for number in range(300)]
+    folds, _ = dealt(images, 5)
+    order, labels, groups = in_order_of_hashes(images, 0, of_groups=True)
+    for fold, (_, validated) in enumerate(StratifiedGroupKFold(5).split(labels, labels, groups)):
+        assert (folds.folds[order[validated]] == fold).all() and (folds.folds == fold).sum() == len(validated)
+
+
+def test_images_of_one_name_in_two_formats_are_in_one_fold():
+    images = [(0, number) for number in range(40)]
+    names = [f"a/{number}.{ending}" for _, number in images for ending in ("jpg", "png")]
+    both = ImageFiles(FilePaths.joined("/t", "\0".join(names).encode()), torch.zeros(80, dtype=torch.int64), "RGB")
+    folds = folds_of(both, CLASSES, DataSettings(dataname="folder", folds=4, fold=0), None).folds
+    assert (folds[::2] == folds[1::2]).all() and np.bincount(folds).tolist() == [20] * 4
+
+
+def test_several_labels_an_image_are_spread_by_their_combinations():
+    labels = torch.tensor([[0, 1], [1, 0], [1, 1]] * 20, dtype=torch.int8)
+    images = dataclasses.replace(files([(0, number) for number in range(60)]), labels=labels)
+    folds = folds_of(images, CLASSES, DataSettings(dataname="folder", folds=4, fold=0), None).folds
+    for fold in range(4):
+        assert labels[torch.from_numpy(folds == fold)].sum(0).tolist() == [10, 10]
+
+
+def test_the_folds_of_a_version_stay_those_of_the_next():
+    """A table, made once: with another one the runs of before would validate on what they were trained on."""
+    images = [(number % 2, number) for number in range(24)]
+    table = [2, 0, 0, 1, 1, 2, 1, 2, 0, 2, 2, 1, 0, 0, 1, 1, 0, 1, 1, 0, 2, 0, 2, 2]
+    assert dealt(images, 3)[0].folds.tolist() == table
+    assert dealt(images, 3, seed=1)[0].folds.tolist() != table
+
+
+def test_groups_that_were_joined_since_are_refused_with_their_names():
+    images = [(number % 3, number, number // 4) for number in range(48)]
+    kept, fold_of = dealt(images, 3)
+    other = next(number for number in range(4, 48) if fold_of[number] != fold_of[0])
+    joined = [(label, number, 0 if group == other // 4 else group) for label, number, group in images]
+    with pytest.raises(UserError, match=r"1 group\(s\) have images in several of the folds that are kept \(g0\)"):
+        dealt(joined, 3, kept=kept)
+
+
+@pytest.mark.parametrize(
+    ("images", "count", "line"),
+    [
+        ([(0, 1), (1, 2)], 3, "--folds 3: there are only 2 images"),
+        ([(number % 3, number) for number in range(9)], 5, "--folds 5: no class has so many images"),
+        ([(number % 2, number, number % 2) for number in range(9)], 3, "--folds 3: there are only 2 groups"),
+    ],
+)
+def test_folds_that_cannot_be_filled_are_refused(images, count, line):
+    with pytest.raises(UserError, match=line):
+        dealt(images, count)
+
+
+# ------------------------------------------------------------------------------------------- data sets
+
+
+@pytest.mark.parametrize("fold", range(3))
+def test_each_training_digit_is_validated_in_one_fold_and_the_others_train(fold):
+    whole, data = (get_data(parse(flags).data, torch.device("cpu")) for flags in ([], flags_of(3, fold)))
+    chosen = torch.from_numpy(data.folds.folds == fold)
+    for images, side in ((data.validation, chosen), (data.train, ~chosen)):
+        assert torch.equal(images.pixels, whole.train.pixels[side])
+        assert torch.equal(images.labels, whole.train.labels[side])
+    assert len(data.validation) == 479 and len(data.train) == 958
+
+
+def flags_of(count, fold):
+    return ["--folds", str(count), "--fold", str(fold)]
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """Class folders with 30 training images and 6 validation images."""
+    for number in range(36):
+        split = "val" if number < 6 else "train"
+        save(tmp_path / "tree" / split / "ab"[number % 2] / f"{number}.png", number)
+    return tmp_path / "tree"
+
+
+def save(path, number):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (4, 4), (number, 0, 0)).save(path)
+
+
+def test_of_a_set_with_validation_images_the_training_images_alone_are_split(tree):
+    parts = [read_tree(tree, *flags_of(3, fold))[0] for fold in range(3)]
+    held = [{*part.validation.paths} for part in parts]
+    everything = set.union(*held)
+    assert sum(map(len, held)) == len(everything) == 30
+    assert all("/train/" in path for path in everything)
+    assert all({*part.train.paths} == everything - own for part, own in zip(parts, held, strict=True))
+
+
+def test_a_class_too_small_for_the_folds_is_told(tree):
+    save(tree / "train" / "c" / "1.png", 0)
+    told = [read_tree(tree, *flags_of(3, fold))[0].warnings for fold in range(3)]
+    lines = [line for warnings in told for line in warnings]
+    assert sum("1 of 3 classes have no validation image, and the results say nothing about them: c" in x for x in lines)
+    held = [line for line in lines if "all images of 1 of 3 classes are held out" in line]
+    assert len(held) == 1 and held[0].startswith("--folds 3 --fold ")
+
+
+def trained_on(tree, tmp_path, *flags):
+    """A run of one epoch, by its folder."""
+    line = ["--dataname", "folder", "--datapath", str(tree), "--arch", "fc", "--image-size", "4", "--epochs", "1"]
+    line += ["--device", "cpu", "--no-progress", "--batch-size", "8", *flags]
+    code = main.main([*line, "--output", str(tmp_path / "runs")])
+    assert code == 0
+    return max((tmp_path / "runs" / "folder" / "fc").iterdir())
+
+
+def test_the_checkpoint_holds_the_folds_and_added_images_move_none_of_another_fold(tree, tmp_path, capsys):
+    run = trained_on(tree, tmp_path, *flags_of(3, 1))
+    state = checkpoint.load(run / "checkpoints" / "final.pt")
+    data = read_tree(tree, *flags_of(3, 1))[0]
+    stored = Folds.from_state(state)
+    assert (stored.folds == data.folds.folds).all() and (stored.images == data.folds.images).all()
+    held = [{*read_tree(tree, *flags_of(3, fold))[0].validation.paths} for fold in range(3)]
+    for number in range(100, 121):
+        save(tree / "train" / "ab"[number % 2] / f"{number}.png", number)
+    kept = [{*read_tree(tree, *flags_of(3, fold), "--folds-from", str(run))[0].validation.paths} for fold in range(3)]
+    afresh = [{*read_tree(tree, *flags_of(3, fold))[0].validation.paths} for fold in range(3)]
+    assert all(old < new for old, new in zip(held, kept, strict=True))
+    assert not all(old < new for old, new in zip(held, afresh, strict=True)), "without the flag some move"
+    assert {len(new) for new in kept} == {17}
+    # evaluation of the run finds its folds by itself, and so validates no image that it was trained on
+    point = ResumePoint.of(run / "checkpoints" / "final.pt", state, run)
+    settings = parse(["--dataname", "folder", "--datapath", str(tree), *flags_of(3, 1)]).data
+    shown = get_test_data(settings, torch.device("cpu"), point, division_is_explicit=False)
+    assert {*shown.validation.paths} == kept[1]
+    none = "was trained on none of the 17 validation images, by their names: the data have changed since then"
+    assert shown.seen == f"{point.path} {none}"
+
+
+def test_a_resume_with_other_folds_is_refused_and_named(tree, tmp_path, capsys):
+    run = trained_on(tree, tmp_path, *flags_of(3, 1))
+    capsys.readouterr()
+    for flags, line in (
+        (["--folds", "4"], "--folds 4: {} was made with --folds 3"),
+        (["--fold", "0"], "--fold 0: {} was made with --fold 1"),
+        (["--fold-seed", "5"], "--fold-seed 5: {} was made with --fold-seed 0"),
+    ):
+        assert main.main(["--resume", str(run), *flags]) == 2
+        assert line.format(run / "checkpoints" / "last.pt") in capsys.readouterr().err
+
+
+def test_the_fold_of_another_run_is_known_to_have_been_trained_on(tree, tmp_path):
+    run = trained_on(tree, tmp_path, *flags_of(3, 1))
+    path = run / "checkpoints" / "final.pt"
+    point = ResumePoint.of(path, checkpoint.load(path), run)
+    data = read_tree(tree, *flags_of(3, 2), trained=point)[0]
+    line = f"{path} was trained on 10 of the 10 validation images; with --folds 3 --fold 1 on none of them"
+    assert data.seen == line
+    assert read_tree(tree, *flags_of(3, 1), trained=point)[0].seen == ""
+
+
+def test_folds_from_a_run_with_others_is_refused(tree, tmp_path):
+    run = trained_on(tree, tmp_path, *flags_of(3, 1))
+    with pytest.raises(UserError, match=r"--folds-from .*: has --folds 3 --fold-seed 0, not --folds 4 --fold-seed 0"):
+        read_tree(tree, *flags_of(4, 1), "--folds-from", str(run))
+    (run / "checkpoints").rename(run / "gone")
+    with pytest.raises(UserError, match=r"--folds-from .*: holds no checkpoint with folds"):
+        read_tree(tree, *flags_of(3, 1), "--folds-from", str(run))
+
+
+def test_a_moved_tree_is_known_by_its_images_and_another_one_is_evaluated_whole(tree, tmp_path):
+    run = trained_on(tree, tmp_path, *flags_of(3, 1))
+    path = run / "checkpoints" / "final.pt"
+    point = ResumePoint.of(path, checkpoint.load(path), run)
+    moved = shutil.move(tree, tmp_path / "moved")
+    settings = parse(["--dataname", "folder", "--datapath", str(moved), *flags_of(3, 1)]).data
+    shown = get_test_data(settings, torch.device("cpu"), point, division_is_explicit=False)
+    assert len(shown.validation) == 10 and shown.seen == ""
+    other = dataclasses.replace(settings, datapath=str(moved / "val"))
+    assert len(get_test_data(other, torch.device("cpu"), point, division_is_explicit=False).validation) == 6

@@ -1,0 +1,325 @@
+"""Validation images taken from the training images: a share of them (``--val-split``) or one of ``--folds``.
+
+Both keep the images of a group, such as a patient, on one side, where the data set knows groups.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import unicodedata
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from utils.checkpoint import checkpoint
+from utils.checkpoint.resume import ResumePoint
+from utils.config.groups.data import DataSettings
+from utils.config.settings import UserError
+from utils.data.formats.class_folders import some
+from utils.data.formats.file_paths import FilePaths
+from utils.data.formats.readers import Images, Splits
+from utils.data.formats.shards.members import Members
+
+HASH_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Folds:
+    """The fold of each training image, uint8 (n,), in the data set's order: ``count`` folds of ``seed``.
+
+    ``images``: a hash of each image's key, uint64 (n,), by which another run knows it again.
+    """
+
+    images: np.ndarray
+    folds: np.ndarray
+    count: int
+    seed: int
+
+    def state(self) -> dict[str, Any]:
+        """The assignment for a checkpoint."""
+        tensors = {"images": self.images.view(np.int64), "folds": self.folds}
+        return {name: torch.from_numpy(array) for name, array in tensors.items()} | {
+            "count": self.count,
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def from_state(cls, state: Any) -> Folds | None:
+        """The assignment in a checkpoint's content; None if it holds none."""
+        try:
+            stored = state["folds"]
+            images, folds = (stored[name].numpy() for name in ("images", "folds"))
+            return cls(images.view(np.uint64), folds, int(stored["count"]), int(stored["seed"]))
+        except (KeyError, TypeError, AttributeError, ValueError):
+            return None
+
+
+def hold_out(splits: Splits, settings: DataSettings, trained: ResumePoint | None) -> tuple[Splits, Folds | None]:
+    """The training images divided as the settings say, in place of ``splits``; and their folds, if those divide them.
+
+    Images that have a fold in the checkpoint ``trained``, or in that of ``--folds-from``, keep it. Raises
+    ``UserError``.
+    """
+    images = splits.train
+    folds = None
+    told: tuple[str, ...] = ()
+    if settings.folds is not None:
+        folds = folds_of(images, splits.classes, settings, stored_folds(settings, trained))
+        chosen = folds.folds == settings.fold
+    elif images.groups is not None:
+        chosen = _held_out_groups(images, splits.classes, settings)
+    else:
+        keys = keys_of(images, splits.classes)
+        chosen, told = held_out(keys, images.labels.numpy(), splits.classes, settings)
+    train, validation = (images.take(np.flatnonzero(side)) for side in (~chosen, chosen))
+    return splits._replace(train=train, validation=validation, warnings=(*told, *splits.warnings)), folds
+
+
+# ----------------------------------------------------------------------------------------------- keys
+
+
+def keys_of(images: Images, classes: Sequence[str]) -> Iterator[bytes]:
+    """The key of each of all training images, which stays when others are added.
+
+    A file's path below its tree; in a table without names and in memory the class and the number, which stays when
+    images are added behind it; in shards the class and the name.
+    """
+    paths = getattr(images, "paths", None)
+    if isinstance(paths, FilePaths):
+        return map(key_of, paths.below())
+    names = (name.decode(errors="surrogateescape") for name in paths.names) if isinstance(paths, Members) else None
+    labels = images.labels.tolist() if images.labels.ndim == 1 else None
+    texts = map(str, range(len(images))) if names is None else names
+    if labels is not None:
+        texts = (f"{classes[label]}/{text}" for label, text in zip(labels, texts, strict=True))
+    return (text.encode(errors="surrogateescape") for text in texts)
+
+
+def key_of(name: bytes) -> bytes:
+    """The key that decides the side of a file, from its path below the tree: folders and name without the ending.
+
+    Letters count as equal in either case and however Unicode composes them, as some file systems change both; pictures
+    of one name in two formats, which are often the same, stay together.
+    """
+    text = unicodedata.normalize("NFC", os.fsdecode(name.rpartition(b".")[0]))
+    return unicodedata.normalize("NFC", text.casefold()).encode("utf-8", "surrogatepass")
+
+
+def _key_of_group(name: str) -> bytes:
+    return name.encode("utf-8", "surrogatepass")
+
+
+def _hashes(keys: Iterable[bytes], count: int, seed: int = 0) -> np.ndarray:
+    """uint64 (count,), which depend on key and ``seed`` alone."""
+    salt = seed.to_bytes(8, "big")
+    digests = (hashlib.blake2b(key, digest_size=HASH_BYTES, salt=salt).digest() for key in keys)
+    return np.fromiter((int.from_bytes(digest, "big") for digest in digests), dtype=np.uint64, count=count)
+
+
+# ---------------------------------------------------------------------------------------------- a share
+
+
+def held_out(
+    keys: Iterable[bytes], labels: np.ndarray, classes: Sequence[str], settings: DataSettings
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Choose the images for validation, bool (n,), by their ``keys`` and ``labels``, int64 (n,); and warnings.
+
+    Each key decides for its image alone, so that no other image, added or removed, takes it to the other side: its
+    hash, as a fraction of the largest one, lies below the share or not. Only a class that would be left without
+    training or validation images gives one, that of the largest or smallest hash, to that side. Then images that are
+    added may take a validation image to training, but none that was trained on to validation unless the whole class
+    was below the share. Raises ``UserError`` for a class with one image.
+    """
+    if settings.val_split_by == "draw":
+        return _drawn(labels, classes, settings.val_split), ()
+    hashes = _hashes(keys, len(labels))
+    chosen = hashes < _share(settings)
+    counts, kept = (np.bincount(which, minlength=len(classes)) for which in (labels, labels[chosen]))
+    lent = np.flatnonzero((kept == 0) | (kept == counts)).tolist()
+    for label in lent:
+        members = np.flatnonzero(labels == label)
+        if len(members) < 2:
+            raise UserError(
+                f"--val-split {settings.val_split:g}: class {classes[label]} has {len(members)} image(s); it needs one "
+                "to train on and one to validate on"
+            )
+        none = not kept[label]
+        chosen[members[hashes[members].argmin() if none else hashes[members].argmax()]] = none
+    if not lent:
+        return chosen, ()
+    return chosen, (
+        f"--val-split {settings.val_split:g}: {len(lent)} of {len(classes)} classes are so small that the names leave "
+        "one side without an image; it gets one, which may go back once there are more: "
+        + some([classes[label] for label in lent]),
+    )
+
+
+def _share(settings: DataSettings) -> np.uint64:
+    """The hash below which lies the share to validate on."""
+    return np.uint64(int(settings.val_split * 2 ** (8 * HASH_BYTES)))
+
+
+def _held_out_groups(images: Images, classes: Sequence[str], settings: DataSettings) -> np.ndarray:
+    """Choose the images for validation, bool (n,), by their groups' names, so that a group stays together.
+
+    Raises ``UserError`` if that leaves a class without a training image, or nothing to validate on.
+    """
+    if settings.val_split_by == "draw":
+        raise UserError("--val-split-by draw: draws single images of a group; leave it out, or give --group-column off")
+    chosen = _hashes(map(_key_of_group, images.groups), len(images)) < _share(settings)
+    labels = images.labels.numpy()
+    lacking = np.setdiff1d(labels, labels[~chosen])
+    if len(lacking) or not chosen.any():
+        what = f"class {classes[lacking[0]]} without a training image" if len(lacking) else "no validation image"
+        raise UserError(
+            f"--val-split {settings.val_split:g}: leaves {what}, as all images of a group stay together; give another "
+            "share, or the splits in a column"
+        )
+    return chosen
+
+
+def _drawn(labels: np.ndarray, classes: Sequence[str], share: float) -> np.ndarray:
+    """The choice of older versions: one generator draws for all classes, so that each file moves others."""
+    chosen = np.zeros(len(labels), dtype=bool)
+    generator = np.random.Generator(np.random.Philox(key=[0, 0]))
+    for label, name in enumerate(classes):
+        members = np.flatnonzero(labels == label)
+        count = round(share * len(members))
+        if not 0 < count < len(members):
+            raise UserError(
+                f"--val-split {share:g}: leaves class {name} ({len(members)} images) without training or validation "
+                "images"
+            )
+        chosen[generator.permutation(members)[:count]] = True
+    return chosen
+
+
+# ----------------------------------------------------------------------------------------------- folds
+
+
+def stored_folds(settings: DataSettings, trained: ResumePoint | None) -> Folds | None:
+    """The folds that images already have: those of ``trained``'s run, or of ``--folds-from``; None for a first run.
+
+    Raises ``UserError`` if the run of ``--folds-from`` has no such folds.
+    """
+    if trained is not None and trained.settings.get("folds") is not None:
+        stored = Folds.from_state(checkpoint.load(trained.path, trained.digest or None, outline=True))
+        if stored is not None and (stored.count, stored.seed) == (settings.folds, settings.fold_seed):
+            return stored
+    if settings.folds_from is None:
+        return None
+    path = Path(settings.folds_from)
+    if path.is_dir():
+        newest = checkpoint.newest(path / "checkpoints", lambda line: None)
+        stored = Folds.from_state(newest[1]) if newest else None
+    else:
+        stored = Folds.from_state(checkpoint.load(path, outline=True))
+    if stored is None:
+        raise UserError(f"--folds-from {path}: holds no checkpoint with folds; give a run that had --folds")
+    if (stored.count, stored.seed) != (settings.folds, settings.fold_seed):
+        raise UserError(
+            f"--folds-from {path}: has --folds {stored.count} --fold-seed {stored.seed}, not --folds {settings.folds} "
+            f"--fold-seed {settings.fold_seed}"
+        )
+    return stored
+
+
+def folds_of(images: Images, classes: Sequence[str], settings: DataSettings, kept: Folds | None) -> Folds:
+    """The fold of each of ``images``; those that ``kept`` knows stay in theirs. Raises ``UserError``.
+
+    Images of one group, or of one key, are in one fold. In the order of their hashes they are dealt out by
+    scikit-learn's splitters, so that the folds depend on the seed and on which images there are, not on their order.
+    Beside images that have a fold, the others go where their classes have the fewest.
+    """
+    keys = [*keys_of(images, classes)]
+    hashes = _hashes(keys, len(keys), settings.fold_seed)
+    units = hashes
+    if images.groups is not None:
+        units = _hashes(map(_key_of_group, images.groups), len(keys), settings.fold_seed)
+    units, unit_of = np.unique(units, return_inverse=True)  # sorted, so numbered in the order of the hashes
+    labels = images.labels.numpy()
+    strata = labels if labels.ndim == 1 else np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1)
+    fold_of_unit = _known(kept, hashes, unit_of, len(units), settings, images)
+    if (fold_of_unit >= 0).any():
+        _spread(fold_of_unit, unit_of, strata, settings.folds)
+    else:
+        fold_of_unit = _dealt(unit_of, len(units), strata, settings, images.groups is not None)
+    return Folds(hashes, fold_of_unit[unit_of].astype(np.uint8), settings.folds, settings.fold_seed)
+
+
+def _known(
+    kept: Folds | None, hashes: np.ndarray, unit_of: np.ndarray, units: int, settings: DataSettings, images: Images
+) -> np.ndarray:
+    """The fold that each unit has by those of its images that ``kept`` knows, -1 for none: int64 (units,)."""
+    fold_of_unit = np.full(units, -1)
+    if kept is None or not len(kept.images):
+        return fold_of_unit
+    order = np.argsort(kept.images)
+    places = order[np.searchsorted(kept.images, hashes, sorter=order).clip(max=len(order) - 1)]
+    known = np.flatnonzero(kept.images[places] == hashes)
+    folds = kept.folds[places[known]].astype(np.int64)
+    fold_of_unit[unit_of[known]] = folds
+    apart = known[fold_of_unit[unit_of[known]] != folds]
+    if len(apart):
+        names = sorted(set(images.groups[apart]))  # images of one key alone have one hash, and so one fold
+        raise UserError(
+            f"--folds {settings.folds}: {len(names)} group(s) have images in several of the folds that are kept "
+            f"({some(names)}): the groups have changed since; begin a new run without --folds-from"
+        )
+    return fold_of_unit
+
+
+def _dealt(unit_of: np.ndarray, units: int, strata: np.ndarray, settings: DataSettings, grouped: bool) -> np.ndarray:
+    """The fold of each unit, int64 (units,), by scikit-learn's splitters."""
+    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
+
+    count = settings.folds
+    if units < count:
+        what = "groups" if grouped else "images"
+        raise UserError(f"--folds {count}: there are only {units} {what} to train on")
+    order = np.argsort(unit_of, kind="stable")
+    several = grouped and units < len(unit_of)
+    if not several:  # of images with one key, the first stands for all
+        order = order[np.unique(unit_of[order], return_index=True)[1]]
+    splitter = StratifiedGroupKFold(count) if several else StratifiedKFold(count)
+    folds = np.full(units, -1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about classes smaller than the number of folds, of which a run is warned
+            parts = [*splitter.split(order, strata[order], unit_of[order])]
+    except ValueError as error:
+        raise UserError(f"--folds {count}: no class has so many images; give fewer") from error
+    for number, (_, validated) in enumerate(parts):
+        folds[unit_of[order[validated]]] = number
+    if len(np.unique(folds)) < count:
+        raise UserError(f"--folds {count}: the groups are too few or too large to fill so many; give fewer")
+    return folds
+
+
+def _spread(fold_of_unit: np.ndarray, unit_of: np.ndarray, strata: np.ndarray, count: int) -> None:
+    """Give each unit without a fold one, the largest first, so that the classes stay evenly spread.
+
+    The fold is the one with which the sum of squares of each class's shares in the folds grows least: of a single
+    image, that with the fewest of its class; of equal ones the smallest.
+    """
+    order = np.argsort(unit_of, kind="stable")
+    ends = np.cumsum(np.bincount(unit_of, minlength=len(fold_of_unit)))
+    members = np.split(order, ends[:-1])
+    totals = np.bincount(strata)
+    filled = np.zeros((count, len(totals)))
+    folds = fold_of_unit[unit_of]
+    np.add.at(filled, (folds[folds >= 0], strata[folds >= 0]), 1)
+    sizes = filled.sum(1)
+    for unit in sorted(np.flatnonzero(fold_of_unit < 0).tolist(), key=lambda unit: -len(members[unit])):
+        own, many = np.unique(strata[members[unit]], return_counts=True)
+        growth = (filled[:, own] * (many / totals[own] ** 2)).sum(1)
+        fold = np.lexsort((sizes, growth))[0]
+        fold_of_unit[unit] = fold
+        filled[fold, own] += many
+        sizes[fold] += many.sum()
