@@ -20,6 +20,7 @@ from models.prepare import (
 from models.training_loss import build_loss
 from utils.checkpoint.checkpoint import Checkpointer
 from utils.checkpoint.override import refuse_other_head
+from utils.config import plugins
 from utils.config.effects import without_effect
 from utils.config.settings import Settings, UserError
 from utils.data.datasets import Data, prepare
@@ -73,6 +74,7 @@ class Components(NamedTuple):
             rows |= self._describe_training(args) | run.describe()
         else:
             rows |= distributed.describe(self.model, None)
+        rows |= plugins.describe()
         rows["Precision"] = amp.describe(args.precision, distributed.device)
         return rows
 
@@ -201,7 +203,7 @@ def build_traval(
         checkpointer=checkpointer,
         description=checkpoint_description(run.args, components.data, components.criterion) if folder else None,
         stop_signals=stop_signals,
-        hooks=hooks or Hooks(),
+        hooks=(hooks or Hooks()).and_of_plugins(),
     )
     return TraVal(
         components.model,

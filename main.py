@@ -185,6 +185,8 @@ def find_run(command_line: arguments.CommandLine, args: Settings, distributed: D
     )
     if point is None:
         return run
+    if not args.run.resume_override:
+        point.refuse_other_plugins()
     args = command_line.resolve(distributed.world_size, point.settings)
     distributed.apply_tf32(args.precision.tf32)
     if args.run.evaluate or not args.run.resume:

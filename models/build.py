@@ -20,6 +20,7 @@ from models.initialisation import initialise
 from models.layers import blur_before_strides
 from models.options import class_of, options_of
 from models.small import OWN
+from utils.config import plugins
 from utils.config.groups.model import ModelSettings
 from utils.config.image_size import Size, pixels_text, sides, size_text
 from utils.config.other_programs import other_programs
@@ -50,7 +51,8 @@ def build_model(
         if library == "own":
             if settings.pretrained:
                 raise UserError(f"--pretrained: there are no pretrained weights of {name}")
-            model = OWN[name](classes, channels, image_size, **options_of(settings, lambda: OWN[name]))
+            own = OWN.get(name) or plugins.added("network")[name]
+            model = own(classes, channels, image_size, **options_of(settings, lambda: own))
         else:
             build = _timm if library == "timm" else _torchvision
             with reaching(published_as(settings.arch)[1]) if settings.pretrained else nullcontext():
@@ -100,17 +102,29 @@ def published_as(arch: str) -> tuple[str, str]:
 
 def unknown_arch(arch: str) -> str | None:
     """The message for the user if there is no network ``arch``, with the nearest names; otherwise None."""
+    if arch in plugins.added("network"):
+        return _taken(arch)
     if locate(arch) is not None:
         return None
     library, _, bare = arch.rpartition("/")
     import timm
 
     names = {"timm": timm.list_models(), "torchvision": _torchvision_names()}
-    known = names.get(library) or [*OWN, *names["timm"], *names["torchvision"]]
+    known = names.get(library) or [*OWN, *plugins.added("network"), *names["timm"], *names["torchvision"]]
     if bare.lower().startswith("yolo"):
         return f"--arch '{arch[:60]}': {other_programs().programs['ultralytics'].instead['model']}"
     hint = or_nearest(bare.lower(), known, f"own networks: {', '.join(OWN)}")
     return f"--arch '{arch[:60]}': no own, timm or torchvision network has this name; {hint}"
+
+
+def _taken(arch: str) -> str | None:
+    """The message for a network of a user's file whose name is another's already; otherwise None."""
+    import timm
+
+    own = plugins.added("network")[arch]
+    if arch in OWN or timm.is_model(arch) or arch in _torchvision_names():
+        return f"--plugin {own.file}: there is a network {arch} already; choose another name"
+    return None
 
 
 def locate(arch: str) -> tuple[str, str] | None:
@@ -118,7 +132,7 @@ def locate(arch: str) -> tuple[str, str] | None:
     prefix, slash, bare = arch.partition("/")
     if slash and prefix not in ("timm", "torchvision"):
         return None
-    if arch in OWN:
+    if arch in OWN or arch in plugins.added("network"):
         return "own", arch
     import timm
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.build import build_model
+from models.build import build_model, locate
 from utils.checkpoint import checkpoint
 from utils.config.arguments import convert
 from utils.config.groups.model import ModelSettings
+from utils.config.plugins import digests
+from utils.config.plugins import load as load_plugins
 from utils.config.rules import OPTIONS
 from utils.config.settings import UserError, shaping
 from utils.data.preprocessing import Preprocessing
@@ -62,15 +64,19 @@ class Loaded:
         return iter((self.network, self.classes, self.preprocessing))
 
 
-def load_model(path: str | os.PathLike[str], *, raw: bool = False, best: bool | None = None) -> Loaded:
+def load_model(
+    path: str | os.PathLike[str], *, raw: bool = False, best: bool | None = None, plugins: Sequence[str] = ()
+) -> Loaded:
     """The network of a checkpoint file or of a run folder, with its classes and preprocessing.
 
     A folder stands for its newest checkpoint; with ``best``, and without it where early stopping ended the run, for
-    best.pt; with False always for the newest.
+    best.pt; with False always for the newest. ``plugins``: files of --plugin that the run was trained with.
     The weights are the moving average's if the run kept one, as in its reported results; with ``raw`` those that it
     trained. torch's random state does not change. Raises ``UserError`` (a ``ValueError``) with the path and what is
     wrong with it.
     """
+    if plugins:
+        load_plugins(plugins)
     path, state, chosen = read_checkpoint(Path(path), best, warnings.warn)
     arch = state.get("arch")
     classes = state.get("classes")
@@ -81,6 +87,7 @@ def load_model(path: str | os.PathLike[str], *, raw: bool = False, best: bool | 
         raise UserError(
             f"{path}: has checkpoint format {str(state.get('format'))[:20]}, this version loads {checkpoint.FORMAT}"
         )
+    _compare_plugins(path, arch, state.get("plugins") or {})
     preprocessing = Preprocessing.from_state(state.get("preprocessing"), path)
     settings, fingerprint, progress = (state.get(name) for name in ("settings", "fingerprint", "progress"))
     settings = settings if isinstance(settings, dict) else {}
@@ -178,3 +185,14 @@ def shape_of(arch: str, settings: Mapping[str, Any]) -> ModelSettings:
         if value is not None and not mistake:
             shape[name] = value
     return ModelSettings(arch=arch, **shape)
+
+
+def _compare_plugins(path: Path, arch: str, trained_with: Mapping[str, str]) -> None:
+    """Warn of files of --plugin that are not those of the training; raise ``UserError`` if one lacks that is needed."""
+    now = digests()
+    missing = sorted(trained_with.keys() - now)
+    if missing and locate(arch) is None:
+        raise UserError(f"{path}: its network {arch} is in {', '.join(missing)}; give that file by --plugin")
+    for name in sorted(trained_with.keys() & now):
+        if now[name] != trained_with[name]:
+            warnings.warn(f"{name} is not what it was when {path} was trained", stacklevel=3)

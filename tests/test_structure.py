@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # From the bottom up: a package imports only from packages further down this list, never from one in its own row.
 LAYERS = (
     ("utils.config",),
+    ("utils.plugin",),  # the decorators of users' files
     ("utils.runtime",),
     ("utils.checkpoint", "utils.precision"),
     ("utils.optim",),

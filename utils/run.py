@@ -38,7 +38,7 @@ STATES_PER_WEIGHT = 3  # numbers that most optimizers and a moving average add t
 # Rows of the plan that a run shows on the console as well; its log has all of them.
 ON_CONSOLE = (
     *("Data", "Preprocessing", "Validation", "Sampling", "Training size", "Loader", "Network", "Stem", "Parameters"),
-    *("Processes", "Batch", "Exchange", "Steps", "Teacher", "Weight average", "Selection", "Precision"),
+    *("Processes", "Batch", "Exchange", "Steps", "Teacher", "Weight average", "Selection", "Plug-ins", "Precision"),
 )
 
 

@@ -280,6 +280,7 @@ class TraVal:
         The average's batch-norm statistics are recomputed first, over samples of ``epoch``.
         """
         self.settle()
+        call(self.hooks.before_validation, self)
         averaged = self.ema is not None and self.ema.has_begun
         with_pictures = report and pictured.may_be_due(self)
         self.consensus.begin()

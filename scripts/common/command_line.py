@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
-from utils.config import arguments
+from utils.config import arguments, plugins
 from utils.config.field import between
 from utils.config.settings import Settings, UserError
 from utils.runtime.console import INTERRUPTED, lacks_package, outlive_readers
@@ -45,10 +45,17 @@ class ToolParser(argparse.ArgumentParser):
 
     def parse_known_args(self, *args: Any, **kwargs: Any) -> tuple[argparse.Namespace, list[str]]:
         own, others = super().parse_known_args(*args, **kwargs)
+        if getattr(own, "plugin", None):
+            plugins.load(own.plugin)
         output = getattr(own, "output", None)
         if output is not None and (not output.strip() or "\0" in output):
             self.error("--output must not be empty or hold a NUL character")
         return own, others
+
+    def add_plugin(self) -> None:
+        """Add --plugin, for a tool without training flags."""
+        text = "files of your own that the run was trained with"
+        self.add_argument("--plugin", nargs="+", action="extend", metavar="FILE", help=text)
 
     def split(self, argv: Sequence[str], checkpoint: dict[str, Any] | None = None) -> tuple[Any, Settings]:
         """The tool's own flags as a namespace, and all others as checked training settings.

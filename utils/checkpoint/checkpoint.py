@@ -47,7 +47,8 @@ KEYS = (
     "versions",
     "fingerprint",
 )
-OPTIONAL = {"teacher", "class_weights", "weighs_images", "max_shift", "seen", "folds", SHARDS, CONTENTS}  # of some runs
+# of some runs
+OPTIONAL = {"class_weights", "folds", "max_shift", "plugins", "seen", "teacher", "weighs_images", SHARDS, CONTENTS}
 MANIFEST = "manifest.json"
 NOT_OURS = "it is damaged, or not a file of torch.save"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

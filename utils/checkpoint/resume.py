@@ -18,6 +18,7 @@ from utils.checkpoint import checkpoint
 from utils.checkpoint.fingerprint import listing_of, same_images, short
 from utils.checkpoint.progress import Progress
 from utils.checkpoint.sharded import Places
+from utils.config import plugins
 from utils.config.arguments import load_yaml
 from utils.config.datasets import SPECS
 from utils.config.field import DEFAULT, RECIPE
@@ -185,6 +186,21 @@ class ResumePoint:
             advice += seen and f"; {seen}"
         if mistakes := [f"{difference}; {advice}" for difference in self.data_differences(classes, fingerprint)]:
             raise UserError(*mistakes, on_all_ranks=True)
+
+    def refuse_other_plugins(self) -> None:
+        """Raise ``UserError`` with a line for each file of --plugin that is missing, new or changed."""
+        begun = self.state.get("plugins", {})
+        now = plugins.digests()
+        begun_with = f"{self.path} was trained with"
+        lines = [f"--plugin: {begun_with} {name}; add the flag, with its path" for name in begun if name not in now]
+        lines += [
+            f"--plugin {name}: has changed, {begun_with} {begun[name][:8]} and it is {now[name][:8]} now; put it back"
+            for name in begun
+            if now.get(name, begun[name]) != begun[name]
+        ]
+        lines += [f"--plugin {name}: {begun_with}out it; remove the flag" for name in now if name not in begun]
+        if lines:
+            raise UserError(*(f"{line}, or go on like this with {self._override}" for line in lines), on_all_ranks=True)
 
     def refuse_strange_files(self) -> None:
         """Raise ``UserError`` for a link, pipe or device in the run's folder: writing there could go anywhere."""

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from utils.config import plugins
 from utils.config.field import CHECKPOINT, DEFAULT, FLAG, RECIPE, not_empty
 from utils.config.other_programs import other_programs
 from utils.config.rules import OPTIONS, Given, contradictions, derive, of_policy
@@ -44,17 +45,30 @@ FOR_TRYING_OUT = ("max_val_batches",)
 
 def parse(argv: Sequence[str], world_size: int = 1, checkpoint: dict[str, Any] | None = None) -> Settings:
     """Settings from a command line, in one go: see ``read`` and ``CommandLine.resolve``."""
-    return read(argv).resolve(world_size, checkpoint)
+    return read(argv, keeps_plugins=True).resolve(world_size, checkpoint)
 
 
-def read(argv: Sequence[str]) -> CommandLine:
-    """Split a command line, without the program's name, and read its recipe."""
+def read(argv: Sequence[str], keeps_plugins: bool = False) -> CommandLine:
+    """Split a command line, without the program's name, and read its recipe.
+
+    Files of --plugin are loaded, and those of earlier command lines forgotten unless ``keeps_plugins``.
+    """
+    own = _plugin_files(argv)
+    if own is not None or not keeps_plugins:
+        plugins.load(own if own and own != ["none"] else ())  # before the parser: --help lists what they add
     flags, mistakes = _read_flags(argv)
+    if own and own != ["none"]:
+        flags["plugin"] = [os.path.abspath(file) for file in own]
     layers = [(FLAG, "", flags)]
     if isinstance(flags.get("config"), str) and not_empty(flags["config"]) is None:
         path, recipe, more = _read_recipe(flags["config"])
         layers.insert(0, (RECIPE, f"recipe {path}", recipe))
         mistakes += more
+        files = recipe.get("plugin")
+        files = [files] if isinstance(files, str) else files
+        if not own and isinstance(files, list) and all(isinstance(file, str) for file in files):
+            recipe["plugin"] = [os.path.abspath(path.parent / file) for file in files]
+            plugins.load(recipe["plugin"])
     return CommandLine(tuple(argv), tuple(layers), tuple(mistakes))
 
 
@@ -129,9 +143,23 @@ class _Parser(argparse.ArgumentParser):
 _NO_VALUE = object()
 
 
-@functools.cache
+def _plugin_files(argv: Sequence[str]) -> list[str] | None:
+    """The files of all --plugin flags; None without the flag."""
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--plugin", nargs="*", action="extend")
+    try:
+        return parser.parse_known_args([*argv])[0].plugin
+    except argparse.ArgumentTypeError:
+        return None
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser, which only splits the command line; ``CommandLine.resolve`` checks the values."""
+    return _build_parser(tuple(plugins.digests().values()))
+
+
+@functools.cache
+def _build_parser(_: tuple[str, ...]) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="main.py",
         usage="torchrun [--nproc-per-node N] main.py [flag ...]   or   python main.py [flag ...]",
@@ -153,7 +181,8 @@ def build_parser() -> argparse.ArgumentParser:
             continue
         if option.default is not None:
             text += f" [{option.default}]"
-        metavar = meta["metavar"] or ("{" + ",".join(meta["choices"]) + "}" if meta["choices"] else None)
+        choices = plugins.choices(option.name, meta["choices"])
+        metavar = meta["metavar"] or ("{" + ",".join(choices) + "}" if choices else None)
         metavar = metavar or {int: "N", float: "X"}.get(meta["type"], "NAME")
         arity = {"nargs": "*"} if meta["many"] else {"nargs": "?", "const": meta["bare"] or _NO_VALUE}
         sections[group].add_argument(*names, **arity, metavar=metavar, help=text)
@@ -305,19 +334,20 @@ def convert(option: dataclasses.Field, raw: Any) -> tuple[Any, str | None]:
     if raw is None:
         return (None, None) if option.default is None else (None, "must have a value")
     if raw is _NO_VALUE or raw == [] or raw == ():
-        return None, "needs a value" + (f": {', '.join(meta['choices'])}" if meta["choices"] else "")
+        choices = plugins.choices(option.name, meta["choices"])
+        return None, "needs a value" + (f": {', '.join(choices)}" if choices else "")
     if meta["many"]:
         raw = _as_items(meta, raw)
         if mistake := _unseparated(raw):
             return None, mistake
         items = raw if isinstance(raw, list | tuple) else [raw]
-        pairs = [_scalar(meta, item) for item in items]
+        pairs = [_scalar(option, item) for item in items]
         mistake = next((mistake for _, mistake in pairs if mistake), None)
         value = tuple(item for item, _ in pairs)
         if meta["alone"] and len(value) <= 2 and len(set(value)) == 1:
             (value,) = set(value)
     else:
-        value, mistake = _scalar(meta, raw)
+        value, mistake = _scalar(option, raw)
     if mistake is None and meta["check"] and value not in meta["words"]:
         problem = meta["check"](value)
         mistake = problem and f"{_shown(raw)}: {problem}"
@@ -342,28 +372,27 @@ def _unseparated(raw: Any) -> str | None:
     return f"{_shown(text)}: write {' '.join(values) if flag else '[' + ', '.join(values) + ']'}"
 
 
-def _scalar(meta: Any, raw: Any) -> tuple[Any, str | None]:
+def _scalar(option: dataclasses.Field, raw: Any) -> tuple[Any, str | None]:
+    meta = option.metadata
+    choices = plugins.choices(option.name, meta["choices"])
     kind = meta["type"]
     kinds = " or ".join((_KINDS[kind], *meta["words"]))
     if kind is bool:
         return (raw, None) if isinstance(raw, bool) else (None, f"{_shown(raw)}: must be true or false")
     if isinstance(raw, str) and raw in meta["words"]:
         return raw, None
-    if raw is False and "off" in (meta["choices"] or ()):
+    if raw is False and "off" in choices:
         raw = "off"  # YAML 1.1 reads a bare `off` as false
     if raw is True and meta["bare"]:
         raw = meta["bare"]  # `channels-last: true`, and YAML 1.1's bare `on`
-    if meta["choices"] and isinstance(raw, bool | int | float):
+    if choices and isinstance(raw, bool | int | float):
         raw = str(raw)  # so that the message lists the choices
     if isinstance(raw, bool | dict | list | tuple) or not isinstance(raw, str | int | float):
         return None, f"{_shown(raw)}: must be {kinds}"
     if kind is str:
         value = str(raw)
-        if meta["choices"] and value not in meta["choices"]:
-            return (
-                None,
-                f"{_shown(value)}: choose from {', '.join(meta['choices'])}{meant_value(value, meta['choices'])}",
-            )
+        if choices and value not in choices:
+            return None, f"{_shown(value)}: choose from {', '.join(choices)}{meant_value(value, choices)}"
         return value, None
     try:
         if kind is int:

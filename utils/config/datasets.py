@@ -9,6 +9,7 @@ LARGE_IMAGES_ARCH = "resnet18"
 SMALL_IMAGES_ARCH = "conv2"
 SMALL_IMAGES = 32  # pixels a side, at most
 FETCHED = "--download fetches it"
+OF_PLUGIN = "a file of --plugin gives it"
 
 
 class Channels:
@@ -55,7 +56,7 @@ class DatasetSpec(Channels):
     @property
     def of_the_user(self) -> bool:
         """True if the name says nothing of which images these are; their folder does."""
-        return self.classes is None
+        return self.classes is None and self.needs_datapath
 
     @property
     def default_arch(self) -> str:

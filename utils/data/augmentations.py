@@ -7,6 +7,7 @@ To add one: a class with ``draw`` and ``apply``, a stream, an entry in ``AUGMENT
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
@@ -15,15 +16,18 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from utils.config import plugins
 from utils.config.datasets import DatasetSpec
 from utils.config.groups.augmentation import AugmentationSettings
 from utils.config.image_size import Size, sides
+from utils.config.settings import UserError
 from utils.data.augment.base import (
     BLUR_STREAM,
     CROP_STREAM,
     CUTOUT_STREAM,
     FLIP_STREAM,
     GREY_STREAM,
+    PLUGIN_STREAMS,
     ROTATION_STREAM,
     SHIFT_STREAM,
     VERTICAL_FLIP_STREAM,
@@ -165,6 +169,31 @@ class Cutout(Augmentation):
 # ----------------------------------------------------------------------------------------- registry
 
 
+class PluginAugmentation(Augmentation):
+    """An augmentation of a user's file: a function of images and of random numbers of each."""
+
+    def __init__(self, function: plugins.Entry) -> None:
+        self.function = function
+        self.normalised = function.options["normalised"]
+
+    def __str__(self) -> str:
+        return f"{self.function.name} ({self.function.file.name})"
+
+    def draw(self, samples: Samples, height: int, width: int) -> Numbers:
+        stream = PLUGIN_STREAMS + zlib.crc32(self.function.name.encode())
+        return (torch.from_numpy(samples.uniforms(stream, self.function.options["numbers"])),)
+
+    def apply(self, images: torch.Tensor, *numbers: torch.Tensor) -> torch.Tensor:
+        augmented = self.function(images, *numbers)
+        if not isinstance(augmented, torch.Tensor) or augmented.shape[:2] != images.shape[:2] or augmented.ndim != 4:
+            given = tuple(augmented.shape) if isinstance(augmented, torch.Tensor) else type(augmented).__name__
+            raise UserError(
+                f"--plugin {self.function.file}: augmentation {self.function.name} must return images of the shape "
+                f"{tuple(images.shape)}, not {given}"
+            )
+        return augmented
+
+
 class Context(NamedTuple):
     """Ingredients of augmentations; ``size``, ``interpolation`` and ``mean`` are those of the network's images."""
 
@@ -231,6 +260,7 @@ def chosen_names(settings: AugmentationSettings, spec: DatasetSpec) -> tuple[str
 def build_augmentations(names: Sequence[str], context: Context) -> tuple[Augmentation, ...]:
     """The augmentations of these names, and those with flags of their own, in the order in which they are applied."""
     chosen = [build(context) for name, build in AUGMENTATIONS.items() if name in names]
+    chosen += [PluginAugmentation(own) for name, own in plugins.added("augmentation").items() if name in names]
     chosen.sort(key=lambda one: not (isinstance(one, ResizedCrop) and one.while_decoding))  # the workers come first
     by_flag = (build(context) for flag, build in BY_FLAG.items() if getattr(context.settings, flag) not in OFF)
     return (*chosen, *by_flag)

@@ -16,6 +16,7 @@ import torch
 
 from utils.checkpoint.fingerprint import ends_with, joined, same_images, short
 from utils.checkpoint.resume import ResumePoint, is_at
+from utils.config import plugins
 from utils.config.datasets import SPECS, DatasetSpec
 from utils.config.field import CHECKPOINT
 from utils.config.groups.data import VIEWS, DataSettings
@@ -29,6 +30,7 @@ from utils.data.formats.file_paths import FilePaths
 from utils.data.formats.held_out import Folds, hold_out
 from utils.data.formats.hugging_face import SAVED, Rows, read_tables
 from utils.data.formats.listing import Lister
+from utils.data.formats.own import Items, read_own
 from utils.data.formats.readers import IN_MEMORY, OWN_FILES, ImageFiles, Images, Splits
 from utils.data.formats.shards.foreign import ensure_index
 from utils.data.formats.shards.members import Members, holds_shards, read_shards
@@ -186,7 +188,7 @@ class Data:
                 digest.update(images.weights.numpy().tobytes())
             if isinstance(images, ImageFiles):
                 digest.update(_names(images))
-                if not isinstance(images.paths, Members | Rows):
+                if not isinstance(images.paths, Members | Rows | Items):
                     contents = (contents or []) + _some_contents(images.paths)
             else:
                 digest.update(images.pixels.cpu().numpy().tobytes())
@@ -200,7 +202,7 @@ def in_colour_of(preprocessing: Preprocessing, images: Images | None) -> Images 
 
 def _names(images: ImageFiles) -> bytes:
     """Folder and name of each file, joined by zero bytes, or what stands for the images in a larger file."""
-    if isinstance(images.paths, Members | Rows):
+    if isinstance(images.paths, Members | Rows | Items):
         return images.paths.identity.encode()
     if isinstance(images.paths, FilePaths):
         return images.paths.ends_of_paths()
@@ -321,7 +323,8 @@ def _in_its_folder(lister: Lister, settings: DataSettings) -> Lister:
 
 def _test_folder(settings: DataSettings, trained: ResumePoint | None) -> Path | None:
     """The class folders to evaluate; None if ``get_data`` finds what to read, or reports that it is missing."""
-    if settings.datapath is None or settings.dataname in (*IN_MEMORY, "hf"):
+    elsewhere = settings.dataname in (*IN_MEMORY, "hf", *plugins.added("dataset"))
+    if settings.datapath is None or elsewhere:
         return None
     root = Path(settings.datapath)
     if settings.labels is not None:
@@ -513,7 +516,8 @@ def _on_both_sides(train: Images | None, validation: Images) -> Iterator[str]:
 
 def prepare(settings: DataSettings, log: Log, evaluate: bool = False) -> None:
     """Fetch (``--download``) or unpack what will be read, on one rank. ``evaluate``: ``get_test_data`` will read it."""
-    if settings.datapath is None or settings.dataname == "hf" or settings.labels is not None:
+    elsewhere = settings.dataname in ("hf", *plugins.added("dataset"))
+    if settings.datapath is None or elsewhere or settings.labels is not None:
         return
     root = Path(settings.datapath)
     if settings.dataname == "shards" or holds_shards(root):
@@ -540,6 +544,8 @@ def _splits(
     name = settings.dataname
     if name in IN_MEMORY:
         return IN_MEMORY[name](settings, device)
+    if name in plugins.added("dataset"):
+        return read_own(plugins.added("dataset")[name], settings)
     root = Path(settings.datapath or ".")
     if not root.is_dir():
         raise UserError(f"--datapath {root}: no such folder; {name}: {SPECS[name].source}")

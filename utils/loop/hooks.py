@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol
+
+from utils.config import plugins
+from utils.config.settings import UserError
+from utils.config.spelling import or_nearest
 
 if TYPE_CHECKING:
     import torch
@@ -32,9 +36,9 @@ class Hooks:
     before clipping, which may be infinite) and ``after_update`` when the step is counted, even if it was skipped.
     With SAM a step calls the points of its passes twice (``utils/loop/attachments.py``).
     Repeating a step that was not finite calls the two points of a forward pass again. Validation calls
-    ``before_validation_batch`` for each batch of this rank, the raw weights' and then the moving average's, and
-    ``after_validation`` before the epoch's row and checkpoints. ``before_save`` and ``after_save`` surround handing
-    the state to the checkpointer, on rank 0 only.
+    ``before_validation`` once, ``before_validation_batch`` for each batch of this rank, the raw weights' and then the
+    moving average's, and ``after_validation`` before the epoch's row and checkpoints. ``before_save`` and
+    ``after_save`` surround handing the state to the checkpointer, on rank 0 only.
 
     A hook may change ``outputs.loss`` in place. It must not change anything else, nor synchronise with other ranks.
     """
@@ -45,10 +49,21 @@ class Hooks:
     after_backward: list[Callable[[Caller, Batch, Outputs], Any]] = field(default_factory=list)
     before_update: list[Callable[[Caller, torch.Tensor], Any]] = field(default_factory=list)
     after_update: list[Callable[[Caller], Any]] = field(default_factory=list)
+    before_validation: list[Callable[[Caller], Any]] = field(default_factory=list)
     before_validation_batch: list[Callable[[Caller, Batch], Any]] = field(default_factory=list)
     after_validation: list[Callable[[Caller, Report], Any]] = field(default_factory=list)
     before_save: list[Callable[[Caller, tuple[str, ...]], Any]] = field(default_factory=list)
     after_save: list[Callable[[Caller, tuple[str, ...]], Any]] = field(default_factory=list)
+
+    def and_of_plugins(self) -> Hooks:
+        """These, and then the hooks of users' files. Raises ``UserError`` for a point that does not exist."""
+        points = {point.name: [*getattr(self, point.name)] for point in fields(self)}
+        for hook in plugins.hooks():
+            if hook.name not in points:
+                known = or_nearest(hook.name, list(points), f"there are {', '.join(points)}")
+                raise UserError(f"--plugin {hook.file}: there is no point {hook.name} for a hook; {known}")
+            points[hook.name].append(hook)
+        return Hooks(**points)
 
 
 def call(hooks: Iterable[Callable[..., Any]], *arguments: Any) -> None:

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from utils.config import plugins
+from utils.config.settings import UserError
 from utils.data.loaders import Batch, ValidationLoader
 from utils.loop.bad_images import BadImages
 from utils.loop.forward import forward
@@ -39,6 +41,8 @@ def validate(
     model.eval()
     idle = IdlePasses(model, distributed, autocast)
     meter = ValidationMeter(loader.num_batches, distributed.device)
+    own = plugins.added("metric")
+    columns = [meter.column(name) for name in own]  # on all ranks alike
     title = "Validation (cut)" if loader.is_cut else "Validation"
     with writer.bar(len(loader), 0, title, "batch") as bar:
         batches = loader.batches()
@@ -50,16 +54,33 @@ def validate(
                 bad_images.note(batch)
             if batch is not None and len(batch.targets):
                 logits, loss, _ = forward(model, batch, functional.cross_entropy, autocast)
-                meter.update(batch.number, loss, logits, batch.targets)
+                values = {name: _mean(metric, logits, batch.targets) for name, metric in own.items()}
+                meter.update(batch.number, loss, logits, batch.targets, values)
             else:
                 idle()
             bar.update(batch is not None)
             between()
     model.train()
     idle.end()
-    sums = distributed.all_reduce_sum(meter.sums).sum(0)
+    sums = distributed.all_reduce_sum(torch.cat([meter.sums, *(column[:, None] for column in columns)], 1)).sum(0)
     (classes,) = distributed.all_reduce_max([meter.classes])  # some ranks may have had no batch
     class_sums = distributed.all_reduce_sum(meter.class_sums(int(classes)))
     read = torch.cat([sums.view(torch.int64), class_sums]).cpu()  # both at once: the host waits for the device once
-    report = Report.from_sums(read[: len(sums)].view(torch.float64).tolist())
-    return dataclasses.replace(report, by_class=ClassReport.from_sums(read[len(sums) :]))
+    numbers = read[: len(sums)].view(torch.float64).tolist()
+    report = Report.from_sums(numbers)
+    means = [number / max(1, report.count) for number in numbers[len(numbers) - len(own) :]]
+    return dataclasses.replace(
+        report, by_class=ClassReport.from_sums(read[len(sums) :]), own=dict(zip(own, means, strict=True))
+    )
+
+
+def _mean(metric: plugins.Entry, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The mean over a batch of a user's metric, float64 ()."""
+    values = metric(logits.float(), targets)
+    if not isinstance(values, torch.Tensor) or values.shape != targets.shape[:1]:
+        given = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
+        raise UserError(
+            f"--plugin {metric.file}: metric {metric.name} must return a value for each of {len(targets)} images, a "
+            f"tensor of the shape ({len(targets)},), not {given}"
+        )
+    return values.double().mean()

@@ -8,7 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from utils.config import plugins
 from utils.config.groups.loss import LossSettings
+from utils.config.settings import UserError
 
 Loss = torch.Tensor | dict[str, torch.Tensor]
 
@@ -119,6 +121,17 @@ def mean_loss(criterion: Callable[..., Loss], weights: torch.Tensor | None, *ten
     return (each * weights).mean()
 
 
+class PluginLoss(nn.Module):
+    """A loss of a user's file: a function of logits and targets."""
+
+    def __init__(self, function: plugins.Entry) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return self.function(_at_least_float32(logits), targets)
+
+
 def image_weights(targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """The weight of each image (n,): its label's of ``weights`` (classes,), or their mean over the image's shares."""
     return targets.to(weights.dtype) @ weights if targets.is_floating_point() else weights[targets]
@@ -166,7 +179,14 @@ def build_criterion(settings: LossSettings, class_weights: torch.Tensor | None =
     a tensor (). ``class_weights``: float (classes,), on the logits' device. Validation always measures cross entropy
     without smoothing or weights, so that runs with other losses compare.
     """
-    return CRITERIA[settings.loss](settings, class_weights)
+    own = plugins.added("loss").get(settings.loss)
+    if own is None:
+        return CRITERIA[settings.loss](settings, class_weights)
+    if settings.label_smoothing or class_weights is not None:
+        raise UserError(
+            f"--loss {settings.loss}: one of --plugin does its own smoothing and weighting; remove the flag"
+        )
+    return PluginLoss(own)
 
 
 def describe(settings: LossSettings, gradient_penalty: float) -> str:

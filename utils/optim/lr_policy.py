@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 
+from utils.config import plugins
 from utils.config.groups.average import AverageSettings
 from utils.config.groups.optimisation import (
     RESTARTING_POLICIES,
@@ -70,7 +71,12 @@ class LRPolicy:
             return self.swa_lr
         if step < self.warmup_steps:
             return self._warm(step)
-        return self.lr * max(self.floor, POLICIES[self.policy](self, step))
+        own = plugins.added("lr_policy").get(self.policy)
+        if own is None:
+            factor = POLICIES[self.policy](self, step)
+        else:
+            factor = float(own(step - self.warmup_steps, max(1, self.total_steps - self.warmup_steps)))
+        return self.lr * max(self.floor, factor)
 
     def _warm(self, step: int) -> float:
         if self.warmup_lr is not None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from utils.config import plugins
 from utils.config.groups.optimisation import WITH_NESTEROV, OptimisationSettings
 from utils.config.keywords import given_twice, not_accepted, read_keyword
 from utils.config.settings import UserError, as_text
@@ -121,7 +122,7 @@ def build_optimizer(settings: OptimisationSettings, model: nn.Module) -> Optimiz
         raise UserError(mistake)
     arguments = OptimizerArguments(settings, has_momentum(settings.optimizer))
     try:
-        built = OWN.get(settings.optimizer, _timm)(settings, model, arguments)
+        built = _builder(settings.optimizer)(settings, model, arguments)
     except UserError:
         raise
     except Exception as error:  # a missing package or GPU, or an argument out of range: each raises something else
@@ -134,6 +135,19 @@ def build_optimizer(settings: OptimisationSettings, model: nn.Module) -> Optimiz
         for optimizer in built if isinstance(built, tuple) else (built,):
             Lookahead(optimizer, int(settings.lookahead[0]), settings.lookahead[1])
     return built
+
+
+def _builder(name: str) -> Builder:
+    own = plugins.added("optimizer").get(name)
+    return _of_plugin(own) if own else OWN.get(name, _timm)
+
+
+def _of_plugin(make: plugins.Entry) -> Builder:
+    def build(settings: OptimisationSettings, model: nn.Module, arguments: OptimizerArguments) -> Optimizers:
+        groups = parameter_groups(settings, model)
+        return make(groups, settings.lr, **arguments.of(make, without=("groups", "lr")))
+
+    return build
 
 
 def _fused(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
@@ -272,7 +286,7 @@ def _hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
 
 def has_momentum(name: str) -> bool:
     """Whether the optimizer ``name`` uses ``--momentum``."""
-    if name in OWN:
+    if name in OWN or name in plugins.added("optimizer"):
         return name in MOMENTUM
     import timm.optim
 
@@ -281,7 +295,7 @@ def has_momentum(name: str) -> bool:
 
 def unknown_optimizer(name: str) -> str | None:
     """The message for the user if there is no optimizer ``name``; otherwise None."""
-    if name in OWN:
+    if name in OWN or name in plugins.added("optimizer"):
         return None
     import timm.optim
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from utils.checkpoint.progress import Progress
+from utils.config import plugins
 from utils.config.settings import RunSettings, UserError, flag_of
 from utils.config.spelling import or_nearest
 from utils.record.curves import StepRecord
@@ -87,16 +88,28 @@ RAW_SCALARS = (
 VALIDATION_TAGS = tuple(scalar.tag for scalar in (*EPOCH_SCALARS, *RAW_SCALARS) if scalar.tag)
 
 
+def _of_plugins() -> Iterator[EpochScalar]:
+    """The metrics of users' files."""
+    for name, metric in plugins.added("metric").items():
+        yield EpochScalar(
+            f"{PREFIX}{name}",
+            lambda epoch, name=name: epoch.validation and epoch.validation.own.get(name),
+            f"{name}/Test",
+            metric.options["lower_is_better"],
+        )
+
+
 def row_of(epoch: Epoch) -> dict[str, float]:
     """The epoch's row: the scalars, with the named training losses in front of those of the raw weights."""
     named = epoch.progress.named_losses(epoch.progress.epoch_sums)
     losses = {f"train_{name}": loss for name, loss in named.items()}
-    return _columns(EPOCH_SCALARS, epoch) | losses | _columns(RAW_SCALARS, epoch)
+    return _columns((*EPOCH_SCALARS, *_of_plugins()), epoch) | losses | _columns(RAW_SCALARS, epoch)
 
 
 def points_of(row: dict[str, float]) -> dict[str, float]:
     """The points in TensorBoard that belong to ``row``."""
-    tagged = (scalar for scalar in (*EPOCH_SCALARS, *RAW_SCALARS) if scalar.tag and scalar.column in row)
+    scalars = (*EPOCH_SCALARS, *RAW_SCALARS, *_of_plugins())
+    tagged = (scalar for scalar in scalars if scalar.tag and scalar.column in row)
     return {scalar.tag: row[scalar.column] for scalar in tagged}
 
 
@@ -136,7 +149,8 @@ class Metric(NamedTuple):
 
 def metrics() -> dict[str, Metric]:
     """The metrics to choose from, by name: every column of validation but the counts."""
-    columns = [scalar for scalar in EPOCH_SCALARS if scalar.column.startswith(PREFIX) and scalar.column not in COUNTS]
+    scalars = (*EPOCH_SCALARS, *_of_plugins())
+    columns = [scalar for scalar in scalars if scalar.column.startswith(PREFIX) and scalar.column not in COUNTS]
     found = (Metric(scalar.column, scalar.lower_is_better) for scalar in columns)
     return {metric.name: metric for metric in found}
 

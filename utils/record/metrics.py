@@ -26,13 +26,17 @@ UNIT = 2**36  # of a confidence of 1: sums of whole numbers are exact in any ord
 
 @dataclass(frozen=True)
 class Report:
-    """Means over ``count`` samples; accuracies in percent. ``by_class``: the classes' figures, of a validation."""
+    """Means over ``count`` samples; accuracies in percent.
+
+    ``by_class``: the classes' figures, of a validation; ``own``: the metrics of users' files by name.
+    """
 
     loss: float
     top1: float
     top5: float
     count: int
     by_class: ClassReport | None = field(default=None, compare=False, repr=False)
+    own: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def from_sums(cls, sums: list[float]) -> Report:
@@ -49,7 +53,8 @@ class Report:
         """For the log. ``mixed``: the accuracies are those of mixed images."""
         of = " (mixed)" if mixed else ""
         top5 = f"top5{of} {self.top5:.2f}  " if with_top5 else ""
-        return f"top1{of} {self.top1:.2f}  {top5}loss {self.loss:.4f}"
+        own = "".join(f"  {name} {value:.4f}" for name, value in self.own.items())
+        return f"top1{of} {self.top1:.2f}  {top5}loss {self.loss:.4f}{own}"
 
 
 def shows_top5(classes: int) -> bool:

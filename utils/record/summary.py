@@ -16,6 +16,7 @@ import torch
 from utils.checkpoint.checkpoint import FORMAT, average_moved_since_validation
 from utils.checkpoint.progress import Progress
 from utils.checkpoint.resume import ResumePoint
+from utils.config import plugins
 from utils.config.groups.data import DataSettings
 from utils.config.settings import Settings
 from utils.data.datasets import Data
@@ -121,6 +122,7 @@ def checkpoint_description(args: Settings, data: Data, criterion: torch.nn.Modul
         "settings": args.values(),
         "versions": versions(),
         "fingerprint": data.fingerprint,
+        **({"plugins": plugins.digests()} if plugins.digests() else {}),
     }
 
 

@@ -280,12 +280,22 @@ def test_only_these_settings_leave_the_result_alone():
         ),
         *("skip_bad_images", "batch_size", "val_batch_size", "shard_cache", "shard_cache_gb", "grad_checkpointing"),
         *("shard_model", "channels_last", "max_skipped_steps", "dump_bad_batch", "bucket_mb", "print_freq", "progress"),
-        *("picture_epochs", "save_every_epochs", "save_every_steps", "folds_from"),
+        *("picture_epochs", "save_every_epochs", "save_every_steps", "folds_from", "plugin"),
     }
 
 
 def test_only_these_settings_are_the_machines_or_the_commands_own():
-    inherited = {"batch_size", "name", "deterministic", "device", "download", "workers", "progress", "timeout"}
+    inherited = {
+        "batch_size",
+        "name",
+        "deterministic",
+        "device",
+        "download",
+        "workers",
+        "progress",
+        "timeout",
+        "plugin",
+    }
     assert declaring("inherited", False) == inherited
     words = "config output gpu_ids resume resume_override evaluate dry_run max_steps"
     assert declaring("in_recipe", False) == set(words.split())

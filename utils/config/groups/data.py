@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from utils.config.datasets import SPECS
+from utils.config.datasets import OF_PLUGIN, SPECS
 from utils.config.field import DEFAULT, Needs, between, group, setting
 from utils.config.image_size import LARGEST_SIDE, Size
 
@@ -40,7 +40,8 @@ def _low_and_high(levels: tuple[float, ...]) -> str | None:
 
 
 def _has_folder(v: Any) -> bool:
-    return SPECS[v.dataname].needs_datapath or v.local_processes > 1  # which share their images there
+    spec = SPECS[v.dataname]
+    return spec.needs_datapath or spec.source == OF_PLUGIN or v.local_processes > 1  # which share their images there
 
 
 def _folds(v: Any) -> Iterator[object]:

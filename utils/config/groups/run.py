@@ -31,6 +31,14 @@ class RunSettings:
         synonyms="c",
         example="digits/fc",
     )
+    plugin: tuple[str, ...] | None = setting(
+        None,
+        "files of your own that add networks, losses, data sets and more (docs/plugins.md); in a recipe relative to it",
+        metavar="FILE",
+        inherited=False,
+        synonyms="user-dir custom-module",
+        example="examples/plugin.py",
+    )
     output: str = setting(
         "runs",
         "folder that holds all runs",

@@ -25,6 +25,7 @@ BLUR_STREAM = 14
 ERASE_STREAM = 15
 VERTICAL_FLIP_STREAM = 16
 ROTATION_STREAM = 17
+PLUGIN_STREAMS = 1 << 32  # and above: of names in users' files
 
 # Of the samples, row by row. Tensors go to the images' device; numpy arrays stay on the host, to group images by them.
 Numbers = tuple[torch.Tensor | np.ndarray, ...]

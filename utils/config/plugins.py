@@ -1,0 +1,183 @@
+"""What users' own files add: ``--plugin FILE``, whose decorators are in ``utils/plugin.py``.
+
+Each room asks ``added`` for entries of its kind beside its own registry. Code runs only for a file that the command
+line or its recipe names: a checkpoint says which files its run had, and never starts them.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType, MappingProxyType
+from typing import Any, NoReturn
+
+from utils.config.datasets import SPECS
+from utils.config.field import safe_name
+from utils.config.settings import UserError
+
+# The settings whose choices an entry's name joins; an entry of another kind is looked up where its name is used.
+KIND_OF = {"loss": "loss", "lr_policy": "lr_policy", "dataname": "dataset", "augment": "augmentation"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A function of a user's file, called like the function itself; a mistake in it is a ``UserError`` with its line.
+
+    ``options``: what its decorator was given beside the name.
+    """
+
+    kind: str
+    name: str
+    make: Callable[..., Any]
+    file: Path
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self.make(*args, **kwargs)
+        except Exception as error:
+            if type(error).__name__ == "OutOfMemoryError":  # torch's, which main.py explains
+                raise
+            _refuse(self.file, error, f"{self.kind} {self.name}")
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.make)
+
+
+@dataclass
+class _Loaded:
+    """The files in use: ``digests`` by path, entries by kind and name."""
+
+    digests: dict[Path, str] = field(default_factory=dict)
+    entries: dict[str, dict[str, Entry]] = field(default_factory=dict)
+    hooks: list[Entry] = field(default_factory=list)
+
+
+_loaded = _Loaded()
+_loading: list[Path] = []
+
+
+def added(kind: str) -> Mapping[str, Entry]:
+    """The entries of a kind, such as 'loss', by name."""
+    return MappingProxyType(_loaded.entries.get(kind, {}))
+
+
+def hooks() -> Sequence[Entry]:
+    """The hooks, whose names are their points in ``utils/loop/hooks.py``, in the order of the files."""
+    return tuple(_loaded.hooks)
+
+
+def choices(setting: str, own: tuple[str, ...]) -> tuple[str, ...]:
+    """What a setting with the choices ``own`` accepts."""
+    return (*own, *added(KIND_OF[setting])) if setting in KIND_OF else own
+
+
+def digests() -> dict[str, str]:
+    """SHA-256 of the files in use, by name."""
+    return {path.name: digest for path, digest in _loaded.digests.items()}
+
+
+def describe() -> dict[str, str]:
+    """The row of a run's plan; none without files."""
+    if not _loaded.digests:
+        return {}
+    names = [f"{kind} {name}" for kind, entries in _loaded.entries.items() for name in entries]
+    names += [f"hook {hook.name}" for hook in _loaded.hooks]
+    files = ", ".join(f"{path.name} ({digest[:8]})" for path, digest in _loaded.digests.items())
+    return {"Plug-ins": f"{files}: {', '.join(names) or 'nothing'}"}
+
+
+def load(files: Sequence[str]) -> None:
+    """Execute ``files``; what other files had added is gone. Raises ``UserError``."""
+    for name in added("dataset"):
+        del SPECS[name]
+    vars(_loaded).update(vars(_Loaded()))
+    for file in files:
+        _load(Path(os.path.abspath(file)))
+
+
+class _Source(SourceFileLoader):
+    """A loader of ``source``, the bytes that are digested; Python's may find an older version's bytecode."""
+
+    def __init__(self, name: str, path: str, source: bytes) -> None:
+        super().__init__(name, path)
+        self._source = source
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self._source, self.path)
+
+
+def _load(path: Path) -> None:
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"--plugin {path}: cannot be read ({error.strerror})", on_all_ranks=True) from error
+    twins = [other for other in _loaded.digests if other.name == path.name]
+    if twins:
+        raise UserError(f"--plugin {path}: {twins[0]} has the same name; rename one", on_all_ranks=True)
+    name = f"plugin_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path, loader=_Source(name, str(path), source))
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # known: its classes can be pickled for workers
+    _loading.append(path)
+    try:
+        spec.loader.exec_module(module)
+    except UserError:
+        raise
+    except Exception as error:
+        _refuse(path, error)
+    finally:
+        _loading.pop()
+    _loaded.digests[path] = hashlib.sha256(source).hexdigest()
+
+
+def _refuse(path: Path, error: Exception, what: str = "") -> NoReturn:
+    """Raise ``UserError`` with the line of the user's file in which ``error`` arose."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
+    place = f"{path}, line {line}" if line else str(path)
+    reason = " ".join(str(error).split())[:300]
+    message = f"--plugin {place}: {what and f'{what}: '}{type(error).__name__}{reason and f': {reason}'}"
+    raise UserError(message, on_all_ranks=not what) from error
+
+
+def add(kind: str, name: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator that enters a function under ``name``. Raises ``UserError`` for a name that is taken."""
+
+    def enter(make: Callable[..., Any]) -> Callable[..., Any]:
+        if not _loading:  # imported as a module of a user's program
+            return make
+        file = _loading[-1]
+        line = f", line {make.__code__.co_firstlineno}" if inspect.isfunction(make) else ""
+        where = f"--plugin {file}{line}"
+        problem = safe_name(name) if isinstance(name, str) else "must be a text"
+        if problem:
+            raise UserError(f"{where}: the name {name!r} of a {kind} {problem}", on_all_ranks=True)
+        entry = Entry(kind, name, make, file, options)
+        if kind == "hook":
+            _loaded.hooks.append(entry)
+            return make
+        if name in _loaded.entries.setdefault(kind, {}) or name in _own(kind):
+            raise UserError(f"{where}: there is a {kind} {name} already; choose another name", on_all_ranks=True)
+        _loaded.entries[kind][name] = entry
+        return make
+
+    return enter
+
+
+@functools.cache
+def _own(kind: str) -> tuple[str, ...]:
+    """The names of this repository that a setting offers."""
+    from utils.config.settings import all_settings
+
+    settings = [name for name, other in KIND_OF.items() if other == kind]
+    return next((option.metadata["choices"] for _, option in all_settings() if option.name in settings), ())

@@ -1,0 +1,153 @@
+"""Data sets of users' files: anything with ``len`` and items (image, label), such as a ``torch.utils.data.Dataset``."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from utils.config.datasets import SPECS, DatasetSpec
+from utils.config.groups.data import DataSettings
+from utils.config.plugins import Entry
+from utils.config.settings import UserError
+from utils.data.formats.readers import ImageFiles, MemoryImages, Splits
+from utils.data.images.stored import Stored
+
+LOOKED_AT = 32  # images of a split whose content is part of the fingerprint
+
+
+class Item(Stored):
+    """The image of an item, named SPLIT[NUMBER]."""
+
+    items: Items
+    number: int
+
+    @property
+    def version(self) -> str:
+        """Names the data set's content as far as it says: by the digest of the image itself."""
+        return f"{self}\0{hashlib.sha256(self.content()).hexdigest()}"
+
+    def content(self) -> bytes:
+        return self.items.read(self.number)
+
+    def __reduce__(self) -> Any:
+        """Across processes goes the number; the data set is known to all that were forked from the one that made it."""
+        return _item, (self.items.key, str(self), self.number)
+
+
+def _item(key: int, name: str, number: int) -> Item:
+    item = Item(name)
+    item.items = _made[key]
+    item.number = number
+    return item
+
+
+_made: list[Items] = []
+
+
+class Items(Sequence[str]):
+    """The images of a split as a sequence of names; an image is asked for when it is needed."""
+
+    def __init__(self, dataset: Any, name: str, colour: str, places: np.ndarray | None = None) -> None:
+        self._dataset = dataset
+        self._name = name
+        self._colour = colour
+        self._places = np.arange(len(dataset)) if places is None else places
+        self.key = len(_made)
+        _made.append(self)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: int) -> Item:
+        number = int(self._places[index])
+        return _item(self.key, f"{self._name}[{number}]", number)
+
+    def take(self, places: np.ndarray) -> Items:
+        """The images at ``places``, int64 (m,), in that order."""
+        return Items(self._dataset, self._name, self._colour, self._places[places])
+
+    @property
+    def identity(self) -> str:
+        """Digest of the split's name, its size and the content of some images."""
+        places = np.linspace(0, len(self) - 1, min(len(self), LOOKED_AT)).round().astype(int)
+        contents = (hashlib.sha256(self[place].content()).hexdigest() for place in places.tolist())
+        return "\0".join((self._name, hashlib.sha256(self._places.tobytes()).hexdigest(), *contents))
+
+    def read(self, number: int) -> bytes:
+        """The image file of item ``number``; what is no file yet becomes a PNG, which loses nothing."""
+        image = self._dataset[number][0]
+        if isinstance(image, bytes | bytearray | memoryview):
+            return bytes(image)
+        image = image if isinstance(image, Image.Image) else Image.fromarray(_pixels(image, f"{self._name}[{number}]"))
+        file = io.BytesIO()
+        image.save(file, "png", compress_level=1)
+        return file.getvalue()
+
+
+def _pixels(image: Any, where: str) -> np.ndarray:
+    """An array or tensor as uint8 (height, width) or (height, width, 3). Raises ``UserError``."""
+    pixels = np.asarray(image)
+    if pixels.ndim == 3 and pixels.shape[0] in (1, 3) and pixels.shape[2] not in (1, 3):
+        pixels = np.moveaxis(pixels, 0, 2)
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[..., 0]
+    if pixels.dtype != np.uint8 or (pixels.ndim != 2 and (pixels.ndim != 3 or pixels.shape[2] != 3)):
+        raise UserError(
+            f"--plugin: image {where} is {pixels.dtype} of the shape {pixels.shape}; give uint8 (height, width), "
+            "(height, width, 3) or (3, height, width), a Pillow image or the bytes of an image file"
+        )
+    return np.ascontiguousarray(pixels)
+
+
+def read_own(entry: Entry, settings: DataSettings) -> Splits:
+    """The splits that a user's function gives for ``--datapath``. Raises ``UserError``."""
+    given = entry(settings.datapath)
+    where = f"--plugin {entry.file}: data set {entry.name}"
+    if not isinstance(given, tuple | list) or len(given) != 3:
+        raise UserError(f"{where} must return (training, validation, classes)")
+    *datasets, classes = given
+    classes = tuple(map(str, classes))
+    spec = SPECS[entry.name]
+    splits = []
+    for name, dataset in zip(("train", "val"), datasets, strict=True):
+        labels = _labels(dataset, len(classes), f"{where}, {name}")
+        images = Items(dataset, f"{entry.name}/{name}", spec.colour)
+        splits.append(_in_memory(images, labels, spec) if spec.fixed_size else ImageFiles(images, labels, spec.colour))
+    return Splits(*splits, classes)
+
+
+def _in_memory(images: Items, labels: torch.Tensor, spec: DatasetSpec) -> MemoryImages:
+    pixels = torch.empty(len(images), spec.channels, spec.image_size, spec.image_size, dtype=torch.uint8)
+    for number, image in enumerate(images):
+        with Image.open(io.BytesIO(image.content())) as opened:
+            array = np.array(opened.convert(spec.colour))
+        if array.shape[:2] != pixels.shape[2:]:
+            raise UserError(
+                f"--plugin: image {image} has {array.shape[0]} x {array.shape[1]} pixels, and a data set of a "
+                f"fixed_size has {spec.image_size} x {spec.image_size}"
+            )
+        pixels[number] = torch.from_numpy(array.reshape(*array.shape[:2], -1)).permute(2, 0, 1)
+    return MemoryImages(pixels, labels)
+
+
+def _labels(dataset: Any, classes: int, where: str) -> torch.Tensor:
+    """Labels, int64 (n,): ``dataset.targets`` if it has them, as torchvision's data sets do, otherwise each item's."""
+    targets = getattr(dataset, "targets", None)
+    try:
+        values = [dataset[number][1] for number in range(len(dataset))] if targets is None else list(targets)
+        labels = torch.tensor([int(value) for value in values], dtype=torch.int64)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{where}: items must be (image, label) ({type(error).__name__}: {error})") from error
+    wrong = ((labels < 0) | (labels >= classes)).nonzero().flatten().tolist()
+    if not len(labels) or wrong:
+        which = f"item {wrong[0]} has label {labels[wrong[0]]} of {classes} classes" if wrong else "there are no items"
+        raise UserError(f"{where}: {which}")
+    return labels
