@@ -48,6 +48,14 @@ def algorithms_are_chosen_freely_again():
 
 
 @pytest.fixture(autouse=True)
+def own_parts_are_forgotten():
+    """What a test's --plugin has added would be among the names that later ones know."""
+    yield
+    if "utils.config.plugins" in sys.modules:
+        sys.modules["utils.config.plugins"].load(())
+
+
+@pytest.fixture(autouse=True)
 def signals_are_handled_as_before():
     """A handler that a test leaves behind reaches every process that a later test forks, which then may not end."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

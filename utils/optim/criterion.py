@@ -129,7 +129,12 @@ class PluginLoss(nn.Module):
         self.function = function
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return self.function(_at_least_float32(logits), targets)
+        loss = self.function(_at_least_float32(logits), targets)
+        if not isinstance(loss, torch.Tensor) or loss.ndim:
+            given = f"a tensor of the shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)[:40]
+            own = self.function
+            raise UserError(f"--plugin {own.file}: loss {own.name} must return a tensor of one number, not {given}")
+        return loss
 
 
 def image_weights(targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -53,8 +53,7 @@ class Report:
         """For the log. ``mixed``: the accuracies are those of mixed images."""
         of = " (mixed)" if mixed else ""
         top5 = f"top5{of} {self.top5:.2f}  " if with_top5 else ""
-        own = "".join(f"  {name} {value:.4f}" for name, value in self.own.items())
-        return f"top1{of} {self.top1:.2f}  {top5}loss {self.loss:.4f}{own}"
+        return f"top1{of} {self.top1:.2f}  {top5}loss {self.loss:.4f}"
 
 
 def shows_top5(classes: int) -> bool:

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 from tqdm import tqdm
 
 from utils.checkpoint.progress import NOTHING, Progress
+from utils.config import plugins
 from utils.config.settings import Settings
 from utils.record.curves import StepRecord
 from utils.record.doubts import doubts
@@ -67,6 +68,7 @@ class Reporter:
             writer.describe(dict.fromkeys(tags, f"of some of the images{self.cut}"))
         self.best_metric = best_metric(args.run)
         deciding = {self.best_metric.column, stopping_metric(args.run).column}
+        deciding |= {f"{PREFIX}{name}" for name in plugins.added("metric")}
         self.deciding = sorted(deciding - {"val_top1", "val_top5", "val_loss"})
         # Once within a run as well: at its first validation after a tenth of it, not before the learning rate is full.
         begins = max(3, math.ceil(self.epochs / 10), math.ceil(args.optimisation.warmup_epochs) + 1)

@@ -51,6 +51,7 @@ def evaluation_lines(report: Report, settings: DataSettings, point: ResumePoint 
     """The last lines of ``--evaluate``."""
     cut = cut_words(settings.max_val_batches)
     lines = [] if report.by_class is None else [f"validation{cut}  {report.by_class}"]
+    lines += [f"validation{cut}  {name} {value:.4f}" for name, value in report.own.items()]
     progress = point and point.state.get("progress")
     step = progress.get("step") if isinstance(progress, dict) else None
     lines += [] if cut else [f"warning: {doubt}" for doubt in doubts_of(report, step, settings.dataname)]

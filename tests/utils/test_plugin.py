@@ -1,0 +1,288 @@
+"""Users' own files: what they add trains, resumes exactly and is refused when it is wrong, has changed or is missing."""
+
+import contextlib
+import csv
+import textwrap
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from main import main
+from models import load_model
+from tests.end_to_end.processes import curves, differences, train
+from tests.helpers import equal
+from utils.config.arguments import parse
+from utils.config.settings import UserError
+from utils.data.augment.base import Samples
+from utils.data.augmentations import Context, build_augmentations
+from utils.data.datasets import get_data
+from utils.optim.lr_policy import build_lr_policy
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = str(ROOT / "examples" / "plugin.py")
+PARTS = ("--arch", "mixer", "--loss", "poly", "--optimizer", "signsgd", "--lr-policy", "inverse-sqrt", "--lr", "0.001")
+FLAGS = (
+    "--plugin",
+    EXAMPLE,
+    *PARTS,
+    "--augment",
+    "brightness",
+    "shift",
+    "--best-metric",
+    "margin",
+    "--batch-size",
+    "64",
+)
+
+
+def written(folder, text, name="mine.py"):
+    file = folder / name
+    file.write_text(textwrap.dedent(text))
+    return str(file)
+
+
+def run_of(folder):
+    (run,) = (path.parent for path in folder.rglob("config.yaml"))
+    return run
+
+
+def trained(folder, *flags):
+    assert main([*FLAGS, "--device", "cpu", "--no-progress", "--output", str(folder), *flags]) == 0
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of two epochs with all parts of the example."""
+    folder = tmp_path_factory.mktemp("whole")
+    trained(folder, "--epochs", "2")
+    return run_of(folder)
+
+
+def last_row(run):
+    with open(run / "metrics.csv", newline="") as file:
+        return list(csv.DictReader(file))[-1]
+
+
+# ------------------------------------------------------------------------------------------ they act
+
+
+def test_the_metric_is_the_mean_over_the_validation_images_of_what_the_function_gives(whole):
+    network, classes, _ = load_model(whole, plugins=[EXAMPLE])
+    assert type(network).__name__ == "MLPMixer" and len(classes) == 10
+    settings = parse(["--resume", str(whole)]).data
+    data = get_data(settings, torch.device("cpu"))
+    pixels = data.validation.pixels.float().div(255)
+    with torch.no_grad():
+        shares = network((pixels - data.spec.mean[0]) / data.spec.std[0]).softmax(1)
+    right = shares[torch.arange(360), data.validation.labels]
+    others = shares.masked_fill(functional.one_hot(data.validation.labels, 10).bool(), 0).amax(1)
+    assert float(last_row(whole)["val_margin"]) == pytest.approx(float((right - others).mean()), abs=1e-5)
+
+
+def test_the_metric_does_not_depend_on_the_number_of_processes(tmp_path):
+    one, three = (tmp_path / str(processes) for processes in (1, 3))
+    parts = ("--plugin", EXAMPLE, *PARTS, "--augment", "brightness", "--global-batch-size", 66)
+    for folder, processes in ((one, 1), (three, 3)):
+        train(*parts, "--max-steps", 2, "--no-progress", "--output", folder, processes=processes)
+    values = [float(last_row(run_of(folder))["val_margin"]) for folder in (one, three)]
+    assert values[0] == pytest.approx(values[1], abs=1e-5)  # of the gradients' rounding in another order
+
+
+def test_the_schedule_is_what_the_function_gives_from_the_end_of_the_warm_up_on():
+    args = parse(
+        ["--plugin", EXAMPLE, "--lr-policy", "inverse-sqrt", "--lr", "2", "--warmup-epochs", "1", "--epochs", "3"]
+    )
+    policy = build_lr_policy(args.optimisation, 10)
+    assert [policy(step) for step in (4, 9, 10, 13)] == pytest.approx([1.0, 2.0, 2.0, 1.0])
+
+
+def test_the_loss_is_what_the_function_gives_and_both_kinds_of_targets_agree():
+    args = parse(["--plugin", EXAMPLE, "--loss", "poly"])
+    from utils.optim.criterion import build_criterion
+
+    logits = torch.tensor([[2.0, 0.0], [0.0, 1.0]], dtype=torch.bfloat16)
+    targets = torch.tensor([0, 0])
+    probabilities = torch.tensor([2.0, -1.0]).sigmoid()
+    expected = (-probabilities.log() + 1 - probabilities).mean()
+    criterion = build_criterion(args.loss)
+    assert criterion(logits, targets) == pytest.approx(float(expected), abs=1e-6)
+    assert criterion(logits, functional.one_hot(targets, 2).float()) == pytest.approx(float(expected), abs=1e-6)
+
+
+def test_an_image_is_augmented_by_seed_epoch_and_number_alone():
+    args = parse(["--plugin", EXAMPLE, "--augment", "brightness"])
+    (own,) = build_augmentations(("brightness",), Context(args.augmentation, 1, 8))
+    images = torch.full((4, 1, 8, 8), 100, dtype=torch.uint8)
+
+    def augmented(numbers, epoch):
+        samples = Samples(0, epoch, torch.tensor(numbers).numpy())
+        return own.apply(images[: len(numbers)], *own.draw(samples, 8, 8))
+
+    together = augmented([3, 1, 2, 7], 0)
+    assert equal(together[2:], augmented([2, 7], 0))
+    assert not torch.equal(together, augmented([3, 1, 2, 7], 1))
+    assert 80 <= together.min() < together.max() <= 120
+
+
+def test_hooks_are_called_and_choices_are_known(tmp_path, capsys):
+    file = written(
+        tmp_path,
+        """
+        from utils.plugin import hook
+
+        @hook("before_validation")
+        def before(traval):
+            print("looking at step", traval.progress.step)
+    """,
+    )
+    assert (
+        main(["--plugin", file, "--arch", "fc", "--device", "cpu", "--max-steps", "2", "--output", str(tmp_path)]) == 0
+    )
+    assert "looking at step 2" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["--plugin", EXAMPLE, "--help"])
+    text = capsys.readouterr().out
+    assert "focal,poly}" in text and "triangular,inverse-sqrt}" in text and "synthetic,sqlite}" in text
+    assert main(["--loss", "poly"]) == 2  # the file was that command's alone
+    assert "choose from cross-entropy, bce, focal\n" in capsys.readouterr().err
+    assert main(["--plugin", EXAMPLE, "--arch", "mixxer", "--output", str(tmp_path)]) == 2
+    assert "did you mean mixer" in capsys.readouterr().err
+
+
+def test_a_data_set_is_read_and_one_of_a_fixed_size_stays_in_memory(tmp_path):
+    file = written(
+        tmp_path,
+        """
+        import torch
+        from utils.plugin import dataset
+
+        class Squares(torch.utils.data.Dataset):
+            def __init__(self, count):
+                self.count = count
+            def __len__(self):
+                return self.count
+            def __getitem__(self, index):
+                return torch.full((3, 8, 8), 10 * index, dtype=torch.uint8), index % 2
+
+        @dataset("squares", image_size=8, fixed_size=True)
+        def squares(path):
+            return Squares(6), Squares(3), ("even", "odd")
+
+        @dataset("streamed", image_size=8)
+        def streamed(path):
+            return Squares(6), Squares(3), ("even", "odd")
+    """,
+    )
+    data = get_data(parse(["--plugin", file, "--dataname", "squares"]).data, torch.device("cpu"))
+    assert data.classes == ("even", "odd") and data.train.labels.tolist() == [0, 1, 0, 1, 0, 1]
+    assert data.train.pixels[:, 2, 5, 5].tolist() == [0, 10, 20, 30, 40, 50]
+    other = get_data(parse(["--plugin", file, "--dataname", "streamed"]).data, torch.device("cpu"))
+    assert len(other.fingerprint) > 20 and other.fingerprint != data.fingerprint
+    assert main(["--plugin", file, "--dataname", "streamed", "--arch", "fc", "--augment", "none", "--batch-size", "4",
+                 "--epochs", "1", "--device", "cpu", "--workers", "1", "--output", str(tmp_path / "runs")]) == 0  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------- they resume
+
+
+def test_a_run_in_two_parts_ends_in_the_same_bits(whole, tmp_path):
+    trained(tmp_path, "--epochs", "2", "--max-steps", "30")
+    trained(tmp_path, "--epochs", "2", "--resume", "auto")
+    assert differences(whole, run_of(tmp_path)) == []
+    assert curves(whole) == curves(run_of(tmp_path))
+
+
+def test_a_file_that_changed_or_is_missing_is_refused_at_a_resume_and_named(tmp_path, capsys):
+    text = Path(EXAMPLE).read_text()
+    file = written(tmp_path, text)
+    flags = ["--plugin", file, *PARTS, "--device", "cpu", "--no-progress", "--output", str(tmp_path), "--epochs", "2"]
+    assert main([*flags, "--max-steps", "3"]) == 0
+    run = run_of(tmp_path)
+    Path(file).write_text(text.replace("depth=4", "depth=4 + 0"))
+    for resume in ("auto", str(run)):
+        capsys.readouterr()
+        assert main([*flags, "--resume", resume]) == 2
+        assert "--plugin mine.py: has changed" in capsys.readouterr().err
+    assert main(["--resume", str(run)]) == 2
+    assert "was trained with mine.py; add the flag" in capsys.readouterr().err
+    assert main([*flags, "--resume", str(run), "--resume-override"]) == 0
+    Path(file).write_text(text)
+    assert main(["--plugin", file, "--evaluate", "--resume", str(run)]) == 2  # it went on with the changed one
+    assert "has changed" in capsys.readouterr().err
+
+
+def test_a_checkpoint_never_starts_code_and_says_what_it_needs(whole):
+    with pytest.raises(UserError, match="network mixer is in plugin.py; give that file by --plugin"):
+        load_model(whole)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_model(whole, plugins=[EXAMPLE])
+
+
+def test_a_tool_is_told_if_the_file_is_not_the_one_of_the_training(whole, tmp_path):
+    file = written(tmp_path, Path(EXAMPLE).read_text() + "# more\n", "plugin.py")
+    with pytest.warns(UserWarning, match="plugin.py is not what it was"):
+        load_model(whole, plugins=[file])
+
+
+# ------------------------------------------------------------------------------------------ mistakes
+
+NETWORK = "from utils.plugin import network\n@network('mine')\ndef mine(classes, channels, image_size):\n    "
+MISTAKES = {
+    "def broken(:\n": "mine.py, line 1: SyntaxError",
+    "import no_such_package\n": "mine.py, line 1: ModuleNotFoundError",
+    "\n\n1 / 0\n": "mine.py, line 3: ZeroDivisionError",
+    "from utils.plugin import nothing\n": "mine.py, line 1: ImportError",
+    "from utils.plugin import loss\n@loss('focal')\ndef f(a, b): ...\n": "line 2: there is a loss focal already",
+    "from utils.plugin import loss\n@loss('a b')\ndef f(a, b): ...\n": "the name 'a b' of a loss must be",
+    "from utils.plugin import hook\n@hook('after_updates')\ndef f(t): ...\n": "no point after_updates for a hook; did you",
+    NETWORK.replace("mine", "resnet18") + "...\n": "there is a network resnet18 already",
+    NETWORK + "raise ValueError('no')\n": "mine.py, line 4: network mine: ValueError: no",
+    "from utils.plugin import loss\n@loss('mine')\ndef f(logits, targets):\n    return logits[targets]\n": "loss mine must return a tensor of one number, not a",
+    "from utils.plugin import metric\n@metric('m')\ndef f(logits, targets):\n    return 1\n": "metric m must return a value for each of",
+    "from utils.plugin import augmentation\n@augmentation('mine')\ndef f(images, numbers):\n    return images[:1, 0]\n": (
+        "augmentation mine must return images of the shape"
+    ),
+    "from utils.plugin import dataset\n@dataset('mine')\ndef f(path):\n    return 1\n": "(training, validation, classes)",
+    "from utils.plugin import dataset\n@dataset('mine')\ndef f(path):\n    return [(0, 5)], [(0, 0)], 'ab'\n": (
+        "train: item 0 has label 5 of 2 classes"
+    ),
+}
+
+
+@pytest.mark.parametrize("text", MISTAKES)
+def test_a_mistake_in_a_file_is_one_line_with_its_place(text, tmp_path, capsys):
+    file = written(tmp_path, text)
+    own = {"network": "--arch", "loss": "--loss", "augmentation": "--augment", "dataset": "--dataname"}
+    kind = next((kind for kind in own if f"@{kind}('mine')" in text), None)
+    arch = "resnet18" if "resnet18" in text else "fc"
+    flags = ["--arch", arch, *([own[kind], "mine"] if kind else [])]
+    output = tmp_path / "runs"
+    code = main(
+        ["--plugin", file, *flags, "--device", "cpu", "--no-progress", "--max-steps", "1", "--output", str(output)]
+    )
+    err = capsys.readouterr().err
+    assert code == 2
+    (line,) = [line for line in err.splitlines() if "warning" not in line]
+    assert line.startswith("main.py: --plugin ") and MISTAKES[text] in line
+
+
+def test_files_that_cannot_be_read_or_have_one_name_are_refused(tmp_path, capsys):
+    assert main(["--plugin", str(tmp_path / "none.py")]) == 2
+    assert "none.py: cannot be read (No such file" in capsys.readouterr().err
+    (tmp_path / "other").mkdir()
+    twins = [written(tmp_path, ""), written(tmp_path / "other", "")]
+    assert main(["--plugin", *twins]) == 2
+    assert "has the same name; rename one" in capsys.readouterr().err
+
+
+def test_a_recipe_names_files_relative_to_itself(tmp_path, monkeypatch):
+    written(tmp_path, "from utils.plugin import loss\n@loss('mine')\ndef f(a, b): ...\n")
+    recipe = tmp_path / "own.yaml"
+    recipe.write_text("plugin: mine.py\nloss: mine\n")
+    with contextlib.chdir("/"):
+        args = parse(["--config", str(recipe)])
+    assert args.loss.loss == "mine" and args.run.plugin == (str(tmp_path / "mine.py"),)
