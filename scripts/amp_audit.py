@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
             folder = make_folder(own.output or default_folder(own, args, source))
             print("\n".join(header(args, subject, distributed)), flush=True)
             passes, criterion = subject.passes, subject.criterion
-            options = {"scale": subject.scale, "float64": own.float64, "seed": subject.seed}
+            options = {"scale": subject.scale, "seed": subject.seed}
             result = audit(subject.model, passes, criterion, distributed.device, **options)
         except torch.OutOfMemoryError as error:
             raise UserError("--batch-size: the audit does not fit into the device's memory; lower it") from error
@@ -86,7 +86,6 @@ def main(argv: list[str]) -> int:
 def build_parser() -> ToolParser:
     parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=True)
     parser.add_argument("--batches", type=whole(1), metavar="N", help=f"forward passes to audit [{BATCHES}]")
-    parser.add_argument("--float64", action="store_true", help="compare with float64 instead of float32")
     parser.add_argument("--batch", metavar="FILE", help="repeat and audit a step that main.py --dump-bad-batch saved")
     parser.add_argument("--top", type=whole(0), default=TOP, metavar="N", help=f"layers in the table [{TOP}]")
     parser.add_argument("--output", metavar="DIR", help="folder of the files [audits/DATANAME_ARCH]")

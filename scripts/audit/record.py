@@ -1,4 +1,4 @@
-"""What a few training batches show in one dtype: every operation, and every layer's values and gradients.
+"""What a few training batches show in one dtype: every operation, every layer's tensors, every gradient.
 
 A ``TorchDispatchMode`` runs below autocast and autograd, so it sees the casts that autocast inserts and the dtypes that
 an operation really got. Tensors are reduced to a few numbers on the device right away; no activation is kept.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -23,12 +25,12 @@ from scripts.audit.walkthrough import true_float32
 from utils.config.groups.precision import PrecisionSettings
 from utils.config.settings import UserError
 from utils.loop.forward import forward
-from utils.precision.amp import DTYPES, autocast, keep_in_fp32
+from utils.precision.amp import autocast, keep_in_fp32
 from utils.precision.probe import tensors_in, watching
 
-FP16_NORMAL = 2.0**-14  # the smallest normal float16; below it precision is lost bit by bit
 HALF = (torch.float16, torch.bfloat16)
-WIDE = {"fp32": torch.float32, "fp64": torch.float64}
+FP32 = "fp32"  # the format of the reference
+MASKS = re.compile(r"masked_fill|where|(new_)?full(_like)?|scalar_tensor|fill")  # infinite on purpose
 UNFILLED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")  # what they hold means nothing
 
 Criterion = Callable[[torch.Tensor, torch.Tensor], "torch.Tensor | dict[str, torch.Tensor]"]
@@ -48,7 +50,7 @@ class AuditBatch:
     weight: float = 1.0
 
 
-# --------------------------------------------------------------------------------------- operations
+# ---------------------------------------------------------------------------------------- recording
 
 
 class Value(NamedTuple):
@@ -73,32 +75,31 @@ class Recorder(TorchDispatchMode):
     """Records the network's operations, and tensors at its modules' borders, while it is active.
 
     Random numbers are drawn in float32 and then rounded, so that dropout drops the same values in every dtype; dropout
-    inside fused attention is out of reach. With a dtype ``wide`` no operation goes to a narrower one, whatever the
-    network's code requests, and ``magnitudes`` holds the largest finite one of each value: 0 for weights, since whether
-    one of them is too large shows directly.
+    inside fused attention is out of reach. With ``wide`` no operation goes to a narrower dtype than float32, whatever
+    the network's code requests. ``values``: of each, what ``measure`` gives; a weight counts as finite.
     """
 
-    def __init__(self, model: nn.Module, wide: torch.dtype | None) -> None:
+    def __init__(self, model: nn.Module, *, wide: bool) -> None:
         super().__init__()
         self.model = model
         self.wide = wide
         self.running: list[str] = []  # modules, the innermost last, '' the network; none in the loss
         self.operations: list[Operation] = []
-        self.magnitudes: list[torch.Tensor | float] = []
+        self.values: list[torch.Tensor] = []
         self.borders: list[tuple[str, str, torch.dtype, torch.Tensor]] = []  # kind, module, dtype, numbers of a tensor
-        self._values: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._numbers: WeakIdKeyDictionary = WeakIdKeyDictionary()
         weights = [*model.parameters(), *model.buffers()]
         self._weights = {tensor.untyped_storage().data_ptr() for tensor in weights if tensor.numel()}
 
     def __enter__(self) -> Any:
         self._hooks = ExitStack()
-        kinds = {"inputs": "input", "outputs": "output", "gradients": "gradient"}
-        self._hooks.enter_context(watching(self.model, **{when: self._at_border(kind) for when, kind in kinds.items()}))
+        kinds = ("inputs", "outputs", "gradients")
+        self._hooks.enter_context(watching(self.model, **{kind: partial(self._at_border, kind) for kind in kinds}))
         for name, module in self.model.named_modules():
-            self._hooks.callback(
-                module.register_forward_pre_hook(lambda *_, name=name: self.running.append(name)).remove
-            )
-            self._hooks.callback(module.register_forward_hook(self._leave).remove)
+            entering = module.register_forward_pre_hook(lambda *_, name=name: self.running.append(name))
+            leaving = module.register_forward_hook(self._leave)
+            self._hooks.callback(entering.remove)
+            self._hooks.callback(leaving.remove)
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
@@ -107,9 +108,8 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        dtype = kwargs.get("dtype")
-        if self.wide and dtype and dtype.is_floating_point and dtype.itemsize < self.wide.itemsize:
-            kwargs["dtype"] = self.wide
+        if self.wide and kwargs.get("dtype") in HALF:
+            kwargs["dtype"] = torch.float32
         name = func._schema.name.removeprefix("aten::")
         inputs = [self._value(tensor) for tensor in tensors_in(args)] if self.running else []
         result = _with_same_draws(func, name, args, kwargs)
@@ -125,26 +125,25 @@ class Recorder(TorchDispatchMode):
         self.running.pop()
 
     def _value(self, tensor: torch.Tensor, result_of: str = "") -> Value:
-        if result_of or tensor not in self._values:
-            self._values[tensor] = len(self.magnitudes)
-            measured = self.wide and result_of not in UNFILLED
-            is_weight = tensor.numel() and tensor.untyped_storage().data_ptr() in self._weights
-            self.magnitudes.append(largest(tensor) if measured and not is_weight else 0.0)
-        return Value(self._values[tensor], tensor.dtype, tensor.numel())
+        if result_of or tensor not in self._numbers:
+            self._numbers[tensor] = len(self.values)
+            numbers = torch.zeros(2, dtype=torch.float64, device=tensor.device)
+            if tensor.numel() and result_of not in UNFILLED:
+                is_weight = tensor.untyped_storage().data_ptr() in self._weights
+                numbers = measure(tensor) * numbers.new_tensor([not is_weight, 1])
+            self.values.append(numbers)
+        return Value(self._numbers[tensor], tensor.dtype, tensor.numel())
 
-    def _at_border(self, kind: str) -> Callable[[str, nn.Module, torch.Tensor], None]:
-        def note(name: str, module: nn.Module, tensor: torch.Tensor) -> None:
-            with _disable_current_modes():
-                self.borders.append((kind, name, tensor.dtype, _numbers(tensor)))
-
-        return note
+    def _at_border(self, kind: str, name: str, module: nn.Module, tensor: torch.Tensor) -> None:
+        with _disable_current_modes():
+            self.borders.append((kind, name, tensor.dtype, measure(tensor)))
 
 
 def _with_same_draws(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     """The result of ``func``; if it is random, drawn in float32."""
     if name == "native_dropout" and args[2] is not False:
-        kept = torch.empty(args[0].shape, dtype=torch.float32, device=args[0].device).bernoulli_(1 - args[1])
         share = 1 - args[1]
+        kept = torch.empty(args[0].shape, dtype=torch.float32, device=args[0].device).bernoulli_(share)
         return args[0] * (kept / share if share else kept).to(args[0].dtype), kept.bool()
     if name in ("bernoulli_", "uniform_", "normal_") and args[0].dtype != torch.float32:
         drawn = torch.empty(args[0].shape, dtype=torch.float32, device=args[0].device)
@@ -157,88 +156,34 @@ def _with_same_draws(func: Any, name: str, args: Any, kwargs: dict[str, Any]) ->
     return func(*args, **kwargs)
 
 
-def largest(tensor: torch.Tensor) -> torch.Tensor:
-    """The largest finite magnitude, a float64 tensor () on the device; 0 for none."""
+def measure(tensor: torch.Tensor) -> torch.Tensor:
+    """How many values are not finite and the largest finite magnitude, a float64 tensor (2,) on the device."""
     if tensor.numel() == 0:
-        return torch.zeros((), dtype=torch.float64, device=tensor.device)
-    return torch.nan_to_num(tensor.detach(), 0.0, 0.0, 0.0).abs().max().double()
+        return torch.zeros(2, dtype=torch.float64, device=tensor.device)
+    largest = torch.nan_to_num(tensor.detach(), 0.0, 0.0, 0.0).abs().max()
+    return torch.stack([(~torch.isfinite(tensor)).sum().double(), largest.double()])
 
 
-def _numbers(tensor: torch.Tensor) -> torch.Tensor:
-    """Of a tensor, the fields of ``Values`` but the last, float64 (5,) on the device."""
-    zeros = tensor == 0
-    subnormal = ~zeros & (tensor.abs() < FP16_NORMAL) & (tensor.dtype == torch.float16)
-    counts = [zeros.new_full((), tensor.numel(), dtype=torch.int64), (~torch.isfinite(tensor)).sum()]
-    counts += [zeros.sum(), subnormal.sum()]
-    return torch.stack([*(count.double() for count in counts), largest(tensor)])
-
-
-def read_all(numbers: Sequence[torch.Tensor | float]) -> list[Any]:
+def read_all(numbers: Sequence[torch.Tensor]) -> list[Any]:
     """The numbers, or rows of them, on the host with one wait for the device."""
-    tensors = [number.double() for number in numbers if isinstance(number, torch.Tensor)]
-    values = iter(torch.stack(tensors).tolist() if tensors else [])
-    return [next(values) if isinstance(number, torch.Tensor) else number for number in numbers]
+    return torch.stack([number.double() for number in numbers]).tolist() if numbers else []
 
 
-# ------------------------------------------------------------------------------ layers and gradients
+# ---------------------------------------------------------------------------------------- gradients
 
 
-@dataclass
-class Values:
-    """Counts of the values of several tensors, their largest finite magnitude, their dtypes."""
-
-    count: float = 0
-    non_finite: float = 0
-    zeros: float = 0
-    subnormal: float = 0  # of float16
-    largest: float = 0.0
-    dtypes: list[str] = field(default_factory=list)
-
-    def add(self, dtype: torch.dtype, numbers: Sequence[float]) -> None:
-        """Add a tensor."""
-        self.count += numbers[0]
-        self.non_finite += numbers[1]
-        self.zeros += numbers[2]
-        self.subnormal += numbers[3]
-        self.largest = max(self.largest, numbers[4])
-        if dtype_name(dtype) not in self.dtypes:
-            self.dtypes.append(dtype_name(dtype))
-
-
-@dataclass
-class Layer:
-    """A module over all its calls and passes; ``gradients``: of the scaled loss with respect to its outputs."""
-
-    outputs: Values = field(default_factory=Values)
-    gradients: Values = field(default_factory=Values)
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-@dataclass
-class Compared:
+class Compared(NamedTuple):
     """Sums over the values of one parameter's gradient (or several) and over all passes.
 
-    ``lost``: zero although the reference is not. Squared norms: ``difference`` of the unscaled gradient from the
-    reference, ``reference``, and ``lost_norm`` of the reference at the lost values. ``in_half``: how many passes'
-    gradients float16 can hold. ``largest``: magnitude of the reference.
+    ``non_finite``: how many are not. Squared norms: ``difference`` of the unscaled gradient from the reference,
+    ``reference``, and ``lost`` of the reference where the gradient is zero. ``largest``: magnitude of the reference.
     """
 
-    values: float = 0
-    present: float = 0  # values of the reference that are not zero
-    lost: float = 0
-    non_finite: float = 0
+    non_finite: float = 0.0
     difference: float = 0.0
     reference: float = 0.0
-    lost_norm: float = 0.0
-    in_half: float = 0
+    lost: float = 0.0
     largest: float = 0.0
-
-    def __add__(self, other: Compared) -> Compared:
-        sums = {part.name: getattr(self, part.name) + getattr(other, part.name) for part in fields(self)}
-        return Compared(**{**sums, "largest": max(self.largest, other.largest)})
 
     @property
     def error(self) -> float:
@@ -247,13 +192,14 @@ class Compared:
 
     @property
     def lost_share(self) -> float:
-        """The share of the reference's values that were lost."""
-        return self.lost / self.present if self.present else 0.0
+        """The share of the reference's norm that became zero."""
+        return math.sqrt(self.lost / self.reference) if self.reference else 0.0
 
-    @property
-    def lost_norm_share(self) -> float:
-        """The share of the reference's norm that the lost values carry."""
-        return math.sqrt(self.lost_norm / self.reference) if self.reference else 0.0
+
+def together(parts: Iterable[Compared]) -> Compared:
+    """The sums of several gradients, as of one."""
+    columns = [*zip(*parts, strict=True)]
+    return Compared(*map(sum, columns[:-1]), max(columns[-1])) if columns else Compared()
 
 
 def compare(passes: Iterable[tuple[Gradients, Gradients]], scale: float) -> dict[str, Compared]:
@@ -261,55 +207,66 @@ def compare(passes: Iterable[tuple[Gradients, Gradients]], scale: float) -> dict
     rows = defaultdict(list)
     for gradients, reference in passes:
         for name, truth in reference.items():
-            gradient = gradients[name] if name in gradients else torch.zeros_like(truth)
-            rows[name].append(_compare(gradient, truth, scale))
+            gradient = gradients[name].double() if name in gradients else torch.zeros_like(truth, dtype=torch.float64)
+            truth = truth.double()
+            parts = [~torch.isfinite(gradient), (gradient / scale - truth).square(), truth.square()]
+            parts.append(truth.square() * (gradient == 0))
+            rows[name].append(torch.stack([*(part.sum().double() for part in parts), truth.abs().max()]))
     table = read_all([torch.stack(of_parameter) for of_parameter in rows.values()])
     return {name: together(Compared(*row) for row in rows) for name, rows in zip(rows, table, strict=True)}
-
-
-def _compare(gradient: torch.Tensor, truth: torch.Tensor, scale: float) -> torch.Tensor:
-    """The fields of ``Compared`` in their order, float64 (9,) on the device."""
-    wide = gradient.double()
-    truth = truth.double()
-    present = truth != 0
-    lost = (wide == 0) & present
-    in_half = (gradient == gradient.half().to(gradient.dtype)).all()  # then it came through float16
-    norms = [(wide / scale - truth).square().sum(), truth.square().sum(), truth.masked_fill(~lost, 0.0).square().sum()]
-    counts = [torch.ones_like(present), present, lost, ~torch.isfinite(wide)]
-    return torch.stack([*(count.sum().double() for count in counts), *norms, in_half.double(), truth.abs().max()])
-
-
-def together(compared: Iterable[Compared]) -> Compared:
-    """The sums of several gradients, as of one."""
-    return sum(compared, Compared())
 
 
 # ------------------------------------------------------------------------------------------- records
 
 
 @dataclass
+class Seen:
+    """Tensors in one place, over all passes: their dtypes, how many values are not finite, the largest finite one."""
+
+    dtypes: list[str] = field(default_factory=list)
+    non_finite: float = 0.0
+    largest: float = 0.0
+
+
+class Beginning(NamedTuple):
+    """An operation of ``module`` that makes values which are not finite from finite ones, the largest of ``size``."""
+
+    module: str
+    operation: str
+    size: float
+
+
+@dataclass
 class Record:
     """All passes in ``format`` with the loss ``scale`` and the layers ``keep`` in float32.
 
-    ``layers``: by module, in the order of computation. ``half_weights``: their dtype, by module that holds some.
-    ``gradients``: by parameter, against the reference's. ``magnitudes``: of each value, in the wide formats.
-    ``trail``: every tensor that went into or came out of a module, with how many of its values are not finite.
-    ``origin``: the module at which such values begin in the forward pass, None without any. ``failure``: why it did not
-    run at all.
+    ``borders``: what was seen of a module's 'inputs', 'outputs' and 'gradients' (of the scaled loss with respect to its
+    outputs), by kind and module in the order of computation. ``half_weights``: their dtype, by module that holds some.
+    ``gradients``: by parameter, against the reference's. ``results``: by module and operation, the largest value.
+    ``beginnings``: where values stop being finite in the forward pass and the reference's do not. ``failure``: why it
+    did not run at all.
     """
 
     format: str
     scale: float = 1.0
     keep: list[str] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
-    magnitudes: list[float] = field(default_factory=list)
-    layers: dict[str, Layer] = field(default_factory=dict)
+    results: dict[tuple[str, str], float] = field(default_factory=dict)
+    beginnings: list[Beginning] = field(default_factory=list)
+    borders: dict[str, dict[str, Seen]] = field(default_factory=lambda: defaultdict(dict))
     half_weights: dict[str, str] = field(default_factory=dict)
     gradients: dict[str, Compared] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
-    trail: list[tuple[str, str, float]] = field(default_factory=list)
-    origin: str | None = None
     failure: str = ""
+
+    @property
+    def origin(self) -> str | None:
+        """The module at which values stop being finite, None where all are."""
+        return self.beginnings[0].module if self.beginnings else None
+
+    def seen(self, kind: str, module: str) -> Seen:
+        """What was seen at a border; nothing if the module did not run."""
+        return self.borders[kind].get(module, Seen())
 
     @property
     def error(self) -> float:
@@ -318,7 +275,7 @@ class Record:
 
     @property
     def gradients_finite(self) -> bool:
-        values = [*self.gradients.values(), *(layer.gradients for layer in self.layers.values())]
+        values = [*self.gradients.values(), *self.borders["gradients"].values()]
         return not self.failure and not any(one.non_finite for one in values)
 
     @property
@@ -336,15 +293,11 @@ class Record:
             found[operation.module].append(operation)
         return found
 
-    def layer(self, name: str) -> Layer:
-        """What was seen of a module; nothing if it did not run."""
-        return self.layers.get(name, Layer())
-
 
 class Runner:
     """Runs the passes of one audit in any format, each time with a copy of ``model``.
 
-    ``reference``: the record in float32, or with ``float64`` in that. ``truths``: its gradients, pass by pass.
+    ``reference``: the record in float32. ``truths``: its gradients, pass by pass.
     """
 
     def __init__(
@@ -354,8 +307,6 @@ class Runner:
         criterion: Criterion,
         device: torch.device,
         seed: int = 0,
-        *,
-        float64: bool = False,
     ) -> None:
         self.model = model
         self.passes = passes
@@ -363,62 +314,59 @@ class Runner:
         self.device = device
         self.seed = seed
         self.truths: list[Gradients] = []
-        self.reference = Record("fp64" if float64 else "fp32")
+        self.reference = Record(FP32)
         self.record(self.reference)
 
     def record(self, made: Record) -> Record:
         """Run all passes as ``made`` says and fill it."""
         model = self._copy(made.format, made.keep)
-        recorder = Recorder(model, WIDE.get(made.format))
-        losses = []
-        found = []
+        recorder = Recorder(model, wide=made.format == FP32)
         try:
-            for loss, gradients in self.passes_of(model, made.format, recorder, made.scale):
-                losses.append(loss)
-                found.append(gradients)
+            losses, found = zip(*self.run(model, made.format, recorder, made.scale), strict=True)
         except (RuntimeError, UserError) as error:  # an operation, or the device, lacks the dtype
             if made is self.reference or isinstance(error, torch.OutOfMemoryError):
                 raise
             made.failure = " ".join(str(error).split())[:160]
             return made
         if made is self.reference:
-            self.truths = found
+            self.truths = list(found)
         tensors = [*model.named_parameters(), *model.named_buffers()]
         made.half_weights = {name.rpartition(".")[0]: dtype_name(t.dtype) for name, t in tensors if t.dtype in HALF}
         made.losses = read_all(losses)
         made.gradients = compare(zip(found, self.truths, strict=True), made.scale)
-        made.operations = recorder.operations
-        made.magnitudes = read_all(recorder.magnitudes)
         numbers = read_all([row for *_, row in recorder.borders])
-        for (kind, name, dtype, _), row in zip(recorder.borders, numbers, strict=True):
-            if kind == "gradient":
-                made.layers[name].gradients.add(dtype, row)
-                continue
-            made.trail.append((kind, name, row[1]))
-            if kind == "output":
-                made.layers.setdefault(name, Layer()).outputs.add(dtype, row)
-        made.origin = first_non_finite(made.trail, [] if made is self.reference else self.reference.trail)
+        for (kind, name, dtype, _), (non_finite, largest) in zip(recorder.borders, numbers, strict=True):
+            seen = made.borders[kind].setdefault(name, Seen())
+            seen.dtypes = [*dict.fromkeys([*seen.dtypes, dtype_name(dtype)])]
+            seen.non_finite += non_finite
+            seen.largest = max(seen.largest, largest)
+        made.operations = recorder.operations
+        values = read_all(recorder.values)
+        for operation in made.operations:
+            place = (operation.module, operation.name)
+            largest = max(values[value.number][1] for value in operation.results)
+            made.results[place] = max(made.results.get(place, 0.0), largest)
+            before = [values[value.number] for value in operation.inputs]
+            if any(values[value.number][0] for value in operation.results) and not any(row[0] for row in before):
+                made.beginnings.append(Beginning(*place, max((row[1] for row in before), default=0.0)))
+        if made is not self.reference:
+            known = {beginning[:2] for beginning in self.reference.beginnings}
+            made.beginnings = [b for b in made.beginnings if b[:2] not in known and not MASKS.fullmatch(b.operation)]
         return made
 
-    def passes_of(
-        self, model: nn.Module, form: str, watcher: Any, scale: float = 1.0
+    def run(
+        self, model: nn.Module, form: str, recorder: Recorder, scale: float = 1.0
     ) -> Iterator[tuple[torch.Tensor, Gradients]]:
-        """Loss () and gradients of each pass, forward inside ``watcher`` and backward as training does it."""
-        wide = WIDE.get(form)
+        """Loss () and gradients of each pass, forward inside ``recorder`` and backward as training does it."""
         criterion = copy.deepcopy(self.criterion)
-        if wide and isinstance(criterion, nn.Module):  # it may hold weights of classes
-            criterion = criterion.to(wide)
+        context = autocast(PrecisionSettings(amp="off" if form == FP32 else form), self.device)
         for number, batch in enumerate(self.passes):
             torch.manual_seed(self.seed + number)
             with ExitStack() as around:
-                if wide:
-                    batch = replace(batch, images=batch.images.to(wide))
+                if form == FP32:
                     around.enter_context(true_float32())
-                    around.callback(torch.set_default_dtype, torch.get_default_dtype())
-                    torch.set_default_dtype(wide)
-                with watcher:
-                    settings = PrecisionSettings(amp=form if form in DTYPES else "off")
-                    loss = forward(model, batch, criterion, autocast(settings, self.device)).loss
+                with recorder:
+                    loss = forward(model, batch, criterion, context).loss
                 # float32, as GradScaler's
                 (loss * batch.weight * torch.tensor(scale, device=self.device, dtype=torch.float32)).backward()
             yield loss.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
@@ -429,66 +377,24 @@ class Runner:
 
         A share of its norm: near 1 the gradient is rounding noise.
         """
-        form = self.reference.format
         batch = self.passes[0]
         signs = 2.0 * torch.randint(0, 2, batch.images.shape, generator=torch.Generator().manual_seed(self.seed)) - 1
-        wide = batch.images.to(WIDE[form])
-        moved = replace(batch, images=wide * (1 + torch.finfo(WIDE[form]).eps * signs.to(wide)))
+        bit = torch.finfo(torch.float32).eps * signs.to(batch.images)
         other = copy.copy(self)
-        other.passes = [moved]
-        model = self._copy(form)
-        ((_, gradients),) = other.passes_of(model, form, Recorder(model, WIDE[form]))
+        other.passes = [replace(batch, images=batch.images * (1 + bit))]
+        model = self._copy(FP32)
+        ((_, gradients),) = other.run(model, FP32, Recorder(model, wide=True))
         return {name: one.error for name, one in compare([(gradients, self.truths[0])], 1.0).items()}
 
-    def errors(self, names: Iterable[str], form: str) -> dict[str, tuple[float, float]]:
-        """By module: relative errors ||half - reference|| / ||reference|| of its first call's input and output."""
-        wanted = set(names)
-        if not wanted:
-            return {}
-        seen: dict[str, dict[tuple[str, str], torch.Tensor]] = {}
-        for run in (self.reference.format, form):
-            kept = seen[run] = {}
-            model = self._copy(run)
-
-            def keep(kind: str, kept: dict = kept) -> Any:
-                return lambda name, _, tensor: (
-                    kept.setdefault((name, kind), tensor.to(torch.float64, copy=True)) if name in wanted else None
-                )
-
-            with watching(model, inputs=keep("input"), outputs=keep("output")):
-                next(self.passes_of(model, run, Recorder(model, WIDE.get(run))))
-
-        def error(place: tuple[str, str]) -> float:
-            half, true = seen[form][place], seen[self.reference.format][place]
-            return 0.0 if torch.equal(half, true) else float((half - true).norm() / true.norm())  # also where all is 0
-
-        return {
-            name: (error((name, "input")), error((name, "output"))) for name in wanted if (name, "input") in seen[form]
-        }
-
     def _copy(self, form: str, keep: Sequence[str] = ()) -> nn.Module:
-        """The network in training mode, in a wide ``form`` in that dtype, and the layers ``keep`` in float32."""
+        """The network in training mode, for the reference all of it in float32, and the layers ``keep`` in float32."""
         model = copy.deepcopy(self.model).train()
         model.zero_grad(set_to_none=True)
-        if form in WIDE:
-            model.to(WIDE[form])
-        modules = dict(model.named_modules())
-        for name in keep:
-            modules[name].float()  # where the network's code had put it to half precision
+        for module in [model] if form == FP32 else map(model.get_submodule, keep):
+            module.float()  # where the network's code had put it to half precision
         keep_in_fp32(model, keep, self.device)
         return model
 
 
-def first_non_finite(
-    trail: Sequence[tuple[str, str, float]], reference: Sequence[tuple[str, str, float]]
-) -> str | None:
-    """The module in which values that are not finite begin, in the order of computation; None without any.
-
-    Those that the reference has in the same place do not count: a mask may contain -inf on purpose.
-    """
-    true_counts = [count for *_, count in reference] if len(reference) == len(trail) else [0.0] * len(trail)
-    for (kind, name, count), true_count in zip(trail, true_counts, strict=True):
-        if count > true_count:
-            # No module gave this input, or its output would have come first: the module around has computed it.
-            return name if kind == "output" else name.rpartition(".")[0]
-    return None
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from scripts.audit.findings import (
@@ -16,86 +15,54 @@ from scripts.audit.findings import (
     Audit,
     LayerFinding,
     computes_in,
+    half_statistics,
     shown,
-    still_half,
 )
-from scripts.audit.record import Record, together
+from scripts.audit.record import Record
 from scripts.common.command_line import table
 
-FORMAT = 2  # of the JSON file
+FORMAT = 3  # of the JSON file
 GROUPED = 3  # more findings than this of one kind, for information only, share a line
 LONGEST_NAME = 32
 
-HEADERS = ("layer", "type", "dtype", "largest", "room", "lost", "subnormal", "fp16 error", "bf16 error")
+HEADERS = ("layer", "type", "dtype", "largest", "room", "lost", "fp16 error", "bf16 error")
 LEGEND = """
 dtype          of the output under fp16 autocast; and in brackets, where it is another, the one it computes in
 largest, room  largest true activation, and powers of two from there to fp16's limit of 65504
-lost           % of the output's gradient values that fp16 makes zero: without loss scaling, with a scale of {scale}
-subnormal      % of them that fp16 stores with fewer bits, the same two
+lost           % of the norm of its parameters' gradient that becomes 0: without loss scaling, with a scale of {scale}
 error          of its parameters' gradient: ||half precision / scale - reference|| / ||reference||"""
 
 
-@dataclass
-class LayerReport:
-    """One module, over all its calls and all batches. Keys of the dicts are runs: 'fp16 unscaled', 'fp16', 'bf16'.
+def layers(audit: Audit) -> list[dict[str, Any]]:
+    """What is known of every module that ran, in the order of computation.
 
-    ``dtype`` of its output, ``computes_in`` (modules with weights) as autocast chose. ``largest``: magnitude of its
-    true output; ``headroom``: powers of two from there to fp16's limit. Shares of its true output gradient: ``lost`` to
-    zero, ``subnormal``. ``error``: of its parameters' gradient, relative to the reference, without parameters whose
-    gradient is rounding noise; None without any.
+    Keys of the dicts are runs: 'fp16 unscaled', 'fp16', 'bf16'. ``dtype`` of its output, ``computes_in`` (modules with
+    weights) as autocast chose. ``largest``: magnitude of its true output; ``headroom``: powers of two from there to
+    fp16's limit. Of its own parameters' gradient, without those that are rounding noise: ``lost``, the share of the
+    norm that became zero, and ``error`` relative to the reference; empty without any.
     """
-
-    name: str
-    kind: str
-    leaf: bool
-    parameters: int
-    dtype: dict[str, str]
-    computes_in: dict[str, str]
-    largest: float
-    headroom: float
-    non_finite: dict[str, int]
-    largest_gradient: float
-    lost: dict[str, float]
-    subnormal: dict[str, float]
-    error: dict[str, float | None]
-
-    @property
-    def fp16_error(self) -> float | None:
-        """With the scale in use, or where that overflows at scale 1; None without weights."""
-        errors = [error for run in (SCALED, UNSCALED) if (error := self.error.get(run)) is not None]
-        return next(filter(math.isfinite, errors), errors[0] if errors else None)
-
-
-def layer_reports(audit: Audit) -> list[LayerReport]:
-    """A report of every module that ran, in the order of computation."""
-    modules = dict(audit.runner.model.named_modules())
     operations = {run: record.by_module() for run, record in audit.runs.items() if run != SCALED}
-    errors = {
-        run: {name: together(parts).error for name, parts in audit.with_signal(record.gradients).items()}
-        for run, record in audit.runs.items()
-    }
+    gradients = {run: audit.by_layer(record) for run, record in audit.runs.items()}
     found = []
-    for name, true in audit.reference.layers.items():
-        module = modules[name]
-        seen = {run: record.layer(name) for run, record in audit.runs.items()}
-        half = {run: layer.gradients for run, layer in seen.items() if run != BF16}
-        present = (true.gradients.count - true.gradients.zeros) or math.inf
+    for name, true in audit.reference.borders["outputs"].items():
+        module = audit.runner.model.get_submodule(name)
+        seen = {run: audit.runs[run].seen("outputs", name) for run in operations}
+        own = {run: of_layers[name] for run, of_layers in gradients.items() if name in of_layers}
         parameters = sum(parameter.numel() for parameter in module.parameters(recurse=False))
-        made = LayerReport(
-            name=name,
-            kind=type(module).__name__,
-            leaf=next(module.children(), None) is None,
-            parameters=parameters,
-            dtype={run: "/".join(seen[run].outputs.dtypes) for run in operations},
-            computes_in={run: computes_in(done[name]) for run, done in operations.items() if parameters and done[name]},
-            largest=true.outputs.largest,
-            headroom=math.log2(FP16_LIMIT / true.outputs.largest) if true.outputs.largest else math.inf,
-            non_finite={run: int(seen[run].outputs.non_finite) for run in operations},
-            largest_gradient=true.gradients.largest,
-            lost={run: max(0.0, values.zeros - true.gradients.zeros) / present for run, values in half.items()},
-            subnormal={run: values.subnormal / present for run, values in half.items()},
-            error={run: of_layers.get(name) for run, of_layers in errors.items()},
-        )
+        made = {
+            "name": name,
+            "kind": type(module).__name__,
+            "leaf": next(module.children(), None) is None,
+            "parameters": parameters,
+            "dtype": {run: "/".join(outputs.dtypes) for run, outputs in seen.items()},
+            "computes_in": {r: computes_in(done[name]) for r, done in operations.items() if parameters and done[name]},
+            "largest": true.largest,
+            "headroom": math.log2(FP16_LIMIT / true.largest) if true.largest else math.inf,
+            "non_finite": {run: int(outputs.non_finite) for run, outputs in seen.items()},
+            "largest_gradient": audit.reference.seen("gradients", name).largest,
+            "lost": {run: compared.lost_share for run, compared in own.items() if run != BF16},
+            "error": {run: compared.error for run, compared in own.items()},
+        }
         found.append(made)
     return found
 
@@ -106,53 +73,45 @@ def rows(audit: Audit, count: int) -> list[list[str]]:
     Of the modules that compute something themselves, and those with a finding: faults, other findings, overflow,
     gradient error, headroom.
     """
-    named: dict[str, list[str]] = {}
-    for finding in audit.findings:
-        named.setdefault(finding.layer, []).append(finding.severity)
+    named = [finding.layer for finding in audit.findings]
+    faults = [finding.layer for finding in audit.faults]
 
-    def severity(layer: LayerReport) -> tuple[float, ...]:
-        own = named.get(layer.name, [])
-        error = layer.fp16_error or 0.0
+    def severity(layer: dict[str, Any]) -> tuple[float, ...]:
+        name = layer["name"]
+        error = fp16_error(layer) or 0.0
         error = error if math.isfinite(error) else math.inf
-        return (own.count("fault"), len(own), sum(layer.non_finite.values()) > 0, error, -layer.headroom)
+        return faults.count(name), named.count(name), any(layer["non_finite"].values()), error, -layer["headroom"]
 
-    shown_layers = [
+    candidates = [
         layer
-        for layer in layer_reports(audit)
-        if layer.name in named or (layer.kind != "Identity" and (layer.leaf or layer.parameters))
+        for layer in layers(audit)
+        if layer["name"] in named or (layer["kind"] != "Identity" and (layer["leaf"] or layer["parameters"]))
     ]
-    return [_row(layer) for layer in sorted(shown_layers, key=severity, reverse=True)[:count]]
+    return [_row(layer) for layer in sorted(candidates, key=severity, reverse=True)[:count]]
 
 
-def _row(layer: LayerReport) -> list[str]:
-    def pair(shares: dict[str, float]) -> str:
-        return ", ".join(percent(share) for share in shares.values()) or "-"
+def fp16_error(layer: dict[str, Any]) -> float | None:
+    """With the scale in use, or where that overflows at scale 1; None without weights."""
+    errors = [layer["error"][run] for run in (SCALED, UNSCALED) if run in layer["error"]]
+    return next(filter(math.isfinite, errors), errors[0] if errors else None)
 
+
+def _row(layer: dict[str, Any]) -> list[str]:
     output, inner = (
-        dtypes.get(UNSCALED, "-").replace("bfloat", "bf").replace("float", "fp")
-        for dtypes in (layer.dtype, layer.computes_in)
+        layer[which].get(UNSCALED, "-").replace("bfloat", "bf").replace("float", "fp")
+        for which in ("dtype", "computes_in")
     )
-    name = shown(layer.name)
-    if len(name) > LONGEST_NAME:
-        name = f"{name[:10]}...{name[-18:]}"
+    name = shown(layer["name"])
     return [
-        name,
-        layer.kind,
+        name if len(name) <= LONGEST_NAME else f"{name[:10]}...{name[-18:]}",
+        layer["kind"],
         output if inner in ("-", output) else f"{output} ({inner})",
-        f"{layer.largest:.3g}",
-        f"{layer.headroom:.1f}" if math.isfinite(layer.headroom) else "-",
-        pair(layer.lost),
-        pair(layer.subnormal),
-        number(layer.fp16_error),
-        number(layer.error.get(BF16)),
+        f"{layer['largest']:.3g}",
+        f"{layer['headroom']:.1f}" if math.isfinite(layer["headroom"]) else "-",
+        ", ".join(f"{100 * share:.1f}" for share in layer["lost"].values()) or "-",
+        number(fp16_error(layer)),
+        number(layer["error"].get(BF16)),
     ]
-
-
-def percent(share: float) -> str:
-    """A share in percent, at most four characters."""
-    if 0 < share < 0.0005:
-        return "<0.1"
-    return f"{100 * share:.1f}" if 0 < share < 0.0995 else f"{100 * share:.0f}"
 
 
 def number(value: float | None) -> str:
@@ -241,17 +200,17 @@ def as_json(audit: Audit, about: dict[str, Any], already_kept: Sequence[str]) ->
             "keep": choice.keep,
             "flags": choice.flags(already_kept),
             "given_up": choice.steps,
-            "verification": choice.verification and _trial(audit, choice.verification),
+            "verification": choice.verification and _trial(choice.verification),
         },
-        "trials": [_trial(audit, trial) for trial in audit.tried],
-        "layers": [dataclasses.asdict(layer) for layer in layer_reports(audit)],
+        "trials": [_trial(trial) for trial in audit.tried],
+        "layers": layers(audit),
     }
     return _finite(content)
 
 
-def _trial(audit: Audit, trial: Record) -> dict[str, Any]:
+def _trial(trial: Record) -> dict[str, Any]:
     names = ("format", "scale", "keep", "origin", "gradients_finite", "loss_finite", "error", "failure", "finite")
-    return {name: getattr(trial, name) for name in names} | {"half_statistics": list(still_half(audit, trial))}
+    return {name: getattr(trial, name) for name in names} | {"half_statistics": list(half_statistics(trial))}
 
 
 def _finite(value: Any) -> Any:
