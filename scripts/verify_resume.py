@@ -23,12 +23,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, make_folder, run_tool, table, whole
-from scripts.verification.runs import Failure, Timeline, WatchedRun, kept_straight_run, moments, straight_run
+from scripts.verification.runs import Failure, Timeline, WatchedRun, straight_run
 from utils.config import arguments
 from utils.config.settings import UserError
 
@@ -42,7 +41,9 @@ SHOWN = 5  # differences of each file
 def main(argv: list[str]) -> int:
     """The tool; returns its exit code."""
     own, flags = read_flags(argv)
-    with ended_by_signals(), folder_of(own.keep) as folder:
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # a terminal that closes ends the training, too
+        signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
+    with folder_of(own.keep) as folder:
         try:
             straight, timeline = run_straight(own, flags, folder)
         except Failure as error:
@@ -50,8 +51,8 @@ def main(argv: list[str]) -> int:
         try:
             landed, compared = run_killed(own, flags, folder, straight, timeline)
         except Failure as error:
-            print(f"The killed run, continued, {error}")
-            print(f"verdict: DIFFERENT: the killed run, continued, {str(error).splitlines()[0].rstrip(':')}")
+            log(f"The killed run, continued, {error}")
+            log(f"verdict: DIFFERENT: the killed run, continued, {str(error).splitlines()[0].rstrip(':')}")
             return 1
         return report(own, landed, compared, len(timeline.steps))
 
@@ -77,9 +78,6 @@ def build_parser() -> ToolParser:
         help="after each kill go on with the next of these numbers of data workers",
     )
     parser.add_argument("--keep", metavar="DIR", help="keep both runs' folders there")
-    parser.add_argument(
-        "--straight-from", metavar="DIR", help="take the straight run of an earlier --keep DIR with the same flags"
-    )
     return parser
 
 
@@ -120,34 +118,13 @@ def folder_of(keep: str | None) -> Iterator[Path]:
     yield folder
 
 
-@contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP raise ``KeyboardInterrupt``, once: nothing then interrupts the clean-up."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def end(number: int, frame: FrameType | None) -> None:
-        for each in numbers:
-            signal.signal(each, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, end) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 # --------------------------------------------------------------------------------------------- runs
 
 
 def run_straight(own: argparse.Namespace, flags: list[str], folder: Path) -> tuple[WatchedRun, Timeline]:
     """The run to compare with."""
     log(f"training: {shlex.join(flags)}")
-    if own.straight_from is not None:
-        straight, timeline = kept_straight_run(Path(own.straight_from) / "straight", flags, own.ranks)
-    else:
-        straight, timeline = straight_run(folder / "straight", flags, own.ranks)
+    straight, timeline = straight_run(folder / "straight", flags, own.ranks)
     log(
         f"straight run on {own.ranks} rank(s): {len(timeline.steps)} steps in {timeline.end:.1f} s after "
         f"{timeline.start_up:.1f} s to start; longest gap between two steps {timeline.longest_gap:.3g} s"
@@ -167,7 +144,7 @@ def run_killed(
     compared: dict[str, tuple[int, list[str]]] = {}
     for number in range(1, MOST_ROUNDS + 1):
         killed = WatchedRun(folder / f"killed_{number}", flags, own.ranks)
-        for kill in [*moments(timeline, own.kills - landed.total(), chance), None]:
+        for kill in [*timeline.moments(own.kills - landed.total(), chance), None]:
             cycle = own.workers_cycle
             workers = ["--workers", str(cycle[killed.starts % len(cycle)])] if cycle else []
             if not killed.train("--resume", "auto", *workers, kill=kill, stall_seconds=timeline.stall_seconds):

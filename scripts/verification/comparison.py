@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,16 +59,16 @@ def checkpoint(path: Path, free_settings: set[str]) -> dict[str, Any]:
     """A checkpoint as {"model/0.weight": leaf}, without clocks."""
     state = load(path)
     state.pop(CONTENTS, None)  # a list of the entries' names and kinds: what differs there differs in an entry
-    kept = {name: value for name, value in state["settings"].items() if name not in free_settings}
-    return {path: leaf for path, leaf in _flat({**state, "settings": kept}) if path not in CLOCKS}
+    for name in free_settings & state["settings"].keys():
+        del state["settings"][name]
+    return {path: leaf for path, leaf in _flat(state) if path not in CLOCKS}
 
 
-def _flat(value: Any, path: str = "") -> Iterable[tuple[str, Any]]:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
-    if items is None:
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, dict | list):
         yield path, value
         return
-    for key, item in items:
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
         yield from _flat(item, f"{path}/{key}" if path else str(key))
 
 
@@ -85,10 +85,7 @@ def rows(path: Path) -> dict[str, str]:
 
 def curves(path: Path) -> dict[str, np.ndarray]:
     """metrics.npz as {"loss": float64 (steps,)}."""
-    if not path.is_file():
-        return {}
-    with np.load(path) as content:
-        return {name: content[name] for name in content.files}
+    return dict(np.load(path)) if path.is_file() else {}
 
 
 def points(run: Path) -> dict[str, list[float]]:
@@ -122,7 +119,7 @@ def unequal(value: Any, other: Any) -> str:
     value, other = (torch.from_numpy(item) if isinstance(item, np.ndarray) else item for item in (value, other))
     if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
         # repr distinguishes 0.0 from -0.0 and 1 from 1.0, and a NaN equals a NaN
-        return "" if repr(value) == repr(other) else f"{_short(other)} instead of {_short(value)}"
+        return "" if repr(value) == repr(other) else f"{other!s:.40} instead of {value!s:.40}"
     if (value.dtype, value.shape) != (other.dtype, other.shape):
         return " instead of ".join(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in (other, value))
     left, right = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (value, other))
@@ -135,11 +132,6 @@ def unequal(value: Any, other: Any) -> str:
 
 def _size(value: Any) -> int:
     """How many values an entry holds."""
-    if isinstance(value, torch.Tensor):
-        return value.numel()
-    return value.size if isinstance(value, np.ndarray) else len(value) if isinstance(value, tuple) else 1
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else f"{text[:40]}..."
+    if isinstance(value, tuple):
+        return len(value)
+    return torch.as_tensor(value).numel() if isinstance(value, torch.Tensor | np.ndarray) else 1

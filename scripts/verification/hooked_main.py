@@ -17,34 +17,27 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import main as program
 from scripts.verification.faults import Fault
 from scripts.verification.records import DONE
-from utils.config.settings import UserError
 from utils.runtime.cpu import let_threads_wait_briefly
 from utils.runtime.process import RankInfo, end_process
 
-NAME = "hooked_main.py"
 NOT_STRUCK = 70  # exit code of a training that ended well without reaching its fault
 
 
 def main(argv: list[str]) -> int:
     """main.py's exit code, or ``NOT_STRUCK``."""
     let_threads_wait_briefly()
-    try:
-        text = os.environ.get("HOOK_FAULT")
-        fault = Fault.from_text(text) if text is not None else None
-        rank = RankInfo.from_environment().rank
-    except UserError as error:
-        print(f"{NAME}: {error}", file=sys.stderr)
-        return 2
     from scripts.verification.hooks import RunRecorder, wrap_saves
 
+    rank = RankInfo.from_environment().rank
+    text = os.environ.get("HOOK_FAULT")
+    fault = Fault.from_text(text) if text is not None else None
     folder = os.environ.get("HOOK_RECORD")
     recorder = RunRecorder(rank, fault, Path(folder) if folder else None)
     wrap_saves(recorder)
     code = program.main(argv, ends_process=True, hooks=recorder.hooks())
-    if recorder.marks is not None:
-        recorder.marks.loop(DONE, 0)
+    recorder.mark(DONE, 0)
     if code == 0 and recorder.fault is not None and not recorder.fault.struck:
-        print(f"{NAME}: HOOK_FAULT={text!r} met no such point on rank {rank}", file=sys.stderr)
+        print(f"HOOK_FAULT={text!r} met no such point on rank {rank}", file=sys.stderr)
         return NOT_STRUCK
     return code
 

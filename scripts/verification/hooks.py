@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from scripts.verification.faults import IN_A_SAVE, Fault
+from scripts.verification.faults import Fault
 from scripts.verification.records import IDLE, Marks
 from utils.checkpoint.checkpoint import MANIFEST
 from utils.loop.hooks import Hooks
@@ -32,12 +32,12 @@ class RunRecorder:
 
     def __init__(self, rank: int, fault: Fault | None, folder: Path | None) -> None:
         self.fault = fault if fault is not None and fault.concerns(rank) else None
-        self.marks = self._lines = None
+        self._marks = self._lines = None
         self._step = self._pass = self._validation_batch = self._crc = 0
         self._samples: list[str] = []
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            self.marks = Marks(folder / f"rank{rank}.now")
+            self._marks = Marks(folder / f"rank{rank}.now")
             self._lines = os.open(folder / f"rank{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             os.write(self._lines, b"\n")  # ends a line that a kill may have cut
 
@@ -56,13 +56,13 @@ class RunRecorder:
 
     def reach(self, point: str, step: int, **details: int | str) -> bool:
         """Every point calls this; True asks for a loss that is NaN."""
-        if self.marks is not None and point != "copy":  # a thread may have marked a later point before copy's end
-            (self.marks.save if point in IN_A_SAVE else self.marks.loop)(point, step)
+        if point != "copy":  # a thread may have marked a later point before copy's end
+            self.mark(point, step)
         return self.fault is not None and self.fault.reached(point, step, details)
 
-    def end_save(self) -> None:
-        if self.marks is not None:
-            self.marks.save(IDLE, 0)
+    def mark(self, point: str, step: int) -> None:
+        if self._marks is not None:
+            self._marks.set(point, step)
 
     def _before_forward(self, traval: TraVal, batch: Batch) -> None:
         step = traval.progress.step + 1
@@ -159,7 +159,7 @@ def wrap_saves(recorder: RunRecorder) -> None:
         original(source, target, **options)
         recorder.reach(point, now.step, when="after", **details)
         if now.manifests == 2:
-            recorder.end_save()
+            recorder.mark(IDLE, 0)
         return None
 
     wrap(torch, "save", save)

@@ -23,23 +23,17 @@ class Process(NamedTuple):
 
 def processes() -> dict[int, Process]:
     """All processes of this machine by their ids."""
-    return _from_proc() if Path("/proc/self/stat").is_file() else _from_ps()
-
-
-def _from_proc() -> dict[int, Process]:
     found = {}
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended meanwhile
             # "pid (name) state parent ...", and the name may hold anything, brackets too
             state, parent = (place / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
             found[int(place.name)] = Process(int(parent), state in "ZX")
+    if not found:  # no Linux
+        lines = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True)
+        for pid, parent, state, *_ in map(str.split, lines.stdout.splitlines()):
+            found[int(pid)] = Process(int(parent), state.startswith("Z"))
     return found
-
-
-def _from_ps() -> dict[int, Process]:
-    lines = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True).stdout
-    rows = [line.split() for line in lines.splitlines()]
-    return {int(pid): Process(int(parent), state.startswith("Z")) for pid, parent, state, *_ in rows}
 
 
 def descendants(pid: int) -> set[int]:
@@ -58,8 +52,7 @@ def kill_tree(pid: int, sparing: Iterable[int] = (), look: Callable[[], Any] = l
     """
     stopped: set[int] = set()
     while new := {pid, *descendants(pid)} - stopped - {*sparing}:
-        _send(new, signal.SIGSTOP)
-        stopped |= new
+        stopped |= _send(new, signal.SIGSTOP)
     seen = look()
     _send(stopped, signal.SIGKILL)
     deadline = time.monotonic() + SECONDS_TO_END
@@ -71,7 +64,8 @@ def kill_tree(pid: int, sparing: Iterable[int] = (), look: Callable[[], Any] = l
     return seen
 
 
-def _send(pids: Iterable[int], number: int) -> None:
+def _send(pids: set[int], number: int) -> set[int]:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
+    return pids

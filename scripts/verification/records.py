@@ -13,24 +13,14 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from scripts.verification.faults import IN_A_SAVE
+from scripts.verification.faults import IN_A_SAVE, IN_TRAINING
 
 BYTES = 48  # of a field
 IDLE = "idle"
 DONE = "done"
-LOOP = {
-    "start": "before the first step",
-    "step": "at the beginning of step {}",
-    "forward": "in step {}, after a forward pass",
-    "update": "in step {}, before the update",
-    "after_step": "after step {}",
-    "validation": "in validation after step {}",
-    "epoch_end": "after validation at step {}",
-    DONE: "at its end",
-}
+LOOP = {"start": "before the first step", **IN_TRAINING, DONE: "at its end"}
 SAVE = (IDLE, *IN_A_SAVE)
-MARK = re.compile(rf"({'|'.join(LOOP)}) (\d+) +({'|'.join(SAVE)}) (\d+) *$")
-LINE = re.compile(r"(\d+) (\d+\.\d+) ([0-9a-f]{8}) ([\d,;]*) end")
+LINE = re.compile(r"(\d+) (\d+\.\d+) ([0-9a-f]{8} [\d,;]*) end")
 
 
 class StepLine(NamedTuple):
@@ -46,14 +36,11 @@ class Marks:
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        self.loop("start", 0)
-        self.save(IDLE, 0)
+        os.pwrite(self._descriptor, b"".join(f"{point} 0".ljust(BYTES).encode() for point in ("start", IDLE)), 0)
 
-    def loop(self, point: str, step: int) -> None:
-        os.pwrite(self._descriptor, f"{point} {step}".ljust(BYTES).encode(), 0)
-
-    def save(self, point: str, step: int) -> None:
-        os.pwrite(self._descriptor, f"{point} {step}".ljust(BYTES).encode(), BYTES)
+    def set(self, point: str, step: int) -> None:
+        """Overwrite the field of the loop or of the save."""
+        os.pwrite(self._descriptor, f"{point} {step}".ljust(BYTES).encode(), BYTES if point in SAVE else 0)
 
 
 class Position(NamedTuple):
@@ -64,20 +51,15 @@ class Position(NamedTuple):
     save: str = IDLE
     save_step: int = 0
 
-    @property
-    def begun(self) -> bool:
-        """Whether its first step has begun."""
-        return self.loop != "start"
-
     def has_done(self, step: int) -> bool:
         """Whether ``step`` is behind it."""
         within = self.loop in ("step", "forward", "update")
-        return self.begun and self.step - within >= step
+        return self.loop != "start" and self.step - within >= step
 
     @property
     def kind(self) -> str:
         """The kind of place in words, for counting."""
-        if not self.begun:
+        if self.loop == "start":
             return "before the first step"
         if self.save != IDLE or self.loop in ("validation", "epoch_end"):
             return "in validation or saving"
@@ -91,12 +73,9 @@ class Position(NamedTuple):
 def place(folder: Path, rank: int = 0) -> Position:
     """Where the process of ``rank`` is, or was when it ended."""
     path = folder / f"rank{rank}.now"
-    while path.is_file():
-        content = path.read_bytes().decode(errors="replace").ljust(2 * BYTES)
-        if match := MARK.match(content):
-            return Position(match[1], int(match[2]), match[3], int(match[4]))
-        if not content.strip():
-            break  # else it was read while it was written
+    while path.is_file() and (words := path.read_text(errors="replace").split()):
+        if len(words) == 4 and words[0] in LOOP and words[2] in SAVE:  # else it was read while it was written
+            return Position(words[0], int(words[1]), words[2], int(words[3]))
     return Position()
 
 
@@ -104,4 +83,4 @@ def lines(folder: Path, rank: int) -> list[StepLine]:
     """All steps that the processes of ``rank`` have trained, repeated ones too; a line cut by a kill is left out."""
     path = folder / f"rank{rank}.txt"
     found = map(LINE.fullmatch, path.read_text().splitlines() if path.is_file() else [])
-    return [StepLine(int(match[1]), float(match[2]), f"{match[3]} {match[4]}") for match in found if match]
+    return [StepLine(int(match[1]), float(match[2]), match[3]) for match in found if match]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
 import subprocess
 import sys
 import time
+from bisect import bisect
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,15 +18,12 @@ from tempfile import TemporaryDirectory
 
 from scripts.verification import records
 from scripts.verification.processes import kill_tree
-from utils.config.settings import UserError
 
 PROGRAM = Path(__file__).resolve().parent / "hooked_main.py"
 RUN_LINE = re.compile(r"^val_top1=.* run=(.+)$", re.MULTILINE)
 POLL_SECONDS = 0.002
 STALL_SECONDS = 3600  # without progress for so long, a training counts as hanging
-# of the kills: before the first step, in a long gap between two
-START_SHARE = 0.15
-GAP_SHARE = 0.25
+START_SHARE = 0.15  # of the kills: before the first step
 LAST_LINES = 15
 
 
@@ -43,18 +40,29 @@ class Timeline:
     end: float
 
     @property
-    def gaps(self) -> list[float]:
-        """The times between two steps, and from the last one to the end."""
-        return [after - before for before, after in pairwise([*self.steps, self.end])]
-
-    @property
     def longest_gap(self) -> float:
-        return max(self.gaps, default=0.0)
+        """The longest time between two steps, or from the last one to the end."""
+        return max(after - before for before, after in pairwise([0.0, *self.steps, self.end]))
 
     @property
     def stall_seconds(self) -> float:
         """Without progress for so long, a training like the straight one counts as hanging."""
         return 300 + 10 * (self.start_up + self.end)
+
+    def moments(self, kills: int, chance: random.Random) -> Iterator[tuple[int | None, float]]:
+        """(step, delay) of each kill, in the order of the run; step None counts from the start of the program.
+
+        Each has its own part of the run and may strike anywhere in it, so long gaps, where there is validation or a
+        save, get their share. Some come before the first step instead.
+        """
+        early = {*chance.sample(range(kills), round(START_SHARE * kills))}
+        for number in range(kills):
+            if number in early:
+                yield None, chance.random() * self.start_up
+                continue
+            moment = self.end * (number + chance.random()) / kills
+            step = bisect(self.steps, moment)
+            yield step, moment - self.steps[step - 1]
 
 
 @dataclass
@@ -158,45 +166,4 @@ def straight_run(folder: Path, flags: list[str], ranks: int) -> tuple[WatchedRun
     run.train()
     ended = (run.records / "rank0.now").stat().st_mtime
     clocks = [line.seconds for line in records.lines(run.records, 0)] or [ended]
-    timeline = Timeline(clocks[0] - began, [clock - clocks[0] for clock in clocks], ended - clocks[0])
-    about = {"flags": flags, "ranks": ranks, "timeline": timeline.__dict__}
-    (folder / "straight.json").write_text(json.dumps(about))
-    return run, timeline
-
-
-def kept_straight_run(folder: Path, flags: list[str], ranks: int) -> tuple[WatchedRun, Timeline]:
-    """One that ``straight_run`` made before. Raises ``UserError``."""
-    try:
-        about = json.loads((folder / "straight.json").read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"--straight-from {folder.parent}: holds no finished straight run; leave it out") from error
-    if (about["flags"], about["ranks"]) != (flags, ranks):
-        raise UserError(
-            f"--straight-from {folder.parent}: was made with --ranks {about['ranks']} {' '.join(about['flags'])}; "
-            "give the same flags or leave it out"
-        )
-    return WatchedRun(folder, flags, ranks, starts=1), Timeline(**about["timeline"])
-
-
-def moments(timeline: Timeline, kills: int, chance: random.Random) -> Iterator[tuple[int | None, float]]:
-    """(step, delay) of each kill: steps spread over the whole run, ascending; None is before the first step.
-
-    Each has its own part of the run. Most strike up to the longest gap after any step of it, the others in the longest
-    gap of that part, where there is validation or a save.
-    """
-    gaps = timeline.gaps
-    kinds = ["start"] * round(START_SHARE * kills) + ["gap"] * round(GAP_SHARE * kills)
-    kinds += ["any"] * (kills - len(kinds))
-    chance.shuffle(kinds)
-    for number, kind in enumerate(kinds):
-        first = int(len(gaps) * number / kills)
-        part = range(first, max(first + 1, int(len(gaps) * (number + 1) / kills)))
-        if kind == "start":
-            yield None, chance.random() * timeline.start_up
-        elif kind == "gap":
-            position = max(part, key=gaps.__getitem__)
-            yield position + 1, chance.random() * gaps[position]
-        else:
-            position = chance.choice(part)
-            left = timeline.end - timeline.steps[position]
-            yield position + 1, chance.random() * min(timeline.longest_gap, 0.9 * left)
+    return run, Timeline(clocks[0] - began, [clock - clocks[0] for clock in clocks], ended - clocks[0])

@@ -1,6 +1,5 @@
 """A run killed anywhere and continued ends with the bits of one that was not, and the tool that shows it can fail."""
 
-import random
 import re
 import shutil
 import signal
@@ -21,7 +20,6 @@ FLAGS = (
     "--device cpu --deterministic --arch fc --epochs 3 --amp fp16 --init-scale 1e9 --ema-decay 0.9 --print-freq 1 "
     "--no-progress"
 ).split()
-STEPS_AN_EPOCH = 23
 
 # ------------------------------------------------------------------------------------ random moments
 
@@ -31,10 +29,13 @@ KILL_FLAGS = (*RANKS, *FLAGS, *"--batch-size 8 --accumulate 4 --save-every-steps
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """Where the tool keeps its straight run, the last line that it printed, and its exit code."""
-    kept = tmp_path_factory.mktemp("straight") / "kept"
-    code, output = verified("--keep", kept, *KILL_FLAGS)
-    return kept, output.splitlines()[-1], code
+    """The tool's straight run, the last line that it printed, and its exit code."""
+    taken = []
+    with pytest.MonkeyPatch.context() as patches:
+        run_straight = verify_resume.run_straight
+        patches.setattr(verify_resume, "run_straight", lambda *args: taken.append(run_straight(*args)) or taken[0])
+        code, output = verified("--keep", tmp_path_factory.mktemp("straight") / "kept", *KILL_FLAGS)
+    return taken[0], output.splitlines()[-1], code
 
 
 def verified(*flags):
@@ -49,15 +50,18 @@ def test_a_kill_at_a_random_moment_and_resume_auto_leave_the_same_bits_metrics_a
     assert straight[1:] == ("verdict: EQUAL after 1 kill on 2 rank(s)", 0)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_tool_when_it_is_stopped_takes_its_training_and_its_folder_along(tmp_path, monkeypatch, number):
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "ended by SIGTERM"), (signal.SIGHUP, 143, "ended by")],
+)
+def test_the_tool_when_it_is_stopped_takes_its_training_and_its_folder_along(tmp_path, monkeypatch, number, code, said):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     line = [sys.executable, str(ROOT / "scripts/verify_resume.py"), *RANKS, *FLAGS]
     tool = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     left = wait_for(lambda: len(found := descendants(tool.pid)) >= 3 and found)  # the launcher and both ranks
     tool.send_signal(number)
     output, _ = tool.communicate(timeout=60)
-    assert (tool.returncode, output.splitlines()[-1]) == (130, "verify_resume.py: interrupted")
+    assert tool.returncode == code and output.splitlines()[-1].startswith(f"verify_resume.py: {said}")
     table = processes()
     assert [pid for pid in left if pid in table and not table[pid].ended] == []
     assert list(tmp_path.iterdir()) == []
@@ -123,16 +127,6 @@ FORGOTTEN = {
 }
 
 
-def seed_for(steps):
-    """A --kill-seed whose only kill comes shortly after one of ``steps``."""
-    even = runs.Timeline(1.0, [float(step) for step in range(3 * STEPS_AN_EPOCH)], 3.0 * STEPS_AN_EPOCH)
-    for seed in range(10**5):
-        step, delay = next(runs.moments(even, 1, random.Random(seed)))
-        if step in steps and delay < 0.02:
-            return seed
-    raise AssertionError
-
-
 def test_the_tool_says_different_and_what_differs_when_a_resume_forgets_something(straight, tmp_path, monkeypatch):
     for name in ("models", "utils", "scripts", "configs"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -143,8 +137,10 @@ def test_the_tool_says_different_and_what_differs_when_a_resume_forgets_somethin
         assert source.count(text) == 1, f"{file} no longer holds {text!r} once"
         (tmp_path / file).write_text(source.replace(text, instead))
     monkeypatch.setattr(runs, "PROGRAM", tmp_path / runs.PROGRAM.relative_to(ROOT))
+    monkeypatch.setattr(verify_resume, "run_straight", lambda *_: straight[0])
     # The kill and the checkpoint before it, that of step 50, come in the third epoch.
-    code, output = verified("--straight-from", straight[0], "--kill-seed", seed_for(range(53, 57)), *KILL_FLAGS)
+    monkeypatch.setattr(runs.Timeline, "moments", lambda *_: iter([(54, 0.01)]))
+    code, output = verified(*KILL_FLAGS)
     assert code == 1 and output.splitlines()[-1].startswith("verdict: DIFFERENT: "), output
     for part, (*_, said) in FORGOTTEN.items():
         assert re.search(said, output), f"{part}: {output}"

@@ -95,7 +95,11 @@ def test_layers_that_only_get_too_large_inputs_are_kept_in_float32_but_not_blame
         chain[1].weight.mul_(3e5)
     result = audit(chain, batches(8, 1, 8, 8), ENTROPY, CPU)
     assert named(result) == ["1"]
-    assert result.recommendation.keep == {"1": "overflows", "3": "its input or weight exceeds", "5": "its input or weight exceeds"}
+    assert result.recommendation.keep == {
+        "1": "overflows",
+        "3": "its input or weight exceeds",
+        "5": "its input or weight exceeds",
+    }
     assert result.recommendation.verification.finite
 
 
