@@ -151,7 +151,7 @@ def first_batches(
     if point is not None:
         scale = point.state["scaler"].get("scale", scale)
     batches = itertools.islice(components.train_loader.batches(0), own.batches or BATCHES)
-    passes = [AuditBatch(batch.images, batch.targets, batch.weight) for batch in batches]
+    passes = [AuditBatch(batch.images, batch.targets, batch.weight, batch.image_weights) for batch in batches]
     return AuditSubject(components.model, components.criterion, passes, scale, args.run.seed, weights)
 
 

@@ -42,12 +42,13 @@ class AuditBatch:
     """One forward pass of training.
 
     ``images``: float32 (m, c, h, w), normalised. ``targets``: int64 (n,), n <= m; images beyond n are padding.
-    ``weight``: what the loss is multiplied by, as with gradient accumulation.
+    ``weight``: what the loss is multiplied by, as with gradient accumulation. ``image_weights``: float (n,) or None.
     """
 
     images: torch.Tensor
     targets: torch.Tensor
     weight: float = 1.0
+    image_weights: torch.Tensor | None = None
 
 
 # ---------------------------------------------------------------------------------------- recording
