@@ -25,7 +25,7 @@ from utils.data.formats.class_folders import (
     printable,
     some,
 )
-from utils.data.formats.file_paths import NUL, FilePaths
+from utils.data.formats.file_paths import FilePaths
 from utils.data.formats.hugging_face import ENDING, LABEL_NAMES
 from utils.data.formats.listing import IMAGE_ENDINGS, THREADS, is_image
 from utils.data.formats.readers import ImageFiles, Splits
@@ -55,14 +55,16 @@ FIRST_BYTES = 1 << 16  # that hold the names of the columns
 class Table:
     """Rows of a file of labels.
 
-    ``paths``: below ``root``, each once and each of a file that is there. ``label``: as written. ``split``: int8 (n,),
-    TRAIN, VALIDATION or TEST. ``group``: str (n,). ``weight``: float64 (n,). Without a column they are None.
-    ``columns``: the name of each one's column; ``guessed``: those that no flag names.
+    ``paths``: below ``root``, each once and each of a file that is there; ``by_path``: their order, int64 (n,).
+    ``label``: as written. ``split``: int8 (n,), TRAIN, VALIDATION or TEST. ``group``: str (n,). ``weight``: float64
+    (n,). Without a column they are None.
+    ``columns``: the name of each one's column.
     """
 
     file: Path
     root: Path
     paths: list[str]
+    by_path: np.ndarray
     label: np.ndarray
     split: np.ndarray | None
     group: np.ndarray | None
@@ -99,6 +101,9 @@ class TablePaths(FilePaths):
 
 def read_table(settings: DataSettings) -> Table:
     """The table that ``--labels`` names. Raises ``UserError`` with a line for the first mistake of each kind."""
+    import pyarrow
+    from pyarrow import compute
+
     file = Path(settings.labels)
     root = Path(settings.datapath)
     source = _Source.of(file)
@@ -120,7 +125,8 @@ def read_table(settings: DataSettings) -> Table:
     weight = _weights(cells["weight"], mistakes) if "weight" in cells else None
     mistakes.refuse()
     guessed = tuple(role for role in columns if given[role] is None)
-    return Table(file, root, paths, label, split, group, weight, columns, guessed, source)
+    by_path = compute.sort_indices(pyarrow.array(paths)).to_numpy().astype(np.int64)
+    return Table(file, root, paths, by_path, label, split, group, weight, columns, guessed, source)
 
 
 def _blank(cells: pyarrow.ChunkedArray) -> np.ndarray:
@@ -146,7 +152,12 @@ def _codes(coded: Any) -> np.ndarray:
 
 
 def _weights(cells: pyarrow.ChunkedArray, mistakes: _Mistakes) -> np.ndarray:
-    weights = np.array([_number(text) for text in cells.to_pylist()], dtype=np.float64)
+    import pyarrow
+
+    try:
+        weights = cells.cast(pyarrow.float64()).fill_null(np.nan).to_numpy()
+    except pyarrow.ArrowInvalid:
+        weights = np.array([_number(text) for text in cells.to_pylist()], dtype=np.float64)
     wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
     mistakes.add("weight", wrong, "is no number of at least 0", cells)
     return weights
@@ -164,27 +175,30 @@ def _number(text: str | None) -> float:
 
 def _files(cells: pyarrow.ChunkedArray, root: Path, mistakes: _Mistakes) -> list[str]:
     """Each row's file below ``root``, with the ending of the one that is there where a name has none."""
+    import pyarrow.compute as compute
+
     mistakes.add("path", _blank(cells), "is empty")
-    paths = cells.to_pylist()
-    absolute = [row for row, path in enumerate(paths) if path and path.startswith("/")]
+    mistakes.refuse()
+    absolute = np.flatnonzero(compute.starts_with(cells, "/").to_numpy())
     mistakes.add("path", absolute, f"begins with /, and paths are those below --datapath {root}", cells)
     mistakes.refuse()
-    there = _there(root, {os.path.dirname(path) for path in paths})
+    paths = cells.to_pylist()
+    there = _there(root, {path.rpartition("/")[0] for path in paths})
     missing = [row for row, path in enumerate(paths) if path not in there]
     if missing:
-        endings = _endings({folder_and_name for folder_and_name in there if is_image(folder_and_name)})
+        endings = _endings(there)
         bare = [row for row in missing if paths[row] in endings]
         several = [row for row in bare if len(endings[paths[row]]) > 1]
         mistakes.add("path", several, "has no ending, and several images have this name", cells)
         for row in bare:
             paths[row] += endings[paths[row]][0]
-        found = set(bare)
-        lost = [row for row in missing if row not in found]
+        lost = sorted({*missing} - {*bare})
         windows = any("\\" in paths[row] for row in lost)
         advice = "; write folders with / and not \\" if windows else ""
         mistakes.add("path", lost, f"is no file below --datapath {root}{advice}", cells)
-    odd = [row for row, path in enumerate(paths) if not path.lower().endswith(IMAGE_ENDINGS)]
-    mistakes.add("path", sorted(set(odd) - set(missing)), f"is no image ({', '.join(IMAGE_ENDINGS)})", cells)
+    endings_of_images = "|".join(ending[1:] for ending in IMAGE_ENDINGS)
+    odd = np.flatnonzero(~compute.match_substring_regex(cells, rf"(?i)\.({endings_of_images})$").to_numpy())
+    mistakes.add("path", np.setdiff1d(odd, missing), f"is no image ({', '.join(IMAGE_ENDINGS)})", cells)
     mistakes.refuse()
     return paths
 
@@ -204,10 +218,10 @@ def _there(root: Path, folders: set[str]) -> set[str]:
         return set().union(*pool.map(files, folders))
 
 
-def _endings(images: set[str]) -> dict[str, list[str]]:
-    """The endings of the images of each name without one."""
+def _endings(files: set[str]) -> dict[str, list[str]]:
+    """The endings of the images among ``files``, by their paths without one."""
     endings: dict[str, list[str]] = {}
-    for name in sorted(images):
+    for name in sorted(filter(is_image, files)):
         stem, ending = os.path.splitext(name)
         endings.setdefault(stem, []).append(ending)
     return endings
@@ -477,9 +491,11 @@ def class_names(labels: np.ndarray) -> tuple[str, ...]:
 
 def _images(table: Table, rows: np.ndarray, labels: np.ndarray, colour: str) -> ImageFiles:
     """The images of ``rows`` in the order of class and path, as class folders have them."""
-    by_path = np.array(sorted(rows.tolist(), key=table.paths.__getitem__), dtype=np.int64)
-    rows = by_path[np.argsort(labels[by_path], kind="stable")]
-    names = NUL.join([os.fsencode(table.paths[row]) for row in rows.tolist()])
+    chosen = np.zeros(len(table), dtype=bool)
+    chosen[rows] = True
+    rows = table.by_path[chosen[table.by_path]]
+    rows = rows[np.argsort(labels[rows], kind="stable")]
+    names = os.fsencode("\0".join([table.paths[row] for row in rows.tolist()]))
     return ImageFiles(
         TablePaths.joined(table.root, names),
         torch.from_numpy(labels[rows]),
