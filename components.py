@@ -125,7 +125,7 @@ def build(run: Run) -> Components:
         if point is not None and args.run.resume_override:
             refuse_other_head(point, data.classes)
         elif point is not None:
-            point.refuse_other_data(data.classes, data.fingerprint, data.seen)
+            point.refuse_other_data(data.classes, data.fingerprint, data.seen, data.changed_since)
     data.refuse_differences(distributed)
     with distributed.raise_on_all_ranks(), distributed.without_timeout("Reading the images"):
         distributed.seed(args.run.seed)

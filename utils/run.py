@@ -37,8 +37,9 @@ CHECKPOINTS_KEPT = 5  # last, previous, best and final, and the one being writte
 STATES_PER_WEIGHT = 3  # numbers that most optimizers and a moving average add to a weight, with itself
 # Rows of the plan that a run shows on the console as well; its log has all of them.
 ON_CONSOLE = (
-    *("Data", "Preprocessing", "Validation", "Sampling", "Training size", "Loader", "Network", "Stem", "Parameters"),
-    *("Processes", "Batch", "Exchange", "Steps", "Teacher", "Weight average", "Selection", "Plug-ins", "Precision"),
+    *("Data", "Labels", "Preprocessing", "Validation", "Sampling", "Training size", "Loader", "Network", "Stem"),
+    *("Parameters", "Processes", "Batch", "Exchange", "Steps", "Teacher", "Weight average", "Selection", "Plug-ins"),
+    "Precision",
 )
 
 

@@ -48,7 +48,10 @@ KEYS = (
     "fingerprint",
 )
 # of some runs
-OPTIONAL = {"class_weights", "folds", "max_shift", "plugins", "seen", "teacher", "weighs_images", SHARDS, CONTENTS}
+OPTIONAL = {
+    *("class_weights", "folds", "max_shift", "plugins", "rows", "seen", "teacher", "weighs_images"),
+    *(SHARDS, CONTENTS),
+}
 MANIFEST = "manifest.json"
 NOT_OURS = "it is damaged, or not a file of torch.save"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

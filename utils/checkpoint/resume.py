@@ -175,16 +175,26 @@ class ResumePoint:
             )
         return differences
 
-    def refuse_other_data(self, classes: tuple[str, ...], fingerprint: str | None, seen: str = "") -> None:
+    def refuse_other_data(
+        self,
+        classes: tuple[str, ...],
+        fingerprint: str | None,
+        seen: str = "",
+        named: Callable[[ResumePoint], str] = lambda point: "",
+    ) -> None:
         """Raise ``UserError`` with a line for each of ``data_differences``.
 
         ``seen``: what is known of validation images that the run was trained on, which no way to go on with them mends.
+        ``named``: finds what has changed, in words.
         """
         advice = "give the same data"
         if fingerprint is not None:
             advice += f", go on with this by {self._override}, or begin a new run with --weights {self.path}"
             advice += seen and f"; {seen}"
-        if mistakes := [f"{difference}; {advice}" for difference in self.data_differences(classes, fingerprint)]:
+        differences = self.data_differences(classes, fingerprint)
+        if differences and (changed := named(self)):
+            differences[-1] += f": {changed}"
+        if mistakes := [f"{difference}; {advice}" for difference in differences]:
             raise UserError(*mistakes, on_all_ranks=True)
 
     def refuse_other_plugins(self) -> None:

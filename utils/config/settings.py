@@ -93,7 +93,7 @@ class Settings:
 
     def with_absolute_paths(self) -> Settings:
         """The same settings for any working directory."""
-        paths = {name: getattr(self.data, name) for name in ("datapath", "labels", "cache_dir")}
+        paths = {name: getattr(self.data, name) for name in ("datapath", "labels", "class_map", "cache_dir")}
         absolute = {name: path and os.path.abspath(path) for name, path in paths.items()}
         return dataclasses.replace(self, data=dataclasses.replace(self.data, **absolute))
 

@@ -8,8 +8,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -26,6 +28,7 @@ from utils.data import first_look
 from utils.data.decoded import folder_for
 from utils.data.formats import archives, class_folders
 from utils.data.formats.class_folders import LISTER, find_splits, hint, some, training_folder, validation_folder
+from utils.data.formats.class_map import in_order_of
 from utils.data.formats.file_paths import FilePaths
 from utils.data.formats.held_out import Folds, hold_out
 from utils.data.formats.hugging_face import SAVED, Rows, read_tables
@@ -173,6 +176,45 @@ class Data:
             return self
         seen = seen_in_training(self.validation, self.fingerprint, settings, trained, lister)
         return dataclasses.replace(self, seen=seen)
+
+    def _rows(self) -> Iterator[tuple[bytes, str, Any]]:
+        """Path below ``--datapath``, split and label of each image of a table."""
+        for split, images in (("train", self.train), ("val", self.validation)):
+            if images is not None:
+                yield from zip(images.paths.below(), repeat(split), images.labels.numpy(), strict=False)
+
+    @cached_property
+    def rows(self) -> torch.Tensor | None:
+        """CRC-32 of each image's path, and of its split and label, by which a resume names what has changed.
+
+        int32 (n, 2); None without a table.
+        """
+        if not self.origin:
+            return None
+        rows = [(crc32(path), crc32(split.encode() + label.tobytes())) for path, split, label in self._rows()]
+        return torch.from_numpy(np.array(rows, dtype=np.uint32).view(np.int32))
+
+    def changed_since(self, trained: ResumePoint) -> str:
+        """Images of a table that were others, or had another label or split, in ``trained``; '' if none is known."""
+        known = None if self.rows is None else trained.read().get("rows")
+        if known is None:
+            return ""
+        then = dict(known.tolist())
+        now = self.rows.tolist()
+        changed = {place for place, (path, label) in enumerate(now) if then.get(path, label) != label}
+        added = {place for place, (path, _) in enumerate(now) if path not in then}
+        lost = len(then.keys() - {path for path, _ in now})
+        gone = f"{lost:,} image(s) are gone" if lost else ""
+        named = changed or added
+        if not named:
+            return gone
+        path, split, label = next(row for place, row in enumerate(self._rows()) if place == min(named))
+        name = f" as {self.classes[label]}" if label.ndim == 0 else ""
+        more = f" and {len(named) - 1:,} more" if len(named) > 1 else ""
+        what = "had another label or split" if changed else "was not there"
+        return f"{os.fsdecode(path)}, now in {split}{name},{more} {what}" + (
+            f"; {gone:,} rows are gone" if gone else ""
+        )
 
     @cached_property
     def fingerprint(self) -> str:
@@ -327,7 +369,7 @@ def _test_folder(settings: DataSettings, trained: ResumePoint | None) -> Path | 
     if settings.datapath is None or elsewhere:
         return None
     root = Path(settings.datapath)
-    if settings.labels is not None:
+    if settings.is_table:
         return None
     if holds_shards(root):
         _refuse_two_sets(root, settings.dataname)
@@ -517,7 +559,7 @@ def _on_both_sides(train: Images | None, validation: Images) -> Iterator[str]:
 def prepare(settings: DataSettings, log: Log, evaluate: bool = False) -> None:
     """Fetch (``--download``) or unpack what will be read, on one rank. ``evaluate``: ``get_test_data`` will read it."""
     elsewhere = settings.dataname in ("hf", *plugins.added("dataset"))
-    if settings.datapath is None or elsewhere or settings.labels is not None:
+    if settings.datapath is None or elsewhere or settings.is_table:
         return
     root = Path(settings.datapath)
     if settings.dataname == "shards" or holds_shards(root):
@@ -551,8 +593,8 @@ def _splits(
         raise UserError(f"--datapath {root}: no such folder; {name}: {SPECS[name].source}")
     if name == "hf":
         return read_tables(settings, lister, evaluate)
-    if settings.labels is not None:
-        return read_labels(
+    if settings.is_table:
+        splits = read_labels(
             settings,
             Colour(SPECS[name].colour, settings.pixel_range),
             classes=known and known.classes,
@@ -560,10 +602,12 @@ def _splits(
             evaluate=evaluate,
             leave_out_unknown=leave_out_unknown,
         )
-    reader = _reader(settings, lister)
-    if reader is None:
-        raise UserError(f"--datapath {root}: {_what_is_missing(root, name, evaluate)}")
-    return reader()
+    else:
+        reader = _reader(settings, lister)
+        if reader is None:
+            raise UserError(f"--datapath {root}: {_what_is_missing(root, name, evaluate)}")
+        splits = reader()
+    return splits if settings.class_map is None else in_order_of(Path(settings.class_map), splits)
 
 
 def _what_is_missing(root: Path, name: str, evaluate: bool) -> str:

@@ -114,6 +114,7 @@ def checkpoint_description(args: Settings, data: Data, criterion: torch.nn.Modul
         **teacher,
         **weights,
         **({"seen": data.seen} if data.seen else {}),
+        **({} if data.rows is None else {"rows": data.rows}),
         **({"folds": data.folds.state()} if data.folds else {}),
         "format": FORMAT,
         "arch": args.model.arch,

@@ -266,18 +266,8 @@ def declaring(name, value):
 def test_only_these_settings_leave_the_result_alone():
     assert declaring("affects_result", False) == {
         *("config", "output", "name", "deterministic", "device", "gpu_ids", "resume", "resume_override", "evaluate"),
-        *(
-            "dry_run",
-            "max_steps",
-            "timeout",
-            "datapath",
-            "labels",
-            "download",
-            "workers",
-            "decode",
-            "cache_dir",
-            "loader",
-        ),
+        *("dry_run", "max_steps", "timeout", "datapath", "labels", "class_map", "download", "workers", "decode"),
+        *("cache_dir", "loader"),
         *("skip_bad_images", "batch_size", "val_batch_size", "shard_cache", "shard_cache_gb", "grad_checkpointing"),
         *("shard_model", "channels_last", "max_skipped_steps", "dump_bad_batch", "bucket_mb", "print_freq", "progress"),
         *("picture_epochs", "save_every_epochs", "save_every_steps", "folds_from", "plugin"),

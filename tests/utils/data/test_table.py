@@ -8,8 +8,10 @@ import numpy as np
 import pyarrow
 import pytest
 import torch
+from PIL import Image
 from pyarrow import parquet
 
+from main import main
 from tests.helpers import image_tree
 from utils.config import arguments
 from utils.config.settings import UserError
@@ -133,7 +135,7 @@ def test_groups_stay_on_one_side_of_val_split(flat, tmp_path):
 def test_a_table_to_evaluate_needs_neither_splits_nor_training_rows(flat, tmp_path):
     folder, rows = flat
     bare = write(tmp_path / "bare.csv", [row[:2] for row in rows], HEADER[:2])
-    with pytest.raises(UserError, match=r"no column says which rows are to validate on.*--val-split 0\.1"):
+    with pytest.raises(UserError, match=r"no column or folder says which images are to validate on.*--val-split 0\.1"):
         read(folder, bare)
     data = get_test_data(settings(folder, bare), CPU, None)
     assert data.train is None and len(data.validation) == len(rows)
@@ -147,3 +149,190 @@ def test_numbers_as_labels_keep_their_order(flat, tmp_path):
     data = read(folder, write(tmp_path / "labels.csv", [(path, numbers[label], split) for path, label, split in rows]))
     assert data.classes == ("9", "10", "100")
     assert np.bincount(data.train.labels).tolist() == [COUNTS["train"]] * 3
+
+
+# ---------------------------------------------------------------------------------------- mistakes
+
+GOOD = "path,label,split\na.png,cat,train\nb.png,dog,train\nc.png,cat,val\nd.png,dog,val\n"
+
+
+def replaced(old, new):
+    return GOOD.replace(old, new, 1)
+
+
+MISTAKES = {
+    "no such file": (None, "", "cannot be read (No such file or directory)"),
+    "empty": ("", "", "is empty; its first line names the columns: path,label"),
+    "names alone": ("path,label,split\n", "", "has no rows below the names of its columns"),
+    "missing file": (replaced("b.png", "x.png"), "", "line 3, column path: x.png is no file below --datapath"),
+    "missing files": (GOOD.replace(".png", ".jpg"), "", "a.jpg is no file below --datapath DIR (3 more rows like it)"),
+    "duplicate row": (GOOD + "a.png,cat,train\n", "", "line 6, column path: a.png stands in line 2, too"),
+    "label twice": (GOOD + "a.png,dog,train\n", "", "line 6, column path: a.png has another label in line 2"),
+    "column twice": (replaced("split", "label"), "", "two columns are called label; rename one"),
+    "no label": (replaced("dog,train", ",train"), "", "line 3, column label: is empty"),
+    "blank label": (replaced("dog,train", "  ,train"), "", "line 3, column label: is empty"),
+    "no path": (replaced("b.png", ""), "", "line 3, column path: is empty"),
+    "no header": ("a.png,cat,train\nb.png,dog,val\n", "", "line 1 holds a.png,cat,train and no names of columns"),
+    "cells missing": (replaced("b.png,dog,train", "b.png,dog"), "", "line 3 has 2 cell(s), and line 1 names 3 columns"),
+    "a cell more": (replaced("dog,train", "dog,train,1"), "", "line 3 has 4 cell(s), and line 1 names 3 columns"),
+    "Latin-1": (replaced("dog", "hünd").encode("latin-1"), "", "line 3 is not written in UTF-8; save it as UTF-8"),
+    "Latin-1 names": (replaced("split", "größe").encode("latin-1"), "", "line 1 is not written in UTF-8"),
+    "UTF-16": (GOOD.encode("utf-16"), "", "is written in UTF-16; save it as UTF-8"),
+    "a picture": (b"\x89PNG\r\n\x1a\n\0\0", "", "is neither text nor Parquet; export it as CSV in UTF-8"),
+    "half of a Parquet file": (b"PAR1 cut", "", "cannot be read as Parquet"),
+    "unknown split": (replaced("cat,val", "cat,vla"), "", "line 4, column split: vla is none of train, val and test"),
+    "no split": (replaced("dog,val", "dog,"), "", "line 5, column split: is none of train, val and test"),
+    "nothing to train on": (GOOD.replace("train", "val"), "", "the split of no image is train"),
+    "nothing to validate on": (GOOD.replace("val", "train"), "", "the split of no image is val or test"),
+    "class of validation": (replaced("cat,val", "cow,val"), "", "line 4, column label: cow is no class of the rows to"),
+    "one class": (GOOD.replace("dog", "cat"), "", "holds one class, cat; a classifier needs two or more"),
+    "absolute path": (replaced("b.png", "/b.png"), "", "line 3, column path: /b.png begins with /"),
+    "Windows path": (replaced("b.png", "x\\b.png"), "", "write folders with / and not \\"),
+    "no image": (replaced("b.png", "n.txt"), "", "line 3, column path: n.txt is no image (.jpg"),
+    "two images of a name": (replaced("b.png", "t"), "", "line 3, column path: t has no ending, and several images"),
+    "wrong weight": (
+        GOOD.replace("split", "weight").replace("train", "1").replace("val", "-1"),
+        "--val-split 0.5",
+        "line 4, column weight: -1 is no number of at least 0 (1 more rows like it)",
+    ),
+    "empty group": (
+        replaced("split", "group").replace("val", "").replace("train", "p"),
+        "--val-split 0.5",
+        "line 4, column group: is empty",
+    ),
+    "unknown column": (GOOD, "--label-column kind", "--label-column kind: FILE has the columns path, label, split"),
+    "no usual name": (
+        replaced("label", "x"),
+        "",
+        "--label-column COLUMN is needed: FILE has the columns path, x, split",
+    ),
+    "one column for two": (GOOD, "--label-column split", "split is the column of the labels, too"),
+    "no split column": (replaced("split", "x"), "", "which images are to validate on (split, with train and val)"),
+    "splits and a share": (GOOD, "--val-split 0.5", "says already which images are to validate on; remove the flag"),
+}
+
+
+@pytest.fixture(scope="module")
+def six(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images")
+    for number, name in enumerate(("a.png", "b.png", "c.png", "d.png", "t.png", "t.jpg")):
+        Image.fromarray(np.full((8, 8, 3), 40 * number, dtype=np.uint8)).save(folder / name)
+    (folder / "n.txt").write_text("")
+    return folder
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_each_mistake_is_one_line_with_its_place_and_ends_with_exit_code_2(six, tmp_path, capfd, mistake):
+    content, flags, line = MISTAKES[mistake]
+    file = tmp_path / "labels.csv"
+    if content is not None:
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    place = ["--dataname", "folder", "--datapath", str(six), "--labels", str(file)]
+    assert main([*place, *flags.split(), "--device", "cpu", "--output", str(tmp_path / "runs")]) == 2
+    told = capfd.readouterr().err.replace(str(file), "FILE").replace(str(six), "DIR")
+    assert line in told, told
+    assert told.count("\n") == 1 and not (tmp_path / "runs").exists()
+
+
+# ------------------------------------------------------------------- class maps, and classes in names
+
+
+@pytest.mark.parametrize("text", ["c\na\nb\nd\n", "\ufeffname,index\nb,2\na,1\nd,3\nc,0\n", "a,1\nc,0\nb,2\nd,3"])
+def test_a_class_map_orders_the_classes_of_folders_and_tables(tree, flat, tmp_path, text):
+    (tmp_path / "map.txt").write_text(text, encoding="utf-8")
+    flags = ["--class-map", str(tmp_path / "map.txt")]
+    plain = get_data(arguments.parse(["--dataname", "folder", "--datapath", str(tree)]).data, CPU)
+    folders = get_data(arguments.parse(["--dataname", "folder", "--datapath", str(tree), *flags]).data, CPU)
+    table = read(flat[0], write(tmp_path / "labels.csv", flat[1]), *flags)
+    assert folders.classes == table.classes == ("c", "a", "b", "d")
+    assert contents(folders.train) == contents(table.train)
+    assert list(folders.train.paths) == list(plain.train.paths)
+    assert folders.train.labels.tolist() == [(1, 2, 0)[label] for label in plain.train.labels.tolist()]
+
+
+def test_classes_that_a_map_does_not_name_are_left_out_with_a_warning(tree, tmp_path):
+    (tmp_path / "map.txt").write_text("c\na\n")
+    flags = ["--dataname", "folder", "--datapath", str(tree), "--class-map", str(tmp_path / "map.txt")]
+    data = get_data(arguments.parse(flags).data, CPU)
+    assert np.bincount(data.train.labels).tolist() == [COUNTS["train"]] * 2
+    assert data.warnings == (
+        f"--class-map {tmp_path}/map.txt: does not name b, so {sum(COUNTS.values())} images are left out",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (None, "cannot be read (No such file or directory)"),
+        ("", "names 0 class(es); give a name on each line"),
+        ("a\nb\na\n", "names a twice"),
+        ("a,0\nb,2\n", "numbers its classes not from 0 to 1, each once: see 1"),
+        ("a,0\nb,0\n", "numbers its classes not from 0 to 1, each once: see 1"),
+        ("x\ny\n", "names none of the data's classes, which are a, b, c; its own are x, y"),
+    ],
+)
+def test_a_wrong_class_map_is_one_line(tree, tmp_path, text, line):
+    if text is not None:
+        (tmp_path / "map.txt").write_text(text)
+    flags = ["--dataname", "folder", "--datapath", str(tree), "--class-map", str(tmp_path / "map.txt")]
+    with pytest.raises(UserError) as caught:
+        get_data(arguments.parse(flags).data, CPU)
+    assert line in str(caught.value) and len(caught.value.mistakes) == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "pattern", "classes"),
+    [
+        (("cat.0", "cat.12", "dog.3", "dog.40"), [], ("cat", "dog")),
+        (("great_dane_1", "great_dane_2", "pug_1", "pug_22"), [], ("great_dane", "pug")),
+        (("n01_10", "n01_2", "n02_3", "n02_44"), [], ("n01", "n02")),
+        (("n01_tench", "n01_carp", "n02_dog", "n02_pug"), ["([^_]+)_"], ("n01", "n02")),
+    ],
+)
+@pytest.mark.parametrize("split", [False, True])
+def test_the_classes_of_images_are_in_their_names(tmp_path, names, pattern, classes, split):
+    folder = tmp_path / "data"
+    for number, name in enumerate(names):
+        place = folder / ("train", "val")[number % 2] if split else folder
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8, 3), 40 * number, dtype=np.uint8)).save(place / f"{name}.png")
+    flags = ["--dataname", "folder", "--datapath", str(folder), "--class-from-name", *pattern]
+    data = get_data(arguments.parse([*flags, *([] if split else ["--val-split", "0.5"])]).data, CPU)
+    assert data.classes == classes
+    files = [
+        (path.rsplit("/", 1)[1], data.classes[label])
+        for path, label in zip(data.train.paths, data.train.labels, strict=True)
+    ]
+    assert len(files) == 2 and all(name.startswith(label) for name, label in files)
+    assert f"{classes[0]} of " in data.origin
+
+
+def test_a_name_without_a_class_is_refused_and_told(tmp_path):
+    for name in ("cat.1", "cat.2", "17"):
+        Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(tmp_path / f"{name}.png")
+    flags = ["--dataname", "folder", "--datapath", str(tmp_path), "--class-from-name", "--val-split", "0.5"]
+    with pytest.raises(UserError, match=r"--class-from-name: no class is in the name of 17\.png by "):
+        get_data(arguments.parse(flags).data, CPU)
+
+
+# --------------------------------------------------------------------------------------------- a run
+
+
+def test_a_resume_names_the_label_that_has_changed(flat, tmp_path, capfd):
+    folder, rows = flat
+    labels = write(tmp_path / "labels.csv", rows)
+    flags = "--arch fc --image-size 8 --device cpu --workers 0 --no-progress --batch-size 6 --lr 0.01 --epochs 2"
+    start = ["--dataname", "folder", "--datapath", str(folder), "--labels", str(labels), *flags.split()]
+    assert main([*start, "--output", str(tmp_path / "runs"), "--max-steps", "2"]) == 0
+    run = next((tmp_path / "runs").rglob("config.yaml")).parent
+    place = next(number for number, row in enumerate(rows) if row[1:] == ("a", "train"))
+    other = [*rows[:place], (rows[place][0], "c", "train"), *rows[place + 1 :]]
+    capfd.readouterr()
+    write(labels, other)
+    assert main([*start, "--resume", str(run)]) == 2
+    assert f"{rows[place][0]}, now in train as c, had another label or split" in capfd.readouterr().err
+    write(labels, rows[:place] + rows[place + 1 :])
+    assert main([*start, "--resume", str(run)]) == 2
+    assert "1 image(s) are gone" in capfd.readouterr().err
+    write(labels, rows[::-1])
+    assert main([*start, "--resume", str(run)]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ INTERPOLATIONS = ("bilinear", "bicubic")
 VIEWS = {"none": 1, "flip": 2, "flip-shift": 6}  # of an image in validation, by the names of --tta
 
 _IMAGE_FILES = Needs("images in files", lambda v: not v.in_memory)
+BEFORE_THE_NUMBER = r"(.*?)[\W_]*(?<!\d)\d+\.[^.]*$"  # what stands before the last number of a file's name
 TABLE_COLUMNS = ("path", "label", "split", "group", "weight")  # each has a flag
 _HF = Needs("--dataname hf")
 _TABLE = Needs("--labels")
@@ -63,6 +65,14 @@ def _folds(v: Any) -> Iterator[object]:
     )
     yield v.val_split is not None and "--folds and --val-split both choose the validation images; give one"
     yield v.dataname == "synthetic" and "--folds: the labels of --dataname synthetic are random, so it has no folds"
+
+
+def _one_group(pattern: str) -> str | None:
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        return f"is no regular expression ({error})"
+    return None if groups == 1 else f"must have one group, which matches the class, not {groups}"
 
 
 @group()
@@ -203,6 +213,25 @@ class DataSettings:
         synonyms="sample-weight-column",
         example="a",
         within="--dataname folder --datapath D --labels F",
+    )
+    class_from_name: str | None = setting(
+        None,
+        "take the classes of --dataname folder from the files' names: what stands before the last number, cat of "
+        "cat.12.jpg, or what the group of a regular expression matches at the beginning, for example '([^_]+)_'",
+        check=_one_group,
+        bare=BEFORE_THE_NUMBER,
+        metavar="PATTERN",
+        example="(.)",
+        within="--dataname folder --datapath D",
+    )
+    class_map: str | None = setting(
+        None,
+        "file that gives the classes of --dataname folder their order: a name on each line, or lines name,number; "
+        "images of other classes are left out",
+        metavar="FILE",
+        affects_result=False,  # its content does, of which the data's fingerprint is
+        example="F",
+        within="--dataname folder --datapath D",
     )
     image_size: int | tuple[int, ...] | None = setting(
         None,
@@ -439,6 +468,11 @@ class DataSettings:
     )
 
     @property
+    def is_table(self) -> bool:
+        """Each image has its label by itself, not by its folder."""
+        return self.labels is not None or self.class_from_name is not None
+
+    @property
     def divides_training(self) -> bool:
         """The validation images are taken from the training images."""
         return self.val_split is not None or self.folds is not None
@@ -479,6 +513,12 @@ class DataSettings:
             (v.labels is not None and v.dataname != "folder")
             and f"--labels is for --dataname folder; {v.dataname} has labels of its own"
         )
+        for name in ("class_from_name", "class_map"):
+            yield (
+                (getattr(v, name) is not None and v.dataname != "folder")
+                and f"--{name.replace('_', '-')} is for --dataname folder, not {v.dataname}"
+            )
+        yield v.labels and v.class_from_name and "--labels and --class-from-name both say the classes; give one"
         yield (
             (v.val_split is not None and v.dataname not in ("folder", "hf"))
             and f"--val-split is for --dataname folder and hf; {v.dataname} has its own validation images"

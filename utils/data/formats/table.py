@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from utils.config.groups.data import TABLE_COLUMNS, DataSettings
+from utils.config.groups.data import BEFORE_THE_NUMBER, TABLE_COLUMNS, DataSettings
 from utils.config.settings import UserError
 from utils.data.formats.class_folders import (
     TRAINING_FOLDERS,
@@ -53,40 +54,27 @@ FIRST_BYTES = 1 << 16  # that hold the names of the columns
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of a file of labels.
+    """Rows of a file of labels, or of images whose names say their classes.
 
     ``paths``: below ``root``, each once and each of a file that is there; ``by_path``: their order, int64 (n,).
     ``label``: as written. ``split``: int8 (n,), TRAIN, VALIDATION or TEST. ``group``: str (n,). ``weight``: float64
-    (n,). Without a column they are None.
-    ``columns``: the name of each one's column.
+    (n,). Without a column they are None. ``at`` gives the place of a row and a column for messages; ``flag``: what
+    says the labels, and ``words`` the same for a plan.
     """
 
-    file: Path
     root: Path
     paths: list[str]
     by_path: np.ndarray
     label: np.ndarray
-    split: np.ndarray | None
-    group: np.ndarray | None
-    weight: np.ndarray | None
-    columns: dict[str, str]
-    guessed: tuple[str, ...]
-    source: _Source
+    flag: str
+    words: str
+    at: Callable[[int, str], str]
+    split: np.ndarray | None = None
+    group: np.ndarray | None = None
+    weight: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.paths)
-
-    def at(self, row: int, role: str) -> str:
-        """The place of a cell, for messages."""
-        return f"--labels {self.file}: {self.source.place(row)}, column {self.columns[role]}:"
-
-    def describe(self) -> str:
-        """The file, which columns are read, and which of them nobody has named."""
-        shown = [f"{role} {name}{' (guessed)' * (role in self.guessed)}" for role, name in self.columns.items()]
-        separator = {",": "", "\t": "; separated by tabs"}.get(
-            self.source.separator, f"; separated by {self.source.separator}"
-        )
-        return f"{self.file}, {len(self):,} rows; columns: {', '.join(shown)}{separator}"
 
 
 class TablePaths(FilePaths):
@@ -124,9 +112,48 @@ def read_table(settings: DataSettings) -> Table:
         mistakes.add("group", _blank(cells["group"]), "is empty")
     weight = _weights(cells["weight"], mistakes) if "weight" in cells else None
     mistakes.refuse()
-    guessed = tuple(role for role in columns if given[role] is None)
     by_path = compute.sort_indices(pyarrow.array(paths)).to_numpy().astype(np.int64)
-    return Table(file, root, paths, by_path, label, split, group, weight, columns, guessed, source)
+    words = source.described(len(paths), columns, given)
+    return Table(root, paths, by_path, label, f"--labels {file}", words, mistakes.at, split, group, weight)
+
+
+def table_of_names(settings: DataSettings) -> Table:
+    """The images below ``--datapath``, whose names say their classes as ``--class-from-name`` has it.
+
+    If they lie in folders named like splits, that is theirs. Raises ``UserError``.
+    """
+    root = Path(settings.datapath)
+    pattern = re.compile(settings.class_from_name)
+    paths = []
+    for folder, inner, names in os.walk(root):
+        inner[:] = [name for name in inner if not name.startswith(".")]
+        below = os.path.relpath(folder, root)
+        images = [name for name in names if is_image(name) and not name.startswith(".")]
+        paths += images if below == "." else [f"{below}/{name}" for name in images]
+    paths.sort()
+    if not paths:
+        raise UserError(f"--datapath {root}: holds no images ({', '.join(IMAGE_ENDINGS)})")
+    matches = [pattern.match(path.rpartition("/")[2]) for path in paths]
+    if wrong := [path for path, found in zip(paths, matches, strict=True) if not (found and found[1])]:
+        more = f" ({len(wrong) - 1:,} more files like it)" if len(wrong) > 1 else ""
+        raise UserError(
+            f"--class-from-name: no class is in the name of {printable(wrong[0])} by {pattern.pattern}{more}; "
+            "give another one, such as '([^_]+)_' for what stands before the first _"
+        )
+    label = np.array([found[1] for found in matches], dtype=object)
+    split = np.array([SPLITS.get(path.partition("/")[0].lower(), -1) for path in paths], dtype=np.int8)
+    how = "before the last number" if pattern.pattern == BEFORE_THE_NUMBER else f"by the pattern {pattern.pattern}"
+    words = f"in the names of {len(paths):,} files, {how}: {label[0]} of {printable(paths[0])}"
+    return Table(
+        root,
+        paths,
+        np.arange(len(paths)),
+        label,
+        "--class-from-name",
+        words,
+        lambda row, role: f"--class-from-name: {printable(paths[row])}:",
+        split if (split >= 0).all() else None,
+    )
 
 
 def _blank(cells: pyarrow.ChunkedArray) -> np.ndarray:
@@ -263,8 +290,11 @@ class _Mistakes:
         text = str(cell.as_py() if hasattr(cell, "as_py") else cell)
         shown = f" {printable(text[:80])}" if text else ""
         more = f" ({len(rows) - 1:,} more rows like it)" if len(rows) > 1 else ""
-        place = self.source.place(first)
-        self.lines.append(f"--labels {self.source.file}: {place}, column {self.columns[role]}:{shown} {words}{more}")
+        self.lines.append(f"{self.at(first, role)}{shown} {words}{more}")
+
+    def at(self, row: int, role: str) -> str:
+        """The place of a cell."""
+        return f"--labels {self.source.file}: {self.source.place(row)}, column {self.columns[role]}:"
 
     def refuse(self) -> None:
         if self.lines:
@@ -375,6 +405,12 @@ class _Source:
                 )
         return table.cast(pyarrow.schema([(name, pyarrow.string()) for name in table.column_names]))
 
+    def described(self, rows: int, columns: dict[str, str], given: dict[str, str | None]) -> str:
+        """The file, which columns are read, and which of them nobody has named."""
+        shown = [f"{role} {name}{' (guessed)' * (given[role] is None)}" for role, name in columns.items()]
+        separator = {",": "", "\t": "; separated by tabs"}.get(self.separator, f"; separated by {self.separator}")
+        return f"{self.file}, {rows:,} rows; columns: {', '.join(shown)}{separator}"
+
     def place(self, row: int) -> str:
         """The place of a row: its number in a Parquet file, from 1; its line in a CSV file."""
         if self.is_parquet:
@@ -428,7 +464,7 @@ def read_labels(
     To ``evaluate``, in the ``classes`` of a checkpoint if they are given, ``whose`` for messages; with
     ``leave_out_unknown`` images of others are left out, with a warning. A table without splits is then evaluated whole.
     """
-    table = read_table(settings)
+    table = table_of_names(settings) if settings.labels is None else read_table(settings)
     train, validation, unused = _rows_of(table, settings, evaluate)
     names = tuple(classes or class_names(table.label[train if len(train) else validation]))
     number = {name: label for label, name in enumerate(names)}
@@ -443,7 +479,7 @@ def read_labels(
             raise UserError(f"{line}; those are {some(names)}")
         warnings = (f"{line}; they are left out",)
         train, validation = (rows[labels[rows] >= 0] for rows in (train, validation))
-    origin = table.describe() + (f"; {len(unused):,} rows of val and test are not used" if len(unused) else "")
+    origin = table.words + (f"; {len(unused):,} rows of val and test are not used" if len(unused) else "")
     images = [_images(table, rows, labels, colour) if len(rows) else None for rows in (train, validation)]
     return Splits(*images, names, warnings, origin)
 
@@ -459,7 +495,7 @@ def _rows_of(table: Table, settings: DataSettings, evaluate: bool) -> tuple[np.n
     if table.split is None:
         if not settings.divides_training and not evaluate:
             raise UserError(
-                f"--labels {table.file}: no column says which rows are to validate on (split, with train and val); "
+                f"{table.flag}: no column or folder says which images are to validate on (split, with train and val); "
                 "name it with --split-column, or give --val-split 0.1"
             )
         return (everything, none, none) if settings.divides_training else (none, everything, none)
@@ -468,17 +504,16 @@ def _rows_of(table: Table, settings: DataSettings, evaluate: bool) -> tuple[np.n
         return train, none, np.concatenate([validation, test])
     if not len(validation):
         validation, test = test, none
-    column = table.columns["split"]
     if settings.val_split is not None:
         if len(validation):
             raise UserError(
-                f"--val-split: column {column} of {table.file} says which rows are to validate on; remove the flag, "
-                "or give --split-column off"
+                f"--val-split: {table.flag} says already which images are to validate on; remove the flag, or give "
+                "--split-column off"
             )
         return train, none, none
     if not len(validation) or not (len(train) or evaluate):
         lacking = "train" if len(validation) else "val or test"
-        raise UserError(f"--labels {table.file}: no row of column {column} says {lacking}")
+        raise UserError(f"{table.flag}: the split of no image is {lacking}")
     return train, validation, none if evaluate else test
 
 

@@ -1,0 +1,69 @@
+"""The order of classes as a file gives it: timm's class maps."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from utils.config.settings import UserError
+from utils.data.formats.class_folders import some
+from utils.data.formats.readers import ImageFiles, Splits
+
+
+def read_class_map(file: Path) -> tuple[str, ...]:
+    """The classes in the order of their numbers: a name on each line, or a CSV file of ``name,number``.
+
+    Raises ``UserError``.
+    """
+    where = f"--class-map {file}"
+    try:
+        lines = [line for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{where}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    rows = [[cell.strip() for cell in row] for row in csv.reader(lines)]
+    if rows and len(rows[0]) == 2 and not rows[0][1].isdigit():
+        rows = rows[1:]  # the names of the columns
+    if rows and all(len(row) == 2 and row[1].isdigit() for row in rows):
+        numbers = [int(number) for _, number in rows]
+        if sorted(numbers) != list(range(len(rows))):
+            wrong = next(n for n, number in enumerate(sorted(numbers)) if n != number)
+            raise UserError(f"{where}: numbers its classes not from 0 to {len(rows) - 1}, each once: see {wrong}")
+        names = [name for _, name in sorted((int(number), name) for name, number in rows)]
+    else:
+        names = [line.strip() for line in lines]
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise UserError(f"{where}: names {some(twice)} twice")
+    if len(names) < 2:
+        raise UserError(f"{where}: names {len(names)} class(es); give a name on each line, or lines name,number")
+    return tuple(names)
+
+
+def in_order_of(file: Path, splits: Splits) -> Splits:
+    """The images in the classes of the map in ``file``; those of others are left out, as timm does, with a warning."""
+    classes = read_class_map(file)
+    number = {name: label for label, name in enumerate(classes)}
+    labels = torch.tensor([number.get(name, -1) for name in splits.classes])
+    if (labels < 0).all():
+        raise UserError(
+            f"--class-map {file}: names none of the data's classes, which are {some(splits.classes)}; its own are "
+            f"{some(classes)}"
+        )
+    there = [images for images in (splits.train, splits.validation) if images is not None]
+    parts = [None if images is None else _relabelled(images, labels) for images in (splits.train, splits.validation)]
+    lost = sum(map(len, there)) - sum(len(images) for images in parts if images is not None)
+    warnings = splits.warnings
+    if lost:
+        others = some(name for name in splits.classes if name not in number)
+        warnings = (f"--class-map {file}: does not name {others}, so {lost:,} images are left out", *warnings)
+    return splits._replace(train=parts[0], validation=parts[1], classes=classes, warnings=warnings)
+
+
+def _relabelled(images: ImageFiles, labels: torch.Tensor) -> ImageFiles:
+    """The images of classes that have one of the new ``labels``, int64 (old classes,), -1 for none, with that."""
+    chosen = images.take(np.flatnonzero((labels[images.labels] >= 0).numpy()))
+    return replace(chosen, labels=labels[chosen.labels])
