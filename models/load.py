@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from models.build import build_model, locate
+from models.confidence import KEY as CONFIDENCE
+from models.confidence import Confidence, divide_logits
 from utils.checkpoint import checkpoint
 from utils.config.arguments import convert
 from utils.config.groups.model import ModelSettings
@@ -43,7 +45,7 @@ class Loaded:
     weights as trained. ``loss_scaled``: whether the run scaled its loss, as it does in fp16 alone. ``progress``: how
     far it had got, as the checkpoint stores it; None if it does not say. ``chosen``: why this file of a run's folder,
     in words; '' if it was given, or is the
-    newest and there is no better one.
+    newest and there is no better one. ``confidence``: what evaluate.py --store has kept in it for these weights.
     """
 
     network: nn.Module
@@ -59,34 +61,33 @@ class Loaded:
     progress: dict[str, Any] | None
     chosen: str
     reading: Reading
+    confidence: Confidence | None = None
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.network, self.classes, self.preprocessing))
 
 
 def load_model(
-    path: str | os.PathLike[str], *, raw: bool = False, best: bool | None = None, plugins: Sequence[str] = ()
+    path: str | os.PathLike[str],
+    *,
+    raw: bool = False,
+    best: bool | None = None,
+    plugins: Sequence[str] = (),
+    calibrated: bool = True,
 ) -> Loaded:
     """The network of a checkpoint file or of a run folder, with its classes and preprocessing.
 
     A folder stands for its newest checkpoint; with ``best``, and without it where early stopping ended the run, for
     best.pt; with False always for the newest. ``plugins``: files of --plugin that the run was trained with.
     The weights are the moving average's if the run kept one, as in its reported results; with ``raw`` those that it
-    trained. torch's random state does not change. Raises ``UserError`` (a ``ValueError``) with the path and what is
-    wrong with it.
+    trained. If the checkpoint keeps a temperature, fitted for these weights, the network divides its logits by it,
+    unless ``calibrated`` is False. torch's random state does not change. Raises ``UserError`` (a ``ValueError``) with
+    the path and what is wrong with it.
     """
     if plugins:
         load_plugins(plugins)
     path, state, chosen = read_checkpoint(Path(path), best, warnings.warn)
-    arch = state.get("arch")
-    classes = state.get("classes")
-    named = isinstance(classes, list) and len(classes) > 1 and all(isinstance(name, str) for name in classes)
-    if not isinstance(arch, str) or not named:
-        raise UserError(f"{path}: does not name its network and classes; give a checkpoint that main.py has saved")
-    if state.get("format") != checkpoint.FORMAT:
-        raise UserError(
-            f"{path}: has checkpoint format {str(state.get('format'))[:20]}, this version loads {checkpoint.FORMAT}"
-        )
+    arch, classes = _named(state, path)
     _compare_plugins(path, arch, state.get("plugins") or {})
     preprocessing = Preprocessing.from_state(state.get("preprocessing"), path)
     settings, fingerprint, progress = (state.get(name) for name in ("settings", "fingerprint", "progress"))
@@ -122,7 +123,35 @@ def load_model(
         progress if isinstance(progress, dict) else None,
         chosen,
         reading_of(state, len(classes), path),
+        _confidence(network, state, path, calibrated),
     )
+
+
+def _named(state: Mapping[str, Any], path: Path) -> tuple[str, list[str]]:
+    """The names of a checkpoint's network and classes. Raises ``UserError`` if it lacks them, or has another format."""
+    arch = state.get("arch")
+    classes = state.get("classes")
+    named = isinstance(classes, list) and len(classes) > 1 and all(isinstance(name, str) for name in classes)
+    if not isinstance(arch, str) or not named:
+        raise UserError(f"{path}: does not name its network and classes; give a checkpoint that main.py has saved")
+    if state.get("format") != checkpoint.FORMAT:
+        raise UserError(
+            f"{path}: has checkpoint format {str(state.get('format'))[:20]}, this version loads {checkpoint.FORMAT}"
+        )
+    return arch, classes
+
+
+def _confidence(network: nn.Module, state: Mapping[str, Any], path: Path, calibrated: bool) -> Confidence | None:
+    """What a checkpoint's ``state`` keeps for its weights; with ``calibrated``, ``network`` applies the temperature."""
+    confidence = Confidence.from_state(state.get(CONFIDENCE), path)
+    if confidence is None:
+        return None
+    if confidence.weights != ("trained" if state.get("ema") is None else "average"):
+        warnings.warn(f"{path}: its temperature and distances are of other weights and left out", stacklevel=3)
+        return None
+    if calibrated and confidence.temperature is not None:
+        divide_logits(network, confidence.temperature)
+    return confidence
 
 
 def read_checkpoint(path: Path, best: bool | None, warn: Callable[[str], None]) -> tuple[Path, dict[str, Any], str]:

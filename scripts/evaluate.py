@@ -4,10 +4,13 @@
     python scripts/evaluate.py RUN --split test --output evaluation         # with JSON, CSV and each prediction
     python scripts/evaluate.py RUN --datapath FOLDER --tta flip             # any class folders
     python scripts/evaluate.py RUN --compare RUN2 --output comparison       # which is better, and where
+    python scripts/evaluate.py RUN --store calibrated.pt                    # a copy with calibrated probabilities
+    python scripts/evaluate.py calibrated.pt --reject-below 0.8             # how many answers are sure, and right
+    python scripts/evaluate.py RUN --other-images FOLDER                    # does it notice images of no class?
     python scripts/torchrun.py --nproc-per-node 8 scripts/evaluate.py RUN   # on several GPUs
 
-Its top-1, top-5 and loss are those of main.py --evaluate. Writes nothing without --output. Heavy imports are inside the
-functions.
+Its top-1, top-5 and loss are those of main.py --evaluate (but for the temperature that a copy keeps). Writes nothing
+without --output and --store. Heavy imports are inside the functions.
 """
 
 from __future__ import annotations
@@ -21,17 +24,20 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.common.command_line import ToolParser, each_of, make_folder, run_tool, warn
-from scripts.common.trained import add_run_arguments, find_run, open_run
+from scripts.common.command_line import ToolParser, each_of, make_folder, run_tool, say, warn
+from scripts.common.output import wrong_name
+from scripts.common.trained import add_rejection, add_run_arguments, find_run, open_run, refuse_rejection
 from utils.checkpoint.fingerprint import same_images
 from utils.config.groups.data import VIEWS
 from utils.config.settings import Settings, UserError
 from utils.runtime.process import RankInfo, end_process
 
 if TYPE_CHECKING:
+    from models.confidence import Distance
     from models.load import Loaded
-    from scripts.common.predictions import Predictions
+    from scripts.common.predictions import Chosen, Predictions
     from scripts.evaluation.comparison import Comparison
+    from scripts.evaluation.result import Evaluation
     from utils.runtime.distributed import Distributed
 
 NAME = "evaluate.py"
@@ -41,6 +47,7 @@ BEST = "best.pt"  # of the run's own validation images
 def main(argv: list[str]) -> int:
     own = build_parser().parse_args(argv)
     try:
+        refuse_mistakes(own)
         each_of(find_run, filter(None, (own.run, own.compare)))  # before any slow import
         from scripts.common.predictions import Chosen, settings_of
         from utils.runtime.distributed import Distributed
@@ -48,6 +55,11 @@ def main(argv: list[str]) -> int:
         loaded = open_run(own.run, own.raw, "cpu", best=own.best)
         other = open_run(own.compare, own.raw, "cpu", best=own.best) if own.compare else None
         args = settings_of(loaded, Chosen.of(own))
+        refuse_rejection(own.reject_below, loaded)
+        if own.store and loaded.confidence is not None:
+            raise UserError(
+                f"--store: {loaded.path} is such a copy already; evaluate the checkpoint that it is made of"
+            )
     except UserError as error:
         error.on_all_ranks = True  # they all read the same
         raise
@@ -56,9 +68,9 @@ def main(argv: list[str]) -> int:
         if own.output is not None:
             distributed.run_on_rank0(lambda: make_folder(own.output))
         try:
-            predictions, comparison = evaluate(own, loaded, other, distributed)
+            found = evaluate(own, loaded, other, distributed)
             if distributed.is_main:
-                present(own, describe(own, loaded, other, args, distributed), predictions, comparison)
+                present(own, loaded, describe(own, loaded, other, args, distributed), found)
         finally:
             if new and distributed.is_main:
                 with suppress(OSError):  # it holds the files
@@ -86,6 +98,22 @@ def build_parser() -> ToolParser:
         "--tta", choices=tuple(VIEWS), help="test-time augmentation: mean logits of several views [as the run]"
     )
     parser.add_argument("--compare", metavar="RUN2", help="another network on the same images: which is better, where")
+    parser.add_argument(
+        "--store",
+        metavar="FILE",
+        help="write a copy of the checkpoint there, with the temperature fitted here, by which all tools divide logits",
+    )
+    parser.add_argument(
+        "--distance",
+        action="store_true",
+        help="--store: also keep how far features lie from those of the training images, which are read for that",
+    )
+    parser.add_argument(
+        "--other-images",
+        metavar="FOLDER",
+        help="images of no class: how well distance and confidence tell them from those evaluated",
+    )
+    add_rejection(parser)
     parser.add_argument("--output", metavar="DIR", help="write JSON and CSV files there, with each image's prediction")
     parser.add_argument("--workers", metavar="{N,auto}", help="processes that read images, per process [as the run]")
     parser.add_argument("--skip-bad-images", action="store_true", help="leave out unreadable images, and name them")
@@ -93,24 +121,92 @@ def build_parser() -> ToolParser:
     return parser
 
 
-def evaluate(
-    own: argparse.Namespace, loaded: Loaded, other: Loaded | None, distributed: Distributed
-) -> tuple[Predictions, Comparison | None]:
-    """The predictions of the one network, and the comparison with the other."""
+def refuse_mistakes(own: argparse.Namespace) -> None:
+    """Raise ``UserError`` for flags that do not go together, before any work."""
+    mistakes = []
+    if own.distance and not own.store:
+        mistakes.append("--distance needs --store FILE, which keeps it; --other-images measures it alone")
+    if own.store and own.split == "train":
+        mistakes.append("--store contradicts --split train: on images that it was trained on a network is too sure")
+    if own.store and os.path.lexists(own.store):
+        mistakes.append(f"--store {own.store}: exists already; remove it or choose another name")
+    elif own.store is not None and (problem := wrong_name("--store", own.store, "a .pt", ".pt")):
+        mistakes.append(problem)
+    if own.other_images is not None and not os.path.isdir(own.other_images):
+        mistakes.append(f"--other-images {own.other_images}: is no folder")
+    if mistakes:
+        raise UserError(*mistakes)
+
+
+def evaluate(own: argparse.Namespace, loaded: Loaded, other: Loaded | None, distributed: Distributed) -> Evaluation:
+    """The predictions of the one network, the comparison with the other, and what the flags ask for."""
+    from scripts.common.predictions import Chosen, predict_split
+    from scripts.evaluation.rejection import Rejection
+    from scripts.evaluation.result import Evaluation
+    from scripts.evaluation.summary import fit_temperature
+
+    chosen = Chosen.of(own)
+    seen = own.distance or own.other_images is not None
+    predictions = predict_split(loaded, chosen, distributed, features=seen)
+    found = Evaluation(
+        predictions,
+        fit_temperature(predictions),
+        None if other is None else compare_with(other, own, loaded, predictions, distributed),
+        None if own.reject_below is None else Rejection.of(predictions, own.reject_below),
+    )
+    return measure_distance(own, loaded, chosen, found, distributed) if seen else found
+
+
+def compare_with(
+    other: Loaded, own: argparse.Namespace, loaded: Loaded, predictions: Predictions, distributed: Distributed
+) -> Comparison:
+    """The comparison with the network ``other`` on the same images."""
     from scripts.common.predictions import Chosen, point_of, predict_split, settings_of
     from scripts.evaluation.comparison import compare, with_data_settings_of
     from utils.data.datasets import seen_in_training
 
     chosen = Chosen.of(own)
-    predictions = predict_split(loaded, chosen, distributed)
-    if other is None:
-        return predictions, None
     if own.datapath is None and loaded.fingerprint is not None:
         settings = settings_of(loaded, chosen).data
         if line := seen_in_training(predictions.images, loaded.fingerprint, settings, point_of(other)):
             warn(line)
     second = predict_split(with_data_settings_of(other, loaded), chosen, distributed)
-    return predictions, compare(predictions, second)
+    return compare(predictions, second)
+
+
+def measure_distance(
+    own: argparse.Namespace, loaded: Loaded, chosen: Chosen, found: Evaluation, distributed: Distributed
+) -> Evaluation:
+    """``found`` with the distance, the checkpoint's own or else fitted here, and with what it says of other images."""
+    from dataclasses import replace
+
+    from scripts.common.image_stream import image_names
+    from scripts.common.predictions import predict_split
+    from scripts.evaluation.distance import MOST_FITTED, Others, fit_distance
+
+    distance = loaded.confidence and loaded.confidence.distance
+    fitted = len(found.predictions) if own.split == "train" else 0
+    if distance is None:
+        moved = not os.path.exists(str(loaded.settings.get("datapath") or "."))
+        place = own.datapath if moved else None
+        training = replace(chosen, split="train", datapath=place, most=MOST_FITTED)
+        its = predict_split(loaded, training, distributed, features=True)
+        distance = fit_distance(its.features, its.labels)
+        distance = replace(distance, usual=usual(distance, found.predictions))
+        fitted = len({*map(os.path.realpath, its.ids)} & {*map(os.path.realpath, found.predictions.ids)})
+    others = None
+    if own.other_images is not None:
+        names = tuple(image_names([own.other_images]))
+        second = predict_split(loaded, replace(chosen, split="val", files=names), distributed, features=True)
+        others = Others.of(own.other_images, distance, found.predictions, second, fitted)
+    return replace(found, distance=distance, others=others)
+
+
+def usual(distance: Distance, predictions: Predictions) -> float:
+    """The distance within which 95 % of the images lie."""
+    import numpy as np
+
+    return float(np.nanquantile(distance(predictions.features).numpy(), 0.95))
 
 
 def describe(
@@ -165,19 +261,19 @@ def validated_on(own: argparse.Namespace, place: object) -> bool:
     return read is not None and os.path.realpath(read) == os.path.realpath(theirs)
 
 
-def present(
-    own: argparse.Namespace, description: dict[str, Any], predictions: Predictions, comparison: Comparison | None
-) -> None:
+def present(own: argparse.Namespace, loaded: Loaded, description: dict[str, Any], found: Evaluation) -> None:
     """Print the report, and write the files."""
     from scripts.evaluation import as_text
     from scripts.evaluation.files import save
-    from scripts.evaluation.summary import fit_temperature, reliability
+    from scripts.evaluation.result import store
+    from scripts.evaluation.summary import reliability
     from utils.record.summary import figures as last_line
 
-    temperature = fit_temperature(predictions)
-    names = []
-    if own.output is not None:
-        names = save(Path(own.output), description, predictions, temperature, comparison)
+    predictions = found.predictions
+    if kept := loaded.confidence:
+        fitted = {"fitted": kept.fitted, "fitted_on_some_of_these_images": kept.images == found.images}
+        description["kept"] = {"temperature": kept.temperature, **fitted}
+    names = [] if own.output is None else save(Path(own.output), description, found)
     rest = ["", ""] if own.output is None else [f"; see {own.output}/{name}.csv" for name in ("classes", "confusions")]
     parts = [
         as_text.heading(description, predictions.report.count),
@@ -185,14 +281,20 @@ def present(
         *as_text.doubtful(predictions, description),
         as_text.classes(predictions, rest[0]),
         as_text.confusion(predictions, rest[1]),
-        as_text.calibration(reliability(predictions), temperature),
+        as_text.calibration(reliability(predictions), found.temperature),
     ]
-    if comparison is not None:
-        parts.append(as_text.compared(comparison, as_text.checkpoints(description)))
+    if found.rejection is not None:
+        parts.append(as_text.rejection(found.rejection))
+    if found.others is not None:
+        parts.append(as_text.others(found.others))
+    if found.comparison is not None:
+        parts.append(as_text.compared(found.comparison, as_text.checkpoints(description)))
     if names:
         parts.append(f"Files in {own.output}: {', '.join(names)}")
     print("\n\n".join(parts))
-    print(last_line(predictions.report).replace("val_", f"{own.split}_"))
+    print(last_line(predictions.report).replace("val_", f"{own.split}_"), flush=True)
+    if own.store is not None:
+        say(f"{own.store} keeps {store(Path(own.store), loaded, found, description)}")
 
 
 if __name__ == "__main__":

@@ -37,8 +37,9 @@ def main(argv: list[str]) -> int:
     from scripts.exporting.images import refuse_missing, to_compare_on
     from scripts.exporting.subject import Subject
 
-    loaded = open_run(own.run, own.raw, "cpu", best=own.best, for_autocast=False)  # an export computes in float32
-    subject = Subject.of(loaded, own.raw, own.with_preprocessing)
+    divided = FORMATS[own.to].holds_code  # by the temperature, if there is one; weights alone cannot do that
+    loaded = open_run(own.run, own.raw, "cpu", best=own.best, for_autocast=False, calibrated=divided)  # in float32
+    subject = Subject.of(loaded, own.raw, own.with_preprocessing, divided)
     steps.refuse_other_networks(own.to, subject)
     print(f"{loaded.path}: {loaded.arch}, {len(loaded.classes)} classes; {subject.weights}", flush=True)
     if own.quantise:

@@ -2,6 +2,7 @@
 
     python scripts/predict.py auto photos/ --output predictions.csv           # the newest run, a folder of images
     python scripts/predict.py RUN cat.jpg 'more/**/*.png' @list.txt --top-k 5
+    python scripts/predict.py RUN photos/ --reject-below 0.8                  # no class for what is less likely
     find photos -name '*.jpg' | python scripts/predict.py RUN - --output predictions.jsonl
 
 RUN is a checkpoint file or a run folder. Any number of images, in the order given, with the pixels and the
@@ -19,7 +20,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
@@ -29,15 +30,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, run_tool, say, warn, whole
 from scripts.common.output import whole_file
-from scripts.common.trained import NOT_FINITE, add_images, add_run_arguments, find_run, open_run
+from scripts.common.trained import (
+    NOT_FINITE,
+    accepted,
+    add_images,
+    add_rejection,
+    add_run_arguments,
+    find_run,
+    open_run,
+    refuse_rejection,
+)
 from utils.config.groups.data import VIEWS
 from utils.config.settings import UserError
 
 if TYPE_CHECKING:
-    import torch
-
     from scripts.common.image_stream import ImageBatch
-    from utils.record.reading import Reading
+    from scripts.common.predictions import Predictor
 
 NAME = "predict.py"
 FORMATS = {"csv": (".csv",), "jsonl": (".jsonl", ".ndjson", ".json")}  # endings of --output
@@ -79,6 +87,7 @@ def build_parser() -> ToolParser:
         metavar="N",
         help="likeliest classes of each image [1; of a network for several labels none beside the labels]",
     )
+    add_rejection(parser)
     parser.add_argument(
         "--tta", choices=VIEWS, help="the mean logits of several views, as main.py's --tta [as the run]"
     )
@@ -100,14 +109,18 @@ def predict(own: argparse.Namespace, names: Iterator[str], form: str, file: Text
     from utils.runtime.cpu import cores_per_process
 
     predictor = Predictor(open_run(own.run, own.raw, own.device, best=own.best), own)
+    refuse_rejection(own.reject_below, predictor.loaded)
     loaded = predictor.loaded
     count = own.top_k or (0 if loaded.reading.several else 1)
     if count > len(loaded.classes):
         raise UserError(f"--top-k {count}: {loaded.path} knows only {len(loaded.classes)} classes")
     if form == "csv" and loaded.reading.several:
         refuse_separator_in(loaded.classes)
+    also = [*["rejected"] * (own.reject_below is not None), *["distance"] * (predictor.distance is not None)]
     workers = cores_per_process(1) if predictor.workers == "auto" else predictor.workers
-    say(f"{loaded.path}: {loaded.arch}, {len(loaded.classes)} classes")
+    say(f"{loaded.path}: {loaded.arch}, {len(loaded.classes)} classes{predictor.temperature}")
+    if predictor.distance is not None:
+        say(f"distance: at most {predictor.distance.usual:.4g} for 95 % of the images that it was tried on")
     first = list(islice(names, min(predictor.batch_size, LOOKED_AT)))
     files = ImageFiles(first, torch.zeros(len(first), dtype=torch.int64), loaded.preprocessing.colour)
     for line in lost_levels(files, ("",), None) if first else ():
@@ -130,8 +143,8 @@ def predict(own: argparse.Namespace, names: Iterator[str], form: str, file: Text
         with enough_memory(predictor.batch_size):
             for batch in batches:
                 if not total:  # an empty list is a mistake, which leaves no header behind
-                    write = writer(file, form, count, loaded.reading.several)
-                for row in rows_of(batch, predictor.logits(batch.images), loaded.classes, count, loaded.reading):
+                    write = writer(file, form, count, loaded.reading.several, also)
+                for row in rows_of(batch, predictor, count, own.reject_below):
                     write(row)
                     failed += row.error is not None
                 total += len(batch.paths)
@@ -145,47 +158,59 @@ class PredictionRow(NamedTuple):
     """An image's ``path`` as it was named, its likeliest classes with their probabilities, or an ``error``.
 
     ``labels``: of a network for several labels those that it gives, perhaps none; None of an image with an error.
+    ``also``: the likeliest class of an image that is ``rejected``, otherwise None; its ``distance``.
     """
 
     path: str
     top: Sequence[tuple[str, float]]
     error: str | None = None
     labels: Sequence[tuple[str, float]] | None = None
+    also: Mapping[str, str | float | None] = {}
 
 
-def rows_of(
-    batch: ImageBatch, logits: torch.Tensor, classes: Sequence[str], count: int, reading: Reading
-) -> Iterator[PredictionRow]:
-    """A row for each image of ``batch``, with its ``count`` likeliest classes; ``logits`` float32 (n, classes)."""
+def rows_of(batch: ImageBatch, predictor: Predictor, count: int, below: float | None) -> Iterator[PredictionRow]:
+    """A row for each image of ``batch``, with its ``count`` likeliest classes. ``below``: see --reject-below."""
+    logits = predictor.logits(batch.images)
+    classes = predictor.loaded.classes
+    reading = predictor.loaded.reading
     tops = reading.likeliest(logits, count)
     labels = reading.labels(logits) or [None] * len(tops)
     finite = logits.isfinite().all(1).tolist()
-    for path, error, is_finite, *answers in zip(batch.paths, batch.errors, finite, tops, labels, strict=True):
+    distances = predictor.distances(len(logits)) or [None] * len(tops)
+    rows = zip(batch.paths, batch.errors, finite, distances, tops, labels, strict=True)
+    for path, error, is_finite, distance, *answers in rows:
         if error or not is_finite:
             yield PredictionRow(path, [], error or NOT_FINITE)
         else:
             top, given = (one and [(classes[place], share) for place, share in one] for one in answers)
-            yield PredictionRow(path, top, labels=given)
+            rejected = top[0][0] if below is not None and not accepted(top[0][1], below) else None
+            yield PredictionRow(path, top, labels=given, also={"rejected": rejected, "distance": distance})
 
 
-def writer(file: TextIO, form: str, count: int, several: bool) -> Callable[[PredictionRow], None]:
+def writer(
+    file: TextIO, form: str, count: int, several: bool, also: Sequence[str] = ()
+) -> Callable[[PredictionRow], None]:
     """A function that writes a row with ``count`` classes to ``file`` as ``form``, 'csv' or 'jsonl'.
 
-    ``several``: the network gives several labels, which come first.
+    ``several``: the network gives several labels, which come first. ``also``: the names of further columns.
     """
     if form == "jsonl":
-        return lambda row: print(_json(row, several), file=file)
+        return lambda row: print(_json(row, several, also), file=file)
     lines = csv.writer(file, lineterminator="\n")
     head = ["labels", "probabilities"] * several
     numbers = ["", *(f"_{place}" for place in range(2, count + 1))] if count else []
     head += [f"{name}{number}" for number in numbers for name in ("class", "probability")]
-    lines.writerow(["path", *head, "error"])
+    lines.writerow(["path", *head, *also, "error"])
 
     def write(row: PredictionRow) -> None:
         labels = [(name, _digits(share)) for name, share in row.labels or ()]
         cells = [SEPARATOR.join(column) for column in zip(*labels, strict=True)] or [""] * 2 if several else []
         cells += [cell for name, share in row.top for cell in (name, _digits(share))]
-        lines.writerow([row.path, *(cells if row.error is None else [""] * len(head)), row.error or ""])
+        if row.also.get("rejected") is not None:
+            cells[0] = ""
+        more = (row.also.get(name) for name in also)
+        cells += [_digits(one) if isinstance(one, float) else one or "" for one in more]
+        lines.writerow([row.path, *(cells if row.error is None else [""] * len([*head, *also])), row.error or ""])
 
     return write
 
@@ -196,14 +221,16 @@ def refuse_separator_in(classes: Sequence[str]) -> None:
         raise UserError(f"--format csv: the class '{found[0]}' holds '{SEPARATOR}', which separates labels; use jsonl")
 
 
-def _json(row: PredictionRow, several: bool) -> str:
+def _json(row: PredictionRow, several: bool, also: Sequence[str]) -> str:
     top = _as_dicts(row.top)
+    more = {name: float(_digits(one)) if isinstance(one := row.also.get(name), float) else one for name in also}
     if several:
-        return json.dumps(
-            {"path": row.path, "labels": row.labels and _as_dicts(row.labels), "top": top, "error": row.error}
-        )
+        labels = row.labels and _as_dicts(row.labels)
+        return json.dumps({"path": row.path, "labels": labels, "top": top, **more, "error": row.error})
     best = top[0] if top else {"class": None, "probability": None}
-    return json.dumps({"path": row.path, **best, "top": top, "error": row.error})
+    if more.get("rejected") is not None:
+        best = {**best, "class": None}
+    return json.dumps({"path": row.path, **best, "top": top, **more, "error": row.error})
 
 
 def _as_dicts(classes: Sequence[tuple[str, float]]) -> list[dict[str, str | float]]:

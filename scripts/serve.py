@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, positive_number, run_tool, warn, whole
-from scripts.common.trained import add_run_arguments, find_run, open_run
+from scripts.common.trained import add_rejection, add_run_arguments, find_run, open_run, refuse_rejection
 from utils.config.groups.data import VIEWS
 from utils.config.settings import UserError
 from utils.runtime.cpu import cores_per_process
@@ -70,6 +70,7 @@ def build_parser() -> ToolParser:
     parser.add_argument(
         "--tta", choices=VIEWS, help="the mean logits of several views, as main.py's --tta [as the run]"
     )
+    add_rejection(parser)
     parser.add_argument(
         "--host", default=LOOPBACK, metavar="NAME", help=f"address to listen on [{LOOPBACK}: this machine]"
     )
@@ -130,8 +131,9 @@ def announcement(predictor: Predictor, host: str, port: int) -> str:
     """Lines that say what is served, and where."""
     loaded = predictor.loaded
     shown = f"[{host}]" if ":" in host else host
+    classes = f"{len(loaded.classes)} classes{predictor.temperature}"
     return (
-        f"Serving {loaded.arch} ({len(loaded.classes)} classes) of {loaded.path} on {predictor.device.type}, at most "
+        f"Serving {loaded.arch} ({classes}) of {loaded.path} on {predictor.device.type}, at most "
         f"{predictor.batch_size} images together\nhttp://{shown}:{port}/  (Ctrl-C ends it)"
     )
 
@@ -146,9 +148,11 @@ def build_service(own: argparse.Namespace) -> Service:
     from utils.config.image_size import sides
 
     predictor = Predictor(open_run(own.run, own.raw, own.device, best=own.best), own)
+    refuse_rejection(own.reject_below, predictor.loaded)
     shown = predictor.loaded.preprocessing
     predictor.logits(torch.zeros(1, shown.channels, *sides(shown.val_image_size)))
-    return Service(predictor, Limits(own.max_megabytes, own.max_megapixels), cores_per_process(1))
+    limits = Limits(own.max_megabytes, own.max_megapixels)
+    return Service(predictor, limits, cores_per_process(1), own.reject_below)
 
 
 def build_server(app: ASGIApp) -> uvicorn.Server:

@@ -89,6 +89,7 @@ def whole(low: int, high: int = 10**6) -> Callable[[str], int]:
 
 seconds = number(0.01, 3600)
 positive_number = number(1e-30, 1e6)
+share = number(0, 1)
 
 
 def each_of(read: Callable[[str], T], texts: Iterable[str]) -> list[T]:

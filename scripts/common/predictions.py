@@ -31,7 +31,7 @@ from utils.data.formats.class_folders import find_splits, some, test_folder, tra
 from utils.data.formats.hugging_face import find
 from utils.data.formats.readers import IN_MEMORY, ImageFiles, Images
 from utils.data.images.decoding import open_image
-from utils.data.loaders import Batch, ProgressLog, ValidationLoader, loaders
+from utils.data.loaders import Batch, ProgressLog, ValidationLoader, loaders, tried_out
 from utils.data.sampling import first_samples
 from utils.loop.bad_images import BadImages
 from utils.loop.test_time_augmentation import in_views
@@ -51,11 +51,14 @@ class Chosen:
     """Choice of images, and of how a network is run on them; None: as its run did.
 
     ``split``: one of ``SPLITS``; 'val' is what main.py validates on. ``datapath``: class folders to read instead of the
-    run's data. ``batch_size``: images per forward pass. ``tta``: as main.py's --tta.
+    run's data; ``files``: images of no class to read instead, labelled as the first. ``most``: so many of the images,
+    drawn at random. ``batch_size``: images per forward pass. ``tta``: as main.py's --tta.
     """
 
     split: str = "val"
     datapath: str | None = None
+    files: tuple[str, ...] | None = None
+    most: int | None = None
     device: str = "auto"
     amp: str | None = None
     batch_size: int | None = None
@@ -111,17 +114,15 @@ def predict_split(
             loaded.network.to(processes.device)
             keep_in_fp32(loaded.network, args.precision.fp32_layers or (), processes.device)
             loader = _loader(loaded, args, images, processes)
-            if chosen.split == "train" and chosen.datapath is None and args.data.train_samples is not None:
-                samples = first_samples(len(images), args)  # which the run trained on
-                loader = loader.part(samples)
-                others = len(images) - len(samples)
-                left_out = f"{others:,} training images, on which the run did not train, are left out"
-                notes = (*notes, f"--train-samples {len(samples):,}: {left_out}")
-            foreign = chosen.datapath is not None or chosen.split == "test"
+            samples, left_out = _samples(len(images), args, chosen)
+            notes = (*notes, *left_out)
+            loader = loader.part(samples) if len(samples) < len(images) else loader
+            foreign = chosen.datapath is not None or chosen.split == "test" or chosen.files is not None
             if foreign and isinstance(images, ImageFiles):
                 notes = (*notes, *lost_levels(images, loaded.classes, args.data.datapath))
         for note in notes:
             warn(note)
+        warn_of_other_views(loaded, args.data.tta)
         with enough_memory(args.data.val_batch_size or args.data.batch_size):
             seen = SeenFeatures(loaded.network) if features else None
             report, batches, unreadable = _validated(loaded, args, loader, processes, chosen.progress, seen)
@@ -154,6 +155,19 @@ def predict_split(
     )
 
 
+def _samples(count: int, args: Settings, chosen: Chosen) -> tuple[np.ndarray, list[str]]:
+    """The numbers of those ``chosen`` among ``count`` images, and a line about those on which the run did not train."""
+    samples = np.arange(count)
+    notes = []
+    if chosen.split == "train" and chosen.datapath is None and args.data.train_samples is not None:
+        samples = first_samples(count, args)  # which the run trained on
+        left_out = f"{count - len(samples):,} training images, on which the run did not train, are left out"
+        notes.append(f"--train-samples {len(samples):,}: {left_out}")
+    if chosen.most is not None:
+        samples = samples[tried_out(len(samples), chosen.most)]
+    return samples, notes
+
+
 def settings_of(loaded: Loaded, chosen: Chosen) -> Settings:
     """The run's settings, with what is ``chosen`` instead. Raises ``UserError``.
 
@@ -173,6 +187,12 @@ def settings_of(loaded: Loaded, chosen: Chosen) -> Settings:
     return arguments.parse(["--evaluate", f"--resume={loaded.path}", *line], checkpoint=begun)
 
 
+def warn_of_other_views(loaded: Loaded, tta: str) -> None:
+    """Warn if what the checkpoint keeps of confidences was fitted with other views than ``tta``."""
+    if loaded.confidence is not None and loaded.confidence.tta != tta:
+        warn(f"{loaded.path}: its temperature and distances were fitted with --tta {loaded.confidence.tta}, not {tta}")
+
+
 def point_of(loaded: Loaded) -> ResumePoint:
     """The checkpoint as what it was trained with and on."""
     state = {"settings": loaded.settings, "classes": [*loaded.classes], "fingerprint": loaded.fingerprint}
@@ -189,6 +209,9 @@ def picture(images: Images, number: int) -> Image.Image:
 
 def read_images(loaded: Loaded, args: Settings, chosen: Chosen, device: torch.device) -> tuple[Images, tuple[str, ...]]:
     """The chosen images, labelled as the network's classes are, and notes about what is missing or left out."""
+    if chosen.files is not None:
+        no_class = torch.zeros(len(chosen.files), dtype=torch.int64)
+        return ImageFiles(list(chosen.files), no_class, loaded.preprocessing.colour), ()
     settings = args.data
     if chosen.datapath is not None:  # which may come as the run's own images did, or else in class folders
         root = Path(chosen.datapath)
@@ -345,9 +368,24 @@ class Predictor:
         self.channels_last = to_memory_format(args, loaded.network, self.device)
         self._autocast = autocast(args.precision, self.device)
         self._network = in_views(loaded.network, self.tta)
+        self.distance = None if loaded.confidence is None else loaded.confidence.distance
+        self._seen = None if self.distance is None else SeenFeatures(loaded.network)
+        warn_of_other_views(loaded, self.tta)
 
     @torch.inference_mode()
     def logits(self, images: torch.Tensor) -> torch.Tensor:
         """float32 (n, classes) on the CPU, of normalised images (n, channels, h, w)."""
+        if self._seen is not None:
+            self._seen.forget()
         with self._autocast:
             return self._network(images.to(self.device)).float().cpu()
+
+    def distances(self, images: int) -> list[float] | None:
+        """The ``distance`` of each of so many images, those of the last call of ``logits``; None if there is none."""
+        return None if self.distance is None else self.distance(self._seen.of(images).cpu()).tolist()
+
+    @property
+    def temperature(self) -> str:
+        """The temperature that the checkpoint keeps, for the end of a list; '' if there is none."""
+        kept = self.loaded.confidence
+        return f", temperature {kept.temperature:.4g}" if kept is not None and kept.temperature is not None else ""

@@ -9,9 +9,9 @@ import sys
 import warnings
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from scripts.common.command_line import say, warn, whole
+from scripts.common.command_line import say, share, warn, whole
 from utils.config.settings import Settings, UserError
 from utils.record.run_folder import RunFolder
 
@@ -84,6 +84,29 @@ def add_images(parser: argparse.ArgumentParser, remark: str = "") -> None:
     )
 
 
+def add_rejection(parser: argparse.ArgumentParser) -> None:
+    """--reject-below, of answers that are not sure enough."""
+    parser.add_argument(
+        "--reject-below", type=share, metavar="P", help="answers with a probability below P are none of the classes"
+    )
+
+
+def refuse_rejection(below: float | None, loaded: Loaded) -> None:
+    """Raise ``UserError`` if --reject-below is given for a network of several labels."""
+    if below is not None and loaded.reading.several:
+        raise UserError(f"--reject-below {below:g}: {loaded.path} gives several labels or none, each by its threshold")
+
+
+def accepted(confidence: Any, below: float) -> Any:
+    """Whether each confidence, a number or an array of them, is at least ``below``; False for NaN.
+
+    In float32: the probability of one of two equal logits is 0.5 there, and perhaps a little less in float64.
+    """
+    import numpy as np
+
+    return np.asarray(confidence, np.float32) >= np.float32(below)
+
+
 def find_run(text: str) -> Path:
     """The checkpoint file or run folder that ``text`` means. Raises ``UserError`` if there is none."""
     if text == AUTO:
@@ -124,12 +147,13 @@ def open_run(
     *,
     best: bool | None = None,
     for_autocast: bool = True,
+    calibrated: bool = True,
 ) -> Loaded:
     """The network of RUN ``text``, on ``device`` and in evaluation mode.
 
-    Warnings go to stderr, and which file of a folder it is. ``best``: as ``load_model`` takes it. ``raw``: the trained
-    weights, even if the run kept an average. ``for_autocast``: layers of the run's --fp32-layers compute in float32
-    under autocast, as they did. Raises ``UserError``.
+    Warnings go to stderr, and which file of a folder it is. ``best``, ``calibrated``: as ``load_model`` takes them.
+    ``raw``: the trained weights, even if the run kept an average. ``for_autocast``: layers of the run's --fp32-layers
+    compute in float32 under autocast, as they did. Raises ``UserError``.
     """
     from models import load_model
     from utils.precision.amp import keep_in_fp32
@@ -137,7 +161,7 @@ def open_run(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", UserWarning)
-        loaded = load_model(find_run(text), raw=raw, best=best)
+        loaded = load_model(find_run(text), raw=raw, best=best, calibrated=calibrated)
     for warning in caught:
         warn(str(warning.message))
     if loaded.chosen or text == AUTO:

@@ -8,8 +8,10 @@ from typing import Any
 from scripts.common.command_line import table
 from scripts.common.predictions import Predictions
 from scripts.evaluation.comparison import Comparison
+from scripts.evaluation.distance import Others
+from scripts.evaluation.rejection import Rejection
 from scripts.evaluation.summary import Temperature, class_rows, confusion_matrix, share_of_class, summary
-from utils.data.formats.class_folders import printable
+from utils.data.formats.class_folders import printable, some
 from utils.record.doubts import doubts_of
 from utils.record.metrics import Bin, shows_top5
 
@@ -36,13 +38,17 @@ def heading(description: dict[str, Any], images: int) -> str:
         lines.append(f"chosen by the result on these images, which favours {which}: {' and '.join(favoured)}")
     elif favoured:
         lines.append("best.pt was chosen by its result on these images, which favours it")
+    if kept := of.get("kept"):
+        lines.append(f"the checkpoint keeps: {kept['fitted']}")
+        if kept["fitted_on_some_of_these_images"]:
+            lines.append("fitted on some of these images, which favours loss, calibration and what is accepted here")
     return "\n".join(lines)
 
 
 def overall(predictions: Predictions) -> str:
     """Metrics of all images."""
     of = summary(predictions)
-    bootstrap, wilson = ("{:.2f} to {:.2f}".format(*of[f"top1_interval_{kind}"]) for kind in ("bootstrap", "wilson"))
+    bootstrap, wilson = (_span(of[f"top1_interval_{kind}"]) for kind in ("bootstrap", "wilson"))
     rows = [
         ("top-1", f"{of['top1']:.2f} %", f"95 % interval {bootstrap} (bootstrap), {wilson} (Wilson)"),
         *([("top-5", f"{of['top5']:.2f} %", "")] if shows_top5(len(predictions.classes)) else []),
@@ -133,6 +139,52 @@ def calibration(bins: Sequence[Bin], temperature: Temperature | None) -> str:
     ]
     if temperature.at_limit:
         lines.append("warning: the fitted images determine no temperature, so this one means nothing")
+    if temperature.not_fitted_on:
+        lines.append(f"warning: it is fitted on no image of these classes: {some(temperature.not_fitted_on)}")
+    return "\n".join(lines)
+
+
+def rejection(found: Rejection) -> str:
+    """What is accepted from a confidence on, and the area under the curve."""
+    of = found.figures()
+    lines = [f"Answers with a probability of {found.below:g} or more"]
+    coverage, accuracy = (of[f"{name}_interval_wilson"] for name in ("coverage", "accuracy"))
+    rows = [
+        (
+            "coverage",
+            f"{of['coverage']:.2f} %",
+            f"95 % interval {_span(coverage)} (Wilson); {found.accepted:,} of {found.images:,} images are accepted",
+        ),
+        (
+            "top-1 of these",
+            "-" if accuracy is None else f"{of['accuracy']:.2f} %",
+            "none is accepted" if accuracy is None else f"95 % interval {_span(accuracy)} (Wilson)",
+        ),
+        ("AURC", f"{of['aurc']:.4f}", f"perfect order {of['aurc_perfect']:.4f}, random order {of['aurc_random']:.4f}"),
+    ]
+    return "\n".join([*lines, *(f"{name:<18} {value:>9}  {note}" for name, value, note in rows)])
+
+
+def _span(interval: tuple[float, float]) -> str:
+    return "{:.2f} to {:.2f}".format(*interval)
+
+
+def others(found: Others) -> str:
+    """How well two scores tell other images from the evaluated ones."""
+    rows = [[name, *(f"{one:.2f}" for one in values)] for name, values in found.separations.items()]
+    own, other = found.distances
+    usual = found.distance.usual
+    lines = [
+        f"Other images: {len(other):,} of {printable(found.folder)}, beside the {len(own):,} above",
+        table(["score", "AUROC %", "others taken for own %"], rows),
+        "others taken for own: at the threshold that takes 95 % of the images above for such",
+        f"distance: of the features from the nearest class of {found.distance.fitted_on:,} training images",
+        f"95 % of the images that were evaluated when it was fitted are no further than {usual:.4g}",
+    ]
+    if found.own_are_fitted_on:
+        lines.append(
+            f"warning: the distance was fitted on {found.own_are_fitted_on:,} of the images above, which favours it"
+        )
     return "\n".join(lines)
 
 

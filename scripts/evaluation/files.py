@@ -15,9 +15,10 @@ from typing import Any
 
 from scripts.common.answers import NO_CLASS
 from scripts.common.predictions import Predictions
+from scripts.evaluation import picture
 from scripts.evaluation.as_text import doubts
-from scripts.evaluation.comparison import Comparison
-from scripts.evaluation.summary import Temperature, class_rows, confusion_matrix, reliability, share_of_class, summary
+from scripts.evaluation.result import Evaluation
+from scripts.evaluation.summary import class_rows, confusion_matrix, reliability, share_of_class, summary
 from utils.config.settings import UserError
 from utils.record.metrics import Bin
 
@@ -25,16 +26,10 @@ JSON_FILE = "evaluation.json"
 PREDICTION = ("image", "class", "predicted", "right", "probability", "class_probability", "class_rank")
 ANSWERS = (f"{which}_{what}" for which in ("first", "second") for what in ("predicted", "probability"))
 COMPARED = ("image", "class", "right", *ANSWERS)
-NOT_ALWAYS = ("confusion_matrix.csv", "comparison.csv", "comparison.png")
+NOT_ALWAYS = ("confusion_matrix.csv", "comparison.csv", "comparison.png", "coverage.png", "other_images.png")
 
 
-def save(
-    folder: Path,
-    description: dict[str, Any],
-    predictions: Predictions,
-    temperature: Temperature | None,
-    comparison: Comparison | None,
-) -> list[str]:
+def save(folder: Path, description: dict[str, Any], found: Evaluation) -> list[str]:
     """Write all files into ``folder``, in place of those of an earlier evaluation; gives their names.
 
     Where ``JSON_FILE`` is, all files are of the evaluation that it tells of: the earlier one goes first and the new one
@@ -43,7 +38,7 @@ def save(
     try:
         work = Path(tempfile.mkdtemp(prefix=".evaluation.", dir=folder))
         try:
-            _write_all(work, description, predictions, temperature, comparison)
+            _write_all(work, description, found)
             names = sorted(path.name for path in work.iterdir())
             for name in names:  # before any earlier file has been touched
                 if (folder / name).is_dir():
@@ -60,13 +55,9 @@ def save(
     return names
 
 
-def _write_all(
-    work: Path,
-    description: dict[str, Any],
-    predictions: Predictions,
-    temperature: Temperature | None,
-    comparison: Comparison | None,
-) -> None:
+def _write_all(work: Path, description: dict[str, Any], found: Evaluation) -> None:
+    predictions = found.predictions
+    comparison = found.comparison
     bins = reliability(predictions)
     rows_of_classes = class_rows(predictions)
     content = {
@@ -74,7 +65,9 @@ def _write_all(
         "figures": summary(predictions),
         "classes": rows_of_classes,
         "reliability": [one._asdict() for one in bins],
-        "temperature": temperature and temperature._asdict(),
+        "temperature": found.temperature and found.temperature._asdict(),
+        "rejection": found.rejection and found.rejection.figures(),
+        "other_images": found.others and found.others.figures(),
         "comparison": comparison and comparison.as_dict(),
         "notes": list(predictions.notes),
         "doubts": doubts(predictions, description),
@@ -100,9 +93,11 @@ def _write_all(
         rows = comparison.rows()
         _write_csv(work / "comparison.csv", COMPARED, map(dict.values, rows))
         if rows:
-            from scripts.evaluation.picture import draw
-
-            draw(work / "comparison.png", comparison)
+            picture.draw(work / "comparison.png", comparison)
+    if found.rejection is not None:
+        picture.draw_curve(work / "coverage.png", found.rejection)
+    if found.others is not None:
+        picture.draw_others(work / "other_images.png", found.others)
 
 
 def _prediction_rows(predictions: Predictions) -> Iterable[tuple[Any, ...]]:

@@ -1,4 +1,4 @@
-"""Images that one of two networks gets right and the other wrong, as a picture."""
+"""Pictures of an evaluation: images that one of two networks gets right, what is accepted, how far other images lie."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from scripts.evaluation.as_text import short
 from scripts.evaluation.comparison import Comparison
+from scripts.evaluation.distance import Others
+from scripts.evaluation.rejection import Rejection
 
 # of each of the two groups
 COLUMNS = 6
 ROWS = 2
 LARGEST_SIDE = 224  # pixels of a tile's image
+BINS = 50
 
 
 def draw(path: Path, comparison: Comparison) -> None:
@@ -55,3 +60,47 @@ def _tile(axis: Any, comparison: Comparison, place: int) -> None:
         name = network.classes[predicted] if predicted >= 0 else "no number"
         lines.append(f"{letter}: {short(name)} {network.confidence[number]:.2f}")
     axis.set_title("\n".join(lines), fontsize=8, parse_math=False)
+
+
+def draw_curve(path: Path, found: Rejection) -> None:
+    """Write the accuracy of what is accepted over its share of all images to ``path`` (PNG)."""
+    from matplotlib.figure import Figure
+
+    curve = found.curve
+    figure = Figure(figsize=(7, 4.5), layout="constrained", facecolor="white")
+    axis = figure.subplots()
+    axis.plot(100 * curve.coverage, 100 * curve.accuracy, drawstyle="steps-pre", label=f"AURC {curve.aurc:.4f}")
+    axis.axhline(100 * (1 - curve.random), color="gray", linestyle=":", label=f"random order {curve.random:.4f}")
+    if found.accepted:
+        point = (100 * found.accepted / found.images, 100 * found.right / found.accepted)
+        words = f"probability {found.below:g} or more: {point[1]:.2f} % of {point[0]:.2f} %"
+        axis.plot(*point, "o", color="tab:red", label=words)
+    axis.set(xlabel="accepted images, percent", ylabel="right answers among them, percent", xlim=(0, 101))
+    axis.legend()
+    axis.grid(alpha=0.3)
+    figure.savefig(path, dpi=100, format="png")
+
+
+def draw_others(path: Path, found: Others) -> None:
+    """Write histograms of distance and confidence, of the set's images and of the others, to ``path`` (PNG)."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.5), layout="constrained", facecolor="white")
+    scores = {"distance": found.distances, "confidence": found.confidences}
+    for axis, (name, both) in zip(figure.subplots(1, 2), scores.items(), strict=True):
+        finite = [values[np.isfinite(values)] for values in both]
+        every = np.concatenate(finite)
+        edges = np.linspace(0, 1, BINS + 1)
+        if name == "distance":  # of which others' may be a hundred times as far
+            smallest = max(every.min(), every.max() * 1e-6)
+            edges = np.geomspace(smallest, max(every.max(), smallest * 1.001), BINS + 1)
+            axis.set_xscale("log")
+            axis.axvline(found.distance.usual, color="gray", linestyle=":", label="of 95 %, when it was fitted")
+        for values, label in zip(finite, ("evaluated", "others"), strict=True):
+            weights = np.full(len(values), 100 / len(values))
+            axis.hist(values, edges, weights=weights, alpha=0.55, label=f"{label}: {len(values):,} images")
+        of = found.separations[name]
+        axis.set_title(f"{name}: AUROC {of.auroc:.2f} %, {of.false_positives:.2f} % of the others at 95 %", fontsize=10)
+        axis.set(xlabel=name, ylabel="percent of the images")
+        axis.legend()
+    figure.savefig(path, dpi=100, format="png")

@@ -83,7 +83,8 @@ class Temperature(NamedTuple):
     """A ``temperature`` to divide logits by, fitted on some images and scored on others.
 
     Loss and ECE in percent of these others: as they are, and with the temperature. ``at_limit``: the loss only falls
-    towards 0 or infinity, as where every answer is right, and the value means nothing.
+    towards 0 or infinity, as where every answer is right, and the value means nothing. ``not_fitted_on``: classes that
+    have images, but none of those.
     """
 
     temperature: float
@@ -94,6 +95,7 @@ class Temperature(NamedTuple):
     calibration_error_before: float
     calibration_error_after: float
     at_limit: bool
+    not_fitted_on: list[str]
 
 
 def fit_temperature(predictions: Predictions) -> Temperature | None:
@@ -125,6 +127,7 @@ def fit_temperature(predictions: Predictions) -> Temperature | None:
         *(ClassReport.of(rest / factor, rest_labels).ece for factor in factors),
         at_limit=bool((logits[fitted].argmax(1) == labels[fitted]).all())
         or min(abs(log - limit) for limit in LOG_LIMITS) < 0.01,
+        not_fitted_on=[predictions.classes[one] for one in np.setdiff1d(labels, labels[fitted])],
     )
 
 

@@ -65,6 +65,8 @@ def card(one: Exported) -> str:
         height=height,
         width=width,
         inside=one.subject.inside,
+        temperature=one.subject.temperature,
+        divided=one.subject.divided,
         steps=list(_steps(one.subject)),
         of_each_class=of_each_class(loaded),
         packages=PACKAGES.get(one.name, "torch, numpy and pillow"),
@@ -91,6 +93,9 @@ def _facts(one: Exported) -> Iterator[tuple[str, str]]:
             trained.append(f"{name.replace('_', ' ')} {text}")
     yield "trained with", ", ".join(trained) or "unknown settings"
     yield "validation", _validation(subject)
+    if subject.temperature is not None:
+        who = "the file divides" if subject.divided else "the file holds weights alone, and the code below divides"
+        yield "calibration", f"{subject.loaded.confidence.fitted}; {who} the logits by it"
     for line in one.quantised:
         yield "8 bits", line
     yield "checked", f"on {one.source}: {one.check}"
@@ -106,10 +111,11 @@ def _validation(subject: Subject) -> str:
     amp, tta, cut = (figures.get(name) for name in ("amp", "tta", "max_val_batches"))
     in_half = f", in {amp}, while exports compute in float32" if amp else ""
     with_views = f", with test-time augmentation {tta}, which is not exported" if tta else ""
+    divided = ", without the temperature" if figures.get("without_temperature") else ""
     doubts = "".join(f"; doubtful: {doubt}" for doubt in figures.get("doubts", ()))
     return (
         f"top-1 {figures['top1']:.2f} %, {top5}loss {loss} over {figures['count']:,} images"
-        f"{cut_words(cut)}, after epoch {figures['epoch']}{in_half}{with_views}{doubts}"
+        f"{cut_words(cut)}, after epoch {figures['epoch']}{in_half}{with_views}{divided}{doubts}"
     )
 
 
@@ -169,6 +175,7 @@ def code(one: Exported) -> str:
         shown=shown,
         reading=one.subject.loaded.reading,
         inside=one.subject.inside,
+        temperature=None if one.subject.divided else one.subject.temperature,
         opened=opening(shown),
         preparation=preparation(shown, one.subject.inside),
     )

@@ -48,20 +48,28 @@ class Subject:
     """A trained network and how it is exported.
 
     ``inside``: preprocessing and probabilities are part of it. ``weights``: which of the checkpoint's, in words.
-    ``figures``: see ``validated``.
+    ``figures``: see ``validated``. ``divided``: the network divides its logits by the temperature, if there is one.
     """
 
     loaded: Loaded
     inside: bool
     weights: str
     figures: dict[str, Any] | None
+    divided: bool = True
 
     @classmethod
-    def of(cls, loaded: Loaded, raw: bool, inside: bool) -> Subject:
-        """From what ``open_run`` gives with ``raw``."""
+    def of(cls, loaded: Loaded, raw: bool, inside: bool, divided: bool = True) -> Subject:
+        """From what ``open_run`` gives with ``raw``, and with ``calibrated`` if ``divided``."""
         weights = "the raw weights, not the run's average of them" if raw else "the run's average of the weights"
         figures = None if raw and loaded.has_average else validated(loaded)
-        return cls(loaded, inside, weights if loaded.has_average else "the weights as trained", figures)
+        if figures is not None and loaded.confidence is not None and loaded.confidence.temperature is not None:
+            figures["without_temperature"] = True
+        return cls(loaded, inside, weights if loaded.has_average else "the weights as trained", figures, divided)
+
+    @property
+    def temperature(self) -> float | None:
+        """The temperature that the checkpoint keeps."""
+        return self.loaded.confidence and self.loaded.confidence.temperature
 
     @property
     def library(self) -> str:
@@ -143,6 +151,7 @@ class Subject:
             "input": "uint8 pixels" if self.inside else "float32, normalised",
             "output": self.output,
             **self.loaded.reading.facts,
+            **({"temperature": self.temperature, "divided_by_temperature": self.divided} if self.temperature else {}),
             "weights": self.weights,
             "validation": self.figures,
         }

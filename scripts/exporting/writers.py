@@ -61,6 +61,7 @@ def timm_config(subject: Subject) -> dict[str, Any]:
     """Content of timm's ``config.json``: architecture, arguments, classes, and how images are shown."""
     network = subject.loaded.network
     shown = subject.loaded.preprocessing
+    facts = subject.metadata
     of_network = {name: network.pretrained_cfg.get(name) for name in ("fixed_input_size", "first_conv", "classifier")}
     return {
         "architecture": subject.name,
@@ -80,7 +81,7 @@ def timm_config(subject: Subject) -> dict[str, Any]:
             # images of a set with one size are made that size, whatever their shape
             "crop_mode": "squash" if shown.stored_size else shown.crop_mode,
         },
-        "training": {key: subject.metadata[key] for key in ("weights", "validation")},
+        "training": {key: facts[key] for key in ("weights", "validation", "temperature") if key in facts},
     }
 
 

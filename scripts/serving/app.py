@@ -30,6 +30,7 @@ from starlette.types import ASGIApp
 
 from scripts.common.heat_map import heat_map, overlay
 from scripts.common.predictions import Predictor
+from scripts.common.trained import accepted
 from scripts.serving.batching import Batcher
 from scripts.serving.guard import Guard
 from scripts.serving.uploads import FORM_BYTES, Limits, Refused, decode, file_in, is_form
@@ -54,10 +55,11 @@ class Json(JSONResponse):
 
 
 class Service:
-    """Answers requests with ``predictor``'s network."""
+    """Answers requests with ``predictor``'s network. ``below``: see --reject-below."""
 
-    def __init__(self, predictor: Predictor, limits: Limits, decoders: int) -> None:
+    def __init__(self, predictor: Predictor, limits: Limits, decoders: int, below: float | None = None) -> None:
         self.predictor = predictor
+        self.below = below
         self.loaded = predictor.loaded
         self.limits = limits
         self.batcher = Batcher(predictor.logits, predictor.batch_size)
@@ -72,6 +74,7 @@ class Service:
             "classes": self.loaded.classes,
             "image_size": self.loaded.preprocessing.val_image_size,
             "tta": self.predictor.tta,
+            "reject_below": self.below,
             **asdict(self.limits),
         }
         return Json(about)
@@ -87,6 +90,9 @@ class Service:
         rows = self._named(reading.likeliest(logits[None], top)[0])
         given = reading.labels(logits[None])
         best = {name: rows[0][name] for name in ("class", "probability")}
+        if self.below is not None:
+            sure = accepted(best["probability"], self.below)
+            best |= {"class": best["class"] if sure else None, "rejected": None if sure else best["class"]}
         answer = best if given is None else {"labels": self._named(given[0])}
         return Json({**answer, "top": rows, "width": width, "height": height, "batch": together})
 

@@ -19,6 +19,7 @@ from scripts import evaluate
 from scripts.common.predictions import Predictions
 from scripts.evaluation import as_text, files
 from scripts.evaluation.comparison import Comparison, mcnemar, with_data_settings_of
+from scripts.evaluation.result import Evaluation
 from scripts.evaluation.summary import class_rows, confusion_matrix, fit_temperature, reliability, summary
 from tests.end_to_end.forked import Forked
 from tests.helpers import altered
@@ -87,7 +88,7 @@ def test_an_answer_that_is_no_number_is_wrong_and_files_stay_valid(tmp_path):
     assert summary(figures)["top1"] == pytest.approx(100 * figures.right.mean())
     assert sum(row["predicted"] for row in class_rows(figures)) == len(labels) - 1
     of = {"dataname": None, "datapath": "photos", "step": 1000}
-    files.save(tmp_path, of, figures, fit_temperature(figures), None)
+    files.save(tmp_path, of, Evaluation(figures, fit_temperature(figures)))
     content = json.loads((tmp_path / files.JSON_FILE).read_text(), parse_constant=pytest.fail)
     assert content["doubts"] == as_text.doubts(figures, of)
     assert content["figures"]["calibration_error"] is None
@@ -233,10 +234,10 @@ def test_files_hold_every_image_and_class_and_nothing_else_is_left(digits_run, c
 
 
 def test_ranks_change_no_bit(digits_run, capsys, tmp_path):
-    alone = printed(capsys, digits_run, "--output", tmp_path / "one")
-    process = Forked(
-        digits_run, "--no-progress", "--output", tmp_path / "two", processes=2, program="scripts/evaluate.py"
-    )
+    others = tree_of_digits(tmp_path / "others", {"7": 7, "2": 2})
+    flags = (digits_run, "--other-images", others, "--reject-below", "0.6", "--no-progress")
+    alone = printed(capsys, *flags, "--output", tmp_path / "one")
+    process = Forked(*map(str, flags), "--output", tmp_path / "two", processes=2, program="scripts/evaluate.py")
     out, err = process.communicate()
     assert process.returncode == 0, err
     assert out.replace("two", "one").splitlines() == alone

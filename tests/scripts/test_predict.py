@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -131,10 +132,16 @@ def test_images_that_cannot_be_read_are_rows_and_make_the_exit_code_1(digits_run
     assert "4 images" in capsys.readouterr().err
 
 
+def giving(logits, classes):
+    """A predictor whose network gives these logits (n, classes), whatever it sees."""
+    loaded = SimpleNamespace(classes=classes, reading=OneLabel())
+    return SimpleNamespace(loaded=loaded, logits=lambda images: logits, distances=lambda images: None)
+
+
 def test_an_output_that_is_not_finite_is_an_error_and_no_probability():
     logits = torch.tensor([[1.0, 2.0], [float("nan"), 0.0], [float("inf"), 0.0]])
     batch = ImageBatch(("a", "b", "c"), torch.zeros(3, 1, 1, 1), (None, None, None))
-    good, *bad = rows_of(batch, logits, CLASSES, 2, OneLabel())
+    good, *bad = rows_of(batch, giving(logits, CLASSES), 2, None)
     assert [name for name, _ in good.top] == ["bee", "ape, great"] and good.error is None
     assert [(row.top, row.error) for row in bad] == [([], NOT_FINITE)] * 2
 
@@ -145,7 +152,7 @@ def test_of_equal_outputs_the_first_class_is_the_prediction_as_in_validation(cou
     names = [str(number) for number in range(1000)]
     batch = ImageBatch(("a",) * 300, torch.zeros(300, 1, 1, 1), (None,) * 300)
     largest = [row.index(max(row)) for row in logits.tolist()]
-    assert [row.top[0][0] for row in rows_of(batch, logits, names, count, OneLabel())] == [
+    assert [row.top[0][0] for row in rows_of(batch, giving(logits, names), count, None)] == [
         names[place] for place in largest
     ]
 

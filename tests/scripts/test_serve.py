@@ -45,8 +45,19 @@ def encoded(seed=0, form="PNG", size=(8, 8), mode="L"):
 class Running:
     """A server in a thread of this process."""
 
-    def __init__(self, run):
-        line = [run, "--device", "cpu", "--max-megabytes", "0.2", "--max-megapixels", "0.5", "--batch-size", "8"]
+    def __init__(self, run, *flags):
+        line = [
+            run,
+            *flags,
+            "--device",
+            "cpu",
+            "--max-megabytes",
+            "0.2",
+            "--max-megapixels",
+            "0.5",
+            "--batch-size",
+            "8",
+        ]
         own = serve.build_parser().parse_args(line)
         self.service = serve.build_service(own)
         self.listener = serve.listening(own.host, 0)

@@ -76,7 +76,8 @@ function showPicture(file) {
 }
 
 function showClasses(answer) {
-  say(`${answer.class}, ${percent(answer.probability)}`);
+  const share = percent(answer.probability);
+  say(answer.rejected ? `None of the classes; likeliest is ${answer.rejected}, ${share}` : `${answer.class}, ${share}`);
   $("classes").replaceChildren(...answer.top.map(row));
 }
 

@@ -1,0 +1,87 @@
+"""Temperature and distances that evaluate.py has fitted to a network and keeps in a copy of its checkpoint."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from utils.config.settings import UserError
+
+KEY = "confidence"  # of a checkpoint
+
+
+@dataclass(frozen=True)
+class Distance:
+    """Distance of an image's features from those of the nearest class of the training images.
+
+    The Mahalanobis distance with one covariance for all classes (Lee et al., A simple unified framework for detecting
+    out-of-distribution samples and adversarial attacks, 2018), of the features that the output layer takes.
+
+    ``mean`` float32 (d,); ``whitening`` float32 (d, r), whose product with its transpose is the inverse covariance;
+    ``centres`` float32 (k, r), the whitened means of the k classes that have training images, less ``mean``.
+    ``fitted_on``: training images. ``usual``: 95 % of the images that were evaluated then lie no further.
+    """
+
+    mean: torch.Tensor
+    whitening: torch.Tensor
+    centres: torch.Tensor
+    fitted_on: int
+    usual: float
+
+    def __call__(self, features: torch.Tensor) -> torch.Tensor:
+        """Distances, float64 (n,), of ``features`` (n, d) on the CPU; NaN where a feature is not finite."""
+        whitened = (features.double() - self.mean.double()) @ self.whitening.double()
+        distances = torch.cdist(whitened, self.centres.double(), compute_mode="donot_use_mm_for_euclid_dist").amin(1)
+        return distances.where(features.isfinite().all(1), math.nan)
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """``temperature`` that divides the logits, None if there is none; ``distance``, likewise.
+
+    ``weights``: those it was fitted for, 'average' or 'trained', with the views of ``tta``. ``fitted``: on what, and
+    with which figures, in words. ``images``: the digest of the images of which some were fitted on.
+    """
+
+    temperature: float | None
+    weights: str
+    tta: str
+    fitted: str
+    images: str
+    distance: Distance | None
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps under ``KEY``."""
+        return {**vars(self), "distance": None if self.distance is None else vars(self.distance)}
+
+    @classmethod
+    def from_state(cls, state: Any, path: Path) -> Confidence | None:
+        """From a checkpoint's entry, None if it has none. Raises ``UserError`` if it is no such entry."""
+        if state is None:
+            return None
+        try:
+            found = cls(**{**state, "distance": state["distance"] and Distance(**state["distance"])})
+            temperature = 1.0 if found.temperature is None else found.temperature
+            good = math.isfinite(temperature) and temperature > 0
+            if found.distance is not None:
+                found.distance(torch.zeros(1, len(found.distance.mean)))
+        except (TypeError, KeyError, ValueError, AttributeError, RuntimeError):
+            good = False
+        if not good:
+            raise UserError(f"{path}: its {KEY} is not what evaluate.py --store writes; evaluate the original again")
+        return found
+
+
+def divide_logits(network: nn.Module, temperature: float) -> None:
+    """Let ``network`` divide its logits by ``temperature`` in evaluation, in float32. Its weights stay as they are."""
+    network.register_forward_hook(partial(_divided, temperature))
+
+
+def _divided(temperature: float, network: nn.Module, _: Any, logits: torch.Tensor) -> torch.Tensor:
+    return logits if network.training else logits.float() / temperature

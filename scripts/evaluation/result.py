@@ -1,0 +1,71 @@
+"""All that an evaluation found, for its text, its files and the copy of the checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from models.confidence import KEY, Confidence, Distance
+from models.load import Loaded
+from scripts.common.predictions import Predictions
+from scripts.evaluation.comparison import Comparison
+from scripts.evaluation.distance import LARGEST, Others
+from scripts.evaluation.rejection import Rejection
+from scripts.evaluation.summary import Temperature
+from utils.checkpoint import checkpoint
+from utils.config.settings import UserError
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Answers, and what flags ask for beside them. ``temperature`` is None with too few images to fit it."""
+
+    predictions: Predictions
+    temperature: Temperature | None
+    comparison: Comparison | None = None
+    rejection: Rejection | None = None
+    distance: Distance | None = None
+    others: Others | None = None
+
+    @property
+    def images(self) -> str:
+        """A digest of the images: of their classes and names, without the folders that these lie in."""
+        of = self.predictions
+        rows = (f"{'/'.join(Path(one).parts[-2:])}\0{label}" for one, label in zip(of.ids, of.truth, strict=True))
+        return hashlib.sha256("\n".join([*of.classes, *rows]).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def store(path: Path, loaded: Loaded, found: Evaluation, description: dict[str, Any]) -> str:
+    """Write a copy of ``loaded``'s checkpoint with the temperature and distance that were ``found``.
+
+    Gives what it keeps, in words. Raises ``UserError`` if there is nothing to keep, or if it cannot be written.
+    """
+    fit = found.temperature
+    fit = None if fit is None or fit.at_limit else fit
+    distance = found.distance
+    if fit is None and distance is None:
+        raise UserError(
+            "--store: the images determine no temperature, and nothing is stored; give more with --datapath"
+        )
+    fitted = "no temperature"
+    if fit is not None:
+        data = f"{description['dataname'] or description['datapath']}, {description['split']}"
+        fitted = (
+            f"temperature {fit.temperature:.4g}, fitted on {fit.fitted_on_images:,} images ({data}); on "
+            f"{fit.scored_on_images:,} others calibration error {fit.calibration_error_before:.2f} % without and "
+            f"{fit.calibration_error_after:.2f} % with it, loss {fit.loss_before:.4f} and {fit.loss_after:.4f}"
+        )
+    if distance is not None:
+        size = sum(one.nbytes for one in vars(distance).values() if hasattr(one, "nbytes"))
+        if size > LARGEST:
+            raise UserError(f"--store: the distance takes {size / 1e6:.0f} MB, and a copy keeps {LARGEST / 1e6:.0f} MB")
+    weights = "average" if loaded.has_average and not description["raw_weights"] else "trained"
+    temperature = fit and fit.temperature
+    kept = Confidence(temperature, weights, description["tta"], fitted, found.images, distance)
+    try:
+        checkpoint.write_whole(path, {**checkpoint.load(loaded.path), KEY: kept.state()})
+    except UserError as error:
+        raise UserError(f"--store: {error}") from error
+    return fitted if distance is None else f"{fitted}; distance, fitted on {distance.fitted_on:,} training images"

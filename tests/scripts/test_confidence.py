@@ -1,0 +1,481 @@
+"""Confidence one can use: the temperature that a copy keeps, in every tool; what is rejected; distances of features."""
+
+import csv
+import dataclasses
+import json
+from itertools import pairwise, permutations
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import sklearn.metrics
+import torch
+from PIL import Image
+from scipy.stats import binomtest
+from sklearn.covariance import EmpiricalCovariance
+
+from models import load_model
+from models.confidence import KEY, Distance, divide_logits
+from models.training_loss import build_teacher
+from scripts import evaluate, export, predict
+from scripts.common.answers import Answers
+from scripts.common.predictions import Chosen, predict_split
+from scripts.evaluation import distance as distances
+from scripts.evaluation.distance import Separation, fit_distance
+from scripts.evaluation.rejection import Curve, Rejection
+from scripts.evaluation.summary import fit_temperature
+from tests.scripts.common.test_predictions import CPU, tree_of_digits
+from tests.scripts.test_evaluate import answers, guesses
+from tests.scripts.test_export import (
+    check_card,
+    digit,
+    exported,
+    reloads_in_this_process,  # noqa: F401
+)
+from tests.scripts.test_serve import Running, encoded
+from utils.checkpoint import checkpoint
+from utils.config.arguments import parse
+from utils.config.settings import UserError
+from utils.data.datasets import get_data
+
+QUIET = ("--device", "cpu", "--no-progress")
+
+
+@pytest.fixture(scope="module")
+def kept(digits_run, tmp_path_factory):
+    """A copy of the run's checkpoint with a temperature and a distance. Not to be changed."""
+    path = tmp_path_factory.mktemp("kept") / "kept.pt"
+    assert evaluate.main([digits_run, "--store", str(path), "--distance", *QUIET]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """A folder of images that are no digits, one of them in a folder below."""
+    folder = tmp_path_factory.mktemp("photos")
+    (folder / "below").mkdir()
+    for seed in range(8):
+        name = "below/7.png" if seed == 7 else f"{seed}.png"
+        (folder / name).write_bytes(encoded(seed, size=(20, 12), mode="RGB"))
+    return folder
+
+
+def evaluated(capsys, *line):
+    capsys.readouterr()
+    assert evaluate.main([*map(str, line), *QUIET]) == 0
+    return capsys.readouterr().out
+
+
+def rows_of(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# ------------------------------------------------------------------------------------- the copy
+
+
+def test_the_copy_has_what_the_checkpoint_has_and_the_original_is_as_it_was(digits_run, kept):
+    original = Path(digits_run, "checkpoints/last.pt")
+    state = torch.load(original, weights_only=True)
+    copy = torch.load(kept, weights_only=True)
+    assert copy.keys() - state.keys() == {KEY} and KEY not in state
+    for key in state.keys() - {"contents"}:
+        pairs = zip(
+            torch.utils._pytree.tree_leaves(copy[key]), torch.utils._pytree.tree_leaves(state[key]), strict=True
+        )
+        assert all(torch.equal(a, b) if torch.is_tensor(a) else a == b for a, b in pairs), key
+    checkpoint._verify(original, None)  # the digest that the run's manifest has
+    assert checkpoint.load_run(kept).keys() == copy.keys(), "a run can go on from it"
+
+
+def test_logits_are_divided_by_the_temperature_and_no_answer_changes(digits_run, kept):
+    before = load_model(digits_run)
+    after = load_model(kept)
+    temperature = after.confidence.temperature
+    assert before.confidence is None and not before.network._forward_hooks and temperature != 1
+    images = torch.randn(500, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    logits = before.network(images)
+    assert torch.equal(after.network(images), logits / temperature)
+    assert torch.equal(after.network(images).argmax(1), logits.argmax(1))
+    assert torch.equal(load_model(kept, calibrated=False).network(images), logits)
+    with torch.autocast("cpu", torch.bfloat16):
+        halves = before.network(images)
+        assert halves.dtype == torch.bfloat16
+        # equal logits stay equal, and others so far apart that float32 does not round them together
+        assert torch.equal(after.network(images).argmax(1), halves.argmax(1))
+
+
+@pytest.mark.parametrize("temperature", [0.02, 0.7, 1.0, 1.3, 7.77, 50.0])
+def test_a_temperature_changes_no_answer_of_any_logits_in_half_precision(temperature):
+    logits = 8 * torch.randn(20_000, 10, generator=torch.Generator().manual_seed(1))
+    network = torch.nn.Identity().eval()
+    divide_logits(network, temperature)
+    for dtype in (torch.bfloat16, torch.float16):
+        assert torch.equal(network(logits.to(dtype)).argmax(1), logits.to(dtype).argmax(1))
+
+
+def test_it_is_fitted_on_one_half_and_what_is_printed_is_of_the_other(digits_run, kept, capsys):
+    plain = predict_split(load_model(digits_run), CPU)
+    order = np.random.default_rng(0).permutation(360)
+    fitted, scored = order[:180], order[180:]
+    temperature = load_model(kept).confidence.temperature
+
+    def loss(places, divisor):
+        return torch.nn.functional.cross_entropy(plain.logits[places].double() / divisor, plain.labels[places]).item()
+
+    nearby = [loss(fitted, temperature * factor) for factor in (0.99, 1, 1.01)]
+    assert min(nearby) == nearby[1], "the minimum on the first half"
+    lines = evaluated(capsys, kept).splitlines()
+    words = f"loss {loss(scored, 1):.4f} and {loss(scored, temperature):.4f}"
+    assert words in lines[2] and f"temperature {temperature:.4g}, fitted on 180 images (digits, val)" in lines[2]
+    assert lines[3].startswith("fitted on some of these images, which favours")
+    assert any(line.startswith("Temperature 1.000, ") for line in lines), "nothing is left to correct"
+    now = loss(np.arange(360), temperature)
+    assert lines[-1].endswith(f"val_loss={now:.4f} val_count=360")
+    words = evaluated(capsys, digits_run)
+    assert "keeps" not in words and words.splitlines()[-1].split()[0] == lines[-1].split()[0]
+
+
+def test_images_that_it_was_not_fitted_on_are_not_said_to_be(kept, tmp_path, capsys):
+    tree = tree_of_digits(tmp_path / "tree", {"7": 7, "2": 2}, count=5)
+    assert "fitted on some of these" not in evaluated(capsys, kept, "--datapath", tree, "--workers", 0)
+
+
+def test_other_weights_and_other_views_have_a_warning_and_other_weights_no_temperature(digits_run, kept, capsys):
+    with pytest.warns(UserWarning, match="are of other weights and left out"):
+        raw = load_model(kept, raw=True)
+    assert raw.confidence is None and not raw.network._forward_hooks
+    predict_split(load_model(kept), dataclasses.replace(CPU, tta="flip"))
+    assert "were fitted with --tta none, not flip" in capsys.readouterr().err
+    path = kept.parent / "raw.pt"
+    assert evaluate.main([digits_run, "--raw", "--store", str(path), *QUIET]) == 0
+    assert load_model(path, raw=True).confidence.temperature and load_model(path, raw=True).confidence.distance is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"temperature": 0.0},
+        {"temperature": float("nan")},
+        {"temperature": "hot"},
+        {"weights": None, "more": 1},
+        {"distance": {"mean": torch.zeros(3)}},
+    ],
+    ids=str,
+)
+def test_a_damaged_entry_is_one_line(kept, tmp_path, damage):
+    state = torch.load(kept, weights_only=True)
+    torch.save({**state, KEY: {**state[KEY], **damage}}, tmp_path / "bad.pt")
+    with pytest.raises(UserError, match="its confidence is not what evaluate.py --store writes"):
+        load_model(tmp_path / "bad.pt")
+
+
+def test_a_teacher_keeps_its_own_logits(digits_run, kept):
+    data = get_data(parse([]).data, torch.device("cpu"))
+    teachers = [build_teacher(str(path), data, torch.device("cpu")) for path in (digits_run, kept)]
+    images = torch.randn(5, 1, 8, 8)
+    assert torch.equal(*(teacher(images) for teacher in teachers))
+    assert teachers[0].origin.digest == teachers[1].origin.digest
+
+
+def test_classes_that_the_fitted_half_lacks_are_named():
+    logits, labels = guesses(1)
+    rare = int(np.random.default_rng(0).permutation(400)[200])  # which is scored
+    labels[:] = labels % 6
+    labels[rare] = 6
+    assert fit_temperature(answers(logits, labels)).not_fitted_on == ["6"]
+    assert fit_temperature(answers(*guesses(1))).not_fitted_on == []
+
+
+def test_nothing_is_stored_where_nothing_is_determined(digits_run, tmp_path, capsys):
+    tree = tree_of_digits(tmp_path / "tree", {"7": 7, "2": 2}, count=5)
+    line = [digits_run, "--datapath", str(tree), "--workers", "0", *QUIET]
+    with pytest.raises(UserError, match="determine no temperature, and nothing is stored"):
+        evaluate.main([*line, "--store", str(tmp_path / "copy.pt")])
+    assert not (tmp_path / "copy.pt").exists() and "val_count=10" in capsys.readouterr().out
+    assert evaluate.main([*line, "--store", str(tmp_path / "copy.pt"), "--distance"]) == 0
+    confidence = load_model(tmp_path / "copy.pt").confidence
+    assert confidence.temperature is None and confidence.distance.fitted_on == 1437
+
+
+# --------------------------------------------------------------------------------- the tools
+
+
+def test_predict_and_serve_give_the_calibrated_probabilities_and_reject_below(kept, tmp_path, capsys):
+    for number in range(40):
+        digit(number).save(tmp_path / f"{number:02}.png")
+    plain = load_model(kept, calibrated=False)
+    temperature = plain.confidence.temperature
+    images = torch.stack([plain.preprocessing(digit(number)) for number in range(40)])
+    shares = (plain.network(images) / temperature).softmax(1)
+    best = shares.max(1)
+    line = [str(kept), str(tmp_path), "--reject-below", "0.8", "--top-k", "2", "--workers", "0", "--device", "cpu"]
+    for ending in ("csv", "jsonl"):
+        assert predict.main([*line, "--output", str(tmp_path / f"rows.{ending}")]) == 0
+    rows = rows_of(tmp_path / "rows.csv")
+    lines = [json.loads(text) for text in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    sure = best.values >= 0.8
+    assert 5 < sure.sum() < 35
+    assert list(rows[0]) == [
+        "path",
+        "class",
+        "probability",
+        "class_2",
+        "probability_2",
+        "rejected",
+        "distance",
+        "error",
+    ]
+    for row, one, share, place, is_sure in zip(rows, lines, *map(torch.Tensor.tolist, (*best, sure)), strict=True):
+        name = plain.classes[place]
+        assert (row["class"], row["rejected"]) == ((name, "") if is_sure else ("", name))
+        assert (one["class"], one["rejected"]) == ((name, None) if is_sure else (None, name))
+        assert float(row["probability"]) == pytest.approx(share, abs=1e-6) == one["probability"]
+        assert one["top"][0]["class"] == name and float(row["distance"]) == one["distance"]
+    server = Running(str(kept), "--reject-below", "0.8")
+    try:
+        for number in (0, int(sure.int().argmin()), int(sure.int().argmax())):
+            status, answer = server.predict((tmp_path / f"{number:02}.png").read_bytes())
+            assert status == 200 and answer["probability"] == pytest.approx(best.values[number].item(), abs=1e-6)
+            name = plain.classes[best.indices[number]]
+            assert (answer["class"], answer["rejected"]) == ((name, None) if sure[number] else (None, name))
+    finally:
+        server.stop()
+
+
+def test_the_distance_that_predict_prints_is_that_of_the_features(digits_run, kept, tmp_path):
+    digit(3).save(tmp_path / "a.png")
+    (tmp_path / "b.png").write_text("no image")
+    line = [str(kept), str(tmp_path / "a.png"), str(tmp_path / "b.png"), "--device", "cpu", "--workers", "0"]
+    assert predict.main([*line, "--output", str(tmp_path / "rows.csv")]) == 1
+    good, bad = rows_of(tmp_path / "rows.csv")
+    training, validation = (
+        predict_split(load_model(digits_run), dataclasses.replace(CPU, split=split), features=True)
+        for split in ("train", "val")
+    )
+    fitted = fit_distance(training.features, training.labels)
+    found = fitted(validation.features)
+    # seven digits are written, and float32 features of another batch differ in their last bits
+    assert float(good["distance"]) == pytest.approx(found[3].item(), rel=1e-4) and bad["distance"] == ""
+    assert list(good) == ["path", "class", "probability", "distance", "error"]
+    assert load_model(kept).confidence.distance.usual == pytest.approx(np.quantile(found, 0.95), rel=1e-4)
+
+
+@pytest.mark.parametrize(("name", "flags"), [("onnx", []), ("onnx", ["--with-preprocessing"]), ("torch-export", [])])
+def test_an_export_gives_the_probabilities_of_the_tools(kept, tmp_path, name, flags):
+    words = exported(kept, name, tmp_path / "out", *flags)
+    assert "the same class for 32 of 32" in words
+    loaded = load_model(kept)
+    images = torch.stack([loaded.preprocessing(digit(number)) for number in range(30)])
+    expected = loaded.network(images)
+    if name == "onnx":
+        session = onnxruntime.InferenceSession(tmp_path / "out/model.onnx")
+        facts = session.get_modelmeta().custom_metadata_map
+        assert json.loads(facts["temperature"]) == loaded.confidence.temperature
+        assert json.loads(facts["divided_by_temperature"]) is True
+        pixels = np.stack([np.asarray(digit(number))[None] for number in range(30)])
+        (outputs,) = session.run(None, {"images": pixels if flags else images.numpy()})
+    else:
+        outputs = torch.export.load(tmp_path / "out/model.pt2").module()(images).detach().numpy()
+    torch.testing.assert_close(torch.from_numpy(outputs), expected.softmax(1) if flags else expected, rtol=0, atol=1e-5)
+    card = (tmp_path / "out/README.md").read_text()
+    assert f"temperature {loaded.confidence.temperature:.4g}, fitted on 180 images (digits, val)" in card
+    assert "the file divides the logits by it" in card and ", without the temperature" in card
+
+
+@pytest.mark.parametrize("name", ["safetensors", "onnx"])
+def test_the_program_of_a_card_gives_calibrated_probabilities(kept, tmp_path, monkeypatch, name):
+    exported(kept, name, tmp_path / "out")
+    check_card(tmp_path / "out", monkeypatch, load_model(kept), digit(5))
+
+
+def test_an_8_bit_file_is_scored_with_the_temperature_inside(digits_run, kept, tmp_path):
+    losses = []
+    for place, run in enumerate((digits_run, kept)):
+        words = exported(run, "onnx", tmp_path / f"{place}.onnx", "--quantise", "static")
+        losses.append([float(number) for number in words.split("loss ")[1].split(",")[0].split(" and ")])
+    loaded = load_model(kept)
+    assert losses[1][0] == pytest.approx(predict_split(loaded, CPU).report.loss, abs=1e-4)
+    assert losses[1][1] < losses[0][1] and abs(losses[1][1] - losses[1][0]) < 0.02
+
+
+# --------------------------------------------------------------------------------- rejection
+
+
+def brute_aurc(confidence, right):
+    """Mean over all orders that sort by confidence."""
+    areas = []
+    for order in permutations(range(len(right))):
+        if all(confidence[a] >= confidence[b] for a, b in pairwise(order)):
+            wrong = [not right[place] for place in order]
+            areas.append(np.mean([sum(wrong[:n]) / n for n in range(1, len(wrong) + 1)]))
+    return np.mean(areas)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_area_is_the_mean_over_the_orders_of_equal_confidences(seed):
+    random = np.random.default_rng(seed)
+    confidence = random.integers(1, 5, 7) / 4
+    right = random.random(7) < 0.6
+    curve = Curve.of(confidence, right)
+    assert curve.aurc == pytest.approx(brute_aurc(confidence, right), abs=1e-12)
+    assert curve.random == pytest.approx(brute_aurc(np.ones(7), right), abs=1e-12)
+    assert curve.perfect == pytest.approx(brute_aurc(right.astype(float), right), abs=1e-12)
+    for coverage, accuracy, threshold in zip(curve.coverage, curve.accuracy, np.unique(confidence)[::-1], strict=True):
+        taken = confidence >= threshold
+        assert (coverage, accuracy) == pytest.approx((taken.mean(), right[taken].mean()))
+
+
+def test_what_is_accepted_has_its_intervals_and_nothing_accepted_has_none():
+    found = answers(*guesses(3))
+    threshold = float(np.quantile(found.confidence, 0.4))
+    one = Rejection.of(found, threshold)
+    taken = found.confidence >= threshold
+    figures = one.figures()
+    assert (one.accepted, one.right) == (taken.sum(), found.right[taken].sum()) and 0 < one.accepted < 400
+    for name, hits, count in (("coverage", one.accepted, 400), ("accuracy", one.right, one.accepted)):
+        interval = binomtest(int(hits), int(count)).proportion_ci(method="wilson")
+        assert figures[f"{name}_interval_wilson"] == pytest.approx((100 * interval.low, 100 * interval.high))
+        assert figures[name] == pytest.approx(100 * hits / count)
+    assert Rejection.of(found, 0).accepted == 400
+    none = Rejection.of(found, 1).figures()
+    assert (none["accepted"], none["accuracy"], none["accuracy_interval_wilson"]) == (0, None, None)
+
+
+def test_a_confidence_at_the_threshold_is_accepted_and_no_number_is_not():
+    logits = torch.tensor([[0.3, 0.3], [float("nan"), 1.0], [1.0, 1.0], [40.0, 0.0]])
+    found = Answers(logits, torch.tensor([0, 0, 1, 0]))
+    assert Rejection.of(found, 0.5)[2:4] == (3, 2)
+    share = torch.tensor([[0.9, 0.1]]).log().softmax(1).max().item()
+    assert predict.accepted(share, 0.9) and not predict.accepted(share, 0.9001)
+
+
+# ---------------------------------------------------------------------------------- distance
+
+
+def blobs(n=600, d=5, classes=3, seed=0):
+    """Features of overlapping classes with one covariance, and labels."""
+    random = np.random.default_rng(seed)
+    labels = np.arange(n) % classes
+    mixed = random.normal(size=(d, d))
+    features = random.normal(size=(n, d)) @ mixed + 3 * random.normal(size=(classes, d))[labels]
+    return features.astype(np.float32), labels
+
+
+def test_distances_are_scikit_learns_mahalanobis_to_the_nearest_class():
+    features, labels = blobs()
+    others, _ = blobs(seed=1)
+    means = np.stack([features[labels == one].mean(0, dtype=np.float64) for one in range(3)])
+    covariance = EmpiricalCovariance(assume_centered=True).fit(features - means[labels])
+    squares = np.stack([covariance.mahalanobis(others - mean) for mean in means])
+    found = fit_distance(torch.from_numpy(features), torch.from_numpy(labels))(torch.from_numpy(others))
+    # whitening is kept in float32: 2^-24 of each number, of products of five, some tenfold by their condition
+    np.testing.assert_allclose(found, np.sqrt(squares.min(0)), rtol=1e-5)
+
+
+def test_a_feature_that_never_varies_and_a_class_without_images_count_for_nothing():
+    features, labels = map(torch.from_numpy, blobs())
+    constant = torch.cat([features, torch.full((600, 1), 7.0)], 1)
+    plain = fit_distance(features, labels)
+    more = fit_distance(constant, torch.where(labels == 2, 9, labels))
+    seen = torch.cat([features[:9], torch.full((9, 1), 7.0)], 1)
+    torch.testing.assert_close(more(seen), plain(features[:9]), rtol=1e-5, atol=1e-5)
+    broken = features.clone()
+    broken[0, 0] = float("inf")
+    assert fit_distance(broken, labels).fitted_on == 599 and plain(broken)[:2].isnan().tolist() == [True, False]
+    with pytest.raises(UserError, match="are all the same"):
+        fit_distance(torch.ones(10, 3), torch.zeros(10, dtype=torch.int64))
+
+
+def test_separations_are_scikit_learns_and_ties_are_on_one_side():
+    random = np.random.default_rng(0)
+    own, others = random.integers(3, 12, 200) / 4, random.integers(0, 9, 150) / 4
+    found = Separation.of(own, others)
+    area = sklearn.metrics.roc_auc_score([1] * 200 + [0] * 150, [*own, *others])
+    assert found.auroc == pytest.approx(100 * area)
+    threshold = max(one for one in own if (own >= one).mean() >= 0.95)
+    assert found.false_positives == pytest.approx(100 * (others >= threshold).mean())
+    assert Separation.of(np.array([2.0, 3.0]), np.array([-np.inf, np.nan, 1.0])) == (100, 0)
+    assert Separation.of(np.ones(4), np.ones(3)) == (50, 100)
+
+
+def test_other_images_are_told_apart_and_pictured(digits_run, photos, tmp_path, capsys):
+    line = (digits_run, "--other-images", photos, "--reject-below", 0.8, "--workers", 0)
+    words = evaluated(capsys, *line, "--output", tmp_path / "out")
+    assert f"Other images: 8 of {photos}, beside the 360 above" in words and "warning" not in words
+    content = json.loads((tmp_path / "out/evaluation.json").read_text(), parse_constant=pytest.fail)
+    found = content["other_images"]
+    assert found["distance_fitted_on"] == 1437 and found["images"] == 8
+    loaded = load_model(digits_run)
+    features = {
+        split: predict_split(loaded, dataclasses.replace(CPU, split=split), features=True) for split in ("train", "val")
+    }
+    fitted = fit_distance(features["train"].features, features["train"].labels)
+    names = tuple(str(path) for path in sorted(photos.rglob("*.png")))
+    others = predict_split(loaded, dataclasses.replace(CPU, files=names, workers="0"), features=True)
+    scores = [-fitted(one.features).numpy() for one in (features["val"], others)]
+    area = sklearn.metrics.roc_auc_score([1] * 360 + [0] * 8, np.concatenate(scores))
+    assert found["distance"]["auroc"] == pytest.approx(100 * area, abs=0.01) and area > 0.9
+    rejection = content["rejection"]
+    rows = rows_of(tmp_path / "out/predictions.csv")
+    taken = [row["right"] == "1" for row in rows if float(row["probability"]) >= 0.8]
+    assert (rejection["accepted"], rejection["right"]) == (len(taken), sum(taken))
+    for name in ("coverage.png", "other_images.png"):
+        assert Image.open(tmp_path / "out" / name).size[0] >= 700
+    evaluated(capsys, digits_run, "--output", tmp_path / "out")
+    assert not (tmp_path / "out/coverage.png").exists(), "an earlier evaluation's"
+
+
+def test_a_kept_distance_is_used_without_the_training_images(kept, photos, tmp_path, capsys, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("fitted again")
+
+    monkeypatch.setattr(distances, "fit_distance", refuse)
+    assert "of 1,437 training images" in evaluated(capsys, kept, "--other-images", photos, "--workers", 0)
+    words = evaluated(capsys, kept, "--other-images", photos, "--workers", 0, "--split", "train")
+    assert "the distance was fitted on 1,437 of the images above, which favours it" in words
+
+
+def test_only_some_training_images_are_fitted_on_and_all_classes_are_among_them(digits_run, monkeypatch, tmp_path):
+    monkeypatch.setattr(distances, "MOST_FITTED", 300)
+    assert evaluate.main([digits_run, "--store", str(tmp_path / "a.pt"), "--distance", *QUIET]) == 0
+    distance = load_model(tmp_path / "a.pt").confidence.distance
+    assert isinstance(distance, Distance) and distance.fitted_on == 300 and len(distance.centres) == 10
+    chosen = predict_split(load_model(digits_run), Chosen(split="train", most=300, device="cpu", progress=False))
+    assert len(chosen) == 300 and len(set(chosen.numbers.tolist())) == 300 and np.ptp(chosen.numbers) > 1200
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--distance"], "--distance needs --store"),
+        (["--store", "new.pt", "--split", "train"], "--store contradicts --split train"),
+        (["--store", "there.pt"], "there.pt: exists already"),
+        (["--store", "new.txt"], "must be the name of a .pt file"),
+        (["--store", "none/new.pt"], "its folder does not exist"),
+        (["--other-images", "none"], "--other-images none: is no folder"),
+        (["--other-images", "empty"], "empty: holds no images"),
+        (["--reject-below", "80"], "must be at most 1"),
+        (["--reject-below", "nan"], "must be a finite number"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_one_line(digits_run, tmp_path, monkeypatch, flags, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.pt").touch()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError) as raised:
+        evaluate.main([digits_run, *flags, *QUIET])
+    (line,) = raised.value.mistakes
+    assert words in line and sorted(path.name for path in tmp_path.iterdir()) == ["empty", "there.pt"]
+
+
+def test_a_copy_is_not_stored_again(kept, tmp_path):
+    with pytest.raises(UserError, match="is such a copy already"):
+        evaluate.main([str(kept), "--store", str(tmp_path / "twice.pt"), *QUIET])
+
+
+def test_an_export_of_a_run_without_one_says_nothing_of_a_temperature(digits_run, tmp_path):
+    assert export.main([digits_run, "--to", "safetensors", "--output", str(tmp_path / "out")]) == 0
+    assert "temperature" not in (tmp_path / "out/README.md").read_text()
