@@ -33,7 +33,7 @@ from utils.optim.build import build_optimizer_parts
 from utils.optim.distillation import Distillation
 from utils.precision import amp
 from utils.precision.choice import with_chosen_amp
-from utils.record.epoch_scalars import unknown_metrics
+from utils.record.epoch_scalars import strange_metrics, unknown_metrics
 from utils.record.summary import checkpoint_description
 from utils.run import Run
 from utils.runtime.console import log
@@ -123,9 +123,12 @@ def build(run: Run) -> Components:
         data = run.images.to_train_on(args.data, point or (weights and weights.point))
         data = data.shown_to(known_preprocessing(args, point, weights), args.data)
         if point is not None and args.run.resume_override:
-            refuse_other_head(point, data.classes)
+            refuse_other_head(point, data.classes, data.multilabel)
         elif point is not None:
-            point.refuse_other_data(data.classes, data.fingerprint, data.seen, data.changed_since)
+            point.refuse_other_data(
+                data.classes, data.fingerprint, data.seen, data.changed_since, multilabel=data.multilabel
+            )
+        args = _for_labels_of(data, args)
     data.refuse_differences(distributed)
     with distributed.raise_on_all_ranks(), distributed.without_timeout("Reading the images"):
         distributed.seed(args.run.seed)
@@ -165,7 +168,7 @@ def build_to_evaluate(run: Run) -> Components:
         data = run.images.to_evaluate(args, point)
         data = data.shown_to(known_preprocessing(args, point, weights, evaluates=True), args.data)
         if point is not None:
-            point.refuse_other_data(data.classes, None, data.seen)
+            point.refuse_other_data(data.classes, None, data.seen, multilabel=data.multilabel)
     data.refuse_differences(distributed)
     with distributed.raise_on_all_ranks(), distributed.without_timeout("Reading the images"):
         distributed.seed(args.run.seed)
@@ -173,6 +176,14 @@ def build_to_evaluate(run: Run) -> Components:
         scaler = amp.build_scaler(args.precision, distributed.device)
         both = loaders(data, args, distributed, channels_last=network.channels_last, progress=run.progress_log)
         return Components(data, *both, network, criterion.build_criterion(args.loss), scaler)
+
+
+def _for_labels_of(data: Data, args: Settings) -> Settings:
+    """The settings for as many labels an image as the data have. Raises ``UserError`` with those of other data."""
+    args = args.of_several_labels() if data.multilabel else args
+    if mistakes := strange_metrics(args.run, data.multilabel):
+        raise UserError(*mistakes)
+    return args
 
 
 def _begin(args: Settings, distributed: Distributed, evaluate: bool) -> None:
@@ -204,6 +215,7 @@ def build_traval(
         description=checkpoint_description(run.args, components.data, components.criterion) if folder else None,
         stop_signals=stop_signals,
         hooks=(hooks or Hooks()).and_of_plugins(),
+        multilabel=components.data.multilabel,
     )
     return TraVal(
         components.model,

@@ -35,6 +35,7 @@ from utils.runtime.process import RankInfo, end_process
 
 if TYPE_CHECKING:
     from components import Components
+    from utils.checkpoint.resume import ResumePoint
     from utils.loop.hooks import Hooks
     from utils.run import Run
     from utils.runtime.distributed import Distributed
@@ -179,10 +180,12 @@ def find_run(command_line: arguments.CommandLine, args: Settings, distributed: D
     from utils.run import Run
 
     run = Run(args, distributed, command_line.argv)
-    point = distributed.run_on_rank0(
-        lambda: find(args, RunFolder.parent(args), run.warn, lambda: run.images.fingerprint(args.data)),
-        long_work="Finding the run",
-    )
+
+    def find_point() -> ResumePoint | None:
+        wanted = args.of_several_labels() if args.run.resume == "auto" and run.images.multilabel(args.data) else args
+        return find(wanted, RunFolder.parent(args), run.warn, lambda: run.images.fingerprint(args.data))
+
+    point = distributed.run_on_rank0(find_point, long_work="Finding the run")
     if point is None:
         return run
     if not args.run.resume_override:

@@ -38,13 +38,14 @@ def build_loss(
     settings = args.loss
     override = args.run.resume_override
     weights = None
+    labels = data.train.labels.cpu()[first_samples(len(data.train), args)]
     if settings.class_weights is not None:
-        labels = data.train.labels.cpu()[first_samples(len(data.train), args)]
         weights = class_weights(labels, data.classes, settings.class_weights)
         if point is not None:
             refuse_other_weights(weights, settings, point.state, point.path, warn if override else None)
         weights = weights.to(device)
-    criterion = build_criterion(settings, weights)
+    known = float((labels >= 0).sum() / len(labels)) if data.multilabel else None
+    criterion = build_criterion(settings, weights, known)
     if settings.teacher is None:
         return criterion
     teacher = build_teacher(settings.teacher, data, device)

@@ -23,7 +23,8 @@ from utils.data.datasets import DataReader
 from utils.data.progress_log import ProgressLog
 from utils.record.doubts import doubts
 from utils.record.epoch_scalars import best_metric, selection_line
-from utils.record.metrics import Report, cut_words
+from utils.record.metrics import cut_words
+from utils.record.multilabel import AnyReport
 from utils.record.provenance import COMMIT, MACHINE, commit, machine
 from utils.record.run_folder import RunFolder
 from utils.record.summary import final_line, stopped_early, tensorboard, versions
@@ -32,7 +33,8 @@ from utils.runtime import console
 from utils.runtime.distributed import Distributed
 from utils.runtime.files import whole_file
 
-FIRST_SEEN = "http://localhost:6006/?tagFilter=%5ELoss%7C%5ETop1"  # these, instead of the alphabet's first
+FIRST_SEEN = "http://localhost:6006/?tagFilter=%5ELoss%7C%5E"  # and the headline's, instead of the alphabet's first
+TAGS = {"top1": "Top1", "map": "MAP"}
 CHECKPOINTS_KEPT = 5  # last, previous, best and final, and the one being written
 STATES_PER_WEIGHT = 3  # numbers that most optimizers and a moving average add to a weight, with itself
 # Rows of the plan that a run shows on the console as well; its log has all of them.
@@ -183,7 +185,7 @@ class Run:
         for line in self.warnings:
             log(f"warning: {line}", to_console=False)
 
-    def log_end(self, progress: Progress, report: Report) -> None:
+    def log_end(self, progress: Progress, report: AnyReport) -> None:
         """The last lines of a finished run."""
         args = self.args
         folder = self.run_folder.folder
@@ -197,14 +199,16 @@ class Run:
         if swa and not progress.averaged_epochs:
             log(f"warning: no weights were averaged: --swa-start-epoch begins in epoch {swa}, and the run ended before")
         metric = best_metric(args.run)
+        headline = report.HEADLINE
         if progress.best_epoch:
-            other = f", where {metric.column} is {progress.best_value:.4f}" if metric.column != "val_top1" else ""
-            log(f"Best top1{cut} {progress.best_top1:.2f} in epoch {progress.best_epoch}{other}")
+            other = f", where {metric.column} is {progress.best_value:.4f}" if metric.name != headline else ""
+            log(f"Best {headline}{cut} {progress.best_top1:.2f} in epoch {progress.best_epoch}{other}")
         elif math.isfinite(report.loss):
-            log(f"Best top1{cut} {report.top1:.2f} after step {progress.step}, where --max-steps cut the first epoch")
+            reached = f"{getattr(report, headline):.2f} after step {progress.step}"
+            log(f"Best {headline}{cut} {reached}, where --max-steps cut the first epoch")
         inside = folder.absolute().is_relative_to(Path(args.run.output).absolute())
         logs = args.run.output if inside else str(folder)
-        log(f"TensorBoard ({FIRST_SEEN}): {tensorboard()} --logdir {shlex.quote(logs)}")
+        log(f"TensorBoard ({FIRST_SEEN}{TAGS[headline]}): {tensorboard()} --logdir {shlex.quote(logs)}")
         log(final_line(progress, folder, args))
 
     def report_finished(self) -> None:

@@ -33,7 +33,7 @@ from utils.optim.freezing import has_trainable
 from utils.optim.groups import lr_scales
 from utils.optim.optimizers import load_states
 from utils.precision.amp import autocast
-from utils.record.metrics import Report
+from utils.record.multilabel import AnyReport, report_of
 from utils.record.reporter import Reporter
 from utils.record.writer import Writer
 from utils.runtime.distributed import Distributed, RankInfo
@@ -50,7 +50,7 @@ class TraVal:
 
     ``train_loader`` and ``validation_loader`` yield ``Batch``es (see ``utils/data/loaders.py``).
     ``optimizer`` may be several, each for its own parameters: under one ``scaler`` each skips steps independently.
-    ``criterion`` takes logits (n, classes) and int64 targets (n,) and returns their mean loss, or a dict of
+    ``criterion`` takes logits (n, classes) and a batch's targets and returns their mean loss, or a dict of
     named losses, whose sum is minimised and each of which is logged. ``scaler`` is a ``torch.amp.GradScaler``,
     disabled if the precision needs none. ``curr_scen_name`` names the run, for hooks and subclasses. Without
     ``writer`` nothing is logged. ``extras``: what else a run may have.
@@ -89,12 +89,14 @@ class TraVal:
         self.checkpointer = extras.checkpointer
         self.description = extras.description
         self.class_names = (self.description or {}).get("classes", ())
+        self.multilabel = extras.multilabel
         self.reporter = Reporter(
             self.writer,
             args,
             scaled=scaler.is_enabled(),
             classes=len(self.class_names),
             lr_scales=lr_scales(self.optimizers),
+            multilabel=self.multilabel,
         )
         self.attachments = attachments_of(model, args, extras.freezing)
         self.consensus = StopConsensus(distributed, extras.stop_signals)
@@ -119,7 +121,7 @@ class TraVal:
         waiting = [type(own.optimizer).__name__ for own in self.active if own.reads_flag]
         if waiting and self.device.type != "cpu":
             self.writer.log(f"{', '.join(waiting)}: no flag on the device can hold it, so each step waits for the host")
-        self.sums = StepSums(self.args.logging.print_freq, self.distributed)
+        self.sums = StepSums(self.args.logging.print_freq, self.distributed, self.multilabel)
         self._one = torch.ones((), device=self.device)
 
     def _begin_epoch(self, epoch: int) -> bool:
@@ -146,7 +148,7 @@ class TraVal:
 
     # ---------------------------------------------------------------------------------- verbs
 
-    def fit(self) -> Report:
+    def fit(self) -> AnyReport:
         """Train from ``progress`` to the end; returns the last validation's report."""
         while not self.progress.is_finished(self.args):
             epoch = self.progress.epoch
@@ -158,9 +160,9 @@ class TraVal:
             else:
                 self._end_epoch(None, None)
         self.wait_for_checkpoint()
-        return Report(*self.progress.last_validation)
+        return report_of(self.progress.last_validation)
 
-    def train(self, epoch: int) -> Report:
+    def train(self, epoch: int) -> AnyReport:
         """Train the rest of the epoch; returns its report over all ranks."""
         steps = self.train_loader.steps_per_epoch
         title = f"Epoch {epoch + 1}/{self.args.optimisation.epochs}"
@@ -182,7 +184,7 @@ class TraVal:
         self.reporter.end_training(self.progress)
         if self.ema is not None and self.progress.step_in_epoch == steps:
             self.ema.end_epoch(self.progress)
-        return Report.from_sums(self.progress.epoch_sums)
+        return self.reporter.kind.from_sums(self.progress.epoch_sums)
 
     def training_step(self, batches: Iterable[Batch]) -> None:
         """One optimizer step over one or more forward passes, whose gradients add up.
@@ -273,7 +275,7 @@ class TraVal:
             self.writer.curves(records)
         self.bad_images.collect(self.progress)
 
-    def validation(self, epoch: int, report: bool = True) -> Report:
+    def validation(self, epoch: int, report: bool = True) -> AnyReport:
         """Validate, exactly, on all ranks; with ``report`` also log, write the epoch's row and save.
 
         With an average of the weights, its result is the one that counts and the raw weights' is logged beside it.
@@ -406,7 +408,7 @@ class TraVal:
 
     # ------------------------------------------------------------------------------- end of an epoch
 
-    def _end_epoch(self, result: Report | None, raw: Report | None, gathered: Any = None) -> None:
+    def _end_epoch(self, result: AnyReport | None, raw: AnyReport | None, gathered: Any = None) -> None:
         """The epoch's row, points, line and checkpoints; ``result`` is None for an epoch that is not validated."""
         progress = self.progress
         row = self.reporter.row(progress, result, raw)
@@ -416,7 +418,7 @@ class TraVal:
         self.reporter.epoch(row, result, raw, best)
         if result is not None:
             self.reporter.best(progress)
-            progress.last_validation = [result.loss, result.top1, result.top5, result.count]
+            progress.last_validation = result.numbers
             progress.validated_step = progress.step
         if whole and not counted:
             progress.finish_epoch()

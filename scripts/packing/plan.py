@@ -74,6 +74,12 @@ class Plan:
     def images(self) -> int:
         return sum(map(len, self.splits.values()))
 
+    @property
+    def records(self) -> np.dtype:
+        """The kind of an image's record."""
+        labels = self.splits["val"].labels
+        return record_type(LONGEST_NAME, labels.shape[1] if labels.ndim > 1 else 0)
+
     def shards(self) -> list[tuple[str, int]]:
         """Split and number of each shard."""
         return [(split, number) for split in self.splits for number in range(self._count(split))]
@@ -174,7 +180,7 @@ class Plan:
 
 def merged(parts: list[Part]) -> Split:
     """A split of these shards, the records of all its images in the order of their numbers."""
-    records = np.empty(sum(len(part.records) for part in parts), dtype=record_type(LONGEST_NAME))
+    records = np.empty(sum(len(part.records) for part in parts), dtype=parts[0].records.dtype)
     numbers = np.concatenate([part.numbers for part in parts])
     records[:] = np.concatenate([part.records for part in parts])
     return Split(tuple(part.shard for part in parts), records[np.argsort(numbers, kind="stable")], checked=True)

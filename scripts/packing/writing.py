@@ -12,10 +12,10 @@ from typing import BinaryIO
 import numpy as np
 from torch.utils.data import Dataset
 
-from scripts.packing.plan import LONGEST_NAME, Part, Plan
+from scripts.packing.plan import Part, Plan
 from utils.config.settings import UserError
 from utils.data.formats.readers import ImageFiles
-from utils.data.formats.shards.index import BLOCK, Shard, record_type
+from utils.data.formats.shards.index import BLOCK, Shard
 from utils.data.images.decoding import UnreadableImage
 from utils.data.kept import whole_file
 
@@ -38,7 +38,7 @@ class ShardMaker(Dataset):
                 tar.end()
         except OSError as error:
             raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
-        records = np.array(rows, dtype=record_type(LONGEST_NAME))
+        records = np.array(rows, dtype=self.plan.records)
         shard = Shard(name, tar.bytes, len(rows), tar.digest.hexdigest())
         return split, number, Part(shard, np.array(numbers, dtype=np.int64), records, left_out, sources)
 
@@ -58,12 +58,19 @@ class ShardMaker(Dataset):
                 left_out.append(f"{error.path}\t{error.reason}")
                 continue
             key = f"{number:09}"
-            label = int(labels[number])
+            label = labels[number].tolist()
             offset, head = tar.add(f"{key}.{ending}", content)
-            tar.add(f"{key}.cls", str(label).encode())
-            about = {"class": self.plan.classes[label], "label": label, "name": _name(images, split, number)}
+            if isinstance(label, int):
+                tar.add(f"{key}.cls", str(label).encode())
+                about = {"class": self.plan.classes[label], "label": label}
+            else:
+                named = list(zip(self.plan.classes, label, strict=True))
+                about = {"labels": [name for name, own in named if own == 1]}
+                about["missing"] = [name for name, own in named if own < 0]
+            about["name"] = _name(images, split, number)
             tar.add(f"{key}.json", json.dumps(about, sort_keys=True).encode())
             numbers.append(number)
+            label = label if isinstance(label, int) else tuple(label)
             rows.append((offset, len(content), shard, label, head, zlib.crc32(content), f"{key}.{ending}".encode()))
         return numbers, rows, left_out
 

@@ -72,10 +72,10 @@ def refuse_other_groups(
         raise UserError(*(f"{difference}; {words}" for difference in changed), on_all_ranks=True)
 
 
-def refuse_other_head(resume_point: ResumePoint, classes: tuple[str, ...]) -> None:
-    """Raise ``UserError`` if the data set has another number of classes."""
-    if len(classes) != len(resume_point.state["classes"]):
-        (difference,) = resume_point.data_differences(classes, None)
+def refuse_other_head(resume_point: ResumePoint, classes: tuple[str, ...], multilabel: bool = False) -> None:
+    """Raise ``UserError`` if the data set has another number of classes, or of labels an image."""
+    if len(classes) != len(resume_point.state["classes"]) or multilabel != resume_point.multilabel:
+        difference = resume_point.data_differences(classes, None, multilabel)[0]
         raise UserError(
             f"{difference}; its last layer fits no other number: begin anew with --weights", on_all_ranks=True
         )

@@ -27,9 +27,11 @@ class Progress:
     ``epoch_sums`` and ``window_sums``: summed loss, top-1 and top-5 hits, count, and the losses in ``loss_names``,
     since the beginning of the epoch and since the last log line. ``best_top1``: percent. ``bad_images``: paths of
     unreadable images so far; ``replaced_images``: how often training took another one instead. ``last_step``: the
-    latest ``StepRecord``, which may hold NaN. ``last_validation``: loss, top-1, top-5 (percent) and count after step
+    latest ``StepRecord``, which may hold NaN. ``last_validation``: the ``numbers`` of the report after step
     ``validated_step``. ``shifted_steps``: what --resume-override added to the position in the learning-rate schedule
     because an epoch got another number of steps.
+    With several labels an image, the sums are those of ``MultilabelReport.from_sums``, and ``best_top1`` is a mean
+    average precision.
     ``best_value``: --best-metric of best.pt, whose top-1 is ``best_top1`` if it is of a whole epoch. ``stopping_value``
     and ``stopping_epoch``: the figure that early stopping watches, when it last improved, and that epoch. Both values
     are None as long as there is none. ``averaged_epochs``: epochs whose weights are in the stochastic weight average,
@@ -186,5 +188,5 @@ def _possible(name: str, kind: str, value: Any) -> bool:
     if name == "last_step":  # may hold NaN: a skipped step has no finite gradient
         return len(value) in (0, NUMBERS_OF_A_STEP)
     if name == "last_validation":  # the loss of a diverged network is NaN
-        return len(value) == len(NOTHING)
+        return len(value) in (len(NOTHING), len(NOTHING) + 1)
     return len(value) >= len(NOTHING) and all(map(math.isfinite, value))

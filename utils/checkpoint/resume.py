@@ -158,8 +158,15 @@ class ResumePoint:
         left = (*now, *_left_to_the_schedule(self.state["settings"]))
         return name in left and args.origins[name] == DEFAULT and self.settings.get(name) is None
 
-    def data_differences(self, classes: tuple[str, ...], fingerprint: str | None) -> list[str]:
-        """Differences of the data set from that of the checkpoint: a line each for classes and images.
+    @property
+    def multilabel(self) -> bool:
+        """Images of the training had several labels."""
+        return self.state.get("multilabel") is True
+
+    def data_differences(
+        self, classes: tuple[str, ...], fingerprint: str | None, multilabel: bool = False
+    ) -> list[str]:
+        """Differences of the data set from that of the checkpoint: a line each for classes, their number, and images.
 
         Without ``fingerprint`` (evaluation) only the classes must agree.
         """
@@ -167,6 +174,12 @@ class ResumePoint:
         begun = self.state.get("classes", classes)
         if list(classes) != (list(begun) if isinstance(begun, list | tuple) else begun):
             differences.append(f"--datapath: {_class_difference(classes, begun)} in {self.path}")
+        if multilabel != self.multilabel:
+            counts = ("one label", "several labels")
+            differences.append(
+                f"--datapath: images have {counts[multilabel]} each where {self.path} was trained with "
+                f"{counts[self.multilabel]}"
+            )
         if fingerprint is not None and not same_images(fingerprint, begun := self.state["fingerprint"]):
             alike = listing_of(fingerprint) == listing_of(begun)
             what = "other content in files of the same names" if alike else "other images or labels"
@@ -181,6 +194,8 @@ class ResumePoint:
         fingerprint: str | None,
         seen: str = "",
         named: Callable[[ResumePoint], str] = lambda point: "",
+        *,
+        multilabel: bool = False,
     ) -> None:
         """Raise ``UserError`` with a line for each of ``data_differences``.
 
@@ -191,7 +206,7 @@ class ResumePoint:
         if fingerprint is not None:
             advice += f", go on with this by {self._override}, or begin a new run with --weights {self.path}"
             advice += seen and f"; {seen}"
-        differences = self.data_differences(classes, fingerprint)
+        differences = self.data_differences(classes, fingerprint, multilabel)
         if differences and (changed := named(self)):
             differences[-1] += f": {changed}"
         if mistakes := [f"{difference}; {advice}" for difference in differences]:

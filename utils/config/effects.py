@@ -19,7 +19,8 @@ class Facts(NamedTuple):
     """Facts on which the ``effect`` of a setting may depend besides the settings.
 
     ``continues``: the run goes on in an existing folder. ``precision``: 'off', 'fp16' or 'bf16'. ``augmentation``:
-    its names, with the data set's own filled in. ``colour``: the images have colour. ``in_memory``: the data set
+    its names, with the data set's own filled in. ``multilabel``: images have several labels. ``colour``: the images
+    have colour. ``in_memory``: the data set
     comes as pixels, not as files. ``cuts_validation``: not all validation images are validated.
     ``any_size``: its images are of any size. ``resizes``: they are resized. ``resident``: they are all kept in the
     device's memory. ``steps_per_epoch``: 0 with ``--evaluate``. ``remainder``: an epoch's images beyond the last full
@@ -37,6 +38,7 @@ class Facts(NamedTuple):
     local_processes: int
     augmentation: tuple[str, ...]
     classes: int
+    multilabel: bool
     colour: bool
     in_memory: bool
     cuts_validation: bool

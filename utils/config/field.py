@@ -130,6 +130,8 @@ class Declaration:
     effect: Effect | tuple[Effect, ...] = ()  # in turn: why it has none in a run, which users are warned of
     unsharded: str = ""  # why it contradicts --shard-model
     plan: str = ""  # how the plan of a run names it, with {} for its value, where no part describes it
+    several_labels: str = ""  # the default with several labels an image, if it is another one
+    one_label: str = ""  # why it contradicts several labels an image
     affects_result: bool = True  # runs that differ here are different experiments, so a resume must agree
     in_recipe: bool = True  # False: a flag that says what to do now (rather than how)
     in_evaluation: bool = True  # False: --evaluate does not use it

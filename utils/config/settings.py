@@ -20,7 +20,7 @@ from utils.config.groups.average import AverageSettings
 from utils.config.groups.data import DataSettings
 from utils.config.groups.exchange import ExchangeSettings
 from utils.config.groups.logging import LoggingSettings
-from utils.config.groups.loss import LossSettings
+from utils.config.groups.loss import LOSSES, OF_EACH_CLASS, LossSettings
 from utils.config.groups.model import ModelSettings
 from utils.config.groups.optimisation import OptimisationSettings
 from utils.config.groups.precision import PrecisionSettings
@@ -91,6 +91,30 @@ class Settings:
                 )
         return changed
 
+    def of_several_labels(self) -> Settings:
+        """The same settings for images with several labels each, for which some defaults are others.
+
+        Raises ``UserError`` with what takes one label an image.
+        """
+        mistakes = []
+        changed = {}
+        for group, option in all_settings():
+            name, declared = option.name, option.metadata
+            value = getattr(getattr(self, group), name)
+            if declared["several_labels"] and self.origins.get(name, DEFAULT) == DEFAULT:
+                changed[name] = declared["several_labels"]
+            elif declared["one_label"] and value != option.default:
+                mistakes.append(f"{as_flag(name, value)} {declared['one_label']}; the images have several labels")
+        if self.loss.loss in set(LOSSES) - set(OF_EACH_CLASS) and "loss" not in changed:
+            mistakes.append(
+                f"{as_flag('loss', self.loss.loss)} takes one label an image, and these have several; give --loss "
+                f"{' or '.join(OF_EACH_CLASS)}"
+            )
+        if mistakes:
+            raise UserError(*mistakes)
+        origins = self.origins | dict.fromkeys(changed, SEVERAL_LABELS)
+        return dataclasses.replace(self.with_values(**changed), origins=origins)
+
     def with_absolute_paths(self) -> Settings:
         """The same settings for any working directory."""
         paths = {name: getattr(self.data, name) for name in ("datapath", "labels", "class_map", "cache_dir")}
@@ -148,6 +172,7 @@ def unused(values: dict[str, Any]) -> dict[str, Any]:
     return {option.name: option.default for option in algorithms if not option.metadata["effect"][0].holds(v)}
 
 
+SEVERAL_LABELS = "several labels"  # the origin of a default that follows from them
 MOST_SHOWN = 6  # values of one setting in the plan
 IS_GONE = "is gone; CHANGELOG.md says what to use instead"
 # Settings of earlier versions, each with the value that did nothing.

@@ -34,8 +34,9 @@ from utils.data.formats.held_out import Folds, hold_out
 from utils.data.formats.hugging_face import SAVED, Rows, read_tables
 from utils.data.formats.listing import Lister
 from utils.data.formats.own import Items, read_own
-from utils.data.formats.readers import IN_MEMORY, OWN_FILES, ImageFiles, Images, Splits
+from utils.data.formats.readers import IN_MEMORY, OWN_FILES, ImageFiles, Images, Splits, class_counts
 from utils.data.formats.shards.foreign import ensure_index
+from utils.data.formats.shards.index import read_contents
 from utils.data.formats.shards.members import Members, holds_shards, read_shards
 from utils.data.formats.table import read_labels
 from utils.data.images.levels import Colour
@@ -81,6 +82,11 @@ class Data:
         return self.begun_max_shift or self.spec.max_shift
 
     @property
+    def multilabel(self) -> bool:
+        """Images have several labels."""
+        return self.validation.labels.ndim > 1
+
+    @property
     def image_size(self) -> Size:
         """The size of a training image."""
         return self.preprocessing.image_size
@@ -114,10 +120,8 @@ class Data:
             return ""
         count, others = len(self.validation), len(self.train)
         size = len(self.classes)
-        kept, trained = (
-            torch.bincount(images.labels.cpu(), minlength=size) for images in (self.validation, self.train)
-        )
-        shares = 100 * kept / (kept + trained)
+        kept, trained = (class_counts(images.labels, size) for images in (self.validation, self.train))
+        shares = 100 * kept / np.maximum(kept + trained, 1)
         if settings.folds is not None:
             how = f"fold {settings.fold} of --folds {settings.folds}"
         else:
@@ -212,9 +216,7 @@ class Data:
         name = f" as {self.classes[label]}" if label.ndim == 0 else ""
         more = f" and {len(named) - 1:,} more" if len(named) > 1 else ""
         what = "had another label or split" if changed else "was not there"
-        return f"{os.fsdecode(path)}, now in {split}{name},{more} {what}" + (
-            f"; {gone:,} rows are gone" if gone else ""
-        )
+        return f"{os.fsdecode(path)}, now in {split}{name},{more} {what}" + (f"; {gone}" if gone else "")
 
     @cached_property
     def fingerprint(self) -> str:
@@ -286,6 +288,15 @@ class DataReader:
     def fingerprint(self, settings: DataSettings) -> str:
         """The fingerprint of the images to train on."""
         return self._data(settings).fingerprint
+
+    def multilabel(self, settings: DataSettings) -> bool:
+        """Images have several labels; they are read only where no setting and no index says so."""
+        if settings.dataname == "hf":
+            return self._data(settings).multilabel
+        root = Path(settings.datapath or ".")
+        contents = read_contents(root) if holds_shards(root) else None
+        asked = settings.label_separator is not None or settings.label_columns is not None
+        return asked or (contents is not None and contents.multilabel)
 
     def to_train_on(self, settings: DataSettings, trained: ResumePoint | None) -> Data:
         """All images; ``trained``: the checkpoint whose weights the training begins with or resumes."""
@@ -500,12 +511,14 @@ def _data(settings: DataSettings, splits: Splits) -> Data:
             f"--datapath {settings.datapath}: {len(classes)} classes where {settings.dataname} has {spec.classes}; "
             "use --dataname folder for another set"
         )
-    if len(classes) < 2:
+    if len(classes) < 2 and validation.labels.ndim == 1:
         where = "" if settings.dataname == "shards" else hint(Path(settings.datapath), settings.dataname)
         raise UserError(
             f"--datapath {settings.datapath}: holds one class, {classes[0]}; a classifier needs two or more"
             + (where and f"; {where}")
         )
+    if validation.labels.ndim > 1:
+        _refuse_without_labels(settings, train, validation)
     if settings.dataname != "synthetic":  # whose labels are random
         warnings = (*_lacking(settings, train, validation, classes), *_on_both_sides(train, validation), *warnings)
     preprocessing, line = resolve(settings, None)
@@ -527,8 +540,7 @@ def _lacking(
     """Warnings about classes without a validation image, and about those that only validation images have."""
     where = _flags_of(dataclasses.asdict(settings)) if settings.folds else f"--datapath {settings.datapath}"
     trained, validated = (
-        np.bincount(images.labels.cpu().numpy(), minlength=len(classes)) if images is not None else None
-        for images in (train, validation)
+        class_counts(images.labels, len(classes)) if images is not None else None for images in (train, validation)
     )
     if len(none := np.flatnonzero(validated == 0)):
         yield (
@@ -554,6 +566,13 @@ def _on_both_sides(train: Images | None, validation: Images) -> Iterator[str]:
             f"{100 * len(shared) / len(validation):.1f} % of the validation images, so that the results flatter: "
             f"{some(sorted(set(shared)))}; --folds and --val-split keep each group on one side"
         )
+
+
+def _refuse_without_labels(settings: DataSettings, *splits: Images | None) -> None:
+    """Raise ``UserError`` if no image of a split shows any class: then there is nothing to learn, or to score."""
+    for images, words in zip(splits, ("to train on", "to validate on"), strict=True):
+        if images is not None and not (images.labels == 1).any():
+            raise UserError(f"--datapath {settings.datapath}: no image {words} has a label")
 
 
 def prepare(settings: DataSettings, log: Log, evaluate: bool = False) -> None:

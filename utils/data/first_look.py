@@ -6,13 +6,13 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from utils.config.settings import UserError
 from utils.data.formats.class_folders import printable, some
-from utils.data.formats.readers import ImageFiles, Images
+from utils.data.formats.readers import ImageFiles, Images, class_counts
 from utils.data.images.decoding import why_unreadable
 from utils.data.images.levels import range_of
 from utils.data.images.look import Look, header, levels_seen, look
@@ -68,7 +68,7 @@ def doubts(
     if not files:
         return []
     counts = [
-        np.zeros(len(classes), int) if split is None else np.bincount(split.labels.cpu(), minlength=len(classes))
+        np.zeros(len(classes), int) if split is None else class_counts(split.labels, len(classes))
         for split in splits.values()
     ]
     looks = [one for split, images in files.items() for one in _sampled(split, images, classes, root)]
@@ -79,7 +79,8 @@ def doubts(
     unreadable = [one for one in looks if one.problem]
     if unreadable and names_damaged:
         lines.append(f"{unreadable[0].name} cannot be read: {unreadable[0].problem}")
-    found = equal_files(files, root) + (of_classes(counts, classes) if train is not None else [])
+    several = validation.labels.ndim > 1
+    found = equal_files(files, root) + (of_classes(counts, classes, several) if train is not None else [])
     lines += [text for _, text in found]
     return [where + line for line in lines]
 
@@ -110,7 +111,8 @@ def _unreadable(looks: Sequence[Seen], where: str, skips_bad: bool) -> list[str]
 
 def _sampled(split: str, images: ImageFiles, classes: Sequence[str], root: str | None) -> Iterator[Seen]:
     left = PIXELS
-    for number in sample(images.labels.numpy()).tolist():
+    several = images.labels.ndim > 1  # then all count as of one class, whose name is not known
+    for number in sample(np.zeros(len(images), int) if several else images.labels.numpy()).tolist():
         path = images.paths[number]
         facts = None
         problem = ""
@@ -123,7 +125,8 @@ def _sampled(split: str, images: ImageFiles, classes: Sequence[str], root: str |
         except Exception as error:  # each of Pillow's readers fails in its own ways on a damaged file
             facts = None
             problem = getattr(error, "reason", None) or why_unreadable(error)
-        yield Seen(classes[images.labels[number]], split, below(path, root), facts, problem)
+        label = "" if several else classes[images.labels[number]]
+        yield Seen(label, split, below(path, root), facts, problem)
 
 
 def sample(labels: np.ndarray) -> np.ndarray:
@@ -345,8 +348,11 @@ def _brighter(looks: Sequence[Seen]) -> tuple[str, str] | None:
     )
 
 
-def of_classes(counts: Sequence[np.ndarray], classes: Sequence[str]) -> list[tuple[str, str]]:
-    """Remarks on the names, and on the ``counts`` int (classes,) of training and validation: kind and text of each."""
+def of_classes(counts: Sequence[np.ndarray], classes: Sequence[str], several: bool = False) -> list[tuple[str, str]]:
+    """Remarks on the names, and on the ``counts`` int (classes,) of training and validation: kind and text of each.
+
+    ``several``: images have several labels.
+    """
     found = []
     alike: dict[str, list[str]] = {}
     for name in classes:
@@ -358,8 +364,9 @@ def of_classes(counts: Sequence[np.ndarray], classes: Sequence[str]) -> list[tup
     filled = counts[0][counts[0] > 0]
     if len(filled) and filled.max() >= UNBALANCED * filled.min():
         ratio = f"the largest class has {filled.max() / filled.min():.0f} times the training images of the smallest"
-        found.append(("unbalanced", f"{ratio}; top-1 then says little about the small ones"))
-    if counts[1].max() == 1:
+        what = "micro F1" if several else "top-1"
+        found.append(("unbalanced", f"{ratio}; {what} then says little about the small ones"))
+    if counts[1].max() == 1 and not several:
         share = 100 / counts[1].sum()
         found.append(("few to validate", f"no class has two images to validate on: one is {share:.3g} % of top-1"))
     return found
@@ -369,11 +376,11 @@ def of_classes(counts: Sequence[np.ndarray], classes: Sequence[str]) -> list[tup
 
 
 class Place(NamedTuple):
-    """A file's split ('train' or 'val'), its number there, its label and its path."""
+    """A file's split ('train' or 'val'), its number there, its label or labels and its path."""
 
     split: str
     number: int
-    label: int
+    label: Any
     path: str
 
 
@@ -397,7 +404,9 @@ def equal_files(files: dict[str, ImageFiles], root: str | None) -> list[tuple[st
         found.append(("in both splits", f"{what}, which makes results too good: {pair}"))
     torn = [group for group in groups if len({place.label for place in group}) > 1]
     if torn:
-        found.append(("in two classes", f"{counted(len(torn))} in more than one class: {named(*torn[0][:2])}"))
+        several = isinstance(torn[0][0].label, tuple)
+        words = "with other labels than the same image elsewhere" if several else "in more than one class"
+        found.append(("in two classes", f"{counted(len(torn))} {words}: {named(*torn[0][:2])}"))
     trained = [sum(place.split == "train" for place in group) for group in groups if group not in torn]
     twice = sum(count - 1 for count in trained if count > 1)
     if twice:
@@ -410,7 +419,9 @@ def _equal(files: dict[str, ImageFiles]) -> list[list[Place]]:
     """Groups of files with the same bytes; only those that share their size are read, as long as they are few bytes."""
     by_size: dict[int, list[Place]] = {}
     for split, images in files.items():
-        for number, (path, label) in enumerate(zip(images.paths, images.labels.tolist(), strict=True)):
+        labels = images.labels.tolist()
+        labels = map(tuple, labels) if images.labels.ndim > 1 else labels
+        for number, (path, label) in enumerate(zip(images.paths, labels, strict=True)):
             with suppress(OSError):
                 by_size.setdefault(os.stat(path).st_size, []).append(Place(split, number, label, path))
     by_content: dict[str, list[Place]] = {}

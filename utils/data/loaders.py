@@ -49,7 +49,8 @@ class Batch:
     """One forward pass on one rank.
 
     ``images``: float32 (m, c, h, w), normalised, on the device. ``targets``: int64 (n,), n <= m, or for mixed
-    images float32 (n, classes), the share of each class; images beyond n only pad a micro-batch that is too small and
+    images float32 (n, classes), the share of each class; with several labels an image float32 (n, classes), NaN where
+    one is missing; images beyond n only pad a micro-batch that is too small and
     do not count (see ``MicroBatch``). ``indices``: int64 (n,) on the CPU, the samples' numbers. ``number``: the step
     within the epoch (training) or the batch's number over all ranks (validation). With ``--skip-bad-images``,
     ``unreadable`` lists the paths of this batch's unreadable images in the order of its samples, each time anew. In
@@ -175,6 +176,7 @@ class TrainLoader:
 
     def prepare(self, micro_batches: list[MicroBatch], pixels: torch.Tensor, labels: torch.Tensor) -> Iterator[Batch]:
         """A batch of each micro-batch, augmented together."""
+        labels = targets_of(labels)
         epoch = micro_batches[0].epoch
         transform = self.transform
         if self.resolution is not None:
@@ -232,6 +234,11 @@ class ValidationLoader:
         return part
 
     @property
+    def multilabel(self) -> bool:
+        """Images have several labels."""
+        return self.source.labels.ndim > 1
+
+    @property
     def num_images(self) -> int:
         """Images of all ranks."""
         return sum(map(len, self._all))
@@ -259,8 +266,13 @@ class ValidationLoader:
         return self._prefetch(chain.from_iterable(starmap(self._prepare, self.source.batches(micro_batches))))
 
     def _prepare(self, micro_batches: list[MicroBatch], pixels: torch.Tensor, labels: torch.Tensor) -> Iterator[Batch]:
-        for one, images, targets in _split(micro_batches, self.transform.evaluation(pixels), labels):
+        for one, images, targets in _split(micro_batches, self.transform.evaluation(pixels), targets_of(labels)):
             yield Batch(images, targets, one.indices, one.step, unreadable=one.unreadable)
+
+
+def targets_of(labels: torch.Tensor) -> torch.Tensor:
+    """Labels as a loss takes them: int64 (n,) as they are; int8 (n, classes) in float32, with NaN for -1, missing."""
+    return labels.float().masked_fill(labels < 0, torch.nan) if labels.ndim > 1 else labels
 
 
 def _split(

@@ -102,8 +102,9 @@ class Mixing:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Mix the ``images`` (n, c, h, w) of ``micro_batches`` of one epoch, concatenated, in place.
 
-        ``labels``: int64 (n,). Gives the images, their targets, float32 (n, classes), and their weights: the mean of
-        both images' ``image_weights``, float32 (n,), by the shares of their labels.
+        ``labels``: int64 (n,), or float32 (n, classes) with NaN for missing ones, which a pair has where either image
+        has. Gives the images, their targets, float32 (n, classes), and their weights: the mean of both images'
+        ``image_weights``, float32 (n,), by the shares of their labels.
         """
         blend = self.draw(micro_batches, *images.shape[-2:])
         places = to_device(torch.from_numpy(np.column_stack([blend.partner, blend.box])), images.device)
@@ -118,7 +119,10 @@ class Mixing:
         # Operations that round the same for any number of images (lerp may not), and are exact for 0 and 1.
         others = take(images, partner)
         images.mul_(opacity).add_(others.mul_(1 - opacity))
-        own, other = (functional.one_hot(of, self.classes).float() for of in (labels, labels[partner]))
+        if labels.ndim > 1:  # what an image has nothing of must not pass on its missing labels: 0 times NaN is NaN
+            own, other = labels.where(kept > 0, 0.0), labels[partner].where(kept < 1, 0.0)
+        else:
+            own, other = (functional.one_hot(of, self.classes).float() for of in (labels, labels[partner]))
         if image_weights is not None:
             image_weights = image_weights * kept[:, 0] + image_weights[partner] * (1 - kept[:, 0])
         return images, own.mul_(kept).add_(other.mul_(1 - kept)), image_weights

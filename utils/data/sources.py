@@ -33,7 +33,12 @@ TOGETHER_BYTES = 2**20  # of images that a resident source hands over at once
 
 
 class Source(Protocol):
-    """The only part in which resident and streaming loaders differ."""
+    """The only part in which resident and streaming loaders differ.
+
+    ``labels``: of all images, int64 (n,) or int8 (n, classes).
+    """
+
+    labels: torch.Tensor
 
     def __len__(self) -> int: ...
 
@@ -131,6 +136,10 @@ class StreamSource:
 
     def __len__(self) -> int:
         return len(self.reader.images)
+
+    @property
+    def labels(self) -> torch.Tensor:
+        return self.reader.images.labels
 
     def batches(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Item]:
         if self.read_ahead is None:

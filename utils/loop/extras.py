@@ -21,7 +21,7 @@ class Extras:
     Without ``distributed`` this is the only process, on the device of the settings. Without ``lr_policy`` each of the
     optimizer's groups keeps its learning rate. Without ``checkpointer`` nothing is saved; ``description`` holds the
     parts of a checkpoint that do not change. After one of ``stop_signals``, all ranks save the state and raise
-    ``Stopped``, between two steps or within validation.
+    ``Stopped``, between two steps or within validation. ``multilabel``: images have several labels.
     """
 
     distributed: Distributed | None = None
@@ -32,3 +32,4 @@ class Extras:
     description: dict[str, Any] | None = None
     stop_signals: StopSignals | None = None
     hooks: Hooks = field(default_factory=Hooks)
+    multilabel: bool = False

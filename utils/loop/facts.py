@@ -33,6 +33,7 @@ def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bo
         local_processes=distributed.local_world_size,
         augmentation=chosen_names(args.augmentation, data.spec),
         classes=len(data.classes),
+        multilabel=data.multilabel,
         colour=data.preprocessing.channels > 1,
         in_memory=isinstance(data.validation, MemoryImages),
         cuts_validation=parts.validation_loader.is_cut,

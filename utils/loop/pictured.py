@@ -12,7 +12,7 @@ from utils.loop.test_time_augmentation import in_views
 from utils.loop.validation import validate
 from utils.record.metrics import Report
 from utils.record.pictures import due
-from utils.record.pictures.collector import Collector, Gathered
+from utils.record.pictures.collector import Collector, Gathered, MultilabelCollector
 
 
 def may_be_due(loop: Any) -> bool:
@@ -27,7 +27,8 @@ def validate_in_views(loop: Any, model: nn.Module, pictured: bool) -> tuple[Repo
     before_batch = [partial(call, loop.hooks.before_validation_batch, loop)]
     if pictured:
         loader = loop.validation_loader
-        collector = Collector(network, model, len(loop.class_names), len(loader.source), loader.transform.to_pixels)
+        kind = MultilabelCollector if loader.multilabel else Collector
+        collector = kind(network, model, len(loop.class_names), len(loader.source), loader.transform.to_pixels)
         network = collector
         before_batch.append(collector.before_batch)
     report = validate(

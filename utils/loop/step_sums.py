@@ -12,6 +12,7 @@ from utils.data.loaders import Batch
 from utils.loop.forward import Outputs
 from utils.record.curves import StepRecord
 from utils.record.metrics import COUNT, ClassificationMeter
+from utils.record.multilabel import MultilabelMeter, MultilabelReport
 from utils.runtime.distributed import Distributed
 
 MOST_PENDING = 1000  # steps; each takes memory, and between so many one synchronisation is nothing
@@ -20,10 +21,12 @@ MOST_PENDING = 1000  # steps; each takes memory, and between so many one synchro
 class StepSums:
     """Sums of at most ``steps`` or ``MOST_PENDING`` optimizer steps, collected over all ranks when TraVal decides."""
 
-    def __init__(self, steps: int, distributed: Distributed) -> None:
+    def __init__(self, steps: int, distributed: Distributed, multilabel: bool = False) -> None:
         self.steps = min(steps, MOST_PENDING)
         self.distributed = distributed
-        self.meter = ClassificationMeter(self.steps, distributed.device)
+        self.multilabel = multilabel
+        kind = MultilabelMeter if multilabel else ClassificationMeter
+        self.meter = kind(self.steps, distributed.device)
         self.pending: list[tuple[float, torch.Tensor, torch.Tensor]] = []  # lr, gradient norm, scale a step
         self._loss_names: list[str] | None = None
 
@@ -59,16 +62,20 @@ class StepSums:
         self.pending.clear()
         self.meter.reset()
         first = progress.step - steps + 1
-        records = [_enter(progress, first + n, lr, row) for n, (lr, row) in enumerate(zip(lrs, rows, strict=True))]
+        pairs = enumerate(zip(lrs, rows, strict=True))
+        records = [_enter(progress, first + n, lr, row, self.multilabel) for n, (lr, row) in pairs]
         progress.last_step = list(records[-1])
         return records
 
 
-def _enter(progress: Progress, step: int, lr: float, row: list[float]) -> StepRecord:
+def _enter(progress: Progress, step: int, lr: float, row: list[float], multilabel: bool) -> StepRecord:
     """Add one step's sums to the epoch's and the window's."""
     norm, scale, *sums = row
     loss, top1, top5, count = sums[: COUNT + 1]
     progress.samples_seen += round(count)
     if math.isfinite(loss):  # a skipped step's loss must not spoil the means
         progress.add(sums)
-    return StepRecord(step, progress.epoch + 1, loss / count, 100 * top1 / count, 100 * top5 / count, lr, norm, scale)
+    first, second = 100 * top1 / count, 100 * top5 / count
+    if multilabel:
+        first, second = MultilabelReport.from_sums(sums).micro_f1, math.nan
+    return StepRecord(step, progress.epoch + 1, loss / count, first, second, lr, norm, scale)

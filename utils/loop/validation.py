@@ -17,6 +17,7 @@ from utils.loop.bad_images import BadImages
 from utils.loop.forward import forward
 from utils.loop.idle_passes import IdlePasses
 from utils.record.metrics import ClassReport, Report, ValidationMeter
+from utils.record.multilabel import AnyReport, MultilabelMeter, ValidationAnswers
 from utils.record.writer import Writer
 from utils.runtime.distributed import Distributed
 
@@ -31,16 +32,19 @@ def validate(
     bad_images: BadImages,
     between: Callable[[], None],
     before_batch: Callable[[Batch], None] = lambda batch: None,
-) -> Report:
-    """Run the bare module on this rank's batches, with rank 0's buffers; returns the sums over all ranks.
+) -> AnyReport:
+    """Run the bare module on this rank's batches, with rank 0's buffers; returns the report over all ranks.
 
+    That is of sums; of several labels an image, of the answers of all ranks, which average precision takes at once.
     ``before_batch`` is called for each of this rank's batches. ``between`` is called after each round, in which every
     rank has at most one batch, and so equally often on all of them. A sharded network needs all ranks in every pass.
     """
     distributed.broadcast_buffers(model)
     model.eval()
     idle = IdlePasses(model, distributed, autocast)
-    meter = ValidationMeter(loader.num_batches, distributed.device)
+    answers = ValidationAnswers() if loader.multilabel else None
+    kind = ValidationMeter if answers is None else MultilabelMeter
+    meter = kind(loader.num_batches, distributed.device)
     own = plugins.added("metric")
     columns = [meter.column(name) for name in own]  # on all ranks alike
     title = "Validation (cut)" if loader.is_cut else "Validation"
@@ -53,9 +57,12 @@ def validate(
                 before_batch(batch)
                 bad_images.note(batch)
             if batch is not None and len(batch.targets):
-                logits, loss, _ = forward(model, batch, functional.cross_entropy, autocast)
+                criterion = functional.cross_entropy if answers is None else _no_loss
+                logits, loss, _ = forward(model, batch, criterion, autocast)
                 values = {name: _mean(metric, logits, batch.targets) for name, metric in own.items()}
                 meter.update(batch.number, loss, logits, batch.targets, values)
+                if answers is not None:
+                    answers.update(batch.indices, logits, batch.targets)
             else:
                 idle()
             bar.update(batch is not None)
@@ -63,15 +70,23 @@ def validate(
     model.train()
     idle.end()
     sums = distributed.all_reduce_sum(torch.cat([meter.sums, *(column[:, None] for column in columns)], 1)).sum(0)
-    (classes,) = distributed.all_reduce_max([meter.classes])  # some ranks may have had no batch
-    class_sums = distributed.all_reduce_sum(meter.class_sums(int(classes)))
-    read = torch.cat([sums.view(torch.int64), class_sums]).cpu()  # both at once: the host waits for the device once
-    numbers = read[: len(sums)].view(torch.float64).tolist()
-    report = Report.from_sums(numbers)
+    if answers is not None:
+        report = answers.report(distributed)
+        numbers = sums.tolist()
+    else:
+        (classes,) = distributed.all_reduce_max([meter.classes])  # some ranks may have had no batch
+        class_sums = distributed.all_reduce_sum(meter.class_sums(int(classes)))
+        read = torch.cat([sums.view(torch.int64), class_sums]).cpu()  # both at once: the host waits for the device once
+        numbers = read[: len(sums)].view(torch.float64).tolist()
+        by_class = ClassReport.from_sums(read[len(sums) :])
+        report = dataclasses.replace(Report.from_sums(numbers), by_class=by_class)
     means = [number / max(1, report.count) for number in numbers[len(numbers) - len(own) :]]
-    return dataclasses.replace(
-        report, by_class=ClassReport.from_sums(read[len(sums) :]), own=dict(zip(own, means, strict=True))
-    )
+    return dataclasses.replace(report, own=dict(zip(own, means, strict=True)))
+
+
+def _no_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Zero: the loss of several labels is a mean over all known cells, which no batch knows."""
+    return logits.new_zeros(())
 
 
 def _mean(metric: plugins.Entry, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

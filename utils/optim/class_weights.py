@@ -20,12 +20,15 @@ def class_weights(labels: torch.Tensor, classes: Sequence[str], setting: str) ->
 
     ``labels``: int64 (n,), those of the training images. ``setting``: 'balanced' for n / (k * count), as scikit-learn's
     ``compute_class_weight``, with the k classes that have images; otherwise a CSV or YAML file of class names and
-    weights (``read_weights``), which are divided by their mean over the training images.
+    weights (``read_weights``), which are divided by their mean over the training images. With several labels an image,
+    int8 (n, classes), those are the weights of ``of_several_labels``.
 
     Because that mean is 1, a loss weights its terms and divides by the number of images. torch's own weighted mean
     divides by the sum of the weights in the micro-batch, which differs between ranks and forward passes: their average
     would not be the gradient of one large batch.
     """
+    if labels.ndim > 1:
+        return of_several_labels(labels, classes, setting)
     counts = torch.bincount(labels.cpu(), minlength=len(classes)).double()
     if setting == BALANCED:
         present = counts > 0
@@ -37,6 +40,18 @@ def class_weights(labels: torch.Tensor, classes: Sequence[str], setting: str) ->
             raise UserError(f"--class-weights {setting}: no training image has a weight above 0")
         weights = weights / mean
     return weights.float()
+
+
+def of_several_labels(labels: torch.Tensor, classes: Sequence[str], setting: str) -> torch.Tensor:
+    """Factors of the loss terms of images that show a class, float32 (classes,), as torch's ``pos_weight``.
+
+    ``labels``: int8 (n, classes) of 0, 1 and -1, missing. 'balanced': the known images that do not show the class for
+    each that does, so that both weigh the same; 1 where there are none of either. Otherwise as the file says.
+    """
+    if setting != BALANCED:
+        return torch.tensor(read_weights(Path(setting), classes), dtype=torch.float32)
+    shown, others = ((labels.cpu() == label).sum(0).double() for label in (1, 0))
+    return torch.where((shown > 0) & (others > 0), others / shown, 1.0).float()
 
 
 def refuse_other_weights(

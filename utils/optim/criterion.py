@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from utils.config import plugins
-from utils.config.groups.loss import LossSettings
+from utils.config.groups.loss import OF_EACH_CLASS, LossSettings
 from utils.config.settings import UserError
 
 Loss = torch.Tensor | dict[str, torch.Tensor]
@@ -50,6 +51,12 @@ class BinaryCrossEntropy(nn.Module):
     of all terms of an image that shows the class (a factor of the class's terms would raise those of the images that do
     not show it alike, and so balance nothing). ``positive_weight``: a factor of the terms of classes that an image
     shows.
+
+    With several labels an image, targets are floats (n, classes), NaN where a label is missing, whose term counts
+    nothing. The sum of all terms is divided by n times ``known``, the mean number of known labels of a training image:
+    a constant, so that neither ranks nor accumulation change the gradient, as the number of those in a forward pass
+    would. Without missing labels that is the mean over images and classes. Smoothing moves a target towards a half, and
+    ``weights`` are factors of the terms of images that show the class.
     """
 
     def __init__(
@@ -59,6 +66,7 @@ class BinaryCrossEntropy(nn.Module):
         sum_classes: bool = False,
         positive_weight: float | None = None,
         weights: torch.Tensor | None = None,
+        known: float | None = None,
     ) -> None:
         super().__init__()
         self.label_smoothing = label_smoothing
@@ -66,16 +74,82 @@ class BinaryCrossEntropy(nn.Module):
         self.sum_classes = sum_classes
         self.positive_weight = positive_weight
         self.register_buffer("weights", weights)
+        self.known = known
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logits = _at_least_float32(logits)
-        weights = None if self.weights is None else image_weights(targets, self.weights.to(logits.dtype))[:, None]
-        targets = _shares(targets, logits) * (1 - self.label_smoothing) + self.label_smoothing / logits.shape[1]
-        if self.threshold is not None:
-            targets = targets.gt(self.threshold).to(logits.dtype)
-        positive = None if self.positive_weight is None else logits.new_full((), self.positive_weight)
-        loss = functional.binary_cross_entropy_with_logits(logits, targets, weights, pos_weight=positive)
+        if self.known is None:
+            weights = None if self.weights is None else image_weights(targets, self.weights.to(logits.dtype))[:, None]
+            positive = None if self.positive_weight is None else logits.new_full((), self.positive_weight)
+            smoothed = self._smoothed(_shares(targets, logits), self.label_smoothing / logits.shape[1])
+            loss = self.mean(logits, smoothed, weights, positive)
+        else:
+            loss = self._of_several_labels(logits, targets.to(logits.dtype))
         return loss * logits.shape[1] if self.sum_classes else loss
+
+    def _smoothed(self, targets: torch.Tensor, least: float) -> torch.Tensor:
+        targets = targets * (1 - self.label_smoothing) + least
+        return targets if self.threshold is None else targets.gt(self.threshold).to(targets.dtype)
+
+    def _of_several_labels(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        positive = None if self.weights is None else self.weights.to(logits.dtype)
+        if self.positive_weight is not None:
+            positive = self.positive_weight * (logits.new_ones(()) if positive is None else positive)
+        terms = self.terms(logits, self._smoothed(targets.nan_to_num(0), self.label_smoothing / 2), positive)
+        return terms.masked_fill(targets.isnan(), 0).sum() / (len(targets) * self.known)
+
+    def mean(
+        self,
+        logits: torch.Tensor,
+        targets: torch.Tensor,
+        weights: torch.Tensor | None,
+        positive: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The mean of all terms, with one label an image; ``weights``: of images, (n, 1)."""
+        return functional.binary_cross_entropy_with_logits(logits, targets, weights, pos_weight=positive)
+
+    def terms(self, logits: torch.Tensor, targets: torch.Tensor, positive: torch.Tensor | None) -> torch.Tensor:
+        """The term of each image and class, (n, classes); ``positive``: a factor of those of classes that are shown."""
+        return functional.binary_cross_entropy_with_logits(logits, targets, pos_weight=positive, reduction="none")
+
+
+class AsymmetricLoss(BinaryCrossEntropy):
+    """Binary cross entropy with less weight on what is easily told apart, most of all on classes that are not shown.
+
+    Ben-Baruch et al., Asymmetric loss for multi-label classification, 2021: a class that an image shows has the factor
+    (1 - p) ** gamma+; of the others, p less ``clip`` stands for p, and the factor is that to the power of gamma-. For
+    targets of 0 and 1 it is timm's ``AsymmetricLossMultiLabel``, which sums where this is a mean. Each part of a
+    smoothed or mixed target has its own factor. ``gammas``: gamma- and gamma+.
+    """
+
+    def __init__(self, gammas: tuple[float, ...], clip: float, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.gammas = gammas
+        self.clip = clip
+
+    def mean(
+        self,
+        logits: torch.Tensor,
+        targets: torch.Tensor,
+        weights: torch.Tensor | None,
+        positive: torch.Tensor | None,
+    ) -> torch.Tensor:
+        terms = self.terms(logits, targets, positive)
+        return (terms if weights is None else terms * weights).mean()
+
+    def terms(self, logits: torch.Tensor, targets: torch.Tensor, positive: torch.Tensor | None) -> torch.Tensor:
+        negative_gamma, positive_gamma = self.gammas
+        shown = -functional.logsigmoid(logits) * logits.neg().sigmoid().pow(positive_gamma)
+        if positive is not None:
+            shown = shown * positive
+        probabilities = logits.sigmoid()
+        if self.clip:
+            # Not 0, where the derivative of a power below 1 is infinite.
+            probabilities = (probabilities - self.clip).clamp(min=torch.finfo(logits.dtype).tiny)
+            others = -torch.log1p(-probabilities)
+        else:
+            others = -functional.logsigmoid(-logits)  # without cancellation
+        return targets * shown + (1 - targets) * others * probabilities.pow(negative_gamma)
 
 
 class FocalLoss(nn.Module):
@@ -153,40 +227,60 @@ def _shares(targets: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     return targets.to(logits.dtype)
 
 
-def _cross_entropy(settings: LossSettings, weights: torch.Tensor | None) -> nn.Module:
+def _cross_entropy(settings: LossSettings, weights: torch.Tensor | None, known: float | None) -> nn.Module:
+    assert known is None, "one label an image"
     if weights is None:
         return nn.CrossEntropyLoss(label_smoothing=settings.label_smoothing)
     return WeightedCrossEntropy(weights, settings.label_smoothing)
 
 
-def _binary_cross_entropy(settings: LossSettings, weights: torch.Tensor | None) -> nn.Module:
+def _binary_cross_entropy(settings: LossSettings, weights: torch.Tensor | None, known: float | None) -> nn.Module:
     return BinaryCrossEntropy(
-        settings.label_smoothing, settings.bce_target_thresh, settings.bce_sum, settings.bce_pos_weight, weights
+        settings.label_smoothing, settings.bce_target_thresh, settings.bce_sum, settings.bce_pos_weight, weights, known
     )
 
 
-def _focal(settings: LossSettings, weights: torch.Tensor | None) -> nn.Module:
+def _asymmetric(settings: LossSettings, weights: torch.Tensor | None, known: float | None) -> nn.Module:
+    smoothing = settings.label_smoothing, settings.bce_target_thresh
+    return AsymmetricLoss(
+        (settings.asymmetric_gamma_neg, settings.asymmetric_gamma_pos),
+        settings.asymmetric_clip,
+        *smoothing,
+        settings.bce_sum,
+        None,
+        weights,
+        known,
+    )
+
+
+def _focal(settings: LossSettings, weights: torch.Tensor | None, known: float | None) -> nn.Module:
+    assert known is None, "one label an image"
     return FocalLoss(settings.focal_gamma, settings.label_smoothing, weights)
 
 
 # A name here stands in LOSSES of utils/config/groups/loss.py too, which must not import torch.
-CRITERIA: dict[str, Callable[[LossSettings, torch.Tensor | None], nn.Module]] = {
+CRITERIA: dict[str, Callable[[LossSettings, torch.Tensor | None, float | None], nn.Module]] = {
     "cross-entropy": _cross_entropy,
     "bce": _binary_cross_entropy,
     "focal": _focal,
+    "asymmetric": _asymmetric,
 }
 
 
-def build_criterion(settings: LossSettings, class_weights: torch.Tensor | None = None) -> nn.Module:
+def build_criterion(
+    settings: LossSettings, class_weights: torch.Tensor | None = None, known: float | None = None
+) -> nn.Module:
     """The training loss that ``settings`` name, with label smoothing (Szegedy et al., Rethinking Inception, 2015).
 
     Takes logits (n, classes) and targets, int64 (n,) or the shares of mixed images (n, classes); gives the mean over n,
-    a tensor (). ``class_weights``: float (classes,), on the logits' device. Validation always measures cross entropy
-    without smoothing or weights, so that runs with other losses compare.
+    a tensor (). ``class_weights``: float (classes,), on the logits' device. ``known``: with several labels an image,
+    the mean number of known ones of a training image; targets are then as ``BinaryCrossEntropy`` takes them. Validation
+    always measures cross entropy, or that of each class, without smoothing or weights, so that runs with other losses
+    compare.
     """
     own = plugins.added("loss").get(settings.loss)
     if own is None:
-        return CRITERIA[settings.loss](settings, class_weights)
+        return CRITERIA[settings.loss](settings, class_weights, known)
     if settings.label_smoothing or class_weights is not None:
         raise UserError(
             f"--loss {settings.loss}: one of --plugin does its own smoothing and weighting; remove the flag"
@@ -196,15 +290,19 @@ def build_criterion(settings: LossSettings, class_weights: torch.Tensor | None =
 
 def describe(settings: LossSettings, gradient_penalty: float) -> str:
     """The training loss and what shapes it."""
-    bce = settings.loss == "bce"
+    each = settings.loss in OF_EACH_CLASS
+    asymmetric = settings.loss == "asymmetric"
     values = {
         "label smoothing": settings.label_smoothing or None,
-        "target threshold": settings.bce_target_thresh if bce else None,
-        "positive weight": settings.bce_pos_weight if bce else None,
+        "target threshold": settings.bce_target_thresh if each else None,
+        "positive weight": settings.bce_pos_weight if settings.loss == "bce" else None,
+        "gamma of classes not shown": settings.asymmetric_gamma_neg if asymmetric else None,
+        "of those shown": settings.asymmetric_gamma_pos if asymmetric else None,
+        "clip": settings.asymmetric_clip if asymmetric else None,
         "gamma": settings.focal_gamma if settings.loss == "focal" else None,
         "gradient penalty": gradient_penalty or None,
     }
     words = [settings.loss.replace("-", " ")]
-    words += ["summed over classes"] if bce and settings.bce_sum else []
+    words += ["summed over classes"] if each and settings.bce_sum else []
     words += [f"class weights {settings.class_weights}"] if settings.class_weights else []
     return ", ".join([*words, *(f"{name} {value:g}" for name, value in values.items() if value is not None)])

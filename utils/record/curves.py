@@ -13,7 +13,10 @@ from utils.runtime.files import whole_file
 
 
 class StepRecord(NamedTuple):
-    """One optimizer step in numbers, accuracies in percent."""
+    """One optimizer step in numbers, accuracies in percent.
+
+    With several labels an image, ``top1`` is the micro F1 and ``top5`` NaN.
+    """
 
     step: int
     epoch: int
@@ -65,7 +68,7 @@ class Curves:
             return
         self._blocks = [np.concatenate(self._blocks)]
         with whole_file(self._whole) as file:
-            np.savez(file, **dict(zip(CURVES, self._blocks[0].T, strict=True)))
+            np.savez(file, **_named(self._blocks[0]))
         self._rest.unlink(missing_ok=True)  # a kill before leaves rows twice, which ``restore`` handles
         self._appended = 1
         self._changed = False
@@ -101,4 +104,16 @@ def _sealed(row: np.ndarray) -> bytes:
 def read(path: Path) -> np.ndarray:
     """The rows in a ``metrics.npz``. Raises whatever zipfile and NumPy do if it is damaged."""
     with np.load(path, allow_pickle=False) as content:
-        return np.stack([content[name].astype(NUMBER) for name in CURVES], axis=1)
+        columns = dict(content)
+    if "micro_f1" in columns:
+        columns |= {"top1": columns["micro_f1"], "top5": np.full_like(columns["micro_f1"], np.nan)}
+    return np.stack([columns[name].astype(NUMBER) for name in CURVES], axis=1)
+
+
+def _named(rows: np.ndarray) -> dict[str, np.ndarray]:
+    """The columns of ``rows`` by name; with several labels an image there is a micro F1 in place of top-1 and top-5."""
+    columns = dict(zip(CURVES, rows.T, strict=True))
+    if len(rows) and np.isnan(columns["top5"]).all():
+        del columns["top5"]
+        columns["micro_f1"] = columns.pop("top1")
+    return columns

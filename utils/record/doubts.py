@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from utils.record.metrics import Report
+    from utils.record.multilabel import AnyReport
 
 EVIDENCE = math.log(10)  # nats
 SEEN = 40  # a network that has learned a fortieth of what the labels hold would show
@@ -65,12 +65,12 @@ def doubts(rows: Sequence[Mapping[str, Any]], dataname: str) -> list[Doubt]:
     return [doubt for doubt in found if doubt is not None]
 
 
-def doubts_of(report: Report, step: int | None, dataname: str) -> list[Doubt]:
+def doubts_of(report: AnyReport, step: int | None, dataname: str) -> list[Doubt]:
     """The doubts about the network of one validation, which has taken ``step`` steps, if that is known."""
     of = report.by_class
-    row = {"step": step, "val_loss": report.loss, "val_top1": report.top1, "val_count": report.count}
-    if of is not None:
-        row |= {name: getattr(of, name) for name in ("guessing_loss", "answers_nats", "commonest_answer")}
+    row = {"step": step, "val_loss": report.loss, "val_count": report.count}
+    row |= {"val_top1": getattr(report, "top1", None)}
+    row |= {name: getattr(of, name, None) for name in ("guessing_loss", "answers_nats", "commonest_answer")}
     return doubts([row], dataname)
 
 

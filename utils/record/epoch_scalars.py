@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from utils.checkpoint.progress import Progress
@@ -11,7 +11,9 @@ from utils.config import plugins
 from utils.config.settings import RunSettings, UserError, flag_of
 from utils.config.spelling import or_nearest
 from utils.record.curves import StepRecord
-from utils.record.metrics import Report
+from utils.record.multilabel import AnyReport
+
+ONE, SEVERAL, EITHER = "one", "several", "either"
 
 
 class Epoch(NamedTuple):
@@ -24,9 +26,9 @@ class Epoch(NamedTuple):
 
     progress: Progress
     last: StepRecord
-    training: Report | None
-    validation: Report | None
-    raw: Report | None
+    training: AnyReport | None
+    validation: AnyReport | None
+    raw: AnyReport | None
     images_per_second: float
     seconds: float
     skips_bad_images: bool
@@ -37,55 +39,73 @@ class EpochScalar(NamedTuple):
     """A column, and a point if it has a ``tag``. An epoch for which ``value`` gives None has neither.
 
     --best-metric and --early-stopping-metric offer every column that begins with ``val_``, and
-    ``lower_is_better`` says in which direction such a one improves.
+    ``lower_is_better`` says in which direction such a one improves. ``labels``: with how many labels an image there is
+    such a column.
     """
 
     column: str
     value: Callable[[Epoch], float | None]
     tag: str | None = None
     lower_is_better: bool = False
+    labels: str = EITHER
+
+
+def _of(report: str, name: str) -> Callable[[Epoch], float | None]:
+    """The figure ``name`` of a report of the epoch: 'training', 'validation' or 'raw'; None if it has no such one."""
+    return lambda epoch: getattr(getattr(epoch, report), name, None)
 
 
 def _by_class(name: str) -> Callable[[Epoch], float | None]:
-    """The figure ``name`` of the validation's ``ClassReport``."""
-    return lambda epoch: epoch.validation and epoch.validation.by_class and getattr(epoch.validation.by_class, name)
+    """The figure ``name`` of the validation's classes; None if there is no such one."""
+    return lambda epoch: getattr(getattr(epoch.validation, "by_class", None), name, None)
 
 
 EPOCH_SCALARS = (
     EpochScalar("epoch", lambda epoch: epoch.last.epoch),
     EpochScalar("step", lambda epoch: epoch.progress.step),
     EpochScalar("lr", lambda epoch: epoch.last.lr),
-    EpochScalar("train_loss", lambda epoch: epoch.training and epoch.training.loss),
-    EpochScalar("train_top1", lambda epoch: epoch.training and epoch.training.top1),
-    EpochScalar("train_top5", lambda epoch: epoch.training and epoch.training.top5),
-    EpochScalar(
-        "val_loss", lambda epoch: epoch.validation and epoch.validation.loss, "Loss/Test", lower_is_better=True
-    ),
-    EpochScalar("val_top1", lambda epoch: epoch.validation and epoch.validation.top1, "Top1/Test"),
-    EpochScalar("val_top5", lambda epoch: epoch.validation and epoch.validation.top5, "Top5/Test"),
-    EpochScalar("val_count", lambda epoch: epoch.validation and epoch.validation.count),
+    EpochScalar("train_loss", _of("training", "loss")),
+    EpochScalar("train_top1", _of("training", "top1"), labels=ONE),
+    EpochScalar("train_top5", _of("training", "top5"), labels=ONE),
+    EpochScalar("train_micro_f1", _of("training", "micro_f1"), labels=SEVERAL),
+    EpochScalar("val_loss", _of("validation", "loss"), "Loss/Test", lower_is_better=True),
+    EpochScalar("val_top1", _of("validation", "top1"), "Top1/Test", labels=ONE),
+    EpochScalar("val_top5", _of("validation", "top5"), "Top5/Test", labels=ONE),
+    EpochScalar("val_map", _of("validation", "map"), "MAP/Test", labels=SEVERAL),
+    EpochScalar("val_count", _of("validation", "count")),
     EpochScalar("max_val_batches", lambda epoch: epoch.validation and epoch.max_val_batches),
     EpochScalar("images_per_second", lambda epoch: epoch.training and round(epoch.images_per_second, 1)),
     EpochScalar("seconds", lambda epoch: round(epoch.seconds, 3)),
     EpochScalar("skipped_steps", lambda epoch: epoch.progress.skipped_steps),
     EpochScalar("partly_skipped_steps", lambda epoch: epoch.progress.partly_skipped_steps),
     EpochScalar("unreadable_images", lambda epoch: epoch.progress.replaced_images if epoch.skips_bad_images else None),
-    EpochScalar("val_macro_precision", _by_class("macro_precision"), "Macro_Precision/Test"),
-    EpochScalar("val_macro_recall", _by_class("macro_recall"), "Macro_Recall/Test"),
+    EpochScalar("val_macro_precision", _by_class("macro_precision"), "Macro_Precision/Test", labels=ONE),
+    EpochScalar("val_macro_recall", _by_class("macro_recall"), "Macro_Recall/Test", labels=ONE),
     EpochScalar("val_macro_f1", _by_class("macro_f1"), "Macro_F1/Test"),
-    EpochScalar("val_balanced_accuracy", _by_class("balanced_accuracy"), "Balanced_Accuracy/Test"),
-    EpochScalar("val_ece", _by_class("ece"), "Calibration_Error/Test", lower_is_better=True),
+    EpochScalar("val_micro_f1", _by_class("micro_f1"), "Micro_F1/Test", labels=SEVERAL),
+    EpochScalar("val_tuned_macro_f1", _by_class("tuned_macro_f1"), "Tuned_Macro_F1/Test", labels=SEVERAL),
+    EpochScalar("val_tuned_micro_f1", _by_class("tuned_micro_f1"), "Tuned_Micro_F1/Test", labels=SEVERAL),
+    EpochScalar("val_auroc", _by_class("auroc"), "AUROC/Test", labels=SEVERAL),
+    EpochScalar("val_counted_classes", _by_class("counted"), labels=SEVERAL),
+    EpochScalar("val_balanced_accuracy", _by_class("balanced_accuracy"), "Balanced_Accuracy/Test", labels=ONE),
+    EpochScalar("val_ece", _by_class("ece"), "Calibration_Error/Test", lower_is_better=True, labels=ONE),
     # What ``doubts.py`` judges by, beside the loss; named so that no --best-metric is among them.
     EpochScalar("guessing_loss", _by_class("guessing_loss")),
     EpochScalar("answers_nats", _by_class("answers_nats")),
     EpochScalar("commonest_answer", _by_class("commonest_answer")),
 )
 RAW_SCALARS = (
-    EpochScalar("raw_val_loss", lambda epoch: epoch.raw and epoch.raw.loss, "Loss/Test_raw"),
-    EpochScalar("raw_val_top1", lambda epoch: epoch.raw and epoch.raw.top1, "Top1/Test_raw"),
-    EpochScalar("raw_val_top5", lambda epoch: epoch.raw and epoch.raw.top5, "Top5/Test_raw"),
+    EpochScalar("raw_val_loss", _of("raw", "loss"), "Loss/Test_raw"),
+    EpochScalar("raw_val_top1", _of("raw", "top1"), "Top1/Test_raw", labels=ONE),
+    EpochScalar("raw_val_top5", _of("raw", "top5"), "Top5/Test_raw", labels=ONE),
+    EpochScalar("raw_val_map", _of("raw", "map"), "MAP/Test_raw", labels=SEVERAL),
 )
-VALIDATION_TAGS = tuple(scalar.tag for scalar in (*EPOCH_SCALARS, *RAW_SCALARS) if scalar.tag)
+
+
+def validation_tags(multilabel: bool) -> list[str]:
+    """The tags of an epoch's points, with one label an image or with several."""
+    labels = {EITHER, SEVERAL if multilabel else ONE}
+    return [scalar.tag for scalar in (*EPOCH_SCALARS, *RAW_SCALARS) if scalar.tag and scalar.labels in labels]
 
 
 def _of_plugins() -> Iterator[EpochScalar]:
@@ -121,7 +141,7 @@ def _columns(scalars: Iterable[EpochScalar], epoch: Epoch) -> dict[str, float]:
 # ---------------------------------------------------------------------------------- the columns that decide
 
 PREFIX = "val_"
-COUNTS = ("val_count",)  # neither good nor bad
+COUNTS = ("val_count", "val_counted_classes")  # neither good nor bad
 
 
 class Metric(NamedTuple):
@@ -147,11 +167,14 @@ class Metric(NamedTuple):
         return f"{'lowest' if self.lower_is_better else 'highest'} {self.column}"
 
 
-def metrics() -> dict[str, Metric]:
-    """The metrics to choose from, by name: every column of validation but the counts."""
+def metrics(labels: Sequence[str] = (ONE, SEVERAL)) -> dict[str, Metric]:
+    """The metrics to choose from, by name: every column of validation but the counts.
+
+    ``labels``: whether of runs with ``ONE`` label an image, with ``SEVERAL``, or of both.
+    """
     scalars = (*EPOCH_SCALARS, *_of_plugins())
     columns = [scalar for scalar in scalars if scalar.column.startswith(PREFIX) and scalar.column not in COUNTS]
-    found = (Metric(scalar.column, scalar.lower_is_better) for scalar in columns)
+    found = (Metric(scalar.column, scalar.lower_is_better) for scalar in columns if scalar.labels in (EITHER, *labels))
     return {metric.name: metric for metric in found}
 
 
@@ -164,6 +187,24 @@ def stopping_metric(settings: RunSettings) -> Metric:
     """The metric that early stopping watches; raises ``UserError`` if it does not exist."""
     own = settings.early_stopping_metric
     return best_metric(settings) if own is None else _metric("early_stopping_metric", own)
+
+
+def strange_metrics(settings: RunSettings, multilabel: bool) -> list[str]:
+    """A message for the user for each metric that does not exist with one label an image, or with several."""
+    known = metrics([SEVERAL if multilabel else ONE])
+    names = {
+        "best_metric": settings.best_metric,
+        "early_stopping_metric": settings.early_stopping_metric or settings.best_metric,
+    }
+    wrong = [(name, value) for name, value in names.items() if value.removeprefix(PREFIX) not in known]
+    words = "several labels an image" if multilabel else "one label an image"
+    return list(
+        dict.fromkeys(
+            f"{flag_of('best_metric' if value == settings.best_metric else name)} {value}: is no figure of {words}; "
+            f"there are {', '.join(known)}"
+            for name, value in wrong
+        )
+    )
 
 
 def unknown_metrics(settings: RunSettings) -> list[str]:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -38,6 +38,9 @@ class Report:
     by_class: ClassReport | None = field(default=None, compare=False, repr=False)
     own: dict[str, float] = field(default_factory=dict)
 
+    HEADLINE: ClassVar = "top1"
+    FIGURES: ClassVar = ("top1", "top5")  # of the last line
+
     @classmethod
     def from_sums(cls, sums: list[float]) -> Report:
         """From summed loss, top-1 and top-5 hits, and count."""
@@ -45,6 +48,11 @@ class Report:
         if not count:
             return cls(math.nan, math.nan, math.nan, 0)
         return cls(loss / count, 100 * top1 / count, 100 * top5 / count, round(count))
+
+    @property
+    def numbers(self) -> list[float]:
+        """For a checkpoint."""
+        return [self.loss, self.top1, self.top5, self.count]
 
     def __str__(self) -> str:
         return self.text()
@@ -109,8 +117,7 @@ class ClassificationMeter:
         ``targets`` may also be the shares (n, classes) of mixed images: then the class with the largest is right.
         Do not write to the tensors afterwards.
         """
-        if targets.is_floating_point():
-            targets = targets.argmax(1)
+        targets = self._labels(targets)
         self._waiting.append((row, loss.detach(), logits.detach(), targets))
         self._waiting_numbers += logits.numel()
         for name, value in (named or {}).items():
@@ -135,15 +142,23 @@ class ClassificationMeter:
         counts = [len(part) for part in targets]
         logits = torch.cat(logits)
         targets = torch.cat(targets)
-        rank = target_rank(logits, targets)  # the number of classes when the target's is NaN
-        hits = torch.stack([rank < 1, rank < min(5, logits.shape[1])], dim=1).double()
+        hits = self._hits(logits, targets)
         passes = to_device(torch.tensor([rows, counts]), device)
         sample_rows = passes[0].repeat_interleave(passes[1], output_size=sum(counts))
-        self._sums[:, TOP1:COUNT].index_add_(0, sample_rows, hits)
+        self._sums[:, TOP1:COUNT].index_add_(0, sample_rows, hits.double())
         weighted = torch.stack(losses).double() * passes[1]
         self._sums[:, LOSS].index_add_(0, passes[0], weighted)
         self._sums[:, COUNT].index_add_(0, passes[0], passes[1].double())
-        self._count(logits, targets, rank < 1)
+        self._count(logits, targets, hits[:, 0])
+
+    def _labels(self, targets: torch.Tensor) -> torch.Tensor:
+        """The label of each image, int64 (n,)."""
+        return targets.argmax(1) if targets.is_floating_point() else targets
+
+    def _hits(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """What the sums count of each sample: (n, 2), whether its label is the first answer, and of the first five."""
+        rank = target_rank(logits, targets)  # the number of classes when the target's is NaN
+        return torch.stack([rank < 1, rank < min(5, logits.shape[1])], dim=1)
 
     def _count(self, logits: torch.Tensor, targets: torch.Tensor, hits: torch.Tensor) -> None:
         """Count more of n samples. ``hits``: bool (n,), whether the prediction is right."""

@@ -15,13 +15,23 @@ from utils.config import plugins
 from utils.config.settings import Settings
 from utils.record.curves import StepRecord
 from utils.record.doubts import doubts
-from utils.record.epoch_scalars import PREFIX, VALIDATION_TAGS, Epoch, best_metric, points_of, row_of, stopping_metric
+from utils.record.epoch_scalars import (
+    PREFIX,
+    Epoch,
+    best_metric,
+    points_of,
+    row_of,
+    stopping_metric,
+    validation_tags,
+)
 from utils.record.metrics import COUNT, Report, cut_words, shows_top5
+from utils.record.multilabel import AnyReport, MultilabelReport
 from utils.record.writer import Writer
 
 T = TypeVar("T")
 MOST_RATES = 12  # charts of learning rates besides Optim/lr
 MIXED = "of mixed images (mixup, CutMix): the class with the largest share counts as right"
+SEVERAL_MIXED = "of mixed images (mixup, CutMix): a label of more than half of an image counts"
 
 
 class Mark(NamedTuple):
@@ -39,6 +49,7 @@ class Reporter:
     ``scaled``: whether the loss is scaled; otherwise no scale and no skipped steps are charted. ``classes``: their
     number; ``shows_top5`` of it. ``lr_scales``: factors of the learning rate
     by the names of the parameters that have them; at most ``MOST_RATES`` of them are charted, evenly spread.
+    ``multilabel``: images have several labels.
     """
 
     def __init__(
@@ -49,12 +60,17 @@ class Reporter:
         scaled: bool,
         classes: int,
         lr_scales: Mapping[str, float] = MappingProxyType({}),
+        multilabel: bool = False,
     ) -> None:
         self.scaled = scaled
+        self.kind = MultilabelReport if multilabel else Report
+        self.multilabel = multilabel
         self.with_top5 = shows_top5(classes)
         self.lr_scales = _spread(lr_scales, MOST_RATES)
         self.mixes = args.augmentation.mixes
-        if self.mixes(epoch=0):
+        if self.mixes(epoch=0) and multilabel:
+            writer.describe({"Micro_F1/Training": SEVERAL_MIXED})
+        elif self.mixes(epoch=0):
             writer.describe({"Top1/Training": MIXED, "Top5/Training": MIXED})
         self.writer = writer
         self.epochs = args.optimisation.epochs
@@ -64,12 +80,13 @@ class Reporter:
         self.max_val_batches = args.data.max_val_batches
         self.cut = cut_words(self.max_val_batches)
         if self.cut:
-            tags = (*VALIDATION_TAGS, *map(_best_tag, ("top1", best_metric(args.run).name)))
+            best = (self.kind.HEADLINE, best_metric(args.run).name)
+            tags = (*validation_tags(multilabel), *map(_best_tag, best))
             writer.describe(dict.fromkeys(tags, f"of some of the images{self.cut}"))
         self.best_metric = best_metric(args.run)
         deciding = {self.best_metric.column, stopping_metric(args.run).column}
         deciding |= {f"{PREFIX}{name}" for name in plugins.added("metric")}
-        self.deciding = sorted(deciding - {"val_top1", "val_top5", "val_loss"})
+        self.deciding = sorted(deciding - {"val_loss", *(PREFIX + name for name in self.kind.FIGURES)})
         # Once within a run as well: at its first validation after a tenth of it, not before the learning rate is full.
         begins = max(3, math.ceil(self.epochs / 10), math.ceil(args.optimisation.warmup_epochs) + 1)
         self.doubted = range(begins, min(begins + args.run.val_every_epochs, self.epochs))
@@ -156,14 +173,13 @@ class Reporter:
 
     def window(self, progress: Progress, bar: tqdm | None) -> None:
         """TensorBoard points for the steps since the last ones, and a log line, unless the epoch's follows at once."""
-        report = Report.from_sums(progress.window_sums)
+        report = self.kind.from_sums(progress.window_sums)
         last = StepRecord(*progress.last_step)
         speed, wait = self._pace(self._window_mark, progress, time.perf_counter())
         points = {
             "Loss/Training": report.loss,
             **{f"Loss/Training_{name}": loss for name, loss in progress.named_losses(progress.window_sums).items()},
-            "Top1/Training": report.top1,
-            **({"Top5/Training": report.top5} if self.with_top5 else {}),
+            **self._training_points(report),
             "Optim/lr": last.lr,
             "Optim/Gradient_Norm": last.gradient_norm,
         }
@@ -193,7 +209,7 @@ class Reporter:
     def _line(self, progress: Progress, what: str, sums: list[float], mark: Mark) -> str:
         """A log line about the steps with these ``sums``, those since ``mark``."""
         last = StepRecord(*progress.last_step)
-        text = Report.from_sums(sums).text(self.with_top5, self.mixes(last.epoch - 1))
+        text = self.kind.from_sums(sums).text(self.with_top5, self.mixes(last.epoch - 1))
         losses = "".join(f"  {name} {loss:.4f}" for name, loss in progress.named_losses(sums).items())
         now = time.perf_counter()
         speed, wait = self._pace(mark, progress, now)
@@ -203,14 +219,14 @@ class Reporter:
             f"gradient {last.gradient_norm:.3g}{_skipped(progress)}{pace}{self._time_left(progress, now)}"
         )
 
-    def row(self, progress: Progress, result: Report | None, raw: Report | None) -> dict[str, float]:
+    def row(self, progress: Progress, result: AnyReport | None, raw: AnyReport | None) -> dict[str, float]:
         """A finished epoch's row of metrics.csv, with all figures of its validation if it had one.
 
         An epoch that was counted before and is validated only now has its row, which this one completes: it holds
         none of the training's figures. ``raw`` is the raw weights' result if ``result`` is that of their average. The
         epoch's sums must still be in ``progress``. The speed is that of this process's steps, NaN if it did none.
         """
-        training = Report.from_sums(progress.epoch_sums)
+        training = self.kind.from_sums(progress.epoch_sums)
         images_per_second, _ = self._pace(self._epoch_mark, progress, self._trained)
         last = StepRecord(*progress.last_step)
         return row_of(
@@ -227,7 +243,7 @@ class Reporter:
             )
         )
 
-    def epoch(self, row: dict[str, float], result: Report | None, raw: Report | None, best: bool) -> None:
+    def epoch(self, row: dict[str, float], result: AnyReport | None, raw: AnyReport | None, best: bool) -> None:
         """Points and log line of the epoch whose ``row`` and results are given.
 
         ``raw`` is in the line unless it is ``result`` itself, as before an average has begun.
@@ -255,15 +271,21 @@ class Reporter:
     def best(self, progress: Progress) -> None:
         """Points of the best whole epoch so far, which compare runs in the HPARAMS table."""
         if progress.best_epoch:
-            figures = {"top1": progress.best_top1, self.best_metric.name: progress.best_value}
+            figures = {self.kind.HEADLINE: progress.best_top1, self.best_metric.name: progress.best_value}
             self.writer.scalars({_best_tag(name): value for name, value in figures.items()}, progress.step)
 
     def charts(self) -> dict[str, dict[str, list[str]]]:
         """Charts to show together: training and validation."""
         names = ("Loss", "Top1", "Top5") if self.with_top5 else ("Loss", "Top1")
+        names = ("Loss", "Micro_F1") if self.multilabel else names
         return {"Training and validation": {name: [f"{name}/(Training|Test|Test_raw)$"] for name in names}}
 
-    def _text(self, report: Report) -> str:
+    def _training_points(self, report: AnyReport) -> dict[str, float]:
+        if self.multilabel:
+            return {} if math.isnan(report.micro_f1) else {"Micro_F1/Training": report.micro_f1}
+        return {"Top1/Training": report.top1, **({"Top5/Training": report.top5} if self.with_top5 else {})}
+
+    def _text(self, report: AnyReport) -> str:
         return report.text(self.with_top5)
 
     def _best_text(self, row: dict[str, float]) -> str:

@@ -25,7 +25,8 @@ from utils.optim.batch_norm_statistics import layers_with_statistics
 from utils.optim.distillation import Distillation
 from utils.record.doubts import doubts_of
 from utils.record.epoch_scalars import best_metric, stopping_rule
-from utils.record.metrics import Report, cut_words
+from utils.record.metrics import cut_words
+from utils.record.multilabel import AnyReport, report_of
 
 
 def evaluation_header(point: ResumePoint | None, model: torch.nn.Module) -> list[str]:
@@ -47,7 +48,7 @@ def evaluation_header(point: ResumePoint | None, model: torch.nn.Module) -> list
     return lines
 
 
-def evaluation_lines(report: Report, settings: DataSettings, point: ResumePoint | None) -> list[str]:
+def evaluation_lines(report: AnyReport, settings: DataSettings, point: ResumePoint | None) -> list[str]:
     """The last lines of ``--evaluate``."""
     cut = cut_words(settings.max_val_batches)
     lines = [] if report.by_class is None else [f"validation{cut}  {report.by_class}"]
@@ -80,28 +81,30 @@ def tensorboard() -> str:
 def final_line(progress: Progress, folder: Path | None, args: Settings) -> str:
     """The last line on stdout of a run, for scripts: ``val_*`` are of the last validation, ``best_*`` of best.pt.
 
-    If another metric than top-1 chose it, its figure follows: ``best_macro_f1``.
+    If another metric than top-1 chose it, its figure follows: ``best_macro_f1``. With several labels an image, mean
+    average precision and F1 stand in place of top-1 and top-5.
 
     ``val_epoch``: the epoch of that validation, also of one that --max-steps cut. Such a first epoch is the best one
     while there is no whole one. Without any finite validation loss there is no best: 'nan', epoch 0.
     """
-    report = Report(*progress.last_validation)
+    report = report_of(progress.last_validation)
+    headline = report.HEADLINE
     epoch = progress.epoch + (progress.step_in_epoch > 0)
     best = (progress.best_top1, progress.best_epoch)
     if not progress.best_epoch:
-        best = (report.top1, epoch) if math.isfinite(report.loss) else (math.nan, 0)
+        best = (getattr(report, headline), epoch) if math.isfinite(report.loss) else (math.nan, 0)
     name = best_metric(args.run).name
     value = math.nan if progress.best_value is None else progress.best_value
-    other = f" best_{name}={value:.4f}" if name != "top1" else ""
+    other = f" best_{name}={value:.4f}" if name != headline else ""
     run = f" run={folder}" if folder else ""
     last = figures(report, args.data.max_val_batches)
-    return f"{last} val_epoch={epoch} best_top1={best[0]:.4f} best_epoch={best[1]}{other}{run}"
+    return f"{last} val_epoch={epoch} best_{headline}={best[0]:.4f} best_epoch={best[1]}{other}{run}"
 
 
-def figures(report: Report, max_val_batches: int | None = None) -> str:
+def figures(report: AnyReport, max_val_batches: int | None = None) -> str:
     """A validation's result for scripts; all that the last line of ``--evaluate`` holds."""
     cut = f" max_val_batches={max_val_batches}" if max_val_batches else ""
-    means = f"val_top1={report.top1:.4f} val_top5={report.top5:.4f} val_loss={report.loss:.4f}"
+    means = " ".join(f"val_{name}={getattr(report, name):.4f}" for name in (*report.FIGURES, "loss"))
     return f"{means} val_count={report.count}{cut}"
 
 
@@ -119,6 +122,7 @@ def checkpoint_description(args: Settings, data: Data, criterion: torch.nn.Modul
         "format": FORMAT,
         "arch": args.model.arch,
         "classes": list(data.classes),
+        **({"multilabel": True} if data.multilabel else {}),
         "preprocessing": data.preprocessing.state(),
         "max_shift": data.max_shift,
         "settings": args.values(),

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tensorboard.compat.proto.summary_pb2 import Summary
 
 T = TypeVar("T")
-CLASS_ACCURACY = "Class_Accuracy/Test"
+OF_A_CLASS = {"val_accuracy": "Class_Accuracy/Test", "val_average_precision": "Class_Average_Precision/Test"}
 PERCENT_EDGES = [*range(0, 101, 5)]
 CONFUSION = "Confusion_Matrix/Test"
 MISTAKES = "Worst_Mistakes/Test"
@@ -262,11 +262,15 @@ class Writer:
             self.flush()
 
     def classes(self, rows: Sequence[dict[str, Any]], step: int) -> None:
-        """class_metrics.csv, a row per class, and a histogram of the classes' accuracies in TensorBoard."""
+        """class_metrics.csv, a row per class, and a histogram of the classes' accuracies in TensorBoard.
+
+        Of several labels an image, that of their average precisions.
+        """
         if self.folder and rows:
-            accuracies = np.array([row["val_accuracy"] for row in rows if row["val_count"]])
-            for tag in self._new([CLASS_ACCURACY], step):
-                self._events.add(self._events.summary.histogram(tag, accuracies, PERCENT_EDGES), step)
+            name = next(name for name in OF_A_CLASS if name in rows[0])
+            values = np.array([row[name] for row in rows if row["val_count"]])
+            for tag in self._new([OF_A_CLASS[name]], step):
+                self._events.add(self._events.summary.histogram(tag, values, PERCENT_EDGES), step)
             self._write_csv("class_metrics.csv", [_six_digits_each(row) for row in rows])
 
     def bad_images(self, paths: Sequence[str]) -> None:

@@ -23,6 +23,7 @@ RICH = Facts(
     local_processes=2,
     augmentation=("shift", "resized-crop"),
     classes=10,
+    multilabel=False,
     colour=True,
     in_memory=False,
     cuts_validation=True,
@@ -156,7 +157,7 @@ def test_each_fact_is_needed_by_these_settings_and_by_no_other(fact, value, name
 
 
 def test_the_table_above_holds_every_fact_that_a_setting_alone_can_need():
-    assert {fact for fact, *_ in POORER} == set(Facts._fields) - {"classes", "local_processes"}
+    assert {fact for fact, *_ in POORER} == set(Facts._fields) - {"classes", "local_processes", "multilabel"}
 
 
 @pytest.mark.parametrize("name", OPTIONS)

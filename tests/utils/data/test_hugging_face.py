@@ -292,10 +292,10 @@ BAD = {
         ("--label-column", "kind"),
         r"--label-column kind: 1 rows of train have no label",
     ),
-    "several labels": (
-        change("kind", [[0, 1]] * 24),
+    "lists of what is no class": (
+        change("kind", [[0.5, 1.0]] * 24),
         ("--label-column", "kind"),
-        r"holds list.* one class of each image is needed",
+        r"holds lists of double in train; lists of classes are needed",
     ),
 }
 

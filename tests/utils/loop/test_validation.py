@@ -24,6 +24,7 @@ class Loader:
     """Batches of 6, 6, 6 and 2 of the images above, of which ``rank`` has its part; ``empty`` holds no readable one."""
 
     num_batches = 4
+    multilabel = False
     world_size = 1
     is_cut = False
 

@@ -233,6 +233,22 @@ class DataSettings:
         example="F",
         within="--dataname folder --datapath D",
     )
+    label_separator: str | None = setting(
+        None,
+        "what stands between several labels in a cell of the label column, such as ';'",
+        metavar="TEXT",
+        effect=Needs("--dataname hf or --labels"),
+        example=";",
+        within="--dataname hf --datapath D",
+    )
+    label_columns: tuple[str, ...] | None = setting(
+        None,
+        "columns of several labels, one a class, which hold 1, 0, or nothing where the label is missing",
+        metavar="NAME",
+        effect=Needs("--dataname hf or --labels"),
+        example="a b",
+        within="--dataname hf --datapath D",
+    )
     image_size: int | tuple[int, ...] | None = setting(
         None,
         "height and width of the network's input in pixels; one number: both [that of the weights or the data set]",
@@ -399,6 +415,7 @@ class DataSettings:
         False,
         "show each class equally often in an epoch, not each image exactly once",
         in_evaluation=False,
+        one_label="goes by the one class of each image; --class-weights balanced evens out several",
         shapes="samples",
     )
     shard_window: int | None = setting(
@@ -498,6 +515,11 @@ class DataSettings:
             (v.decode == "gpu" and v.skip_bad_images)
             and "--skip-bad-images does not work with --decode gpu; remove one"
         )
+        yield v.only_one("are two ways to give several labels", "label_separator", "label_columns")
+        yield v.only_one("name the labels twice", "label_column", "label_columns")
+        for name in ("label_separator", "label_columns"):
+            for of_one in ("class_map", "class_from_name"):
+                yield v.only_one("give several labels an image, and one", name, of_one)
         spec = SPECS[v.dataname]
         yield (
             (v.download and (spec.of_the_user or not spec.needs_datapath))

@@ -7,25 +7,28 @@ from typing import Any
 
 from utils.config.field import Needs, between, group, not_negative, positive, setting
 
-LOSSES = ("cross-entropy", "bce", "focal")
+LOSSES = ("cross-entropy", "bce", "focal", "asymmetric")
+OF_EACH_CLASS = ("bce", "asymmetric")  # that take each class on its own, and so several labels an image
 DISTILLATIONS = ("soft", "hard")
 BALANCED = "balanced"  # --class-weights without a file
 
 _TEACHER = Needs("--teacher")
 _LABELS = Needs("a --distillation-alpha below 1", lambda v: v.teacher is None or v.distillation_alpha < 1)
 _BCE = (Needs("--loss bce"), _LABELS)
+_ASYMMETRIC = (Needs("--loss asymmetric"), _LABELS)
+_EACH_CLASS = (Needs("--loss bce or asymmetric"), _LABELS)
 
 
 def _smooths(v: Any) -> str | None:
-    if v.loss != "bce" or v.bce_target_thresh is None:
+    if v.loss not in OF_EACH_CLASS or v.bce_target_thresh is None:
         return _LABELS(v)
     does = "only moves the threshold" if v.mixup or v.cutmix else "does nothing"
     return f"{does}: --bce-target-thresh makes every target 0 or 1 again"
 
 
 def _divides_targets(v: Any) -> str | None:
-    if v.loss == "bce" and v.bce_target_thresh is not None:
-        low = v.label_smoothing / v.classes
+    if v.loss in OF_EACH_CLASS and v.bce_target_thresh is not None:
+        low = v.label_smoothing / (2 if v.multilabel else v.classes)
         share = 1 - v.label_smoothing
         if not low <= v.bce_target_thresh < low + share:
             end = f"with --label-smoothing they are {low:.4g} to {low + share:.4g}"
@@ -37,12 +40,14 @@ def _divides_targets(v: Any) -> str | None:
 
 @group(in_evaluation=False, shapes="loss")
 class LossSettings:
-    """The training loss; validation always measures cross entropy."""
+    """The training loss; validation always measures cross entropy, or that of each class of several labels."""
 
     loss: str = setting(
         "cross-entropy",
-        "training loss; bce: binary cross entropy of each class, focal: less weight on what is learned well",
+        "training loss; bce: binary cross entropy of each class (the default with several labels an image), focal: "
+        "less weight on what is learned well, asymmetric: bce with less weight on easy classes that are not shown",
         choices=LOSSES,
+        several_labels="bce",
         synonyms="criterion loss-fn",
         effect=_LABELS,
         example="bce",
@@ -58,12 +63,32 @@ class LossSettings:
         None,
         "bce: targets above this, after mixing and smoothing, become 1 and the others 0, for example 0.2",
         check=between(0, 1, open_high=True),
-        effect=(_divides_targets, *_BCE),
+        effect=(_divides_targets, *_EACH_CLASS),
         within="--loss bce --mixup 0.2",
     )
-    bce_sum: bool = setting(False, "bce: the sum over classes instead of their mean", effect=_BCE)
+    bce_sum: bool = setting(False, "bce: the sum over classes instead of their mean", effect=_EACH_CLASS)
     bce_pos_weight: float | None = setting(
         None, "bce: factor of the loss terms of classes that an image shows", check=positive, effect=_BCE, example="2"
+    )
+    asymmetric_gamma_neg: float = setting(
+        4.0,
+        "asymmetric: exponent of the factor p of classes that an image does not show, with probability p",
+        check=not_negative,
+        effect=_ASYMMETRIC,
+    )
+    asymmetric_gamma_pos: float = setting(
+        0.0,
+        "asymmetric: exponent of the factor (1 - p) of classes that an image shows",
+        check=not_negative,
+        effect=_ASYMMETRIC,
+    )
+    asymmetric_clip: float = setting(
+        0.05,
+        "asymmetric: taken off the probabilities of classes that an image does not show, so that those below count "
+        "nothing",
+        check=between(0, 1, open_high=True),
+        effect=_ASYMMETRIC,
+        example="0.2",
     )
     focal_gamma: float = setting(
         2.0,
@@ -73,7 +98,8 @@ class LossSettings:
     )
     class_weights: str | None = setting(
         None,
-        "weights of the classes: balanced (by how rare they are), or a CSV or YAML file of names and weights",
+        "weights of the classes: balanced (by how rare they are), or a CSV or YAML file of names and weights; with "
+        "several labels an image, of the images that show a class",
         metavar="{balanced,FILE}",
         effect=_LABELS,
         example="balanced",
@@ -84,6 +110,7 @@ class LossSettings:
         "(downloads its pretrained weights)",
         metavar="PATH_OR_NAME",
         effect=Needs("a --distillation-alpha above 0", lambda v: v.distillation_alpha > 0),
+        one_label="compares the probabilities of classes that exclude each other",
         synonyms="teacher-model teacher-path kd-model-name",
         example="teacher.pt",
     )

@@ -126,11 +126,13 @@ class RunSettings:
     )
     best_metric: str = setting(
         "top1",
-        "validation metric that chooses best.pt: top1, top5, loss or another val_ column of metrics.csv",
+        "validation metric that chooses best.pt: top1, top5, loss or another val_ column of metrics.csv; with several "
+        "labels an image map by default",
         in_evaluation=False,
         synonyms="eval-metric metric-for-best-model",
         affects_result=True,
         shapes="stopping",
+        several_labels="map",
         example="loss",
     )
     early_stopping: int | None = setting(

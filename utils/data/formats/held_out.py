@@ -135,7 +135,11 @@ def held_out(
     training or validation images gives one, that of the largest or smallest hash, to that side. Then images that are
     added may take a validation image to training, but none that was trained on to validation unless the whole class
     was below the share. Raises ``UserError`` for a class with one image.
+
+    With several labels an image, int8 (n, classes), the keys alone decide.
     """
+    if labels.ndim > 1:
+        return _held_out_of_several(keys, len(labels), settings), ()
     if settings.val_split_by == "draw":
         return _drawn(labels, classes, settings.val_split), ()
     hashes = _hashes(keys, len(labels))
@@ -160,6 +164,15 @@ def held_out(
     )
 
 
+def _held_out_of_several(keys: Iterable[bytes], count: int, settings: DataSettings) -> np.ndarray:
+    if settings.val_split_by == "draw":
+        raise UserError("--val-split-by draw: draws from each class, and images have several labels; leave it out")
+    chosen = _hashes(keys, count) < _share(settings)
+    if chosen.all() or not chosen.any():
+        raise UserError(f"--val-split {settings.val_split:g}: leaves one side without an image; give another share")
+    return chosen
+
+
 def _share(settings: DataSettings) -> np.uint64:
     """The hash below which lies the share to validate on."""
     return np.uint64(int(settings.val_split * 2 ** (8 * HASH_BYTES)))
@@ -174,7 +187,10 @@ def _held_out_groups(images: Images, classes: Sequence[str], settings: DataSetti
         raise UserError("--val-split-by draw: draws single images of a group; leave it out, or give --group-column off")
     chosen = _hashes(map(_key_of_group, images.groups), len(images)) < _share(settings)
     labels = images.labels.numpy()
-    lacking = np.setdiff1d(labels, labels[~chosen])
+    if labels.ndim > 1:
+        lacking = np.flatnonzero((labels == 1).any(0) & ~(labels[~chosen] == 1).any(0))
+    else:
+        lacking = np.setdiff1d(labels, labels[~chosen])
     if len(lacking) or not chosen.any():
         what = f"class {classes[lacking[0]]} without a training image" if len(lacking) else "no validation image"
         raise UserError(

@@ -21,6 +21,7 @@ from utils.config.settings import UserError
 from utils.data.formats.class_folders import TRAINING_FOLDERS, VALIDATION_FOLDERS, some
 from utils.data.formats.listing import Lister
 from utils.data.formats.readers import ImageFiles, Splits
+from utils.data.formats.several_labels import LabelLists, of_column
 from utils.data.images.stored import Stored, version_of
 from utils.data.progress_log import Log, silent
 
@@ -42,12 +43,15 @@ def read_tables(settings: DataSettings, lister: Lister, evaluate: bool = False) 
     root = Path(settings.datapath)
     train, validation = _chosen_splits(root, settings, evaluate)
     first = train or validation
-    image, label = (
-        chosen_column(read_features(first), given, flag, f"{root}, {first.name}")
-        for given, flag in ((settings.image_column, "--image-column"), (settings.label_column, "--label-column"))
-    )
+    features = read_features(first)
+    image = chosen_column(features, settings.image_column, "--image-column", f"{root}, {first.name}")
+    if settings.label_columns is not None:
+        return _columns_of_classes(root, (train, validation), image, settings, lister)
+    label = chosen_column(features, settings.label_column, "--label-column", f"{root}, {first.name}")
     tables = [_read(root, found, image, label, lister) for found in (train, validation) if found is not None]
-    classes = classes_of(tables[0].kind, tables[0].values, label)
+    if settings.label_separator is not None:
+        tables = [_separated(table, settings.label_separator, label) for table in tables]
+    classes = classes_of(tables[0].kind, _plain(tables[0].values), label)
     for table in tables:  # a ClassLabel's numbers mean nothing without its names
         names = getattr(table.kind, "names", None)
         if names and tuple(names) != classes:
@@ -55,29 +59,72 @@ def read_tables(settings: DataSettings, lister: Lister, evaluate: bool = False) 
                 f"--datapath {root}: {table.name} has other classes than {first.name}: {some([*names])} instead of "
                 f"{some(classes)}"
             )
-        if not names and tables[0].values.dtype == object and table.values.dtype != object:
+        if not names and _plain(tables[0].values).dtype == object and _plain(table.values).dtype != object:
             raise UserError(
                 f"--label-column {label}: holds text in {first.name} and numbers in {table.name}, which do not "
                 "say which classes they mean"
             )
-    images = [
-        ImageFiles(
-            Rows(table.dataset, image, f"{root}/{table.name}", str(root)),
-            torch.from_numpy(numbered(table.values, classes, label, table.name)),
-            SPECS["hf"].colour,
-        )
-        for table in tables
-    ]
+    images = []
+    for table in tables:
+        numbers = numbered(_plain(table.values), classes, label, table.name)
+        lists = isinstance(table.values, LabelLists)
+        labels = table.values.matrix(numbers, len(classes)) if lists else numbers
+        images.append(_images(root, table, image, labels))
     return Splits(images[0] if train else None, images[-1] if validation else None, classes)
 
 
+def _images(root: Path, table: _Table, image: str, labels: np.ndarray) -> ImageFiles:
+    rows = Rows(table.dataset, image, f"{root}/{table.name}", str(root))
+    return ImageFiles(rows, torch.from_numpy(labels), SPECS["hf"].colour)
+
+
+def _columns_of_classes(
+    root: Path, found: tuple[Found | None, Found | None], image: str, settings: DataSettings, lister: Lister
+) -> Splits:
+    """The images of tables with a column for each class. Raises ``UserError``."""
+    classes = settings.label_columns
+    log = lister.progress.log if lister.is_main else silent
+    images = []
+    for split in filter(None, found):
+        features = read_features(split)
+        if lacking := [name for name in classes if name not in features]:
+            there = f"{root}, {split.name} has the columns {', '.join(features)}"
+            raise UserError(f"--label-columns {lacking[0]}: {there}")
+        dataset = read_split(split, [image, *classes], lister.folder, log)
+        cells = dataset.select_columns([*classes]).with_format("arrow")[:]
+        labels = []
+        for name in classes:
+            values = cells.column(name).to_pylist()
+            own, wrong = of_column([int(value) if isinstance(value, bool) else value for value in values])
+            if len(wrong):
+                raise UserError(
+                    f"--label-columns {name}: row {wrong[0]:,} of {split.name} holds {str(values[wrong[0]])[:40]}, "
+                    "which is none of 1, 0 and nothing"
+                )
+            labels.append(own)
+        images.append(_images(root, _Table(split.name, dataset, None, labels[0]), image, np.stack(labels, axis=1)))
+    return Splits(images[0] if found[0] else None, images[-1] if found[1] else None, classes)
+
+
+def _separated(table: _Table, separator: str, column: str) -> _Table:
+    """A table whose labels are texts of several. Raises ``UserError``."""
+    if isinstance(table.values, LabelLists) or table.values.dtype != object:
+        raise UserError(f"--label-separator: column {column} of {table.name} holds no text; remove it")
+    return table._replace(values=LabelLists.split(table.values.tolist(), separator))
+
+
+def _plain(values: np.ndarray | LabelLists) -> np.ndarray:
+    """All labels, whosever they are."""
+    return values.values if isinstance(values, LabelLists) else values
+
+
 class _Table(NamedTuple):
-    """A split as read. ``kind``: that of the labels' column; ``values``: the labels as they are stored."""
+    """A split as read. ``kind``: that of a label in its column; ``values``: the labels as they are stored."""
 
     name: str
     dataset: Any
     kind: Any
-    values: np.ndarray
+    values: np.ndarray | LabelLists
 
 
 def _read(root: Path, found: Found, image: str, label: str, lister: Lister) -> _Table:
@@ -87,7 +134,8 @@ def _read(root: Path, found: Found, image: str, label: str, lister: Lister) -> _
             raise UserError(f"{flag} {column}: {root}, {found.name} has the columns {', '.join(features)}")
     log = lister.progress.log if lister.is_main else silent
     dataset = read_split(found, [image, label], lister.folder, log)
-    return _Table(found.name, dataset, features[label], labels_of(dataset, label, found.name))
+    kind = _of_list(features[label]) or features[label]
+    return _Table(found.name, dataset, kind, labels_of(dataset, label, found.name))
 
 
 # -------------------------------------------------------------------------------------------- files
@@ -242,7 +290,7 @@ def chosen_column(features: Any, given: str | None, flag: str, where: str) -> st
     def may_be(column: str) -> bool:
         if flag == "--image-column":
             return _holds_files(features[column])
-        return isinstance(features[column], datasets.Value)
+        return isinstance(_of_list(features[column]) or features[column], datasets.Value)
 
     if given is not None:
         if given not in features:
@@ -251,6 +299,8 @@ def chosen_column(features: Any, given: str | None, flag: str, where: str) -> st
             raise UserError(f"{flag} {given}: holds no images but {features[given]}; {named}")
         return given
     certain = [name for name in features if isinstance(features[name], kind)]
+    if flag == "--label-column":
+        certain += [name for name in features if isinstance(_of_list(features[name]), kind)]
     for candidates in (certain, [name for name in features if name in names and may_be(name)]):
         usual = [name for name in names if name in candidates]
         if len(candidates) == 1 or usual:
@@ -263,11 +313,21 @@ def _holds_files(kind: Any) -> bool:
     return "bytes" in kind if isinstance(kind, dict) else getattr(kind, "dtype", "").endswith("binary")
 
 
-def labels_of(dataset: Any, column: str, where: str) -> np.ndarray:
-    """A column as numbers, int64 (n,), or as text, object (n,). Raises ``UserError`` if it holds neither."""
+def _of_list(kind: Any) -> Any:
+    """The kind of the items of a column of lists; None for another column."""
+    return kind[0] if isinstance(kind, list) else getattr(kind, "feature", None)
+
+
+def labels_of(dataset: Any, column: str, where: str) -> np.ndarray | LabelLists:
+    """A column as numbers, int64 (n,), as text, object (n,), or lists of these. Raises ``UserError`` for others."""
     import pyarrow
 
     values = dataset.select_columns([column]).with_format("arrow")[:].column(column)
+    if pyarrow.types.is_list(values.type) or pyarrow.types.is_large_list(values.type):
+        item = values.type.value_type
+        if pyarrow.types.is_integer(item) or pyarrow.types.is_string(item) or pyarrow.types.is_large_string(item):
+            return LabelLists.of_arrow(values)
+        raise UserError(f"--label-column {column}: holds lists of {item} in {where}; lists of classes are needed")
     if values.null_count:
         raise UserError(f"--label-column {column}: {values.null_count:,} rows of {where} have no label")
     kind = values.type
@@ -275,7 +335,7 @@ def labels_of(dataset: Any, column: str, where: str) -> np.ndarray:
         return values.to_numpy().astype(np.int64)
     if pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind):
         return np.array(values.to_pylist(), dtype=object)
-    raise UserError(f"--label-column {column}: holds {kind} in {where}; one class of each image is needed")
+    raise UserError(f"--label-column {column}: holds {kind} in {where}; one class, or a list of them, is needed")
 
 
 def classes_of(kind: Any, values: np.ndarray, column: str) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ SYNTHETIC_DIFFERENT = 256
 
 @dataclass(frozen=True)
 class MemoryImages:
-    """Images of one size in memory: ``pixels`` uint8 (m, c, h, w) and ``labels`` int64 (n,).
+    """Images of one size in memory: ``pixels`` uint8 (m, c, h, w) and ``labels`` as those of ``ImageFiles``.
 
     Sample i shows ``pixels[i % m]``; m is n except for synthetic data, which repeats a few images. ``unreadable``: the
     paths of unreadable images by their numbers; their pixels are meaningless. ``groups``, ``weights``: as those of
@@ -53,10 +53,11 @@ class MemoryImages:
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Images of any size in files: ``paths`` and ``labels`` int64 (n,), read in mode ``colour`` ('L' or 'RGB').
+    """Images of any size in files: ``paths`` and ``labels``, read in mode ``colour`` ('L' or 'RGB').
 
-    ``groups``: str (n,), what images belong to that must not be divided, such as a patient. ``weights``: float64 (n,),
-    how much each counts in the training loss. None where nothing is known of them.
+    ``labels``: int64 (n,), or with several an image int8 (n, classes): 1 shown, 0 not shown, -1 missing. ``groups``:
+    str (n,), what images belong to that must not be divided, such as a patient. ``weights``: float64 (n,), how much
+    each counts in the training loss. None where nothing is known of them.
     """
 
     paths: Sequence[str]
@@ -84,6 +85,12 @@ class ImageFiles:
 
 
 Images = MemoryImages | ImageFiles
+
+
+def class_counts(labels: torch.Tensor, classes: int) -> np.ndarray:
+    """The number of images of each class, int64 (classes,)."""
+    labels = labels.cpu().numpy()
+    return (labels == 1).sum(0) if labels.ndim > 1 else np.bincount(labels, minlength=classes)
 
 
 class Splits(NamedTuple):

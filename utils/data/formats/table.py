@@ -30,6 +30,7 @@ from utils.data.formats.file_paths import FilePaths
 from utils.data.formats.hugging_face import ENDING, LABEL_NAMES
 from utils.data.formats.listing import IMAGE_ENDINGS, THREADS, is_image
 from utils.data.formats.readers import ImageFiles, Splits
+from utils.data.formats.several_labels import LabelLists, of_column
 
 if TYPE_CHECKING:
     import pyarrow
@@ -57,9 +58,9 @@ class Table:
     """Rows of a file of labels, or of images whose names say their classes.
 
     ``paths``: below ``root``, each once and each of a file that is there; ``by_path``: their order, int64 (n,).
-    ``label``: as written. ``split``: int8 (n,), TRAIN, VALIDATION or TEST. ``group``: str (n,). ``weight``: float64
-    (n,). Without a column they are None. ``at`` gives the place of a row and a column for messages; ``flag``: what
-    says the labels, and ``words`` the same for a plan.
+    ``label``: as written, str (n,); of columns of several labels int8 (n, classes). ``split``: int8 (n,), TRAIN,
+    VALIDATION or TEST. ``group``: str (n,). ``weight``: float64 (n,). Without a column they are None. ``at`` gives the
+    place of a row and a column for messages; ``flag``: what says the labels, and ``words`` the same for a plan.
     """
 
     root: Path
@@ -96,14 +97,23 @@ def read_table(settings: DataSettings) -> Table:
     root = Path(settings.datapath)
     source = _Source.of(file)
     given = {role: getattr(settings, f"{role}_column") for role in TABLE_COLUMNS}
+    several = settings.label_columns or ()
+    if several:
+        given["label"] = NO_COLUMN
     columns = source.chosen(given)
-    cells = source.read(columns)
-    mistakes = _Mistakes(source, columns)
+    own = source.columns_of_classes(several)
+    cells = source.read(columns | own)
+    mistakes = _Mistakes(source, columns | own)
     if not len(cells["path"]):
         raise UserError(f"--labels {file}: has no rows below the names of its columns")
     paths = _files(cells["path"], root, mistakes)
-    label = np.asarray(cells["label"].to_pylist(), dtype=object)
-    mistakes.add("label", _blank(cells["label"]), "is empty")
+    if several:
+        label = np.stack([_own_labels(cells[role], role, mistakes) for role in own], axis=1)
+        columns["label"] = some(several, 3)
+    else:
+        label = np.asarray(cells["label"].to_pylist(), dtype=object)
+    if label.ndim == 1 and settings.label_separator is None:
+        mistakes.add("label", _blank(cells["label"]), "is empty")
     mistakes.refuse()
     _refuse_repeated(paths, label, mistakes)
     split = _splits(cells["split"], mistakes) if "split" in cells else None
@@ -162,6 +172,13 @@ def _blank(cells: pyarrow.ChunkedArray) -> np.ndarray:
 
     empty = compute.equal(compute.utf8_trim_whitespace(cells), "")
     return np.flatnonzero(compute.fill_null(empty, True).to_numpy())
+
+
+def _own_labels(cells: pyarrow.ChunkedArray, role: str, mistakes: _Mistakes) -> np.ndarray:
+    """The labels in the column of a class: int8 (n,)."""
+    labels, wrong = of_column(cells.to_pylist())
+    mistakes.add(role, wrong, "is none of 1, 0 and nothing, for a missing label", cells)
+    return labels
 
 
 def _splits(cells: pyarrow.ChunkedArray, mistakes: _Mistakes) -> np.ndarray:
@@ -263,7 +280,7 @@ def _refuse_repeated(paths: list[str], label: np.ndarray, mistakes: _Mistakes) -
         if first.setdefault(path, row) != row:
             again[row] = first[path]
     for other, words in ((True, "has another label in {}"), (False, "stands in {}, too")):
-        rows = [row for row, before in again.items() if (label[row] != label[before]) == other]
+        rows = [row for row, before in again.items() if bool(np.any(label[row] != label[before])) == other]
         if rows:
             where = mistakes.source.place(again[rows[0]])
             mistakes.add("path", rows, words.format(where), paths)
@@ -365,6 +382,15 @@ class _Source:
             raise UserError(*mistakes)
         return columns
 
+    def columns_of_classes(self, names: Sequence[str]) -> dict[str, str]:
+        """The columns of classes, by roles of their own. Raises ``UserError``."""
+        if lacking := [name for name in names if name not in self.names]:
+            there = ", ".join(map(printable, self.names))
+            raise UserError(f"--label-columns {lacking[0]}: {self.file} has the columns {there}")
+        if len(set(names)) < len(names):
+            raise UserError("--label-columns: names a column twice")
+        return {f"label of {name}": name for name in names}
+
     def read(self, columns: dict[str, str]) -> dict[str, pyarrow.ChunkedArray]:
         """The cells of these columns as text, by role. Raises ``UserError``."""
         import pyarrow
@@ -397,7 +423,8 @@ class _Source:
             kind = table.schema.field(name).type
             if pyarrow.types.is_dictionary(kind):
                 kind = kind.value_type
-            number = pyarrow.types.is_integer(kind) or (role == "weight" and pyarrow.types.is_floating(kind))
+            of_any = role not in TABLE_COLUMNS or role == "weight"
+            number = pyarrow.types.is_integer(kind) or (of_any and pyarrow.types.is_floating(kind))
             text = pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)
             if not (number or text or pyarrow.types.is_boolean(kind)):
                 raise UserError(
@@ -466,22 +493,57 @@ def read_labels(
     """
     table = table_of_names(settings) if settings.labels is None else read_table(settings)
     train, validation, unused = _rows_of(table, settings, evaluate)
-    names = tuple(classes or class_names(table.label[train if len(train) else validation]))
-    number = {name: label for label, name in enumerate(names)}
-    labels = np.array([number.get(name, -1) for name in table.label.tolist()], dtype=np.int64)
-    warnings: tuple[str, ...] = ()
+    names, labels, unknown = _numbered(table, settings, train if len(train) else validation, classes, whose)
     used = np.concatenate([train, validation])
-    if len(strange := used[labels[used] < 0]):
+    warnings: tuple[str, ...] = ()
+    if labels.ndim > 1 and (count := int((labels[used] < 0).all(1).sum())):
+        end = ""
+        if settings.label_separator is not None:
+            end = f"; write {settings.label_separator} where an image shows none of the classes"
+        warnings = (f"{table.flag}: no label of {count:,} images is known, which count nothing{end}",)
+    if len(strange := used[unknown[used]]):
         line = f"{table.at(strange[0], 'label')} {{}} is no class of {whose or 'the rows to train on'}"
         line = line.format(printable(table.label[strange[0]][:80]))
         line += f" ({len(strange) - 1:,} more rows like it)" if len(strange) > 1 else ""
         if not leave_out_unknown or len(strange) == len(used):
             raise UserError(f"{line}; those are {some(names)}")
-        warnings = (f"{line}; they are left out",)
-        train, validation = (rows[labels[rows] >= 0] for rows in (train, validation))
+        warnings = (*warnings, f"{line}; they are left out")
+        train, validation = (rows[~unknown[rows]] for rows in (train, validation))
     origin = table.words + (f"; {len(unused):,} rows of val and test are not used" if len(unused) else "")
     images = [_images(table, rows, labels, colour) if len(rows) else None for rows in (train, validation)]
     return Splits(*images, names, warnings, origin)
+
+
+def _numbered(
+    table: Table, settings: DataSettings, named_by: np.ndarray, classes: Sequence[str] | None, whose: str
+) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
+    """The classes, the labels, int64 (n,) or int8 (n, classes), and which rows hold what is no class, bool (n,).
+
+    The classes are those of a checkpoint, or those of the rows ``named_by``.
+    """
+    if table.label.ndim > 1:
+        names = tuple(classes or settings.label_columns)
+        if set(names) != set(settings.label_columns):
+            raise UserError(f"--label-columns: are other classes than those of {whose}: {some(names)}")
+        places = [settings.label_columns.index(name) for name in names]
+        return names, table.label[:, places], np.zeros(len(table), dtype=bool)
+    if settings.label_separator is None:
+        names = tuple(classes or class_names(table.label[named_by]))
+        numbers = _numbers(table.label, names)
+        return names, numbers, numbers < 0
+    lists = LabelLists.split(table.label.tolist(), settings.label_separator)
+    names = tuple(classes or class_names(lists.values[np.isin(lists.rows, named_by)]))
+    if not names:
+        raise UserError(f"{table.at(int(named_by[0]), 'label')} no row names a class")
+    numbers = _numbers(lists.values, names)
+    unknown = np.isin(np.arange(len(table)), lists.rows[numbers < 0])
+    return names, lists.matrix(numbers.clip(min=0), len(names)), unknown
+
+
+def _numbers(labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """The place of each of ``labels`` among ``names``, int64; -1 for none."""
+    number = {name: label for label, name in enumerate(names)}
+    return np.array([number.get(name, -1) for name in labels.tolist()], dtype=np.int64)
 
 
 def _rows_of(table: Table, settings: DataSettings, evaluate: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -525,11 +587,12 @@ def class_names(labels: np.ndarray) -> tuple[str, ...]:
 
 
 def _images(table: Table, rows: np.ndarray, labels: np.ndarray, colour: str) -> ImageFiles:
-    """The images of ``rows`` in the order of class and path, as class folders have them."""
+    """The images of ``rows`` in the order of class and path, as class folders have them; of several labels, of path."""
     chosen = np.zeros(len(table), dtype=bool)
     chosen[rows] = True
     rows = table.by_path[chosen[table.by_path]]
-    rows = rows[np.argsort(labels[rows], kind="stable")]
+    if labels.ndim == 1:
+        rows = rows[np.argsort(labels[rows], kind="stable")]
     names = os.fsencode("\0".join([table.paths[row] for row in rows.tolist()]))
     return ImageFiles(
         TablePaths.joined(table.root, names),

@@ -23,6 +23,7 @@ THRESHOLDS = 127  # of a curve, the most that TensorBoard takes
 MOST_MISTAKES = 24
 MOST_POINTS = 1000  # images in the projector
 THUMBNAIL = 32  # pixels a side, of the images in the projector
+NO_CLASS = -1
 LONGEST_SIDE = 128  # pixels a side, of the mistakes
 
 
@@ -70,6 +71,21 @@ class Gathered(NamedTuple):
     points: list[Point]
 
 
+class Answers(NamedTuple):
+    """Answers to n images.
+
+    ``shares``: probabilities, float (n, classes). ``is_target``: int64 (n, classes) of 1, 0, and -1 where the label is
+    missing. ``sure``: float (n,), of the mistake, -1 where there is none. ``mistake`` and ``point``: the class and the
+    answer that ``Mistake`` and ``Point`` hold, int64 (n,) each.
+    """
+
+    shares: torch.Tensor
+    is_target: torch.Tensor
+    sure: torch.Tensor
+    mistake: tuple[torch.Tensor, torch.Tensor]
+    point: tuple[torch.Tensor, torch.Tensor]
+
+
 class Collector(nn.Module):
     """``network`` as validation runs it, looked at. ``before_batch`` must be called for each batch.
 
@@ -112,40 +128,48 @@ class Collector(nn.Module):
         self._features.forget()
         logits = self.network(images)
         targets = self._batch.targets
-        shares = logits[: len(targets)].detach().float().softmax(1)
-        predicted = shares.argmax(1)
-        self._count(shares, predicted, targets)
-        self._keep_worst(shares, predicted, targets, images)
-        self._keep_points(predicted, targets, images)
+        answers = self._answers(logits[: len(targets)].detach().float(), targets)
+        self._count(answers)
+        self._keep_worst(answers, images)
+        self._keep_points(answers, images)
         return logits
+
+    def _answers(self, logits: torch.Tensor, targets: torch.Tensor) -> Answers:
+        shares = logits.softmax(1)
+        predicted = shares.argmax(1)
+        sure = shares.amax(1).nan_to_num(0).masked_fill(predicted == targets, -1)
+        pair = (targets, predicted)
+        return Answers(shares, functional.one_hot(targets, self.classes), sure, pair, pair)
 
     # ------------------------------------------------------------------------------------- a batch
 
-    def _count(self, shares: torch.Tensor, predicted: torch.Tensor, targets: torch.Tensor) -> None:
+    def _count(self, answers: Answers) -> None:
+        shares, is_target, _, (targets, predicted), _ = answers
         if self._counts is None:
             self._counts = torch.zeros(self._numbers, dtype=torch.int64, device=shares.device)
         bins = (shares.nan_to_num(0) * (THRESHOLDS - 1)).long()
-        is_target = functional.one_hot(targets, self.classes)
+        known = (is_target >= 0).long().flatten()
+        is_target = is_target.clamp(min=0)  # what is missing is counted 0 times
+        counts = [known]
         places = [(is_target * THRESHOLDS + bins).flatten()]
         if self._own_curves:
             curve = 1 + torch.arange(self.classes, device=shares.device)
             places.append(((2 * curve + is_target) * THRESHOLDS + bins).flatten())
+            counts.append(known)
         if self._with_matrix:
             places.append(self._numbers - self.classes**2 + targets * self.classes + predicted)
-        places = torch.cat(places)
-        self._counts.index_add_(0, places, torch.ones_like(places))
+            counts.append(torch.ones_like(targets))
+        self._counts.index_add_(0, torch.cat(places), torch.cat(counts))
 
     @property
     def _numbers(self) -> int:
         curves = (1 + self._own_curves) * 2 * THRESHOLDS
         return curves + (self.classes**2 if self._with_matrix else 0)
 
-    def _keep_worst(
-        self, shares: torch.Tensor, predicted: torch.Tensor, targets: torch.Tensor, images: torch.Tensor
-    ) -> None:
+    def _keep_worst(self, answers: Answers, images: torch.Tensor) -> None:
         """Keep the most confident mistakes; of equally confident ones the first in the set."""
-        sure = shares.amax(1).nan_to_num(0)
-        sure = sure.masked_fill(predicted == targets, -1)  # not a mistake
+        sure = answers.sure
+        targets, predicted = answers.mistake
         numbers = torch.from_numpy(np.asarray(self._batch.indices)).to(targets.device)
         new = [sure, numbers, targets, predicted]
         kept = self._worst or tuple(one[:0] for one in new)
@@ -155,7 +179,8 @@ class Collector(nn.Module):
         pixels = torch.cat([self._worst[4], pixels]) if self._worst else pixels
         self._worst = (sure[best], *(one[best] for one in others), pixels[best])
 
-    def _keep_points(self, predicted: torch.Tensor, targets: torch.Tensor, images: torch.Tensor) -> None:
+    def _keep_points(self, answers: Answers, images: torch.Tensor) -> None:
+        targets, predicted = answers.point
         chosen = [place for place, number in enumerate(self._batch.indices.tolist()) if number in self._shown]
         features = self._features.of(len(images)) if chosen else None
         if features is None:
@@ -195,6 +220,35 @@ class Collector(nn.Module):
 
     def _no_counts(self, device: torch.device) -> torch.Tensor:
         return torch.zeros(self._numbers, dtype=torch.int64, device=device)
+
+
+class MultilabelCollector(Collector):
+    """A ``Collector`` of images with several labels, of which there is no matrix.
+
+    The mistake of an image is its most confident wrong label: that of a class that it does not show, whose target is
+    NO_CLASS, or of one that it shows, whose target is the class itself. A point has the likeliest of the classes that
+    the image shows, and of those that are answered, or NO_CLASS.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._with_matrix = False
+
+    def _answers(self, logits: torch.Tensor, targets: torch.Tensor) -> Answers:
+        shares = logits.sigmoid()
+        labels = targets.nan_to_num(-1).long()
+        answered = (shares >= 0.5).long()
+        wrong = torch.where(labels == 1, 1 - shares, shares).masked_fill((labels < 0) | (answered == labels), -1)
+        sure, predicted = wrong.nan_to_num(0).max(1)
+        missed = labels.gather(1, predicted[:, None])[:, 0] == 1
+        target = torch.where(missed, predicted, NO_CLASS)
+        point = (_likeliest(shares, labels == 1), _likeliest(shares, answered == 1))
+        return Answers(shares, labels, sure, (target, predicted), point)
+
+
+def _likeliest(shares: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
+    """The class with the largest share, int64 (n,), ``among`` those that are true, bool (n, classes)."""
+    return torch.where(among.any(1), shares.masked_fill(~among, -1).argmax(1), NO_CLASS)
 
 
 def _on_host(kind: type, columns: Sequence[torch.Tensor]) -> list[Any]:

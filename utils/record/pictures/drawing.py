@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from utils.record.pictures.collector import Mistake
+from utils.record.pictures.collector import NO_CLASS, Mistake
 
 INK = (33, 33, 33)
 GREY = (110, 110, 110)
@@ -68,10 +68,11 @@ def worst_mistakes(mistakes: Sequence[Mistake], classes: Sequence[str]) -> np.nd
         left = GAP + place % columns * (TILE + GAP)
         top = GAP + place // columns * (TILE + CAPTION + GAP)
         picture.paste(as_image(one.pixels, TILE), (left, top))
-        draw.text(
-            (left, top + TILE + 2), _fitting(classes[one.predicted], f" {100 * one.share:.0f} %", font), INK, font
-        )
-        draw.text((left, top + TILE + 16), _fitting(f"is {classes[one.target]}", "", font), GREY, font)
+        missed = one.target == one.predicted  # one of several labels, as is one that the image lacks
+        answer = f"not {classes[one.predicted]}" if missed else classes[one.predicted]
+        truth = "is not" if one.target == NO_CLASS else f"is {classes[one.target]}"
+        draw.text((left, top + TILE + 2), _fitting(answer, f" {100 * one.share:.0f} %", font), INK, font)
+        draw.text((left, top + TILE + 16), _fitting(truth, "", font), GREY, font)
     return np.asarray(picture)
 
 

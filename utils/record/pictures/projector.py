@@ -24,6 +24,7 @@ def write(folder: Path, points: Sequence[Point], classes: Sequence[str]) -> None
     place.mkdir(exist_ok=True)
     _replace(place / "features.tsv", _features(points))
     names = [" ".join(name.split()) for name in classes]  # a tab or a line break would be another column or row
+    names.append("none")  # for NO_CLASS
     rows = [f"{names[one.target]}\t{names[one.predicted]}\t{one.index}" for one in points]
     _replace(place / "classes.tsv", "\n".join(["class\tpredicted\tnumber", *rows, ""]))
     side = math.ceil(math.sqrt(len(points)))

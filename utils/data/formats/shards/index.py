@@ -30,9 +30,10 @@ BLOCK = 512  # of a tar file: a header, or a part of the content
 ANEW = "pack anew (scripts/pack.py)"
 
 
-def record_type(longest_name: int) -> np.dtype:
+def record_type(longest_name: int, labels: int = 0) -> np.dtype:
     """An image's place: the shard's number, where its ``size`` bytes begin, its label, the CRC-32 of its tar header.
 
+    ``labels``: with several labels an image, the number of classes; its label is then int8 (labels,).
     ``crc`` is that of its bytes, where ``Split.checked``; ``name`` that of the member in the tar file, in UTF-8.
     """
     return np.dtype(
@@ -40,7 +41,7 @@ def record_type(longest_name: int) -> np.dtype:
             ("offset", "<i8"),
             ("size", "<u4"),
             ("shard", "<u4"),
-            ("label", "<i4"),
+            ("label", "i1", (labels,)) if labels else ("label", "<i4"),
             ("head", "<u4"),
             ("crc", "<u4"),
             ("name", f"S{max(1, longest_name)}"),
@@ -80,6 +81,11 @@ class Contents:
     classes: tuple[str, ...]
     splits: dict[str, Split]
     made: dict[str, Any]
+
+    @property
+    def multilabel(self) -> bool:
+        """Images have several labels."""
+        return any(split.records["label"].ndim > 1 for split in self.splits.values())
 
 
 # ------------------------------------------------------------------------------------------- writing
@@ -130,7 +136,9 @@ def read_contents(folder: Path) -> Contents | None:
         ) from error
     for name, split in splits.items():
         labels = split.records["label"]
-        if len(labels) and not (labels.min() >= 0 and labels.max() < len(classes)):
+        low, high = (-1, 1) if labels.ndim > 1 else (0, len(classes) - 1)
+        fits = labels.ndim == 1 or labels.shape[1] == len(classes)
+        if not fits or (len(labels) and not (labels.min() >= low and labels.max() <= high)):
             raise UserError(f"{folder / name}.index.npy: has labels beyond its {len(classes)} classes; {ANEW}")
     return Contents(folder, classes, splits, made)
 

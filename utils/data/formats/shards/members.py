@@ -76,7 +76,8 @@ def _refuse_classes_of_validation_alone(contents: Contents) -> None:
 def images_of(contents: Contents, name: str, colour: str) -> ImageFiles:
     """The images of a split."""
     split = contents.splits[name]
-    labels = torch.from_numpy(split.records["label"].astype(np.int64))
+    labels = split.records["label"]
+    labels = torch.from_numpy(labels.astype(np.int8 if labels.ndim > 1 else np.int64))
     return ImageFiles(Members(contents.folder, split), labels, colour)
 
 

@@ -1,0 +1,320 @@
+"""Figures of images with several labels each, from scores and targets of a whole set: on the host, in float64.
+
+A score is the sigmoid of a logit. A target is 1, 0, or -1 where the label is missing: such a cell is in no figure. A
+class without a positive label has no recall, so no average precision and no F1: its figures are NaN and no mean holds
+them; ``counted`` says how many classes the means are of. All figures are in percent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from utils.record.metrics import COUNT, ClassificationMeter, Report
+from utils.runtime.distributed import Distributed
+
+MISSING = -1
+THRESHOLD = 0.5
+HALVES = [0, 2]  # key of the permutation that halves a set, to choose thresholds
+
+
+def scores_of(logits: torch.Tensor) -> np.ndarray:
+    """The probability of each class by itself, float64 of the shape of ``logits``."""
+    return torch.sigmoid(logits.detach().cpu().double()).numpy()
+
+
+def known_targets(targets: torch.Tensor) -> np.ndarray:
+    """Stored targets, int8 of 0, 1 and -1, of those in a batch, floats with NaN for missing."""
+    return torch.where(targets.isnan(), MISSING, targets.round()).to(torch.int8).cpu().numpy()
+
+
+# ------------------------------------------------------------------------------------------ of a class
+
+
+def _by_score(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The distinct ``scores`` (n,), the highest first; how many lie at or above each, and how many of the positive."""
+    order = np.argsort(-scores, kind="stable")
+    ranked = scores[order]
+    ends = np.append(np.flatnonzero(np.diff(ranked)), len(ranked) - 1)
+    return ranked[ends], ends + 1, np.cumsum(positive[order])[ends]
+
+
+def _areas(scores: np.ndarray, positive: np.ndarray) -> tuple[float, float]:
+    """Average precision and AUROC, shares of 1; NaN where undefined. scikit-learn's, with tied scores as one step."""
+    positives = int(positive.sum())
+    if not positives or np.isnan(scores).any():
+        return math.nan, math.nan
+    _, counts, right = _by_score(scores, positive)
+    precision = float((np.diff(right, prepend=0) * right / counts).sum() / positives)
+    negatives = len(scores) - positives
+    if not negatives:
+        return precision, math.nan
+    sensitivity = np.append(0, right) / positives
+    false_alarms = np.append(0, counts - right) / negatives
+    return precision, float((np.diff(false_alarms) * (sensitivity[1:] + sensitivity[:-1]) / 2).sum())
+
+
+def _best_threshold(scores: np.ndarray, positive: np.ndarray) -> float:
+    if not positive.any() or np.isnan(scores).any():
+        return THRESHOLD
+    levels, counts, right = _by_score(scores, positive)
+    best = int(np.argmax(2 * right / (counts + positive.sum())))
+    return float((levels[best] + np.append(levels, 0)[best + 1]) / 2)
+
+
+def best_thresholds(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """The threshold of each class with the highest F1, float64 (classes,): halfway to the next lower score.
+
+    Of equal ones the highest; 0.5 for a class without a positive label. What is scored with them must be other images.
+    """
+    cells = zip(scores.T, targets.T, strict=True)
+    return np.array([_best_threshold(score[own >= 0], own[own >= 0] == 1) for score, own in cells])
+
+
+def counts_at(scores: np.ndarray, targets: np.ndarray, thresholds: np.ndarray | float = THRESHOLD) -> np.ndarray:
+    """Labels, answers and right answers of each class, int64 (3, classes); an answer is a score of the threshold on."""
+    answers = (scores >= thresholds) & (targets >= 0)
+    return np.stack([(targets == 1).sum(0), answers.sum(0), (answers & (targets == 1)).sum(0)])
+
+
+def f1_of(counts: np.ndarray) -> np.ndarray:
+    """F1 in percent of ``counts``, those of ``counts_at``: float64 (classes,), NaN where there is no positive label."""
+    support, predicted, right = counts
+    return np.where(support > 0, 100 * 2 * right / np.maximum(support + predicted, 1), math.nan)
+
+
+def micro_f1_of(counts: np.ndarray) -> float:
+    """F1 in percent over all cells; NaN where there is neither a label nor an answer."""
+    support, predicted, right = counts.sum(1).tolist()
+    return 100 * 2 * right / (support + predicted) if support + predicted else math.nan
+
+
+# ----------------------------------------------------------------------------------------- of all classes
+
+
+@dataclass(frozen=True)
+class MultilabelClasses:
+    """Figures of k classes: arrays (k,), percent.
+
+    ``known``: int64, images whose label is known. ``counts``: int64 (3, k), labels, answers and right answers at a
+    threshold of 0.5. ``tuned_counts``: the same with the thresholds that are best for the half of the images that an
+    image is not in, so that none is scored with a threshold that it helped to choose. ``thresholds``: the best of all
+    images, for others.
+    """
+
+    known: np.ndarray
+    counts: np.ndarray
+    tuned_counts: np.ndarray
+    thresholds: np.ndarray
+    average_precision: np.ndarray
+    auroc_by_class: np.ndarray
+
+    @classmethod
+    def of(cls, scores: np.ndarray, targets: np.ndarray) -> MultilabelClasses | None:
+        """Of ``scores`` float64 (n, k) and ``targets`` int8 (n, k); None of no image."""
+        if not len(scores):
+            return None
+        order = np.random.Generator(np.random.Philox(key=HALVES)).permutation(len(scores))
+        halves = order[::2], order[1::2]
+        chosen = [best_thresholds(scores[half], targets[half]) for half in halves]
+        tuned = [
+            counts_at(scores[half], targets[half], thresholds)
+            for half, thresholds in zip(halves, chosen[::-1], strict=True)
+        ]
+        cells = zip(scores.T, targets.T, strict=True)
+        areas = np.array([_areas(score[own >= 0], own[own >= 0] == 1) for score, own in cells]).reshape(-1, 2)
+        return cls(
+            known=(targets >= 0).sum(0),
+            counts=counts_at(scores, targets),
+            tuned_counts=tuned[0] + tuned[1],
+            thresholds=best_thresholds(scores, targets),
+            average_precision=100 * areas[:, 0],
+            auroc_by_class=100 * areas[:, 1],
+        )
+
+    @property
+    def support(self) -> np.ndarray:
+        """Positive labels of each class."""
+        return self.counts[0]
+
+    @property
+    def counted(self) -> int:
+        """The number of classes with a positive label: those that the means are of."""
+        return int((self.support > 0).sum())
+
+    @cached_property
+    def f1(self) -> np.ndarray:
+        """F1 of each class at a threshold of 0.5."""
+        return f1_of(self.counts)
+
+    @property
+    def map(self) -> float:
+        """Mean average precision."""
+        return _mean(self.average_precision, self.support > 0)
+
+    @property
+    def auroc(self) -> float:
+        """Mean of the classes with positive and negative labels."""
+        return _mean(self.auroc_by_class, (self.support > 0) & (self.support < self.known))
+
+    @property
+    def macro_f1(self) -> float:
+        return _mean(self.f1, self.support > 0)
+
+    @property
+    def micro_f1(self) -> float:
+        return micro_f1_of(self.counts)
+
+    @property
+    def tuned_macro_f1(self) -> float:
+        return _mean(f1_of(self.tuned_counts), self.support > 0)
+
+    @property
+    def tuned_micro_f1(self) -> float:
+        return micro_f1_of(self.tuned_counts)
+
+    def rows(self, names: Sequence[str]) -> Iterator[dict[str, str | int | float]]:
+        """A row per class, in order: what ``class_metrics.csv`` holds."""
+        tuned = f1_of(self.tuned_counts)
+        for number, name in enumerate(names):
+            yield {
+                "class": name,
+                "val_count": int(self.support[number]),
+                "val_known": int(self.known[number]),
+                "val_predicted": int(self.counts[1, number]),
+                "val_average_precision": float(self.average_precision[number]),
+                "val_auroc": float(self.auroc_by_class[number]),
+                "val_f1": float(self.f1[number]),
+                "val_tuned_f1": float(tuned[number]),
+                "threshold": float(self.thresholds[number]),
+            }
+
+    def __str__(self) -> str:
+        missing = "" if self.counted == len(self.known) else f" (means of {self.counted} of {len(self.known)} classes)"
+        return (
+            f"mAP {self.map:.2f}  macro F1 {self.macro_f1:.2f}  micro F1 {self.micro_f1:.2f}  "
+            f"AUROC {self.auroc:.2f}  at chosen thresholds: macro F1 {self.tuned_macro_f1:.2f}  "
+            f"micro F1 {self.tuned_micro_f1:.2f}{missing}"
+        )
+
+
+def _mean(values: np.ndarray, counted: np.ndarray) -> float:
+    return float(values[counted].mean()) if counted.any() else math.nan
+
+
+def binary_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> float:
+    """The mean over all known cells, in float64; NaN without one. ``targets``: floats with NaN for missing."""
+    logits = logits.double()
+    known = ~targets.isnan()
+    terms = torch.nn.functional.binary_cross_entropy_with_logits(
+        logits, targets.double().nan_to_num(0), reduction="none"
+    )
+    return float(terms[known].sum() / known.sum())
+
+
+@dataclass(frozen=True)
+class MultilabelReport:
+    """Means over ``count`` images: of a validation; of training, loss and ``micro_f1`` alone, the others NaN.
+
+    ``own``: the metrics of users' files, of a validation.
+    """
+
+    loss: float
+    map: float
+    macro_f1: float
+    micro_f1: float
+    count: int
+    by_class: MultilabelClasses | None = field(default=None, compare=False, repr=False)
+    own: dict[str, float] = field(default_factory=dict, compare=False, repr=False)
+
+    HEADLINE: ClassVar = "map"
+    FIGURES: ClassVar = ("map", "macro_f1", "micro_f1")  # of the last line
+
+    @classmethod
+    def from_sums(cls, sums: Sequence[float]) -> MultilabelReport:
+        """From the sums of training: loss, twice the right answers, labels and answers together, and count."""
+        loss, right, both, count = sums[: COUNT + 1]
+        micro_f1 = 100 * right / both if both else math.nan
+        return cls(loss / count if count else math.nan, math.nan, math.nan, micro_f1, round(count))
+
+    @classmethod
+    def of(cls, logits: torch.Tensor, targets: torch.Tensor) -> MultilabelReport:
+        """From ``logits`` and ``targets``, floats (n, classes) with NaN for missing, on the CPU."""
+        by_class = MultilabelClasses.of(scores_of(logits), known_targets(targets))
+        if by_class is None:
+            return cls(math.nan, math.nan, math.nan, math.nan, 0)
+        loss = binary_cross_entropy(logits, targets)
+        return cls(loss, by_class.map, by_class.macro_f1, by_class.micro_f1, len(logits), by_class)
+
+    @property
+    def numbers(self) -> list[float]:
+        """For a checkpoint; ``report_of`` reads it."""
+        return [self.loss, self.map, self.macro_f1, self.micro_f1, self.count]
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, with_top5: bool = True, mixed: bool = False) -> str:
+        """For the log. ``mixed``: of mixed images."""
+        of = " (mixed)" if mixed else ""
+        means = "" if self.by_class is None else f"mAP {self.map:.2f}  macro F1 {self.macro_f1:.2f}  "
+        return f"{means}micro F1{of} {self.micro_f1:.2f}  loss {self.loss:.4f}"
+
+
+AnyReport = Report | MultilabelReport
+
+
+def report_of(numbers: Sequence[float]) -> AnyReport:
+    """The report with these ``numbers``, of one label an image or of several."""
+    kind = Report if len(numbers) == COUNT + 1 else MultilabelReport
+    return kind(*numbers[:-1], round(numbers[-1]))
+
+
+# ------------------------------------------------------------------------------------------- on the device
+
+
+class MultilabelMeter(ClassificationMeter):
+    """A ``ClassificationMeter`` of training: beside the loss, what micro F1 at a threshold of 0.5 is made of.
+
+    The sums in the place of top-1 and top-5 hits are twice the right answers, and labels and answers together. Of mixed
+    images, a share above a half counts as a label.
+    """
+
+    def _labels(self, targets: torch.Tensor) -> torch.Tensor:
+        return targets
+
+    def _hits(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        shown = targets > THRESHOLD
+        answers = (logits >= 0) & ~targets.isnan()
+        return torch.stack([2 * (shown & answers).sum(1), shown.sum(1) + answers.sum(1)], dim=1)
+
+
+class ValidationAnswers:
+    """Answers and targets of a validation, on the device until all ranks' are brought together: none padded."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[np.ndarray, torch.Tensor, torch.Tensor]] = []
+
+    def update(self, indices: np.ndarray, logits: torch.Tensor, targets: torch.Tensor) -> None:
+        """Keep a batch's; ``indices``: the samples' numbers (n,)."""
+        self._parts.append((indices, logits.detach().float(), targets))
+
+    def report(self, distributed: Distributed) -> MultilabelReport:
+        """The report on all ranks' images, in the order of their numbers: the same bits on any number of ranks."""
+        mine = [(indices, logits.cpu().numpy(), targets.cpu().numpy()) for indices, logits, targets in self._parts]
+        parts = [part for its in distributed.gather(mine) for part in its]
+        return distributed.run_on_rank0(lambda: _report_of(parts))
+
+
+def _report_of(parts: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> MultilabelReport:
+    if not parts:
+        return MultilabelReport.of(torch.empty(0, 1), torch.empty(0, 1))
+    indices, logits, targets = (np.concatenate(column) for column in zip(*parts, strict=True))
+    order = np.argsort(indices, kind="stable")
+    return MultilabelReport.of(torch.from_numpy(logits[order]), torch.from_numpy(targets[order]))
