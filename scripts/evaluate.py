@@ -80,7 +80,6 @@ def main(argv: list[str]) -> int:
 
 def build_parser() -> ToolParser:
     parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
-    parser.add_plugin()
     parser.usage = f"python scripts/{NAME} RUN [flag ...]"
     add_run_arguments(parser)
     parser.add_argument(

@@ -65,7 +65,6 @@ def main(argv: list[str]) -> int:
 
 def build_parser() -> ToolParser:
     parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
-    parser.add_plugin()
     add_run_arguments(parser)
     parser.add_argument(
         "--tta", choices=VIEWS, help="the mean logits of several views, as main.py's --tta [as the run]"

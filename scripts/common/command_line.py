@@ -52,11 +52,6 @@ class ToolParser(argparse.ArgumentParser):
             self.error("--output must not be empty or hold a NUL character")
         return own, others
 
-    def add_plugin(self) -> None:
-        """Add --plugin, for a tool without training flags."""
-        text = "files of your own that the run was trained with"
-        self.add_argument("--plugin", nargs="+", action="extend", metavar="FILE", help=text)
-
     def split(self, argv: Sequence[str], checkpoint: dict[str, Any] | None = None) -> tuple[Any, Settings]:
         """The tool's own flags as a namespace, and all others as checked training settings.
 

@@ -40,6 +40,8 @@ def add_run(parser: argparse.ArgumentParser, several: bool = False) -> None:
     )
     add_best(parser)
     parser.add_argument("--raw", action="store_true", help="the trained weights, even if the run kept an average")
+    text = "files of your own that the run was trained with"
+    parser.add_argument("--plugin", nargs="+", action="extend", metavar="FILE", help=text)
 
 
 def add_best(parser: argparse.ArgumentParser) -> None:
