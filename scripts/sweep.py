@@ -3,10 +3,12 @@
     python scripts/sweep.py digits/fc --seeds 5
     python scripts/sweep.py digits/fc --seeds 5 --set lr=0.05,0.1 --set augment=none,shift
     python scripts/sweep.py digits/conv2 --processes 2 --set epochs=5,10
+    python scripts/sweep.py digits/fc --folds 5                            # cross-validation
 
 Every combination of the values is trained with every seed, 0 to N - 1. Other flags are main.py's and hold for all.
 Ctrl-C saves what is under way; the same command continues, and repeats no finished run. Writes sweep.csv and sweep.png
-to --output, the trainings to runs/ there.
+to --output, the trainings to runs/ there. With --folds each seed deals the images out anew and trains on all but each
+fold in turn; then out_of_fold_seedN.csv has a prediction for each image, and cross_validation.csv mean and interval.
 """
 
 from __future__ import annotations
@@ -47,7 +49,13 @@ def build_parser() -> ToolParser:
     parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=True)
     parser.add_argument("recipe", metavar="RECIPE", help="a name under configs/, or a file")
     parser.add_argument(
-        "--seeds", type=whole(1, 1000), default=5, metavar="N", help="trainings of each combination [5]"
+        "--seeds", type=whole(1, 1000), metavar="N", help="trainings of each combination [5; with --folds 1]"
+    )
+    parser.add_argument(
+        "--folds",
+        type=whole(2, 255),
+        metavar="K",
+        help="cross-validation: K trainings of each seed, each on all but a fold",
     )
     parser.add_argument(
         "--set",
@@ -70,7 +78,9 @@ def build_parser() -> ToolParser:
 def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Trial]]:
     """The checked flags and the trainings. Raises ``UserError`` with all mistakes."""
     own, training_flags = build_parser().parse_known_args(argv)
-    for flag in ("--seed", "--resume", "--name", "--config", "--evaluate", "-e", "--dry-run", "--max-steps"):
+    own.seeds = own.seeds or (5 if own.folds is None else 1)
+    of_each_run = ("--seed", "--fold", "--fold-seed", "--resume", "--name", "--config")
+    for flag in (*of_each_run, "--evaluate", "-e", "--dry-run", "--max-steps"):
         if any(word == flag or word.startswith(f"{flag}=") for word in training_flags):
             raise UserError(f"{flag} is not for a sweep; remove it")
     if own.processes != "auto":
@@ -80,7 +90,7 @@ def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Trial]]:
             raise UserError(f"--processes {error}, or auto") from error
     if own.output is None:
         own.output = f"sweeps/{own.recipe.removesuffix('.yaml').replace('/', '_').lstrip('._')}"
-    return own, trials(own.recipe, own.varied, own.seeds, training_flags)
+    return own, trials(own.recipe, own.varied, own.seeds, training_flags, own.folds)
 
 
 def sweep(own: argparse.Namespace, planned: Sequence[Trial], folder: Path) -> int:
@@ -106,6 +116,10 @@ def sweep(own: argparse.Namespace, planned: Sequence[Trial], folder: Path) -> in
         failures = run_all([trial for trial in planned if trial not in results], folder, slots(own.processes), ended)
     finally:
         show(own, planned, folder, results)
+    if own.folds is not None and not failures:
+        from scripts.sweeps.cross_validation import cross_validate
+
+        print("\n" + "\n".join(cross_validate(planned, results, folder)), flush=True)
     return 1 if failures else 0
 
 

@@ -40,7 +40,7 @@ def whole_file(path: Path, said: str, advice: str = "", mode: str = "wb", **opti
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write ``rows``, whose keys are the columns. Raises ``UserError`` if that cannot be done."""
-    with whole_file(path, f"--output {path}", mode="w", newline="", encoding="utf-8") as file:
+    with whole_file(path, f"--output {path}", mode="w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         lines = csv.DictWriter(file, list(rows[0]))
         lines.writeheader()
         lines.writerows(rows)

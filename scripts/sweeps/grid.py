@@ -1,4 +1,4 @@
-"""The trainings of a sweep: one for each combination of values and each seed."""
+"""The trainings of a sweep: one for each combination of values, each seed and each fold."""
 
 from __future__ import annotations
 
@@ -12,25 +12,38 @@ from utils.config.arguments import OPTIONS
 from utils.config.settings import Settings, UserError, flag_of
 from utils.config.spelling import meant_value
 
-SWEPT_ITSELF = {"seed", "name"}
+SWEPT_ITSELF = {"seed", "name", "folds", "fold", "fold_seed"}
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A training: the values of what is varied, a seed, main.py's command line, and the settings that it gives."""
+    """A training: the values of what is varied, a seed, main.py's command line, and the settings that it gives.
+
+    ``fold``: the one that is held out; None without folds.
+    """
 
     point: tuple[str, ...]
     seed: int
     flags: tuple[str, ...]
     args: Settings = field(compare=False)
+    fold: int | None = None
 
     @property
     def name(self) -> str:
-        return " ".join((*self.point, f"seed={self.seed}"))
+        return " ".join(self.parts)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The values, seed and fold, each as NAME=VALUE."""
+        return (*self.point, f"seed={self.seed}", *([] if self.fold is None else [f"fold={self.fold}"]))
 
 
-def trials(recipe: str, varied: Sequence[str], seeds: int, training_flags: Sequence[str]) -> list[Trial]:
+def trials(
+    recipe: str, varied: Sequence[str], seeds: int, training_flags: Sequence[str], folds: int | None = None
+) -> list[Trial]:
     """Trainings, seed by seed within each combination of the values in ``varied`` ('lr=0.05,0.1').
+
+    With ``folds`` a seed has as many trainings, on folds that it deals out: repeated cross-validation.
 
     Raises ``UserError`` with the mistakes of all of them, each once.
     """
@@ -45,15 +58,17 @@ def trials(recipe: str, varied: Sequence[str], seeds: int, training_flags: Seque
     mistakes: dict[str, None] = {}
     for combination in itertools.product(*choices):
         point = tuple(f"{name}={value}" for name, value in combination)
-        for seed in range(seeds):
+        for seed, fold in itertools.product(range(seeds), [None] if folds is None else range(folds)):
             flags = ["--config", recipe, *training_flags]
             flags += [word for name, value in combination for word in _flag(name, value)]
             flags += ["--seed", str(seed)]
+            if fold is not None:
+                flags += ["--folds", str(folds), "--fold", str(fold), "--fold-seed", str(seed)]
             try:
-                made.append(Trial(point, seed, tuple(flags), arguments.parse(flags)))
+                made.append(Trial(point, seed, tuple(flags), arguments.parse(flags), fold))
             except UserError as error:
                 mistakes |= dict.fromkeys(error.mistakes)
-    for one, other in itertools.combinations([trial for trial in made if trial.seed == 0], 2):
+    for one, other in itertools.combinations([trial for trial in made if trial.seed == 0 and not trial.fold], 2):
         if matches(one.args, other.args) or matches(other.args, one.args):  # a run of one would count for both
             same = f"--set: {' '.join(one.point)} and {' '.join(other.point)} may be the same training; leave one out"
             mistakes.setdefault(same)

@@ -122,7 +122,7 @@ def _start(trial: Trial, folder: Path, slots: Slots, slot: int) -> RunningTraini
 
 def _file_name(trial: Trial) -> str:
     """The trial's name as one file's name of its own: where that needs other characters or fewer, with a digest."""
-    text = "_".join((*trial.point, f"seed{trial.seed}"))
+    text = "_".join((*trial.point, *(part.replace("=", "") for part in trial.parts[len(trial.point) :])))
     plain = os.fsencode(text.replace(os.sep, "-"))
     if os.fsencode(text) == plain and len(plain) <= LONGEST_NAME:
         return text

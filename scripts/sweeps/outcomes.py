@@ -54,6 +54,7 @@ def csv_rows(trials: Sequence[Trial], results: Mapping[Trial, RunResult]) -> lis
         {
             **{name: value for name, _, value in (setting.partition("=") for setting in trial.point)},
             "seed": trial.seed,
+            **({} if trial.fold is None else {"fold": trial.fold}),
             "val_top1": f"{result.top1:.6g}",
             "best_top1": f"{result.best_top1:.6g}",
             "trained_epochs": result.epochs,

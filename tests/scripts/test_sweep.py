@@ -11,6 +11,7 @@ import sys
 import time
 
 import pytest
+import torch
 from PIL import Image
 
 import main
@@ -19,9 +20,11 @@ from scripts.common.command_line import run_tool
 from scripts.common.output import write_csv
 from scripts.common.runs import identity, read_run
 from scripts.sweeps import jobs, outcomes
+from scripts.sweeps.cross_validation import corrected_interval, cross_validate
 from scripts.sweeps.grid import Trial, trials
 from utils.config import arguments
 from utils.config.settings import UserError
+from utils.data.datasets import get_data
 from utils.runtime import heartbeat
 
 MAIN_ENDS_WITH = "import sys; print('first'); print('main.py: what it said', file=sys.stderr); sys.exit({code})"
@@ -106,6 +109,9 @@ def test_weights_to_begin_with_are_among_what_can_be_varied():
         (["digits/fc", "--set", "seed=1,2"], "--seed cannot be varied"),
         (["digits/fc", "--set", "print-freq=1,2"], "--print-freq cannot be varied"),
         (["digits/fc", "--seed", "1"], "--seed is not for a sweep; remove it"),
+        (["digits/fc", "--folds", "3", "--fold", "1"], "--fold is not for a sweep; remove it"),
+        (["digits/fc", "--folds", "3", "--set", "fold-seed=1,2"], "--fold-seed cannot be varied"),
+        (["digits/fc", "--folds", "1"], "argument --folds: '1': must be at least 2"),
         (["digits/fc", "--seeds", "0"], "argument --seeds: '0': must be at least 1"),
         (["digits/fc", "--processes", "some"], "--processes 'some': must be a whole number, or auto"),
         (["digits/fx"], "--config 'digits/fx': no such recipe or file (did you mean digits/fc?)"),
@@ -460,3 +466,80 @@ def test_a_sweep_that_is_interrupted_goes_on_and_repeats_no_finished_run(tmp_pat
     code, said = told(sweeping, capsys, monkeypatch)
     assert code == 0 and said.out.startswith("1 of 1 runs are finished already\n")
     assert (folder / "log.txt").read_text() == before
+
+
+# ------------------------------------------------------------------------------------------ cross-validation
+
+
+def test_with_folds_each_seed_deals_them_out_and_holds_out_each_once():
+    planned = trials("digits/fc", ["lr=0.05,0.1"], 2, [], folds=3)
+    found = [(t.args.optimisation.lr, t.seed, t.fold, t.args.data.fold, t.args.data.fold_seed) for t in planned]
+    assert found == [(lr, seed, fold, fold, seed) for lr in (0.05, 0.1) for seed in (0, 1) for fold in range(3)]
+    assert {t.args.data.folds for t in planned} == {3} and planned[1].name == "lr=0.05 seed=0 fold=1"
+    assert len({jobs._file_name(t) for t in planned}) == 12
+    assert sweep.read_flags(["digits/fc", "--folds", "4"])[0].seeds == 1
+
+
+@pytest.fixture(scope="module")
+def validated(tmp_path_factory):
+    """Three folds of the digits, each trained for an epoch; and their results."""
+    folder = tmp_path_factory.mktemp("folds")
+    planned = trials("digits/fc", [], 1, ["--epochs", "1", "--device", "cpu"], folds=3)
+    for trial in planned:
+        assert main.main([*trial.flags, "--no-progress", "--output", str(folder / "runs")]) == 0
+    return folder, planned, outcomes.finished(folder / "runs", planned)
+
+
+def read_csv(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_each_training_image_has_one_prediction_by_the_network_that_did_not_see_it(validated):
+    folder, planned, results = validated
+    lines = cross_validate(planned, results, folder)
+    rows = read_csv(folder / "out_of_fold_seed0.csv")
+    labels = get_data(arguments.parse([]).data, torch.device("cpu")).train.labels.tolist()
+    assert [row["image"] for row in rows] == [f"train[{number}]" for number in range(1437)]
+    assert [int(row["class"]) for row in rows] == labels
+    fold_of = get_data(planned[0].args.data, torch.device("cpu")).folds.folds.tolist()
+    assert [int(row["fold"]) for row in rows] == fold_of
+    for trial in planned:  # the logs' own figures, of the exact validation
+        own = [row for row in rows if int(row["fold"]) == trial.fold]
+        right = sum(row["class"] == row["predicted"] for row in own)
+        assert 100 * right / len(own) == pytest.approx(results[trial].top1, abs=1e-3)
+    for row in rows:
+        shares = [float(row[f"probability {label}"]) for label in range(10)]
+        assert sum(shares) == pytest.approx(1, abs=1e-5) and max(shares) == shares[int(row["predicted"])]
+    hits = sum(row["class"] == row["predicted"] for row in rows)
+    assert f"seed 0: {hits:,} of 1,437 right out of fold" in lines[1]
+    (about,) = read_csv(folder / "cross_validation.csv")
+    values = [results[trial].top1 for trial in planned]
+    assert (about["runs"], about["seeds"], about["smallest_fold"]) == ("3", "1", "479")
+    assert float(about["mean_top1"]) == pytest.approx(statistics.fmean(values), abs=0.005)
+    assert float(about["deviation"]) == pytest.approx(statistics.stdev(values), abs=0.005)
+    assert about["mean_top1"] in lines[0] and f"interval {about['low']} to {about['high']}" in lines[0]
+
+
+def test_nothing_is_cross_validated_before_all_folds_are_trained(validated, tmp_path):
+    _, planned, results = validated
+    assert cross_validate(planned, {trial: results[trial] for trial in planned[:2]}, tmp_path) == []
+    assert not list(tmp_path.iterdir())
+
+
+def test_folds_of_different_divisions_are_no_cross_validation(validated, tmp_path):
+    _, planned, results = validated
+    flags = ["--folds", "3", "--fold", "2", "--fold-seed", "7", "--epochs", "1", "--device", "cpu", "--no-progress"]
+    assert main.main(["--config", "digits/fc", *flags, "--output", str(tmp_path / "runs")]) == 0
+    (folder,) = (tmp_path / "runs/digits/fc").iterdir()
+    mixed = {**results, planned[2]: read_run(folder)}
+    with pytest.raises(UserError, match="seed=0 fold=2 and seed=0 fold=0 were trained on different images or folds"):
+        cross_validate(planned, mixed, tmp_path)
+    assert not list(tmp_path.glob("*.csv"))
+
+
+def test_the_interval_is_nadeau_and_bengios():
+    """Worked out by hand: mean 90, variance 10/4 = 2.5, ratio 1/4; t with 4 degrees of freedom has 2.776445."""
+    reach = 2.776445 * (2.5 * (1 / 5 + 1 / 4)) ** 0.5
+    assert corrected_interval([88, 89, 90, 91, 92], 1 / 4) == pytest.approx((90 - reach, 90 + reach), abs=1e-5)
+    assert corrected_interval([99, 100, 100, 100], 1 / 3)[1] == 100

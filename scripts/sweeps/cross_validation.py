@@ -1,0 +1,200 @@
+"""Cross-validation: each image's prediction by the network that was not trained on it, and the mean over folds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scripts.common.answers import CONFIDENCE, wilson_interval
+from scripts.common.command_line import warn
+from scripts.common.output import write_csv
+from scripts.common.predictions import Chosen, Predictions, point_of, predict_split, settings_of
+from scripts.common.runs import RunResult, deviation
+from scripts.sweeps.grid import Trial
+from scripts.sweeps.outcomes import label
+from utils.config.settings import UserError
+from utils.data.formats.held_out import Folds, stored_folds
+from utils.record.reading import Reading
+
+METHOD = "corrected t interval (Nadeau and Bengio 2003; Bouckaert and Frank 2004)"
+SAME = 1e-3  # percentage points by which the rounded figure of a log may be off
+
+
+@dataclass(frozen=True)
+class OneFold:
+    """The predictions for the images of one fold, by the last weights of the run that held it out.
+
+    ``numbers``, int64 (n,): the images' among all training images.
+    """
+
+    trial: Trial
+    predictions: Predictions
+    reading: Reading
+    numbers: np.ndarray
+    folds: Folds
+
+    @property
+    def grouped(self) -> bool:
+        return self.predictions.images.groups is not None
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One for each image: its path or number, class, fold and predicted class, and each class's probability."""
+        of = self.predictions
+        names = of.classes
+        given = self.reading.labels(of.logits) or self.reading.likeliest(of.logits, 1)
+        in_memory = not hasattr(of.images, "paths")
+        return [
+            {
+                "image": f"train[{number}]" if in_memory else image,
+                "class": _names(np.flatnonzero(truth == 1) if self.reading.several else [truth], names),
+                "fold": self.trial.fold,
+                "predicted": _names([label for label, _ in answer], names),
+                **{f"probability {name}": f"{share:.6f}" for name, share in zip(names, shares, strict=True)},
+            }
+            for number, image, truth, answer, shares in zip(
+                self.numbers.tolist(),
+                of.ids,
+                of.truth,
+                given,
+                self.reading.probabilities(of.logits.double()).tolist(),
+                strict=True,
+            )
+        ]
+
+
+def _names(labels: Sequence[int], classes: Sequence[str]) -> str:
+    return ";".join(classes[label] for label in labels)
+
+
+def cross_validate(planned: Sequence[Trial], results: Mapping[Trial, RunResult], folder: Path) -> list[str]:
+    """Write the files of each combination of values whose folds are all trained; gives lines about them.
+
+    Raises ``UserError`` if the runs of a combination do not hold out each image exactly once.
+    """
+    lines = []
+    rows = []
+    points = {trial.point: None for trial in planned}
+    for place, point in enumerate(points):
+        trials = [trial for trial in planned if trial.point == point]
+        if not all(trial in results for trial in trials):
+            continue
+        name = label(point, [results[trials[0]]])
+        pooled = []
+        for seed in sorted({trial.seed for trial in trials}):
+            folds = [predicted(trial, results[trial]) for trial in trials if trial.seed == seed]
+            refuse_incomplete(folds)
+            file = folder / f"out_of_fold{f'_{place}' if points.keys() - {point} else ''}_seed{seed}.csv"
+            write_csv(file, [row for _, row in sorted(_numbered(folds), key=lambda pair: pair[0])])
+            pooled.append(_pooled(folds, seed, file))
+        row = summary([results[trial] for trial in trials], folds)
+        rows.append({"setting": name, **row})
+        low, high = (row[end] for end in ("low", "high"))
+        lines += [
+            f"{name}: top-1 {row['mean_top1']} % over {row['runs']} runs of {row['seeds']} seed(s), standard deviation "
+            f"{row['deviation']}, {100 * CONFIDENCE:.0f} % interval {low} to {high}: {METHOD}",
+            *pooled,
+            *_doubts(results[trials[0]]),
+        ]
+    if rows:
+        write_csv(folder / "cross_validation.csv", rows)
+        lines.append(f"Files: {folder / 'cross_validation.csv'}, {folder / 'out_of_fold*.csv'}")
+    return lines
+
+
+def predicted(trial: Trial, result: RunResult) -> OneFold:
+    """The predictions of a finished run for the fold that it held out."""
+    from models import load_model
+
+    loaded = load_model(result.folder, best=False)  # the last weights: best.pt was chosen by this fold
+    chosen = Chosen(device=result.args.run.device, progress=False)
+    predictions = predict_split(loaded, chosen)
+    folds = stored_folds(settings_of(loaded, chosen).data, point_of(loaded))
+    if folds is None:
+        raise UserError(f"{loaded.path}: does not hold the folds that it was trained with")
+    held_out = np.flatnonzero(folds.folds == trial.fold)
+    if len(held_out) != len(predictions.images):
+        raise UserError(f"{loaded.path}: was trained when fold {trial.fold} had {len(held_out):,} images; train anew")
+    whole = result.args.data.max_val_batches is None and len(predictions) == len(held_out)
+    if whole and not loaded.reading.several and abs(predictions.top1 - result.top1) > SAME:
+        warn(f"{trial.name}: top-1 is {predictions.top1:.4f} now, {result.top1:.4f} when it was trained")
+    return OneFold(trial, predictions, loaded.reading, held_out[predictions.numbers], folds)
+
+
+def refuse_incomplete(folds: Sequence[OneFold]) -> None:
+    """Raise ``UserError`` unless the folds are parts of one division, with each readable image in exactly one."""
+    first = folds[0].folds
+    for one in folds:
+        if not (np.array_equal(one.folds.images, first.images) and np.array_equal(one.folds.folds, first.folds)):
+            raise UserError(
+                f"{one.trial.name} and {folds[0].trial.name} were trained on different images or folds, so that they "
+                "are no cross-validation; move one away, and it is trained anew"
+            )
+    numbers = np.concatenate([one.numbers for one in folds])
+    assert len(np.unique(numbers)) == len(numbers), "an image in two folds"
+    if lacking := len(first.images) - len(numbers):
+        warn(f"{lacking:,} of {len(first.images):,} images cannot be read, and have no prediction")
+
+
+def _numbered(folds: Sequence[OneFold]) -> list[tuple[int, dict[str, Any]]]:
+    return [pair for one in folds for pair in zip(one.numbers.tolist(), one.rows(), strict=True)]
+
+
+def _pooled(folds: Sequence[OneFold], seed: int, file: Path) -> str:
+    """A line about all predictions of a seed together."""
+    count = sum(len(one.numbers) for one in folds)
+    if folds[0].reading.several:
+        return f"  seed {seed}: {count:,} images predicted out of fold, in {file.name}"
+    hits = sum(int(one.predictions.right.sum()) for one in folds)
+    low, high = wilson_interval(hits, count)
+    interval = f"95 % interval {low:.2f} to {high:.2f} (Wilson)"
+    if folds[0].grouped:
+        interval = "without an interval, as images of a group are not independent"
+    share = f"{100 * hits / count:.2f} %"
+    return f"  seed {seed}: {hits:,} of {count:,} right out of fold, {share}, {interval}; {file.name}"
+
+
+def summary(runs: Sequence[RunResult], folds: Sequence[OneFold]) -> dict[str, Any]:
+    """Mean, spread and interval of the top-1 of ``runs``, in percent; ``folds`` are those of one seed."""
+    values = [run.top1 for run in runs]
+    sizes = [len(one.numbers) for one in folds]
+    low, high = corrected_interval(values, 1 / (len(sizes) - 1))
+    numbers = {"mean_top1": statistics.fmean(values), "deviation": deviation(values), "low": low, "high": high}
+    return {
+        "runs": len(values),
+        "seeds": len(values) // len(folds),
+        **{name: f"{value:.2f}" for name, value in numbers.items()},
+        "smallest_fold": min(sizes),
+        "largest_fold": max(sizes),
+    }
+
+
+def corrected_interval(values: Sequence[float], ratio: float) -> tuple[float, float]:
+    """The 95 % interval of a mean of percentages over folds, by Nadeau and Bengio's corrected variance.
+
+    Trainings of different folds share most of their images, so that the variance of their mean is larger than that of
+    independent values: (1/n + ``ratio``) s^2 for n values of variance s^2, where ``ratio`` is that of validation to
+    training images; the quantile is that of t with n - 1 degrees of freedom. (Inference for the generalization error,
+    Machine Learning 52, 2003; for repeated cross-validation Bouckaert and Frank, PAKDD 2004.)
+    """
+    from scipy.stats import t
+
+    reach = t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * math.sqrt(1 / len(values) + ratio) * deviation(values)
+    mean = statistics.fmean(values)
+    return max(0.0, mean - reach), min(100.0, mean + reach)
+
+
+def _doubts(result: RunResult) -> list[str]:
+    """Lines about what flatters the figures, or does not say all."""
+    args = result.args
+    lines = []
+    if args.run.early_stopping is not None:
+        lines.append("  --early-stopping chose each run's end by the fold that it is scored on, which flatters")
+    if args.data.max_val_batches is not None:
+        lines.append("  --max-val-batches: the mean is over some images of each fold, the pooled figure over all")
+    return lines
