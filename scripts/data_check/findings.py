@@ -21,6 +21,7 @@ from utils.data.formats.listing import is_image, unread_ending
 from utils.data.images.levels import range_of
 
 EXAMPLES = 3  # named in a line
+RANDOM_SHARE = 0.2  # of the images, in a split that one would draw
 TOO_SMALL = 0.5  # shorter side over --image-size below which an image is noted
 LOST = ("few levels", "cut off", "only alpha")  # kinds of remarks that spoil a training
 HUGE_PIXELS = 20_000_000
@@ -86,6 +87,7 @@ def judge(survey: Survey, records: np.ndarray, damage: dict[int, str]) -> Findin
         for index, reason in damage.items():
             findings.problem(index, f"damaged: {reason}")
     _duplicates(survey, records, findings)
+    _groups(survey, findings)
     if survey.paths is not None:
         _files(survey, records, findings)
         _sizes(survey, records, findings)
@@ -172,6 +174,12 @@ def _duplicates(survey: Survey, records: np.ndarray, findings: Findings) -> None
                 findings.problem(index, f"repeats {survey.name(other)}")
 
 
+def share(count: int, total: int) -> str:
+    """``count`` of ``total`` in percent, in two digits at most."""
+    percent = 100 * count / total
+    return f"{percent:.0f} %" if percent >= 10 else f"{percent:.2g} %"
+
+
 def _twin(survey: Survey, records: np.ndarray, index: int, train: np.ndarray) -> int:
     """The best match among the training images with equal pixels: by file, then by label."""
     same_file = (records["sha256"][train] == records["sha256"][index]) & (records["sha256"][index] != b"")
@@ -186,8 +194,7 @@ def _add_leaks(survey: Survey, records: np.ndarray, leaked: Sequence[tuple[int, 
     elsewhere = int(np.sum(survey.labels[validation] != survey.labels[train]))
     how = "" if survey.paths is None else f" ({files:,} the same file, {len(leaked) - files:,} the same pixels)"
     labels = f", {elsewhere:,} of them under another class" if elsewhere else ""
-    share = 100 * len(leaked) / (len(survey) - survey.training)
-    percent = f"{share:.0f} %" if share >= 10 else f"{share:.2g} %"
+    percent = share(len(leaked), len(survey) - survey.training)
     named = some((_pair(survey, pair) for pair in leaked[:EXAMPLES]), count=len(leaked))
     findings.fault(
         "in both splits",
@@ -222,6 +229,47 @@ def _pair(survey: Survey, pair: tuple[int, int], labels: bool = False) -> str:
     if survey.paths is None and labels:
         return " = ".join(f"{survey.name(index)} ({survey.classes[survey.labels[index]]})" for index in pair)
     return " = ".join(map(survey.name, pair))
+
+
+# ---------------------------------------------------------------------------------------------- groups
+
+
+def _groups(survey: Survey, findings: Findings) -> None:
+    """Groups in both splits (leakage), and how far a split of single images would flatter (a note)."""
+    train, validation = (images.groups for images in survey.images)
+    if train is None or validation is None:
+        return
+    trained = set(train)
+    shared = np.flatnonzero([group in trained for group in validation])
+    if len(shared):
+        names = sorted(set(validation[shared]))
+        findings.fault(
+            "groups in both splits",
+            len(names),
+            f"{len(names):,} groups are in train and in val, {share(len(shared), len(validation))} of val's images "
+            f"({some(names)}), so that results flatter; --folds and --val-split keep groups whole",
+        )
+        for index in shared:
+            findings.problem(survey.training + index, f"group also in train: {printable(validation[index])}")
+    _, sizes = np.unique(np.concatenate([train, validation]).astype(str), return_counts=True)
+    flattered = flattered_by_random(sizes)
+    if flattered > 0:
+        findings.note(
+            "groups",
+            len(sizes),
+            f"{len(sizes):,} groups of {sizes.mean():.1f} images; a random split of one image in five would have "
+            f"trained on the group of {100 * flattered:.0f} % of its validation images, and flatter: keep groups "
+            "whole, as --folds and --val-split do",
+        )
+
+
+def flattered_by_random(sizes: np.ndarray) -> float:
+    """Share of validation images of which a random split trains on another of the group, by the groups' ``sizes``.
+
+    Expected where each image is validated with probability ``RANDOM_SHARE``: all s - 1 others of a group of s are
+    validated, too, with that to the power of s - 1.
+    """
+    return float((sizes * (1 - RANDOM_SHARE ** (sizes - 1.0))).sum() / sizes.sum())
 
 
 # --------------------------------------------------------------------------------------- sizes, formats

@@ -17,9 +17,10 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
 
 from scripts import check_data
-from scripts.data_check.findings import equal_groups, judge
+from scripts.data_check.findings import equal_groups, flattered_by_random, judge
 from scripts.data_check.survey import hexadecimal, inspect, take_survey
 from utils.config.arguments import parse
 from utils.config.settings import UserError
@@ -527,3 +528,37 @@ def test_progress_is_told_in_lines_where_there_is_no_terminal(tree, monkeypatch)
     records, damage = inspect(found, workers=0, progress=ProgressLog(lines.append))
     assert [line.partition(" (")[0] for line in lines] == [f"Checking: {n} of 20 images" for n in (8, 16, 20)]
     assert judge(found, records, damage).faults == []
+
+
+def test_groups_in_both_splits_are_a_fault_and_how_far_a_random_split_flatters_a_note(tmp_path, capsys):
+    draw = np.random.default_rng(0)
+    rows = ["path,label,patient,split"]
+    for number in range(60):
+        pixels = draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+        split = "val" if number % 5 == 0 else "train"
+        patient = f"alone{number}" if number < 20 else f"p{number // 4}"
+        rows.append(f"{number}.png,{'ab'[number % 2]},{patient},{split}")
+    (tmp_path / "labels.csv").write_text("\n".join(rows) + "\n")
+    line = ["--dataname", "folder", "--datapath", str(tmp_path), "--labels", str(tmp_path / "labels.csv")]
+    assert check_data.main([*line, "--workers", "0", "--output", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr().out
+    both = "8 groups are in train and in val, 67 % of val's images (p10, p11, p12 and 5 more)"
+    assert f"- groups in both splits: {both}" in said
+    # 40 of 60 images have 3 others in their group: (40 / 60) (1 - 0.2^3) = 66 %
+    assert "trained on the group of 66 % of its validation images" in " ".join(said.split())
+    line += ["--split-column", "off", "--val-split", "0.3"]
+    assert check_data.main([*line, "--workers", "0", "--output", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "groups in both splits" not in said and "- groups: 30 groups of 2.0 images" in said
+
+
+def test_the_share_that_a_random_split_flatters_is_that_of_random_splits():
+    sizes = np.array([1] * 30 + [2] * 40 + [7] * 20)
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    seen = []
+    for seed in range(200):
+        train, validation = train_test_split(groups, test_size=0.2, random_state=seed)
+        seen.append(np.isin(validation, train).mean())
+    # a split of fixed size is not quite one of independent images: the probabilities differ by the order of 1 / n
+    assert flattered_by_random(sizes) == pytest.approx(np.mean(seen), abs=3 / len(groups))
