@@ -95,12 +95,18 @@ def draw_others(path: Path, found: Others) -> None:
             smallest = max(every.min(), every.max() * 1e-6)
             edges = np.geomspace(smallest, max(every.max(), smallest * 1.001), BINS + 1)
             axis.set_xscale("log")
-            axis.axvline(found.distance.usual, color="gray", linestyle=":", label="of 95 %, when it was fitted")
+            axis.xaxis.set_major_formatter("{x:g}")
+            axis.xaxis.set_minor_formatter("{x:g}" if every.max() < 10 * smallest else "")
+            axis.axvline(
+                found.distance.usual, color="gray", linestyle=":", label="95 % of the images that it was tried on"
+            )
         for values, label in zip(finite, ("evaluated", "others"), strict=True):
             weights = np.full(len(values), 100 / len(values))
             axis.hist(values, edges, weights=weights, alpha=0.55, label=f"{label}: {len(values):,} images")
         of = found.separations[name]
-        axis.set_title(f"{name}: AUROC {of.auroc:.2f} %, {of.false_positives:.2f} % of the others at 95 %", fontsize=10)
+        words = f"AUROC {of.auroc:.2f} %; with 95 % of the evaluated, {of.false_positives:.2f} % of the others"
+        axis.set_title(f"{name}\n{words}", fontsize=10)
         axis.set(xlabel=name, ylabel="percent of the images")
+        axis.margins(y=0.35)  # for the legend
         axis.legend()
     figure.savefig(path, dpi=100, format="png")

@@ -9,12 +9,14 @@ from typing import Any
 
 from models.confidence import KEY, Confidence, Distance
 from models.load import Loaded
+from scripts.common.command_line import warn
 from scripts.common.predictions import Predictions
 from scripts.evaluation.comparison import Comparison
 from scripts.evaluation.distance import LARGEST, Others
 from scripts.evaluation.rejection import Rejection
 from scripts.evaluation.summary import Temperature
 from utils.checkpoint import checkpoint
+from utils.config.datasets import SPECS
 from utils.config.settings import UserError
 
 
@@ -44,23 +46,22 @@ def store(path: Path, loaded: Loaded, found: Evaluation, description: dict[str, 
     """
     fit = found.temperature
     fit = None if fit is None or fit.at_limit else fit
-    distance = found.distance
+    distance = _small_enough(found.distance)
     if fit is None and distance is None:
         raise UserError(
             "--store: the images determine no temperature, and nothing is stored; give more with --datapath"
         )
     fitted = "no temperature"
     if fit is not None:
-        data = f"{description['dataname'] or description['datapath']}, {description['split']}"
+        name = description["dataname"] or ""
+        of_the_user = description["datapath"] and (not name or SPECS[name].of_the_user)
+        data = Path(description["datapath"]).name if of_the_user else name  # no path of this machine
+        images = f"{fit.fitted_on_images:,} images ({data}, {description['split']})"
         fitted = (
-            f"temperature {fit.temperature:.4g}, fitted on {fit.fitted_on_images:,} images ({data}); on "
+            f"temperature {fit.temperature:.4g}, fitted on {images}; on "
             f"{fit.scored_on_images:,} others calibration error {fit.calibration_error_before:.2f} % without and "
             f"{fit.calibration_error_after:.2f} % with it, loss {fit.loss_before:.4f} and {fit.loss_after:.4f}"
         )
-    if distance is not None:
-        size = sum(one.nbytes for one in vars(distance).values() if hasattr(one, "nbytes"))
-        if size > LARGEST:
-            raise UserError(f"--store: the distance takes {size / 1e6:.0f} MB, and a copy keeps {LARGEST / 1e6:.0f} MB")
     weights = "average" if loaded.has_average and not description["raw_weights"] else "trained"
     temperature = fit and fit.temperature
     kept = Confidence(temperature, weights, description["tta"], fitted, found.images, distance)
@@ -69,3 +70,12 @@ def store(path: Path, loaded: Loaded, found: Evaluation, description: dict[str, 
     except UserError as error:
         raise UserError(f"--store: {error}") from error
     return fitted if distance is None else f"{fitted}; distance, fitted on {distance.fitted_on:,} training images"
+
+
+def _small_enough(distance: Distance | None) -> Distance | None:
+    """``distance``, or None with a warning if it is too large for a checkpoint."""
+    size = 0 if distance is None else sum(one.nbytes for one in (distance.mean, distance.whitening, distance.centres))
+    if size > LARGEST:
+        warn(f"--store: the distance takes {size / 2**20:.0f} MiB of at most {LARGEST / 2**20:.0f}, and is left out")
+        return None
+    return distance

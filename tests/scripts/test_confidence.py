@@ -188,6 +188,14 @@ def test_classes_that_the_fitted_half_lacks_are_named():
     assert fit_temperature(answers(*guesses(1))).not_fitted_on == []
 
 
+def test_a_distance_that_is_too_large_is_left_out(digits_run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("scripts.evaluation.result.LARGEST", 100)
+    assert evaluate.main([digits_run, "--store", str(tmp_path / "a.pt"), "--distance", *QUIET]) == 0
+    confidence = load_model(tmp_path / "a.pt").confidence
+    assert confidence.distance is None and confidence.temperature is not None
+    assert "is left out" in capsys.readouterr().err
+
+
 def test_nothing_is_stored_where_nothing_is_determined(digits_run, tmp_path, capsys):
     tree = tree_of_digits(tmp_path / "tree", {"7": 7, "2": 2}, count=5)
     line = [digits_run, "--datapath", str(tree), "--workers", "0", *QUIET]
