@@ -118,7 +118,7 @@ class AsymmetricLoss(BinaryCrossEntropy):
 
     Ben-Baruch et al., Asymmetric loss for multi-label classification, 2021: a class that an image shows has the factor
     (1 - p) ** gamma+; of the others, p less ``clip`` stands for p, and the factor is that to the power of gamma-. For
-    targets of 0 and 1 it is timm's ``AsymmetricLossMultiLabel``, which sums where this is a mean. Each part of a
+    targets of 0 and 1 it is timm's ``AsymmetricLossMultiLabel``, which sums over classes. Each part of a
     smoothed or mixed target has its own factor. ``gammas``: gamma- and gamma+.
     """
 
@@ -139,17 +139,17 @@ class AsymmetricLoss(BinaryCrossEntropy):
 
     def terms(self, logits: torch.Tensor, targets: torch.Tensor, positive: torch.Tensor | None) -> torch.Tensor:
         negative_gamma, positive_gamma = self.gammas
-        shown = -functional.logsigmoid(logits) * logits.neg().sigmoid().pow(positive_gamma)
+        tiny = torch.finfo(logits.dtype).tiny  # not 0, where the derivative of a power below 1 is infinite
+        shown = -functional.logsigmoid(logits) * logits.neg().sigmoid().clamp(min=tiny).pow(positive_gamma)
         if positive is not None:
             shown = shown * positive
         probabilities = logits.sigmoid()
         if self.clip:
-            # Not 0, where the derivative of a power below 1 is infinite.
-            probabilities = (probabilities - self.clip).clamp(min=torch.finfo(logits.dtype).tiny)
+            probabilities = (probabilities - self.clip).clamp(min=tiny)
             others = -torch.log1p(-probabilities)
         else:
             others = -functional.logsigmoid(-logits)  # without cancellation
-        return targets * shown + (1 - targets) * others * probabilities.pow(negative_gamma)
+        return targets * shown + (1 - targets) * others * probabilities.clamp(min=tiny).pow(negative_gamma)
 
 
 class FocalLoss(nn.Module):

@@ -1,0 +1,185 @@
+"""Several labels an image: read from tables and lists, packed, loaded and mixed, with what is missing."""
+
+import csv
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from scripts import pack
+from tests.utils.data.loading import make, steps_of
+from utils.config.arguments import parse
+from utils.config.settings import UserError
+from utils.data.datasets import get_data
+from utils.data.formats.several_labels import LabelLists, of_column
+from utils.data.loaders import targets_of
+from utils.data.mixing import Mixing
+from utils.data.sample_plan import MicroBatch
+
+CPU = torch.device("cpu")
+NAMES = ("ant", "bee", "cow")
+# Labels of eight images to train on and of four to validate on; None is missing.
+ROWS = [(1, 0, 0), (1, 1, 0), (0, 0, 0), (None, 1, 0), (0, 1, 1), (0, None, None), (1, 1, 1), (0, 0, 1)]
+VALIDATION = [(1, 0, None), (0, 1, 0), (1, 0, 0), (0, 0, 0)]
+COLUMNS = ("--label-columns", *NAMES)
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """Twelve images, a table with a column a class, and one with lists, in which a label is never missing alone."""
+    with open(tmp_path / "columns.csv", "w") as a, open(tmp_path / "lists.csv", "w") as b:
+        columns, lists = csv.writer(a), csv.writer(b)
+        columns.writerow(["path", "split", *NAMES])
+        lists.writerow(["path", "split", "label"])
+        for number, row in enumerate(ROWS + VALIDATION):
+            pixels = np.random.default_rng(number).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / f"{number:02}.png")
+            split = "train" if number < len(ROWS) else "val"
+            columns.writerow([f"{number:02}.png", split, *("" if one is None else one for one in row)])
+            names = [name for name, one in zip(NAMES, row, strict=True) if one]
+            lists.writerow([f"{number:02}.png", split, "" if None in row else ";".join(names) or ";"])
+    return tmp_path
+
+
+def flags(tree, table="columns.csv", labels=COLUMNS):
+    return ("--dataname", "folder", "--datapath", tree, "--labels", tree / table, *labels, "--image-size", 8)
+
+
+def read(*given):
+    return get_data(parse([*map(str, given)]).data, CPU)
+
+
+def bits(step):
+    """A step's tensors, so that a NaN is equal to itself."""
+    return [tensor.view(torch.int32) if tensor.is_floating_point() else tensor for tensor in step]
+
+
+def stored(rows):
+    return [[-1 if one is None else one for one in row] for row in rows]
+
+
+def test_a_column_a_class_gives_1_0_and_missing_in_the_order_of_the_flag(tree):
+    data = read(*flags(tree))
+    assert data.multilabel and data.classes == NAMES
+    assert data.train.labels.dtype == torch.int8
+    assert data.train.labels.tolist() == stored(ROWS)
+    assert data.validation.labels.tolist() == stored(VALIDATION)
+    turned = read(*flags(tree, labels=("--label-columns", "cow", "ant", "bee")))
+    assert turned.classes == ("cow", "ant", "bee")
+    assert torch.equal(turned.train.labels, data.train.labels[:, [2, 0, 1]])
+
+
+def test_lists_in_a_cell_give_all_labels_an_empty_one_none_and_a_separator_alone_no_class(tree):
+    data = read(*flags(tree, "lists.csv", ("--label-separator", ";")))
+    assert data.classes == NAMES
+    assert data.train.labels.tolist() == [[-1] * 3 if None in row else list(row) for row in ROWS]
+    assert any("no label of 3 images is known" in line for line in data.warnings)
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ("2", r"columns.csv: line 3, column bee: 2 is none of 1, 0 and nothing, for a missing label"),
+        ("yes please", r"line 3, column bee: yes please is none of 1, 0"),
+    ],
+)
+def test_what_is_no_label_is_one_line_with_its_place(tree, cell, message):
+    table = tree / "columns.csv"
+    lines = table.read_text().splitlines()
+    lines[2] = f"01.png,train,1,{cell},0"
+    table.write_text("\n".join(lines))
+    with pytest.raises(UserError, match=message) as error:
+        read(*flags(tree))
+    assert len(error.value.mistakes) == 1
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (("--label-columns", "ant", "dog"), "--label-columns dog: .* has the columns path, split, ant, bee, cow$"),
+        (("--label-columns", "ant", "ant"), "--label-columns: names a column twice"),
+        ((*COLUMNS, "--label-separator", ";"), "two ways to give several labels"),
+        ((*COLUMNS, "--class-map", "f"), "give several labels an image, and one"),
+    ],
+)
+def test_flags_that_fit_no_table_or_not_each_other_are_one_line(tree, labels, message):
+    with pytest.raises(UserError, match=message):
+        read(*flags(tree, labels=labels))
+
+
+def test_a_class_that_only_validation_has_and_a_split_without_labels_are_refused(tree):
+    table = tree / "lists.csv"
+    table.write_text(table.read_text().replace("08.png,val,", "08.png,val,emu"))
+    with pytest.raises(UserError, match=r"line 10, column label: emu is no class of the rows to train on"):
+        read(*flags(tree, "lists.csv", ("--label-separator", ";")))
+    table.write_text("path,split,label\n00.png,train,ant;bee\n08.png,val,;\n")
+    with pytest.raises(UserError, match="no image to validate on has a label$"):
+        read(*flags(tree, "lists.csv", ("--label-separator", ";")))
+
+
+def test_words_for_yes_and_no_are_read_and_others_are_told():
+    labels, wrong = of_column(["1", "0", "", None, "True", "NO", "-1", "0.0", "x", float("nan")])
+    assert labels.tolist() == [1, 0, -1, -1, 1, 0, -1, 0, -1, -1]
+    assert wrong.tolist() == [8]
+    lists = LabelLists.split(["b; a", "", " ; ", "a"], ";")
+    numbers = np.array(["ab".index(name) for name in lists.values])
+    assert lists.matrix(numbers, 2).tolist() == [[1, 1], [-1, -1], [0, 0], [1, 0]]
+
+
+@pytest.mark.parametrize("more", [(), ("--mixup", 0.5), ("--cutmix", 1), ("--mixup", 1, "--cutmix", 1)])
+def test_steps_have_the_same_targets_with_any_loader_ranks_and_passes(tree, more):
+    line = (*flags(tree), "--augment", "none", "--global-batch-size", 4, *more)
+    steps = steps_of(*line)
+    for world_size, passes, loader in [(1, 1, "resident"), (1, 2, "stream"), (2, 1, "stream"), (2, 1, "resident")]:
+        way = ("--accumulate", passes, "--loader", loader, "--workers", 0)
+        found = steps_of(*line, *way, world_size=world_size)
+        pairs = [pair for step in steps for pair in zip(bits(found[step]), bits(steps[step]), strict=True)]
+        assert all(torch.equal(*pair) for pair in pairs)
+    rows = targets_of(torch.tensor(stored(ROWS), dtype=torch.int8))
+    for numbers, _, targets in steps.values():
+        assert targets.dtype == torch.float32
+        if not more:
+            assert torch.equal(targets.nan_to_num(-1), rows[numbers].nan_to_num(-1))
+
+
+def test_packed_images_have_the_labels_of_their_table(tree, tmp_path_factory):
+    out = tmp_path_factory.mktemp("packed") / "shards"
+    assert pack.main([*map(str, flags(tree)[:-2]), "--output", str(out), "--format", "png", "--workers", "0"]) == 0
+    packed = read("--dataname", "shards", "--datapath", out, "--image-size", 8)
+    data = read(*flags(tree))
+    assert packed.classes == data.classes
+    for split in ("train", "validation"):
+        assert torch.equal(getattr(packed, split).labels, getattr(data, split).labels)
+        assert getattr(packed, split).labels.dtype == torch.int8
+
+
+def test_validation_shows_missing_labels_as_nan_and_leaves_none_out(tree):
+    _, validation, _ = make(*flags(tree), "--val-batch-size", 3, "--workers", 0)
+    assert validation.multilabel
+    targets = torch.cat([batch.targets for batch in validation.batches()])
+    assert torch.equal(targets.nan_to_num(-1), torch.tensor(stored(VALIDATION)).float())
+
+
+class Drawn(Mixing):
+    """A mixing of two images of which the first keeps a share of itself, and the second is left as it is."""
+
+    kept = 0.25
+
+    def draw(self, micro_batches, height, width):
+        blend = super().draw(micro_batches, height, width)
+        kept = np.array([self.kept, 1.0])
+        object.__setattr__(blend, "opacity", kept)
+        object.__setattr__(blend, "kept", kept)
+        return blend
+
+
+@pytest.mark.parametrize(("kept", "first"), [(0.25, [math.nan, math.nan, 0.25]), (0.0, [1.0, math.nan, 0.0])])
+def test_a_mixed_pair_lacks_the_labels_that_either_lacks_and_an_image_alone_only_its_own(kept, first):
+    mixing = Drawn(1.0, 0.0, 3, 0)
+    object.__setattr__(mixing, "kept", kept)
+    batch = MicroBatch(0, 0, np.arange(2), 2, 1.0, True)
+    labels = torch.tensor([[math.nan, 0.0, 1.0], [1.0, math.nan, 0.0]])
+    _, targets, _ = mixing(torch.zeros(2, 1, 4, 4), labels, [batch])
+    assert torch.equal(targets.nan_to_num(-1), torch.tensor([first, [1.0, math.nan, 0.0]]).nan_to_num(-1))
