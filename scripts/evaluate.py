@@ -89,6 +89,9 @@ def build_parser() -> ToolParser:
         help="val: what main.py validates on; train: without augmentation; test: a test/ beside val/ [val]",
     )
     parser.add_argument(
+        "--labels", metavar="FILE", help="table of the labels of the images in --datapath, instead of class folders"
+    )
+    parser.add_argument(
         "--datapath",
         metavar="FOLDER",
         help="other images: class folders, or train/, val/, test/ of them; classes are matched by name",

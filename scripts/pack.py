@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
     import torch
 
     data = get_data(args.data, torch.device("cpu"))
-    for line in data.warnings:
+    for line in (*data.warnings, *lost(data)):
         warn(line)
     refuse_to_keep(encodings, data)
     folder = make_folder(own.output)
@@ -152,6 +152,12 @@ def refuse_place(output: str, data: DataSettings) -> None:
     for tree in trees:
         if tree.resolve() in (place, *place.parents):
             raise UserError(f"--output {output}: lies in {tree}, where images are read from; choose another")
+
+
+def lost(data: Data) -> list[str]:
+    """A warning about what the table of labels says of the images and shards do not keep."""
+    known = [name for name in ("weights", "groups") if getattr(data.train, name) is not None]
+    return [f"--labels: shards do not keep the images' {' and '.join(known)}, only their labels"] if known else []
 
 
 def refuse_to_keep(encodings: dict[str, Encoding], data: Data) -> None:

@@ -54,6 +54,9 @@ def build_parser() -> ToolParser:
         "--output", metavar="FILE.html", help="the file to write [report.html in the run's folder; of several: here]"
     )
     parser.add_argument("--split", choices=("train", "val", "test"), default="val", help="images to predict [val]")
+    parser.add_argument(
+        "--labels", metavar="FILE", help="table of the labels of the images in --datapath, instead of class folders"
+    )
     parser.add_argument("--datapath", metavar="DIR", help="class folders to predict instead of the run's own images")
     parser.add_argument("--skip-bad-images", action="store_true", help="leave out unreadable images, and name them")
     parser.add_argument(

@@ -51,12 +51,14 @@ class Chosen:
     """Choice of images, and of how a network is run on them; None: as its run did.
 
     ``split``: one of ``SPLITS``; 'val' is what main.py validates on. ``datapath``: class folders to read instead of the
-    run's data; ``files``: images of no class to read instead, labelled as the first. ``most``: so many of the images,
-    drawn at random. ``batch_size``: images per forward pass. ``tta``: as main.py's --tta.
+    run's data, or with ``labels`` the images of that table; ``files``: images of no class to read instead, labelled as
+    the first. ``most``: so many of the images, drawn at random. ``batch_size``: images per forward pass. ``tta``: as
+    main.py's --tta.
     """
 
     split: str = "val"
     datapath: str | None = None
+    labels: str | None = None
     files: tuple[str, ...] | None = None
     most: int | None = None
     device: str = "auto"
@@ -174,7 +176,7 @@ def settings_of(loaded: Loaded, chosen: Chosen) -> Settings:
     For one process, whatever their number: so any number of ranks computes the same batches. A batch is what a process
     of the run had in a forward pass. Files are decoded on the CPU where ``--decode gpu`` cannot work.
     """
-    flags = [(name, getattr(chosen, name)) for name in ("datapath", "device", "amp", "tta", "workers")]
+    flags = [(name, getattr(chosen, name)) for name in ("datapath", "labels", "device", "amp", "tta", "workers")]
     flags.append(("val-batch-size", chosen.batch_size))
     line = [f"--{name}={value}" for name, value in flags if value is not None]
     line += ["--skip-bad-images"] * chosen.skip_bad_images
@@ -218,6 +220,8 @@ def read_images(loaded: Loaded, args: Settings, chosen: Chosen, device: torch.de
         tables = settings.dataname == "hf"
         if settings.dataname in IN_MEMORY or (tables and not (root.is_dir() and find(root))):
             settings = dataclasses.replace(settings, dataname="folder")
+        if chosen.labels is None:
+            settings = dataclasses.replace(settings, labels=None, class_from_name=None)
     tree = _tree(settings, chosen)
     if tree is not None:
         settings = dataclasses.replace(settings, datapath=str(tree), val_split=None, folds=None, fold=None)
@@ -228,7 +232,14 @@ def read_images(loaded: Loaded, args: Settings, chosen: Chosen, device: torch.de
         if not same_images(data.fingerprint, loaded.fingerprint):
             notes = (f"the data set holds other images than {loaded.path} was trained on", *notes)
     else:
-        data = get_test_data(settings, device, point_of(loaded), division_is_explicit=False, leave_out_unknown=True)
+        data = get_test_data(
+            settings,
+            device,
+            point_of(loaded),
+            division_is_explicit=False,
+            leave_out_unknown=True,
+            of_test=settings.is_table and chosen.split == "test",
+        )
         images = data.validation
         notes = (*filter(None, [data.seen]), *data.warnings)
     if data.classes != loaded.classes:
@@ -238,7 +249,7 @@ def read_images(loaded: Loaded, args: Settings, chosen: Chosen, device: torch.de
 
 def _tree(settings: DataSettings, chosen: Chosen) -> Path | None:
     """The class folders of a split that is not validation's; None if the data set's own reader has it."""
-    if chosen.split == "val" or (settings.dataname == "hf" and chosen.split == "train"):
+    if chosen.split == "val" or settings.is_table or (settings.dataname == "hf" and chosen.split == "train"):
         return None
     is_share = settings.divides_training or settings.train_samples is not None
     if chosen.split == "train" and chosen.datapath is None and is_share:

@@ -151,7 +151,7 @@ def take_survey(settings: DataSettings, lister: Lister = LISTER) -> Survey:
 
 def _trees(settings: DataSettings, root: Path | None) -> tuple[Path, ...]:
     """The folders with class folders that ``get_data`` would read."""
-    if root is None or settings.dataname == "hf" or settings.labels is not None:
+    if root is None or settings.dataname == "hf" or settings.is_table:
         return ()
     splits = find_splits(root)
     if not settings.divides_training:

@@ -29,6 +29,11 @@ DATA = (
     "fold_seed",
     "image_column",
     "label_column",
+    "labels",
+    "path_column",
+    "split_column",
+    "group_column",
+    "class_from_name",
     "train_samples",
     "seed",
 )

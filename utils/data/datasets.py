@@ -338,14 +338,18 @@ def get_test_data(
     division_is_explicit: bool = True,
     leave_out_unknown: bool = False,
     lister: Lister = LISTER,
+    of_test: bool = False,
 ) -> Data:
     """Read the validation images that the settings name, and no others; raises ``UserError`` as ``get_data`` does.
 
     Class folders need no train/: their classes are those of the checkpoint ``trained``, and they may also lie directly
     in ``--datapath``. Without ``division_is_explicit``, ``--val-split`` and ``--folds`` are those of the training.
-    ``leave_out_unknown``: see ``class_folders.read_test_folder``; ``lister`` as in ``get_data``.
+    ``leave_out_unknown``: see ``class_folders.read_test_folder``; ``lister`` as in ``get_data``. ``of_test``: those of
+    test instead, of a table that names them.
     """
     notes: tuple[str, ...] = ()
+    if of_test:
+        settings = dataclasses.replace(settings, val_split=None, folds=None, fold=None)
     if settings.divides_training and not division_is_explicit:
         data, notes = _validated_in_training(settings, device, trained, lister)
         if data is not None:
@@ -362,7 +366,13 @@ def get_test_data(
             data = dataclasses.replace(data, seen=_changed_since_validated(data, settings, trained))
     else:
         splits = _splits(
-            settings, device, its_lister, evaluate=True, known=trained, leave_out_unknown=leave_out_unknown
+            settings,
+            device,
+            its_lister,
+            evaluate=True,
+            known=trained,
+            of_test=of_test,
+            leave_out_unknown=leave_out_unknown,
         )
         data = _data(settings, splits)
         if data.train is not None:
@@ -600,6 +610,7 @@ def _splits(
     evaluate: bool = False,
     *,
     known: ResumePoint | None = None,
+    of_test: bool = False,
     leave_out_unknown: bool = False,
 ) -> Splits:
     name = settings.dataname
@@ -619,6 +630,7 @@ def _splits(
             classes=known and known.classes,
             whose=str(known.path) if known else "",
             evaluate=evaluate,
+            of_test=of_test,
             leave_out_unknown=leave_out_unknown,
         )
     else:

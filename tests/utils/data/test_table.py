@@ -3,6 +3,7 @@
 import csv
 import random
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pyarrow
@@ -12,6 +13,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from main import main
+from scripts import check_data, evaluate, pack
 from tests.helpers import image_tree
 from utils.config import arguments
 from utils.config.settings import UserError
@@ -56,7 +58,7 @@ def read(folder, labels, *flags):
 
 
 def contents(images):
-    return [(open(path, "rb").read(), label) for path, label in zip(images.paths, images.labels.tolist(), strict=True)]
+    return [(Path(path).read_bytes(), label) for path, label in zip(images.paths, images.labels.tolist(), strict=True)]
 
 
 def test_images_and_labels_are_those_of_class_folders_in_their_order(tree, flat, tmp_path):
@@ -336,3 +338,46 @@ def test_a_resume_names_the_label_that_has_changed(flat, tmp_path, capfd):
     assert "1 image(s) are gone" in capfd.readouterr().err
     write(labels, rows[::-1])
     assert main([*start, "--resume", str(run)]) == 0
+
+
+def test_tools_read_the_rows_of_each_split_and_other_tables(flat, tmp_path, capsys):
+    folder, rows = flat
+    three = [(path, label, "test" if path < "val1" and split == "val" else split) for path, label, split in rows]
+    labels = write(tmp_path / "labels.csv", three)
+    flags = "--arch fc --image-size 8 --device cpu --workers 0 --no-progress --batch-size 6 --lr 0.01 --epochs 1"
+    place = ["--dataname", "folder", "--datapath", str(folder), "--labels", str(labels)]
+    assert main([*place, *flags.split(), "--output", str(tmp_path / "runs")]) == 0
+    run = str(next((tmp_path / "runs").rglob("config.yaml")).parent)
+    counts = {name: sum(split == name for *_, split in three) for name in ("train", "val", "test")}
+    assert counts == {"train": 18, "val": 6, "test": 3}
+    for split, count in counts.items():
+        assert evaluate.main([run, "--device", "cpu", "--workers", "0", "--split", split]) == 0
+        assert f"{split}_count={count}" in capsys.readouterr().out.splitlines()[-1]
+    whole = write(tmp_path / "whole.csv", [row[:2] for row in rows], HEADER[:2])
+    assert evaluate.main([run, "--device", "cpu", "--workers", "0", "--labels", str(whole)]) == 0
+    assert f"val_count={len(rows)}" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_table_beside_class_folders_is_checked_alone(tree, tmp_path, capsys):
+    """Its images are those of its rows, not of the folders that they happen to lie in."""
+    rows = [(str(path.relative_to(tree)), path.parts[-2], path.parts[-3]) for path in sorted(tree.rglob("*.png"))]
+    labels = write(tmp_path / "labels.csv", rows[:-2])
+    place = ["--dataname", "folder", "--datapath", str(tree), "--labels", str(labels), "--workers", "0"]
+    assert check_data.main([*place, "--output", str(tmp_path / "check")]) == 0
+    told = capsys.readouterr().out
+    assert f"verdict: no faults in {len(rows) - 2} images" in told
+    assert "outside class folders" not in told
+
+
+def test_shards_of_a_table_hold_its_images_and_labels_and_say_what_they_do_not(flat, tmp_path, capsys):
+    folder, rows = flat
+    labels = write(tmp_path / "labels.csv", [(*row, 1.5) for row in rows], (*HEADER, "weight"))
+    place = ["--dataname", "folder", "--datapath", str(folder), "--labels", str(labels), "--workers", "0"]
+    assert pack.main([*place, "--output", str(tmp_path / "shards")]) == 0
+    assert "shards do not keep the images' weights" in capsys.readouterr().err
+    data = read(folder, labels)
+    shards = get_data(arguments.parse(["--dataname", "shards", "--datapath", str(tmp_path / "shards")]).data, CPU)
+    assert shards.classes == data.classes
+    for packed, images in ((shards.train, data.train), (shards.validation, data.validation)):
+        assert packed.labels.tolist() == images.labels.tolist()
+        assert [path.content() for path in packed.paths] == [Path(path).read_bytes() for path in images.paths]

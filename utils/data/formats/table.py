@@ -484,15 +484,17 @@ def read_labels(
     classes: Sequence[str] | None = None,
     whose: str = "",
     evaluate: bool = False,
+    of_test: bool = False,
     leave_out_unknown: bool = False,
 ) -> Splits:
     """The images of the table that ``--labels`` names. Raises ``UserError``.
 
     To ``evaluate``, in the ``classes`` of a checkpoint if they are given, ``whose`` for messages; with
-    ``leave_out_unknown`` images of others are left out, with a warning. A table without splits is then evaluated whole.
+    ``leave_out_unknown`` images of others are left out, with a warning. A table without splits is then evaluated whole,
+    and with ``of_test`` the rows of test.
     """
     table = table_of_names(settings) if settings.labels is None else read_table(settings)
-    train, validation, unused = _rows_of(table, settings, evaluate)
+    train, validation, unused = _rows_of(table, settings, evaluate, of_test)
     names, labels, unknown = _numbered(table, settings, train if len(train) else validation, classes, whose)
     used = np.concatenate([train, validation])
     warnings: tuple[str, ...] = ()
@@ -546,7 +548,9 @@ def _numbers(labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
     return np.array([number.get(name, -1) for name in labels.tolist()], dtype=np.int64)
 
 
-def _rows_of(table: Table, settings: DataSettings, evaluate: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _rows_of(
+    table: Table, settings: DataSettings, evaluate: bool, of_test: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The rows to train on, to validate on, and of test images that are not read: int64 each.
 
     With ``--val-split`` and ``--folds`` all that may be validated are to train on, and are chosen from later. Raises
@@ -554,6 +558,8 @@ def _rows_of(table: Table, settings: DataSettings, evaluate: bool) -> tuple[np.n
     """
     everything = np.arange(len(table))
     none = everything[:0]
+    if table.split is None and of_test:
+        raise UserError(f"--split test: {table.flag} has no column that says which images are those of test")
     if table.split is None:
         if not settings.divides_training and not evaluate:
             raise UserError(
@@ -562,19 +568,19 @@ def _rows_of(table: Table, settings: DataSettings, evaluate: bool) -> tuple[np.n
             )
         return (everything, none, none) if settings.divides_training else (none, everything, none)
     train, validation, test = (np.flatnonzero(table.split == number) for number in (TRAIN, VALIDATION, TEST))
-    if settings.folds is not None and len(train):
+    if of_test:
+        train, validation = none, test
+    elif settings.val_split is not None and len(validation):
+        raise UserError(
+            f"--val-split: {table.flag} says already which images are to validate on; remove the flag, or give "
+            "--split-column off"
+        )
+    elif settings.divides_training and len(train):
         return train, none, np.concatenate([validation, test])
-    if not len(validation):
+    elif not len(validation):
         validation, test = test, none
-    if settings.val_split is not None:
-        if len(validation):
-            raise UserError(
-                f"--val-split: {table.flag} says already which images are to validate on; remove the flag, or give "
-                "--split-column off"
-            )
-        return train, none, none
     if not len(validation) or not (len(train) or evaluate):
-        lacking = "train" if len(validation) else "val or test"
+        lacking = "test" if of_test else "train" if len(validation) else "val or test"
         raise UserError(f"{table.flag}: the split of no image is {lacking}")
     return train, validation, none if evaluate else test
 
