@@ -90,17 +90,17 @@ def test_an_overflowing_convolution_is_named_alone_and_its_twin_is_cleared():
 
 
 def test_layers_that_only_get_too_large_inputs_are_kept_in_float32_but_not_blamed():
-    chain = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    linears = [layer for _ in range(20) for layer in (nn.Linear(64, 64), nn.ReLU())]
+    chain = nn.Sequential(nn.Flatten(), *linears, nn.Linear(64, 10))
     with torch.no_grad():
-        chain[1].weight.mul_(3e5)
+        chain[1].weight.mul_(3e8)
+        for linear in chain[3::2]:
+            linear.weight.mul_(2)  # so that the values stay large
     result = audit(chain, batches(8, 1, 8, 8), ENTROPY, CPU)
-    assert named(result) == ["1"]
-    assert result.recommendation.keep == {
-        "1": "overflows",
-        "3": "its input or weight exceeds",
-        "5": "its input or weight exceeds",
-    }
-    assert result.recommendation.verification.finite
+    reasons = result.recommendation.keep
+    assert named(result) == ["1"] and len(reasons) > 16
+    assert {reasons[name] for name in reasons if name != "1"} == {"its input or weight exceeds"}
+    assert len(result.tried) <= 4, "they are found together"
 
 
 class Sum(nn.Module):
