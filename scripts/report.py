@@ -32,6 +32,9 @@ def main(argv: list[str]) -> int:
     own = build_parser().parse_args(argv)
     if own.heat_maps and own.no_predictions:
         raise UserError("--heat-maps explains predictions, and --no-predictions makes none; leave out one of them")
+    if own.features and (own.no_predictions or own.split == "train"):
+        other = "--no-predictions" if own.no_predictions else "--split train"
+        raise UserError(f"--features compares other images with the training images; leave out {other}")
     from scripts.reporting.sources import find
 
     sources = find(own.run)
@@ -63,6 +66,12 @@ def build_parser() -> ToolParser:
         "--heat-maps",
         action="store_true",
         help="beside the mistakes and least certain hits, what speaks for the answer",
+    )
+    parser.add_argument(
+        "--features",
+        action="store_true",
+        help="what the network's features tell: probes, doubtful labels, near duplicates, a map; reads the training "
+        "images, too",
     )
     parser.add_argument(
         "--no-predictions", action="store_true", help="run no network: curves, settings and environment alone"

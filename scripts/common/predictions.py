@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import nn
+from torch.nn.functional import adaptive_avg_pool2d
 
 from models.load import Loaded
 from models.prepare import to_memory_format
@@ -44,6 +45,7 @@ from utils.runtime.distributed import Distributed, RankInfo
 
 SPLITS = ("train", "val", "test")
 SHOWN = 5  # paths in a message
+THUMBNAIL = 16  # pixels a side
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,8 @@ class Predictions(Answers):
 
     ``ids``: an image's path, or its number in the split as in 'val[17]'. ``report``: the metrics of this validation,
     those of ``main.py --evaluate``. ``notes``: what they leave out, a line each. ``images``: the data set, and
-    ``numbers`` int64 (n,), the images' in it. ``features``: float32 (n, d), if they were asked for.
+    ``numbers`` int64 (n,), the images' in it. If they were asked for: ``features`` float32 (n, d), and ``thumbnails``
+    float32 (n, 256), the images as the network saw them, in grey and 16 x 16 pixels.
     """
 
     classes: tuple[str, ...]
@@ -91,6 +94,7 @@ class Predictions(Answers):
     images: Images
     numbers: np.ndarray
     features: torch.Tensor | None = None
+    thumbnails: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -134,7 +138,7 @@ def predict_split(
         shown = ", ".join(sorted(unreadable)[:SHOWN])
         notes = (*notes, f"{len(unreadable):,} image(s) that cannot be read are left out: {shown}")
         warn(notes[-1])
-    numbers, logits, labels, found = (list(parts) for parts in zip(*batches, strict=True))
+    numbers, logits, labels, found, small = (list(parts) for parts in zip(*batches, strict=True))
     if features and any(part is None for part in found):
         raise UserError(f"{loaded.arch}: its output layer takes no features of each image alone", on_all_ranks=True)
     numbers = np.concatenate(numbers)
@@ -154,6 +158,7 @@ def predict_split(
         images=images,
         numbers=numbers[order],
         features=torch.cat(found)[order] if features else None,
+        thumbnails=torch.cat(small)[order] if features else None,
     )
 
 
@@ -287,7 +292,8 @@ def _loader(loaded: Loaded, args: Settings, images: Images, distributed: Distrib
     return loader
 
 
-Recorded = tuple[np.ndarray, torch.Tensor, torch.Tensor, torch.Tensor | None]  # numbers, logits, labels, features
+# numbers, logits, labels, features, thumbnails
+Recorded = tuple[np.ndarray, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 
 
 class _Recorder(nn.Module):
@@ -314,8 +320,9 @@ class _Recorder(nn.Module):
             self.seen.forget()
         logits = self.network(images)
         features = None if self.seen is None else self.seen.of(len(images))
-        answer = (logits.float().cpu(), self.batch.targets.cpu(), features if features is None else features.cpu())
-        self.kept.append((self.batch.indices, *answer))
+        small = None if self.seen is None else adaptive_avg_pool2d(images.float().mean(1), THUMBNAIL).flatten(1)
+        answer = (logits.float(), self.batch.targets, features, small)
+        self.kept.append((self.batch.indices, *(part if part is None else part.cpu() for part in answer)))
         return logits
 
 

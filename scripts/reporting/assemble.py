@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -12,11 +13,14 @@ from tqdm import tqdm
 
 from models.load import Loaded
 from scripts.common.answers import Answers, wilson_interval
-from scripts.common.command_line import say, warn
+from scripts.common.command_line import make_folder, say, warn
+from scripts.common.features import embed
 from scripts.common.heat_map import need_captum
 from scripts.common.predictions import Chosen, Predictions, predict_split
 from scripts.common.trained import open_run
 from scripts.reporting.details import Predicted, add_pictures, against_record, choose, detail, explainer, short_ids
+from scripts.reporting.feature_page import feature_part
+from scripts.reporting.feature_study import TRAIN, study
 from scripts.reporting.page import PageContent, as_json, grouped, page_data
 from scripts.reporting.run_parts import ShownMetric, shown
 from scripts.reporting.run_record import RunRecord, from_settings, read
@@ -27,6 +31,8 @@ from utils.record.doubts import doubts_of
 from utils.record.metrics import shows_top5
 
 PLACE = ("dataname", "datapath")
+FEATURE_BYTES = 1_500_000  # of base64 text, pictures about the features of all runs, of the BUDGET_BYTES
+FEATURE_JSON_BYTES = 1_000_000  # beside these pictures
 DETAIL_BYTES = 2_200_000  # of JSON about the predictions of all runs, beside the pictures
 
 
@@ -45,6 +51,8 @@ def assemble(sources: Sequence[RunSource], own: argparse.Namespace) -> PageConte
                 say(f"validating {loaded.path}")
                 predictions = predict_split(loaded, Chosen.of(own))
                 gathered.add(number, source, records[number], loaded, predictions, len(sources))
+                if own.features:
+                    gathered.add_features(number, source, loaded, len(sources))
         except (UserError, ValueError) as error:
             if records[number] is None:
                 raise
@@ -76,13 +84,14 @@ class PredictionParts:
     def __init__(self, thumbnails: Thumbnails, own: argparse.Namespace) -> None:
         self.thumbnails = thumbnails
         self.own = own
-        self.data: dict[str, Any] = {"details": [], "classes": [], "images": thumbnails.uris}
+        self.data: dict[str, Any] = {"details": [], "features": [], "classes": [], "images": thumbnails.uris}
         self.figures: dict[int, list[ShownMetric]] = {}
         self.notes: list[str] = []
         self.checks: list[tuple[str, bool | None]] = []
         self.without: list[tuple[str, str]] = []
         self.left_out: list[tuple[str, str]] = []
         self.room = DETAIL_BYTES
+        self.feature_room = FEATURE_JSON_BYTES
 
     def add(
         self, number: int, source: RunSource, record: RunRecord, loaded: Loaded, predictions: Predictions, runs: int
@@ -99,7 +108,7 @@ class PredictionParts:
             source=" ".join(map(str, (loaded.fingerprint or number, *map(loaded.settings.get, PLACE)))),
             heat_map=explainer(loaded) if self.own.heat_maps else None,
         )
-        self.thumbnails.budget += BUDGET_BYTES // runs
+        self.thumbnails.budget += (BUDGET_BYTES - FEATURE_BYTES * self.own.features) // runs
         chosen = choose(predicted, runs)
         quiet = not sys.stderr.isatty()
         with tqdm(total=len(chosen.samples), desc=f"pictures of {source.name}", leave=False, disable=quiet) as bar:
@@ -118,6 +127,38 @@ class PredictionParts:
             f"{record.name}: {note}" if runs > 1 else note for note in (*predictions.notes, *predicted.notes)
         ]
 
+    def add_features(self, number: int, source: RunSource, loaded: Loaded, runs: int) -> None:
+        """Study the features of run ``number`` of ``runs``, which are kept in its folder."""
+        say(f"features of {loaded.path}")
+        self.thumbnails.budget += FEATURE_BYTES // runs
+        chosen = Chosen.of(self.own)
+        folder = source.folder and source.folder / "features"
+        try:
+            if folder is not None:
+                make_folder(str(folder))
+            parts = {
+                TRAIN: embed(loaded, dataclasses.replace(chosen, split=TRAIN, datapath=None), folder),
+                chosen.split: embed(loaded, chosen, None if chosen.datapath else folder),
+            }
+            found = study(parts, chosen.split, its_own=True)
+        except (UserError, ValueError) as error:
+            reason = error.mistakes[0] if isinstance(error, UserError) else error
+            self.left_out.append((source.name, f"Without features: {reason}"))
+            return
+        made = feature_part(found, number, self._classes(loaded.classes), self.thumbnails)
+        self.feature_room -= len(as_json(made))
+        if self.feature_room < 0:
+            self.left_out.append((source.name, "features, for which this file has no room"))
+            return
+        self.data["features"].append(made)
+
+    def _classes(self, classes: Sequence[str]) -> int:
+        """Number of a list of names on the page; runs with the same names share them."""
+        names = [name.encode("utf-8", "replace").decode() for name in classes]
+        if names not in self.data["classes"]:
+            self.data["classes"].append(names)
+        return self.data["classes"].index(names)
+
     def _check(self, answers: Answers, record: RunRecord, checkpoint: str) -> tuple[str, bool | None]:
         """Words about the origin of the figures, and whether they agree with the run's."""
         if self.own.split == "val" and self.own.datapath is None:
@@ -131,10 +172,7 @@ class PredictionParts:
         )
 
     def _keep(self, name: str, made: dict[str, Any], classes: Sequence[str]) -> None:
-        """Put a run's part onto the page while there is room, for it grows with the number of classes.
-
-        Runs with the same names of classes share them.
-        """
+        """Put a run's part onto the page while there is room, for it grows with the number of classes."""
         shared = self.data["classes"]
         names = [name.encode("utf-8", "replace").decode() for name in classes]
         size = len(as_json(made)) + (0 if names in shared else len(as_json(names)))
@@ -142,9 +180,7 @@ class PredictionParts:
             self.left_out.append((name, "pictures, confusions and classes, for which this file has no room"))
             return
         self.room -= size
-        if names not in shared:
-            shared.append(names)
-        self.data["details"].append(made | {"classes": shared.index(names)})
+        self.data["details"].append(made | {"classes": self._classes(classes)})
 
 
 def metrics_of(predictions: Predictions) -> list[ShownMetric]:

@@ -28,8 +28,16 @@ from scripts.reporting.run_parts import (
 from scripts.reporting.run_record import RunRecord
 
 TEMPLATE = Path(__file__).with_name("template")
-SCRIPTS = ("dom.js", "charts.js", "samples.js", "matrix.js", "classes.js", "page.js")
+SCRIPTS = ("dom.js", "charts.js", "samples.js", "matrix.js", "classes.js", "features.js", "page.js")
 MOST_WARNINGS = 20
+REPORT = ("Training report", "scripts/report.py")
+# Anchor, name and template of each part about features.
+FEATURE_PARTS = (
+    ("features", "Features", "features.html"),
+    ("doubtful", "Doubtful labels", "doubtful.html"),
+    ("duplicates", "Near duplicates", "duplicates.html"),
+    ("map", "Map", "map.html"),
+)
 
 
 @dataclass
@@ -49,9 +57,8 @@ class PageContent:
 
 
 def render(content: PageContent) -> str:
-    """The whole file. Its policy lets the browser run the one script below and load nothing."""
+    """The whole file of a report."""
     runs = content.runs
-    script = "\n" + "\n".join(_text(name) for name in SCRIPTS) + "\n"
     values = {
         "runs": runs,
         "several": len(runs) > 1,
@@ -59,19 +66,38 @@ def render(content: PageContent) -> str:
         "batches": first_batches(runs),  # names in the overview what it cannot show
         "environment": environment(runs),
     }
+    where = f"{len(runs)} runs" if len(runs) > 1 else runs[0].folder or runs[0].name
+    return fill(content.data, list(parts(content, values)), title(runs), str(where), **values, **overview(content))
+
+
+def fill(
+    data: dict[str, Any],
+    parts: Sequence[tuple[str, str, str]],
+    title: str,
+    where: str,
+    kind: tuple[str, str] = REPORT,
+    **values: Any,
+) -> str:
+    """A page of ``parts``: anchor, name and template of each, filled with ``values``; ``data`` is for its scripts.
+
+    Its policy lets the browser run the one script below and load nothing. ``kind``: what it is, and what made it.
+    """
+    script = "\n" + "\n".join(_text(name) for name in SCRIPTS) + "\n"
     page = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATE), autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
     ).get_template("page.html")
     html = page.render(
         values,
-        **overview(content),
-        parts=list(parts(content, values)),
-        title=title(runs),
+        parts=parts,
+        title=title,
+        where=where,
+        kind=kind[0],
+        program=kind[1],
         made_at=time.strftime("%Y-%m-%d %H:%M"),
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
         style=Markup(_text("style.css")),
         script=Markup(script),
-        data=Markup(as_json(content.data)),
+        data=Markup(as_json(data)),
     )
     return html.encode("utf-8", "replace").decode("utf-8")  # bytes of a path that are no text become replacement marks
 
@@ -105,6 +131,7 @@ def parts(content: PageContent, values: dict[str, Any]) -> Iterator[tuple[str, s
         ("confusion", "Confusions", "confusion.html", details),
         ("by-class", "Classes", "classes.html", details or content.data["classTable"]),
         ("calibration", "Calibration", "calibration.html", details),
+        *((*part, content.data["features"]) for part in FEATURE_PARTS),
         ("settings", "Settings", "settings.html", values["settings"]),
         ("first-batch", "First batch", "first_batch.html", values["batches"]),
         ("environment", "Environment", "environment.html", True),
@@ -153,7 +180,7 @@ def checked(content: PageContent) -> list[tuple[str, bool | None]]:
 
 
 def page_data(runs: Sequence[RunRecord]) -> dict[str, Any]:
-    """The page's JSON without predictions: ``details``, ``classes`` and ``images`` are empty."""
+    """The page's JSON without predictions: ``details``, ``features``, ``classes`` and ``images`` are empty."""
     return {
         "runs": [
             {"name": run.name, "group": group, "label": label, "axis": series.time_axis(run)}
@@ -161,6 +188,7 @@ def page_data(runs: Sequence[RunRecord]) -> dict[str, Any]:
         ],
         "charts": series.charts(runs),
         "details": [],
+        "features": [],
         "classes": [],
         "images": [],
         "classTable": class_table(runs[0]) if len(runs) == 1 else None,

@@ -293,7 +293,8 @@ def test_a_dead_run_is_said_beside_its_figure_and_in_a_box():
         assert f"learned nothing {whose}val_loss 2.3026 and val_top1 10.10 after 300 step(s) are no better" in text
     old = RunRecord("old", None, epochs={"epoch": np.array([3.0])}, predicted_doubts=["nothing was learned"])
     assert "nothing was learned" in Page(render(PageContent([old], page_data([old])))).text
-    assert "oubtful" not in Page(render(PageContent([alive], page_data([alive])))).text
+    text = Page(render(PageContent([alive], page_data([alive])))).text
+    assert "Doubtful: the network" not in text and "doubtful;" not in text
 
 
 @pytest.mark.parametrize("without", ["checkpoints", "data", "everything else"])

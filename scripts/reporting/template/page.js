@@ -26,24 +26,26 @@ function showDetail(detail) {
   startReliability(detail);
 }
 
+/** A button for each of several runs that shows its part; none for a single one. */
+function runChooser(words, parts, show) {
+  if (parts.length < 2) return [];
+  const buttons = parts.map((part, number) => make("button", {
+    class: "plain chip choice", type: "button", "aria-pressed": String(!number),
+    onclick: (event) => {
+      buttons.forEach((button) => button.setAttribute("aria-pressed", String(button === event.currentTarget)));
+      show(part);
+    },
+  }, make("i", { class: "swatch", style: { "--c": runColour(part.run) } }), named(DATA.runs[part.run].name)));
+  return [make("span", { class: "soft small" }, words), ...buttons];
+}
+
 function startDetails() {
   const details = DATA.details.map((detail) => ({ ...detail, classes: DATA.classes[detail.classes] })).map(prepared);
   if (!details.length) {
     if (DATA.classTable) startClasses(DATA.classTable);
     return;
   }
-  const chooserBox = byId("detail-runs");
-  if (details.length > 1) {
-    const buttons = details.map((detail) => make("button", {
-      class: "plain chip choice", type: "button", "aria-pressed": "false",
-      onclick: (event) => {
-        buttons.forEach((button) => button.setAttribute("aria-pressed", String(button === event.currentTarget)));
-        showDetail(detail);
-      },
-    }, make("i", { class: "swatch", style: { "--c": runColour(detail.run) } }), named(DATA.runs[detail.run].name)));
-    chooserBox.append(make("span", { class: "soft small" }, "predictions of"), ...buttons);
-    buttons[0].setAttribute("aria-pressed", "true");
-  }
+  byId("detail-runs").append(...runChooser("predictions of", details, showDetail));
   showDetail(details[0]);
 }
 
@@ -61,5 +63,6 @@ function startNavigation() {
 
 startCharts();
 startDetails();
+startFeatures();
 startNavigation();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => startMatrix.again?.());

@@ -1,0 +1,306 @@
+"""Features of a data set: what a network hands to its output layer for each image, kept in a file and reused.
+
+The network may be a run's or a library's, and know other classes than the data set has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from models.build import build_model, locate
+from models.load import Loaded, shape_of
+from models.prepare import BEGUN, known_preprocessing, read_weights
+from models.starting_weights import load_start
+from scripts.common.command_line import say, warn
+from scripts.common.output import whole_file
+from scripts.common.predictions import Chosen, picture, predict_split, read_images, settings_of
+from utils.config import arguments
+from utils.config.groups.data import DataSettings
+from utils.config.groups.model import ModelSettings
+from utils.config.settings import Settings, UserError, flag_of
+from utils.data.datasets import get_data
+from utils.data.formats.hugging_face import Rows
+from utils.data.formats.readers import ImageFiles, Images, MemoryImages
+from utils.data.formats.shards.members import Members
+from utils.data.preprocessing import Preprocessing
+from utils.optim.head import output_layers
+from utils.precision.amp import resolve_amp
+from utils.record.reading import OneLabel
+
+FORMATS = ("npz", "parquet")
+OF_ANY_DATA = ("batch_size", "val_batch_size", "workers", "tta", "skip_bad_images")  # of the data settings
+OF_THE_RUN = {option.name for kind in (ModelSettings, Preprocessing) for option in dataclasses.fields(kind)} | {
+    "resume"
+}
+COLUMNS = ("features", "thumbnails", "labels", "numbers")
+
+
+@dataclass(frozen=True)
+class Features:
+    """Features of n images of a split, in the data set's order, in validation preprocessing.
+
+    ``features``: float32 (n, d). ``thumbnails``: float32 (n, 256), see ``Predictions``. ``labels``: int64 (n,), of
+    ``classes``. ``ids``: an image's path, or its number as in 'val[17]'; ``numbers`` int64 (n,), those in ``images``.
+    """
+
+    split: str
+    features: np.ndarray
+    thumbnails: np.ndarray
+    labels: np.ndarray
+    numbers: np.ndarray
+    ids: list[str]
+    classes: tuple[str, ...]
+    images: Images
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def picture(self, place: int) -> Any:
+        """The whole image at a place among the n, as a Pillow image."""
+        return picture(self.images, int(self.numbers[place]))
+
+
+class _OnOtherClasses(nn.Module):
+    """``network`` for ``validate`` on images of other ``classes``, in number, than it knows: its answers are zeros."""
+
+    def __init__(self, network: nn.Module, classes: int) -> None:
+        super().__init__()
+        self.network = network
+        self.classes = classes
+
+    def get_classifier(self) -> list[nn.Module]:
+        """The network's own output layers, as timm's networks name theirs."""
+        return output_layers(self.network)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits = self.network(images)
+        return logits.new_zeros(len(images), self.classes)
+
+
+# ------------------------------------------------------------------------------------- the network
+
+
+def on_data(loaded: Loaded, flags: Sequence[str]) -> Loaded:
+    """The network of a run with training ``flags``, which may name another data set, with other classes.
+
+    Preprocessing stays the run's.
+
+    Raises ``UserError``.
+    """
+    given = arguments.read(flags)
+    names = {name for _, _, layer in given.layers for name in layer}
+    if fixed := sorted(names & OF_THE_RUN):
+        raise UserError(f"{flag_of(fixed[0])}: network and preprocessing are those of {loaded.path}; leave it out")
+    begun = dict(loaded.settings)
+    others = not names.isdisjoint(("dataname", "datapath", "config"))
+    if others:
+        data = {option.name for option in dataclasses.fields(DataSettings)} - {*OF_ANY_DATA}
+        begun = {name: value for name, value in begun.items() if name not in data}
+    args = arguments.parse(["--evaluate", f"--resume={loaded.path}", *flags], checkpoint=begun)
+    loaded = dataclasses.replace(loaded, settings=args.values())
+    if not others:
+        return loaded
+    data = get_data(args.data, torch.device("cpu"))
+    network = _OnOtherClasses(loaded.network, len(data.classes))
+    return dataclasses.replace(
+        loaded, network=network, classes=data.classes, fingerprint=data.fingerprint, reading=OneLabel(), confidence=None
+    )
+
+
+def of_architecture(arch: str, flags: Sequence[str]) -> Loaded:
+    """A network by its name, with training ``flags``: a library's with its weights, unless --weights names others.
+
+    Raises ``UserError``.
+    """
+    library = (locate(arch) or ("own",))[0]
+    chooses = any(flag.startswith(("--weights", "--no-pretrained", "--pretrained")) for flag in flags)
+    pretrained = library != "own" and not chooses
+    args = arguments.parse([f"--arch={arch}", *flags], checkpoint={"pretrained": pretrained})
+    weights = read_weights(args)
+    data = get_data(args.data, torch.device("cpu"))
+    data = data.shown_to(known_preprocessing(args, None, weights, evaluates=True), args.data)
+    shape = {"channels": data.spec.channels, "image_size": data.image_size}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(args.run.seed)
+        network = build_model(args.model, classes=len(data.classes), **shape)
+    if weights is not None:
+        load_start(network, *weights, True, data.classes)
+    elif not args.model.pretrained:
+        warn(f"{arch}: its weights are random, those of --seed {args.run.seed}; give --pretrained or --weights FILE")
+    return Loaded(
+        network.eval(),
+        data.classes,
+        data.preprocessing,
+        args.model.arch,
+        Path(args.model.arch),
+        args.values() | BEGUN,
+        data.fingerprint,
+        seen="",
+        has_average=False,
+        loss_scaled=False,
+        progress=None,
+        chosen="",
+        reading=OneLabel(),
+    )
+
+
+def knows_classes(loaded: Loaded) -> bool:
+    """True if the network answers with the classes of its images: those that its run was trained on."""
+    return not isinstance(loaded.network, _OnOtherClasses)
+
+
+def chosen_of(loaded: Loaded, split: str) -> Chosen:
+    """The images of a split, as the settings of ``loaded`` say."""
+    values = loaded.settings
+    return Chosen(
+        split=split,
+        device=str(values.get("device") or "auto"),
+        skip_bad_images=bool(values.get("skip_bad_images")),
+        progress=values.get("progress") is not False,
+    )
+
+
+# ------------------------------------------------------------------------------------ the features
+
+
+def embed(loaded: Loaded, chosen: Chosen, folder: Path | None, kind: str = FORMATS[0]) -> Features:
+    """Features of the ``chosen`` images: those in ``folder`` if they are of the same weights, preprocessing and images.
+
+    Otherwise they are computed and put there, as ``SPLIT.npz`` or in another ``kind``; without a folder, nowhere.
+    Raises ``UserError``.
+    """
+    args = settings_of(loaded, chosen)
+    device = next(loaded.network.parameters()).device
+    images, _ = read_images(loaded, args, chosen, torch.device("cpu"))
+    if images.labels.ndim > 1:
+        raise UserError("images with several labels each: probes and doubts about labels are for one label an image")
+    key = key_of(loaded, args, images, device)
+    file = folder and folder / f"{chosen.split}.{kind}"
+    found = file and _read(file, key)
+    if found is not None:
+        say(f"{file}: these features are reused: same weights, preprocessing and images")
+        return _features(chosen.split, found, loaded, images)
+    said = predict_split(loaded, chosen, features=True)
+    if not said.features.isfinite().all():
+        raise UserError(f"--split {chosen.split}: some features are not finite numbers; try --amp off")
+    values = (said.features, said.thumbnails, said.labels, said.numbers)
+    made = dict(zip(COLUMNS, (np.asarray(value) for value in values), strict=True))
+    features = _features(chosen.split, made, loaded, said.images)
+    if file is not None:
+        _write(file, key, features)
+    return features
+
+
+def _features(split: str, columns: dict[str, np.ndarray], loaded: Loaded, images: Images) -> Features:
+    files = images.paths if isinstance(images, ImageFiles) else None
+    ids = [files[number] if files else f"{split}[{number}]" for number in columns["numbers"].tolist()]
+    return Features(split, **columns, ids=ids, classes=loaded.classes, images=images)
+
+
+def key_of(loaded: Loaded, args: Settings, images: Images, device: torch.device) -> str:
+    """Digest of all that features depend on but rounding: weights, network, preprocessing, precision, and images.
+
+    Images are pixels in memory, shards' content, or each file's path, size and time of change.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in loaded.network.state_dict().items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    how = (args.data.tta, resolve_amp(args.precision, device), args.precision.fp32_layers, args.data.train_samples)
+    digest.update(repr((loaded.arch, shape_of(loaded.arch, loaded.settings), *how)).encode())
+    digest.update(repr((sorted(loaded.preprocessing.state().items()), loaded.classes, args.run.seed)).encode())
+    digest.update(images.labels.cpu().numpy().tobytes())
+    if isinstance(images, MemoryImages):
+        digest.update(images.pixels.cpu().numpy().tobytes())
+    elif isinstance(images.paths, Members | Rows):
+        digest.update(images.paths.identity.encode())
+    else:
+        for path in images.paths:
+            digest.update(os.fsencode(path) + b"\0" + _state_of(path))
+    return digest.hexdigest()
+
+
+def _state_of(path: str) -> bytes:
+    try:
+        state = os.stat(path)
+    except OSError:
+        return b"missing"
+    return b"%d %d\0" % (state.st_size, state.st_mtime_ns)
+
+
+# --------------------------------------------------------------------------------------- the files
+
+
+def _read(file: Path, key: str) -> dict[str, np.ndarray] | None:
+    """The columns of ``file``; None, with a line why, if they are not those of ``key``."""
+    if not file.exists():
+        return None
+    try:
+        stored, columns = (_read_npz if file.suffix == ".npz" else _read_parquet)(file)
+    except Exception as error:  # of whatever kind the libraries raise for a damaged file
+        warn(f"{file}: cannot be read ({' '.join(str(error).split())[:100]}); computed anew")
+        return None
+    if stored != key:
+        say(f"{file}: is of other weights, preprocessing or images; computed anew")
+        return None
+    return columns
+
+
+def _write(file: Path, key: str, features: Features) -> None:
+    columns = {name: getattr(features, name) for name in COLUMNS}
+    with whole_file(file, f"--output {file.parent}", "; choose another") as out:
+        if file.suffix == ".npz":
+            texts = {"ids": np.array(features.ids), "classes": np.array(features.classes), "key": np.array(key)}
+            np.savez(out, **columns, **texts)
+        else:
+            _write_parquet(out, key, features)
+
+
+def _read_npz(file: Path) -> tuple[str, dict[str, np.ndarray]]:
+    with np.load(file, allow_pickle=False) as stored:
+        return str(stored["key"]), {name: stored[name] for name in COLUMNS}
+
+
+def _write_parquet(out: Any, key: str, features: Features) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    def rows(values: np.ndarray) -> pa.Array:
+        return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
+
+    def texts(values: Sequence[str]) -> list[str]:  # a path may be any bytes
+        return [value.encode("utf-8", "replace").decode() for value in values]
+
+    table = pa.table(
+        {
+            "image": texts(features.ids),
+            "class": texts([features.classes[label] for label in features.labels]),
+            "features": rows(features.features),
+            "thumbnails": rows(features.thumbnails),
+            "labels": features.labels,
+            "numbers": features.numbers,
+        }
+    )
+    parquet.write_table(table.replace_schema_metadata({"key": key}), out)
+
+
+def _read_parquet(file: Path) -> tuple[str, dict[str, np.ndarray]]:
+    from pyarrow import parquet
+
+    table = parquet.read_table(file, columns=list(COLUMNS))
+    columns = {name: table[name].combine_chunks() for name in COLUMNS}
+    plain = {name: columns[name].to_numpy() for name in ("labels", "numbers")}
+    wide = {
+        name: columns[name].flatten().to_numpy().reshape(len(table), -1).copy() for name in ("features", "thumbnails")
+    }
+    return table.schema.metadata[b"key"].decode(), {**wide, **plain}

@@ -1,0 +1,117 @@
+"""Nearest neighbours among features: votes on an image's class, and near duplicates across splits."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from scripts.common.features import Features
+
+NEIGHBOURS = 20
+TEMPERATURE = 0.07
+ROWS = 2048  # images whose neighbours are looked at together
+ALIKE = 0.95  # correlation of two thumbnails, at least
+NEAREST = 10  # a copy is among so many nearest neighbours, in features and in thumbnails
+
+
+def unit(values: np.ndarray) -> np.ndarray:
+    """Rows of length 1, float32 (n, d); a row of zeros stays one."""
+    wide = values.astype(np.float64)
+    lengths = np.linalg.norm(wide, axis=1, keepdims=True)
+    return np.divide(wide, lengths, out=np.zeros_like(wide), where=lengths > 0).astype(np.float32)
+
+
+def nearest(among: np.ndarray, of: np.ndarray | None, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The ``count`` rows of ``among``, float32 (n, d) of length 1, that are nearest to each of ``of`` (m, d).
+
+    Their places int64 (m, k) and cosines float32 (m, k), the nearest first, of equally near ones the first. k is less
+    than ``count`` only where there are not so many. Without ``of``, to each of ``among``, itself left out.
+    """
+    alone = of is None
+    of = among if alone else of
+    count = min(count, len(among) - alone)
+    places = []
+    cosines = []
+    for start in range(0, len(of), ROWS):
+        near = of[start : start + ROWS] @ among.T
+        if alone:
+            rows = np.arange(len(near))
+            near[rows, start + rows] = -np.inf
+        found = np.argpartition(-near, count - 1, axis=1)[:, :count] if count < near.shape[1] else None
+        found = np.sort(found, axis=1) if found is not None else np.tile(np.arange(near.shape[1]), (len(near), 1))
+        order = np.argsort(-np.take_along_axis(near, found, 1), axis=1, kind="stable")[:, :count]
+        found = np.take_along_axis(found, order, 1)
+        places.append(found)
+        cosines.append(np.take_along_axis(near, found, 1))
+    return np.concatenate(places), np.concatenate(cosines)
+
+
+def votes(places: np.ndarray, cosines: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
+    """Shares of the classes among neighbours, float64 (m, classes): each weighs exp(cosine / 0.07).
+
+    As in Wu et al., Unsupervised feature learning via non-parametric instance discrimination, 2018, and in DINO.
+    ``places`` and ``cosines`` (m, k) are those of ``nearest`` among images with ``labels``.
+    """
+    weights = np.exp((cosines.astype(np.float64) - cosines.max(1, keepdims=True)) / TEMPERATURE)
+    shares = np.zeros((len(places), classes))
+    np.add.at(shares, (np.arange(len(places))[:, None], labels[places]), weights)
+    return shares / shares.sum(1, keepdims=True)
+
+
+class Duplicate(NamedTuple):
+    """Two images that are nearly the same: their places in two splits, cosine of features, likeness of thumbnails."""
+
+    first: int
+    second: int
+    cosine: float
+    likeness: float
+
+
+def likeness_of_copies(first: Features) -> float:
+    """Correlation of thumbnails from which on two images count as copies: ``ALIKE``, or more where all are alike.
+
+    Then a copy is half as far from its image as half of the images are from their nearest neighbour, in the distance
+    sqrt(2 - 2 x correlation). So digits, which differ in few pixels, are not all copies.
+    """
+    typical = float(np.median(nearest(_centred(first.thumbnails), None, 1)[1])) if len(first) > 1 else 0.0
+    return max(ALIKE, 1 - (1 - typical) / 4)
+
+
+def near_duplicates(first: Features, second: Features) -> list[Duplicate]:
+    """Images of ``second`` that nearly equal one of ``first``, each with the one that is most alike; the likest first.
+
+    Of a pair, the grey 16 x 16 thumbnails correlate, as they are or mirrored, by ``likeness_of_copies``, and each is
+    among the ten images of its split that are nearest to the other in features. The first alone takes a plain sky for
+    another, the second alone two images of a class that the network has learned well.
+    """
+    own = unit(first.features)
+    other = unit(second.features)
+    near_second = nearest(own, other, NEAREST)[0]
+    near_first = nearest(other, own, NEAREST)[0]
+    looks = _centred(first.thumbnails)
+    least = likeness_of_copies(first) - 1e-6  # of copies to the bit, the rounded products of which are not quite 1
+    best: dict[int, Duplicate] = {}
+    for mirrored in (False, True):
+        shown = _mirrored(second.thumbnails) if mirrored else second.thumbnails
+        places, likenesses = nearest(looks, _centred(shown), NEAREST)
+        for place, rank in np.argwhere(likenesses >= least).tolist():
+            match = int(places[place, rank])
+            cosine = float(own[match] @ other[place])
+            equal = cosine > 1 - 1e-6  # of which there may be more than ten
+            if equal or (match in near_second[place] and place in near_first[match]):
+                found = Duplicate(match, place, cosine, float(likenesses[place, rank]))
+                best[place] = max(best.get(place, found), found, key=lambda one: (one.likeness, one.cosine))
+    return sorted(best.values(), key=lambda one: (-one.likeness, -one.cosine, one.second))
+
+
+def _centred(thumbnails: np.ndarray) -> np.ndarray:
+    """Thumbnails with mean 0 and length 1, whose products are correlations; a plain one is zeros and like none."""
+    centred = thumbnails - thumbnails.mean(1, keepdims=True, dtype=np.float64)
+    centred[np.abs(centred).max(1) < 1e-4] = 0
+    return unit(centred)
+
+
+def _mirrored(thumbnails: np.ndarray) -> np.ndarray:
+    side = round(thumbnails.shape[1] ** 0.5)
+    return thumbnails.reshape(-1, side, side)[:, :, ::-1].reshape(len(thumbnails), -1)

@@ -1,0 +1,167 @@
+"""Features of a data set by a trained network: probes, doubtful labels, near duplicates, nearest neighbours, a map.
+
+    python scripts/features.py auto                                            # the newest run, its own images
+    python scripts/features.py RUN --dataname folder --datapath DIR            # other images, also of other classes
+    python scripts/features.py timm/resnet18 --dataname folder --datapath DIR  # a library's network with its weights
+
+Writes features.html, tables and the features themselves into a folder, and uses these again. Heavy imports are inside
+the functions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripts.common.command_line import ToolParser, make_folder, run_tool, table, whole
+from scripts.common.output import whole_file, write_csv
+from scripts.common.trained import AUTO, add_best, find_run, open_run
+from utils.config.settings import UserError
+
+if TYPE_CHECKING:
+    from models.load import Loaded
+    from scripts.reporting.feature_study import Study
+
+NAME = "features.py"
+FEATURES = "features"
+LISTED = 10  # doubtful images on the screen
+LONGEST = 48  # characters of a path there
+
+
+def main(argv: list[str]) -> int:
+    own, flags = build_parser().parse_known_args(argv)
+    is_run = own.network == AUTO or os.path.lexists(own.network)
+    if is_run:
+        find_run(own.network)  # before any slow import
+    elif own.best or own.raw:
+        raise UserError(f"{own.network}: no such run; --best and --raw choose among the weights of a run")
+    loaded = open_network(own, flags, is_run)
+    from scripts.reporting.feature_study import TRAIN, study
+
+    began = time.perf_counter()
+    folder = make_folder(own.output or default_folder(loaded, is_run))
+    parts = embed_parts(loaded, own, folder)
+    seconds = time.perf_counter() - began
+    from scripts.common.features import knows_classes
+
+    of = study(parts, own.split, own.neighbours, its_own=is_run and knows_classes(loaded))
+    present(of, loaded, folder, own)
+    print(f"Features in {seconds:.1f} s, the rest in {of.seconds:.1f} s; {len(parts[TRAIN].features[0])} numbers each")
+    rates = (100 * right.mean() for right in (of.by_neighbours, of.by_probe))
+    knn, probe = (f"{rate:.4f}" for rate in rates)
+    print(f"knn_top1={knn} probe_top1={probe} {own.split}_count={len(of.of_scored)} output={folder}")
+    return 0
+
+
+def build_parser() -> ToolParser:
+    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=True)
+    parser.usage = f"python scripts/{NAME} RUN_OR_ARCH [flag ...] [training flag ...]"
+    parser.add_argument(
+        "network",
+        metavar="RUN_OR_ARCH",
+        help="a run folder, a checkpoint, auto for the newest run; or the name of a network as --arch takes it",
+    )
+    add_best(parser)
+    parser.add_argument("--raw", action="store_true", help="the trained weights, even if the run kept an average")
+    parser.add_argument("--split", choices=("val", "test"), default="val", help="images to classify [val]")
+    parser.add_argument(
+        "--neighbours", type=whole(1, 1000), metavar="K", default=20, help="nearest training images that vote [20]"
+    )
+    parser.add_argument("--output", metavar="DIR", help="folder of the files [features in the run's folder, or here]")
+    parser.add_argument("--format", choices=("npz", "parquet"), default="npz", help="of the features' files [npz]")
+    return parser
+
+
+def open_network(own: argparse.Namespace, flags: list[str], is_run: bool) -> Loaded:
+    """The network with the data that ``flags`` name, on its device."""
+    from models.build import unknown_arch
+    from scripts.common.features import of_architecture, on_data
+    from scripts.common.trained import chosen_device
+
+    if not is_run and (mistake := unknown_arch(own.network)):
+        raise UserError(f"{own.network}: no such run or checkpoint; {mistake}")
+    if is_run:
+        loaded = on_data(open_run(own.network, own.raw, "cpu", best=own.best), flags)
+    else:
+        loaded = of_architecture(own.network, flags)
+    loaded.network.to(chosen_device(str(loaded.settings.get("device") or "auto")))
+    return loaded
+
+
+def default_folder(loaded: Loaded, is_run: bool) -> str:
+    """A folder of the run's own if there is one."""
+    if not is_run:
+        return f"{FEATURES}/{loaded.arch.replace('/', '_')}"
+    run = loaded.path.absolute().parent.parent
+    return os.path.relpath(run / FEATURES) if (run / "config.yaml").is_file() else FEATURES
+
+
+def embed_parts(loaded: Loaded, own: argparse.Namespace, folder: Path) -> dict[str, object]:
+    """Features by split: training and validation images, and test images where there are some or --split asks."""
+    from scripts.common.features import chosen_of, embed
+    from utils.data.formats.class_folders import test_folder
+
+    place = loaded.settings.get("datapath")
+    has_test = own.split == "test" or (isinstance(place, str) and test_folder(Path(place)) is not None)
+    splits = ["train", "val"] + ["test"] * has_test
+    return {split: embed(loaded, chosen_of(loaded, split), folder, own.format) for split in splits}
+
+
+def short(text: str) -> str:
+    """The end of a text, which of a path is what tells it from others."""
+    return text if len(text) <= LONGEST else f"...{text[3 - LONGEST :]}"
+
+
+def present(of: Study, loaded: Loaded, folder: Path, own: argparse.Namespace) -> None:
+    """Print the findings, and write tables and page."""
+    from scripts.reporting.feature_page import doubt_rows, duplicate_rows, render_features
+    from scripts.reporting.feature_study import NAMES, accuracies
+
+    counts = ", ".join(f"{len(part):,} {NAMES[split]}" for split, part in of.parts.items())
+    print(f"{loaded.path}: {loaded.arch}\n{counts} images, {len(of.train.classes):,} classes\n")
+    rows = accuracies(of)
+    shown = [[row["classifier"], f"{row['top1']:.2f}", f"{row['low']:.2f} to {row['high']:.2f}"] for row in rows]
+    print(table([f"Top-1 on the {NAMES[of.scored]} images", "%", "95 % (Wilson)"], shown))
+    for row in rows:
+        print(f"{row['classifier']}: {row['method']}")
+    if copied := int(of.copied.sum()):
+        without = " and ".join("-" if row["without_copies"] is None else f"{row['without_copies']:.2f}" for row in rows)
+        images = f"{copied:,} images" if copied > 1 else "the image"
+        print(f"Without {images} that a training image nearly equals: {without} %")
+    doubts = doubt_rows(of)
+    copies = duplicate_rows(of)
+    print("\nDoubtful labels: " + ", ".join(f"{len(of.doubts_of(s)):,} of {len(p):,} {s}" for s, p in of.parts.items()))
+    if doubts:
+        columns = (
+            "image",
+            "split",
+            "label",
+            "likely",
+            "label_probability",
+            "likely_probability",
+            "neighbours_of_label",
+        )
+        print(table(columns, [[short(str(row[name])) for name in columns] for row in doubts[:LISTED]]))
+    found = ", ".join(f"{len(pairs):,} {one}-{two}" for (one, two), pairs in of.duplicates.items())
+    print(f"\nNear duplicates across splits: {found}")
+    for note in of.notes:
+        print(note)
+    for name, rows in (("doubtful", doubts), ("duplicates", copies)):
+        if rows:
+            write_csv(folder / f"{name}.csv", rows)
+        else:
+            (folder / f"{name}.csv").unlink(missing_ok=True)  # of an earlier time
+    page = render_features(of, loaded).encode()
+    with whole_file(folder / "features.html", f"--output {folder}", "; choose another") as file:
+        file.write(page)
+    print(f"\n{folder / 'features.html'}: {len(page) / 1e6:.1f} MB, opens in any browser")
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(NAME, main))

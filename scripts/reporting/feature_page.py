@@ -1,0 +1,243 @@
+"""The part of a page about features, and rows of the tables beside it, from a ``Study``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from models.load import Loaded
+from scripts.common.neighbours import NEAREST, likeness_of_copies
+from scripts.reporting.details import short_ids
+from scripts.reporting.feature_study import NAMES, Doubt, Study, accuracies
+from scripts.reporting.page import FEATURE_PARTS, fill
+from scripts.reporting.series import number, numbers
+from scripts.reporting.thumbnails import Thumbnails
+from utils.data.formats.class_folders import printable
+
+SHOWN_QUERIES = 12
+SHOWN_NEIGHBOURS = 6  # of each
+SHOWN_DOUBTS = 48
+SHOWN_COPIES = 24  # pairs
+
+
+class _Rows:
+    """The images that the page shows: id, picture, label, longer side in pixels, each once."""
+
+    def __init__(self, of: Study, thumbnails: Thumbnails, source: str) -> None:
+        self.rows: list[list[Any]] = []
+        self.unread: list[str] = []
+        self._of = of
+        self._ids = {split: short_ids(part.ids) for split, part in of.parts.items()}
+        self._thumbnails = thumbnails
+        self._source = source
+        self._places: dict[tuple[str, int], int] = {}
+
+    def add(self, split: str, place: int) -> int:
+        """The row of an image; one that cannot be read any more has no picture."""
+        if (split, place) not in self._places:
+            part = self._of.parts[split]
+            name = part.ids[place]
+            picture, side = None, 0
+            try:
+                image = part.picture(place)
+                picture, side = self._thumbnails.add((self._source, name), image), max(image.size)
+            except (OSError, ValueError):
+                self.unread.append(name)
+            self._places[split, place] = len(self.rows)
+            shown = self._ids[split][place]
+            self.rows.append([shown, picture, int(part.labels[place]), side])
+        return self._places[split, place]
+
+    def id_of(self, split: str, place: int) -> str:
+        return self._ids[split][place]
+
+
+def feature_part(of: Study, run: int, classes: int, thumbnails: Thumbnails, source: str = "features") -> dict[str, Any]:
+    """The JSON of run number ``run``, whose classes are number ``classes`` of the page's lists of them."""
+    rows = _Rows(of, thumbnails, source)
+    queries = _spread(of.of_scored.labels, SHOWN_QUERIES)
+    near = zip(of.places[queries].tolist(), of.cosines[queries].tolist(), strict=True)
+    neighbours = [
+        [
+            rows.add(of.scored, query),
+            [
+                [rows.add("train", place), number(cosine, 4)]
+                for place, cosine in list(zip(*one, strict=True))[:SHOWN_NEIGHBOURS]
+            ],
+        ]
+        for query, one in zip(queries.tolist(), near, strict=True)
+    ]
+    doubts = [
+        [
+            rows.add(one.split, one.place),
+            one.likely,
+            number(one.own_share, 4),
+            number(one.likely_share, 4),
+            one.neighbours,
+            NAMES[one.split],
+            int(one.confident),
+        ]
+        for one in most_doubtful(of)[:SHOWN_DOUBTS]
+    ]
+    copies = [
+        [
+            rows.add(pair[0], one.first),
+            rows.add(pair[1], one.second),
+            number(one.likeness, 4),
+            number(one.cosine, 4),
+            [NAMES[split] for split in pair],
+        ]
+        for pair, found in of.duplicates.items()
+        for one in found[:SHOWN_COPIES]
+    ]
+    unread = rows.unread
+    notes = [f"{len(unread):,} pictures cannot be read, the first of them {unread[0]}"] if unread else []
+    return {
+        "run": run,
+        "classes": classes,
+        "scored": f"{len(of.of_scored):,} {NAMES[of.scored]} images",
+        "neighbourCount": of.places.shape[1],
+        "rows": rows.rows,
+        "figures": [_figure(row) for row in accuracies(of)],
+        "notes": [*of.notes, *notes],
+        "neighbours": neighbours,
+        "doubtful": doubts,
+        "doubtfulWords": doubtful_words(of),
+        "duplicates": copies,
+        "duplicatesWords": duplicates_words(of),
+        "map": _map(of, rows),
+        "mapWords": map_words(of),
+    }
+
+
+def _figure(row: dict[str, Any]) -> list[str]:
+    apart = row["without_copies"]
+    return [
+        row["classifier"],
+        f"{row['top1']:.2f} %",
+        f"{row['low']:.1f} to {row['high']:.1f}",
+        "-" if apart is None else f"{apart:.2f} %",
+        row["method"],
+    ]
+
+
+def _map(of: Study, rows: _Rows) -> dict[str, Any]:
+    doubted = {one.place for one in of.doubts_of(of.scored) if one.confident}
+    places = of.mapped.tolist()
+    return {
+        "x": numbers(of.spots[:, 0], 4),
+        "y": numbers(of.spots[:, 1], 4),
+        "label": of.of_scored.labels[of.mapped].tolist(),
+        "id": [rows.id_of(of.scored, place) for place in places],
+        "doubted": [int(place in doubted) for place in places],
+    }
+
+
+def _spread(labels: np.ndarray, count: int) -> np.ndarray:
+    """Places spread evenly over the images in the order of their classes."""
+    order = np.argsort(labels, kind="stable")
+    return order[((np.arange(min(count, len(order))) + 0.5) * len(order) / min(count, len(order))).astype(np.int64)]
+
+
+def most_doubtful(of: Study) -> list[Doubt]:
+    """The doubts of all splits together, those first whose label's probability is furthest below the other's."""
+    return sorted(of.doubts, key=lambda one: one.own_share - one.likely_share)
+
+
+def doubtful_words(of: Study) -> str:
+    """How many labels are doubted, and by what."""
+    counts = ", ".join(f"{len(of.doubts_of(s)):,} of {len(p):,} {NAMES[s]} images" for s, p in of.parts.items())
+    confident = sum(one.confident for one in of.doubts)
+    return (
+        f"{counts}: a logistic probe that has not seen the image takes it for another class; {confident:,} are in the "
+        "confident joint as well (confident learning, Northcutt et al., 2021). Where the probe is often wrong, so is "
+        "this list: the first are the likeliest."
+    )
+
+
+def duplicates_words(of: Study) -> str:
+    """How many pairs there are, and what counts as one."""
+    counts = ", ".join(
+        f"{len(found):,} between {NAMES[one]} and {NAMES[two]} ({likeness_of_copies(of.parts[one]):.3f})"
+        for (one, two), found in of.duplicates.items()
+    )
+    return (
+        f"{counts}. The grey 16 x 16 thumbnails of a pair correlate by the number in brackets or more, perhaps "
+        f"mirrored, and each is among the {NEAREST} nearest of the other in features. A copy that was cropped or "
+        "shifted is not found."
+    )
+
+
+def map_words(of: Study) -> str:
+    """What the map shows, and what it does not."""
+    return (
+        f"Each dot is one of {len(of.mapped):,} {NAMES[of.scored]} images, in the colour of its class, ringed if its "
+        "label is doubted and in the confident joint. Made by t-SNE: near dots are near in features; how far apart "
+        "groups are means nothing."
+    )
+
+
+def doubt_rows(of: Study) -> list[dict[str, Any]]:
+    """Rows of doubtful.csv, the most doubtful first."""
+    rows = []
+    for one in most_doubtful(of):
+        part = of.parts[one.split]
+        rows.append(
+            {
+                "image": printable(part.ids[one.place]),
+                "split": one.split,
+                "label": printable(part.classes[part.labels[one.place]]),
+                "likely": printable(part.classes[one.likely]),
+                "label_probability": f"{one.own_share:.4f}",
+                "likely_probability": f"{one.likely_share:.4f}",
+                "neighbours_of_label": f"{one.neighbours}/{of.places.shape[1]}",
+                "confident": int(one.confident),
+            }
+        )
+    return rows
+
+
+def duplicate_rows(of: Study) -> list[dict[str, Any]]:
+    """Rows of duplicates.csv, pair of splits by pair of splits, the likest first."""
+    rows = []
+    for (first, second), found in of.duplicates.items():
+        for one in found:
+            sides = [(of.parts[first], one.first), (of.parts[second], one.second)]
+            names = [printable(part.ids[place]) for part, place in sides]
+            labels = [printable(part.classes[part.labels[place]]) for part, place in sides]
+            rows.append(
+                {
+                    "image": names[0],
+                    "other": names[1],
+                    "split": first,
+                    "other_split": second,
+                    "label": labels[0],
+                    "other_label": labels[1],
+                    "likeness": f"{one.likeness:.4f}",
+                    "cosine": f"{one.cosine:.4f}",
+                }
+            )
+    return rows
+
+
+def render_features(of: Study, loaded: Loaded) -> str:
+    """A page of its own about the features of one network."""
+    thumbnails = Thumbnails()
+    part = feature_part(of, 0, 0, thumbnails)
+    data = {
+        "runs": [{"name": str(loaded.path)}],
+        "charts": [],
+        "details": [],
+        "features": [part],
+        "classes": [_shown(of.train.classes)],
+        "images": thumbnails.uris,
+        "classTable": None,
+    }
+    name = f"{loaded.settings.get('dataname')} \u00b7 {loaded.arch}"
+    return fill(data, FEATURE_PARTS, name, str(loaded.path), ("Features", "scripts/features.py"))
+
+
+def _shown(classes: Sequence[str]) -> list[str]:
+    return [name.encode("utf-8", "replace").decode() for name in classes]

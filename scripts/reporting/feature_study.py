@@ -1,0 +1,193 @@
+"""Findings of features about a data set: two classifiers, doubtful labels, near duplicates, a map."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from scripts.common.answers import wilson_interval
+from scripts.common.features import Features
+from scripts.common.neighbours import NEIGHBOURS, Duplicate, near_duplicates, nearest, unit, votes
+from scripts.common.probe import STRENGTHS, Probe, doubted, fit_probe
+
+TRAIN = "train"
+NAMES = {"train": "training", "val": "validation", "test": "test"}
+MAP_IMAGES = 1000  # of the scored part: a map of more takes long and is no clearer
+MAP_COMPONENTS = 50  # principal components that t-SNE takes
+SEED = 0
+
+
+class Doubt(NamedTuple):
+    """An image whose label is doubted: its place in a split, the likelier class, and both classes' probabilities.
+
+    ``neighbours``: how many of the nearest training images are of its own class. ``confident``: see ``Doubted``.
+    """
+
+    split: str
+    place: int
+    likely: int
+    own_share: float
+    likely_share: float
+    neighbours: int
+    confident: bool
+
+
+@dataclass(frozen=True)
+class Study:
+    """Findings about ``parts``, features by split; ``scored`` is the split whose images are classified.
+
+    ``places`` and ``cosines`` (n, k): the nearest training images of the scored ones. ``by_neighbours`` and
+    ``by_probe``: which are classified rightly, bool (n,). ``duplicates``: by pair of splits. ``copied``: which scored
+    images a training image nearly equals, bool (n,). ``spots`` float64 (m, 2): the map of the scored images ``mapped``.
+    """
+
+    parts: Mapping[str, Features]
+    scored: str
+    places: np.ndarray
+    cosines: np.ndarray
+    by_neighbours: np.ndarray
+    by_probe: np.ndarray
+    probe: Probe
+    doubts: list[Doubt]
+    duplicates: dict[tuple[str, str], list[Duplicate]]
+    mapped: np.ndarray
+    spots: np.ndarray
+    seconds: float
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def train(self) -> Features:
+        return self.parts[TRAIN]
+
+    @property
+    def of_scored(self) -> Features:
+        return self.parts[self.scored]
+
+    @property
+    def copied(self) -> np.ndarray:
+        found = np.zeros(len(self.of_scored), dtype=bool)
+        found[[one.second for one in self.duplicates[TRAIN, self.scored]]] = True
+        return found
+
+    def doubts_of(self, split: str) -> list[Doubt]:
+        """The doubted images of a split, the most doubtful first."""
+        return [doubt for doubt in self.doubts if doubt.split == split]
+
+    def method(self, right: np.ndarray) -> str:
+        """How one of the two accuracies comes about, in words."""
+        if right is self.by_neighbours:
+            return f"{self.places.shape[1]} nearest training images by cosine, each weighs exp(cosine / 0.07)"
+        of = self.probe
+        best = of.accuracies[of.strength]
+        limit = ", the end of the range: beyond it may be better" if of.at_limit else ""
+        on = f" on {of.chosen_on:,} of them" if of.chosen_on < len(self.train) else ""
+        tried = f"{STRENGTHS[0]:g} to {STRENGTHS[-1]:g}"
+        return (
+            f"C {of.strength:g} of {tried}{limit}; chosen by {of.folds} folds of the training images{on} "
+            f"({best:.2f} % there)"
+        )
+
+
+def study(parts: Mapping[str, Features], scored: str, neighbours: int = NEIGHBOURS, its_own: bool = False) -> Study:
+    """Study ``parts``, of which 'train' and ``scored`` must be there; the probe is fitted on 'train' alone.
+
+    ``its_own``: the network was trained on the images of 'train'.
+    """
+    began = time.perf_counter()
+    train = parts[TRAIN]
+    other = parts[scored]
+    classes = len(train.classes)
+    known = unit(train.features)
+    units = unit(other.features)
+    places, cosines = nearest(known, units, neighbours)
+    by_vote = votes(places, cosines, train.labels, classes).argmax(1)
+    probe = fit_probe(train.features, train.labels, classes)
+    shares = {split: probe.probabilities(part.features) for split, part in parts.items() if split != TRAIN}
+    doubts = []
+    for split, part in parts.items():
+        near = nearest(known, None if split == TRAIN else unit(part.features), neighbours)[0]
+        doubts += _doubts(part, probe.out_of_fold if split == TRAIN else shares[split], train.labels[near])
+    mapped = np.linspace(0, len(other) - 1, min(len(other), MAP_IMAGES)).round().astype(np.int64)
+    notes = []
+    if its_own:
+        notes.append(
+            "The network was trained on these training images with these labels. It may know wrong ones by heart, so "
+            "that fewer of them are doubted; a network trained on other images, or on other folds, doubts more."
+        )
+    for split, part in parts.items():
+        if empty := int((~part.features.any(1)).sum()):
+            notes.append(f"{empty:,} {NAMES[split]} images have features that are all 0 and are near to none.")
+    return Study(
+        parts,
+        scored,
+        places,
+        cosines,
+        by_vote == other.labels,
+        shares[scored].argmax(1) == other.labels,
+        probe,
+        doubts,
+        {pair: near_duplicates(*(parts[split] for split in pair)) for pair in combinations(parts, 2)},
+        mapped,
+        planar_map(units[mapped]),
+        time.perf_counter() - began,
+        notes,
+    )
+
+
+def _doubts(part: Features, shares: np.ndarray, of_neighbours: np.ndarray) -> list[Doubt]:
+    """The doubted images of a split by their probabilities; ``of_neighbours`` (n, k): labels of the nearest images."""
+    return [
+        Doubt(
+            part.split,
+            place,
+            likely,
+            float(shares[place, part.labels[place]]),
+            float(shares[place, likely]),
+            int((of_neighbours[place] == part.labels[place]).sum()),
+            confident,
+        )
+        for place, likely, confident in zip(*map(np.ndarray.tolist, doubted(shares, part.labels)), strict=True)
+    ]
+
+
+def planar_map(units: np.ndarray) -> np.ndarray:
+    """Positions float64 (n, 2), the same each time: scikit-learn's t-SNE of the first 50 principal components.
+
+    Of fewer than 10 images, their first two principal components.
+    """
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
+
+    few = len(units) < 10
+    size = min(2 if few else MAP_COMPONENTS, *units.shape)
+    with threadpool_limits(1):
+        reduced = PCA(size, random_state=SEED).fit_transform(units.astype(np.float64))
+        if few or size < 2:
+            return np.pad(reduced, ((0, 0), (0, 2 - size)))
+        made = TSNE(2, perplexity=min(30, (len(units) - 1) / 3), init="pca", random_state=SEED).fit_transform(reduced)
+    return made.astype(np.float64)
+
+
+def accuracies(of: Study) -> list[dict[str, Any]]:
+    """A row for each of the two classifiers: accuracy in percent, interval, and without images that have a copy."""
+    rows = []
+    for name, right in (("nearest neighbours", of.by_neighbours), ("logistic probe", of.by_probe)):
+        low, high = wilson_interval(int(right.sum()), len(right))
+        apart = right[~of.copied]
+        rows.append(
+            {
+                "classifier": name,
+                "top1": 100 * float(right.mean()),
+                "low": low,
+                "high": high,
+                "without_copies": 100 * float(apart.mean()) if len(apart) else None,
+                "method": of.method(right),
+            }
+        )
+    return rows

@@ -1,0 +1,215 @@
+"""features.py: the features are those of the network in validation, its figures say what they are of, errors are a line."""
+
+import csv
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from scripts import features as tool
+from scripts import report
+from scripts.common import features as module
+from scripts.common.features import chosen_of, embed, of_architecture, on_data
+from scripts.common.trained import open_run
+from scripts.reporting.feature_study import study
+from tests.scripts.common.test_predictions import tree_of_digits
+from tests.scripts.test_report import Page
+from utils.config.settings import UserError
+from utils.data.formats.readers import read_digits
+
+QUIET = ["--device", "cpu", "--no-progress", "--workers", "0"]
+SMALL = ["--image-size", "32", "--batch-size", "7", *QUIET]
+
+
+def tree(root, counts=(("train", 9), ("val", 5)), size=32):
+    """Class folders 'a', reddish, and 'b', bluish, of noise in squares."""
+    generator = np.random.default_rng(0)
+    for split, count in counts:
+        for channel, name in ((0, "a"), (2, "b")):
+            (root / split / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = np.kron(generator.integers(0, 150, (8, 8, 3)), np.ones((size // 8, size // 8, 1)))
+                pixels[:, :, channel] += 100
+                Image.fromarray(pixels.astype(np.uint8)).save(root / split / name / f"{number}.png")
+    return root
+
+
+def untrained(arch, root, *flags):
+    library = [] if arch in ("fc", "conv2a") else ["--no-pretrained"]
+    return of_architecture(arch, [*library, "--dataname", "folder", "--datapath", str(root), *SMALL, *flags])
+
+
+def shown(loaded, files):
+    """The files as validation shows them to the network."""
+    return torch.stack([loaded.preprocessing(Image.open(path)) for path in files])
+
+
+@pytest.mark.parametrize(
+    "arch", ["conv2a", "timm/test_vit", "timm/test_efficientnet", "timm/test_resnet", "torchvision/shufflenet_v2_x0_5"]
+)
+def test_features_are_what_enters_the_classifier_in_evaluation_mode_image_by_image(tmp_path, arch):
+    """timm's are those of its forward_head(pre_logits=True); of others the classifier makes the logits of them."""
+    loaded = untrained(arch, tree(tmp_path))
+    found = embed(loaded, chosen_of(loaded, "train"), None)
+    network = loaded.network
+    assert not network.training
+    assert found.ids == sorted(found.ids) and len(found) == 18
+    assert [Path(path).parent.name for path in found.ids] == ["ab"[label] for label in found.labels]
+    with torch.no_grad():
+        images = shown(loaded, found.ids)
+        if arch.startswith("timm/"):
+            expected = network.forward_head(network.forward_features(images), pre_logits=True)
+        else:
+            layer = module.output_layers(network)[-1]
+            assert torch.allclose(layer(torch.from_numpy(found.features)), network(images), atol=1e-4)
+            expected = torch.from_numpy(found.features)
+    # the same sums in batches of another size: float32 rounds them in another order
+    assert np.abs(found.features - expected.numpy()).max() < 1e-4 * max(1, expected.abs().max().item())
+    one = embed(untrained(arch, tmp_path, "--val-batch-size", "1"), chosen_of(loaded, "train"), None)
+    assert np.abs(one.features - found.features).max() < 1e-4 * max(1, expected.abs().max().item())
+
+
+def test_features_are_reused_until_weights_preprocessing_or_images_differ(tmp_path, monkeypatch, capsys):
+    root = tree(tmp_path / "data")
+    computed = []
+    real = module.predict_split
+    monkeypatch.setattr(module, "predict_split", lambda *args, **more: computed.append(1) or real(*args, **more))
+
+    def features(kind="npz", change=lambda loaded: None, flags=()):
+        loaded = untrained("conv2a", root, *flags)
+        change(loaded)
+        computed.clear()
+        return embed(loaded, chosen_of(loaded, "val"), tmp_path, kind), len(computed)
+
+    first, made = features()
+    assert made and (tmp_path / "val.npz").exists()
+    for kind in ("npz", "parquet", "parquet"):
+        again, made = features(kind)
+        assert np.array_equal(again.features, first.features) and again.ids == first.ids
+        assert np.array_equal(again.thumbnails, first.thumbnails) and np.array_equal(again.labels, first.labels)
+    assert not made and "reused" in capsys.readouterr().err
+
+    def touched(loaded):
+        with torch.no_grad():
+            next(loaded.network.parameters()).view(-1)[0] += 1e-3
+
+    assert features(change=touched)[1]
+    assert "other weights, preprocessing or images" in capsys.readouterr().err
+    for flags in (["--crop-pct", "0.5"], ["--mean", "0.1"], ["--amp", "bf16"], ["--tta", "flip"]):
+        features()
+        assert features(flags=flags)[1], flags
+    features()
+    image = root / "val/a/0.png"
+    Image.fromarray(255 - np.asarray(Image.open(image))).save(image)
+    os.utime(image, (1, 1))
+    assert features()[1]
+    image.rename(root / "val/b/other.png")
+    assert features()[1]
+    (tmp_path / "val.npz").write_bytes(b"damaged")
+    assert features()[1] and "cannot be read" in capsys.readouterr().err
+
+
+def test_a_run_on_its_own_images_and_on_those_of_other_classes(digits_run, tmp_path, capsys):
+    loaded = open_run(digits_run, device="cpu")
+    own = on_data(loaded, QUIET)
+    found = embed(own, chosen_of(own, "val"), None)
+    assert np.array_equal(found.labels, read_digits().validation.labels.numpy())
+    names = {"nought": 0, "one": 1, "seven": 7}
+    for split in ("train", "val"):
+        tree_of_digits(tmp_path / split, names, count=20)
+    other = on_data(loaded, [*QUIET, "--dataname", "folder", "--datapath", str(tmp_path)])
+    assert other.classes == tuple(names)
+    theirs = embed(other, chosen_of(other, "val"), None)
+    places = np.concatenate([np.flatnonzero(found.labels == digit)[:20] for digit in names.values()])
+    # the same digits, read from files: the same pixels
+    assert np.abs(theirs.features - found.features[places]).max() < 1e-4
+    assert theirs.labels.tolist() == np.repeat([0, 1, 2], 20).tolist()
+
+
+def test_the_probe_is_fitted_on_training_images_alone_and_scored_on_the_others(digits_run):
+    loaded = on_data(open_run(digits_run, device="cpu"), QUIET)
+    parts = {split: embed(loaded, chosen_of(loaded, split), None) for split in ("train", "val")}
+    found = study(parts, "val")
+    train, other = parts["train"], parts["val"]
+    reference = make_pipeline(StandardScaler(), LogisticRegression(C=found.probe.strength, max_iter=3000))
+    right = reference.fit(train.features, train.labels).predict(other.features) == other.labels
+    assert (right == found.by_probe).mean() > 0.99
+    other.labels[:] = np.roll(other.labels, 7)  # wrong ones change what is scored, not what is chosen
+    wrong = study(parts, "val")
+    assert wrong.probe.accuracies == found.probe.accuracies
+    assert wrong.by_probe.mean() < 0.3 < 0.9 < found.by_probe.mean()
+
+
+def test_copies_of_training_images_are_named_and_accuracy_is_given_without_them(tmp_path, capsys):
+    root = tree(tmp_path / "data", counts=(("train", 12), ("val", 8), ("test", 6)))
+    shutil.copy(root / "train/a/3.png", root / "val/a/copy.png")
+    shutil.copy(root / "train/b/5.png", root / "test/a/copy.png")  # with another label
+    shutil.copy(root / "val/b/2.png", root / "test/b/copy.png")
+    line = ["conv2a", "--dataname", "folder", "--datapath", str(root), *SMALL, "--output", str(tmp_path / "out")]
+    assert tool.main([*line, "--neighbours", "3"]) == 0
+    printed = capsys.readouterr()
+    assert "1 train-val, 1 train-test, 1 val-test" in printed.out
+    assert "Without the image that a training image nearly equals" in printed.out
+    assert "its weights are random" in printed.err
+    assert printed.out.splitlines()[-1].startswith("knn_top1=")
+    assert f"val_count=17 output={tmp_path / 'out'}" in printed.out
+    rows = list(csv.DictReader((tmp_path / "out/duplicates.csv").read_text().splitlines()))
+    assert [(Path(row["image"]).name, row["split"], row["other_split"]) for row in rows] == [
+        ("3.png", "train", "val"),
+        ("5.png", "train", "test"),
+        ("2.png", "val", "test"),
+    ]
+    assert [(row["label"], row["other_label"]) for row in rows] == [("a", "a"), ("b", "a"), ("b", "b")]
+    page = Page((tmp_path / "out/features.html").read_text())
+    (of,) = page.data["features"]
+    assert len(of["duplicates"]) == 3 and len(of["map"]["x"]) == 17
+    assert page.data["classes"] == [["a", "b"]]
+    for word in ("Nearest neighbours", "Doubtful labels", "Near duplicates across splits", "Map of the features"):
+        assert word in page.texts
+
+
+def test_the_report_shows_the_same_sections(digits_run, tmp_path):
+    run = shutil.copytree(digits_run, tmp_path / "run")
+    assert report.main([str(run), "--device", "cpu", "--features"]) == 0
+    page = Page((run / "report.html").read_text())
+    (of,) = page.data["features"]
+    assert of["figures"][1][0] == "logistic probe" and of["scored"] == "360 validation images"
+    assert of["classes"] == page.data["details"][0]["classes"]
+    assert any("by heart" in note for note in of["notes"])
+    assert (run / "features/val.npz").exists()
+    assert report.main([str(run), "--device", "cpu"]) == 0
+    assert Page((run / "report.html").read_text()).data["features"] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (["nothing_of_the_kind"], "no such run or checkpoint"),
+        (["conv2", "--best"], "--best and --raw choose among the weights of a run"),
+        (["conv2", "--dataname", "folder", "--datapath", "nowhere"], "nowhere"),
+        (["RUN", "--split", "test"], "--split test: of digits no test images are read"),
+        (["RUN", "--neighbours", "0"], "--neighbours"),
+        (["RUN", "--no-such-flag"], "'--no-such-flag' is not a flag"),
+        (["RUN", "--arch", "conv2"], "--arch: network and preprocessing are those of"),
+        (["RUN", "--crop-pct", "0.5"], "--crop-pct: network and preprocessing are those of"),
+        (["RUN", "--output", "/dev/null/folder"], "cannot be made"),
+    ],
+)
+def test_mistakes_are_one_line(digits_run, tmp_path, monkeypatch, line, says):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as caught:
+        tool.main([digits_run if word == "RUN" else word for word in line])
+    assert len(caught.value.mistakes) == 1 and says in caught.value.mistakes[0]
+
+
+@pytest.mark.parametrize("flags", [["--no-predictions"], ["--split", "train"]])
+def test_a_report_of_features_needs_predictions_of_other_images(digits_run, flags):
+    with pytest.raises(UserError, match="--features compares other images"):
+        report.main([digits_run, "--features", *flags])
