@@ -23,7 +23,7 @@ LOOK_SECONDS = 0.1
 LONGEST_NAME = 100  # bytes, of an output's file; file systems take 255, encrypted ones fewer
 FIRST_STEP = "  first step after "  # in the line of main.py that says that it works
 OWN_LINE = "main.py: "  # so begin its errors, and its warnings
-RUN = re.compile(r"^val_top1=.* run=(.+)$", re.MULTILINE)  # in the last line of main.py
+RUN = re.compile(r"^val_(?:top1|map)=.* run=(.+)$", re.MULTILINE)  # in the last line of main.py
 
 
 @dataclass

@@ -20,7 +20,7 @@ from scripts.verification import records
 from scripts.verification.processes import kill_tree
 
 PROGRAM = Path(__file__).resolve().parent / "hooked_main.py"
-RUN_LINE = re.compile(r"^val_top1=.* run=(.+)$", re.MULTILINE)
+RUN_LINE = re.compile(r"^val_(?:top1|map)=.* run=(.+)$", re.MULTILINE)
 POLL_SECONDS = 0.002
 STALL_SECONDS = 3600  # without progress for so long, a training counts as hanging
 START_SHARE = 0.15  # of the kills: before the first step

@@ -122,7 +122,7 @@ class TrainLoader:
             "Mixing": str(self.mixing or "none"),
         }
         if plan.sampling is not None:
-            rows["Sampling"] = plan.sampling.describe(data.train.labels.cpu().numpy(), data.classes)
+            rows["Sampling"] = plan.sampling.describe(data.train.labels.cpu(), data.classes)
         if self.resolution is not None:
             rows["Training size"] = self.resolution.table(epochs)
         rows["Batch"] = (

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import torch
 
 from utils.config.settings import Settings, UserError
-from utils.data.formats.readers import ImageFiles, Images
+from utils.data.formats.readers import ImageFiles, Images, class_counts
 from utils.data.formats.shards.members import Members
 from utils.data.sample_plan import hashed, permutation
 
@@ -59,12 +60,12 @@ class Sampling:
             return self.available[order[places // self.repeats]], places % self.repeats
         return self.available[order], None
 
-    def describe(self, labels: np.ndarray, classes: tuple[str, ...]) -> str:
+    def describe(self, labels: torch.Tensor, classes: tuple[str, ...]) -> str:
         """The content of an epoch, and the part of the training images, of these ``labels``, that it is chosen from."""
         total = len(labels)
         if len(self.available) == total:
             return str(self)
-        counts = np.bincount(labels[self.available], minlength=len(classes)).tolist()
+        counts = class_counts(labels[self.available], len(classes)).tolist()
         each = f", {min(counts):,} to {max(counts):,} a class"
         if len(counts) <= MOST_CLASSES:
             each = ": " + ", ".join(f"{count:,} {name}" for name, count in zip(classes, counts, strict=True))
@@ -143,6 +144,10 @@ class WindowedOrder:
         order = present[permutation(len(present), hashed(self.seed, WINDOW_STREAM, 0), epoch)]
         return np.array_split(order, -(-len(order) // self.window))
 
+    def describe(self, labels: torch.Tensor, classes: tuple[str, ...]) -> str:
+        """As ``Sampling.describe``."""
+        return str(self)
+
     def __str__(self) -> str:
         count = len(np.unique(self.shards[self.available]))
         text = f"each image once an epoch, shuffled within windows of {min(self.window, count):,} of {count:,} shards"
@@ -181,7 +186,7 @@ def build_sampling(images: Images, args: Settings) -> Sampling | WindowedOrder |
             raise UserError("--shard-window: the training images do not lie in shards; remove it")
         available = first_samples(len(labels), args)
         shards = images.paths.shards.astype(np.int64)
-        labels = labels.cpu().numpy()
+        labels = labels.cpu().numpy() if labels.ndim == 1 else None
         return WindowedOrder(args.run.seed, shards, args.data.shard_window, available, labels)
     repeats = args.augmentation.repeated_augmentation
     balanced = args.data.balanced_sampler

@@ -183,3 +183,13 @@ def test_a_mixed_pair_lacks_the_labels_that_either_lacks_and_an_image_alone_only
     labels = torch.tensor([[math.nan, 0.0, 1.0], [1.0, math.nan, 0.0]])
     _, targets, _ = mixing(torch.zeros(2, 1, 4, 4), labels, [batch])
     assert torch.equal(targets.nan_to_num(-1), torch.tensor([first, [1.0, math.nan, 0.0]]).nan_to_num(-1))
+
+
+def test_a_share_of_the_training_images_is_described_by_the_images_of_each_class(tree):
+    train, _, _ = make(*flags(tree), "--train-samples", 7, "--workers", 0)
+    chosen = train.plan.sampling
+    counts = [sum(ROWS[number][place] == 1 for number in chosen.available) for place in range(3)]
+    words = ", ".join(f"{count} {name}" for count, name in zip(counts, NAMES, strict=True))
+    assert chosen.describe(torch.tensor(stored(ROWS), dtype=torch.int8), NAMES).endswith(
+        f"of 7 of the 8 training images: {words}"
+    )
