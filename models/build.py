@@ -219,7 +219,8 @@ def constructor_arguments(
         size = {"img_size": image_size} if takes_size and _has_fixed_size(name, image_size) else {}
         return {**arguments, "in_chans": channels, **size}
     if channels != 3:
-        raise UserError(f"{settings.arch} was given a first convolution for grey images, which torchvision cannot make")
+        seen = "grey images" if channels == 1 else f"images of {channels} channels"
+        raise UserError(f"{settings.arch} was given a first convolution for {seen}, which torchvision cannot make")
     without_extra_heads = {"aux_logits": False, "init_weights": False} if name in _WITH_EXTRA_HEADS else {}
     return {**arguments, **_size_argument(name, image_size), **without_extra_heads}
 
@@ -269,7 +270,7 @@ def _torchvision(name: str, settings: ModelSettings, classes: int, channels: int
     else:
         model = torchvision.models.get_model(name, weights=None, num_classes=classes, **extra)
     if channels != 3:
-        _sum_first_convolution(model, channels)
+        _fit_first_convolution(model, channels, keeps=pretrained or channels == 1)
     return model
 
 
@@ -295,17 +296,21 @@ def _fit_last_layer(model: nn.Module, classes: int) -> None:
     model.set_submodule(name, new)
 
 
-def _sum_first_convolution(model: nn.Module, channels: int) -> None:
-    """Replace the first convolution for grey images: with the sum of its weights over the colours.
+def _fit_first_convolution(model: nn.Module, channels: int, keeps: bool) -> None:
+    """Replace the first convolution for other images than RGB, if it ``keeps`` weights with what timm makes of them.
 
-    So the network answers, and begins to train, as the library's does on grey images in three equal channels.
+    For grey that is their sum over the colours: the network answers as the library's does on grey images in three equal
+    channels. Otherwise they are repeated, and scaled by 3 over the number of channels.
     """
+    from timm.models import adapt_input_conv
+
     name, old = next((n, m) for n, m in model.named_modules() if isinstance(m, nn.Conv2d))
     new = nn.Conv2d(
         channels, old.out_channels, old.kernel_size, old.stride, old.padding, old.dilation, bias=old.bias is not None
     )
     with torch.no_grad():
-        new.weight.copy_(old.weight.sum(1, keepdim=True).expand_as(new.weight) / channels)
+        if keeps:
+            new.weight.copy_(adapt_input_conv(channels, old.weight))
         if old.bias is not None:
             new.bias.copy_(old.bias)
     model.set_submodule(name, new)

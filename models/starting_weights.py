@@ -133,7 +133,7 @@ def load_start(model: nn.Module, state: dict[str, Any], path: Path, new_head: bo
     it was initialised. Raises ``UserError`` with the first names that do not fit, or with both numbers of classes if
     nothing else is wrong.
     """
-    weights = adapted(model, checkpoint.weights_of(state, path))
+    weights = of_other_channels(model, adapted(model, checkpoint.weights_of(state, path)))
     _refuse_other_stem(model, weights, path)
     head = head_parameters(model)
     classes = len(output_layers(model)[-1].weight)
@@ -197,6 +197,20 @@ def _refuse_other_stem(model: nn.Module, weights: dict[str, torch.Tensor], path:
             f"--weights {path}: its first convolution is {kernels[0]}x{kernels[0]}, and that of {type(model).__name__} "
             f"for these images {kernels[1]}x{kernels[1]}; the weights fit --image-size {sizes}"
         )
+
+
+def of_other_channels(model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """``weights`` of a network for RGB images, the first convolution's as timm makes them for ``model``'s channels."""
+    first = next(((name, one) for name, one in model.named_modules() if isinstance(one, nn.Conv2d)), None)
+    if first is None or (stored := weights.get(f"{first[0]}.weight")) is None or stored.ndim != 4:
+        return weights
+    name, layer = first
+    channels = layer.in_channels
+    if layer.groups != 1 or stored.shape[1] != 3 or channels == 3:
+        return weights
+    from timm.models import adapt_input_conv
+
+    return weights | {f"{name}.weight": adapt_input_conv(channels, stored)}
 
 
 def last_layer(classes: int, trained: int) -> str:

@@ -3,10 +3,11 @@
     python scripts/check_data.py --dataname folder --datapath DIR             # train/ and val/, or with --val-split 0.1
     python scripts/check_data.py --dataname cifar10 --datapath DATA --workers 4
     python scripts/check_data.py                                              # the digits
+    python scripts/check_data.py --dataname folder --datapath DIR --statistics      # --mean and --std of the images
 
 Reads every image as training does and changes nothing. Prints a verdict, findings and tables; writes report.txt,
-images.csv (one line per image) and damaged.txt into --output. Exit code 0: no faults; 1: faults; 2: not checked. Heavy
-imports are inside the functions.
+images.csv (one line per image) and damaged.txt into --output, or with --statistics statistics.yaml alone. Exit code 0:
+no faults; 1: faults; 2: not checked. Heavy imports are inside the functions.
 """
 
 from __future__ import annotations
@@ -49,6 +50,13 @@ def main(argv: list[str]) -> int:
     progress = ProgressLog(say, args.logging.progress)
     survey = take_survey(args.data, Lister(keeps=True, progress=progress))
     folder = make_folder(own.output or default_folder(args.data))
+    if own.statistics:
+        from scripts.data_check.statistics import measure, written
+
+        print(
+            "\n".join(written(measure(survey.images[0], workers=workers, progress=progress), survey, args.data, folder))
+        )
+        return 0
     records, damage = inspect(survey, workers=workers, progress=progress)
     findings = judge(survey, records, damage)
     seconds = time.monotonic() - began
@@ -63,6 +71,11 @@ def main(argv: list[str]) -> int:
 def build_parser() -> ToolParser:
     parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=True)
     parser.add_argument("--output", metavar="DIR", help="folder of the files [checks/DATANAME]")
+    parser.add_argument(
+        "--statistics",
+        action="store_true",
+        help="only measure mean and standard deviation of each channel of the training images, for --mean and --std",
+    )
     return parser
 
 

@@ -41,6 +41,8 @@ def main(argv: list[str]) -> int:
     loaded = open_run(own.run, own.raw, "cpu", best=own.best, for_autocast=False, calibrated=divided)  # in float32
     subject = Subject.of(loaded, own.raw, own.with_preprocessing, divided)
     steps.refuse_other_networks(own.to, subject)
+    if own.with_preprocessing and loaded.preprocessing.levels == "all":
+        raise UserError("--with-preprocessing takes 8 bits, and this network sees all levels; leave it out")
     print(f"{loaded.path}: {loaded.arch}, {len(loaded.classes)} classes; {subject.weights}", flush=True)
     if own.quantise:
         refuse_missing(loaded, ("val", "train") if own.quantise == "static" else ("val",), own.datapath)

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from utils.config.settings import UserError
+from utils.data.transforms import for_people
 
 if TYPE_CHECKING:
     import numpy as np
@@ -227,5 +228,5 @@ def overlay(pixels: torch.Tensor, heat: np.ndarray, strength: float = 0.75) -> I
 
     colours = torch.from_numpy(colormaps["inferno"](0.25 + 0.75 * heat)[..., :3]).float()
     share = strength * torch.from_numpy(heat).sqrt()[..., None]
-    image = pixels.detach().cpu().float().clamp(0, 1).expand(3, -1, -1).permute(1, 2, 0)
+    image = for_people(pixels).detach().cpu().float().clamp(0, 1).expand(3, -1, -1).permute(1, 2, 0)
     return Image.fromarray(((1 - share) * image + share * colours).mul(255).round().byte().numpy())

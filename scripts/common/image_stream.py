@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 from scripts.common.command_line import each_of
 from utils.config.settings import UserError
 from utils.data.formats.listing import IMAGE_ENDINGS, is_image, unread_ending
-from utils.data.images.decoding import UnreadableImage, decode_crop, why_unreadable
+from utils.data.images.decoding import UnreadableImage, decode_crop, dtype_of, why_unreadable
 from utils.data.preprocessing import Preprocessing
 from utils.data.sources import empty_batch
 from utils.data.worker_pool import WorkerPool
@@ -154,7 +154,9 @@ class _FileBatches(Dataset):
         self.view = preprocessing.view(preprocessing.val_image_size)
 
     def __getitem__(self, paths: tuple[str, ...]) -> tuple[tuple[str, ...], torch.Tensor, tuple[str | None, ...]]:
-        batch = empty_batch(len(paths), self.preprocessing.channels, self.view.size)
+        batch = empty_batch(
+            len(paths), self.preprocessing.channels, self.view.size, dtype_of(self.preprocessing.colour)
+        )
         errors = tuple(self._read(path, place) for path, place in zip(paths, batch, strict=True))
         return paths, batch, errors
 

@@ -18,7 +18,6 @@ from utils.data.first_look import counted, of_classes, remarks
 from utils.data.formats import class_folders
 from utils.data.formats.class_folders import printable
 from utils.data.formats.listing import is_image, unread_ending
-from utils.data.images.levels import range_of
 
 EXAMPLES = 3  # named in a line
 RANDOM_SHARE = 0.2  # of the images, in a split that one would draw
@@ -318,7 +317,7 @@ def _sizes(survey: Survey, records: np.ndarray, findings: Findings) -> None:
 
 def _contents(survey: Survey, records: np.ndarray, findings: Findings) -> None:
     """Contents of the files that a network does not see, or sees otherwise in one class or split than in another."""
-    for kind, text in remarks(looks(survey, records), range_of(survey.images[0].colour)):
+    for kind, text in remarks(looks(survey, records), survey.colour):
         if kind != "extreme ratio":  # see ``_sizes``
             (findings.fault if kind in LOST else findings.note)(kind, 0, text)
 
@@ -327,7 +326,7 @@ def _files(survey: Survey, records: np.ndarray, findings: Findings) -> None:
     """Converted modes, EXIF rotation, and endings that do not match the content."""
     known = records["pixel_hash"] != b""
     colour = survey.colour
-    odd = Counter(mode.decode() for mode in records["mode"][known] if mode.decode() != colour)
+    odd = Counter(mode.decode() for mode in records["mode"][known] if mode.decode().partition("x")[0] != colour)
     if odd:
         modes = ", ".join(f"{mode} {count:,}" for mode, count in odd.most_common())
         findings.note("converted", odd.total(), f"{counted(odd.total())} not in mode {colour}: {modes}")

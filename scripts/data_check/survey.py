@@ -34,10 +34,11 @@ from utils.data.formats import class_folders
 from utils.data.formats.class_folders import LISTER, find_splits, printable, training_folder
 from utils.data.formats.listing import Lister
 from utils.data.formats.readers import ImageFiles, Images
-from utils.data.images.decoding import open_image
-from utils.data.images.levels import Colour
+from utils.data.images.arrays import array_header
+from utils.data.images.decoding import open_image, read_pixels
+from utils.data.images.levels import Colour, is_array
 from utils.data.images.look import Look, kind_of, look
-from utils.data.images.stored import RAW, NamedBytes, content_of
+from utils.data.images.stored import NamedBytes, content_of
 from utils.data.progress_log import ProgressLog
 from utils.data.worker_pool import WorkerPool
 
@@ -250,10 +251,8 @@ def inspect_file(path: str, colour: str) -> tuple[tuple[Any, ...], str | None]:
     about = UNREAD[4:]
     size = (0, 0)
     try:
-        if data.startswith(RAW):
-            image = open_image(NamedBytes(path, data), colour)
-            pixels = pixel_hash(colour, image.size, image.tobytes())
-            return (sha256, pixels, *image.size, image.mode.encode(), b"NPY", False, *NO_FACTS), None
+        if is_array(colour) or array_header(NamedBytes(path, data)) is not None:
+            return _inspect_array(NamedBytes(path, data), colour, sha256), None
         with Image.open(io.BytesIO(data)) as header:  # reads no pixels; open_image gives only pixels
             kinds = (header.mode.encode(), (header.format or "").encode(), _is_rotated(header))
             size = header.size
@@ -264,6 +263,18 @@ def inspect_file(path: str, colour: str) -> tuple[tuple[Any, ...], str | None]:
         return (sha256, pixel_hash(colour, image.size, image.tobytes() + found.lost), *image.size, *about), None
     except Exception as error:  # training would stop at this file, whatever the error is
         return (sha256, b"", *size, *about), reason(error)
+
+
+def _inspect_array(file: NamedBytes, colour: str, sha256: bytes) -> tuple[Any, ...]:
+    """The ``RECORD`` of a file that is read as an array, or holds one."""
+    pixels = read_pixels(file, colour)
+    found = look(file, colour)
+    width, height = reversed(pixels.shape[1:])
+    channels = {"grey": 1, "colour": 3}.get(found.kind) or int(found.kind.partition(" ")[0])
+    mode = {(1, 8): "L", (3, 8): "RGB"}.get((channels, found.bits), f"{channels}x{found.bits}")
+    kinds = (mode.encode(), found.file_format.encode(), False)
+    content = pixels.permute(1, 2, 0).numpy().tobytes() + found.lost
+    return sha256, pixel_hash(colour, (width, height), content), width, height, *kinds, *_facts(found)
 
 
 def _facts(found: Look) -> tuple[Any, ...]:
@@ -314,7 +325,7 @@ def pixel_hash(colour: str, size: tuple[int, int], pixels: bytes) -> bytes:
 def _of_pixels(pixels: np.ndarray) -> np.ndarray:
     """``RECORD`` (n,) of images in memory, uint8 (n, c, h, w)."""
     _, channels, height, width = pixels.shape
-    mode = "L" if channels == 1 else "RGB"
+    mode = {1: "L", 3: "RGB"}[channels]
     rows = [
         (b"", pixel_hash(mode, (width, height), image.tobytes()), width, height, mode, b"", False, *NO_FACTS)
         for image in pixels

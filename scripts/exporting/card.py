@@ -122,7 +122,10 @@ def _validation(subject: Subject) -> str:
 def _steps(subject: Subject) -> Iterator[str]:
     """Steps from an image to what the network sees, a sentence each."""
     shown = subject.loaded.preprocessing
-    yield f"Rotate the image as its EXIF orientation says; make it {'grey' if shown.channels == 1 else 'RGB'}."
+    made = {1: "grey", 3: "RGB"}.get(shown.channels, f"an array of {shown.channels} channels")
+    yield f"Rotate the image as its EXIF orientation says; make it {made}."
+    if shown.levels == "all":
+        yield "Keep numbers of more than 8 bits as floats from 0 to 255 (those of 16 bits divided by 257)."
     if shown.pixel_range is not None:
         low, high = shown.pixel_range
         yield f"Map numbers of more than 8 bits: {low:g} to 0, {high:g} to 255, all beyond cut off."
@@ -178,6 +181,8 @@ def code(one: Exported) -> str:
         temperature=None if one.subject.divided else one.subject.temperature,
         opened=opening(shown),
         preparation=preparation(shown, one.subject.inside),
+        is_array=levels.is_array(shown.colour),
+        image="image.npy" if levels.is_array(shown.colour) else "image.jpg",
     )
 
 
@@ -198,7 +203,8 @@ def preparation(shown: Preprocessing, inside: bool) -> str:
         resampling=f"Image.Resampling.{shown.interpolation.upper()}",
         onto_canvas=goes_onto_canvas(shown),
         cropped=is_cropped(shown),
-        level=level[0] if len(level) == 1 else level,
+        level=level[0] if len(level) == 1 and not levels.is_array(shown.colour) else level,
+        is_array=levels.is_array(shown.colour),
         opened=opening(shown),
     ).rstrip("\n")
 
@@ -216,7 +222,10 @@ def is_cropped(shown: Preprocessing) -> bool:
 def opening(shown: Preprocessing) -> str:
     """The source of ``opened(path)``: an image file, upright and with 8 bits, as ``decoding.open_image`` reads it."""
     parts = (levels.is_deep, levels.raw_mode, levels.other_order, levels.numbers_of, levels.to_8_bits)
-    return _filled("opened", shown=shown, sources="\n\n".join(map(inspect.getsource, parts))).rstrip("\n")
+    is_array = levels.is_array(shown.colour)
+    return _filled("opened", shown=shown, is_array=is_array, sources="\n\n".join(map(inspect.getsource, parts))).rstrip(
+        "\n"
+    )
 
 
 def _filled(template: str, **values: Any) -> str:

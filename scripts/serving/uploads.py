@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
 from email.message import Message
 from email.parser import BytesHeaderParser
@@ -12,7 +13,9 @@ from PIL import Image
 from starlette.exceptions import HTTPException
 
 from scripts.common.image_stream import reason
+from utils.data.images.arrays import array_header
 from utils.data.images.decoding import UnreadableImage, open_image
+from utils.data.images.levels import is_array
 
 # Decoders written in C that read nothing but the bytes they are given.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
@@ -97,7 +100,8 @@ def decode(data: bytes, colour: str, limits: Limits) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's, about large images, which the limits are for
-            with Image.open(io.BytesIO(data), formats=FORMATS) as header:
+            array = array_header(io.BytesIO(data)) if is_array(colour) else None
+            with nullcontext(array) if array is not None else Image.open(io.BytesIO(data), formats=FORMATS) as header:
                 size = header.size
     except Image.DecompressionBombError as error:
         raise Refused(413, f"the image is too large: {reason(error)}") from error

@@ -394,7 +394,7 @@ def test_modes_formats_and_odd_sizes_are_counted_and_noted(check, tree):
     assert "1 image below half of the 128" in checked.line("small") and "small.png (63x64)" in checked.text
     assert "wide.png (600x120)" in checked.line("extreme ratio") and "large.png (6000x3400)" in checked.line("huge")
     assert "train/cat/renamed.jpg is PNG" in checked.line("other format")
-    assert "1 image with a single level" in checked.line("one level") and len(checked.lines) == 6
+    assert "1 image with a single level" in checked.line("one level") and len(checked.lines) == 7
     widths, heights = zip(*([int(row["width"]), int(row["height"])] for row in checked.images.values()), strict=True)
     for name, sides in (("width", widths), ("height", heights)):
         assert checked.row(name) == [f"{f(sides):,.0f}" for f in (min, np.median, max)]

@@ -23,8 +23,8 @@ class Channels:
 
     @property
     def colour(self) -> str:
-        """Pillow's name of the pixel format."""
-        return "L" if self.channels == 1 else "RGB"
+        """Pillow's name of the pixel format; of other channels than grey and RGB, which have none, their number."""
+        return {1: "L", 3: "RGB"}.get(self.channels, str(self.channels))
 
 
 @dataclass(frozen=True)

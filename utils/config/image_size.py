@@ -12,7 +12,7 @@ Size = int | tuple[int, int]
 
 def sides(size: Size) -> tuple[int, int]:
     """Height and width."""
-    return (size, size) if isinstance(size, int) else size
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 def size_of(height: int, width: int) -> Size:

@@ -20,7 +20,7 @@ from utils.config import plugins
 from utils.config.datasets import DatasetSpec
 from utils.config.groups.augmentation import AugmentationSettings
 from utils.config.image_size import Size, sides
-from utils.config.settings import UserError
+from utils.config.settings import UserError, flag_of
 from utils.data.augment.base import (
     BLUR_STREAM,
     CROP_STREAM,
@@ -203,6 +203,7 @@ class Context(NamedTuple):
     interpolation: str = "bilinear"
     crop_while_decoding: bool = False
     mean: tuple[float, ...] = ()
+    keeps_levels: bool = False
 
 
 # By the names of --augment, in the order in which they are applied.
@@ -219,7 +220,9 @@ AUGMENTATIONS: dict[str, Callable[[Context], Augmentation]] = {
 
 def _rotation(context: Context) -> Sometimes:
     degrees = context.settings.rotation
-    return Sometimes(f"rotation (up to {degrees:g} degrees)", "Rotate", ROTATION_STREAM, 1.0, -degrees, degrees)
+    return Sometimes(
+        f"rotation (up to {degrees:g} degrees)", "Rotate", ROTATION_STREAM, 1.0, -degrees, degrees, context.keeps_levels
+    )
 
 
 def _grey(context: Context) -> Sometimes:
@@ -230,7 +233,7 @@ def _grey(context: Context) -> Sometimes:
 def _blur(context: Context) -> Sometimes:
     probability = context.settings.gaussian_blur_prob
     text = f"gaussian-blur ({100 * probability:g} % of the images, sigma {BLUR_SIGMA[0]:g} to {BLUR_SIGMA[1]:g} px)"
-    return Sometimes(text, "GaussianBlur", BLUR_STREAM, probability, *BLUR_SIGMA)
+    return Sometimes(text, "GaussianBlur", BLUR_STREAM, probability, *BLUR_SIGMA, context.keeps_levels)
 
 
 def _erasing(context: Context) -> RandomErasing:
@@ -264,6 +267,15 @@ def build_augmentations(names: Sequence[str], context: Context) -> tuple[Augment
     chosen.sort(key=lambda one: not (isinstance(one, ResizedCrop) and one.while_decoding))  # the workers come first
     by_flag = (build(context) for flag, build in BY_FLAG.items() if getattr(context.settings, flag) not in OFF)
     return (*chosen, *by_flag)
+
+
+def refuse_colour(settings: AugmentationSettings, channels: int, keeps_levels: bool) -> None:
+    """Raise ``UserError`` for augmentations that are defined on 8-bit grey and RGB alone, and other images."""
+    wanted = [flag for flag in ("auto_augment", "color_jitter", "grayscale_prob") if getattr(settings, flag) not in OFF]
+    if wanted and (channels not in (1, 3) or keeps_levels):
+        what = "all levels (--levels all)" if channels in (1, 3) else f"{channels} channels"
+        flags = ", ".join(flag_of(flag) for flag in wanted)
+        raise UserError(f"{flags}: defined for 8 bits of grey or RGB, and the images have {what}; leave it out")
 
 
 def fused(augmentations: Sequence[Augmentation]) -> tuple[Augmentation, ...]:

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
@@ -39,7 +40,10 @@ from utils.data.formats.shards.foreign import ensure_index
 from utils.data.formats.shards.index import read_contents
 from utils.data.formats.shards.members import Members, holds_shards, read_shards
 from utils.data.formats.table import read_labels
-from utils.data.images.levels import Colour
+from utils.data.images.arrays import Header, array_header
+from utils.data.images.levels import Colour, grey_of
+from utils.data.images.look import header
+from utils.data.images.stored import opened
 from utils.data.preprocessing import KnownPreprocessing, Preprocessing, resolve
 from utils.data.progress_log import Log, ProgressLog, silent
 from utils.runtime.distributed import Distributed
@@ -61,7 +65,7 @@ class Data:
     validation images that the checkpoint that is used was trained on; '' if it was trained on none.
     ``begun_max_shift``: the specification's when the run to resume began, if it has none now. ``origin``: the table
     that the labels come from, in words; '' without one. ``folds``: those of all training images, of which the
-    validation images are one.
+    validation images are one. ``found``: facts of the first file, if it needs arrays.
     """
 
     spec: DatasetSpec
@@ -75,6 +79,7 @@ class Data:
     begun_max_shift: int | None = None
     origin: str = ""
     folds: Folds | None = None
+    found: Header | None = None
 
     @property
     def max_shift(self) -> int | None:
@@ -146,7 +151,7 @@ class Data:
 
     def shown_to(self, known: KnownPreprocessing | None, settings: DataSettings) -> Data:
         """This data, its images shown as ``known`` weights expect, unless ``settings`` say otherwise."""
-        preprocessing, line = resolve(settings, known)
+        preprocessing, line = resolve(settings, known, self.found)
         begun = known.max_shift if known is not None and self.spec.max_shift is None else None
         train, validation = (in_colour_of(preprocessing, images) for images in (self.train, self.validation))
         return dataclasses.replace(
@@ -240,8 +245,18 @@ class Data:
 
 
 def in_colour_of(preprocessing: Preprocessing, images: Images | None) -> Images | None:
-    """Images whose files are read in the mode and range of ``preprocessing``."""
-    return dataclasses.replace(images, colour=preprocessing.colour) if isinstance(images, ImageFiles) else images
+    """Images whose files are read in the mode and range of ``preprocessing``; in memory, with its channels."""
+    if isinstance(images, ImageFiles):
+        return dataclasses.replace(images, colour=preprocessing.colour)
+    if images is None or images.pixels.shape[1] == preprocessing.channels:
+        return images
+    held = images.pixels.shape[1]
+    if {held, preprocessing.channels} != {1, 3}:
+        raise UserError(
+            f"--in-channels {preprocessing.channels}: the images have {held}; grey becomes RGB and back only"
+        )
+    pixels = images.pixels.expand(-1, 3, -1, -1) if held == 1 else grey_of(images.pixels)
+    return dataclasses.replace(images, pixels=pixels.contiguous())
 
 
 def _names(images: ImageFiles) -> bytes:
@@ -531,7 +546,8 @@ def _data(settings: DataSettings, splits: Splits) -> Data:
         _refuse_without_labels(settings, train, validation)
     if settings.dataname != "synthetic":  # whose labels are random
         warnings = (*_lacking(settings, train, validation, classes), *_on_both_sides(train, validation), *warnings)
-    preprocessing, line = resolve(settings, None)
+    found = _found_in(train if train is not None else validation, settings)
+    preprocessing, line = resolve(settings, None, found)
     return Data(
         spec=spec,
         preprocessing=preprocessing,
@@ -541,7 +557,29 @@ def _data(settings: DataSettings, splits: Splits) -> Data:
         validation=in_colour_of(preprocessing, validation),
         warnings=warnings,
         origin=origin,
+        found=found,
     )
+
+
+def _found_in(images: Images, settings: DataSettings) -> Header | None:
+    """Facts of the first file, if it holds what Pillow has no picture of, or other channels are asked for.
+
+    A .npy file of grey or RGB is one picture more. What cannot be read is said where it is needed.
+    """
+    if not isinstance(images, ImageFiles) or not len(images):
+        return None
+    path = images.paths[0]
+    try:
+        found = array_header(opened(path))
+    except UserError:
+        raise
+    except Exception:  # each reader fails in its own ways on a damaged file
+        return None
+    if found is None and settings.in_channels is not None:
+        with suppress(Exception):  # each of Pillow's readers fails in its own ways on a damaged file
+            facts = header(opened(path))
+            return Header(facts.size, settings.in_channels, facts.bits, facts.file_format)
+    return None if found is not None and found.channels in (1, 3) and settings.in_channels is None else found
 
 
 def _lacking(

@@ -1,9 +1,9 @@
 """Decoded images in a file that all processes of a host map: decoded once, in memory once.
 
-A cache file is a plain .npy array, uint8 (n, c, h, w), named after a fingerprint of its sources. With
-``--skip-bad-images`` the numbers of unreadable images follow as JSON; a process that reads the file tries those again.
-The first of several processes writes it and the others wait, without a collective; on a file system without locks each
-process writes its own. The cache may be deleted at any time.
+A cache file is a plain .npy array (n, c, h, w), uint8 or of all levels float32, named after a fingerprint of its
+sources. With ``--skip-bad-images`` the numbers of unreadable images follow as JSON; a process that reads the file tries
+those again. The first of several processes writes it and the others wait, without a collective; on a file system
+without locks each process writes its own. The cache may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from utils.config.groups.data import DataSettings
 from utils.config.image_size import sides, size_text
 from utils.data.formats.readers import ImageFiles, MemoryImages
 from utils.data.images.decoding import UnreadableImage, decode_crop
-from utils.data.images.levels import range_of
+from utils.data.images.levels import keeps_levels, range_of
 from utils.data.images.stored import version_of
 from utils.data.images.unreadable import first_readable
 from utils.data.images.view import View
@@ -36,7 +36,7 @@ FOLDER = ".decoded"  # in --datapath; readers skip hidden folders
 CHUNK_BYTES = 3 << 19  # that a worker hands over at a time; larger chunks are no faster for 32x32 images
 HEADER_BYTES = 128  # of a .npy file of these shapes
 
-Shape = tuple[int, ...]
+Layout = tuple[tuple[int, ...], torch.dtype]  # shape and dtype of the pixels
 Decoded = tuple[torch.Tensor, list[int]]  # pixels, and the numbers of unreadable images, in order
 
 
@@ -74,7 +74,7 @@ def decoded(
         pixels, bad = make()
     else:
         path = folder / f"{fingerprint(images, view, folder)}.npy"
-        pixels, bad = _kept(path, shape, make, progress.log, is_main)
+        pixels, bad = _kept(path, (shape, images.dtype), make, progress.log, is_main)
     unreadable = _try_again(_ChunkDecoder(images, view, skip_bad), pixels, bad)
     return MemoryImages(pixels, images.labels, unreadable, images.groups, images.weights)
 
@@ -88,7 +88,8 @@ def fingerprint(images: ImageFiles, view: View, folder: Path) -> str:
     start = os.path.commonpath([min(images.paths), max(images.paths)]).rfind(os.sep) + 1
     above = os.path.relpath(images.paths[0][:start] or ".", folder)
     shown = f"{images.colour} {f'{size_text(view.size)} whole' if view.whole else view}"
-    facts = [f"{DECODING_VERSION} {shown} {range_of(images.colour)}", above]
+    kept = " all levels" * keeps_levels(images.colour)
+    facts = [f"{DECODING_VERSION} {shown} {range_of(images.colour)}{kept}", above]
     facts += [f"{path[start:]}\0{version_of(path)}" for path in images.paths]
     return hashlib.sha256("\0".join(facts).encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
@@ -108,7 +109,7 @@ class _ChunkDecoder(Dataset):
         self.skip_bad = skip_bad
 
     def __getitem__(self, chunk: range) -> tuple[np.ndarray, dict[int, UnreadableImage]]:
-        pixels = torch.zeros(len(chunk), self.images.channels, *sides(self.view.size), dtype=torch.uint8)
+        pixels = torch.zeros(len(chunk), self.images.channels, *sides(self.view.size), dtype=self.images.dtype)
         unreadable = {}
         for place, index in zip(pixels, chunk, strict=True):
             try:
@@ -141,8 +142,8 @@ def decode(images: ImageFiles, view: View, *, workers: int, progress: ProgressLo
     three times as long as one process without threads.
     """
     count = len(images)
-    pixels = torch.empty(count, images.channels, *sides(view.size), dtype=torch.uint8)
-    step = max(1, CHUNK_BYTES // pixels[0].numel())
+    pixels = torch.empty(count, images.channels, *sides(view.size), dtype=images.dtype)
+    step = max(1, CHUNK_BYTES // pixels[0].nbytes)
     chunks = [range(first, min(first + step, count)) for first in range(0, count, step)]
     pool = WorkerPool(_ChunkDecoder(images, view, skip_bad), min(workers, len(chunks)))
     unreadable: dict[int, UnreadableImage] = {}
@@ -164,26 +165,26 @@ def decode(images: ImageFiles, view: View, *, workers: int, progress: ProgressLo
 # ------------------------------------------------------------------------------------------ the file
 
 
-def _kept(path: Path, shape: Shape, make: Callable[[], Decoded], log: Log, is_main: bool) -> Decoded:
+def _kept(path: Path, layout: Layout, make: Callable[[], Decoded], log: Log, is_main: bool) -> Decoded:
     """The pixels mapped from ``path``, made and written there if missing; from memory if that fails."""
     log_once: Log = log if is_main else silent
-    if (mapped := _mapped(path, shape)) is None:
+    if (mapped := _mapped(path, layout)) is None:
         made = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             remove_abandoned(path.parent)
             with claimed(path, f"Waiting until these images are decoded into {path}", log_once):
-                if (mapped := _mapped(path, shape)) is None:
+                if (mapped := _mapped(path, layout)) is None:
                     if path.exists():
                         log(f"{path}: is not a complete file of decoded images; making it again")
                     began = time.monotonic()
-                    with whole_file(path, reserved=HEADER_BYTES + int(np.prod(shape))) as file:
+                    with whole_file(path, reserved=HEADER_BYTES + layout[1].itemsize * int(np.prod(layout[0]))) as file:
                         made = make()
                         seconds = time.monotonic() - began
                         np.save(file, made[0].numpy())
                         file.write(json.dumps(made[1]).encode() if made[1] else b"")
                     log(f"Decoded images: {path} (made in {seconds:.1f} s; {_contents(path.parent)})")
-                    return _mapped(path, shape) or made
+                    return _mapped(path, layout) or made
         except OSError as error:
             log_once(
                 f"warning: decoded images cannot be kept in {path.parent} ({error.strerror or error}), so each process "
@@ -200,12 +201,14 @@ def _contents(folder: Path) -> str:
     return f"{len(sizes)} file(s) of {sum(sizes) / 1e6:,.0f} MB there, which may be deleted at any time"
 
 
-def _mapped(path: Path, shape: Shape) -> Decoded | None:
-    """The file's content; None if it is missing, unreadable or not of this ``shape``."""
+def _mapped(path: Path, layout: Layout) -> Decoded | None:
+    """The file's content; None if it is missing, unreadable or not of this ``layout``."""
     try:
         # Mode c is a private map: processes share a page until one of them writes to it and gets a copy.
         pixels = np.lib.format.open_memmap(path, mode="c")
-        if (pixels.dtype, pixels.shape, pixels.flags.c_contiguous) != (np.uint8, shape, True):
+        shape, dtype = layout
+        kind = np.uint8 if dtype == torch.uint8 else np.float32
+        if (pixels.dtype, pixels.shape, pixels.flags.c_contiguous) != (kind, shape, True):
             return None
         with open(path, "rb") as file:
             file.seek(pixels.offset + pixels.nbytes)

@@ -14,7 +14,7 @@ from utils.config.settings import UserError
 from utils.data.formats.class_folders import printable, some
 from utils.data.formats.readers import ImageFiles, Images, class_counts
 from utils.data.images.decoding import why_unreadable
-from utils.data.images.levels import range_of
+from utils.data.images.levels import channels_of, keeps_levels, range_of
 from utils.data.images.look import Look, header, levels_seen, look
 from utils.data.images.stored import Stored, opened
 from utils.runtime.files import sha256
@@ -73,8 +73,8 @@ def doubts(
     ]
     looks = [one for split, images in files.items() for one in _sampled(split, images, classes, root)]
     where = f"--datapath {root}: " if root else ""
-    pixel_range = range_of(next(iter(files.values())).colour)
-    lines = [f"{text} ({len(looks)} of the images were looked at)" for _, text in remarks(looks, pixel_range)]
+    colour = next(iter(files.values())).colour
+    lines = [f"{text} ({len(looks)} of the images were looked at)" for _, text in remarks(looks, colour)]
     lines += _unreadable(looks, where, skips_bad)
     unreadable = [one for one in looks if one.problem]
     if unreadable and names_damaged:
@@ -90,7 +90,8 @@ def lost_levels(images: ImageFiles, classes: Sequence[str], root: str | None) ->
     looks = list(_sampled("val", images, classes, root))
     known = [one for one in looks if one.facts is not None]
     pixel_range = range_of(images.colour)
-    found = [_few_levels(known, pixel_range, trained=True), _beyond(known, pixel_range, trained=True), _alpha(known)]
+    few = None if keeps_levels(images.colour) else _few_levels(known, pixel_range, trained=True)
+    found = [few, _beyond(known, pixel_range, trained=True), _alpha(known)]
     return [f"{one[1]} ({len(looks)} of the images were looked at)" for one in found if one is not None]
 
 
@@ -118,7 +119,7 @@ def _sampled(split: str, images: ImageFiles, classes: Sequence[str], root: str |
         problem = ""
         try:
             file = opened(path)
-            facts = header(file)
+            facts = header(file, images.colour)
             if facts.pixels <= left:
                 left -= facts.pixels
                 facts = look(file, images.colour)
@@ -157,12 +158,19 @@ def below(path: str, root: str | None) -> str:
 # ------------------------------------------------------------------------------------------ what they say
 
 
-def remarks(looks: Sequence[Seen], pixel_range: tuple[float, float] | None) -> list[tuple[str, str]]:
-    """Remarks on the images' facts: the kind of each, and its text."""
+def remarks(looks: Sequence[Seen], colour: str) -> list[tuple[str, str]]:
+    """Remarks on the images' facts, which are read in ``colour``: the kind of each, and its text."""
     known = [one for one in looks if one.facts is not None]
-    found = [_few_levels(known, pixel_range), _beyond(known, pixel_range), _alpha(known)]
+    pixel_range = range_of(colour)
+    found = [_beyond(known, pixel_range), _alpha(known) if channels_of(colour) != 4 else None]
+    if not keeps_levels(colour):
+        found.insert(0, _few_levels(known, pixel_range) or _cut_levels(known))
     for kind, what, holds in (
-        ("further channels", "with further channels, which are not read", lambda facts: facts.further),
+        (
+            "further channels",
+            "with further channels, which are not read (--in-channels N reads them)",
+            lambda facts: facts.further,
+        ),
         (
             "several pictures",
             "with several pictures, of which the first is read",
@@ -245,6 +253,15 @@ def _few_levels(
     if trained:
         advice = "; give it images of the levels that it was trained on"
     return "few levels", f"{bits}-bit images use few levels{whole}: {'; '.join(parts)}{more}{advice}"
+
+
+def _cut_levels(looks: Sequence[Seen]) -> tuple[str, str] | None:
+    """Numbers of more than 8 bits that are read as 256 levels."""
+    deep = [one for one in looks if one.facts.low is not None and one.facts.high > 255]
+    if not deep:
+        return None
+    words = f"{counted(len(deep))} of more than 8 bits, seen in 256 levels unless --levels all keeps theirs"
+    return "256 levels", f"{words}: {_names(deep)}"
 
 
 def advised(low: float, high: float, bits: int) -> str:

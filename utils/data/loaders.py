@@ -20,7 +20,7 @@ from utils.config.datasets import DatasetSpec
 from utils.config.groups.data import DataSettings
 from utils.config.image_size import sides
 from utils.config.settings import Settings, UserError
-from utils.data.augmentations import Context, build_augmentations, chosen_names
+from utils.data.augmentations import Context, build_augmentations, chosen_names, refuse_colour
 from utils.data.datasets import Data
 from utils.data.decoded import decoded, folder_for
 from utils.data.formats.readers import ImageFiles, Images, MemoryImages
@@ -373,6 +373,7 @@ def _training_transform(data: Data, args: Settings, channels_last: bool, crop_wh
     """The transform of a batch of ``data`` to train on; decoded images may come cropped already."""
     shown = data.preprocessing
     settings = args.augmentation
+    refuse_colour(settings, shown.channels, shown.levels == "all")
     context = Context(
         settings,
         settings.max_shift or data.max_shift,
@@ -380,6 +381,7 @@ def _training_transform(data: Data, args: Settings, channels_last: bool, crop_wh
         shown.interpolation,
         crop_while_decoding=crop_while_decoding,
         mean=shown.mean,
+        keeps_levels=shown.levels == "all",
     )
     return BatchTransform(
         shown.image_size,
@@ -528,6 +530,8 @@ def choose(data: Data, settings: DataSettings, device: torch.device) -> tuple[bo
     if not data.spec.fixed_size:
         return False, "images of any size are cropped while they are read"
     of_one = data.preprocessing.channels * math.prod(sides(data.spec.image_size))
+    files = [images for images in (data.train, data.validation) if isinstance(images, ImageFiles)]
+    of_one *= files[0].dtype.itemsize if files else 1
     size = sum(
         images.pixels.numel() if isinstance(images, MemoryImages) else len(images) * of_one
         for images in filter(None, (data.train, data.validation))

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
 import torch
 from PIL import Image, ImageOps
 
 from utils.config.datasets import SPECS, Channels, DatasetSpec
-from utils.config.groups.data import CROP_MODES, INTERPOLATIONS, DataSettings
+from utils.config.groups.data import CROP_MODES, INTERPOLATIONS, MOST_CHANNELS, DataSettings
 from utils.config.image_size import LARGEST_SIDE, Size, enlarged, is_size, size_text
 from utils.config.settings import UserError
-from utils.data.images.decoding import do_not_map, open_image, to_tensor
-from utils.data.images.levels import Colour, in_colour, raw_mode
+from utils.data.images.arrays import Header, of_colour
+from utils.data.images.decoding import LEVELS, do_not_map, open_image, read_pixels, to_tensor
+from utils.data.images.levels import Colour, in_colour, is_array, raw_mode
 from utils.data.images.view import View, resized
 from utils.data.transforms import BatchTransform
 
 AS_SET = "as set"
 IMAGENETS = "ImageNet's, the default"
+UNMEASURED = "an average over channels; scripts/check_data.py --statistics measures each"
 
 
 @dataclass(frozen=True)
@@ -29,9 +33,9 @@ class Preprocessing(Channels):
 
     ``image_size`` is the size in pixels in training, for which the network is built, ``val_image_size`` that in
     evaluation: the side of a square, or height and width. ``mean`` and ``std``, one number per channel, are for pixel
-    values between 0 and 1. For ``crop_pct``,
-    ``crop_mode`` and ``interpolation`` see ``View``. ``stored_size`` is that of the data set's images if all have
-    the same, otherwise None. For ``pixel_range`` see ``Colour``.
+    values between 0 and 1. For ``crop_pct``, ``crop_mode`` and ``interpolation`` see ``View``. ``stored_size`` is that
+    of the data set's images if all have the same, otherwise None. For ``pixel_range`` see ``Colour``; ``levels`` are
+    '256' or 'all' of files of more than 8 bits.
     """
 
     image_size: Size
@@ -43,24 +47,29 @@ class Preprocessing(Channels):
     interpolation: str
     stored_size: Size | None = None
     pixel_range: tuple[float, float] | None = None
+    levels: str = "256"
 
     @property
     def colour(self) -> Colour:
         """The mode and the range in which files are read."""
-        return Colour(super().colour, self.pixel_range)
+        return Colour(super().colour, self.pixel_range, self.levels == "all")
 
     @classmethod
-    def of(cls, spec: DatasetSpec) -> Preprocessing:
-        """The default for a data set's images: whole if all have one size, otherwise the middle."""
+    def of(cls, spec: DatasetSpec, channels: int | None = None, levels: str = "256") -> Preprocessing:
+        """The default for a data set's images: whole if all have one size, otherwise the middle.
+
+        Of another number of ``channels``, each has the average of the specification's mean and standard deviation.
+        """
         return cls(
             spec.image_size,
             spec.image_size,
-            spec.mean,
-            spec.std,
+            for_channels(spec.mean, channels or spec.channels),
+            for_channels(spec.std, channels or spec.channels),
             crop_pct=1.0 if spec.fixed_size else View.crop_pct,
             crop_mode=View.crop_mode,
             interpolation=View.interpolation,
             stored_size=spec.image_size if spec.fixed_size else None,
+            levels=levels,
         )
 
     @property
@@ -91,16 +100,14 @@ class Preprocessing(Channels):
             crop_pct=self.crop_pct if self.stored_size else 1.0,
         )
 
-    def __call__(self, image: Image.Image) -> torch.Tensor:
+    def __call__(self, image: Image.Image | np.ndarray | str | BinaryIO) -> torch.Tensor:
         """An image as validation shows it to the network: float32 (channels, h, w) of ``val_image_size``.
+
+        It may be Pillow's, an array (h, w) or (h, w, channels), a path or an open file.
 
         Raises ``ValueError`` for levels without a known range, see ``in_colour``.
         """
-        do_not_map(image)
-        if self.pixel_range is not None and ";16" in raw_mode(image):  # of which Pillow would load 8 bits
-            image.fp.seek(0)
-            image = open_image(io.BytesIO(image.fp.read()), self.colour)
-        pixels = to_tensor(in_colour(ImageOps.exif_transpose(image), self.colour, image.format))
+        pixels = self._pixels(image)
         if self.stored_size:
             pixels = resized(pixels, self.stored_size, "bilinear")
         else:
@@ -110,18 +117,40 @@ class Preprocessing(Channels):
             pixels = view.show(pixels[:, top:bottom, left:right], place)
         return self.evaluation_transform.evaluation(pixels[None])[0]
 
+    def _pixels(self, image: Image.Image | np.ndarray | str | BinaryIO) -> torch.Tensor:
+        """The whole image, upright, (channels, h, w)."""
+        if isinstance(image, Image.Image) and not is_array(self.colour):
+            do_not_map(image)
+            if self.pixel_range is not None and ";16" in raw_mode(image):  # of which Pillow would load 8 bits
+                image.fp.seek(0)
+                image = open_image(io.BytesIO(image.fp.read()), self.colour)
+            return to_tensor(in_colour(ImageOps.exif_transpose(image), self.colour, image.format))
+        if isinstance(image, Image.Image) and LEVELS in image.info:
+            return torch.from_numpy(np.array(image.info[LEVELS])).permute(2, 0, 1)
+        if isinstance(image, Image.Image) and (file := getattr(image, "fp", None)) is not None:
+            file.seek(0)
+            image = io.BytesIO(file.read())  # Pillow would load 8 bits of some files, or not all channels
+        if isinstance(image, np.ndarray | Image.Image):
+            upright = ImageOps.exif_transpose(image) if isinstance(image, Image.Image) else image
+            levels = of_colour(np.asarray(upright), self.colour)
+            return torch.from_numpy(np.array(levels)).permute(2, 0, 1)
+        return read_pixels(image, self.colour)
+
     def state(self) -> dict[str, Any]:
         """The values as a checkpoint holds them."""
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        if self.pixel_range is None:  # which older checkpoints do not know
-            del values["pixel_range"]
+        for name in ("pixel_range", "levels"):  # which older checkpoints do not know
+            if values[name] == _GOOD_IF_MISSING[name]:
+                del values[name]
         return {"channels": self.channels, **values}
 
     @classmethod
     def from_state(cls, state: Any, where: object) -> Preprocessing:
         """The inverse of ``state()``; raises ``UserError`` that names ``where`` the state is from if it is invalid."""
         names = [field.name for field in fields(cls)]
-        values = {name: state.get(name) for name in names} if isinstance(state, dict) else {}
+        values = (
+            {name: state.get(name, _GOOD_IF_MISSING.get(name)) for name in names} if isinstance(state, dict) else {}
+        )
         bad = [name for name, good in _GOOD.items() if name not in values or not good(values[name])]
         if not bad and len(values["mean"]) != len(values["std"]):
             bad = ["std"]
@@ -130,7 +159,7 @@ class Preprocessing(Channels):
         return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
-def _are_numbers(values: Any, counts: tuple[int, ...] = (1, 3), above: float = -math.inf) -> bool:
+def _are_numbers(values: Any, counts: Sequence[int] = range(1, MOST_CHANNELS + 1), above: float = -math.inf) -> bool:
     return (
         isinstance(values, list | tuple)
         and len(values) in counts
@@ -138,6 +167,7 @@ def _are_numbers(values: Any, counts: tuple[int, ...] = (1, 3), above: float = -
     )
 
 
+_GOOD_IF_MISSING = {"pixel_range": None, "levels": "256"}
 _GOOD = {
     "image_size": is_size,
     "val_image_size": is_size,
@@ -148,6 +178,7 @@ _GOOD = {
     "interpolation": lambda value: value in INTERPOLATIONS,
     "stored_size": lambda value: value is None or is_size(value),
     "pixel_range": lambda value: value is None or (_are_numbers(value, (2,)) and value[0] < value[1]),
+    "levels": lambda value: value in ("256", "all"),
 }
 
 
@@ -163,24 +194,36 @@ class KnownPreprocessing(NamedTuple):
     max_shift: int | None = None
 
 
-def resolve(settings: DataSettings, known: KnownPreprocessing | None) -> tuple[Preprocessing, str]:
+def resolve(
+    settings: DataSettings, known: KnownPreprocessing | None, found: Header | None = None
+) -> tuple[Preprocessing, str]:
     """The preprocessing of a run, and a line that describes it with the origin of each value.
 
     Settings take precedence over what is ``known`` of the weights, and that over the data set's own values. A data set
     whose images all have one size keeps it and shows them whole, even to weights trained on larger ones. If the
     weights have another number of channels, their mean and standard deviation are averaged: the network then sees grey
-    images nearly as it would see them in colour.
+    images nearly as it would see them in colour. ``found``: facts of the data's first file, if it needs arrays.
     """
-    own = Preprocessing.of(SPECS[settings.dataname])
+    spec = SPECS[settings.dataname]
+    continued = known.preprocessing.channels if known is not None and known.of_this_run else None
+    channels = settings.in_channels or continued or (found.channels if found is not None else spec.channels)
+    keeps = channels not in (1, 3) and found is not None and found.bits > 8
+    own = Preprocessing.of(spec, channels, "all" if keeps else "256")
     values = asdict(own)
     taken = {}
-    origins = dict.fromkeys(values, IMAGENETS if SPECS[settings.dataname].of_the_user else "the data set's own")
+    origins = dict.fromkeys(values, IMAGENETS if spec.of_the_user else "the data set's own")
+    if channels != spec.channels:
+        origins |= dict.fromkeys(("mean", "std"), UNMEASURED)
+    if keeps:
+        origins["levels"] = "as the files have them"
     if known is not None:
         taken = asdict(known.preprocessing)
         del taken["stored_size"]
+        if not known.of_this_run:
+            del taken["levels"]
         if own.stored_size and not known.of_this_run:
             taken = {name: taken[name] for name in ("mean", "std", "interpolation", "pixel_range")}
-        taken |= {name: _for_channels(taken[name], own.channels) for name in ("mean", "std")}
+        taken |= {name: for_channels(taken[name], own.channels) for name in ("mean", "std")}
         origins |= dict.fromkeys(taken, known.source)
     given = {name: getattr(settings, name) for name in origins if getattr(settings, name, None) is not None}
     given |= {name: _one_each(name, given[name], own.channels) for name in ("mean", "std") if name in given}
@@ -198,7 +241,7 @@ def resolve(settings: DataSettings, known: KnownPreprocessing | None) -> tuple[P
     return made, _described(made, origins | dict.fromkeys(given, AS_SET))
 
 
-def _for_channels(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+def for_channels(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
     return values if len(values) == channels else (sum(values) / len(values),) * channels
 
 
@@ -226,6 +269,8 @@ def _described(made: Preprocessing, origins: dict[str, str]) -> str:
     texts |= {name: f"{name} {' '.join(f'{value:.4g}' for value in getattr(made, name))}" for name in ("mean", "std")}
     if made.pixel_range is not None:
         texts["pixel_range"] = "pixel range {:g} to {:g}".format(*made.pixel_range)
+    if made.levels == "all":
+        texts["levels"] = "all levels"
     groups: dict[str, list[str]] = {}
     for name, text in texts.items():
         groups.setdefault(origins[name], []).append(text)

@@ -211,7 +211,7 @@ class MicroBatchReader(Dataset):
             paths = [files.paths[index] for index in micro_batch.indices]
             items = [read_for_gpu(path, view, files.colour, draw) for path, draw in zip(paths, draws, strict=True)]
             return micro_batch, pack(items, view, files.colour), micro_batch.indices
-        batch = empty_batch(len(micro_batch.indices), files.channels, view.size)
+        batch = empty_batch(len(micro_batch.indices), files.channels, view.size, files.dtype)
 
         def read(image: int, sample: int, place: int) -> None:
             batch[place].copy_(decode_crop(files.paths[image], view, files.colour, draws[sample]))
@@ -220,13 +220,14 @@ class MicroBatchReader(Dataset):
         return micro_batch, batch[: len(shown)], shown
 
 
-def empty_batch(count: int, channels: int, size: Size) -> torch.Tensor:
-    """uint8 (count, channels, h, w), channels-last as decoders write it; in a worker in shared memory.
+def empty_batch(count: int, channels: int, size: Size, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+    """Memory of ``dtype`` (count, channels, h, w), channels-last as decoders write it; in a worker in shared memory.
 
     A tensor allocated in shared memory is not copied on its way to the training process.
     """
     height, width = sides(size)
-    return shared_bytes(count * channels * height * width).view(count, height, width, channels).permute(0, 3, 1, 2)
+    memory = shared_bytes(count * channels * height * width * dtype.itemsize)
+    return memory.view(dtype).view(count, height, width, channels).permute(0, 3, 1, 2)
 
 
 # ------------------------------------------------------------------------------- number of workers

@@ -149,6 +149,11 @@ class BatchTransform:
         return (images * std + mean).clamp(0, 1)
 
 
+def for_people(pixels: torch.Tensor) -> torch.Tensor:
+    """Of pixels (..., c, h, w), what a picture shows: the first three channels, or of fewer the first."""
+    return pixels[..., : 3 if pixels.shape[-3] >= 3 else 1, :, :]
+
+
 @lru_cache(maxsize=8)
 def _statistics(
     mean: tuple[float, ...], std: tuple[float, ...], levels: int, device: torch.device

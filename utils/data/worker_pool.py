@@ -188,10 +188,10 @@ def shared_bytes(count: int) -> torch.Tensor:
 
 
 def in_shared_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """A uint8 tensor as it is, in a worker copied into shared memory. Raises ``UserError`` as ``shared_bytes``."""
+    """A tensor as it is, in a worker copied into shared memory. Raises ``UserError`` as ``shared_bytes``."""
     if get_worker_info() is None:
         return tensor
-    return shared_bytes(tensor.numel()).view(tensor.shape).copy_(tensor)
+    return shared_bytes(tensor.nbytes).view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
 # ---------------------------------------------------------------------------------------- signals

@@ -22,6 +22,7 @@ import torch
 from tqdm import tqdm
 
 from utils.config.settings import UserError
+from utils.data.transforms import for_people
 from utils.record import board, curves
 from utils.record.event_files import EventFile, forget, rewind
 from utils.record.pictures import projector
@@ -169,7 +170,7 @@ class Writer:
     def images(self, tag: str, images: torch.Tensor) -> None:
         """A grid of float images (n, c, h, w) between 0 and 1 in TensorBoard, unless the run has that already."""
         if self._events and self._new([tag], 0):
-            images = images[:GRID_IMAGES].float().cpu()
+            images = for_people(images[:GRID_IMAGES].float().cpu())
             scale = max(1, round(GRID_SIDE / images.shape[-1]))
             images = images.repeat_interleave(scale, dim=-1).repeat_interleave(scale, dim=-2)
             self._events.add(

@@ -51,7 +51,7 @@ POORER = [
     ("processes", 1, "timeout sync_bn shard_model grad_compression bucket_mb"),
     ("augmentation", ("flip",), "max_shift shift_padding crop_min_area"),
     ("colour", False, "grayscale_prob"),
-    ("in_memory", True, "pixel_range decode cache_dir skip_bad_images"),
+    ("in_memory", True, "levels pixel_range decode cache_dir skip_bad_images"),
     ("cuts_validation", False, "max_val_batches"),
     ("any_size", False, "crop_mode decode"),
     ("resizes", False, "interpolation"),

@@ -25,6 +25,7 @@ MEANT = {
     "arch": "model",
     "weights": "initial-checkpoint pretrained-path finetune",
     "image-size": "img-size train-crop-size imgsz",
+    "in-channels": "in-chans",
     "accumulate": "grad-accum-steps accum-iter update-freq",
     "compile": "torchcompile",
     "compile-mode": "torchcompile-mode",

@@ -12,6 +12,7 @@ from utils.config.field import DEFAULT, Needs, between, group, setting
 from utils.config.image_size import LARGEST_SIDE, Size
 
 CROP_MODES = ("center", "squash", "border")
+MOST_CHANNELS = 4096
 INTERPOLATIONS = ("bilinear", "bicubic")
 VIEWS = {"none": 1, "flip": 2, "flip-shift": 6}  # of an image in validation, by the names of --tta
 
@@ -335,6 +336,24 @@ class DataSettings:
         check=between(0, 100, open_low=True),
         shapes="views of the validation images",
         example="0.4",
+    )
+    in_channels: int | None = setting(
+        None,
+        "channels of an image that the network sees [those of the data set: 3, or 1 of grey ones; of .npy and TIFF "
+        "files of several bands what they hold]",
+        check=between(1, MOST_CHANNELS),
+        shapes="views of the validation images",
+        synonyms="in-chans input-channels",
+        example="3",
+    )
+    levels: str | None = setting(
+        None,
+        "levels of images of more than 8 bits that the network sees: 256, or all of them, in four times the memory "
+        "[those of the weights; 256, with other channels than 1 and 3 all]",
+        choices=("256", "all"),
+        effect=_IMAGE_FILES,
+        shapes="views of the validation images",
+        within="--dataname folder --datapath D",
     )
     pixel_range: tuple[float, ...] | None = setting(
         None,

@@ -56,7 +56,10 @@ class ColorJitter(Augmentation):
 
 @dataclass(frozen=True)
 class Sometimes(Augmentation):
-    """An operation on some images, with an argument between ``low`` and ``high``. ``text`` describes it."""
+    """An operation on some images, with an argument between ``low`` and ``high``. ``text`` describes it.
+
+    ``keeps_levels``: images come as float32 of more than 256 levels, and stay so.
+    """
 
     text: str
     operation: str
@@ -64,6 +67,7 @@ class Sometimes(Augmentation):
     probability: float = 1.0
     low: float = 0.0
     high: float = 0.0
+    keeps_levels: bool = False
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """Choice, 0 for the operation or -1 for none, and argument: (n, 1) each."""
@@ -72,7 +76,8 @@ class Sometimes(Augmentation):
         return choices, self.low + (self.high - self.low) * uniforms[:, 1:]
 
     def apply(self, images: torch.Tensor, *numbers: np.ndarray) -> torch.Tensor:
-        return apply_layers(whole_levels(images), (self.operation,), *numbers, Canvas())
+        images = images if self.keeps_levels else whole_levels(images)
+        return apply_layers(images, (self.operation,), *numbers, Canvas())
 
     def __str__(self) -> str:
         return self.text

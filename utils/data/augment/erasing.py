@@ -97,9 +97,11 @@ def boxes_of(uniforms: np.ndarray, counts: np.ndarray, height: int, width: int) 
 
 
 def normals(keys: np.ndarray, counters: np.ndarray, channels: int) -> np.ndarray:
-    """Normally distributed float32 (k, channels), up to four channels: a function of uint64 key and counter."""
-    bits = hashes(keys, counters).view(np.uint16).reshape(len(keys), 4)
-    return _quantiles()[bits[:, :channels]]
+    """Normally distributed float32 (k, channels): a function of uint64 key and counter. A hash is enough for four."""
+    hashed = [
+        hashes(keys, counters + (four << 40)).view(np.uint16).reshape(len(keys), 4) for four in range(-(-channels // 4))
+    ]
+    return _quantiles()[np.concatenate(hashed, axis=1)[:, :channels]]
 
 
 @lru_cache(maxsize=1)

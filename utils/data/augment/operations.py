@@ -136,13 +136,24 @@ def _apply(images: torch.Tensor, names: Sequence[str], kind: int, values: np.nda
     """Replace the images by those after their operations, which are all of one kind."""
     if kind < 0:
         return
-    if kind == len(names):
+    if kind == len(names) and images.is_floating_point():
+        levels = _warped_floats(images, values)
+    elif kind == len(names):
         levels = warp(images, values, canvas.interpolation, canvas.fill)
     else:
         levels = KERNELS[names[kind]](images, values[:, 0])
-    if levels.is_floating_point() and images.device.type == "cpu":
+    if levels.is_floating_point() and images.dtype == torch.uint8 and images.device.type == "cpu":
         levels = levels.short()  # from floats to bytes by way of this is several times as fast
     images.copy_(levels)
+
+
+def _warped_floats(images: torch.Tensor, matrices: np.ndarray) -> torch.Tensor:
+    """float32 images (k, c, h, w), looked up as ``warp`` looks up bytes: each byte of a number as a channel."""
+    count, channels, height, width = images.shape
+    as_bytes = images.contiguous().view(torch.uint8).view(count, channels, height, width, 4)
+    moved = warp(as_bytes.permute(0, 1, 4, 2, 3).reshape(count, -1, height, width), matrices, "nearest", ())
+    moved = moved.view(count, channels, 4, height, width).permute(0, 1, 3, 4, 2).contiguous()
+    return moved.view(torch.float32).view(images.shape)
 
 
 def whole_levels(images: torch.Tensor) -> torch.Tensor:
@@ -290,7 +301,7 @@ def gaussian_blur(images: torch.Tensor, sigmas: np.ndarray) -> torch.Tensor:
         for distance in range(1, BLUR_REACH + 1):
             sides = (padded.narrow(axis, BLUR_REACH + step, size) for step in (-distance, distance))
             levels.add_(torch.add(*sides).mul_(columns[distance]))
-    return levels.round_().clamp_(0, LEVELS)
+    return levels.round_().clamp_(0, LEVELS) if images.dtype == torch.uint8 else levels
 
 
 def hue(images: torch.Tensor, shifts: np.ndarray) -> torch.Tensor:

@@ -29,7 +29,7 @@ from utils.data.formats.file_paths import NUL, FilePaths
 from utils.data.kept import claimed, remove_abandoned, write_whole
 from utils.data.progress_log import ProgressLog, silent
 
-IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".npy")
 # Endings of image formats that are left out.
 UNREAD_ENDINGS = (
     ".gif .heic .heif .avif .jfif .jpe .jp2 .jxl .svg .psd .tga .ico .dng .raw .cr2 .nef .arw .dcm .nii .exr"

@@ -18,6 +18,8 @@ from utils.config.datasets import SPECS
 from utils.config.groups.data import DataSettings
 from utils.config.image_size import sides
 from utils.config.settings import UserError
+from utils.data.images.decoding import dtype_of
+from utils.data.images.levels import channels_of
 
 # Rows of the digits to train on, then those to validate on: train_test_split's with test_size=360, stratified, and
 # random_state=0, kept here so that results do not depend on scikit-learn's version.
@@ -30,7 +32,9 @@ SYNTHETIC_DIFFERENT = 256
 
 @dataclass(frozen=True)
 class MemoryImages:
-    """Images of one size in memory: ``pixels`` uint8 (m, c, h, w) and ``labels`` as those of ``ImageFiles``.
+    """Images of one size in memory: ``pixels`` (m, c, h, w) and ``labels`` as those of ``ImageFiles``.
+
+    Pixels are uint8, or of all levels float32 from 0 to 255.
 
     Sample i shows ``pixels[i % m]``; m is n except for synthetic data, which repeats a few images. ``unreadable``: the
     paths of unreadable images by their numbers; their pixels are meaningless. ``groups``, ``weights``: as those of
@@ -53,7 +57,7 @@ class MemoryImages:
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Images of any size in files: ``paths`` and ``labels``, read in mode ``colour`` ('L' or 'RGB').
+    """Images of any size in files: ``paths`` and ``labels``, read in ``colour`` (see ``levels.Colour``).
 
     ``labels``: int64 (n,), or with several an image int8 (n, classes): 1 shown, 0 not shown, -1 missing. ``groups``:
     str (n,), what images belong to that must not be divided, such as a patient. ``weights``: float64 (n,), how much
@@ -71,7 +75,12 @@ class ImageFiles:
 
     @property
     def channels(self) -> int:
-        return 1 if self.colour == "L" else 3
+        return channels_of(self.colour)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the pixels as they are read."""
+        return dtype_of(self.colour)
 
     def take(self, places: np.ndarray) -> ImageFiles:
         """The images at ``places``, int64 (m,), in that order."""
@@ -151,7 +160,7 @@ def make_synthetic(settings: DataSettings, device: torch.device) -> Splits:
     generator = torch.Generator(device).manual_seed(0)
 
     def random_images(count: int) -> MemoryImages:
-        shape = (SYNTHETIC_DIFFERENT, spec.channels, *sides(size))
+        shape = (SYNTHETIC_DIFFERENT, settings.in_channels or spec.channels, *sides(size))
         pixels = torch.randint(0, 256, shape, dtype=torch.uint8, device=device, generator=generator)
         return MemoryImages(pixels, torch.randint(0, spec.classes, (count,), device=device, generator=generator))
 

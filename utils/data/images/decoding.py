@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any, BinaryIO
 
@@ -21,12 +21,14 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from utils.config.image_size import Size
 from utils.config.settings import UserError
 from utils.data.images import jpeg
-from utils.data.images.levels import in_colour, numbers_of, range_of, to_8_bits
-from utils.data.images.stored import RAW, NamedBytes, opened
+from utils.data.images.arrays import levels_of, of_colour
+from utils.data.images.levels import in_colour, is_array, keeps_levels, numbers_of, range_of, to_8_bits
+from utils.data.images.stored import RAW, NamedBytes, content_of, opened
 from utils.data.images.view import LEAST_AREA, Box, Placement, View, resized
 
 CROP_RATIO = (3 / 4, 4 / 3)  # random-resized-crop of Szegedy et al., Going deeper with convolutions, 2014
 CROP_ATTEMPTS = 10
+LEVELS = "levels"  # in the ``info`` of a picture
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of file descriptors, of memory
 
 
@@ -52,10 +54,30 @@ def open_image(path: str | BinaryIO, colour: str, formats: Sequence[str] | None 
     ``formats``: by Pillow's names, the only ones that are read; None: all but programs. Raises ``UnreadableImage`` with
     the path if the file cannot be read, a plain ``UserError`` if the system is short of memory or file descriptors.
     """
+    return _read(path, lambda file: _open_image(file, colour, formats))
+
+
+def read_pixels(path: str | BinaryIO, colour: str, formats: Sequence[str] | None = None) -> torch.Tensor:
+    """The pixels of a path or an open binary file, upright, (channels, h, w) in channels-last memory.
+
+    uint8, or float32 from 0 to 255 for a ``Colour`` that keeps all levels. Raises what ``open_image`` raises.
+    """
+    if not is_array(colour):
+        return to_tensor(open_image(path, colour, formats))
+    levels = _read(path, lambda file: levels_of(file, colour, formats))
+    return torch.from_numpy(np.require(levels, requirements=["C", "W"])).permute(2, 0, 1)
+
+
+def dtype_of(colour: str) -> torch.dtype:
+    """The dtype of pixels that are read in ``colour``."""
+    return torch.float32 if keeps_levels(colour) else torch.uint8
+
+
+def _read(path: str | BinaryIO, read: Callable[[str | BinaryIO], Any]) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's warnings concern metadata and large images, not the pixels
-            return _open_image(opened(path), colour, formats)
+            return read(opened(path))
     except Exception as error:  # each of Pillow's readers fails in its own ways on a damaged file
         if isinstance(error, UserError):  # of a shard that was replaced, say
             raise
@@ -72,8 +94,12 @@ def why_unreadable(error: Exception) -> str:
 
 
 def _open_image(path: str | BinaryIO, colour: str, formats: Sequence[str] | None) -> Image.Image:
+    if is_array(colour):
+        return for_people(levels_of(path, colour, formats))
+    if isinstance(path, str) and path.lower().endswith(".npy"):
+        path = NamedBytes(path, content_of(path))
     if isinstance(path, NamedBytes) and path.getbuffer()[: len(RAW)] == RAW:
-        return in_colour(_raw_image(path), colour)
+        return in_colour(_raw_image(path, colour), colour)
     with Image.open(path, formats=formats) as image:
         if image.format == "EPS":
             raise ValueError("is PostScript, a program, which is not run")  # Pillow would, in Ghostscript
@@ -91,16 +117,28 @@ def do_not_map(image: Image.Image) -> None:
         image.filename = ""
 
 
-def _raw_image(file: BinaryIO) -> Image.Image:
+def _raw_image(file: BinaryIO, colour: str) -> Image.Image:
     """The image of a .npy file."""
     pixels = np.lib.format.read_array(file, allow_pickle=False)
     if pixels.dtype != np.uint8 or (pixels.ndim != 2 and pixels.shape[2:] != (3,)):
-        raise ValueError(f"holds {pixels.dtype} {pixels.shape} instead of uint8 pixels (height, width[, 3])")
+        pixels = of_colour(pixels, colour)
+        pixels = pixels[..., 0] if pixels.shape[2] == 1 else pixels
     return Image.fromarray(pixels)
 
 
+def for_people(levels: np.ndarray) -> Image.Image:
+    """A picture of levels (h, w, channels): the first three channels as red, green and blue, or the first as grey.
+
+    ``info`` keeps the levels themselves, for ``Preprocessing``.
+    """
+    shown = np.rint(levels[..., : 3 if levels.shape[2] >= 3 else 1]).astype(np.uint8)
+    picture = Image.fromarray(shown[..., 0] if shown.shape[2] == 1 else np.ascontiguousarray(shown))
+    picture.info[LEVELS] = levels
+    return picture
+
+
 def decode_crop(path: str, view: View, colour: str, uniforms: np.ndarray | None = None) -> torch.Tensor:
-    """A crop of a file as uint8 (channels, h, w), in channels-last memory.
+    """A crop of a file (channels, h, w), of the dtype of ``read_pixels``, in channels-last memory.
 
     With ``uniforms`` (22 numbers in [0, 1)) a random-resized-crop for training, otherwise what ``view`` shows in
     evaluation; of a view of the ``whole`` all of the file. Raises what ``open_image`` raises.
@@ -108,7 +146,8 @@ def decode_crop(path: str, view: View, colour: str, uniforms: np.ndarray | None 
     if view.whole:
         return decode_whole(path, view.size, colour)
     pixels, place = decode_box(path, view, colour, uniforms)
-    return cropped(pixels, view, place)
+    shown = cropped(pixels, view, place)
+    return shown.clamp(0, 255) if shown.is_floating_point() else shown  # bicubic overshoots, which bytes cannot
 
 
 def decode_box(
@@ -123,10 +162,10 @@ def decode_box(
         pixels = jpeg.decode_region(data, box)
         if pixels is not None:
             return pixels.permute(2, 0, 1), place
-    image = open_image(path, colour)
-    box, place = boxes(view, *image.size, uniforms)
+    pixels = read_pixels(path, colour)
+    box, place = boxes(view, *reversed(pixels.shape[1:]), uniforms)
     left, top, right, bottom = box
-    return to_tensor(image)[:, top:bottom, left:right], place
+    return pixels[:, top:bottom, left:right], place
 
 
 def decode_whole(path: str, size: Size, colour: str) -> torch.Tensor:
@@ -134,7 +173,7 @@ def decode_whole(path: str, size: Size, colour: str) -> torch.Tensor:
 
     Raises what ``open_image`` raises.
     """
-    return resized(to_tensor(open_image(path, colour)), size, "bilinear")
+    return resized(read_pixels(path, colour), size, "bilinear")
 
 
 def decoder() -> str:
@@ -156,7 +195,7 @@ def loaded(path: str) -> str | BinaryIO:
 
 def read_plain_jpeg(path: str | BinaryIO, colour: str) -> tuple[bytes, int, int] | None:
     """Content, width and height of a plain JPEG file; None for all files that Pillow must read."""
-    if colour != "RGB":
+    if colour != "RGB" or is_array(colour):
         return None  # Pillow makes grey from rounded RGB
     if isinstance(path, NamedBytes):
         data = path.getvalue()

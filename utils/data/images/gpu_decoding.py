@@ -16,6 +16,7 @@ from torch.utils import deterministic
 from utils.config.image_size import sides
 from utils.config.settings import UserError
 from utils.data.images.decoding import boxes, cropped, decode_crop, loaded, open_image, read_plain_jpeg, to_tensor
+from utils.data.images.levels import channels_of
 from utils.data.images.view import Box, Placement, View
 from utils.data.worker_pool import in_shared_memory
 
@@ -69,7 +70,7 @@ def pack(items: Sequence[JpegFile | torch.Tensor], view: View, colour: str) -> M
         lengths=[len(item.data) if isinstance(item, JpegFile) else 0 for item in items],
         decoded=in_shared_memory(torch.stack(images))
         if images
-        else nothing.view(0, 1 if colour == "L" else 3, *sides(view.size)),
+        else nothing.view(0, channels_of(colour), *sides(view.size)),
         paths=[file.path for file in files],
         boxes=[file.box for file in files],
         places=[file.place for file in files],

@@ -6,6 +6,7 @@ import sys
 from typing import BinaryIO
 
 import numpy as np
+import torch
 from PIL import Image, ImageOps
 
 SIXTEEN_BITS_AS_I = ("PNG", "PPM")  # formats whose 16-bit images Pillow opens in its mode of 32 bits
@@ -14,21 +15,40 @@ SIXTEEN_BITS_AS_I = ("PNG", "PPM")  # formats whose 16-bit images Pillow opens i
 class Colour(str):
     """Pillow's mode that images are read in, 'L' or 'RGB'; it stands wherever the mode does.
 
+    Of another number of channels, that number as text. ``keeps_levels``: numbers of more than 8 bits are read as
+    float32, still 0 to 255, instead of as 256 levels. Images of both kinds are read as arrays (see ``arrays.py``).
     ``pixel_range``: of numbers of more than 8 bits, those that become 0 and 255. None: numbers of 16 bits are divided
     by 256, others are refused unless they are those of 8 bits.
     """
 
     pixel_range: tuple[float, float] | None
+    keeps_levels: bool
 
-    def __new__(cls, mode: str, pixel_range: tuple[float, float] | None = None) -> Colour:
+    def __new__(cls, mode: str, pixel_range: tuple[float, float] | None = None, keeps_levels: bool = False) -> Colour:
         colour = super().__new__(cls, mode)
         colour.pixel_range = pixel_range
+        colour.keeps_levels = keeps_levels
         return colour
 
 
 def range_of(colour: str) -> tuple[float, float] | None:
     """The ``pixel_range`` of a ``Colour``; None of a bare mode."""
     return getattr(colour, "pixel_range", None)
+
+
+def keeps_levels(colour: str) -> bool:
+    """All levels are kept, as float32; of a bare mode they are not."""
+    return getattr(colour, "keeps_levels", False)
+
+
+def channels_of(colour: str) -> int:
+    """The channels of images that are read in ``colour``."""
+    return {"L": 1, "RGB": 3}.get(colour) or int(colour)
+
+
+def is_array(colour: str) -> bool:
+    """Images are read as arrays, since Pillow has no mode for them."""
+    return keeps_levels(colour) or colour not in ("L", "RGB")
 
 
 def is_deep(image: Image.Image) -> bool:
@@ -59,6 +79,12 @@ def in_colour(image: Image.Image, colour: str, file_format: str | None = None) -
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
     return image if image.mode == colour else image.convert(colour)
+
+
+def grey_of(pixels: torch.Tensor) -> torch.Tensor:
+    """RGB pixels (n, 3, h, w), uint8, as grey (n, 1, h, w): Pillow's weights and rounding."""
+    red, green, blue = pixels.int().unbind(1)
+    return ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16).to(torch.uint8)[:, None]
 
 
 def to_8_bits(numbers: np.ndarray, pixel_range: tuple[float, float]) -> np.ndarray:

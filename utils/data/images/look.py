@@ -8,8 +8,18 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 from PIL import Image
 
+from utils.data.images.arrays import array_header, numbers_in, of_colour
 from utils.data.images.decoding import open_image
-from utils.data.images.levels import is_deep, numbers_of, range_of, raw_mode, to_8_bits
+from utils.data.images.levels import (
+    channels_of,
+    is_array,
+    is_deep,
+    keeps_levels,
+    numbers_of,
+    range_of,
+    raw_mode,
+    to_8_bits,
+)
 
 GREY = ("1", "L", "LA", "I", "F")
 THUMBNAIL = (64, 64)  # pixels at least, of what is decoded of a JPEG file to see how bright it is
@@ -18,11 +28,11 @@ THUMBNAIL = (64, 64)  # pixels at least, of what is decoded of a JPEG file to se
 class Look(NamedTuple):
     """A file's facts.
 
-    ``kind``: 'grey', 'colour' or 'CMYK'; ``bits`` of a number; ``size``: width and height as stored. ``low`` and
-    ``high``: the extremes of numbers of more than 8 bits, else None. ``alpha``: those of the alpha channel, of 8 bits.
-    ``further``: channels that are neither colour nor alpha; ``frames``: pictures in the file. ``seen``: darkest, mean
-    and brightest level of what a network sees, 0 to 255; None if the pixels were too many to look at. ``lost``: a hash
-    of what no network sees, empty if that is nothing.
+    ``kind``: 'grey', 'colour', 'CMYK' or how many channels; ``bits`` of a number; ``size``: width and height as stored.
+    ``low`` and ``high``: the extremes of numbers of more than 8 bits, else None. ``alpha``: those of the alpha channel,
+    of 8 bits. ``further``: channels that are neither colour nor alpha; ``frames``: pictures in the file. ``seen``:
+    darkest, mean and brightest level of what a network sees, 0 to 255; None if the pixels were too many to look at.
+    ``lost``: a hash of what no network sees, empty if that is nothing.
     """
 
     kind: str
@@ -43,8 +53,16 @@ class Look(NamedTuple):
         return self.size[0] * self.size[1] // (32 if self.file_format in ("JPEG", "MPO") else 1)
 
 
-def header(path: str | BinaryIO) -> Look:
-    """Facts in a file's header."""
+def header(path: str | BinaryIO, colour: str = "RGB") -> Look:
+    """Facts in a file's header, for one who reads it in ``colour``."""
+    if (array := array_header(path)) is not None:
+        return Look(
+            kind_of_array(array.channels),
+            array.bits,
+            array.file_format,
+            array.size,
+            further=further_of(array.channels, colour),
+        )
     with Image.open(path) as image:
         raw = raw_mode(image)
         bands = len(image.getbands())
@@ -56,13 +74,25 @@ def header(path: str | BinaryIO) -> Look:
             bits,
             image.format or "",
             image.size,
-            further=max(0, int(samples) - bands) if image.mode != "P" else 0,
+            further=max(0, int(samples) - bands) if image.mode != "P" and not is_array(colour) else 0,
             frames=1 if image.format == "MPO" else getattr(image, "n_frames", 1),
         )
 
 
+def kind_of_array(channels: int) -> str:
+    """The ``kind`` of an array."""
+    return {1: "grey", 3: "colour"}.get(channels, f"{channels} channels")
+
+
+def further_of(channels: int, colour: str) -> int:
+    """Channels of an array that are not read in ``colour``, beside alpha."""
+    return max(0, channels - channels_of(colour)) if channels > 4 else 0
+
+
 def kind_of(mode: str) -> str:
     """The ``kind`` of an image in Pillow's ``mode``."""
+    if mode[:1].isdecimal() and "x" in mode:  # of an array, by channels and bits
+        return kind_of_array(int(mode.partition("x")[0]))
     return "CMYK" if mode == "CMYK" else "grey" if mode in GREY or mode.startswith("I;16") else "colour"
 
 
@@ -71,7 +101,9 @@ def look(path: str | BinaryIO, colour: str, shown: Image.Image | None = None) ->
 
     Raises what ``open_image`` and Pillow raise.
     """
-    found = header(path)
+    found = header(path, colour)
+    if is_array(colour) or array_header(path) is not None:
+        return _look_at_array(found, path, colour)
     numbers = None
     alpha = None
     lost = hashlib.sha256()
@@ -96,6 +128,18 @@ def look(path: str | BinaryIO, colour: str, shown: Image.Image | None = None) ->
         _thumbnail(path) if shown is None and found.file_format == "JPEG" else shown or open_image(path, colour)
     )
     return found._replace(seen=(float(pixels.min()), float(pixels.mean()), float(pixels.max())))
+
+
+def _look_at_array(found: Look, path: str | BinaryIO, colour: str) -> Look:
+    """``found`` with the extremes of all numbers; nothing is lost of them, but for the levels of 256."""
+    numbers = numbers_in(path, channels_of(colour))
+    levels = of_colour(numbers, colour)
+    seen = (float(levels.min()), float(levels.mean()), float(levels.max()))
+    if found.bits > 8:
+        found = found._replace(low=float(numbers.min()), high=float(numbers.max()))
+    return found._replace(
+        seen=seen, lost=b"" if keeps_levels(colour) or found.bits == 8 else hashlib.sha256(numbers.tobytes()).digest()
+    )
 
 
 def _thumbnail(path: str | BinaryIO) -> Image.Image:

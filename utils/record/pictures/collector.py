@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from utils.data.transforms import for_people
 from utils.optim.head import SeenFeatures
 from utils.runtime.distributed import Distributed
 
@@ -191,7 +192,7 @@ class Collector(nn.Module):
 
     def _pixels(self, images: torch.Tensor, side: int) -> torch.Tensor:
         """uint8 images, at most (``LONGEST_SIDE``) or exactly (``THUMBNAIL``) ``side`` pixels a side."""
-        pixels = self._to_pixels(images)
+        pixels = for_people(self._to_pixels(images))
         longer = max(images.shape[-2:])
         if side == THUMBNAIL or longer > side:
             shape = [side if side == THUMBNAIL else max(1, length * side // longer) for length in images.shape[-2:]]

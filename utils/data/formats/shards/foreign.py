@@ -28,7 +28,7 @@ from utils.data.progress_log import Log, ProgressLog
 
 FOREIGN = "indexed"  # the mark in shards.json of an index of tar files that others made
 CLASS_FILES = ("classes.txt", "classnames.txt")  # a name a line, in the order of the labels
-ENDINGS = (*(ending[1:] for ending in IMAGE_ENDINGS), "npy")
+ENDINGS = tuple(ending[1:] for ending in IMAGE_ENDINGS)
 MOST_PROBLEMS = 1000  # that the index keeps
 PART_BYTES = 1 << 20  # that are read at a time
 _KEY = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")  # WebDataset's own rule

@@ -1,0 +1,321 @@
+"""Images of any number of channels and bits: the same numbers from every kind of file, and none cut unasked."""
+
+import dataclasses
+import io
+import math
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from timm.models import adapt_input_conv
+from torchvision.transforms.v2 import functional
+
+import main
+from models.build import build_model
+from models.load import load_model
+from models.starting_weights import of_other_channels
+from scripts import check_data
+from scripts.exporting.card import preparation
+from scripts.serving.uploads import Limits, decode
+from tests.faults.small_run import told
+from tests.utils.data.deep_files import png, tiff
+from tests.utils.data.loading import make, steps_of
+from utils.config.arguments import parse
+from utils.config.groups.model import ModelSettings
+from utils.config.settings import UserError
+from utils.data.augment.erasing import normals
+from utils.data.augment.operations import Canvas, apply_layers
+from utils.data.datasets import get_data
+from utils.data.images.arrays import array_header, of_colour
+from utils.data.images.decoding import UnreadableImage, open_image, read_pixels
+from utils.data.images.levels import Colour
+from utils.data.preprocessing import Preprocessing
+
+CPU = torch.device("cpu")
+FIVE = Colour("5", keeps_levels=True)
+BANDS = np.random.default_rng(0).integers(0, 65536, (12, 20, 5)).astype(np.uint16)
+
+
+def tree(folder, make_file, ending, count=6):
+    """Class folders of ``count`` images each for two classes and both splits; gives all the arrays of training."""
+    arrays = []
+    for split in ("train", "val"):
+        for label, name in enumerate("ab"):
+            (folder / split / name).mkdir(parents=True)
+            for number in range(count):
+                rng = np.random.default_rng([label, number, split == "val"])
+                pixels = rng.integers(0, 10_000, (24, 24, 5)).astype(np.uint16) + np.uint16(9_000 * label)
+                (folder / split / name / f"{number}.{ending}").write_bytes(make_file(pixels))
+                arrays += [pixels] if split == "train" else []
+    return np.stack(arrays)
+
+
+def npy(numbers):
+    file = io.BytesIO()
+    np.save(file, numbers)
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def bands(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bands")
+    return folder, tree(folder, npy, "npy")
+
+
+def flags(folder, *more):
+    line = f"--device cpu --dataname folder --datapath {folder} --arch conv2a --image-size 16 20 --batch-size 4".split()
+    return [*line, *map(str, more)]
+
+
+# ------------------------------------------------------------------------------------------ what a file holds
+
+
+def test_all_numbers_of_an_array_are_kept_between_0_and_255(tmp_path):
+    (tmp_path / "x.npy").write_bytes(npy(BANDS))
+    pixels = read_pixels(str(tmp_path / "x.npy"), FIVE)
+    assert pixels.dtype == torch.float32 and pixels.shape == (5, 12, 20)
+    # float32 holds 24 bits of a number below 256, so its error is at most 2^-17
+    np.testing.assert_allclose(pixels.permute(1, 2, 0), BANDS / 257, rtol=0, atol=2**-17)
+    assert len(np.unique(pixels)) == len(np.unique(BANDS))
+
+
+@pytest.mark.parametrize("numbers", [BANDS, (BANDS // 257).astype(np.uint8)], ids=["16 bits", "8 bits"])
+def test_a_tiff_file_of_several_bands_holds_what_the_array_does(numbers, tmp_path):
+    pytest.importorskip("tifffile")
+    (tmp_path / "x.tif").write_bytes(tiff(numbers, photometric=1, extra=(0,) * 4))
+    assert torch.equal(
+        read_pixels(str(tmp_path / "x.tif"), FIVE), torch.from_numpy(of_colour(numbers, FIVE)).permute(2, 0, 1)
+    )
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("planes", ["contig", "separate"])
+def test_a_tiff_file_is_turned_upright_in_either_layout(orientation, planes, tmp_path):
+    tifffile = pytest.importorskip("tifffile")
+    stored = BANDS if planes == "contig" else np.moveaxis(BANDS, -1, 0)
+    path = str(tmp_path / "x.tif")
+    tag = [(274, "H", 1, orientation, True)]
+    tifffile.imwrite(path, stored, photometric="minisblack", planarconfig=planes, extratags=tag)
+    Image.fromarray(BANDS[..., 2]).save(tmp_path / "grey.tif", tiffinfo={274: orientation})
+    grey = open_image(str(tmp_path / "grey.tif"), Colour("L", (0, 65535)))  # as Pillow turns it
+    mine = read_pixels(path, FIVE)[2].round().byte()
+    assert mine.shape == np.asarray(grey).shape and np.abs(mine.int() - np.asarray(grey).astype(int)).max() <= 1
+
+
+def test_without_tifffile_a_line_says_what_to_install(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(__import__("sys").modules, "tifffile", None)
+    tree(tmp_path, lambda numbers: tiff(numbers, photometric=1, extra=(0,) * 4), "tif", count=2)
+    code, (line,) = told(capsys, flags(tmp_path, "--dry-run", "--in-channels", 5))
+    assert code == 2 and ".tif: a TIFF file of several bands needs tifffile: python -m pip install" in line
+
+
+def test_a_damaged_tiff_file_is_no_case_for_tifffile(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "tifffile", None)
+    whole = tiff(np.zeros((9, 9), np.uint8))
+    for cut in (8, 9, 40):
+        (tmp_path / "x.tif").write_bytes(whole[:cut])
+        assert array_header(str(tmp_path / "x.tif")) is None
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        (np.zeros((5, 20, 20), np.uint8)[:, :, :19], r"has 19 channels"),
+        (np.zeros((5, 20, 24), np.uint8), r"24 channels if they come last; save \(height, width, channels\)"),
+        (np.zeros((12, 20, 4), np.uint8), r"has 4 channels, and the network takes 5"),
+        (np.zeros((2, 12, 20, 5), np.uint8), r"shape \(2, 12, 20, 5\)"),
+        (np.full((12, 20, 5), np.nan), r"no known range; give --pixel-range LOW HIGH"),
+        (np.zeros((12, 20, 5), np.complex64), r"complex64"),
+    ],
+)
+def test_an_array_that_is_no_such_image_is_one_line_that_names_the_file(numbers, words, tmp_path):
+    (tmp_path / "odd.npy").write_bytes(npy(numbers))
+    with pytest.raises(UnreadableImage, match=rf"odd\.npy: cannot be read as an image \(.*{words}"):
+        read_pixels(str(tmp_path / "odd.npy"), FIVE)
+
+
+def test_floats_need_a_range_which_cuts_off(tmp_path):
+    (tmp_path / "x.npy").write_bytes(npy(np.linspace(-1, 3, 12 * 20 * 5).reshape(12, 20, 5)))
+    pixels = read_pixels(str(tmp_path / "x.npy"), Colour("5", (0.0, 2.0), keeps_levels=True)).permute(1, 2, 0)
+    expected = np.linspace(-1, 3, 1200).reshape(12, 20, 5).clip(0, 2) * 127.5
+    np.testing.assert_allclose(pixels, expected, rtol=0, atol=2**-17)
+
+
+def test_big_endian_numbers_are_the_same_numbers(tmp_path):
+    (tmp_path / "x.npy").write_bytes(npy(BANDS.astype(">u2")))
+    assert torch.equal(
+        read_pixels(str(tmp_path / "x.npy"), FIVE), torch.from_numpy(of_colour(BANDS, FIVE)).permute(2, 0, 1)
+    )
+
+
+@pytest.mark.parametrize(("channels", "mode"), [(4, "RGBA"), (2, "LA")])
+def test_as_many_channels_as_pillow_has_are_read_from_its_files(channels, mode, tmp_path):
+    pixels = np.random.default_rng(1).integers(0, 256, (9, 7, channels)).astype(np.uint8)
+    Image.fromarray(pixels, mode).save(tmp_path / "x.png")
+    assert np.array_equal(read_pixels(str(tmp_path / "x.png"), Colour(str(channels))).permute(1, 2, 0), pixels)
+
+
+def test_a_picture_for_people_has_three_of_the_channels_and_keeps_them_all(tmp_path):
+    (tmp_path / "x.npy").write_bytes(npy(BANDS))
+    picture = open_image(str(tmp_path / "x.npy"), FIVE)
+    assert np.array_equal(np.asarray(picture), np.rint(BANDS[..., :3] / 257))
+    shown = Preprocessing(8, 8, (0.5,) * 5, (0.2,) * 5, 1.0, "squash", "bilinear", levels="all")
+    ways = [shown(picture), shown(BANDS), shown(str(tmp_path / "x.npy")), shown(io.BytesIO(npy(BANDS)))]
+    ways.append(shown(decode(npy(BANDS), shown.colour, Limits(1, 1))))  # of a server
+    assert all(torch.equal(way, ways[0]) for way in ways)
+    resized = functional.resize(torch.from_numpy(BANDS / 65535).permute(2, 0, 1).float(), [8, 8], antialias=True)
+    torch.testing.assert_close(ways[0], (resized - 0.5) / 0.2, rtol=1e-4, atol=1e-5)
+    assert Preprocessing.from_state(shown.state(), "here") == shown
+
+
+# ------------------------------------------------------------------------------------------ training
+
+
+def test_8_bits_and_as_many_numbers_of_16_train_to_the_same_bits(tmp_path):
+    """value * 257 over 65535 is value over 255, exactly in float32."""
+    for name, deep in (("8", False), ("16", True)):
+        for split in ("train", "val"):
+            for label in "ab":
+                (tmp_path / name / split / label).mkdir(parents=True)
+                for number in range(4):
+                    rng = np.random.default_rng([ord(label), number, len(split)])
+                    pixels = rng.integers(0, 256, (16, 20)).astype(np.uint8)
+                    path = tmp_path / name / split / label / f"{number}.png"
+                    path.write_bytes(png(pixels.astype(np.uint16) * np.uint16(257)) if deep else b"")
+                    _ = None if deep else Image.fromarray(pixels).save(path)
+    more = ("--in-channels", 1, "--levels", "all", "--rotation", 20, "--gaussian-blur-prob", 0.5, "--workers", 0)
+    steps = [steps_of(*flags(tmp_path / name, *more)) for name in ("8", "16")]
+    assert steps[0].keys() == steps[1].keys()
+    for step in steps[0]:
+        for first, second in zip(steps[0][step], steps[1][step], strict=True):
+            assert torch.equal(first, second)
+
+
+def test_channels_and_levels_are_found_and_loaders_agree(bands):
+    folder, arrays = bands
+    data = get_data(parse(flags(folder), 1).data, CPU)
+    assert data.preprocessing.channels == 5 and data.preprocessing.levels == "all" and data.image_shape == (5, 16, 20)
+    ways = [
+        steps_of(*flags(folder, "--augment", "flip", "--crop-pct", 1, "--loader", loader, "--workers", workers))
+        for loader, workers in (("stream", 0), ("stream", 2), ("resident", 0))
+    ]
+    for other in ways[1:]:
+        for step, parts in ways[0].items():
+            assert all(torch.equal(*pair) for pair in zip(parts, other[step], strict=True))
+    _, validation, _ = make(*flags(folder, "--workers", 0))
+    shown = torch.cat([batch.images for batch in validation.batches()])
+    alone = torch.stack([data.preprocessing(path) for path in data.validation.paths])
+    torch.testing.assert_close(shown, alone)
+
+
+def test_another_number_of_channels_in_one_file_is_one_line_that_names_it(bands, tmp_path, capsys):
+    tree(tmp_path, npy, "npy", count=3)
+    (tmp_path / "train" / "b" / "2.npy").write_bytes(npy(np.zeros((9, 9, 4), np.uint16)))
+    line = flags(tmp_path, "--epochs", 1, "--output", tmp_path / "runs", "--workers", 0, "--no-progress")
+    assert main.main(line) == 2
+    assert "2.npy: cannot be read as an image (has 4 channels, and the network takes 5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", [("--auto-augment", "rand"), ("--color-jitter", 0.3), ("--grayscale-prob", 0.1)])
+def test_augmentations_of_rgb_are_refused_for_other_channels(bands, flag, capsys):
+    code, (line,) = told(capsys, flags(bands[0], "--dry-run", *flag))
+    assert code == 2 and line.startswith(f"main.py: {flag[0]}: ") and "5 channels" in line
+
+
+def test_a_rotation_of_floats_moves_them_as_it_moves_bytes():
+    whole = torch.randint(0, 256, (6, 5, 12, 20), dtype=torch.uint8)
+    choices, degrees = np.zeros((6, 1), int), np.linspace(-40, 40, 6)[:, None]
+    moved = apply_layers(whole, ("Rotate",), choices, degrees, Canvas())
+    fine = apply_layers(whole.float() + 0.25, ("Rotate",), choices, degrees, Canvas())
+    assert torch.equal(fine[fine > 0], moved[fine > 0].float() + 0.25) and not moved[fine == 0].any()
+
+
+def test_noise_of_many_channels_is_independent_and_that_of_four_as_ever():
+    keys = np.arange(20_000, dtype=np.uint64)
+    noise = normals(keys, np.zeros(20_000, dtype=np.int64), 9)
+    assert np.array_equal(noise[:, :4], normals(keys, np.zeros(20_000, dtype=np.int64), 4))
+    correlation = np.corrcoef(noise.T) - np.eye(9)
+    assert np.abs(correlation).max() < 5 / math.sqrt(20_000)  # five standard errors
+
+
+def test_a_run_on_five_bands_ends_in_a_checkpoint_that_every_tool_reads(bands, tmp_path):
+    folder, _ = bands
+    line = flags(folder, "--epochs", 1, "--output", tmp_path, "--no-progress", "--random-erase", 0.5, "--workers", 0)
+    assert main.main([*line, "--mixup", "0.2"]) == 0
+    (run,) = tmp_path.glob("folder/conv2a/*")
+    loaded = load_model(run)
+    assert loaded.preprocessing.channels == 5 and loaded.preprocessing.levels == "all"
+    path = folder / "val" / "a" / "0.npy"
+    names = {"np": np, "Image": Image}
+    exec(preparation(loaded.preprocessing, False), names)
+    ours = loaded.preprocessing(str(path))
+    torch.testing.assert_close(torch.from_numpy(names["prepare"](str(path)))[0], ours, rtol=0, atol=1e-4)
+
+
+# ------------------------------------------------------------------------------------------ statistics
+
+
+def test_statistics_are_numpys_over_the_training_images_and_a_run_takes_them(bands, tmp_path, capsys):
+    folder, arrays = bands
+    line = [
+        "--dataname",
+        "folder",
+        "--datapath",
+        str(folder),
+        "--statistics",
+        "--output",
+        str(tmp_path),
+        "--workers",
+        "0",
+    ]
+    assert check_data.main(line) == 0
+    said = capsys.readouterr().out
+    args = parse(flags(folder, "--config", tmp_path / "statistics.yaml"), 1)
+    values = arrays.reshape(-1, 5) / 65535
+    np.testing.assert_allclose(args.data.mean, values.mean(0), rtol=1e-5)  # six digits are written
+    np.testing.assert_allclose(args.data.std, values.std(0), rtol=1e-5)
+    assert "--in-channels 5 --mean " in said and "12 training images, 6,912 pixels of each channel" in said
+    assert parse(flags(folder, *said.splitlines()[1].split()), 1).data == dataclasses.replace(
+        args.data, datapath=str(folder)
+    )
+
+
+def test_statistics_of_the_digits_are_those_of_the_specification(tmp_path):
+    assert check_data.main(["--statistics", "--output", str(tmp_path)]) == 0
+    data = parse(["--config", str(tmp_path / "statistics.yaml")], 1).data
+    spec = get_data(parse([], 1).data, CPU).spec
+    # the specification's are of the 17 levels before these are rounded to bytes, by up to 0.5 of 255
+    np.testing.assert_allclose([data.mean, data.std], [spec.mean, spec.std], rtol=0, atol=0.5 / 255)
+    assert data.in_channels is None
+
+
+# ------------------------------------------------------------------------------------------ networks
+
+
+@pytest.mark.parametrize("channels", [1, 2, 5])
+def test_the_first_layer_of_weights_is_what_timm_makes_of_it(channels):
+    whole = timm.create_model("test_resnet", num_classes=3)
+    theirs = dict(whole.state_dict())
+    mine = timm.create_model("test_resnet", num_classes=3, in_chans=channels)
+    weights = of_other_channels(mine, theirs)
+    first = next(name for name, value in theirs.items() if value.ndim == 4)
+    assert torch.equal(weights[first], adapt_input_conv(channels, theirs[first]))
+    assert all(weights[name] is theirs[name] for name in theirs if name != first)
+    mine.load_state_dict(weights)
+
+
+def test_a_network_of_torchvision_takes_five_channels():
+    model = build_model(ModelSettings(arch="torchvision/resnet18"), classes=3, channels=5, image_size=64)
+    assert model(torch.randn(2, 5, 64, 64)).shape == (2, 3)
+    weight = model.conv1.weight
+    assert weight.shape[1] == 5 and not torch.equal(weight[:, 0], weight[:, 3])  # not repeated: nothing was trained
+
+
+def test_channels_of_images_in_memory_become_grey_or_rgb_only():
+    settings = parse(["--in-channels", "3"], 1).data
+    data = get_data(settings, CPU)
+    assert data.train.pixels.shape == (1437, 3, 8, 8) and data.preprocessing.mean == (0.3055,) * 3
+    with pytest.raises(UserError, match="--in-channels 5: the images have 1"):
+        get_data(parse(["--in-channels", "5"], 1).data, CPU)

@@ -1,0 +1,243 @@
+"""Images of any number of channels and bits, as arrays: .npy files, TIFF files of several bands, what Pillow reads.
+
+``levels_of`` gives levels from 0 to 255: uint8, or float32 where a ``Colour`` keeps all levels.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import warnings
+from collections.abc import Sequence
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from utils.config.settings import UserError
+from utils.data.images.levels import (
+    channels_of,
+    is_deep,
+    keeps_levels,
+    numbers_of,
+    range_of,
+    raw_mode,
+    to_8_bits,
+)
+from utils.data.images.stored import RAW, NamedBytes, content_of
+
+TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+SAMPLES = 277  # TIFF's tag
+MANY = 2**16
+LUMA = (0.299, 0.587, 0.114)  # Pillow's, of red, green and blue
+# Steps that turn a stored array upright, by EXIF's orientation: transpose first, then these axes are reversed.
+UPRIGHT = {2: (0, (1,)), 3: (0, (0, 1)), 4: (0, (0,)), 5: (1, ()), 6: (1, (1,)), 7: (1, (0, 1)), 8: (1, (0,))}
+
+
+class Header(NamedTuple):
+    """An array file's width and height as stored, its channels, the bits of a number, 32 for those without a known
+    range, and the file's format."""
+
+    size: tuple[int, int]
+    channels: int
+    bits: int
+    file_format: str
+
+
+def bits_of(dtype: np.dtype) -> int:
+    """8, 16, or 32 for all numbers whose range no file says."""
+    return {"u1": 8, "b1": 8, "u2": 16}.get(dtype.str[1:], 32)
+
+
+def array_header(path: str | BinaryIO) -> Header | None:
+    """Facts in the header of a file that Pillow has no picture of; None for all that it reads, or that is damaged.
+
+    Raises ``UserError`` if the package that reads it is missing.
+    """
+    start = _start(path)
+    if start.startswith(RAW):
+        shape, dtype = _npy_header(path)
+        height, width, channels = _checked(shape)
+        return Header((width, height), channels, bits_of(dtype), "NPY")
+    if not start.startswith(TIFF) or not _is_for_tifffile(path):
+        return None
+    with _tiff_file(path) as tiff:
+        shape, dtype = _band_shape(tiff), tiff.pages[0].dtype
+    return Header((shape[1], shape[0]), shape[2], bits_of(np.dtype(dtype)), "TIFF")
+
+
+def levels_of(path: str | BinaryIO, colour: str, formats: Sequence[str] | None = None) -> np.ndarray:
+    """The levels of an image file, upright, for a ``colour`` that is read as an array: (h, w, channels).
+
+    Raises ``ValueError`` for a file of another number of channels, or of numbers without a known range.
+    """
+    return of_colour(numbers_in(path, channels_of(colour), formats), colour)
+
+
+def of_colour(numbers: np.ndarray, colour: str) -> np.ndarray:
+    """An array (h, w) or (h, w, channels) as ``levels_of`` gives it."""
+    _checked(numbers.shape)
+    numbers = numbers[..., None] if numbers.ndim == 2 else numbers
+    levels = _levels(numbers, range_of(colour), keeps_levels(colour))
+    channels = channels_of(colour)
+    held = levels.shape[2]
+    if held == channels:
+        return levels
+    if channels == 3 and held in (1, 2):  # grey, perhaps with alpha
+        return np.repeat(levels[..., :1], 3, axis=2)
+    if channels == 3 and held == 4:
+        return levels[..., :3]
+    if channels == 1 and held in (3, 4):
+        grey = levels[..., :3].astype(np.float64) @ np.array(LUMA)
+        return (grey if levels.dtype == np.float32 else np.rint(grey))[..., None].astype(levels.dtype)
+    if channels == 1 and held == 2:
+        return levels[..., :1]
+    raise ValueError(f"has {held} channel{'s' * (held > 1)}, and the network takes {channels} (--in-channels)")
+
+
+def _levels(numbers: np.ndarray, pixel_range: tuple[float, float] | None, keeps: bool) -> np.ndarray:
+    if numbers.dtype == bool:
+        numbers = numbers.astype(np.uint8) * np.uint8(255)
+    bits = bits_of(numbers.dtype)
+    if numbers.dtype.kind not in "uif":
+        raise ValueError(f"holds {numbers.dtype}, which are no levels; save whole numbers or floats")
+    if bits > 8 and pixel_range is None:
+        lowest, highest = numbers.min(), numbers.max()
+        if bits == 16:
+            pixel_range = (0, 65535)
+            if not keeps:
+                return (numbers >> 8).astype(np.uint8)  # as of a 16-bit PNG file
+        elif numbers.dtype.kind == "f" or not 0 <= lowest <= highest <= 255:
+            kind = "floats" if numbers.dtype.kind == "f" else "integers"
+            raise ValueError(
+                f"its levels, {kind} from {lowest:g} to {highest:g}, have no known range; give --pixel-range LOW HIGH"
+            )
+        else:
+            pixel_range = (0, 255)
+    if not keeps:
+        return numbers if bits == 8 else to_8_bits(numbers, pixel_range)
+    if bits == 8:
+        return numbers.astype(np.float32)
+    low, high = pixel_range
+    levels = (numbers.astype(np.float64) - low) * (255 / (high - low))
+    if np.isnan(levels).any():
+        raise ValueError("its levels hold NaN; save it with numbers alone")
+    return levels.clip(0, 255).astype(np.float32)
+
+
+# ------------------------------------------------------------------------------------------ each kind of file
+
+
+def _start(path: str | BinaryIO) -> bytes:
+    if isinstance(path, io.BytesIO):
+        return bytes(path.getbuffer()[:8])
+    with open(path, "rb") as file:
+        return file.read(8)
+
+
+def _file(path: str | BinaryIO) -> BinaryIO:
+    return (
+        NamedBytes(str(path), path.getvalue()) if isinstance(path, io.BytesIO) else NamedBytes(path, content_of(path))
+    )
+
+
+def numbers_in(path: str | BinaryIO, channels: int, formats: Sequence[str] | None = None) -> np.ndarray:
+    """The numbers of a file, upright, as stored, for one who reads so many channels."""
+    start = _start(path)
+    if start.startswith(RAW):
+        return np.lib.format.read_array(_file(path), allow_pickle=False)
+    if start.startswith(TIFF) and _is_for_tifffile(path, channels):
+        return _of_tiff(path)
+    with Image.open(path, formats=formats) as image:
+        if image.format == "TIFF":
+            image.filename = ""  # Pillow would exchange width and height, see ``do_not_map``
+        if (numbers := numbers_of(image, path)) is not None:
+            return numbers
+        image.load()
+        image = ImageOps.exif_transpose(image)
+        if is_deep(image):  # of a PPM file, whose range Pillow has made that of 16 bits
+            return np.asarray(image).astype(np.uint16)
+        if image.mode in ("P", "1") or (channels in (1, 3) and image.mode not in ("L", "RGB", "LA", "RGBA")):
+            has_alpha = channels == 4 or (image.mode == "P" and "transparency" in image.info)
+            image = image.convert("RGBA" if has_alpha else "L" if image.mode == "1" else "RGB")
+        return np.asarray(image)
+
+
+def _npy_header(path: str | BinaryIO) -> tuple[tuple[int, ...], np.dtype]:
+    with _file(path) as file:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file)
+    return shape, dtype
+
+
+def _checked(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Height, width and channels. Raises ``ValueError`` for a shape that is no image's."""
+    if len(shape) not in (2, 3) or 0 in shape:
+        raise ValueError(f"holds numbers of shape {shape} instead of (height, width) or (height, width, channels)")
+    height, width, channels = (*shape, 1)[:3]
+    if channels > max(height, width) > 4:
+        raise ValueError(f"has shape {shape}, {channels} channels if they come last; save (height, width, channels)")
+    return height, width, channels
+
+
+def _is_for_tifffile(path: str | BinaryIO, channels: int | None = None) -> bool:
+    """Pillow has no picture of a TIFF file, or one without some of the ``channels`` that are asked for."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(path) as image:
+                bands = len(image.getbands())
+                samples = int(getattr(image, "tag_v2", {}).get(SAMPLES, bands))
+                deep = ";16" in raw_mode(image) and not is_deep(image)
+    except (UnidentifiedImageError, SyntaxError):
+        return _samples_of(path) > 1  # not of a damaged file
+    return channels not in (None, 1, 3) and (samples > bands or (deep and samples != 3))
+
+
+def _samples_of(path: str | BinaryIO) -> int:
+    """The bands that a TIFF file's first directory states; 0 if it has none, many for a BigTIFF file."""
+    data = _file(path).getvalue()
+    order = "<" if data.startswith(b"II") else ">"
+    if data[2:4] in (b"+\0", b"\0+"):
+        return MANY
+    try:
+        (first,) = struct.unpack_from(f"{order}I", data, 4)
+        (count,) = struct.unpack_from(f"{order}H", data, first)
+        tags = [struct.unpack_from(f"{order}HHIH", data, first + 2 + 12 * number) for number in range(count)]
+    except struct.error:
+        return 0
+    return next((value for tag, *_, value in tags if tag == SAMPLES), 1)
+
+
+def _tiff_file(path: str | BinaryIO) -> Any:
+    try:
+        import tifffile
+    except ImportError as error:
+        raise UserError(
+            f"{path}: a TIFF file of several bands needs tifffile: python -m pip install -r requirements-tools.txt"
+        ) from error
+    return tifffile.TiffFile(_file(path))
+
+
+def _of_tiff(path: str | BinaryIO) -> np.ndarray:
+    with _tiff_file(path) as tiff:
+        page = tiff.pages[0]
+        tag = page.tags.get("Orientation")
+        stacked = _stacked(tiff)
+        numbers = tiff.series[0].asarray() if stacked else page.asarray()
+        if stacked or (page.axes.startswith("S") and numbers.ndim == 3):
+            numbers = np.moveaxis(numbers, 0, -1)
+    transposes, reversed_axes = UPRIGHT.get(int(tag.value) if tag else 1, (0, ()))
+    numbers = numbers.swapaxes(0, 1) if transposes else numbers
+    return np.flip(numbers, reversed_axes)
+
+
+def _stacked(tiff: Any) -> bool:
+    """The channels are pages, as ImageJ and OME write them."""
+    return tiff.pages[0].samplesperpixel == 1 and tiff.series[0].axes == "CYX"
+
+
+def _band_shape(tiff: Any) -> tuple[int, int, int]:
+    page = tiff.pages[0]
+    return page.imagelength, page.imagewidth, len(tiff.pages) if _stacked(tiff) else page.samplesperpixel
