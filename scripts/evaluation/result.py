@@ -56,7 +56,8 @@ def store(path: Path, loaded: Loaded, found: Evaluation, description: dict[str, 
         name = description["dataname"] or ""
         of_the_user = description["datapath"] and (not name or SPECS[name].of_the_user)
         data = Path(description["datapath"]).name if of_the_user else name  # no path of this machine
-        images = f"{fit.fitted_on_images:,} images ({data}, {description['split']})"
+        amp = "" if description["amp"] == "off" else f", in {description['amp']}"
+        images = f"{fit.fitted_on_images:,} images ({data}, {description['split']}{amp})"
         fitted = (
             f"temperature {fit.temperature:.4g}, fitted on {images}; on "
             f"{fit.scored_on_images:,} others calibration error {fit.calibration_error_before:.2f} % without and "

@@ -406,6 +406,8 @@ def test_separations_are_scikit_learns_and_ties_are_on_one_side():
     assert found.false_positives == pytest.approx(100 * (others >= threshold).mean())
     assert Separation.of(np.array([2.0, 3.0]), np.array([-np.inf, np.nan, 1.0])) == (100, 0)
     assert Separation.of(np.ones(4), np.ones(3)) == (50, 100)
+    equal = np.arange(100.0)  # a straight line, none of whose points may be left out
+    assert Separation.of(equal, equal) == pytest.approx((50, 95))
 
 
 def test_other_images_are_told_apart_and_pictured(digits_run, photos, tmp_path, capsys):
