@@ -91,6 +91,7 @@ def report_lines(
 ) -> list[str]:
     """The report: verdict, findings, notes, tables."""
     from scripts.data_check import tables
+    from scripts.data_check.labels import label_tables
 
     where = f" at {settings.datapath}" if survey.root is not None else ""
     validation = len(survey) - survey.training
@@ -101,7 +102,9 @@ def report_lines(
         "",
         *tables.finding_lines(findings),
     ]
-    sections = [tables.damage_lines(survey, damage), tables.class_table(survey), tables.size_table(records)]
+    sections = [tables.damage_lines(survey, damage), tables.class_table(survey)]
+    sections += label_tables(survey) if survey.several else []
+    sections.append(tables.size_table(records))
     if survey.paths is not None:
         sections.append(tables.kind_table(records))
     for section in filter(None, sections):

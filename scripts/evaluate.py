@@ -19,6 +19,7 @@ import argparse
 import os
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,9 +36,10 @@ from utils.runtime.process import RankInfo, end_process
 if TYPE_CHECKING:
     from models.confidence import Distance
     from models.load import Loaded
-    from scripts.common.predictions import Chosen, Predictions
+    from scripts.common.predictions import AnyPredictions, Chosen, Predictions
     from scripts.evaluation.comparison import Comparison
     from scripts.evaluation.result import Evaluation
+    from scripts.evaluation.several_labels import LabelComparison
     from utils.runtime.distributed import Distributed
 
 NAME = "evaluate.py"
@@ -56,6 +58,7 @@ def main(argv: list[str]) -> int:
         other = open_run(own.compare, own.raw, "cpu", best=own.best) if own.compare else None
         args = settings_of(loaded, Chosen.of(own))
         refuse_rejection(own.reject_below, loaded)
+        refuse_for_several_labels(own, loaded, other)
         if own.store and loaded.confidence is not None:
             raise UserError(
                 f"--store: {loaded.path} is such a copy already; evaluate the checkpoint that it is made of"
@@ -140,6 +143,21 @@ def refuse_mistakes(own: argparse.Namespace) -> None:
         raise UserError(*mistakes)
 
 
+def refuse_for_several_labels(own: argparse.Namespace, loaded: Loaded, other: Loaded | None) -> None:
+    """Raise ``UserError`` for what does not go together with a network for several labels an image."""
+    mistakes = []
+    if other is not None and other.reading.several != loaded.reading.several:
+        mistakes.append(f"--compare {own.compare}: one of the two gives one label an image, the other several")
+    if loaded.reading.several:
+        asked = {"--distance": own.distance, "--other-images": own.other_images is not None}
+        flags = [flag for flag, given in asked.items() if given]
+        mistakes += [f"{flag}: {loaded.path} gives several labels, and distances are to one class" for flag in flags]
+        if own.store and own.raw and loaded.has_average:
+            mistakes.append("--store with --raw: the thresholds would be applied to the average of the weights")
+    if mistakes:
+        raise UserError(*mistakes)
+
+
 def evaluate(own: argparse.Namespace, loaded: Loaded, other: Loaded | None, distributed: Distributed) -> Evaluation:
     """The predictions of the one network, the comparison with the other, and what the flags ask for."""
     from scripts.common.predictions import Chosen, predict_split
@@ -152,7 +170,7 @@ def evaluate(own: argparse.Namespace, loaded: Loaded, other: Loaded | None, dist
     predictions = predict_split(loaded, chosen, distributed, features=seen)
     found = Evaluation(
         predictions,
-        fit_temperature(predictions),
+        None if loaded.reading.several else fit_temperature(predictions),
         None if other is None else compare_with(other, own, loaded, predictions, distributed),
         None if own.reject_below is None else Rejection.of(predictions, own.reject_below),
     )
@@ -160,11 +178,12 @@ def evaluate(own: argparse.Namespace, loaded: Loaded, other: Loaded | None, dist
 
 
 def compare_with(
-    other: Loaded, own: argparse.Namespace, loaded: Loaded, predictions: Predictions, distributed: Distributed
-) -> Comparison:
+    other: Loaded, own: argparse.Namespace, loaded: Loaded, predictions: AnyPredictions, distributed: Distributed
+) -> Comparison | LabelComparison:
     """The comparison with the network ``other`` on the same images."""
     from scripts.common.predictions import Chosen, point_of, predict_split, settings_of
     from scripts.evaluation.comparison import compare, with_data_settings_of
+    from scripts.evaluation.several_labels import compare as compare_labels
     from utils.data.datasets import seen_in_training
 
     chosen = Chosen.of(own)
@@ -173,7 +192,7 @@ def compare_with(
         if line := seen_in_training(predictions.images, loaded.fingerprint, settings, point_of(other)):
             warn(line)
     second = predict_split(with_data_settings_of(other, loaded), chosen, distributed)
-    return compare(predictions, second)
+    return (compare_labels if loaded.reading.several else compare)(predictions, second)
 
 
 def measure_distance(
@@ -220,6 +239,7 @@ def describe(
     from scripts.common.predictions import Chosen, settings_of
     from utils.precision.amp import resolve_amp
 
+    place = loaded.settings.get("datapath")
     others = other and settings_of(other, Chosen.of(own))  # each runs as in its training, where no flag says otherwise
     return {
         "checkpoint": str(loaded.path),
@@ -236,6 +256,7 @@ def describe(
         "compared_tta": other and others.data.tta,
         "compared_amp": other and resolve_amp(others.precision, distributed.device),
         "chosen_by_these_images": chosen_by_these_images(own, loaded, other),
+        **({"thresholds_of_these_images": validated_on(own, place)} if loaded.reading.several else {}),
         "torch": torch.__version__,
     }
 
@@ -266,19 +287,37 @@ def validated_on(own: argparse.Namespace, place: object) -> bool:
 def present(own: argparse.Namespace, loaded: Loaded, description: dict[str, Any], found: Evaluation) -> None:
     """Print the report, and write the files."""
     from scripts.evaluation import as_text
-    from scripts.evaluation.files import save
+    from scripts.evaluation.files import save, write_all
+    from scripts.evaluation.labels_report import parts as parts_of_labels
+    from scripts.evaluation.labels_report import write_all as write_labels
     from scripts.evaluation.result import store
-    from scripts.evaluation.summary import reliability
     from utils.record.summary import figures as last_line
 
     predictions = found.predictions
-    if kept := loaded.confidence:
+    if (kept := loaded.confidence) and not predictions.reading.several:
         fitted = {"fitted": kept.fitted, "fitted_on_some_of_these_images": kept.images == found.images}
         description["kept"] = {"temperature": kept.temperature, **fitted}
-    names = [] if own.output is None else save(Path(own.output), description, found)
-    rest = ["", ""] if own.output is None else [f"; see {own.output}/{name}.csv" for name in ("classes", "confusions")]
+    several = predictions.reading.several
+    write = partial(write_labels if several else write_all, description=description, found=found)
+    names = [] if own.output is None else save(Path(own.output), write)
+    found_parts = (parts_of_labels if several else parts_of_classes)(own.output, description, found)
+    parts = [as_text.heading(description, predictions.report.count), *found_parts]
+    if names:
+        parts.append(f"Files in {own.output}: {', '.join(names)}")
+    print("\n\n".join(parts))
+    print(last_line(predictions.report).replace("val_", f"{own.split}_"), flush=True)
+    if own.store is not None:
+        say(f"{own.store} keeps {store(Path(own.store), loaded, found, description)}")
+
+
+def parts_of_classes(output: str | None, description: dict[str, Any], found: Evaluation) -> list[str]:
+    """The report on one label an image, in parts. ``output``: the folder of its files."""
+    from scripts.evaluation import as_text
+    from scripts.evaluation.summary import reliability
+
+    predictions = found.predictions
+    rest = ["", ""] if output is None else [f"; see {output}/{name}.csv" for name in ("classes", "confusions")]
     parts = [
-        as_text.heading(description, predictions.report.count),
         as_text.overall(predictions),
         *as_text.doubtful(predictions, description),
         as_text.classes(predictions, rest[0]),
@@ -291,12 +330,7 @@ def present(own: argparse.Namespace, loaded: Loaded, description: dict[str, Any]
         parts.append(as_text.others(found.others))
     if found.comparison is not None:
         parts.append(as_text.compared(found.comparison, as_text.checkpoints(description)))
-    if names:
-        parts.append(f"Files in {own.output}: {', '.join(names)}")
-    print("\n\n".join(parts))
-    print(last_line(predictions.report).replace("val_", f"{own.split}_"), flush=True)
-    if own.store is not None:
-        say(f"{own.store} keeps {store(Path(own.store), loaded, found, description)}")
+    return parts
 
 
 if __name__ == "__main__":

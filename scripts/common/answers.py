@@ -14,6 +14,7 @@ import torch
 
 from utils.record.metrics import ClassReport, target_rank
 
+FIGURES = {"top1": "top-1", "top5": "top-5", "map": "mAP", "macro_f1": "macro F1", "micro_f1": "micro F1"}  # in words
 NO_CLASS = -1  # predicted where a logit is NaN: such an answer is wrong
 CONFIDENCE = 0.95  # of the intervals
 ORDERED_CLASSES = 1500  # clustering more would take more than seconds
@@ -90,6 +91,10 @@ class Answers:
         logits, places = self.logits[image].sort(descending=True, stable=True)
         shares = (logits[:most].double() - self.log_total[image]).exp()
         return list(zip(places[:most].tolist(), shares.tolist(), strict=True))
+
+    def explained(self, image: int) -> int:
+        """The class that a heat map of an image explains."""
+        return int(self.predicted[image])
 
     def most_confident(self, chosen: np.ndarray) -> np.ndarray:
         """The ``chosen`` images, int64 (m,), those with the highest confidence first."""

@@ -7,8 +7,10 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -20,6 +22,7 @@ from models.load import Loaded
 from models.prepare import to_memory_format
 from scripts.common.answers import Answers
 from scripts.common.command_line import say, warn
+from scripts.common.label_answers import LabelAnswers
 from utils.checkpoint.fingerprint import same_images
 from utils.checkpoint.resume import ResumePoint
 from utils.config import arguments
@@ -40,6 +43,7 @@ from utils.loop.validation import validate
 from utils.optim.head import SeenFeatures
 from utils.precision.amp import autocast, keep_in_fp32
 from utils.record.metrics import Report
+from utils.record.reading import OneLabel
 from utils.record.writer import Writer
 from utils.runtime.distributed import Distributed, RankInfo
 
@@ -78,8 +82,8 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Predictions(Answers):
-    """The answers for n images, in the data set's order, the same on every rank.
+class PredictedImages:
+    """What the answers are for: n images, in the data set's order, the same on every rank.
 
     ``ids``: an image's path, or its number in the split as in 'val[17]'. ``report``: the metrics of this validation,
     those of ``main.py --evaluate``. ``notes``: what they leave out, a line each. ``images``: the data set, and
@@ -104,9 +108,24 @@ class Predictions(Answers):
         return picture(self.images, int(self.numbers[place]))
 
 
+@dataclass(frozen=True)
+class Predictions(PredictedImages, Answers):
+    """Answers of one label an image."""
+
+    reading: ClassVar[OneLabel] = OneLabel()
+
+
+@dataclass(frozen=True)
+class LabelPredictions(PredictedImages, LabelAnswers):
+    """Answers of several labels an image."""
+
+
+AnyPredictions = Predictions | LabelPredictions
+
+
 def predict_split(
     loaded: Loaded, chosen: Chosen, distributed: Distributed | None = None, *, features: bool = False
-) -> Predictions:
+) -> AnyPredictions:
     """Predict the ``chosen`` images with ``loaded``'s network, on all ranks of ``distributed`` or in this process.
 
     ``features``: also give what the network's output layer takes. The network is moved to the device. Nothing is
@@ -142,13 +161,14 @@ def predict_split(
     if features and any(part is None for part in found):
         raise UserError(f"{loaded.arch}: its output layer takes no features of each image alone", on_all_ranks=True)
     numbers = np.concatenate(numbers)
-    if lost := sorted(set(images.labels.tolist()) - set(torch.cat(labels).tolist()) if unreadable else ()):
+    if lost := sorted(_classes_of(images.labels) - _classes_of(torch.cat(labels)) if unreadable else ()):
         names = some([loaded.classes[label] for label in lost])
         notes = (*notes, f"no image can be read of these classes, of which the figures say nothing: {names}")
         warn(notes[-1])
     order = np.argsort(numbers)
     files = images.paths if isinstance(images, ImageFiles) else None
-    return Predictions(
+    kind = partial(LabelPredictions, reading=loaded.reading) if loaded.reading.several else Predictions
+    return kind(
         logits=torch.cat(logits)[order],
         labels=torch.cat(labels)[order],
         classes=loaded.classes,
@@ -173,6 +193,11 @@ def _samples(count: int, args: Settings, chosen: Chosen) -> tuple[np.ndarray, li
     if chosen.most is not None:
         samples = samples[tried_out(len(samples), chosen.most)]
     return samples, notes
+
+
+def _classes_of(labels: torch.Tensor) -> set[int]:
+    """The classes that some image is of: of ``labels`` (n,), or of targets (n, classes)."""
+    return set((labels if labels.ndim == 1 else (labels == 1).any(0).nonzero()[:, 0]).tolist())
 
 
 def settings_of(loaded: Loaded, chosen: Chosen) -> Settings:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from scripts.data_check.labels import remarks_on_labels
 from scripts.data_check.survey import Survey, class_names, looks
 from utils.config.image_size import sides, size_text
 from utils.data.decoded import FOLDER
@@ -104,6 +105,8 @@ some = partial(class_folders.some, shown=EXAMPLES)
 def class_counts(survey: Survey) -> np.ndarray:
     """Images of each class: int (2, classes), training and validation."""
     splits = (survey.labels[: survey.training], survey.labels[survey.training :])
+    if survey.several:
+        return np.stack([(labels == 1).sum(0) for labels in splits])
     return np.stack([np.bincount(labels, minlength=len(survey.classes)) for labels in splits])
 
 
@@ -125,7 +128,11 @@ def _classes(survey: Survey, findings: Findings) -> None:
             if names:
                 here = f"only in {has.name}/, not in {lacks.name}/: {some(sorted(names))}"
                 findings.fault("classes in one split", len(names), f"{here}; add them there or remove them here")
+    for one in remarks_on_labels(survey) if survey.several else ():
+        (findings.fault if one.is_fault else findings.note)(*one[1:])
     for kind, text in of_classes(counts, survey.classes):
+        if survey.several and kind != "class names alike":  # the others speak of top-1
+            continue
         (findings.fault if kind == "class names alike" else findings.note)(kind, 1, text)
 
 
@@ -154,7 +161,7 @@ def _duplicates(survey: Survey, records: np.ndarray, findings: Findings) -> None
         if len(train):
             leaked += [(index, _twin(survey, records, index, train)) for index in validation]
         for split, equal in (("train", train), ("val", validation)):
-            if len(set(survey.labels[equal])) > 1:
+            if not all(survey.agree(index, equal).all() for index in equal):
                 conflicts[split].append(equal)
             else:
                 repeats[split] += [(index, equal[0]) for index in equal[1:]]
@@ -182,7 +189,7 @@ def share(count: int, total: int) -> str:
 def _twin(survey: Survey, records: np.ndarray, index: int, train: np.ndarray) -> int:
     """The best match among the training images with equal pixels: by file, then by label."""
     same_file = (records["sha256"][train] == records["sha256"][index]) & (records["sha256"][index] != b"")
-    return int(train[np.argmax(2 * same_file + (survey.labels[train] == survey.labels[index]))])
+    return int(train[np.argmax(2 * same_file + survey.agree(index, train))])
 
 
 def _add_leaks(survey: Survey, records: np.ndarray, leaked: Sequence[tuple[int, int]], findings: Findings) -> None:
@@ -190,7 +197,7 @@ def _add_leaks(survey: Survey, records: np.ndarray, leaked: Sequence[tuple[int, 
         return
     validation, train = map(np.array, zip(*leaked, strict=True))
     files = int(np.sum((records["sha256"][validation] == records["sha256"][train]) & (records["sha256"][train] != b"")))
-    elsewhere = int(np.sum(survey.labels[validation] != survey.labels[train]))
+    elsewhere = sum(not survey.agree(index, np.array([other])).all() for index, other in leaked)
     how = "" if survey.paths is None else f" ({files:,} the same file, {len(leaked) - files:,} the same pixels)"
     labels = f", {elsewhere:,} of them under another class" if elsewhere else ""
     percent = share(len(leaked), len(survey) - survey.training)
@@ -210,11 +217,13 @@ def _add_conflicts(survey: Survey, split: str, groups: Sequence[np.ndarray], fin
     if not groups:
         return
     pairs = []
+    shown = []
     for group in groups:
-        for index in group:
-            pairs.append((int(index), int(group[survey.labels[group] != survey.labels[index]][0])))
-    firsts = {int(group[0]) for group in groups}
-    named = some((_pair(survey, pair, labels=True) for pair in pairs if pair[0] in firsts), count=len(groups))
+        others = [(int(index), group[~survey.agree(index, group)]) for index in group]
+        found = [(index, int(other[0])) for index, other in others if len(other)]  # nothing contradicts missing labels
+        pairs += found
+        shown.append(found[0])
+    named = some((_pair(survey, pair, labels=True) for pair in shown), count=len(groups))
     findings.fault(
         "label conflicts",
         len(pairs),
@@ -226,7 +235,7 @@ def _add_conflicts(survey: Survey, split: str, groups: Sequence[np.ndarray], fin
 
 def _pair(survey: Survey, pair: tuple[int, int], labels: bool = False) -> str:
     if survey.paths is None and labels:
-        return " = ".join(f"{survey.name(index)} ({survey.classes[survey.labels[index]]})" for index in pair)
+        return " = ".join(f"{survey.name(index)} ({survey.label_of(index)})" for index in pair)
     return " = ".join(map(survey.name, pair))
 
 

@@ -65,6 +65,7 @@ RECORD = np.dtype(
         ("seen", "f4", 3),
     ]
 )
+SEPARATOR = "; "  # of an image's labels, in words
 NO_FACTS = (0, 0, 0, (np.nan,) * 2, (-1,) * 2, (np.nan,) * 3)  # those of a ``Look``, which has None
 UNREAD = (b"", b"", 0, 0, b"", b"", False, *NO_FACTS)
 
@@ -73,7 +74,8 @@ UNREAD = (b"", b"", 0, 0, b"", b"", False, *NO_FACTS)
 class Survey:
     """Images that training would read, first the training images, then the validation images.
 
-    ``classes`` holds the classes of both splits; ``labels``, int64 (n,), index it; the first ``training`` images are
+    ``classes`` holds the classes of both splits; ``labels``, int64 (n,), index it, or are int8 (n, classes) of several
+    labels an image: 1, 0, and -1 where missing; the first ``training`` images are
     for training. ``images`` are in memory, or files. ``trees`` are the folders that hold class folders: one per split,
     one for both, or none. ``refusal`` is why training would not start.
     """
@@ -103,6 +105,24 @@ class Survey:
         if not (isinstance(train, ImageFiles) and isinstance(validation, ImageFiles)):
             return None
         return ConcatDataset([train.paths, validation.paths])  # names in shards are made as they are asked for
+
+    @property
+    def several(self) -> bool:
+        """True if an image has several labels."""
+        return self.labels.ndim > 1
+
+    def label_of(self, index: int) -> str:
+        """The class of an image, or its labels."""
+        if not self.several:
+            return self.classes[self.labels[index]]
+        return SEPARATOR.join(self.classes[place] for place in np.flatnonzero(self.labels[index] == 1))
+
+    def agree(self, index: int, others: np.ndarray) -> np.ndarray:
+        """bool (m,): whether each of ``others`` has the label of an image, or none that contradicts its known ones."""
+        own, theirs = self.labels[index], self.labels[others]
+        if not self.several:
+            return theirs == own
+        return ~((theirs >= 0) & (own >= 0) & (theirs != own)).any(1)
 
     def split_of(self, index: int) -> str:
         return "train" if index < self.training else "val"
@@ -304,7 +324,7 @@ def looks(survey: Survey, records: np.ndarray) -> list[Seen]:
             tuple(record["seen"].tolist()),
         )
         name = survey.name(index)
-        found.append(Seen(survey.classes[survey.labels[index]], survey.split_of(index), name, facts))
+        found.append(Seen(survey.label_of(index), survey.split_of(index), name, facts))
     return found
 
 

@@ -112,7 +112,7 @@ def _csv_row(survey: Survey, index: int, record: np.void, findings: Findings) ->
     return [
         survey.name(index) if survey.paths is None else survey.paths[index],
         survey.split_of(index),
-        survey.classes[survey.labels[index]],
+        survey.label_of(index),
         width or "",
         height or "",
         mode.decode(),

@@ -12,7 +12,7 @@ from scipy.stats import binomtest, chi2
 
 from models.load import Loaded
 from scripts.common.answers import CONFIDENCE
-from scripts.common.predictions import Predictions
+from scripts.common.predictions import PredictedImages, Predictions
 from utils.config.settings import UserError
 
 EXACT = 1000  # images on which one of the two is right, up to which McNemar's test is the exact binomial one
@@ -164,7 +164,12 @@ def with_data_settings_of(second: Loaded, first: Loaded) -> Loaded:
 
 
 def compare(first: Predictions, second: Predictions) -> Comparison:
-    """The comparison on the images of both. Raises ``UserError`` if there are none.
+    """The comparison on the images of both. Raises ``UserError`` if there are none."""
+    return Comparison(first, second, same_images(first, second))
+
+
+def same_images(first: PredictedImages, second: PredictedImages) -> tuple[np.ndarray, np.ndarray]:
+    """Where the images of both are among the first's, and among the second's. Raises ``UserError`` if there are none.
 
     Images are the same if their ids are; the names of their classes then agree, too.
     """
@@ -173,7 +178,7 @@ def compare(first: Predictions, second: Predictions) -> Comparison:
     if not pairs:
         raise UserError("--compare: the two have no image in common; give --datapath with classes that both know")
     one, two = (np.array(places) for places in zip(*pairs, strict=True))
-    return Comparison(first, second, (one, two))
+    return one, two
 
 
 def mcnemar(first: int, second: int) -> float:

@@ -9,7 +9,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,15 @@ JSON_FILE = "evaluation.json"
 PREDICTION = ("image", "class", "predicted", "right", "probability", "class_probability", "class_rank")
 ANSWERS = (f"{which}_{what}" for which in ("first", "second") for what in ("predicted", "probability"))
 COMPARED = ("image", "class", "right", *ANSWERS)
-NOT_ALWAYS = ("confusion_matrix.csv", "comparison.csv", "comparison.png", "coverage.png", "other_images.png")
+KNOWN = (  # what an earlier evaluation may have left
+    *(f"{name}.csv" for name in ("classes", "predictions", "reliability", "confusions", "confusion_matrix")),
+    *(f"{name}.csv" for name in ("scores", "targets", "cooccurrence", "comparison")),
+    *(f"{name}.png" for name in ("comparison", "coverage", "other_images")),
+)
 
 
-def save(folder: Path, description: dict[str, Any], found: Evaluation) -> list[str]:
-    """Write all files into ``folder``, in place of those of an earlier evaluation; gives their names.
+def save(folder: Path, write: Callable[[Path], None]) -> list[str]:
+    """Put the files that ``write`` writes into ``folder``, in place of an earlier evaluation's; gives their names.
 
     Where ``JSON_FILE`` is, all files are of the evaluation that it tells of: the earlier one goes first and the new one
     comes last. Raises ``UserError``.
@@ -38,13 +42,13 @@ def save(folder: Path, description: dict[str, Any], found: Evaluation) -> list[s
     try:
         work = Path(tempfile.mkdtemp(prefix=".evaluation.", dir=folder))
         try:
-            _write_all(work, description, found)
+            write(work)
             names = sorted(path.name for path in work.iterdir())
             for name in names:  # before any earlier file has been touched
                 if (folder / name).is_dir():
                     raise OSError(errno.EISDIR, f"{name} is a folder there")
             (folder / JSON_FILE).unlink(missing_ok=True)
-            for name in set(NOT_ALWAYS) - set(names):
+            for name in set(KNOWN) - set(names):
                 (folder / name).unlink(missing_ok=True)
             for name in sorted(names, key=JSON_FILE.__eq__):
                 os.replace(work / name, folder / name)
@@ -55,7 +59,8 @@ def save(folder: Path, description: dict[str, Any], found: Evaluation) -> list[s
     return names
 
 
-def _write_all(work: Path, description: dict[str, Any], found: Evaluation) -> None:
+def write_all(work: Path, description: dict[str, Any], found: Evaluation) -> None:
+    """Write the files of an evaluation of one label an image into ``work``."""
     predictions = found.predictions
     comparison = found.comparison
     bins = reliability(predictions)
@@ -72,12 +77,12 @@ def _write_all(work: Path, description: dict[str, Any], found: Evaluation) -> No
         "notes": list(predictions.notes),
         "doubts": doubts(predictions, description),
     }
-    (work / JSON_FILE).write_text(json.dumps(_plain(content), indent=1) + "\n", encoding="utf-8")
+    (work / JSON_FILE).write_text(json.dumps(plain(content), indent=1) + "\n", encoding="utf-8")
     names = predictions.classes
-    _write_csv(work / "classes.csv", list(rows_of_classes[0]), map(dict.values, rows_of_classes))
-    _write_csv(work / "reliability.csv", Bin._fields, bins)
-    _write_csv(work / "predictions.csv", PREDICTION, _prediction_rows(predictions))
-    _write_csv(
+    write_csv(work / "classes.csv", list(rows_of_classes[0]), map(dict.values, rows_of_classes))
+    write_csv(work / "reliability.csv", Bin._fields, bins)
+    write_csv(work / "predictions.csv", PREDICTION, _prediction_rows(predictions))
+    write_csv(
         work / "confusions.csv",
         ["class", "predicted", "images", "percent_of_class"],
         (
@@ -88,10 +93,10 @@ def _write_all(work: Path, description: dict[str, Any], found: Evaluation) -> No
     matrix = confusion_matrix(predictions)
     if matrix is not None:
         rows = ([name, *row] for name, row in zip(names, matrix.tolist(), strict=True))
-        _write_csv(work / "confusion_matrix.csv", ["class", *names], rows)
+        write_csv(work / "confusion_matrix.csv", ["class", *names], rows)
     if comparison is not None:
         rows = comparison.rows()
-        _write_csv(work / "comparison.csv", COMPARED, map(dict.values, rows))
+        write_csv(work / "comparison.csv", COMPARED, map(dict.values, rows))
         if rows:
             picture.draw(work / "comparison.png", comparison)
     if found.rejection is not None:
@@ -111,7 +116,7 @@ def _prediction_rows(predictions: Predictions) -> Iterable[tuple[Any, ...]]:
         yield image, names[label], named, int(right), f"{probability:.6f}", f"{own:.6f}", rank + 1
 
 
-def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
     # A file's name may be any bytes, and a class's is a folder's.
     with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         out = csv.writer(file)
@@ -119,10 +124,10 @@ def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[Any]])
         out.writerows(rows)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """``value`` with None for numbers that JSON lacks."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

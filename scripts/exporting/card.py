@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jinja2
 
+from scripts.common.answers import FIGURES
 from scripts.common.trained import of_each_class
 from scripts.exporting.checking import Check
 from scripts.exporting.subject import Subject
@@ -107,14 +108,20 @@ def _validation(subject: Subject) -> str:
     if figures is None:
         return "none in the checkpoint for exactly these weights"
     loss = "not finite" if figures["loss"] is None else f"{figures['loss']:.4f}"
-    top5 = f"top-5 {figures['top5']:.2f} %, " if shows_top5(len(subject.loaded.classes)) else ""
+    hidden = () if shows_top5(len(subject.loaded.classes)) else ("top5",)
+    found = [
+        (words, figures[name])
+        for name, words in FIGURES.items()
+        if figures.get(name) is not None and name not in hidden
+    ]
+    shares = "".join(f"{words} {value:.2f} %, " for words, value in found)
     amp, tta, cut = (figures.get(name) for name in ("amp", "tta", "max_val_batches"))
     in_half = f", in {amp}, while exports compute in float32" if amp else ""
     with_views = f", with test-time augmentation {tta}, which is not exported" if tta else ""
     divided = ", without the temperature" if figures.get("without_temperature") else ""
     doubts = "".join(f"; doubtful: {doubt}" for doubt in figures.get("doubts", ()))
     return (
-        f"top-1 {figures['top1']:.2f} %, {top5}loss {loss} over {figures['count']:,} images"
+        f"{shares}loss {loss} over {figures['count']:,} images"
         f"{cut_words(cut)}, after epoch {figures['epoch']}{in_half}{with_views}{divided}{doubts}"
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from scripts.common.answers import FIGURES
 from scripts.common.predictions import Chosen, Predictions, predict_split, settings_of
 from scripts.exporting import checking, onnx_files, writers
 from scripts.exporting.images import to_calibrate_on
@@ -61,9 +62,11 @@ def quantise(how: str, subject: Subject, path: Path, count: int, chosen: Chosen)
     before = in_float.report
     after = in_8_bits.report
     onnx_files.replace_metadata(path, {"validation": {**figures_of(after), "same_answer_as_float": same}})
+    headline = before.HEADLINE
+    share_before, share_after = (getattr(report, headline) for report in (before, after))
     return (
-        f"{how} quantisation: the same answer for {same:.2f} %, top-1 {before.top1:.2f} % before and "
-        f"{after.top1:.2f} % after, loss {before.loss:.4f} and {after.loss:.4f}, "
+        f"{how} quantisation: the same answer for {same:.2f} %, {FIGURES[headline]} {share_before:.2f} % before and "
+        f"{share_after:.2f} % after, loss {before.loss:.4f} and {after.loss:.4f}, "
         f"on {after.count:,} validation images, {origin}",
         f"{in_words(bytes_before)} before and {in_words(path.stat().st_size)} after",
     )

@@ -20,7 +20,7 @@ from utils.config.groups.model import ModelSettings
 from utils.config.image_size import sides
 from utils.config.settings import shaping
 from utils.record.doubts import doubts
-from utils.record.metrics import Report
+from utils.record.multilabel import AnyReport, report_of
 from utils.record.reading import Reading
 from utils.record.run_folder import read_table
 
@@ -166,13 +166,13 @@ def validated(loaded: Loaded) -> dict[str, Any] | None:
     settings = loaded.settings
     if progress is None or Progress.problems(progress):
         return None
-    loss, top1, top5, count = progress["last_validation"]
-    if not count or progress["validated_step"] != progress["step"]:
+    report = report_of(progress["last_validation"])
+    if not report.count or progress["validated_step"] != progress["step"]:
         return None
     apart = {name: settings.get(name) for name in ("tta", "amp", "max_val_batches")}
     apart["amp"] = apart["amp"] or ("fp16" if loaded.loss_scaled else None)  # a GPU's default is no setting
     return {
-        **figures_of(Report(loss, top1, top5, int(count))),
+        **figures_of(report),
         "epoch": progress["epoch"],
         **{name: value for name, value in apart.items() if value not in (None, "none", "off")},
         **({"doubts": found} if (found := doubts_about(loaded)) else {}),
@@ -190,7 +190,7 @@ def doubts_about(loaded: Loaded) -> list[str]:
     return [*found, *filter(None, [loaded.seen])]
 
 
-def figures_of(report: Report) -> dict[str, Any]:
+def figures_of(report: AnyReport) -> dict[str, Any]:
     """A validation's figures for JSON, which has no NaN."""
-    loss = report.loss if math.isfinite(report.loss) else None
-    return {"top1": report.top1, "top5": report.top5, "loss": loss, "count": report.count}
+    figures = {name: getattr(report, name) for name in (*report.FIGURES, "loss")}
+    return {name: value if math.isfinite(value) else None for name, value in figures.items()} | {"count": report.count}

@@ -12,13 +12,14 @@ import numpy as np
 from tqdm import tqdm
 
 from models.load import Loaded
-from scripts.common.answers import Answers, wilson_interval
+from scripts.common.answers import FIGURES, wilson_interval
 from scripts.common.command_line import make_folder, say, warn
 from scripts.common.features import embed
 from scripts.common.heat_map import need_captum
-from scripts.common.predictions import Chosen, Predictions, predict_split
+from scripts.common.predictions import AnyPredictions, Chosen, Predictions, predict_split
 from scripts.common.trained import open_run
-from scripts.reporting.details import Predicted, add_pictures, against_record, choose, detail, explainer, short_ids
+from scripts.reporting import details, label_details
+from scripts.reporting.details import Predicted, add_pictures, against_record, explainer, short_ids
 from scripts.reporting.feature_page import feature_part
 from scripts.reporting.feature_study import TRAIN, study
 from scripts.reporting.page import PageContent, as_json, grouped, page_data
@@ -94,9 +95,12 @@ class PredictionParts:
         self.feature_room = FEATURE_JSON_BYTES
 
     def add(
-        self, number: int, source: RunSource, record: RunRecord, loaded: Loaded, predictions: Predictions, runs: int
+        self, number: int, source: RunSource, record: RunRecord, loaded: Loaded, predictions: AnyPredictions, runs: int
     ) -> None:
         """Analyse the predictions of run ``number`` of ``runs`` and choose what is shown of them."""
+        shown_before = self.data["details"]
+        if shown_before and shown_before[0].get("several", False) != predictions.reading.several:
+            raise ValueError("the first run gives another number of labels an image; make a report of its own")
         if not np.isfinite(predictions.confidence).all():
             raise ValueError("some of the network's outputs are not finite numbers (NaN or infinite)")
         predicted = Predicted(
@@ -109,12 +113,13 @@ class PredictionParts:
             heat_map=explainer(loaded) if self.own.heat_maps else None,
         )
         self.thumbnails.budget += (BUDGET_BYTES - FEATURE_BYTES * self.own.features) // runs
-        chosen = choose(predicted, runs)
+        kind = label_details if predictions.reading.several else details
+        chosen = kind.choose(predicted, runs)
         quiet = not sys.stderr.isatty()
         with tqdm(total=len(chosen.samples), desc=f"pictures of {source.name}", leave=False, disable=quiet) as bar:
             sides = add_pictures(predicted, chosen, self.thumbnails, bar.update)
-        made = detail(predicted, chosen, self.thumbnails, sides, runs)
-        figures = metrics_of(predictions)
+        made = kind.detail(predicted, chosen, self.thumbnails, sides, runs)
+        figures = label_details.metrics_of(predictions) if predictions.reading.several else metrics_of(predictions)
         words, agrees = self._check(predictions, record, loaded.path.name)
         self._keep(source.name, made, predictions.classes)  # from here on, nothing fails
         self.figures[number] = figures
@@ -159,15 +164,16 @@ class PredictionParts:
             self.data["classes"].append(names)
         return self.data["classes"].index(names)
 
-    def _check(self, answers: Answers, record: RunRecord, checkpoint: str) -> tuple[str, bool | None]:
+    def _check(self, predictions: AnyPredictions, record: RunRecord, checkpoint: str) -> tuple[str, bool | None]:
         """Words about the origin of the figures, and whether they agree with the run's."""
         if self.own.split == "val" and self.own.datapath is None:
-            return against_record(answers, record, checkpoint, self.own.raw)
+            headline = predictions.report.HEADLINE
+            return against_record(getattr(predictions.report, headline), headline, record, checkpoint, self.own.raw)
         where = f" in {self.own.datapath}" if self.own.datapath else ""
         images = {"val": "validation", "train": "training", "test": "test"}[self.own.split]
         return (
-            f"Figures, pictures and confusions are {checkpoint}'s on the {images} images{where}, curves and best top-1 "
-            "those of the run's own validation.",
+            f"Figures, pictures and confusions are {checkpoint}'s on the {images} images{where}, curves and best "
+            f"{FIGURES[predictions.report.HEADLINE]} those of the run's own validation.",
             False,
         )
 

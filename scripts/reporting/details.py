@@ -13,8 +13,9 @@ import torch
 from PIL import Image
 
 from models.load import Loaded
-from scripts.common.answers import Answers, Cell
+from scripts.common.answers import FIGURES, Answers, Cell
 from scripts.common.heat_map import heat_map, overlay
+from scripts.common.label_answers import LabelAnswers
 from scripts.reporting.run_record import RunRecord
 from scripts.reporting.series import number, numbers
 from scripts.reporting.thumbnails import Thumbnails
@@ -37,7 +38,7 @@ class Predicted:
     """
 
     run: int
-    answers: Answers
+    answers: Answers | LabelAnswers
     classes: tuple[str, ...]
     ids: Sequence[str]
     picture: Callable[[int], Image.Image]
@@ -63,7 +64,7 @@ class ShownSamples:
 def choose(predicted: Predicted, runs: int) -> ShownSamples:
     """The samples to show of one of ``runs`` runs: fewer of each the more there are."""
     answers = predicted.answers
-    each = max(8, SHOWN_SAMPLES // runs)
+    each = each_gallery(runs)
     budget = MOST_PICTURES // runs
     cells = [
         (cell, answers.images_of(cell)[:SHOWN_IN_CELL].tolist())
@@ -76,6 +77,11 @@ def choose(predicted: Predicted, runs: int) -> ShownSamples:
         answers.least_confident(np.flatnonzero(answers.right))[:each].tolist(),
         [(cell, rows) for cell, rows in cells if rows],
     )
+
+
+def each_gallery(runs: int) -> int:
+    """The number of samples of each gallery of one of ``runs`` runs."""
+    return max(8, SHOWN_SAMPLES // runs)
 
 
 def add_pictures(
@@ -101,7 +107,7 @@ def add_pictures(
         thumbnails.add(key, image)
         sides[sample] = max(image.size)
         if predicted.heat_map is not None and sample in explained:
-            heat = predicted.heat_map(image, int(predicted.answers.predicted[sample]))
+            heat = predicted.heat_map(image, predicted.answers.explained(sample))
             thumbnails.add(("heat", predicted.run, sample), heat)
     if gone:
         predicted.notes.append(f"{len(gone):,} pictures cannot be shown, the first of them {gone[0]}")
@@ -187,22 +193,28 @@ def short_ids(ids: Sequence[str]) -> list[str]:
     return [os.path.relpath(one, shared) for one in ids] if len(ids) > 1 else [os.path.basename(ids[0])]
 
 
-def against_record(answers: Answers, record: RunRecord, checkpoint: str, raw: bool = False) -> tuple[str, bool | None]:
-    """Comparison of this validation's top-1 with what the run recorded, in a sentence; and whether they agree.
+def against_record(
+    value: float, name: str, record: RunRecord, checkpoint: str, raw: bool = False
+) -> tuple[str, bool | None]:
+    """Comparison of this validation's figure ``name`` with what the run recorded, in a sentence; whether they agree.
 
     None: the run recorded nothing. ``raw``: of the raw weights, whose figures have columns of their own.
     """
-    column = "raw_val_top1" if raw and "raw_val_top1" in record.epochs else "val_top1"
+    words = FIGURES[name]
+    column = f"raw_val_{name}" if raw and f"raw_val_{name}" in record.epochs else f"val_{name}"
     recorded = record.epochs.get(column, np.empty(0))
-    top1 = float(f"{answers.top1:.6g}")  # as metrics.csv rounds it
+    value = float(f"{value:.6g}")  # as metrics.csv rounds it
     if not np.isfinite(recorded).any():
         return f"Validated {checkpoint} for this report; the run has no figure to compare it with.", None
-    same = np.flatnonzero(np.abs(recorded - top1) <= AS_RECORDED)
+    same = np.flatnonzero(np.abs(recorded - value) <= AS_RECORDED)
     if len(same):
         epoch = int(record.epochs["epoch"][same[-1]])
-        return f"Validated {checkpoint} again for this report: the top-1 that the run recorded for epoch {epoch}.", True
+        return (
+            f"Validated {checkpoint} again for this report: the {words} that the run recorded for epoch {epoch}.",
+            True,
+        )
     return (
-        f"Validated {checkpoint} for this report: top-1 {answers.top1:.4f} %, which no epoch of the run recorded "
+        f"Validated {checkpoint} for this report: {words} {value:.4f} %, which no epoch of the run recorded "
         f"(last {recorded[-1]:.4f} %, best {np.nanmax(recorded):.4f} %). Other images, another precision or device, "
         "the raw weights or a checkpoint between two epochs explain it.",
         False,

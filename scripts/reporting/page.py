@@ -28,7 +28,7 @@ from scripts.reporting.run_parts import (
 from scripts.reporting.run_record import RunRecord
 
 TEMPLATE = Path(__file__).with_name("template")
-SCRIPTS = ("dom.js", "charts.js", "samples.js", "matrix.js", "classes.js", "features.js", "page.js")
+SCRIPTS = ("dom.js", "charts.js", "samples.js", "matrix.js", "labels.js", "classes.js", "features.js", "page.js")
 MOST_WARNINGS = 20
 REPORT = ("Training report", "scripts/report.py")
 # Anchor, name and template of each part about features.
@@ -124,13 +124,15 @@ def title(runs: Sequence[RunRecord]) -> str:
 def parts(content: PageContent, values: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Anchor, name and template of each part with something to show."""
     details = content.data["details"]
+    several = bool(details and details[0].get("several"))
     for anchor, name, file, has_something in (
         ("overview", "Overview", "overview.html", True),
         ("curves", "Curves", "curves.html", content.data["charts"]),
         ("samples", "Pictures", "samples.html", details),
-        ("confusion", "Confusions", "confusion.html", details),
+        ("confusion", "Confusions", "confusion.html", details and not several),
+        ("together", "Together", "together.html", several),
         ("by-class", "Classes", "classes.html", details or content.data["classTable"]),
-        ("calibration", "Calibration", "calibration.html", details),
+        ("calibration", "Calibration", "calibration.html", details and not several),
         *((*part, content.data["features"]) for part in FEATURE_PARTS),
         ("settings", "Settings", "settings.html", values["settings"]),
         ("first-batch", "First batch", "first_batch.html", values["batches"]),
@@ -202,13 +204,31 @@ def class_table(run: RunRecord) -> list[dict[str, Any]] | None:
             "name": row["class"],
             "number": number,
             "support": int(row["val_count"]),
-            "accuracy": _share(row["val_accuracy"]),
-            "precision": _share(row.get("val_precision")) or 0,
-            "f1": _share(row.get("val_f1")) or 0,
-            "pair": None,
+            **(_of_label(row) if "val_average_precision" in row else _of_class(row)),
         }
         for number, row in enumerate(run.classes)
     ] or None
+
+
+def _of_class(row: dict[str, str]) -> dict[str, Any]:
+    return {
+        "accuracy": _share(row["val_accuracy"]),
+        "precision": _share(row.get("val_precision")) or 0,
+        "f1": _share(row.get("val_f1")) or 0,
+        "pair": None,
+    }
+
+
+def _of_label(row: dict[str, str]) -> dict[str, Any]:
+    """Figures of a class of several labels an image."""
+    return {
+        "several": True,
+        "known": int(row["val_known"]),
+        "ap": _share(row["val_average_precision"]),
+        "auroc": _share(row["val_auroc"]),
+        "f1": _share(row["val_f1"]),
+        "threshold": series.number(float(row["threshold"]), 5),
+    }
 
 
 def _share(percent: str | None) -> float | None:

@@ -19,8 +19,11 @@ UNKNOWN = "\u2013"
 RECORDED = (
     ("Top-1", "val_top1", "%"),
     ("Top-5", "val_top5", "%"),
+    ("mAP", "val_map", "%"),
     ("Loss", "val_loss", ""),
     ("Macro F1", "val_macro_f1", "%"),
+    ("Micro F1", "val_micro_f1", "%"),
+    ("AUROC", "val_auroc", "%"),
     ("Calibration error", "val_ece", "%"),
 )
 UNCHOSEN = ("default", "checkpoint", "")  # origins of settings that nobody chose for the run
@@ -69,11 +72,12 @@ def recorded(run: RunRecord) -> list[ShownMetric]:
 def of_training(run: RunRecord) -> list[ShownMetric]:
     """Best epoch, time and speed of a run."""
     made = []
-    top1 = run.epochs.get("val_top1", ())
-    if np.isfinite(top1).any():
-        best = int(np.nanargmax(top1))
-        epoch = f"epoch {run.epochs['epoch'][best]:.0f} of {len(top1)}"
-        made.append(ShownMetric("Best top-1", shown(float(top1[best]), "%"), epoch))
+    for name, column in (("Best top-1", "val_top1"), ("Best mAP", "val_map")):
+        values = run.epochs.get(column, ())
+        if np.isfinite(values).any():
+            best = int(np.nanargmax(values))
+            epoch = f"epoch {run.epochs['epoch'][best]:.0f} of {len(values)}"
+            made.append(ShownMetric(name, shown(float(values[best]), "%"), epoch))
     seconds = [value for value in run.epochs.get("seconds", ()) if math.isfinite(value)]
     if seconds:
         epochs = f"{len(seconds)} epoch{'s' * (len(seconds) > 1)}"

@@ -175,7 +175,7 @@ def read_steps(path: Path) -> dict[str, np.ndarray]:
             raise ValueError("it holds more than 2 GB")
     rows = curves.read(path)
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
-    return dict(zip(curves.CURVES, rows.T, strict=True))
+    return curves.named(rows)
 
 
 def read_classes(path: Path) -> list[dict[str, str]]:
@@ -184,8 +184,12 @@ def read_classes(path: Path) -> list[dict[str, str]]:
     if cut:
         raise ValueError("a row is cut off")
     for row in rows:  # raises for another kind of file
-        int(row["val_count"]), float(row["val_accuracy"]), row["class"]
-        float(row.get("val_precision") or 0), float(row.get("val_f1") or 0)
+        int(row["val_count"]), row["class"]
+        if "val_average_precision" in row:  # of several labels an image
+            int(row["val_known"]), float(row["val_average_precision"]), float(row["val_auroc"]), float(row["threshold"])
+        else:
+            float(row["val_accuracy"]), float(row.get("val_precision") or 0)
+        float(row.get("val_f1") or 0)
     return rows
 
 

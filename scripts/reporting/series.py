@@ -50,6 +50,15 @@ CHARTS = (
         note="Training: of augmented and, with mixup or CutMix, mixed images.",
     ),
     Chart("Top-5", (Curve(TRAINING, "steps:top5"), Curve(VALIDATION, "epochs:val_top5", "points")), "%"),
+    Chart("Mean average precision", (Curve(VALIDATION, "epochs:val_map", "points"),), "%"),
+    Chart("mAP of the raw weights", (Curve(VALIDATION, "epochs:raw_val_map", "points"),), "%"),
+    Chart(
+        "Micro F1",
+        (Curve(TRAINING, "steps:micro_f1"), Curve(VALIDATION, "epochs:val_micro_f1", "points")),
+        "%",
+        note="Over all labels of all images together, at a threshold of 0.5. Training: of augmented images.",
+    ),
+    Chart("AUROC", (Curve(VALIDATION, "epochs:val_auroc", "points"),), "%", note="The mean of the labels' AUROC."),
     Chart("Top-1 of the raw weights", (Curve(VALIDATION, "epochs:raw_val_top1", "points"),), "%"),
     Chart("Macro F1", (Curve(VALIDATION, "epochs:val_macro_f1", "points"),), "%", note="The mean of the classes' F1."),
     Chart(

@@ -75,12 +75,13 @@ class Service:
             "image_size": self.loaded.preprocessing.val_image_size,
             "tta": self.predictor.tta,
             "reject_below": self.below,
+            **self.loaded.reading.facts,
             **asdict(self.limits),
         }
         return Json(about)
 
     async def predict(self, request: Request) -> Response:
-        """The likeliest classes of the image that is the request's body."""
+        """The likeliest classes of the image in the request's body, and the labels that a network for several gives."""
         top = _number(request, "top", SHOWN, len(self.loaded.classes))
         async with self._image_of(request) as ((width, height), tensor):
             logits, together = await self.batcher(tensor)

@@ -88,7 +88,7 @@ def test_an_answer_that_is_no_number_is_wrong_and_files_stay_valid(tmp_path):
     assert summary(figures)["top1"] == pytest.approx(100 * figures.right.mean())
     assert sum(row["predicted"] for row in class_rows(figures)) == len(labels) - 1
     of = {"dataname": None, "datapath": "photos", "step": 1000}
-    files.save(tmp_path, of, Evaluation(figures, fit_temperature(figures)))
+    files.write_all(tmp_path, of, Evaluation(figures, fit_temperature(figures)))
     content = json.loads((tmp_path / files.JSON_FILE).read_text(), parse_constant=pytest.fail)
     assert content["doubts"] == as_text.doubts(figures, of)
     assert content["figures"]["calibration_error"] is None

@@ -132,12 +132,12 @@ def test_images_of_a_cell_belong_to_it(page, predictions):
 def test_another_top1_than_the_run_recorded_is_said():
     answers = Answers(torch.eye(4)[[0, 1, 2, 2]], torch.arange(4))
     record = RunRecord("run", None, epochs={"epoch": np.array([1.0, 2.0]), "val_top1": np.array([50.0, 75.0])})
-    assert details.against_record(answers, record, "last.pt") == (
+    assert details.against_record(answers.top1, "top1", record, "last.pt") == (
         "Validated last.pt again for this report: the top-1 that the run recorded for epoch 2.",
         True,
     )
     record.epochs["val_top1"][1] = 74.9
-    words, agrees = details.against_record(answers, record, "last.pt")
+    words, agrees = details.against_record(answers.top1, "top1", record, "last.pt")
     assert not agrees and "which no epoch of the run recorded" in words
 
 

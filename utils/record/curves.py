@@ -68,7 +68,7 @@ class Curves:
             return
         self._blocks = [np.concatenate(self._blocks)]
         with whole_file(self._whole) as file:
-            np.savez(file, **_named(self._blocks[0]))
+            np.savez(file, **named(self._blocks[0]))
         self._rest.unlink(missing_ok=True)  # a kill before leaves rows twice, which ``restore`` handles
         self._appended = 1
         self._changed = False
@@ -110,7 +110,7 @@ def read(path: Path) -> np.ndarray:
     return np.stack([columns[name].astype(NUMBER) for name in CURVES], axis=1)
 
 
-def _named(rows: np.ndarray) -> dict[str, np.ndarray]:
+def named(rows: np.ndarray) -> dict[str, np.ndarray]:
     """The columns of ``rows`` by name; with several labels an image there is a micro F1 in place of top-1 and top-5."""
     columns = dict(zip(CURVES, rows.T, strict=True))
     if len(rows) and np.isnan(columns["top5"]).all():

@@ -96,7 +96,7 @@ class SeveralLabels(OneLabel):
     def given(self, logits: torch.Tensor) -> torch.Tensor:
         """bool (n, classes): the labels that are given, those whose probability is at least their threshold."""
         thresholds = torch.tensor(self.thresholds, dtype=torch.float64, device=logits.device)
-        return self.probabilities(logits).double() >= thresholds
+        return self.probabilities(logits.double()) >= thresholds  # as exact as metrics and thresholds are
 
 
 Reading = OneLabel | SeveralLabels

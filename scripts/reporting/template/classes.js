@@ -2,13 +2,21 @@
 // Figures of each class as a table with bars, and the reliability diagram.
 const LOW = 0.5; // an accuracy below this is drawn as a warning
 
+const CLASS_COLUMNS = [
+  ["class", "Class", (row) => row.name], ["count", "Images", (row) => row.support], ["share", "Accuracy (recall)", (row) => row.accuracy, "no images"],
+  ["part", "Precision", (row) => row.precision], ["part", "F1", (row) => row.f1], ["pair", "Most often taken for", (row) => row.pair?.count ?? 0],
+];
+const LABEL_COLUMNS = [
+  ["class", "Label", (row) => row.name], ["count", "Images with it", (row) => row.support], ["share", "Average precision", (row) => row.ap, "on no image"],
+  ["part", "AUROC", (row) => row.auroc], ["part", "F1 at 0.5", (row) => row.f1], ["plain", "Threshold", (row) => row.threshold],
+  ["count", "Missing", (row) => row.missed], ["count", "Superfluous", (row) => row.superfluous], ["count", "Known", (row) => row.known],
+];
+
 function startClasses(rows) {
-  const columns = [
-    ["class", "Class", (row) => row.name], ["count", "Images", (row) => row.support], ["share", "Accuracy (recall)", (row) => row.accuracy],
-    ["part", "Precision", (row) => row.precision], ["part", "F1", (row) => row.f1], ["pair", "Most often taken for", (row) => row.pair?.count ?? 0],
-  ].filter(([kind]) => kind !== "pair" || rows.some((row) => row.pair));
+  const shown = (column) => (column[0] === "pair" ? rows.some((row) => row.pair) : rows.some((row) => column[2](row) !== undefined));
+  const columns = (rows[0].several ? LABEL_COLUMNS : CLASS_COLUMNS).filter(shown);
   const body = make("tbody", {});
-  const heads = columns.map(([kind, text]) => make("th", { scope: "col", class: ["count", "part"].includes(kind) ? "number" : null },
+  const heads = columns.map(([kind, text]) => make("th", { scope: "col", class: ["count", "part", "plain"].includes(kind) ? "number" : null },
     make("button", { type: "button", class: "sort" }, text)));
   const show = (sorted) => body.replaceChildren(...sorted.map((row) => make("tr", {}, columns.map((column) => classCell(column, row)))));
   const state = { column: 2, up: true, filter: "" };
@@ -35,17 +43,19 @@ function startClasses(rows) {
 }
 
 /** A cell of a class's row; `data-name` names a figure where a narrow page has no columns. */
-function classCell([kind, text, value], row) {
+function classCell([kind, text, value, none], row) {
   if (kind === "class") return make("th", { scope: "row" }, named(row.name));
   if (kind === "share") {
-    if (row.accuracy === null) return make("td", { class: "soft wide" }, "no images");
-    return make("td", { class: "wide" }, make("div", { class: row.accuracy < LOW ? "share low" : "share" },
-      make("i", { style: { "--p": cssPercent(row.accuracy) } }), make("span", { class: "number" }, percent(row.accuracy))));
+    const share = value(row);
+    if (share === null) return make("td", { class: "soft wide" }, none);
+    return make("td", { class: "wide" }, make("div", { class: share < LOW ? "share low" : "share" },
+      make("i", { style: { "--p": cssPercent(share) } }), make("span", { class: "number" }, percent(share))));
   }
   if (kind === "pair") {
     return make("td", { class: "wide", "data-name": text }, row.pair ? [named(row.pair.name), make("span", { class: "soft" }, ` ${percent(row.pair.count / row.support)}`)] : "\u2013");
   }
-  return make("td", { class: "number", "data-name": text }, kind === "count" ? whole(value(row)) : percent(value(row)));
+  const words = { count: whole, plain: compact, part: percent }[kind];
+  return make("td", { class: "number", "data-name": text }, value(row) === null ? "\u2013" : words(value(row)));
 }
 
 /** Rows of the table from predictions. */

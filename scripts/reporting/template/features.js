@@ -8,7 +8,7 @@ const MOST_NAMED = 30; // classes whose names stand on the map
 /** A picture with lines below it; `row` is a place in the run's `rows`. */
 function featureCard(of, row, lines) {
   const [id, picture, label, size] = of.rows[row];
-  return make("li", { class: "sample" }, pictureOf(of, picture, null, size, id, label),
+  return make("li", { class: "sample" }, pictureOf(picture, null, size, id, `an image of ${of.classes[label]}`),
     make("div", { class: "words" }, lines, make("p", { class: "id", title: id }, make("bdi", {}, id))));
 }
 

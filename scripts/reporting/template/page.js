@@ -2,6 +2,7 @@
 // Puts the parts together: charts, and the predictions of one run at a time.
 
 function prepared(detail) {
+  if (detail.several) return detail;
   const n = detail.classes.length;
   const counts = new Map();
   detail.cells = [];
@@ -18,7 +19,12 @@ function prepared(detail) {
 
 function showDetail(detail) {
   fillGallery("mistakes", detail, detail.mistakes, "No mistake: every image is recognised.");
-  fillGallery("unsure", detail, detail.unsure, "No image is recognised.");
+  fillGallery("unsure", detail, detail.unsure, detail.several ? "No image gets all of its labels and no other." : "No image is recognised.");
+  if (detail.several) {
+    startTogether(detail);
+    startClasses(labelRows(detail));
+    return;
+  }
   byId("cell").hidden = true;
   byId("matrix-note").textContent = detail.matrixNote;
   startMatrix(detail);

@@ -3,6 +3,7 @@
 
 /** A picture with its truth and likeliest classes. `detail` is the run's data, `row` a place in its `rows`. */
 function sampleCard(detail, row) {
+  if (detail.several) return labelCard(detail, row);
   const [id, picture, truth, likely, ofTruth, size, heat] = detail.rows[row];
   const predicted = likely[0][0], right = truth === predicted;
   const answers = likely.some(([one]) => one === truth) ? likely : [...likely.slice(0, 2), [truth, ofTruth]];
@@ -17,30 +18,30 @@ function sampleCard(detail, row) {
     ? make("p", { class: "verdict" }, make("b", { class: "right-ink" }, named(detail.classes[truth])))
     : make("p", { class: "verdict" }, make("b", { class: "right-ink" }, named(detail.classes[truth])), " taken for ",
       make("b", { class: "wrong-ink" }, named(detail.classes[predicted])));
-  return make("li", { class: "sample" }, pictureOf(detail, picture, heat, size, id, truth),
+  return make("li", { class: "sample" }, pictureOf(picture, heat, size, id, `an image of ${detail.classes[truth]}`),
     make("div", { class: "words" }, words, make("div", { class: "odds" }, bars),
       make("p", { class: "id", title: id }, make("bdi", {}, id))));
 }
 
-function pictureOf(detail, picture, heat, size, id, truth) {
+function pictureOf(picture, heat, size, id, words) {
   if (picture === null) return make("div", { class: "picture" }, "no picture");
   const one = (place, text) => make("img", {
     src: DATA.images[place], alt: text, title: id, loading: "lazy", decoding: "async", class: size <= 64 ? "small-pixels" : null,
   });
-  const images = [one(picture, `an image of ${detail.classes[truth]}`)];
+  const images = [one(picture, words)];
   if (heat !== null && heat !== undefined) images.push(one(heat, "heat map of the prediction"));
   return make("div", { class: images.length > 1 ? "picture double" : "picture" }, images);
 }
 
 function gallery(detail, rows, kind = "") {
-  const wide = rows.some((row) => detail.rows[row][6] !== null) ? "wide" : "";
+  const wide = rows.some((row) => detail.rows[row].at(-1) !== null) ? "wide" : "";
   return make("ul", { class: `gallery ${kind} ${wide}` }, rows.map((row) => sampleCard(detail, row)));
 }
 
 /** Fill a part of the page with a gallery, of which the first rows are shown, or with why there is none. */
 function fillGallery(id, detail, rows, none) {
   if (!rows.length) return byId(id).replaceChildren(make("p", { class: "soft" }, none));
-  const first = innerWidth < 620 ? 8 : detail.rows[rows[0]][6] === null ? 16 : 15; // whole rows, also of wider cards
+  const first = innerWidth < 620 ? 8 : detail.rows[rows[0]].at(-1) === null ? 16 : 15; // whole rows, also of wider cards
   const list = gallery(detail, rows.slice(0, first)), more = rows.slice(first);
   const button = make("button", {
     class: "plain more", type: "button",

@@ -76,14 +76,19 @@ function showPicture(file) {
 }
 
 function showClasses(answer) {
+  const labels = answer.labels || []; // of a network that gives several: those from their thresholds on, perhaps none
+  const given = new Set(labels.map((one) => one.index));
   const share = percent(answer.probability);
-  say(answer.rejected ? `None of the classes; likeliest is ${answer.rejected}, ${share}` : `${answer.class}, ${share}`);
-  $("classes").replaceChildren(...answer.top.map(row));
+  if (answer.labels) say(labels.map((one) => one.class).join(", ") || "No label reaches its threshold.");
+  else say(answer.rejected ? `None of the classes; likeliest is ${answer.rejected}, ${share}` : `${answer.class}, ${share}`);
+  const others = answer.top.filter((one) => !given.has(one.index));
+  $("classes").replaceChildren(...[...labels, ...others].map((one) => row(one, given.has(one.index))));
 }
 
-function row(one) {
+function row(one, given) {
   const button = document.createElement("button");
   button.type = "button";
+  button.classList.toggle("given", given);
   button.dataset.index = one.index;
   button.setAttribute("aria-pressed", "false");
   button.append(bar(one.probability), text(one.class), text(percent(one.probability), "share"));

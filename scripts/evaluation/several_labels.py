@@ -1,0 +1,148 @@
+"""Metrics of several labels an image as plain values, and two such networks on the same images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from scripts.common.answers import CONFIDENCE, bootstrap_interval, wilson_interval
+from scripts.common.label_answers import Resampled, intervals, resampled
+from scripts.common.predictions import LabelPredictions
+from scripts.evaluation.comparison import same_images
+from utils.record.multilabel import THRESHOLD, MultilabelClasses, counts_at, f1_of, micro_f1_of
+
+FIGURES = ("map", "macro_f1", "micro_f1")
+
+
+def summary(predictions: LabelPredictions) -> dict[str, Any]:
+    """The metrics of all images, in percent but for counts and loss; F1 and exact match at a threshold of 0.5.
+
+    ``tuned_...``: F1 with thresholds that were chosen on the half of the images that an image is not in.
+    ``given_...``: with the checkpoint's own, of which nobody knows here on which images they were chosen.
+    """
+    report = predictions.report
+    by_class = predictions.by_class
+    targets = predictions.targets
+    figures = {name: getattr(report, name) for name in FIGURES}
+    spans = intervals(resampled(predictions.scores, targets), figures)
+    known = targets >= 0
+    judged = known.any(1)
+    hits = int((((predictions.scores >= THRESHOLD) == (targets == 1)) | ~known)[judged].all(1).sum())
+    given = counts_at(predictions.scores, targets, np.array(predictions.reading.thresholds))
+    not_a_number = int(predictions.logits.isnan().any(1).sum())
+    return {
+        "images": report.count,
+        **figures,
+        **{f"{name}_interval_bootstrap": tuple(np.clip(spans[name], 0, 100).tolist()) for name in FIGURES},
+        "auroc": by_class.auroc,
+        "loss": report.loss,
+        "tuned_macro_f1": by_class.tuned_macro_f1,
+        "tuned_micro_f1": by_class.tuned_micro_f1,
+        "given_macro_f1": _mean_f1(given),
+        "given_micro_f1": micro_f1_of(given),
+        "exact_match": 100 * hits / judged.sum() if judged.any() else None,
+        "exact_match_interval_bootstrap": bootstrap_interval(hits, int(judged.sum())) if judged.any() else None,
+        "exact_match_interval_wilson": wilson_interval(hits, int(judged.sum())) if judged.any() else None,
+        "exact_match_images": int(judged.sum()),
+        "classes_with_positives": by_class.counted,
+        "known_labels": int(by_class.known.sum()),
+        "positive_labels": int(by_class.support.sum()),
+        "not_a_number": not_a_number,
+        "infinite": int((~predictions.finite).sum()) - not_a_number,
+    }
+
+
+def _mean_f1(counts: np.ndarray) -> float | None:
+    f1 = f1_of(counts)
+    return float(np.nanmean(f1)) if np.isfinite(f1).any() else None
+
+
+def class_rows(predictions: LabelPredictions) -> list[dict[str, Any]]:
+    """A row per class, in order: its name, counts, and metrics in percent, which are None where they do not exist.
+
+    ``threshold``: that of the network; ``best_threshold``: the one with the highest F1 on all of these images.
+    """
+    of = predictions.by_class
+    columns = {
+        "positives": of.support,
+        "known": of.known,
+        "given": (predictions.given & (predictions.targets >= 0)).sum(0),
+        "missed": predictions.missed.sum(0),
+        "superfluous": predictions.superfluous.sum(0),
+        "average_precision": of.average_precision,
+        "auroc": of.auroc_by_class,
+        "f1": of.f1,
+        "tuned_f1": f1_of(of.tuned_counts),
+        "threshold": np.array(predictions.reading.thresholds),
+        "best_threshold": of.thresholds,
+    }
+    values = zip(*(column.tolist() for column in columns.values()), strict=True)
+    rows = [dict(zip(columns, row, strict=True)) for row in values]
+    return [
+        {"class": name, **{key: None if value != value else value for key, value in row.items()}}
+        for name, row in zip(predictions.classes, rows, strict=True)
+    ]
+
+
+class LabelChange(NamedTuple):
+    """A class, its positive labels, and its average precision with the first and with the second network."""
+
+    name: str
+    positives: int
+    first: float
+    second: float
+
+
+@dataclass(frozen=True)
+class LabelComparison:
+    """``first`` and ``second`` on the same n images.
+
+    ``places``: where image i of these n is among the first's, and among the second's.
+    """
+
+    first: LabelPredictions
+    second: LabelPredictions
+    places: tuple[np.ndarray, np.ndarray]
+
+    @cached_property
+    def sets(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Scores and targets of both on the n images."""
+        both = zip((self.first, self.second), self.places, strict=True)
+        return [(of.scores[places], of.targets[places]) for of, places in both]
+
+    @cached_property
+    def figures(self) -> list[MultilabelClasses]:
+        return [MultilabelClasses.of(*one) for one in self.sets]
+
+    @cached_property
+    def differences(self) -> dict[str, tuple[float, tuple[float, float]]]:
+        """By how many points each of ``FIGURES`` of the second is higher, with the bootstrap's 95 % interval.
+
+        Images are drawn in pairs.
+        """
+        one, two = (resampled(*each) for each in self.sets)
+        first, second = self.figures
+        found = {name: getattr(second, name) - getattr(first, name) for name in FIGURES}
+        spans = intervals(Resampled(*(later - before for before, later in zip(one, two, strict=True))), found)
+        return {name: (found[name], spans[name]) for name in FIGURES}
+
+    @cached_property
+    def classes(self) -> list[LabelChange]:
+        """The classes with positive labels, those in which the two differ most first."""
+        first, second = self.figures
+        columns = (first.support.tolist(), first.average_precision.tolist(), second.average_precision.tolist())
+        changes = map(LabelChange, self.first.classes, *columns)
+        return sorted((one for one in changes if one.positives), key=lambda one: -abs(one.second - one.first))
+
+    def as_dict(self) -> dict[str, Any]:
+        found = {f"{name}_difference": difference for name, (difference, _) in self.differences.items()}
+        spans = {f"{name}_difference_interval": span for name, (_, span) in self.differences.items()}
+        return {"images": len(self.places[0]), **found, **spans, "confidence": CONFIDENCE}
+
+
+def compare(first: LabelPredictions, second: LabelPredictions) -> LabelComparison:
+    """The comparison on the images of both. Raises ``UserError`` if there are none."""
+    return LabelComparison(first, second, same_images(first, second))

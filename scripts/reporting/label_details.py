@@ -1,0 +1,98 @@
+"""Details of one run's predictions of several labels for the page, as plain lists for its JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from scripts.common.label_answers import LabelAnswers, Resampled, intervals, resampled
+from scripts.common.predictions import LabelPredictions
+from scripts.reporting.details import Predicted, ShownSamples, each_gallery
+from scripts.reporting.run_parts import ShownMetric, shown
+from scripts.reporting.series import number, numbers
+from scripts.reporting.thumbnails import Thumbnails
+
+MOST_TOGETHER = 30  # labels in the tables of labels that are together: of more, the most frequent
+LISTED_PAIRS = 20
+NAMED = 8  # labels with a picture
+RIGHT, MISSING, SUPERFLUOUS, UNKNOWN = range(4)
+
+
+def choose(predicted: Predicted, runs: int) -> ShownSamples:
+    """The samples to show of one of ``runs`` runs: fewer of each the more there are."""
+    answers = predicted.answers
+    each = each_gallery(runs)
+    return ShownSamples(answers.most_mistaken()[:each].tolist(), answers.least_certain()[:each].tolist(), [])
+
+
+def detail(
+    predicted: Predicted, chosen: ShownSamples, thumbnails: Thumbnails, sides: dict[int, int], runs: int
+) -> dict[str, Any]:
+    """The run's part of the page's JSON; ``classes`` is left to the caller, since runs may share them."""
+    answers = predicted.answers
+    rows = chosen.samples
+    places = {sample: place for place, sample in enumerate(rows)}
+    of = answers.by_class
+    shown_labels = np.sort(np.argsort(-of.support, kind="stable")[: max(2, MOST_TOGETHER // runs)])
+    true, given = (counts[np.ix_(shown_labels, shown_labels)].tolist() for counts in answers.together)
+    return {
+        "several": True,
+        "run": predicted.run,
+        "rows": [_row(predicted, thumbnails, sample, sides) for sample in rows],
+        "mistakes": [places[sample] for sample in chosen.mistakes],
+        "unsure": [places[sample] for sample in chosen.unsure],
+        "together": {"labels": shown_labels.tolist(), "true": true, "given": given},
+        "pairs": [list(pair) for pair in answers.pairs if pair.true != pair.given][:LISTED_PAIRS],
+        "support": of.support.tolist(),
+        "known": of.known.tolist(),
+        "precision": numbers(of.average_precision / 100),
+        "auroc": numbers(of.auroc_by_class / 100),
+        "f1": numbers(of.f1 / 100),
+        "thresholds": numbers(answers.reading.thresholds),
+        "missed": answers.missed.sum(0).tolist(),
+        "superfluous": answers.superfluous.sum(0).tolist(),
+    }
+
+
+def _row(predicted: Predicted, thumbnails: Thumbnails, sample: int, sides: dict[int, int]) -> list[Any]:
+    """Id, picture, labels with their probabilities and what is wrong, longer side in pixels, heat map."""
+    answers = predicted.answers
+    named = states(answers, sample)
+    scores = answers.scores[sample]
+    order = sorted(named, key=lambda label: (named[label] in (RIGHT, UNKNOWN), -abs(scores[label] - 0.5)))
+    labels = [[label, number(scores[label], 5), named[label]] for label in order[:NAMED]]
+    name = predicted.ids[sample]
+    picture = thumbnails.place((predicted.source, name)) if sample in sides else None
+    return [name, picture, labels, len(named), sides.get(sample, 0), thumbnails.place(("heat", predicted.run, sample))]
+
+
+def states(answers: LabelAnswers, sample: int) -> dict[int, int]:
+    """The labels that an image has or gets, each with whether that is right, missing, superfluous or not known."""
+    found = {}
+    for label in np.flatnonzero((answers.targets[sample] == 1) | answers.given[sample]).tolist():
+        if answers.targets[sample, label] < 0:
+            found[label] = UNKNOWN
+        elif answers.missed[sample, label]:
+            found[label] = MISSING
+        else:
+            found[label] = SUPERFLUOUS if answers.superfluous[sample, label] else RIGHT
+    return found
+
+
+def metrics_of(predictions: LabelPredictions) -> list[ShownMetric]:
+    """Name, value and small print of the main figures: those of the validation, as main.py --evaluate gives them."""
+    report = predictions.report
+    of = predictions.by_class
+    figures = {name: getattr(report, name) for name in Resampled._fields}
+    spans = intervals(resampled(predictions.scores, predictions.targets), figures)
+    words = {name: f"95 %: {max(0, low):.1f} to {min(100, high):.1f}" for name, (low, high) in spans.items()}
+    total = len(predictions.classes)
+    counted = f"{total} labels" if of.counted == total else f"{of.counted} of {total} labels are there"
+    return [
+        ShownMetric("mAP", shown(report.map, "%"), words["map"]),
+        ShownMetric("Macro F1", shown(report.macro_f1, "%"), words["macro_f1"]),
+        ShownMetric("Micro F1", shown(report.micro_f1, "%"), words["micro_f1"]),
+        ShownMetric("AUROC", shown(of.auroc, "%"), counted),
+        ShownMetric("Loss", shown(report.loss), f"{report.count:,} images"),
+    ]

@@ -1,0 +1,210 @@
+"""Tools on networks for several labels an image: figures against scikit-learn's, and files that can be trusted."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics
+
+from scripts.common.label_answers import LabelAnswers, Resampled, intervals, resampled
+from scripts.common.predictions import LabelPredictions
+from scripts.evaluation import labels_report
+from scripts.evaluation.files import JSON_FILE, save
+from scripts.evaluation.result import Evaluation
+from scripts.evaluation.several_labels import class_rows, compare, summary
+from scripts.predict import PredictionRow, refuse_separator_in, writer
+from utils.config.settings import UserError
+from utils.data.formats.readers import MemoryImages
+from utils.record.multilabel import MultilabelReport
+from utils.record.reading import SeveralLabels
+
+NAMES = ("cat", "dog", "sea", "sky", "tree")
+
+
+def answers(seed=0, n=120, missing=0.15, sure=1.5, thresholds=(0.5, 0.4, 0.6, 0.5, 0.3)):
+    """Predictions of ``n`` images: better than chance, with missing labels, ties, and a class without positives."""
+    random = torch.Generator().manual_seed(seed)
+    targets = (torch.rand(n, len(NAMES), generator=random) < torch.tensor([0.5, 0.3, 0.1, 0.7, 0.0])).float()
+    logits = torch.randn(n, len(NAMES), generator=random) + sure * (targets - 0.5)
+    logits = (4 * logits).round() / 4
+    targets[torch.rand(n, len(NAMES), generator=random) < missing] = float("nan")
+    return LabelPredictions(
+        logits=logits,
+        labels=targets,
+        reading=SeveralLabels(thresholds),
+        classes=NAMES,
+        ids=[f"val[{place}]" for place in range(n)],
+        report=MultilabelReport.of(logits, targets),
+        notes=(),
+        images=MemoryImages(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), targets),
+        numbers=np.arange(n),
+    )
+
+
+DESCRIPTION = {
+    "checkpoint": "a.pt",
+    "arch": "conv2",
+    "raw_weights": False,
+    "tta": "none",
+    "amp": "off",
+    "dataname": "folder",
+    "datapath": "data",
+    "split": "val",
+    "step": 100,
+    "chosen_by_these_images": [],
+    "compared_with": "b.pt",
+    "compared_tta": "none",
+    "compared_amp": "off",
+    "thresholds_of_these_images": True,
+}
+
+
+def test_figures_of_classes_are_scikit_learns_on_the_labels_that_are_known():
+    made = answers()
+    rows = class_rows(made)
+    for place, row in enumerate(rows):
+        known = ~made.labels[:, place].isnan().numpy()
+        truth = made.labels[known, place].numpy()
+        scores = torch.sigmoid(made.logits[known, place].double()).numpy()
+        assert (row["known"], row["positives"]) == (known.sum(), truth.sum())
+        if not truth.any():
+            assert row["average_precision"] is row["auroc"] is row["f1"] is None
+            continue
+        assert row["average_precision"] == pytest.approx(100 * metrics.average_precision_score(truth, scores))
+        assert row["auroc"] == pytest.approx(100 * metrics.roc_auc_score(truth, scores))
+        assert row["f1"] == pytest.approx(100 * metrics.f1_score(truth, scores >= 0.5))
+        false, wrong, missed, _ = metrics.confusion_matrix(truth, scores >= row["threshold"]).ravel()
+        assert (row["superfluous"], row["missed"]) == (wrong, missed)
+        assert row["given"] == len(truth) - false - missed
+
+
+def test_a_summary_counts_every_known_label_once_and_says_how_many_classes_count():
+    made = answers(missing=0)
+    found = summary(made)
+    truth = made.labels.numpy()
+    given = made.scores >= 0.5
+    assert found["micro_f1"] == pytest.approx(100 * metrics.f1_score(truth, given, average="micro"))
+    ap = metrics.average_precision_score(truth[:, :4], made.scores[:, :4], average=None)
+    assert found["map"] == pytest.approx(100 * ap.mean()) and found["classes_with_positives"] == 4
+    assert found["exact_match"] == pytest.approx(100 * metrics.accuracy_score(truth, given))
+    own = np.stack([made.scores[:, place] >= made.reading.thresholds[place] for place in range(5)], 1)
+    assert found["given_micro_f1"] == pytest.approx(100 * metrics.f1_score(truth, own, average="micro"))
+    text = labels_report.overall(found, made, DESCRIPTION)
+    assert "4 of 5 classes have positive labels here" in text and "chosen on these images" in text
+
+
+def test_a_resample_has_the_figures_of_its_images_repeated_and_intervals_cover():
+    made = answers(n=40)
+    drawn = np.random.default_rng(0).integers(40, size=40)  # the first resample's images, drawn as the module draws
+    found = resampled(made.scores, made.targets)
+    scores, targets = made.scores[drawn], made.targets[drawn]
+    aps = []
+    for place in range(5):
+        known = targets[:, place] >= 0
+        if (targets[known, place] == 1).any():
+            aps.append(metrics.average_precision_score(targets[known, place], scores[known, place]))
+    first = np.random.default_rng(0).integers(40, size=(1000, 40))[0]
+    assert (first == drawn).all(), "numpy draws row by row"
+    assert found.map[0] == pytest.approx(100 * np.mean(aps))
+    figures = {name: getattr(made.report, name) for name in Resampled._fields}
+    for name, (low, high) in intervals(found, figures).items():
+        assert low < getattr(made.report, name) < high, name
+    again = resampled(made.scores, made.targets)
+    both = intervals(
+        Resampled(*(one - two for one, two in zip(found, again, strict=True))), dict.fromkeys(figures, 0.0)
+    )
+    assert set(both.values()) == {(0.0, 0.0)}, "a network differs from itself by nothing: images are drawn in pairs"
+
+
+def test_a_better_network_is_told_from_chance_and_an_equal_one_is_not():
+    one, two = answers(sure=0.5, n=400), answers(sure=3.0, n=400)
+    better = compare(one, two)
+    difference, (low, high) = better.differences["map"]
+    assert 0 < low < difference < high
+    assert difference == pytest.approx(two.report.map - one.report.map)
+    assert [change.name for change in better.classes][-1] != "tree" and len(better.classes) == 4
+    assert "more than chance explains" in labels_report.compared(better, ("a", "b"))
+    assert compare(one, one).differences["map"] == (0.0, (0.0, 0.0))
+
+
+def test_missed_and_superfluous_labels_leave_out_missing_ones_and_images_are_ordered_by_the_surest_mistake():
+    logits = torch.tensor([[4.0, -4.0], [-3.0, 3.0], [2.0, -2.0], [-5.0, 5.0]])
+    labels = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 0.0], [float("nan"), 1.0]])
+    made = LabelAnswers(logits, labels, SeveralLabels((0.5, 0.5)))
+    assert made.missed.tolist() == [[False, False], [True, False], [False, False], [False, False]]
+    assert made.superfluous.tolist() == [[False, False], [False, True], [True, False], [False, False]]
+    assert made.right.tolist() == [True, False, False, True]
+    assert made.most_mistaken().tolist() == [1, 2] and made.least_certain().tolist() == [0, 3]
+    assert made.surest_mistake[1] == pytest.approx(torch.sigmoid(torch.tensor(3.0, dtype=torch.float64)).item())
+
+
+def test_labels_together_are_counted_where_both_are_known():
+    made = answers()
+    true, given = made.together
+    for one in range(5):
+        for two in range(5):
+            known = (made.targets[:, one] >= 0) & (made.targets[:, two] >= 0)
+            assert true[one, two] == ((made.targets[:, one] == 1) & (made.targets[:, two] == 1)).sum()
+            assert given[one, two] == (made.given[:, one] & made.given[:, two] & known).sum()
+    assert [abs(pair.true - pair.given) for pair in made.pairs] == sorted(
+        (abs(pair.true - pair.given) for pair in made.pairs), reverse=True
+    )
+
+
+def test_files_hold_every_image_and_class_and_missing_labels_stay_missing(tmp_path):
+    made = answers()
+    (tmp_path / "confusions.csv").write_text("of an earlier evaluation")
+    found = Evaluation(made, None, compare(made, answers(sure=3.0)))
+    names = save(tmp_path, lambda work: labels_report.write_all(work, DESCRIPTION, found))
+    assert "mAP" in labels_report.parts(str(tmp_path), DESCRIPTION, found)[0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert JSON_FILE in names and "confusions.csv" not in names
+    content = json.loads((tmp_path / JSON_FILE).read_text())
+    assert content["figures"]["map"] == pytest.approx(made.report.map)
+    assert content["classes"][4]["average_precision"] is None, "JSON has no NaN"
+    with open(tmp_path / "targets.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    cells = [[-1 if row[name] == "" else int(row[name]) for name in NAMES] for row in rows]
+    assert (np.array(cells) == made.targets).all()
+    with open(tmp_path / "scores.csv", newline="") as file:
+        scores = [[float(row[name]) for name in NAMES] for row in csv.DictReader(file)]
+    np.testing.assert_allclose(scores, made.scores, rtol=0, atol=5.1e-7)  # six digits
+
+
+def test_predictions_tell_no_label_from_an_image_that_cannot_be_read():
+    rows = [
+        PredictionRow("a.png", [], labels=[("cat", 0.9), ("sky", 0.6)]),
+        PredictionRow("b.png", [], labels=[]),
+        PredictionRow("c.png", [], "is damaged"),
+    ]
+    table, lines = io.StringIO(), io.StringIO()
+    for file, form in ((table, "csv"), (lines, "jsonl")):
+        write = writer(file, form, 0, True)
+        for row in rows:
+            write(row)
+    assert table.getvalue().splitlines() == [
+        "path,labels,probabilities,error",
+        "a.png,cat;sky,0.9;0.6,",
+        "b.png,,,",
+        "c.png,,,is damaged",
+    ]
+    found = [json.loads(line) for line in lines.getvalue().splitlines()]
+    assert [one["labels"] for one in found] == [
+        [{"class": "cat", "probability": 0.9}, {"class": "sky", "probability": 0.6}],
+        [],
+        None,
+    ]
+    with pytest.raises(UserError, match="'a;b' holds ';'"):
+        refuse_separator_in(("cat", "a;b"))
+
+
+def test_the_likeliest_classes_stand_beside_the_labels_if_they_are_asked_for():
+    file = io.StringIO()
+    writer(file, "csv", 2, True)(PredictionRow("a.png", [("cat", 0.4), ("sky", 0.1)], labels=[]))
+    assert file.getvalue().splitlines() == [
+        "path,labels,probabilities,class,probability,class_2,probability_2,error",
+        "a.png,,,cat,0.4,sky,0.1,",
+    ]
