@@ -39,6 +39,8 @@ def read(text: str, best: bool | None, warn: Callable[[str], None]) -> Ingredien
     lacking = [key for key in DESCRIPTION if key not in state]
     if lacking or not isinstance(state["settings"], dict) or state["format"] != checkpoint.FORMAT:
         raise UserError(f"--checkpoints {path}: is not a checkpoint that this version of main.py saves")
+    if state.get("multilabel"):
+        raise UserError(f"--checkpoints {path}: gives several labels, and soups are chosen and reported by top-1")
     weights = checkpoint.weights_of(state, path)
     if checkpoint.average_moved_since_validation(state) and any(name.endswith("running_mean") for name in weights):
         warn(
