@@ -13,6 +13,7 @@ from PIL import Image
 from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
 import main
+from scripts import pack
 from tests.utils.data.test_val_split import read as read_tree
 from utils.checkpoint import checkpoint
 from utils.checkpoint.resume import ResumePoint
@@ -320,3 +321,45 @@ def test_a_moved_tree_is_known_by_its_images_and_another_one_is_evaluated_whole(
     assert len(shown.validation) == 10 and shown.seen == ""
     other = dataclasses.replace(settings, datapath=str(moved / "val"))
     assert len(get_test_data(other, torch.device("cpu"), point, division_is_explicit=False).validation) == 6
+
+
+def test_of_shards_each_training_image_is_held_out_once_with_its_bytes(tree, tmp_path):
+    line = ["--dataname", "folder", "--datapath", str(tree), "--output", str(tmp_path / "shards"), "--workers", "0"]
+    assert pack.main([*line, "--shard-samples", "7"]) == 0
+    flags = ["--dataname", "shards", "--datapath", str(tmp_path / "shards")]
+    whole = get_data(parse(flags).data, torch.device("cpu"))
+    parts = [get_data(parse([*flags, *flags_of(3, fold)]).data, torch.device("cpu")) for fold in range(3)]
+    held = [path for part in parts for path in part.validation.paths]
+    assert sorted(held) == sorted(whole.train.paths) and len(held) == 30
+    content = {path: (path.content(), label) for path, label in zip(whole.train.paths, whole.train.labels, strict=True)}
+    for part in parts:
+        assert {*part.train.paths} == {*held} - {*part.validation.paths}
+        for path, label in zip(part.validation.paths, part.validation.labels, strict=True):
+            assert content[path] == (path.content(), label)
+    assert len({part.fingerprint for part in [whole, *parts]}) == 4
+
+
+def test_a_tables_groups_stay_together_and_its_rows_of_val_and_test_are_left_alone(tree, tmp_path):
+    rows = ["path,label,patient,split"]
+    for path in sorted(tree.rglob("*.png")):
+        number = int(path.stem)
+        split = "val" if number < 6 else "test" if number < 9 else "train"
+        rows.append(f"{path.relative_to(tree)},{path.parent.name},p{number // 3},{split}")
+    (tmp_path / "labels.csv").write_text("\n".join(rows) + "\n")
+    flags = ["--labels", str(tmp_path / "labels.csv")]
+    parts = [read_tree(tree, *flags, *flags_of(3, fold))[0] for fold in range(3)]
+    assert sorted(int(path[:-4].rsplit("/")[-1]) for part in parts for path in part.validation.paths) == [*range(9, 36)]
+    assert all(not set(part.train.groups) & set(part.validation.groups) for part in parts)
+    assert all(len(part.validation) + len(part.train) == 27 for part in parts)
+    assert not any("--group-column" in line for part in parts for line in part.warnings)
+    divided = read_tree(tree, *flags)[0]
+    assert not any("--group-column" in line for line in divided.warnings), "its own split keeps groups whole"
+    (tmp_path / "labels.csv").write_text("\n".join(row.replace(",p3,", ",p0,") for row in rows) + "\n")
+    (line,) = [line for line in read_tree(tree, *flags)[0].warnings if "--group-column" in line]
+    assert line.startswith(
+        "--group-column: 1 groups have images in training and in validation, 50.0 % of the validation"
+    )
+    (words,) = [
+        read_tree(tree, *flags, *flags_of(3, 0))[0].describe(parse(["--folds", "3", "--fold", "0"]).data, 9)["Data"]
+    ]
+    assert "(fold 0 of --folds 3: " in words and "of all in whole groups" in words
