@@ -363,3 +363,17 @@ def test_a_tables_groups_stay_together_and_its_rows_of_val_and_test_are_left_alo
         read_tree(tree, *flags, *flags_of(3, 0))[0].describe(parse(["--folds", "3", "--fold", "0"]).data, 9)["Data"]
     ]
     assert "(fold 0 of --folds 3: " in words and "of all in whole groups" in words
+
+
+def test_of_several_labels_an_image_groups_stay_together_too(tree, tmp_path):
+    rows = ["path,label,patient"]
+    for path in sorted(tree.rglob("*.png")):
+        number = int(path.stem)
+        rows.append(f"{path.relative_to(tree)},{('a', 'b', 'a;b')[number % 3]},p{number // 2}")
+    (tmp_path / "labels.csv").write_text("\n".join(rows) + "\n")
+    flags = ["--labels", str(tmp_path / "labels.csv"), "--label-separator", ";"]
+    parts = [read_tree(tree, *flags, *flags_of(3, fold))[0] for fold in range(3)]
+    assert sorted(path for part in parts for path in part.validation.paths) == sorted(map(str, tree.rglob("*.png")))
+    for part in (*parts, read_tree(tree, *flags, "--val-split", "0.3")[0]):
+        assert part.multilabel and not set(part.train.groups) & set(part.validation.groups)
+        assert (part.validation.labels.sum(0) > 0).all() and (part.train.labels.sum(0) > 0).all()
