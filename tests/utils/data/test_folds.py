@@ -26,15 +26,21 @@ from utils.data.formats.held_out import Folds, _hashes, folds_of, key_of
 from utils.data.formats.readers import ImageFiles
 
 CLASSES = ("a", "b", "c")
-IMAGES = st.lists(
-    st.tuples(st.integers(0, 2), st.integers(0, 10**6)), min_size=12, max_size=80, unique_by=lambda image: image[1]
-)
-GROUPED = st.lists(
-    st.tuples(st.integers(0, 2), st.integers(0, 10**6), st.integers(0, 14)),
-    min_size=40,
-    max_size=80,
-    unique_by=lambda image: image[1],
-)
+SEEDS = st.integers(0, 2**32 - 1)  # from which images are drawn at once: drawing each by itself is slow
+
+
+def drawn(seed, count, groups=None):
+    """Images (class, number), of some classes often; or (class, number, group) of that many groups."""
+    draw = np.random.default_rng(seed)
+    labels = draw.choice(3, count, p=draw.dirichlet([1, 1, 1])).tolist()
+    numbers = draw.choice(1000, count, replace=False).tolist()  # of 1,000, so that two draws share some
+    if groups is None:
+        return [*zip(labels, numbers, strict=True)]
+    return [*zip(labels, numbers, draw.integers(0, groups, count).tolist(), strict=True)]
+
+
+IMAGES = st.builds(drawn, SEEDS, st.integers(12, 80))
+GROUPED = st.builds(drawn, SEEDS, st.integers(40, 80), st.integers(4, 40))
 
 
 def files(images):
