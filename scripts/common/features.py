@@ -102,9 +102,11 @@ def on_data(loaded: Loaded, flags: Sequence[str]) -> Loaded:
     if fixed := sorted(names & OF_THE_RUN):
         raise UserError(f"{flag_of(fixed[0])}: network and preprocessing are those of {loaded.path}; leave it out")
     begun = dict(loaded.settings)
-    others = not names.isdisjoint(("dataname", "datapath", "config"))
+    elsewhere = not names.isdisjoint(("dataname", "datapath", "config"))
+    others = elsewhere or "labels" in names
     if others:
-        data = {option.name for option in dataclasses.fields(DataSettings)} - {*OF_ANY_DATA}
+        kept = OF_ANY_DATA if elsewhere else (*OF_ANY_DATA, "dataname", "datapath")  # the run's images, other labels
+        data = {option.name for option in dataclasses.fields(DataSettings)} - {*kept}
         begun = {name: value for name, value in begun.items() if name not in data}
     args = arguments.parse(["--evaluate", f"--resume={loaded.path}", *flags], checkpoint=begun)
     loaded = dataclasses.replace(loaded, settings=args.values())

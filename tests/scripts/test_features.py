@@ -133,6 +133,24 @@ def test_a_run_on_its_own_images_and_on_those_of_other_classes(digits_run, tmp_p
     assert theirs.labels.tolist() == np.repeat([0, 1, 2], 20).tolist()
 
 
+def test_a_table_gives_a_runs_images_other_labels(tmp_path):
+    root = tree(tmp_path / "data")
+    trained = untrained("conv2a", root)
+    rows = [
+        f"{split}/{name}/{n}.png,{'even' if n % 2 == 0 else 'odd'},{split}"
+        for split in ("train", "val")
+        for name in "ab"
+        for n in range(5)
+    ]
+    (tmp_path / "labels.csv").write_text("\n".join(["path,label,split", *rows]))
+    other = on_data(trained, ["--labels", str(tmp_path / "labels.csv")])
+    found = embed(other, chosen_of(other, "val"), None)
+    assert other.classes == ("even", "odd")
+    assert [other.classes[label] for label in found.labels] == [
+        "odd" if int(Path(path).stem) % 2 else "even" for path in found.ids
+    ]
+
+
 def test_the_probe_is_fitted_on_training_images_alone_and_scored_on_the_others(digits_run):
     loaded = on_data(open_run(digits_run, device="cpu"), QUIET)
     parts = {split: embed(loaded, chosen_of(loaded, split), None) for split in ("train", "val")}
