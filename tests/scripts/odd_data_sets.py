@@ -223,7 +223,7 @@ def animated(root: Path, photos: Photos) -> None:
 
 SETS: dict[str, Odd] = {
     "plain": Odd(written(plainly), QUIET, QUIET),
-    "16 bits, all used": Odd(written(deep(0, 65535)), QUIET, "converted"),
+    "16 bits, all used": Odd(written(deep(0, 65535)), "seen in 256 levels", "converted"),
     "16 bits, 0 to 199 and 600 to 799": Odd(written(deep(0, 199, 600)), "give --pixel-range 0 1023", "few levels"),
     "16-bit TIFF of 12 bits": Odd(written(deep(0, 4095, 0, tiff), ending=".tif"), "--pixel-range 0 4095", "few levels"),
     "16-bit colour of 10 bits": Odd(

@@ -158,7 +158,7 @@ LINES = (
 )
 # Where each tool that writes is interrupted.
 BUSY = {
-    "evaluate": "scripts.evaluation.files._write_all",
+    "evaluate": "scripts.evaluation.files.write_all",
     "explain": "scripts.common.heat_map.heat_map",
     "export": "scripts.exporting.steps.check",
     "predict": "scripts.predict.rows_of",

@@ -145,9 +145,9 @@ def test_hooks_are_called_and_choices_are_known(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["--plugin", EXAMPLE, "--help"])
     text = capsys.readouterr().out
-    assert "focal,poly}" in text and "triangular,inverse-sqrt}" in text and "synthetic,sqlite}" in text
+    assert "asymmetric,poly}" in text and "triangular,inverse-sqrt}" in text and "synthetic,sqlite}" in text
     assert main(["--loss", "poly"]) == 2  # the file was that command's alone
-    assert "choose from cross-entropy, bce, focal\n" in capsys.readouterr().err
+    assert "choose from cross-entropy, bce, focal, asymmetric\n" in capsys.readouterr().err
     assert main(["--plugin", EXAMPLE, "--arch", "mixxer", "--output", str(tmp_path)]) == 2
     assert "did you mean mixer" in capsys.readouterr().err
 

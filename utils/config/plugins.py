@@ -120,8 +120,9 @@ class _Source(SourceFileLoader):
 def _load(path: Path) -> None:
     try:
         source = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"--plugin {path}: cannot be read ({error.strerror})", on_all_ranks=True) from error
+    except (OSError, ValueError) as error:  # NUL characters, and bytes that are no UTF-8
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"--plugin {ascii(str(path))[1:-1]}: cannot be read ({reason})", on_all_ranks=True) from error
     twins = [other for other in _loaded.digests if other.name == path.name]
     if twins:
         raise UserError(f"--plugin {path}: {twins[0]} has the same name; rename one", on_all_ranks=True)

@@ -321,7 +321,8 @@ class DataReader:
 
     def to_evaluate(self, args: Settings, trained: ResumePoint | None) -> Data:
         """The validation images alone, in the classes of ``trained``, the checkpoint to evaluate."""
-        explicit = CHECKPOINT not in (args.origins["val_split"], args.origins["folds"])
+        division = "val_split" if args.data.folds is None else "folds"
+        explicit = args.origins[division] != CHECKPOINT
         return get_test_data(args.data, self._device, trained, division_is_explicit=explicit, lister=self._lister)
 
     def _data(self, settings: DataSettings, trained: ResumePoint | None = None) -> Data:

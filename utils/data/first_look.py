@@ -164,7 +164,8 @@ def remarks(looks: Sequence[Seen], colour: str) -> list[tuple[str, str]]:
     pixel_range = range_of(colour)
     found = [_beyond(known, pixel_range), _alpha(known) if channels_of(colour) != 4 else None]
     if not keeps_levels(colour):
-        found.insert(0, _few_levels(known, pixel_range) or _cut_levels(known))
+        cut = _cut_levels(known) if pixel_range is None else None
+        found.insert(0, _few_levels(known, pixel_range) or cut)
     for kind, what, holds in (
         (
             "further channels",

@@ -9,16 +9,8 @@ SHAPES_RESULT = [name for name, option in OPTIONS.items() if option.metadata["af
 # What shows only with other images or weights, on a GPU, or with several processes.
 ELSEWHERE = {
     *("val_split", "val_split_by", "image_column", "label_column", "crop_mode", "pixel_range", "shard_window"),
-    *(
-        "label_separator",
-        "label_columns",
-        "labels",
-        "path_column",
-        "split_column",
-        "group_column",
-        "weight_column",
-        "folds_from",
-    ),
+    *("label_separator", "label_columns", "labels", "path_column", "split_column", "group_column", "weight_column"),
+    *("folds_from", "class_from_name", "levels"),
     *("pretrained", "tf32", "cuda_graph", "sync_bn", "grad_compression"),
 }
 

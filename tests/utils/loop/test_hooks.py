@@ -25,7 +25,7 @@ def recording(seen, numbers=lambda traval, *arguments: ()):
 def test_all_points_are_empty_by_default_and_no_two_trainings_share_them():
     first = make("--arch", "fc")
     second = make("--arch", "fc")
-    assert len(POINTS) == 10 and all(getattr(first.hooks, point) == [] for point in POINTS)
+    assert len(POINTS) == 11 and all(getattr(first.hooks, point) == [] for point in POINTS)
     first.hooks.after_forward.append(print)
     assert second.hooks.after_forward == []
 

@@ -128,7 +128,7 @@ class DataSettings:
         check=between(2, 255),
         metavar="K",
         example="3",
-        within="--fold 1",
+        within="--folds 4 --fold 1",
     )
     fold: int | None = setting(
         None,
@@ -137,7 +137,7 @@ class DataSettings:
         metavar="I",
         effect=Needs("--folds"),
         example="1",
-        within="--folds 3",
+        within="--folds 3 --fold 0",
     )
     fold_seed: int = setting(
         0,
