@@ -106,7 +106,8 @@ def build_parser() -> ToolParser:
     parser.add_argument(
         "--store",
         metavar="FILE",
-        help="write a copy of the checkpoint there, with the temperature fitted here, by which all tools divide logits",
+        help="write a copy of the checkpoint there, with the temperature fitted here, by which all tools divide, "
+        "or for several labels with each class's threshold",
     )
     parser.add_argument(
         "--distance",
