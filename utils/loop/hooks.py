@@ -56,7 +56,7 @@ class Hooks:
     after_save: list[Callable[[Caller, tuple[str, ...]], Any]] = field(default_factory=list)
 
     def and_of_plugins(self) -> Hooks:
-        """These, and then the hooks of users' files. Raises ``UserError`` for a point that does not exist."""
+        """Hooks of this object, then those of users' files. Raises ``UserError`` for a point that does not exist."""
         points = {point.name: [*getattr(self, point.name)] for point in fields(self)}
         for hook in plugins.hooks():
             if hook.name not in points:

@@ -79,7 +79,7 @@ class ImageFiles:
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the pixels as they are read."""
+        """Type of the pixels as they are read."""
         return dtype_of(self.colour)
 
     def take(self, places: np.ndarray) -> ImageFiles:
