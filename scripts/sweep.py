@@ -7,7 +7,8 @@
 
 Every combination of the values is trained with every seed, 0 to N - 1. Other flags are main.py's and hold for all.
 Ctrl-C saves what is under way; the same command continues, and repeats no finished run. Writes sweep.csv and sweep.png
-to --output, the trainings to runs/ there. With --folds each seed deals the images out anew and trains on all but each
+to --output, the table as sweep.md and sweep.tex, differences over the same seeds as differences.csv, and the trainings
+to runs/ there. With --folds each seed deals the images out anew and trains on all but each
 fold in turn; then out_of_fold_seedN.csv has a prediction for each image, and cross_validation.csv mean and interval.
 """
 
@@ -135,19 +136,31 @@ def slots(processes: int | str) -> Slots:
 
 
 def show(own: argparse.Namespace, planned: Sequence[Trial], folder: Path, found: Mapping[Trial, RunResult]) -> None:
-    """Write and print the results so far."""
-    from scripts.common.output import write_csv
-    from scripts.sweeps import outcomes
+    """Write and print the results so far, and their differences over the same seeds."""
+    from scripts.common.command_line import table
+    from scripts.common.output import write_csv, write_text
+    from scripts.sweeps import differences, outcomes, tables
 
     results = {trial: found[trial] for trial in planned if trial in found}
     if not results:
         return
     write_csv(folder / "sweep.csv", outcomes.csv_rows(planned, results))
     outcomes.draw(folder / "sweep.png", f"{own.recipe}: {len(results)} of {len(planned)} runs", results)
-    files = f"Files: {folder / 'sweep.csv'}, {folder / 'sweep.png'}"
+    files = ["sweep.csv", "sweep.png", "sweep.md", "sweep.tex"]
+    shown = [(outcomes.HEADERS, outcomes.table_rows(results))]
     others = [trial.name for trial in planned if trial not in results]
     without = f"without a result: {', '.join(others)}\n" if others else ""
-    print(f"\n{outcomes.as_table(results)}\n{outcomes.doubts(results)}{without}\n{files}", flush=True)
+    print(f"\n{outcomes.as_table(results)}\n{outcomes.doubts(results)}{without}", flush=True)
+    compared = differences.differences(results)
+    if compared:
+        best = differences.best_first(compared)
+        shown.append((differences.HEADERS, differences.rows(best)))
+        print("\n".join([table(*shown[-1]), *differences.remarks(compared, len(best))]) + "\n")
+        write_csv(folder / "differences.csv", differences.csv_rows(compared))
+        files.append("differences.csv")
+    write_text(folder / "sweep.md", "\n".join(tables.markdown(*each) for each in shown))
+    write_text(folder / "sweep.tex", "\n".join(tables.latex(*each) for each in shown))
+    print(f"Files: {', '.join(str(folder / name) for name in files)}", flush=True)
 
 
 if __name__ == "__main__":

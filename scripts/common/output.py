@@ -44,3 +44,9 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         lines = csv.DictWriter(file, list(rows[0]))
         lines.writeheader()
         lines.writerows(rows)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` in UTF-8. Raises ``UserError`` if that cannot be done."""
+    with whole_file(path, f"--output {path}", mode="w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(text)

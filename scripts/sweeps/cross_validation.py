@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from scripts.common.command_line import warn
 from scripts.common.output import write_csv
 from scripts.common.predictions import Chosen, Predictions, point_of, predict_split, settings_of
 from scripts.common.runs import RunResult, deviation
+from scripts.sweeps.differences import reach
 from scripts.sweeps.grid import Trial
 from scripts.sweeps.outcomes import label
 from utils.config.settings import UserError
@@ -175,18 +175,10 @@ def summary(runs: Sequence[RunResult], folds: Sequence[OneFold]) -> dict[str, An
 
 
 def corrected_interval(values: Sequence[float], ratio: float) -> tuple[float, float]:
-    """The 95 % interval of a mean of percentages over folds, by Nadeau and Bengio's corrected variance.
-
-    Trainings of different folds share most of their images, so that the variance of their mean is larger than that of
-    independent values: (1/n + ``ratio``) s^2 for n values of variance s^2, where ``ratio`` is that of validation to
-    training images; the quantile is that of t with n - 1 degrees of freedom. (Inference for the generalization error,
-    Machine Learning 52, 2003; for repeated cross-validation Bouckaert and Frank, PAKDD 2004.)
-    """
-    from scipy.stats import t
-
-    reach = t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * math.sqrt(1 / len(values) + ratio) * deviation(values)
+    """The 95 % interval of a mean of percentages over folds (``reach``)."""
+    around = reach(values, ratio)
     mean = statistics.fmean(values)
-    return max(0.0, mean - reach), min(100.0, mean + reach)
+    return max(0.0, mean - around), min(100.0, mean + around)
 
 
 def _doubts(result: RunResult) -> list[str]:

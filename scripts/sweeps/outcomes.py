@@ -68,14 +68,22 @@ def csv_rows(trials: Sequence[Trial], results: Mapping[Trial, RunResult]) -> lis
     ]
 
 
-def as_table(results: Mapping[Trial, RunResult]) -> str:
-    """Mean and standard deviation of top-1 at the end of training and at its best, for each combination."""
+HEADERS = ("setting", "n", "final top-1", "best top-1", "time")
+
+
+def table_rows(results: Mapping[Trial, RunResult]) -> list[list[str]]:
+    """Rows of ``HEADERS``: mean and standard deviation of each point's top-1, at the end and at its best."""
     rows = []
     for point, runs in points_of(results).items():
         final, best = (spread([getattr(run, name) for run in runs]) for name in ("top1", "best_top1"))
         seconds = f"{statistics.fmean(run.seconds for run in runs):.0f} s"
         rows.append([label(point, runs), str(len(runs)), final + doubtful(runs), best, seconds])
-    return table(["setting", "n", "final top-1", "best top-1", "time"], rows)
+    return rows
+
+
+def as_table(results: Mapping[Trial, RunResult]) -> str:
+    """``table_rows`` as text."""
+    return table(HEADERS, table_rows(results))
 
 
 def doubts(results: Mapping[Trial, RunResult]) -> str:

@@ -1,0 +1,160 @@
+"""Differences between the points of a sweep over the same seeds, with intervals and corrected tests."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from scripts.common.answers import CONFIDENCE
+from scripts.common.runs import RunResult, deviation
+from scripts.sweeps.grid import Trial
+
+FEW = 6  # pairs, below which no sign-flip test reaches 0.05
+HEADERS = ("setting", "against", "n", "difference", f"{100 * CONFIDENCE:.0f} % interval", "p", "p (Holm)")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """``one`` minus ``other``, in percentage points: ``values`` of each pair of runs with the same seed and fold.
+
+    ``low``, ``high``: the interval of the mean. ``p``: two-sided, of a paired t test; NaN where all values are equal
+    but not 0, whose spread is unknown. ``corrected``: by Holm, for all pairs of points that were compared.
+    """
+
+    one: tuple[str, ...]
+    other: tuple[str, ...]
+    values: tuple[float, ...]
+    low: float
+    high: float
+    p: float
+    corrected: float = math.nan
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values)
+
+
+def differences(results: Mapping[Trial, RunResult]) -> list[Difference]:
+    """The difference of each two points that share two seeds or more, the one with the higher mean first."""
+    points: dict[tuple[str, ...], dict[tuple[int, int | None], float]] = {}
+    for trial, result in results.items():
+        points.setdefault(trial.point, {})[trial.seed, trial.fold] = result.top1
+    # Trainings of different folds share most of their images (``reach``).
+    folds = next((trial.args.data.folds for trial in results if trial.fold is not None), None)
+    found = []
+    for one, other in itertools.combinations(points, 2):
+        shared = [key for key in points[one] if key in points[other]]
+        values = tuple(points[one][key] - points[other][key] for key in shared)
+        if len(values) > 1 and all(map(math.isfinite, values)):
+            found.append(paired(one, other, values, 1 / (folds - 1) if folds else 0.0))
+    corrected = holm([difference.p for difference in found])
+    return [replace(difference, corrected=p) for difference, p in zip(found, corrected, strict=True)]
+
+
+def paired(one: tuple[str, ...], other: tuple[str, ...], values: Sequence[float], ratio: float = 0.0) -> Difference:
+    """Mean of ``values``, its t interval and the p of its paired t test; ``ratio`` as in ``reach``."""
+    from scipy.stats import t
+
+    if statistics.fmean(values) < 0:
+        one, other, values = other, one, [-value for value in values]
+    mean = statistics.fmean(values)
+    around = reach(values, ratio)
+    error = math.sqrt(1 / len(values) + ratio) * deviation(values)
+    tiny = 1e-9  # percentage points, far below one image's
+    p = 1.0 if mean < tiny else math.nan
+    if error > tiny:
+        p = 2 * float(t.sf(mean / error, len(values) - 1))
+    return Difference(one, other, tuple(values), mean - around, mean + around, p)
+
+
+def reach(values: Sequence[float], ratio: float = 0.0) -> float:
+    """Half the width of the t interval of a mean, where a mean of n values has the variance (1/n + ``ratio``) s^2.
+
+    0 for independent values; for trainings on folds, which share most of their images, the ratio of validation to
+    training images. (Nadeau and Bengio, Inference for the generalization error, Machine Learning 52, 2003; for repeated
+    cross-validation Bouckaert and Frank, PAKDD 2004.)
+    """
+    from scipy.stats import t
+
+    quantile = t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)
+    return float(quantile) * math.sqrt(1 / len(values) + ratio) * deviation(values)
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """Each p corrected for their number (Holm, A simple sequentially rejective multiple test procedure, 1979).
+
+    One that is NaN stays so, and counts.
+    """
+    order = sorted(range(len(values)), key=lambda place: (math.isnan(values[place]), values[place]))
+    found = [math.nan] * len(values)
+    largest = 0.0
+    for rank, place in enumerate(order):
+        if not math.isnan(values[place]):
+            largest = max(largest, min(1.0, (len(values) - rank) * values[place]))
+            found[place] = largest
+    return found
+
+
+def best_first(found: Sequence[Difference]) -> list[Difference]:
+    """Those against the point that no other is above; the largest difference last."""
+    losers = {difference.other for difference in found if difference.mean > 0}
+    winners = [difference.one for difference in found if difference.one not in losers]
+    return sorted((each for each in found if winners and each.one == winners[0]), key=lambda each: each.mean)
+
+
+def rows(found: Sequence[Difference]) -> list[list[str]]:
+    """Rows of ``HEADERS``."""
+    return [
+        [
+            " ".join(each.one) or "as the recipe",
+            " ".join(each.other) or "as the recipe",
+            str(len(each.values)),
+            f"{each.mean:+.2f}",
+            f"{each.low:+.2f} to {each.high:+.2f}",
+            *("-" if math.isnan(p) else f"{p:.3g}" for p in (each.p, each.corrected)),
+        ]
+        for each in found
+    ]
+
+
+def csv_rows(found: Sequence[Difference]) -> list[dict[str, Any]]:
+    """A row a pair; differences in percentage points."""
+    return [
+        {
+            "setting": " ".join(each.one),
+            "against": " ".join(each.other),
+            "pairs": len(each.values),
+            "difference": f"{each.mean:.6g}",
+            "low": f"{each.low:.6g}",
+            "high": f"{each.high:.6g}",
+            "p": f"{each.p:.6g}",
+            "p_holm": f"{each.corrected:.6g}",
+        }
+        for each in found
+    ]
+
+
+def remarks(found: Sequence[Difference], shown: int) -> list[str]:
+    """Lines about what the tests are, and how little few seeds can show."""
+    if not found:
+        return []
+    pairs = min(len(each.values) for each in found)
+    width = statistics.median((each.high - each.low) / 2 for each in found)
+    others = f"; {len(found) - shown} more in differences.csv" if len(found) > shown else ""
+    lines = [
+        f"p: paired t test over the same seeds, two-sided; Holm's correction is for all {len(found)} comparison(s)"
+        f"{others}",
+        f"{pairs} pairs tell a difference of about {width:.2f} points from none, hardly a smaller one",
+    ]
+    if pairs < FEW:
+        lines.append(
+            f"so few cannot show that differences are normal, which a t test assumes; one without that (sign flips) "
+            f"gives {2 / 2**pairs:.3g} at best"
+        )
+    if any(math.isnan(each.p) for each in found):
+        lines.append("-: the same difference in each pair, whose spread is unknown")
+    return lines

@@ -1,0 +1,92 @@
+"""Differences over the same seeds are scipy's paired t test, corrected as Holm says, and tables are valid text."""
+
+import dataclasses
+import math
+
+import pytest
+from scipy import stats
+
+from scripts.common.runs import RunResult
+from scripts.sweeps import tables
+from scripts.sweeps.differences import best_first, differences, holm, paired, remarks, rows
+from scripts.sweeps.grid import trials
+
+FIGURES = {"0.05": [91.0, 92.5, 93.1, 92.2], "0.1": [93.4, 93.3, 95.1, 94.0], "0.2": [91.2, 92.4, 93.0, 92.6]}
+
+
+def results_of(figures, folds=None, seeds=4):
+    """Results of a sweep with these top-1, in the order of the trainings."""
+    planned = trials("digits/fc", [f"lr={','.join(figures)}"], seeds, [], folds)
+    values = [value for each in figures.values() for value in each]
+    pairs = zip(planned, values, strict=True)
+    made = (RunResult(None, trial.args, "", "", "", 1, value, value, 1.0) for trial, value in pairs)
+    return dict(zip(planned, made, strict=True))
+
+
+def test_each_pair_of_points_is_compared_over_the_same_seeds_as_scipy_does():
+    found = differences(results_of(FIGURES))
+    assert len(found) == 3
+    for each in found:
+        one, other = (FIGURES[point[0].partition("=")[2]] for point in (each.one, each.other))
+        expected = stats.ttest_rel(one, other)
+        interval = expected.confidence_interval(0.95)
+        assert each.mean == pytest.approx(sum(one) / 4 - sum(other) / 4) and each.mean > 0
+        assert (each.low, each.high, each.p) == pytest.approx((interval.low, interval.high, expected.pvalue))
+    assert [each.corrected for each in found] == holm([each.p for each in found])
+    assert {each.one for each in best_first(found)} == {("lr=0.1",)}
+    assert [each.other for each in best_first(found)] == [("lr=0.2",), ("lr=0.05",)]
+
+
+def test_only_seeds_that_both_points_have_are_compared():
+    results = results_of(FIGURES)
+    dropped = [trial for trial in results if (trial.point, trial.seed) == (("lr=0.1",), 2)]
+    found = differences({trial: result for trial, result in results.items() if trial not in dropped})
+    first = next(each for each in found if {each.one, each.other} == {("lr=0.05",), ("lr=0.1",)})
+    assert first.values == pytest.approx((2.4, 0.8, 1.8))
+    alone = {trial: result for trial, result in results.items() if trial.seed == 0}
+    assert differences(alone) == [] and remarks([], 0) == []
+
+
+def test_folds_have_nadeau_and_bengios_variance_as_their_images_are_mostly_the_same():
+    results = results_of({"0.05": [90.0, 91.0, 89.0, 92.0], "0.1": [91.0, 93.0, 91.5, 92.5]}, folds=4, seeds=1)
+    (found,) = differences(results)
+    values = [1.0, 2.0, 2.5, 0.5]
+    error = math.sqrt((1 / 4 + 1 / 3) * stats.tstd(values) ** 2)
+    assert found.p == pytest.approx(2 * stats.t.sf(1.5 / error, 3))
+    assert found.high - found.mean == pytest.approx(stats.t.ppf(0.975, 3) * error)
+
+
+def test_holms_correction_is_that_of_r():
+    """R: p.adjust(c(0.01, 0.04, 0.03, 0.005), 'holm')."""
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.9]) == [1.0, 1.0] and holm([]) == []
+
+
+def test_equal_differences_claim_no_certainty():
+    same = paired(("a",), ("b",), [0.5, 0.5, 0.5])
+    assert math.isnan(same.p) and "-" in rows([same])[0]
+    assert any("whose spread is unknown" in line for line in remarks([same], 1))
+    assert paired(("a",), ("b",), [0.0, 0.0]).p == 1.0
+    assert math.isnan(holm([0.01, math.nan])[1]) and holm([0.01, math.nan])[0] == 0.02
+
+
+def test_how_little_few_seeds_can_show_is_said():
+    found = differences(results_of(FIGURES))
+    text = "\n".join(remarks(found, 2))
+    assert "Holm's correction is for all 3 comparison(s); 1 more in differences.csv" in text
+    assert "sign flips) gives 0.125 at best" in text
+    many = [dataclasses.replace(found[0], values=found[0].values * 2)]
+    assert "sign flips" not in "\n".join(remarks(many, 1))
+
+
+def test_tables_are_escaped_for_markdown_and_latex():
+    headers, cells = ("setting", "final top-1"), [["augment=a|b_c", "92.2 +- 1.1"], ["50%", r"\x"]]
+    assert tables.markdown(headers, cells).splitlines() == [
+        "| setting | final top-1 |",
+        "| --- | ---: |",
+        r"| augment=a\|b_c | 92.2 +- 1.1 |",
+        r"| 50% | \\x |",
+    ]
+    lines = tables.latex(headers, cells).splitlines()
+    assert lines[0] == r"\begin{tabular}{lr}" and lines[-1] == r"\end{tabular}"
+    assert lines[4] == r"augment=a|b\_c & 92.2 $\pm$ 1.1 \\" and lines[5] == r"50\% & \textbackslash{}x \\"
