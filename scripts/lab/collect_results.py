@@ -27,8 +27,9 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from scripts.common.command_line import ToolParser, run_tool
-from scripts.common.recipes import UNKNOWN, Recipe, recipes
+from scripts.common.recipes import Recipe, recipes
 from scripts.common.runs import STOPPED_EARLY, WHERE, RunResult, deviation, doubtful, matches, read_run, run_folders
+from scripts.lab.results import estimates
 from utils.config import arguments
 from utils.config.datasets import SPECS
 from utils.config.settings import Settings, UserError
@@ -67,6 +68,15 @@ OWN_SPLIT_HEAD = """
 
 FashionMNIST's images, of which `python scripts/lab/split_fashionmnist.py PACKAGE DATA` chose the test images. They are
 not the data set's, so these figures stand beside no one else's; on the data set's own test images nothing is measured.
+"""
+ESTIMATES_HEAD = """
+## Not measured here
+
+No run of these recipes is kept. Beside literature's top-1 stands how long a training should take on machines A and D:
+3 x the multiply-adds of an image's forward pass x training images x epochs, at the rate of `imagenette/resnet10t` on A
+(152 thousand million a second) and of ResNet-50 in bf16 on D (40.6 million million, from [its
+images/s](benchmarks/h100.md)). Reading images and validation come on top, and a GPU does not reach its rate with small
+images: `mnist/conv4` took 48 s on D, where this gives 3 s.
 """
 # The rows that README shows: recipe and machine.
 IN_README = (
@@ -214,14 +224,16 @@ def page(rows: Sequence[Row], unmeasured: Sequence[Recipe], machines: Machines) 
     lines += [f"| {letter} | {machine['what']} |" for letter, machine in machines.known.items()]
     if own_split:
         lines += [OWN_SPLIT_HEAD, COLUMNS, RULE, *(measured_row(row, machines) for row in own_split)]
-    lines += ["", "## Not measured here", "", "Literature's top-1 where it is known:", ""]
-    for data in dict.fromkeys(recipe.name.partition("/")[0] for recipe in unmeasured):
-        names = [
-            f"`{recipe.name.partition('/')[2]}` {'' if recipe.reference_figure == UNKNOWN else recipe.reference_figure}"
-            for recipe in unmeasured
-            if recipe.name.startswith(f"{data}/")
-        ]
-        lines.append(f"- {data}: {', '.join(map(str.strip, names))}")
+    rates = {
+        letter: float(machine["multiply_adds_per_second"])
+        for letter, machine in machines.known.items()
+        if "multiply_adds_per_second" in machine
+    }
+    lines += [ESTIMATES_HEAD, f"| recipe | literature | {' | '.join(f'on {letter}' for letter in rates)} |"]
+    lines.append("|---|---|" + "---|" * len(rates))
+    for recipe in unmeasured:
+        times = [estimates.duration(recipe.name, rate) for rate in rates.values()]
+        lines.append(f"| {' | '.join([recipe.name, recipe.reference_figure, *times])} |")
     return "\n".join(lines) + "\n"
 
 
