@@ -23,7 +23,7 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from utils.config import arguments
+from utils.config import arguments, hub_networks
 from utils.config.settings import Settings, UserError
 from utils.loop.exit_codes import NAME, report, stop_code, stop_line
 from utils.loop.stop_signals import Stopped, StoppedAtOnce, StopSignals
@@ -188,6 +188,7 @@ def find_run(command_line: arguments.CommandLine, args: Settings, distributed: D
     point = distributed.run_on_rank0(find_point, long_work="Finding the run")
     if point is None:
         return run
+    hub_networks.remember(point.state.get(hub_networks.KEY))  # on the ranks that have not read it
     if not args.run.resume_override:
         point.refuse_other_plugins()
     args = command_line.resolve(distributed.world_size, point.settings)

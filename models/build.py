@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.hub import reaching
+from models.hub import reaching, timm_name
 from models.initialisation import initialise
 from models.layers import blur_before_strides
 from models.options import class_of, options_of
 from models.small import OWN
-from utils.config import plugins
+from utils.config import hub_networks, plugins
 from utils.config.groups.model import ModelSettings
 from utils.config.image_size import Size, pixels_text, sides, size_text
 from utils.config.other_programs import other_programs
@@ -129,6 +129,8 @@ def _taken(arch: str) -> str | None:
 
 def locate(arch: str) -> tuple[str, str] | None:
     """The library ('own', 'timm', 'torchvision') that holds ``arch`` and the name there; None for neither."""
+    if hub_networks.is_of_hub(arch):
+        return "timm", timm_name(arch)
     prefix, slash, bare = arch.partition("/")
     if slash and prefix not in ("timm", "torchvision"):
         return None
@@ -155,11 +157,16 @@ def _timm(name: str, settings: ModelSettings, classes: int, channels: int, image
 
     options = options_of(settings, lambda: class_of(lambda: timm.create_model(name)))
     own = {"pretrained": settings.pretrained, "num_classes": classes, "in_chans": channels}
-    create = partial(timm.create_model, name, **own, **options)
+    create = partial(timm.create_model, name, **{**_of_hub(settings.arch), **own, **options})
     if _has_fixed_size(name, image_size):
         with suppress(TypeError):  # the class takes no size
             return create(img_size=image_size)
     return create()
+
+
+def _of_hub(arch: str) -> dict[str, Any]:
+    """The arguments that a repository of the Hub gives its network; {} for a library's own."""
+    return dict((hub_networks.known(arch) or {}).get("arguments", {}))
 
 
 def _takes_small_stem(model: nn.Module, image_size: Size) -> bool:
@@ -208,7 +215,7 @@ def constructor_arguments(
             raise UserError(f"{settings.arch} was trained with {flag}, which no argument of its library describes")
     if library == "own":
         raise UserError(f"{settings.arch} is a network of this repository, which neither timm nor torchvision has")
-    arguments = {"num_classes": classes, **options_of(settings, lambda: type(model).__init__)}
+    arguments = {**_of_hub(settings.arch), "num_classes": classes, **options_of(settings, lambda: type(model).__init__)}
     if library == "timm":
         if _takes_small_stem(model, image_size):
             raise UserError(

@@ -1,4 +1,6 @@
-"""Pretrained weights come from other machines: whether these can be reached is found out first, and in seconds.
+"""Pretrained weights, and networks of the Hugging Face Hub, come from other machines.
+
+Whether these can be reached is found out first, and in seconds.
 
 huggingface_hub tries each of several file names six times, with pauses in between, and warns of each attempt; urllib
 waits for minutes for a machine that does not answer.
@@ -6,12 +8,18 @@ waits for minutes for a machine that does not answer.
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
+
+from utils.config import hub_networks
+from utils.config.settings import UserError
 
 ADDRESS_SECONDS = 4.0  # for one of the host's addresses to answer: a satellite takes one
 REACH_SECONDS = 10.0  # for the name server and all addresses together
@@ -70,3 +78,51 @@ def unreachable(url: str) -> str:
     thread.start()
     thread.join(REACH_SECONDS)
     return f"{host} cannot be reached: {outcome[0]}" if outcome[0] else ""
+
+
+def timm_name(arch: str) -> str:
+    """The name, with a tag of its own, by which timm knows the network of 'hf_hub:ORG/NAME' from now on.
+
+    Its revision is settled when it is asked for first, unless a checkpoint knows it. Raises ``OSError`` without a
+    connection to what is not in the hub's cache, and ``UserError`` for a repository that timm cannot read.
+    """
+    facts = hub_networks.known(arch) or _facts(arch)
+    hub_networks.remember({arch: facts})
+    from timm.models import PretrainedCfg, is_model
+    from timm.models._registry import _model_pretrained_cfgs  # where get_pretrained_cfg and create_model look
+
+    architecture = facts["architecture"]
+    tag = re.sub(r"\W", "_", f"{facts['repository']}@{facts['revision'][:12]}")  # a path is none of timm's names
+    if not is_model(architecture):
+        raise UserError(f"--arch {arch}: is a {architecture}, which this version of timm does not have; update timm")
+    config = {**facts["config"], "architecture": architecture, "tag": tag}
+    _model_pretrained_cfgs[f"{architecture}.{tag}"] = PretrainedCfg(**config)
+    return f"{architecture}.{tag}"
+
+
+def _facts(arch: str) -> dict[str, Any]:
+    """Architecture, arguments and timm's config of a repository, and the revision that they are of."""
+    from huggingface_hub import constants, hf_hub_download
+    from timm.models import load_model_config_from_hf
+
+    repository, _, revision = arch.partition(":")[2].partition("@")
+    if repository.count("/") != 1 or not all(repository.split("/")):
+        raise UserError(f"--arch {arch}: write hf_hub:ORG/NAME, or hf_hub:ORG/NAME@REVISION")
+    try:
+        with reaching(constants.ENDPOINT):
+            path = hf_hub_download(repository, "config.json", revision=revision or None)
+            settled = Path(path).parent.name  # a copy is kept by its commit
+            config, architecture, arguments = load_model_config_from_hf(f"{repository}@{settled}")
+    except OSError as error:  # also what huggingface_hub raises
+        reason = " ".join(str(error).split())[:300]
+        advice = "check the name, or fetch it once with a connection: the hub's cache is enough then"
+        raise UserError(f"--arch {arch}: cannot be fetched from the Hugging Face Hub ({reason}); {advice}") from error
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"--arch {arch}: its config.json is none of timm's; choose a network that timm has") from error
+    return {
+        "repository": repository,
+        "revision": settled,
+        "architecture": architecture,
+        "arguments": dict(arguments or {}),
+        "config": config,
+    }

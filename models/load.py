@@ -16,6 +16,7 @@ from models.build import build_model, locate
 from models.confidence import KEY as CONFIDENCE
 from models.confidence import Confidence, divide_logits
 from utils.checkpoint import checkpoint
+from utils.config import hub_networks
 from utils.config.arguments import convert
 from utils.config.groups.model import ModelSettings
 from utils.config.plugins import digests
@@ -88,6 +89,7 @@ def load_model(
         load_plugins(plugins)
     path, state, chosen = read_checkpoint(Path(path), best, warnings.warn)
     arch, classes = _named(state, path)
+    hub_networks.remember(state.get(hub_networks.KEY))
     _compare_plugins(path, arch, state.get("plugins") or {})
     preprocessing = Preprocessing.from_state(state.get("preprocessing"), path)
     settings, fingerprint, progress = (state.get(name) for name in ("settings", "fingerprint", "progress"))

@@ -1,15 +1,20 @@
-"""Train a recipe with several seeds and values of its settings, and compare mean and spread.
+"""Train a recipe with several seeds and values of its settings, and compare mean and spread; or search for values.
 
     python scripts/sweep.py digits/fc --seeds 5
     python scripts/sweep.py digits/fc --seeds 5 --set lr=0.05,0.1 --set augment=none,shift
     python scripts/sweep.py digits/conv2 --processes 2 --set epochs=5,10
     python scripts/sweep.py digits/fc --folds 5                            # cross-validation
+    python scripts/sweep.py digits/fc --search 30 --set lr=0.01..1:log --set global-batch-size=32,64,128
 
 Every combination of the values is trained with every seed, 0 to N - 1. Other flags are main.py's and hold for all.
 Ctrl-C saves what is under way; the same command continues, and repeats no finished run. Writes sweep.csv and sweep.png
-to --output, the table as sweep.md and sweep.tex, differences over the same seeds as differences.csv, and the trainings
-to runs/ there. With --folds each seed deals the images out anew and trains on all but each
-fold in turn; then out_of_fold_seedN.csv has a prediction for each image, and cross_validation.csv mean and interval.
+to --output, the tables as sweep.md and sweep.tex, differences over the same seeds as differences.csv, and the trainings
+to runs/ there. With --folds each seed deals the images out anew and trains on all but each fold in turn; then
+out_of_fold_seedN.csv has a prediction for each image, and cross_validation.csv mean and interval.
+
+With --search, Optuna proposes N points, which are trained on a part of the training images, judged by --best-metric on
+the rest, and ended early if they are worse than others. Then the best are trained on all training images with seeds of
+their own, and reported on the validation images, which no trial saw. Also writes search.csv and search.png.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -25,6 +31,7 @@ from scripts.common.command_line import Terminated, ToolParser, make_folder, run
 from scripts.common.runs import RunResult
 from scripts.sweeps.grid import Trial, trials
 from scripts.sweeps.jobs import Slots, run_all
+from scripts.sweeps.space import Space
 from utils.config.settings import UserError
 from utils.runtime.console import INTERRUPTED, log, outlive_terminal
 
@@ -37,6 +44,8 @@ def main(argv: list[str]) -> int:
     folder = make_folder(own.output)
     try:
         with termination_raises():
+            if isinstance(planned, Space):
+                return search(own, planned, folder)
             return sweep(own, planned, folder)
     except Terminated:
         print(f"{NAME}: stopped; the same command continues", file=sys.stderr)
@@ -50,13 +59,17 @@ def build_parser() -> ToolParser:
     parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=True)
     parser.add_argument("recipe", metavar="RECIPE", help="a name under configs/, or a file")
     parser.add_argument(
-        "--seeds", type=whole(1, 1000), metavar="N", help="trainings of each combination [5; with --folds 1]"
+        "--seeds",
+        type=whole(1, 1000),
+        metavar="N",
+        help="trainings of each combination, or of each of the --best [5; with --folds 1]",
     )
     parser.add_argument(
         "--folds",
         type=whole(2, 255),
         metavar="K",
-        help="cross-validation: K trainings of each seed, each on all but a fold",
+        help="cross-validation: K trainings of each seed, each on all but a fold; with --search each trial is judged "
+        "by the first [5]",
     )
     parser.add_argument(
         "--set",
@@ -64,7 +77,15 @@ def build_parser() -> ToolParser:
         default=[],
         metavar="NAME=VALUE,VALUE",
         dest="varied",
-        help="a setting and its values; given several times: every combination; a+b is a list",
+        help="a setting and its values; given several times: every combination; a+b is a list; with --search also "
+        "LOW..HIGH, or LOW..HIGH:log",
+    )
+    parser.add_argument("--search", type=whole(1, 10**5), metavar="N", help="train N points that Optuna proposes")
+    parser.add_argument(
+        "--best", type=whole(1, 100), metavar="K", help="--search: how many of the best are trained anew [3]"
+    )
+    parser.add_argument(
+        "--pruner", choices=("median", "hyperband", "none"), help="--search: what ends poor trials early [median]"
     )
     parser.add_argument(
         "--processes",
@@ -76,10 +97,9 @@ def build_parser() -> ToolParser:
     return parser
 
 
-def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Trial]]:
-    """The checked flags and the trainings. Raises ``UserError`` with all mistakes."""
+def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Trial] | Space]:
+    """The checked flags and the trainings, or what to search. Raises ``UserError`` with all mistakes."""
     own, training_flags = build_parser().parse_known_args(argv)
-    own.seeds = own.seeds or (5 if own.folds is None else 1)
     of_each_run = ("--seed", "--fold", "--fold-seed", "--resume", "--name", "--config")
     for flag in (*of_each_run, "--evaluate", "-e", "--dry-run", "--max-steps"):
         if any(word == flag or word.startswith(f"{flag}=") for word in training_flags):
@@ -90,12 +110,70 @@ def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Trial]]:
         except argparse.ArgumentTypeError as error:
             raise UserError(f"--processes {error}, or auto") from error
     if own.output is None:
-        own.output = f"sweeps/{own.recipe.removesuffix('.yaml').replace('/', '_').lstrip('._')}"
-    return own, trials(own.recipe, own.varied, own.seeds, training_flags, own.folds)
+        kind = "searches" if own.search else "sweeps"
+        own.output = f"{kind}/{own.recipe.removesuffix('.yaml').replace('/', '_').lstrip('._')}"
+    if own.search is None:
+        if unused := [flag for flag in ("best", "pruner") if getattr(own, flag) is not None]:
+            raise UserError(*(f"--{flag} needs --search N" for flag in unused))
+        own.seeds = own.seeds or (5 if own.folds is None else 1)
+        return own, trials(own.recipe, own.varied, own.seeds, training_flags, own.folds)
+    if find_spec("optuna") is None:
+        raise UserError("--search needs optuna: python -m pip install -r requirements-tools.txt")
+    own.seeds = own.seeds or 5
+    own.best = own.best or 3
+    space = Space.of(own.recipe, training_flags, own.varied, own.folds or 5)
+    own.pruner = space.pruner(own.pruner)
+    return own, space
 
 
 def sweep(own: argparse.Namespace, planned: Sequence[Trial], folder: Path) -> int:
     """Train what is not finished yet, and show all results. Returns the exit code."""
+    results, failures = train(own, planned, folder)
+    if own.folds is not None and not failures:
+        from scripts.sweeps.cross_validation import cross_validate
+
+        print("\n" + "\n".join(cross_validate(planned, results, folder)), flush=True)
+    return 1 if failures else 0
+
+
+def search(own: argparse.Namespace, space: Space, folder: Path) -> int:
+    """Train the trials that are not told yet, then the best of them anew, and show both. Returns the exit code."""
+    import torch
+
+    from scripts.sweeps.search import Search, point_of
+    from scripts.sweeps.search_report import show_trials, verdict
+    from utils.data.datasets import get_data
+    from utils.record.epoch_scalars import best_metric
+
+    args = space.first
+    data = get_data(args.data, torch.device("cpu"))  # the images of the report: without any, it says so now
+    metric = best_metric((args.of_several_labels() if data.multilabel else args).run)
+    study = Search(space, folder, metric, own.pruner, log)
+    study.refuse_other(data.fingerprint)
+    if told := study.told():
+        log(f"{len(told)} of {own.search} trials are finished already")
+
+    def ended(trial: Trial, outcome: RunResult | str) -> None:
+        words = study.ended(trial, outcome)
+        log(f"[{len(study.told())}/{own.search}] {trial.name}: {words}")
+
+    try:
+        run_all(study.ask(own.search), folder, slots(own.processes), ended, study.worthwhile)
+    finally:
+        files = show_trials(study, f"{own.recipe}: {len(study.told())} of {own.search} trials")
+        print(f"Files: {', '.join(str(folder / name) for name in files)}\n", flush=True)
+    best = [point_of(trial) for trial in study.best(own.best)]
+    if not best:
+        raise UserError(f"--search {own.search}: no trial was trained to its end and learned something; see search.csv")
+    results, failures = train(own, space.finalists(best, own.seeds), folder)
+    print(verdict(study, results, len(data.validation)), flush=True)
+    return 1 if failures else 0
+
+
+def train(
+    own: argparse.Namespace, planned: Sequence[Trial], folder: Path
+) -> tuple[Mapping[Trial, RunResult], list[str]]:
+    """Train what is not finished yet, and show all results; gives them, and a line for each failure."""
     from scripts.sweeps.outcomes import finished
     from utils.record.metrics import cut_words
 
@@ -117,11 +195,7 @@ def sweep(own: argparse.Namespace, planned: Sequence[Trial], folder: Path) -> in
         failures = run_all([trial for trial in planned if trial not in results], folder, slots(own.processes), ended)
     finally:
         show(own, planned, folder, results)
-    if own.folds is not None and not failures:
-        from scripts.sweeps.cross_validation import cross_validate
-
-        print("\n" + "\n".join(cross_validate(planned, results, folder)), flush=True)
-    return 1 if failures else 0
+    return results, failures
 
 
 def slots(processes: int | str) -> Slots:

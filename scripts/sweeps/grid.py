@@ -33,6 +33,11 @@ class Trial:
         return " ".join(self.parts)
 
     @property
+    def room(self) -> str:
+        """The folder of its run's folder, below that of the sweep."""
+        return "runs"
+
+    @property
     def parts(self) -> tuple[str, ...]:
         """The values, seed and fold, each as NAME=VALUE."""
         return (*self.point, f"seed={self.seed}", *([] if self.fold is None else [f"fold={self.fold}"]))
@@ -47,21 +52,18 @@ def trials(
 
     Raises ``UserError`` with the mistakes of all of them, each once.
     """
-    choices = [_values(text) for text in varied]
+    choices = [values_of(text) for text in varied]
     names = [values[0][0] for values in choices]
     if twice := {name: None for name in names if names.count(name) > 1}:
         every = {name: ",".join(value for values in choices for own, value in values if own == name) for name in twice}
         raise UserError(*(f"--set {name} is given twice; write {name}={values}" for name, values in every.items()))
-    if fixed := [name for name in names if _is_given(name, training_flags)]:
-        raise UserError(*(f"--{name} contradicts --set {name}=...; remove one" for name in fixed))
+    refuse_given(names, training_flags)
     made: list[Trial] = []
     mistakes: dict[str, None] = {}
     for combination in itertools.product(*choices):
         point = tuple(f"{name}={value}" for name, value in combination)
         for seed, fold in itertools.product(range(seeds), [None] if folds is None else range(folds)):
-            flags = ["--config", recipe, *training_flags]
-            flags += [word for name, value in combination for word in _flag(name, value)]
-            flags += ["--seed", str(seed)]
+            flags = flags_of(recipe, training_flags, combination, seed)
             if fold is not None:
                 flags += ["--folds", str(folds), "--fold", str(fold), "--fold-seed", str(seed)]
             try:
@@ -77,21 +79,45 @@ def trials(
     return made
 
 
-def _values(text: str) -> list[tuple[str, str]]:
-    """'lr=0.05,0.1' as (setting, value) pairs."""
-    name, equals, values = text.partition("=")
+def flags_of(
+    recipe: str, training_flags: Sequence[str], combination: Sequence[tuple[str, str]], seed: int
+) -> list[str]:
+    """The words of main.py's command line for a point and a seed."""
+    varied = [word for name, value in combination for word in _flag(name, value)]
+    return ["--config", recipe, *training_flags, *varied, "--seed", str(seed)]
+
+
+def refuse_given(names: Sequence[str], training_flags: Sequence[str]) -> None:
+    """Raise ``UserError`` if a setting that is varied has a flag, too."""
+    if fixed := [name for name in names if _is_given(name, training_flags)]:
+        raise UserError(*(f"--{name} contradicts --set {name}=...; remove one" for name in fixed))
+
+
+def setting_of(text: str) -> tuple[str, str]:
+    """The setting that 'lr=0.05,0.1' varies, as a name of ``OPTIONS``, and what stands behind '='; may raise."""
+    name, _, values = text.partition("=")
     name = name.removeprefix("--").replace("-", "_")
-    given = values.split(",")
     known = [option.replace("_", "-") for option in OPTIONS]
     if name not in OPTIONS:
         raise UserError(f"--set {text}: {name.replace('_', '-')} is not a setting{meant_value(name, known)}")
     meta = OPTIONS[name].metadata
     if name in SWEPT_ITSELF or not meta["in_recipe"] or not meta["affects_result"]:
-        raise UserError(f"--set {text}: {flag_of(name)} cannot be varied; choose a setting that shapes the result")
-    if not equals or not all(given):
+        advice = "vary --global-batch-size" if name == "batch_size" else "choose a setting that shapes the result"
+        raise UserError(f"--set {text}: {flag_of(name)} cannot be varied; {advice}")
+    return name, values
+
+
+def values_of(text: str) -> list[tuple[str, str]]:
+    """'lr=0.05,0.1' as (setting, value) pairs."""
+    name, values = setting_of(text)
+    given = values.split(",")
+    meta = OPTIONS[name].metadata
+    if not all(given):
         raise UserError(f"--set {text}: write setting=value,value such as lr=0.05,0.1")
     if len(set(given)) < len(given):
         raise UserError(f"--set {text}: a value is given twice")
+    if ".." in values and meta["type"] in (int, float):
+        raise UserError(f"--set {text}: a range needs --search N; list the values instead")
     if meta["type"] is bool and not set(given) <= {"true", "false"}:
         raise UserError(f"--set {text}: the values of {flag_of(name)} are true and false")
     return [(name.replace("_", "-"), value) for value in given]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import re
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from utils.config.settings import UserError
 from utils.runtime import console, heartbeat
 
 MAIN = Path(__file__).resolve().parents[2] / "main.py"
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+PR_SET_PDEATHSIG = 1
 LOOK_SECONDS = 0.1
 LONGEST_NAME = 100  # bytes, of an output's file; file systems take 255, encrypted ones fewer
 FIRST_STEP = "  first step after "  # in the line of main.py that says that it works
@@ -30,7 +33,8 @@ RUN = re.compile(r"^val_(?:top1|map)=.* run=(.+)$", re.MULTILINE)  # in the last
 class RunningTraining:
     """A training under way in process ``process``, on slot ``slot``.
 
-    What it prints goes to ``output``, from byte ``begins`` on: below what earlier attempts have said.
+    What it prints goes to ``output``, from byte ``begins`` on: below what earlier attempts have said. ``pruned``: it
+    was told to stop, as it is not worth going on.
     """
 
     trial: Trial
@@ -38,6 +42,7 @@ class RunningTraining:
     slot: int
     output: Path
     begins: int
+    pruned: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,25 +66,35 @@ class Slots:
 
 
 def run_all(
-    trials: Sequence[Trial], folder: Path, slots: Slots, ended: Callable[[Trial, RunResult | str], None]
+    trials: Iterable[Trial],
+    folder: Path,
+    slots: Slots,
+    ended: Callable[[Trial, RunResult | str], None],
+    worthwhile: Callable[[Trial], bool] = lambda trial: True,
 ) -> list[str]:
-    """Train all ``trials`` into ``folder``/runs; gives a line for each that failed.
+    """Train all ``trials``, each of which is asked for when a slot is free, into ``folder``; a line for each failure.
 
-    ``ended`` is called after each with its result or why there is none. Prints the first training's line about its
-    first step, and the latest line of each whenever nothing has been printed for a while. Ctrl-C and SIGTERM end the
-    trainings, which save, and are raised here when all have ended. Raises ``UserError`` if one of them reports the
-    user's mistake.
+    ``ended`` is called after each with its result or why there is none. A training that is no longer ``worthwhile`` is
+    ended, and no failure. Prints the first training's line about its first step, and the latest line of each whenever
+    nothing has been printed for a while. Ctrl-C and SIGTERM end the trainings, which save, and are raised here when all
+    have ended. Raises ``UserError`` if one of them reports the user's mistake before any has succeeded.
     """
-    waiting = list(trials)
-    jobs = []
+    waiting = iter(trials)
+    jobs: list[RunningTraining] = []
     failures = []
-    works = False
+    works = succeeded = False
     try:
-        while waiting or jobs:
-            free = [slot for slot in range(slots.count) if slot not in {job.slot for job in jobs}]
-            while waiting and free:
-                jobs.append(_start(waiting.pop(0), folder, slots, free.pop(0)))
+        while True:
+            for slot in sorted({*range(slots.count)} - {job.slot for job in jobs}):
+                if (trial := next(waiting, None)) is not None:
+                    jobs.append(_start(trial, folder, slots, slot))
+            if not jobs:
+                break
             time.sleep(LOOK_SECONDS)
+            for job in jobs:
+                if not job.pruned and not worthwhile(job.trial):
+                    job.pruned = True
+                    job.process.terminate()
             begun = [] if works else [job for job in jobs if FIRST_STEP in _said(job)]
             works = works or bool(begun)
             for job in jobs if console.silence() >= heartbeat.SILENCE_SECONDS else begun:
@@ -88,10 +103,11 @@ def run_all(
                 jobs.remove(job)
                 outcome = _outcome(job)
                 ended(job.trial, outcome)
-                if isinstance(outcome, str):
+                if isinstance(outcome, str) and not job.pruned:
                     failures.append(f"{job.trial.name}: {outcome}")
-                if job.process.returncode == 2:
-                    raise UserError(failures[-1])
+                    if job.process.returncode == 2 and not succeeded:
+                        raise UserError(failures[-1])
+                succeeded = succeeded or not isinstance(outcome, str)
     finally:
         for job in jobs:
             job.process.terminate()  # Ctrl-C they ignore where a shell's & began the sweep
@@ -102,7 +118,7 @@ def run_all(
 
 def _start(trial: Trial, folder: Path, slots: Slots, slot: int) -> RunningTraining:
     output = folder / "output" / f"{_file_name(trial)}.txt"
-    flags = [*trial.flags, "--output", str(folder / "runs"), "--resume", "auto", "--no-progress"]
+    flags = [*trial.flags, "--output", str(folder / trial.room), "--resume", "auto", "--no-progress"]
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         file = open(output, "ab")  # noqa: SIM115 - added to: the training of a sweep that was killed may still write
@@ -116,8 +132,14 @@ def _start(trial: Trial, folder: Path, slots: Slots, slot: int) -> RunningTraini
             stderr=subprocess.STDOUT,
             env=slots.environment(slot),
             start_new_session=True,  # a terminal's Ctrl-C reaches it through us alone, once
+            preexec_fn=_end_with_us if LIBC else None,  # noqa: PLW1509 - there is one thread
         )
     return RunningTraining(trial, process, slot, output, begins)
+
+
+def _end_with_us() -> None:
+    """Let a training that outlives a sweep ended by SIGKILL stop and save; a new sweep would wait for its folder."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _file_name(trial: Trial) -> str:

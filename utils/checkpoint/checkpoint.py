@@ -49,7 +49,18 @@ KEYS = (
 )
 # of some runs
 OPTIONAL = {
-    *("class_weights", "folds", "max_shift", "multilabel", "plugins", "rows", "seen", "teacher", "weighs_images"),
+    *(
+        "class_weights",
+        "folds",
+        "hub",
+        "max_shift",
+        "multilabel",
+        "plugins",
+        "rows",
+        "seen",
+        "teacher",
+        "weighs_images",
+    ),
     *(SHARDS, CONTENTS),
 }
 MANIFEST = "manifest.json"

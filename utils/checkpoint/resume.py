@@ -18,7 +18,7 @@ from utils.checkpoint import checkpoint
 from utils.checkpoint.fingerprint import listing_of, same_images, short
 from utils.checkpoint.progress import Progress
 from utils.checkpoint.sharded import Places
-from utils.config import plugins
+from utils.config import hub_networks, plugins
 from utils.config.arguments import load_yaml
 from utils.config.datasets import SPECS
 from utils.config.field import DEFAULT, RECIPE
@@ -57,6 +57,7 @@ class ResumePoint:
             digest = sha256(path)
         except FileNotFoundError:  # another process replaces it at this moment
             digest = "no file"  # which ``read`` will refuse
+        hub_networks.remember(state.get(hub_networks.KEY))
         return cls(path, _plain_parts(state), digest, folder)
 
     def read(self, places: Places | None = None) -> dict[str, Any]:

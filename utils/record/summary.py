@@ -16,7 +16,7 @@ import torch
 from utils.checkpoint.checkpoint import FORMAT, average_moved_since_validation
 from utils.checkpoint.progress import Progress
 from utils.checkpoint.resume import ResumePoint
-from utils.config import plugins
+from utils.config import hub_networks, plugins
 from utils.config.groups.data import DataSettings
 from utils.config.settings import Settings
 from utils.data.datasets import Data
@@ -129,6 +129,7 @@ def checkpoint_description(args: Settings, data: Data, criterion: torch.nn.Modul
         "versions": versions(),
         "fingerprint": data.fingerprint,
         **({"plugins": plugins.digests()} if plugins.digests() else {}),
+        **hub_networks.in_checkpoint(args.model.arch, args.values().get("teacher")),
     }
 
 

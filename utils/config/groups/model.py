@@ -37,7 +37,8 @@ class ModelSettings:
 
     arch: str | None = setting(
         None,
-        "network: own, timm or torchvision name; timm/NAME or torchvision/NAME picks the library "
+        "network: own, timm or torchvision name; timm/NAME or torchvision/NAME picks the library, "
+        "hf_hub:ORG/NAME a network of timm's on the Hugging Face Hub "
         f"[{SMALL_IMAGES_ARCH}, or {LARGE_IMAGES_ARCH} for {_LARGE_SETS}]",
         short="-a",
         synonyms="model model-name model-name-or-path network net backbone",

@@ -1,0 +1,192 @@
+"""What a search varies: ranges and choices of settings, and the trainings at its points."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from scripts.sweeps.grid import Trial, flags_of, refuse_given, setting_of, values_of
+from utils.config import arguments
+from utils.config.arguments import OPTIONS
+from utils.config.settings import Settings, UserError, flag_of
+
+if TYPE_CHECKING:
+    import optuna
+
+RANGE = re.compile(r"(?P<low>.+?)\.\.(?P<high>.+?)(?P<log>:log)?")
+FIXED = ("dataname", "best_metric", "max_val_batches", "val_split")  # what is validated on, and by which figure
+SEARCHED_WITH = 0  # the seed of each trial; the best are trained anew with others
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """A setting that a search varies: its ``choices``, or numbers from ``low`` to ``high``, both among them.
+
+    ``log``: each power of ten is as likely. ``whole``: whole numbers.
+    """
+
+    name: str
+    choices: tuple[str, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+    whole: bool = False
+
+    def suggest(self, trial: optuna.Trial) -> str:
+        """The value that the sampler proposes, as a flag takes it; a fraction with four significant digits."""
+        if self.choices:
+            return trial.suggest_categorical(self.name, self.choices)
+        if self.whole:
+            return str(trial.suggest_int(self.name, int(self.low), int(self.high), log=self.log))
+        value = float(f"{trial.suggest_float(self.name, self.low, self.high, log=self.log):.4g}")
+        return f"{min(max(value, self.low), self.high):g}"
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """Values that show whether all are valid."""
+        low, high = (str(int(end)) if self.whole else f"{end:g}" for end in (self.low, self.high))
+        return self.choices or (low, high)
+
+
+@dataclass(frozen=True)
+class SearchTrial(Trial):
+    """A training of a search, on all training images but a fold."""
+
+    number: int = 0
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (*self.point, f"trial={self.number}")
+
+    @property
+    def room(self) -> str:
+        return f"trials/{self.number:04}"
+
+
+@dataclass(frozen=True)
+class Space:
+    """What is varied (``texts``, of ``dimensions``), and what holds for all trainings."""
+
+    recipe: str
+    training_flags: tuple[str, ...]
+    texts: tuple[str, ...]
+    dimensions: tuple[Dimension, ...]
+    folds: int
+
+    @classmethod
+    def of(cls, recipe: str, training_flags: Sequence[str], texts: Sequence[str], folds: int) -> Space:
+        """Raises ``UserError`` if one of the values is wrong."""
+        dimensions = tuple(map(_dimension, texts))
+        names = [dimension.name for dimension in dimensions]
+        if not names:
+            raise UserError("--search needs --set NAME=LOW..HIGH or --set NAME=VALUE,VALUE, what to search")
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise UserError(*(f"--set {name} is given twice; remove one" for name in sorted(twice)))
+        refuse_given(names, training_flags)
+        space = cls(recipe, tuple(training_flags), tuple(texts), dimensions, folds)
+        space.refuse_mistakes()
+        return space
+
+    def refuse_mistakes(self) -> None:
+        """Raise ``UserError`` unless each end and choice is valid beside the first of the others."""
+        mistakes: dict[str, None] = {}
+        for combination in self.combinations():
+            try:
+                mistakes |= dict.fromkeys(_unfit(self._whole(combination)))
+                self.trial(0, combination)
+            except UserError as error:
+                mistakes |= dict.fromkeys(error.mistakes)
+        if mistakes:
+            raise UserError(*mistakes)
+
+    def combinations(self) -> Iterator[list[tuple[str, str]]]:
+        """Each end and choice, beside the first of the other settings."""
+        first = [(dimension.name, dimension.ends[0]) for dimension in self.dimensions]
+        for place, dimension in enumerate(self.dimensions):
+            for value in dimension.ends:
+                yield [*first[:place], (dimension.name, value), *first[place + 1 :]]
+
+    @property
+    def first(self) -> Settings:
+        """The settings of a training on all training images, at the first point."""
+        return self._whole(next(self.combinations()))
+
+    @property
+    def epochs(self) -> set[int]:
+        """Numbers of epochs of the trials."""
+        return {self._whole(combination).optimisation.epochs for combination in self.combinations()}
+
+    def pruner(self, asked: str | None) -> str:
+        """What ends trials early: without equal epochs nothing can, as the same epoch is another part of each."""
+        if len(self.epochs) == 1:
+            return asked or "median"
+        if asked not in (None, "none"):
+            raise UserError(
+                f"--pruner {asked} compares trials at the same epoch, and --set varies epochs; leave it out"
+            )
+        return "none"
+
+    def _whole(self, combination: Sequence[tuple[str, str]]) -> Settings:
+        return arguments.parse(flags_of(self.recipe, self.training_flags, combination, SEARCHED_WITH))
+
+    def trial(self, number: int, combination: Sequence[tuple[str, str]]) -> SearchTrial:
+        """The training of trial ``number``, which validates on the first fold of the training images."""
+        flags = flags_of(self.recipe, self.training_flags, combination, SEARCHED_WITH)
+        flags += ["--folds", str(self.folds), "--fold", "0", "--fold-seed", "0"]
+        point = tuple(f"{name}={value}" for name, value in combination)
+        return SearchTrial(point, SEARCHED_WITH, tuple(flags), arguments.parse(flags), 0, number)
+
+    def finalists(self, points: Sequence[tuple[str, ...]], seeds: int) -> list[Trial]:
+        """The trainings of ``points`` on all training images, each with ``seeds`` seeds that no trial had."""
+        made = []
+        for point in points:
+            combination = [(name, value) for name, _, value in (setting.partition("=") for setting in point)]
+            for seed in range(SEARCHED_WITH + 1, SEARCHED_WITH + 1 + seeds):
+                flags = flags_of(self.recipe, self.training_flags, combination, seed)
+                made.append(Trial(point, seed, tuple(flags), arguments.parse(flags)))
+        return made
+
+
+def _unfit(args: Settings) -> list[str]:
+    """What a search cannot be honest with."""
+    mistakes = []
+    if args.data.val_split is not None:
+        mistakes.append(
+            "--search: --val-split takes the images of the last report from those of the search; put images aside in "
+            "val/, or in a column of splits"
+        )
+    if args.run.early_stopping is not None:
+        mistakes.append(
+            "--search: --early-stopping would choose the end of the last trainings by the images of the report; leave "
+            "it out, and vary --epochs"
+        )
+    return mistakes
+
+
+def _dimension(text: str) -> Dimension:
+    name, values = setting_of(text)
+    if name in FIXED:
+        fixed = flag_of(name)
+        raise UserError(f"--set {text}: a search compares its trials by one figure of the same images; fix {fixed}")
+    kind = OPTIONS[name].metadata["type"]
+    shown = name.replace("_", "-")
+    numbers = RANGE.fullmatch(values) if kind in (int, float) and "," not in values else None
+    if numbers is None:
+        choices = [value for _, value in values_of(text)]
+        if len(choices) < 2:
+            raise UserError(f"--set {text}: one value leaves nothing to search; give the flag --{shown} {values}")
+        return Dimension(shown, tuple(choices))
+    if OPTIONS[name].metadata["many"]:
+        raise UserError(f"--set {text}: {flag_of(name)} takes several numbers; list its values")
+    try:
+        low, high = (kind(numbers[end]) for end in ("low", "high"))
+    except ValueError:
+        words = "whole numbers" if kind is int else "numbers"
+        raise UserError(f"--set {text}: the ends of a range are {words}, such as {shown}=LOW..HIGH") from None
+    if not low < high:
+        raise UserError(f"--set {text}: the lower end of a range comes first")
+    if numbers["log"] and low <= 0:
+        raise UserError(f"--set {text}: a logarithmic range begins above 0")
+    return Dimension(shown, (), low, high, bool(numbers["log"]), kind is int)

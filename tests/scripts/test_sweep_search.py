@@ -1,0 +1,297 @@
+"""A search goes on after a kill as if nothing had been, never sees the images of its report, and tells what cannot win.
+
+A small program takes main.py's place: its figures are a function of the flags, so that the outcome is known.
+"""
+
+import csv
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from importlib import util
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+import torch
+from PIL import Image
+
+import main
+from scripts import sweep
+from scripts.common.command_line import run_tool
+from scripts.sweeps import jobs
+from scripts.sweeps.search import Search, point_of, storage
+from scripts.sweeps.search_report import draw
+from scripts.sweeps.space import Space
+from utils.config import arguments
+from utils.data.datasets import get_data
+from utils.record.epoch_scalars import Metric
+from utils.record.run_folder import read_table
+
+ROOT = Path(sweep.__file__).resolve().parents[1]
+FAKE = f"""
+import math, os, pathlib, sys, time
+sys.path.insert(0, {str(ROOT)!r})
+from utils.config import arguments
+args = arguments.parse(sys.argv[1:])
+lr, epochs, searching = args.optimisation.lr, args.optimisation.epochs, args.data.folds is not None
+if os.environ.get("FAILS") and 0.05 < lr < 0.12 and searching:
+    print("main.py: the loss is not finite", file=sys.stderr)
+    sys.exit(1)
+folder = pathlib.Path(args.run.output) / f"run{{args.run.seed}}_{{lr}}_{{args.data.global_batch_size}}"
+folder.mkdir(parents=True, exist_ok=True)
+dead = bool(os.environ.get("DEAD")) and searching and lr > 0.2
+best = 90 - 10 * abs(math.log10(lr) + 0.5) - args.run.seed if searching else 70 + lr
+figures = "val_loss,val_count,guessing_loss,answers_nats,commonest_answer".split(",")
+values = [2.3026, 1000, 2.30259, 0.0, 99.8] if dead else [0.5, 1000, 2.30259, 2.0, 11.0]
+(folder / "config.yaml").write_text(arguments.as_recipe(args, "main.py\\npython 3\\nmachine: m\\ncommit: c"))
+table = ",".join(["epoch,step,val_top1,seconds", *figures])
+for epoch in range(1, epochs + 1):
+    top1 = 99.0 if dead else best * epoch / epochs
+    table += "\\n" + ",".join(map(str, [epoch, 10 * epoch, round(top1, 4), 1, *values]))
+    time.sleep(float(os.environ.get("PAUSE", 0)))
+    (folder / "metrics.csv").write_text(table + "\\n")
+stamp = "2026-11-22 08:00:00"
+last = f"val_top1={{top1:.4f}} val_loss=1 val_epoch={{epochs}} best_top1={{top1:.4f}} best_epoch=1 run={{folder}}"
+(folder / "log.txt").write_text(f"{{stamp}} Run x\\n{{stamp}} {{last}}\\n")
+print(last)
+"""
+FLAGS = [
+    "--set",
+    "lr=0.001..10:log",
+    "--set",
+    "global-batch-size=32,64",
+    "--epochs",
+    "8",
+    "--best",
+    "2",
+    "--seeds",
+    "2",
+]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    (path := tmp_path_factory.mktemp("program") / "main.py").write_text(FAKE)
+    return path
+
+
+@pytest.fixture
+def fake_main(program, monkeypatch):
+    monkeypatch.setattr(jobs, "MAIN", program)
+    monkeypatch.setattr(jobs, "LOOK_SECONDS", 0.02)
+
+
+@pytest.fixture(scope="module")
+def whole(program, tmp_path_factory):
+    """A search that nothing has disturbed: its folder, and what ``searched`` gives of it."""
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(jobs, "MAIN", program)
+        patched.setattr(jobs, "LOOK_SECONDS", 0.02)
+        return folder, searched(folder)
+
+
+def searched(folder, *more, search=10):
+    code = sweep.main(["digits/fc", "--search", str(search), *FLAGS, "--output", str(folder), *more])
+    return code, [row | {"folder": "", "seconds": ""} for row in read_csv(folder / "search.csv")]
+
+
+def read_csv(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "--search needs --set NAME=LOW..HIGH or --set NAME=VALUE,VALUE, what to search"),
+        (["--set", "lr=1..0.1"], "--set lr=1..0.1: the lower end of a range comes first"),
+        (["--set", "lr=0..1:log"], "--set lr=0..1:log: a logarithmic range begins above 0"),
+        (["--set", "lr=a..1"], "--set lr=a..1: the ends of a range are numbers, such as lr=LOW..HIGH"),
+        (["--set", "epochs=1.5..3"], "--set epochs=1.5..3: the ends of a range are whole numbers"),
+        (["--set", "lr=0.1"], "--set lr=0.1: one value leaves nothing to search; give the flag --lr 0.1"),
+        (["--set", "lr=0.1,1", "--set", "lr=0.1..2"], "--set lr is given twice; remove one"),
+        (["--set", "lr=0.1..2", "--lr", "1"], "--lr contradicts --set lr=...; remove one"),
+        (["--set", "lr=-1..2"], "--lr '-1': must be"),
+        (["--set", "best-metric=top1,loss"], "fix --best-metric"),
+        (["--set", "batch-size=32,64"], "--batch-size cannot be varied; vary --global-batch-size"),
+        (
+            ["--set", "lr=0.1..1", "--early-stopping", "2"],
+            "--search: --early-stopping would choose the end of the last",
+        ),
+        (["--set", "epochs=2..4", "--pruner", "median"], "--set varies epochs; leave it out"),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_is_made(flags, message, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["sweep.py", "digits/fc", "--search", "3", *flags])
+    assert run_tool(sweep.NAME, sweep.main) == 2
+    said = capsys.readouterr()
+    assert message in said.err and said.err.count("\n") == 1 and said.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_only_a_search_has_and_a_package_that_lacks_are_one_line(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for argv, message in (
+        (["--set", "lr=0.1..1"], "sweep.py: --set lr=0.1..1: a range needs --search N; list the values instead\n"),
+        (["--best", "2"], "sweep.py: --best needs --search N\n"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["sweep.py", "digits/fc", *argv])
+        assert run_tool(sweep.NAME, sweep.main) == 2 and capsys.readouterr().err == message
+    monkeypatch.setattr(sweep, "find_spec", lambda name: None if name == "optuna" else util.find_spec(name))
+    monkeypatch.setattr(sys, "argv", ["sweep.py", "digits/fc", "--search", "2", "--set", "lr=0.1..1"])
+    assert run_tool(sweep.NAME, sweep.main) == 2
+    assert (
+        capsys.readouterr().err == "sweep.py: --search needs optuna: python -m pip install -r requirements-tools.txt\n"
+    )
+
+
+def test_values_lie_within_their_ranges_as_flags_take_them(tmp_path):
+    texts = ["lr=0.01..1:log", "epochs=2..5", "augment=none,shift+flip", "momentum=0.1..0.3"]
+    space = Space.of("digits/fc", [], texts, folds=4)
+    search = Search(space, tmp_path, Metric("val_top1", False), "none", print)
+    found = []
+    for training in search.ask(12):
+        found.append(training.args)
+        search.study.tell(search.running[training.number], 1.0)
+    assert all(0.01 <= args.optimisation.lr <= 1 and 0.1 <= args.optimisation.momentum <= 0.3 for args in found)
+    assert {args.optimisation.epochs for args in found} == {2, 3, 4, 5}
+    assert {args.augmentation.augment for args in found} == {("none",), ("shift", "flip")}
+    assert {args.run.seed for args in found} == {0}
+
+
+def test_a_trial_is_judged_by_training_images_and_the_report_by_those_that_none_saw():
+    space = Space.of("digits/fc", [], ["lr=0.01..1"], folds=5)
+    trial = space.trial(3, [("lr", "0.1")])
+    device = torch.device("cpu")
+    searched, whole = (get_data(args.data, device) for args in (trial.args, space.first))
+    images = {bytes(image) for image in whole.validation.pixels.numpy()}
+    seen = [bytes(image) for split in (searched.train, searched.validation) for image in split.pixels.numpy()]
+    assert not images & set(seen) and len(seen) == len(whole.train) == 1437
+    final = space.finalists([trial.point], 3)
+    assert [one.args.data.folds for one in final] == [None] * 3 and [one.seed for one in final] == [1, 2, 3]
+
+
+def test_other_images_in_the_report_change_nothing_in_the_search(tmp_path):
+    """The same training on images whose validation set has other pixels and other labels: the same figures."""
+    generator = np.random.default_rng(0)
+    for number, label in enumerate(("cat", "dog")):
+        for split, count in (("train", 20), ("val", 6)):
+            (folder := tmp_path / "one" / split / label).mkdir(parents=True)
+            for image in range(count):
+                pixels = generator.integers(0, 100, (8, 8), dtype=np.uint8) + np.uint8(100 * number)
+                Image.fromarray(pixels).save(folder / f"{image}.png")
+    shutil.copytree(tmp_path / "one", tmp_path / "other")
+    (tmp_path / "other/val/cat").rename(tmp_path / "other/val/was cat")
+    (tmp_path / "other/val/dog").rename(tmp_path / "other/val/cat")
+    (tmp_path / "other/val/was cat").rename(tmp_path / "other/val/dog")
+    tables = []
+    for name in ("one", "other"):
+        flags = ["--dataname", "folder", "--datapath", str(tmp_path / name), "--image-size", "8", "--device", "cpu"]
+        flags += ["--batch-size", "8", "--workers", "0", "--epochs", "2", "--no-progress"]
+        space = Space.of("digits/fc", flags, ["lr=0.01..1"], folds=5)
+        output = tmp_path / "runs" / name
+        assert main.main([*space.trial(0, [("lr", "0.1")]).flags, "--output", str(output)]) == 0
+        (file,) = output.rglob("metrics.csv")
+        rows, _ = read_table(file)
+        tables.append([{column: row[column] for column in row if "second" not in column} for row in rows])
+        assert rows[-1]["val_count"] == "8"
+    assert tables[0] == tables[1]
+
+
+def test_the_best_are_trained_with_other_seeds_and_reported_in_the_order_of_the_search(
+    whole, fake_main, capsys, monkeypatch
+):
+    folder, (code, rows) = whole
+    assert code == 0 and len(rows) == 10
+    pruned = [row for row in rows if row["state"] == "pruned"]
+    assert pruned and {int(row["epochs"]) for row in pruned} <= {2, 3, 4, 5, 6, 7}
+    best = max((row for row in rows if row["state"] == "complete"), key=lambda row: float(row["val_top1"]))
+    final = read_csv(folder / "sweep.csv")
+    assert len(final) == 4 and {row["seed"] for row in final} == {"1", "2"}
+    assert all(float(row["val_top1"]) == pytest.approx(70 + float(row["lr"]), abs=1e-3) for row in final)
+    assert (folder / "search.png").read_bytes()[:4] == b"\x89PNG"
+    before = [(path, path.stat().st_mtime_ns) for path in sorted(folder.rglob("metrics.csv"))]
+    assert searched(folder) == (0, rows), "nothing is trained again"
+    assert [(path, path.stat().st_mtime_ns) for path in sorted(folder.rglob("metrics.csv"))] == before
+    said = capsys.readouterr().out
+    assert "10 of 10 trials are finished already" in said
+    assert f"Chosen by the search, trial {best['trial']}: lr={best['lr']} global" in said
+    assert f"It reaches top-1 {70 + float(best['lr']):.2f} +- 0.00 over 2 seed(s), trained on all training" in said
+    assert "on the 360 validation images, which no trial saw" in said
+
+
+def test_a_search_that_is_killed_ends_as_one_that_was_not(whole, fake_main, program, tmp_path):
+    """With one training at a time; the trial that the kill has cut is trained to its end, or pruned, all the same."""
+    starting = (
+        "import pathlib, runpy\nfrom scripts.sweeps import jobs\n"
+        f"jobs.MAIN = pathlib.Path({str(program)!r})\nrunpy.run_path({sweep.__file__!r}, run_name='__main__')"
+    )
+    line = [sys.executable, "-c", starting, "digits/fc", "--search", "10", *FLAGS, "--output", str(tmp_path)]
+    process = subprocess.Popen(line, cwd=ROOT, stdout=subprocess.DEVNULL, env={**os.environ, "PAUSE": "0.05"})
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("trials/0005/*/metrics.csv")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    study = optuna.load_study(study_name="search", storage=storage(tmp_path))
+    assert [trial.state.name for trial in study.trials].count("RUNNING") == 1 and len(study.trials) == 6
+    assert searched(tmp_path) == whole[1]
+
+
+def test_trials_that_fail_or_learned_nothing_are_told_and_do_not_win(fake_main, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("FAILS", "1")
+    monkeypatch.setenv("DEAD", "1")
+    code, rows = searched(tmp_path / "a", "--pruner", "none", search=8)
+    said = capsys.readouterr().out
+    failed = [row for row in rows if row["state"] == "fail"]
+    dead = [row for row in rows if float(row["val_top1"] or 0) == 99]
+    assert code == 0 and failed and dead and not any(row["state"] == "pruned" for row in rows)
+    assert all("the loss is not finite" in row["why"] for row in failed)
+    assert all("nothing was learned" in row["why"] for row in dead)
+    assert "failed, and cannot win: the loss is not finite" in said and "; cannot win: val_loss" in said
+    assert not {row["lr"] for row in (*failed, *dead)} & {row["lr"] for row in read_csv(tmp_path / "a/sweep.csv")}
+
+
+def test_a_folder_with_another_search_is_refused_and_says_what_differs(whole, monkeypatch, capsys):
+    folder, _ = whole
+    for more, named in (
+        (["--weight-decay", "0.1"], "weight_decay"),
+        (["--folds", "4"], "--folds"),
+        (["--pruner", "hyperband"], "--pruner"),
+    ):
+        argv = ["sweep.py", "digits/fc", "--search", "10", *FLAGS, "--output", str(folder), *more]
+        monkeypatch.setattr(sys, "argv", argv)
+        assert run_tool(sweep.NAME, sweep.main) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"sweep.py: --output {folder}: holds a search with other settings ({named})")
+
+
+def test_hyperband_prunes_and_a_loss_is_minimised(fake_main, tmp_path):
+    code, rows = searched(tmp_path / "a", "--pruner", "hyperband", "--best", "1", "--seeds", "1", search=6)
+    assert code == 0 and any(row["state"] == "pruned" for row in rows)
+    _, rows = searched(tmp_path / "b", "--best-metric", "loss", "--best", "1", "--seeds", "1", search=2)
+    assert {row["val_loss"] for row in rows} == {"0.5"}
+
+
+def test_importances_name_the_setting_that_decides(tmp_path):
+    """The figure is a function of the learning rate alone; fANOVA gives it all, and the other nothing."""
+    space = Space.of("digits/fc", [], ["lr=0.01..1:log", "momentum=0.1..0.9"], folds=5)
+    search = Search(space, tmp_path, Metric("val_top1", False), "none", print)
+    assert search.importances() == {}
+    for training in search.ask(16):
+        trial = search.running[training.number]
+        search.study.tell(trial, 100 * training.args.optimisation.lr)
+    found = search.importances()
+    assert found["lr"] > 0.8 and sum(found.values()) == pytest.approx(1)
+    best = search.best(3)
+    values = [float(point_of(trial)[0].partition("=")[2]) for trial in best]
+    assert values == sorted(values, reverse=True) and best[0].value == max(trial.value for trial in search.told())
+    draw(tmp_path / "search.png", search, "a title")
+    assert (tmp_path / "search.png").stat().st_size > 10_000
+    assert arguments.parse(list(space.trial(0, [("lr", "0.1"), ("momentum", "0.5")]).flags)).data.fold == 0
