@@ -35,6 +35,7 @@ from utils.precision import amp
 from utils.precision.choice import with_chosen_amp
 from utils.record.epoch_scalars import strange_metrics, unknown_metrics
 from utils.record.summary import checkpoint_description
+from utils.record.tracking import missing_packages
 from utils.run import Run
 from utils.runtime.console import log
 from utils.runtime.distributed import Distributed
@@ -191,6 +192,7 @@ def _begin(args: Settings, distributed: Distributed, evaluate: bool) -> None:
     with distributed.raise_on_all_ranks():
         mistakes = [unknown_arch(args.model.arch), optimizers.unknown_optimizer(args.optimisation.optimizer)]
         mistakes += unknown_metrics(args.run)
+        mistakes += [] if evaluate else missing_packages(args.logging.track)
         if any(mistakes):
             raise UserError(*filter(None, mistakes))
     if not args.run.dry_run:

@@ -11,23 +11,23 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from utils.checkpoint.progress import Progress
 from utils.checkpoint.resume import ResumePoint, is_at, last_of, take_as_last
 from utils.checkpoint.sharded import bytes_of
 from utils.config import arguments
 from utils.config.field import FLAG
-from utils.config.settings import Settings, as_flag, as_text
+from utils.config.settings import Settings, as_flag
 from utils.data.datasets import DataReader
 from utils.data.progress_log import ProgressLog
+from utils.record import tracking
 from utils.record.doubts import doubts
 from utils.record.epoch_scalars import best_metric, selection_line
 from utils.record.metrics import cut_words
 from utils.record.multilabel import AnyReport
 from utils.record.provenance import COMMIT, MACHINE, commit, machine
 from utils.record.run_folder import RunFolder
-from utils.record.summary import final_line, stopped_early, tensorboard, versions
+from utils.record.summary import final_line, stopped_early, table_row, tensorboard, versions
 from utils.record.writer import Writer, build_writer
 from utils.runtime import console
 from utils.runtime.distributed import Distributed
@@ -109,7 +109,11 @@ class Run:
     def describe(self) -> dict[str, str]:
         """The rows of the plan about the run as a whole."""
         deterministic = ", deterministic" if self.args.run.deterministic else ""
-        return {"Seed": f"{self.args.run.seed}{deterministic}", "Selection": selection_line(self.args.run)}
+        return {
+            "Seed": f"{self.args.run.seed}{deterministic}",
+            "Selection": selection_line(self.args.run),
+            "Trackers": tracking.describe(self.args.logging.track),
+        }
 
     # ----------------------------------------------------------------------------------------- its folder
 
@@ -129,6 +133,9 @@ class Run:
             )
         if folder:
             self.resume_point = dataclasses.replace(self.resume_point, path=last_of(folder))
+        if self.is_main and self.args.logging.track:
+            anew = self.args.run.resume_override
+            self.writer.attach(tracking.Tracking(self.args, self.run_folder.folder, anew, self.writer.log))
 
     def _take_as_last(self) -> None:
         for line in take_as_last(self.resume_point):
@@ -209,6 +216,7 @@ class Run:
         inside = folder.absolute().is_relative_to(Path(args.run.output).absolute())
         logs = args.run.output if inside else str(folder)
         log(f"TensorBoard ({FIRST_SEEN}{TAGS[headline]}): {tensorboard()} --logdir {shlex.quote(logs)}")
+        self.writer.end_tracking(finished=True)
         log(final_line(progress, folder, args))
 
     def report_finished(self) -> None:
@@ -238,9 +246,3 @@ class Run:
 
     def _provenance(self) -> str:
         return f"{MACHINE}{machine(self.distributed)}\n{COMMIT}{commit()}"
-
-
-def table_row(args: Settings) -> dict[str, Any]:
-    """Settings that shape the result, for the HPARAMS table: numbers and truth values as they are, others as text."""
-    values = args.result_values()
-    return {name: value if isinstance(value, int | float) else as_text(value) for name, value in values.items()}

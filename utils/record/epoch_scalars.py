@@ -133,6 +133,11 @@ def points_of(row: dict[str, float]) -> dict[str, float]:
     return {scalar.tag: row[scalar.column] for scalar in tagged}
 
 
+def tagged_columns() -> list[str]:
+    """The columns of metrics.csv that are points in TensorBoard as well."""
+    return [scalar.column for scalar in (*EPOCH_SCALARS, *RAW_SCALARS, *_of_plugins()) if scalar.tag]
+
+
 def _columns(scalars: Iterable[EpochScalar], epoch: Epoch) -> dict[str, float]:
     values = {scalar.column: scalar.value(epoch) for scalar in scalars}
     return {column: value for column, value in values.items() if value is not None}

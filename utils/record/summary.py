@@ -18,7 +18,7 @@ from utils.checkpoint.progress import Progress
 from utils.checkpoint.resume import ResumePoint
 from utils.config import hub_networks, plugins
 from utils.config.groups.data import DataSettings
-from utils.config.settings import Settings
+from utils.config.settings import Settings, as_text
 from utils.data.datasets import Data
 from utils.data.images.decoding import decoder
 from utils.optim.batch_norm_statistics import layers_with_statistics
@@ -138,3 +138,9 @@ def versions() -> dict[str, str]:
     # Asked of the installation: a run imports only what it uses.
     libraries = {name: version(name) for name in ("torch", "torchvision", "timm", "numpy")}
     return {"python": platform.python_version(), **libraries, "jpeg": decoder(), "machine": platform.machine()}
+
+
+def table_row(args: Settings) -> dict[str, Any]:
+    """Settings that shape the result, for the HPARAMS table: numbers and truth values as they are, others as text."""
+    values = args.result_values()
+    return {name: value if isinstance(value, int | float) else as_text(value) for name, value in values.items()}

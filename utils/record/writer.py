@@ -36,6 +36,8 @@ from utils.runtime.sharding import is_sharded
 if TYPE_CHECKING:
     from tensorboard.compat.proto.summary_pb2 import Summary
 
+    from utils.record.tracking import Tracking
+
 T = TypeVar("T")
 OF_A_CLASS = {"val_accuracy": "Class_Accuracy/Test", "val_average_precision": "Class_Average_Precision/Test"}
 PERCENT_EDGES = [*range(0, 101, 5)]
@@ -80,7 +82,7 @@ class Writer:
         self.silent = silent
         self.show_bars = progress and sys.stderr.isatty()
         self.rows: list[dict[str, Any]] = []
-        self._log = self._events = None
+        self._log = self._events = self._tracking = None
         if folder is None:
             return
         try:
@@ -291,11 +293,22 @@ class Writer:
         if self.folder:
             self._curves.append()
 
+    def attach(self, tracking: Tracking) -> None:
+        """Let trackers follow what is written until the run ends."""
+        self._tracking = tracking
+
+    def end_tracking(self, finished: bool) -> None:
+        """Let the trackers end, for good if the run is ``finished``; takes bounded time."""
+        if self._tracking:
+            tracking, self._tracking = self._tracking, None
+            tracking.end(finished)
+
     def close(self) -> None:
         """Close all files."""
         with ExitStack() as whatever_fails:
             if self._log:
                 whatever_fails.callback(self._log.close)
+            whatever_fails.callback(self.end_tracking, finished=False)
             if self._events:
                 whatever_fails.callback(self._curves.write)
                 whatever_fails.callback(self._events.close)

@@ -6,11 +6,9 @@ process there is no group and every collective here is the identity: callers nee
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import os
 import re
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,11 +25,10 @@ from utils.config.settings import UserError, plan_words
 from utils.runtime.cpu import keep_freed_memory, threads_per_process
 from utils.runtime.heartbeat import Heartbeat
 from utils.runtime.long_work import LongWork
-from utils.runtime.process import RankInfo, port_in_use
+from utils.runtime.process import RankInfo, end_with_parent, port_in_use
 from utils.runtime.sharding import is_sharded
 
 T = TypeVar("T")
-_PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 class Distributed:
@@ -63,7 +60,7 @@ class Distributed:
             torch.set_num_threads(threads_per_process(self.local_world_size))
             keep_freed_memory()
         if "TORCHELASTIC_RUN_ID" in os.environ:
-            _end_with_launcher()
+            end_with_parent()
         if self.world_size > 1:
             with _first_contact():
                 torch.distributed.init_process_group(
@@ -284,12 +281,6 @@ def _first_contact() -> Iterator[None]:
         if "MASTER_" not in str(error):
             raise
         raise UserError("environment: MASTER_ADDR and MASTER_PORT must be set, too; start with torchrun") from error
-
-
-def _end_with_launcher() -> None:
-    """Have the system send SIGTERM when torchrun dies, even by kill -9: nothing else would end this process."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _choose_device(settings: RunSettings, ranks: RankInfo) -> torch.device:

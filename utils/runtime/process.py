@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
+import signal
 import sys
 from dataclasses import dataclass
 from typing import NoReturn
 
 from utils.config.settings import UserError
+
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,12 @@ class RankInfo:
 def port_in_use(port: str) -> str:
     """The message about a ``port`` at which these processes should have met."""
     return f"port {port} is in use on this machine, by another training perhaps"
+
+
+def end_with_parent() -> None:
+    """Have the system send SIGTERM when the parent dies, even by kill -9: nothing else would end this process."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def end_process(code: int) -> NoReturn:

@@ -270,7 +270,7 @@ def test_only_these_settings_leave_the_result_alone():
         *("cache_dir", "loader"),
         *("skip_bad_images", "batch_size", "val_batch_size", "shard_cache", "shard_cache_gb", "grad_checkpointing"),
         *("shard_model", "channels_last", "max_skipped_steps", "dump_bad_batch", "bucket_mb", "print_freq", "progress"),
-        *("picture_epochs", "save_every_epochs", "save_every_steps", "folds_from", "plugin"),
+        *("picture_epochs", "save_every_epochs", "save_every_steps", "folds_from", "plugin", "track"),
     }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from utils.config.field import group, setting
 
+TRACKERS = ("csv", "mlflow", "wandb")
+
 
 @group(affects_result=False, in_evaluation=False)
 class LoggingSettings:
@@ -25,6 +27,14 @@ class LoggingSettings:
         words=("last", "off"),
         metavar="{N,last,off}",
         example="2",
+    )
+    track: tuple[str, ...] | None = setting(
+        None,
+        "trackers that mirror the run's scalars and settings (docs/trackers.md); none ends what a run began with",
+        choices=TRACKERS,
+        metavar="TRACKER",
+        synonyms="report-to logger loggers trackers",
+        example="csv",
     )
     save_every_epochs: int = setting(
         1, "epochs between two checkpoints", synonyms="every-n-epochs save-freq save-period"
