@@ -25,7 +25,7 @@ from utils.record.doubts import doubts
 from utils.record.epoch_scalars import best_metric, selection_line
 from utils.record.metrics import cut_words
 from utils.record.multilabel import AnyReport
-from utils.record.provenance import COMMIT, MACHINE, commit, machine
+from utils.record.provenance import COMMIT, MACHINE, PLAN, commit, machine
 from utils.record.run_folder import RunFolder
 from utils.record.summary import final_line, stopped_early, table_row, tensorboard, versions
 from utils.record.writer import Writer, build_writer
@@ -52,7 +52,7 @@ class Run:
     ``args`` never change once they are ``settled``. ``argv``: the command line, without the program's name.
     ``resume_point``: the checkpoint to resume or to evaluate. ``position``, ``found_at``: the epoch and step after
     which the one to resume was saved, and where it lay then. ``warnings``: those issued so far, for the log. ``reader``
-    reads its data, and is made when first needed.
+    reads its data, and is made when first needed. ``plan``: its rows, once the log has begun.
     """
 
     args: Settings
@@ -66,6 +66,7 @@ class Run:
     warnings: list[str] = field(default_factory=list)
     reader: DataReader | None = None
     settled: bool = False
+    plan: Mapping[str, str] = field(default_factory=dict)
 
     def settle(self, args: Settings) -> Settings:
         """Take the final settings, in which nothing is left to be measured; once, when data and network are there."""
@@ -144,7 +145,7 @@ class Run:
     def save_settings(self) -> None:
         """``config.yaml``: every setting and where it came from, in a form that --config reads back.
 
-        Above them, as comments: command line, versions, machine, and commit of this repository.
+        Above them, as comments: command line, versions, machine, commit of this repository, and the plan.
         An existing one is kept as ``config.1.yaml``, the next as ``config.2.yaml``.
         """
         made_by = ", ".join(f"{name} {version}" for name, version in versions().items())
@@ -153,7 +154,8 @@ class Run:
         if path.is_file():
             kept = (folder / f"config.{number}.yaml" for number in itertools.count(1))
             shutil.copyfile(path, next(copy for copy in kept if not copy.exists()))
-        header = f"main.py {shlex.join(self.argv)}\n{made_by}\n{self._provenance()}"
+        plan = [f"{PLAN}{title}: {text}" for title, text in self.plan.items()]
+        header = "\n".join([f"main.py {shlex.join(self.argv)}", made_by, self._provenance(), *plan])
         with whole_file(path, "w", encoding="utf-8") as file:
             file.write(arguments.as_recipe(self.args, header))
 
@@ -181,14 +183,14 @@ class Run:
 
     def log_begin(self, rows: Mapping[str, str]) -> None:
         """The first lines of the log: what runs where, by the ``rows`` of the plan."""
+        self.plan = {title: text for title, text in rows.items() if text != "none"}
         log = self.writer.log
         log(f"Run {self.run_folder.folder}")
         log(f"Command: main.py {shlex.join(self.argv)}", to_console=False)
         if self.position is not None and self.is_main:  # where a run begins, config.yaml says
             log(self._provenance(), to_console=False)
-        for title, text in rows.items():
-            if text != "none":
-                log(f"{title}: {text}", to_console=title in ON_CONSOLE)
+        for title, text in self.plan.items():
+            log(f"{title}: {text}", to_console=title in ON_CONSOLE)
         for line in self.warnings:
             log(f"warning: {line}", to_console=False)
 

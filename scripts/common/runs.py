@@ -19,7 +19,7 @@ from utils.config.datasets import SPECS
 from utils.config.field import CHECKPOINT, RECIPE
 from utils.config.settings import Settings, UserError
 from utils.record.doubts import doubts
-from utils.record.provenance import COMMIT, MACHINE, UNKNOWN
+from utils.record.provenance import COMMIT, MACHINE, PLAN, UNKNOWN
 from utils.record.run_folder import read_table
 
 FREE = {"seed"}  # runs that differ in it alone are repetitions
@@ -188,3 +188,12 @@ def header(text: str) -> dict[str, str]:
                 said = line[2:] if what in ("command", "versions") else line[2:].removeprefix(beginning)
                 found.setdefault(what, said)
     return found
+
+
+def plan_of(checkpoint: Path) -> dict[str, str]:
+    """The rows of a run's plan, by title, for one of its checkpoints; empty where config.yaml does not hold them."""
+    path = checkpoint.absolute().parent.parent / "config.yaml"
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    comments = takewhile(lambda line: line.startswith("#"), lines)
+    rows = (line.removeprefix(f"# {PLAN}").partition(": ") for line in comments if line.startswith(f"# {PLAN}"))
+    return {title: text for title, _, text in rows}

@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 import jinja2
 
 from scripts.common.answers import FIGURES
+from scripts.common.runs import plan_of
 from scripts.common.trained import of_each_class
 from scripts.exporting.checking import Check
 from scripts.exporting.subject import Subject
 from scripts.exporting.writers import METADATA, metadata_beside
 from utils.config.image_size import Size, enlarged, sides, size_of
+from utils.config.settings import as_text
 from utils.data.images import levels
 from utils.data.preprocessing import Preprocessing
 from utils.record.metrics import cut_words, shows_top5
@@ -39,6 +41,11 @@ PACKAGES = {
     "torchvision": "torchvision",
     "safetensors": "torch, numpy and pillow and the training repository as the first folder of PYTHONPATH",
 }
+# rows of the plan that say how the network was trained
+OF_PLAN = (
+    *("Augmentation", "Mixing", "Sampling", "Training size", "Batch", "Steps", "Loss", "Teacher", "Optimizer"),
+    *("Clipping", "Learning rate", "Weight average", "Precision", "Seed", "Selection"),
+)
 OF_TRAINING = ("epochs", "global_batch_size", "optimizer", "lr", "lr_policy", "weight_decay", "augment", "seed")
 
 
@@ -86,13 +93,13 @@ def _facts(one: Exported) -> Iterator[tuple[str, str]]:
     if settings.get("pretrained") or settings.get("weights"):
         origin = settings.get("weights") or f"{library}'s pretrained weights of {subject.loaded.arch}"
         yield "began from", f"{origin}, whose licence applies"
-    trained = []
-    for name in OF_TRAINING:
-        value = settings.get(name)
-        if value not in (None, [], ()):
-            text = " ".join(map(str, value)) if isinstance(value, list | tuple) else value
-            trained.append(f"{name.replace('_', ' ')} {text}")
-    yield "trained with", ", ".join(trained) or "unknown settings"
+    plan = plan_of(subject.loaded.path)
+    if not plan:  # of a checkpoint outside of a run's folder, or of a run that did not keep it
+        given = {name: settings.get(name) for name in OF_TRAINING}
+        known = [(name.replace("_", " "), as_text(value)) for name, value in given.items() if value not in (None, [])]
+        yield "trained with", ", ".join(map(" ".join, known)) or "unknown settings"
+    for title in (title for title in OF_PLAN if title in plan):
+        yield title.lower(), plan[title]
     yield "validation", _validation(subject)
     if subject.temperature is not None:
         who = "the file divides" if subject.divided else "the file holds weights alone, and the code below divides"

@@ -425,12 +425,20 @@ def test_figures_of_a_cut_validation_or_in_a_gpus_default_format_say_so(digits_r
     loaded = load_model(digits_run)
     cut = dataclasses.replace(loaded, settings={**loaded.settings, "max_val_batches": 2})
     assert "over 360 images (cut: --max-val-batches 2), after epoch" in card_of(cut)
-    assert "cut" not in card_of(loaded) and "while exports compute" not in card_of(loaded)
+    assert "(cut: " not in card_of(loaded) and "while exports compute" not in card_of(loaded)
     scaled = dataclasses.replace(loaded, loss_scaled=True)
     assert scaled.settings["amp"] is None and ", in fp16, while exports compute in float32" in card_of(scaled)
     for one, apart in ((cut, {"max_val_batches": 2}), (scaled, {"amp": "fp16"}), (loaded, {})):
         figures = subject_of(one).metadata["validation"]
         assert {name: figures[name] for name in set(figures) - {"top1", "top5", "loss", "count", "epoch"}} == apart
+
+
+def test_a_card_says_how_the_network_was_trained_in_the_words_of_the_runs_plan(digits_run, tmp_path):
+    loaded = load_model(digits_run)
+    plan = re.findall("# plan: (Optimizer|Learning rate): (.*)", Path(digits_run, "config.yaml").read_text())
+    assert len(plan) == 2 and all(f"| {title.lower()} | {text} |" in card_of(loaded) for title, text in plan)
+    alone = shutil.copy(loaded.path, tmp_path / "alone.pt")
+    assert "| trained with | epochs 2, global batch size 48, optimizer sgd, lr 0.1," in card_of(load_model(alone))
 
 
 def test_figures_that_are_no_result_are_called_doubtful(digits_run, tmp_path):

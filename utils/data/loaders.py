@@ -183,7 +183,7 @@ class TrainLoader:
             transform = transform.at_size(self.resolution.size(epoch))
         together = transform.training(pixels, keys_of(micro_batches), epoch)
         weights = self._weights_of(micro_batches)
-        if self.mixing is not None and self.mixing.is_on(epoch):
+        if self.mixing is not None and self.mixing.settings.mixes(epoch):
             together, labels, weights = self.mixing(together, labels, micro_batches, weights)
         begin = 0
         for one, images, targets in _split(micro_batches, together, labels):
@@ -343,13 +343,13 @@ def loaders(
     workers = settings.workers
     if data.train is not None:
         plan = sample_plan(data.train, args, distributed.rank, distributed.world_size)
-        mixing = Mixing.of(args.augmentation, len(data.classes), args.run.seed)
+        mixes = args.augmentation.mixes(epoch=0)
         transform = _training_transform(data, args, channels_last, not (reads_memory or data.spec.fixed_size))
         train = TrainLoader(
             sources.build(data.train, True, workers),
             plan,
             transform,
-            mixing,
+            Mixing(args.augmentation, len(data.classes), args.run.seed) if mixes else None,
             sources.resolution,
             relative_weights(data.train, args),
         )
@@ -490,18 +490,16 @@ class _SourceBuilder:
 def sample_plan(images: Images, args: Settings, rank: int, world_size: int) -> SamplePlan:
     """The plan for these settings and training images."""
     settings = args.data
-    mixup = args.augmentation.mixup
-    cutmix = args.augmentation.cutmix
     sampling = build_sampling(images, args)
     num_samples = len(images) if sampling is None else sampling.num_samples
     if settings.global_batch_size < world_size:
         raise UserError(
             f"--global-batch-size {settings.global_batch_size} leaves some of {world_size} processes without an image"
         )
-    pairs = mixup > 0 or cutmix > 0
+    pairs = args.augmentation.mixes(epoch=0)
     if pairs and settings.global_batch_size < 2 * world_size:
         raise UserError(
-            f"--{'mixup' if mixup else 'cutmix'} mixes pairs of images: --global-batch-size "
+            f"--{'mixup' if args.augmentation.mixup else 'cutmix'} mixes pairs of images: --global-batch-size "
             f"{settings.global_batch_size} leaves some of {world_size} process(es) without one"
         )
     plan = SamplePlan(

@@ -38,60 +38,35 @@ class Blend:
 class Mixing:
     """Mixup (Zhang et al., 2017) and CutMix (Yun et al., 2019); with both, one of them is drawn.
 
-    ``mixup`` and ``cutmix`` are the alphas of the beta distributions of the share, 0 for never. For each image, share,
-    box and partner have the papers' distribution: the order is a random permutation, so any other image of the epoch is
-    equally likely as the partner. The papers' code mixes with a permutation of the batch, whereas here the two of a
-    pair are mixed with each other, with the same share and box. In a step with an odd number of images, the last three
-    are mixed in a circle. So nothing depends on ranks or accumulation; the plan must keep neighbours together
+    ``settings.mixup`` and ``cutmix`` are alphas of the beta distributions of the share, 0 for never. For each image,
+    share, box and partner have the papers' distribution: the order is a random permutation, so any other image of the
+    epoch is equally likely as the partner. The papers' code mixes with a permutation of the batch, whereas here the two
+    of a pair are mixed with each other, with the same share and box. In a step with an odd number of images, the last
+    three are mixed in a circle. So nothing depends on ranks or accumulation; the plan must keep neighbours together
     (``SamplePlan.pairs``).
 
-    ``mode``: 'pair', each pair draws for itself, so its numbers do not depend on the batch size either; or 'batch', one
-    draw for all images of a step, on all ranks. Images are mixed with probability ``prob``, and by CutMix with
-    probability ``switch_prob`` where both are on. From epoch ``off_epoch`` on, counted from 0, no image is mixed; 0 for
-    never. Names and meaning are those of timm's ``Mixup``, whose mode 'batch' draws on each rank.
+    By mode 'pair' each pair draws for itself, so its numbers do not depend on the batch size either; by 'batch' there
+    is one draw for all images of a step, on all ranks. Names and meaning are those of timm's ``Mixup``, whose mode
+    'batch' draws on each rank.
     """
 
-    mixup: float
-    cutmix: float
+    settings: AugmentationSettings
     classes: int
     seed: int
-    prob: float = 1.0
-    switch_prob: float = 0.5
-    off_epoch: int = 0
-    mode: str = "pair"
-
-    @classmethod
-    def of(cls, settings: AugmentationSettings, classes: int, seed: int) -> Mixing | None:
-        """The mixing for these settings; None if they ask for none."""
-        if not settings.mixup and not settings.cutmix:
-            return None
-        return cls(
-            settings.mixup,
-            settings.cutmix,
-            classes,
-            seed,
-            settings.mixup_prob,
-            settings.mixup_switch_prob,
-            settings.mixup_off_epoch,
-            settings.mixup_mode,
-        )
 
     def __str__(self) -> str:
-        kinds = {"mixup": self.mixup, "cutmix": self.cutmix}
+        settings = self.settings
+        kinds = {"mixup": settings.mixup, "cutmix": settings.cutmix}
         words = [", ".join(f"{name} alpha {alpha:g}" for name, alpha in kinds.items() if alpha)]
-        by_step = self.mode == "batch"
+        by_step = settings.mixup_mode == "batch"
         words += ["drawn once a step"] if by_step else []
         if all(kinds.values()):
-            words.append(f"CutMix with probability {self.switch_prob:g}, otherwise mixup")
-        if self.prob < 1:
-            words.append(f"{100 * self.prob:g} % of the {'steps' if by_step else 'pairs'}")
-        if self.off_epoch:
-            words.append(f"off after {self.off_epoch} epochs")
+            words.append(f"CutMix with probability {settings.mixup_switch_prob:g}, otherwise mixup")
+        if settings.mixup_prob < 1:
+            words.append(f"{100 * settings.mixup_prob:g} % of the {'steps' if by_step else 'pairs'}")
+        if settings.mixup_off_epoch:
+            words.append(f"off after {settings.mixup_off_epoch} epochs")
         return "; ".join(words)
-
-    def is_on(self, epoch: int) -> bool:
-        """Images are mixed in ``epoch``, counted from 0."""
-        return not self.off_epoch or epoch < self.off_epoch
 
     def __call__(
         self,
@@ -112,7 +87,7 @@ class Mixing:
         opacity, kept = to_device(torch.from_numpy(weights), images.device).split(1, dim=1)
         partner, top, bottom, left, right = places.unbind(1)
         opacity = opacity[:, :, None, None]
-        if self.cutmix:
+        if self.settings.cutmix:
             rows = inside(top, bottom, images.shape[2])[:, None, :, None].float()
             columns = inside(left, right, images.shape[3])[:, None, None, :].float()
             opacity = opacity * (1 - rows * columns)
@@ -132,18 +107,19 @@ class Mixing:
         from scipy.special import betaincinv  # here, so that only runs that mix pay for the import
 
         partner, first = _places(micro_batches)
-        if self.mode == "batch":
+        settings = self.settings
+        if settings.mixup_mode == "batch":
             keys, group = np.unique(_steps(micro_batches), return_inverse=True)
         else:
             leaders, group = np.unique(first, return_inverse=True)
             keys = keys_of(micro_batches)[leaders]
         epoch = micro_batches[0].epoch
         uniforms = sample_uniforms(self.seed, epoch, keys, MIX_STREAM, MIX_NUMBERS).astype(np.float64)
-        both = self.mixup and self.cutmix
-        by_box = uniforms[:, 1] < self.switch_prob if both else np.full(len(keys), self.cutmix > 0)
-        alpha = np.where(by_box, self.cutmix, self.mixup)
+        both = settings.mixup and settings.cutmix
+        by_box = uniforms[:, 1] < settings.mixup_switch_prob if both else np.full(len(keys), settings.cutmix > 0)
+        alpha = np.where(by_box, settings.cutmix, settings.mixup)
         drawn = betaincinv(alpha, alpha, uniforms[:, 0])  # the quantile of a uniform number
-        drawn = np.where(uniforms[:, 4] < self.prob, drawn, 1.0)[group]
+        drawn = np.where(uniforms[:, 4] < settings.mixup_prob, drawn, 1.0)[group]
         by_box = by_box[group]
         alone = partner == np.arange(len(partner))
         drawn[alone] = 1.0

@@ -30,7 +30,32 @@ class Position(Protocol):
     averaged_step: int
 
 
-class MovingAverage:
+class WeightAverage:
+    """``module``: a network with an average of a model's weights, once there is one (``has_begun``)."""
+
+    module: nn.Module
+    has_begun = True
+
+    def update(self, updates: int, epoch: int = 0, after_step: Earlier | None = None) -> None:
+        """Follow the model's weights, moved in ``epoch``, counted from 0; ``updates``: the number of earlier calls.
+
+        ``after_step`` gives, for each of the model's tensors, the one that holds what it was after the step; None: each
+        still does itself.
+        """
+
+    def end_epoch(self, progress: Position) -> None:
+        """Follow the weights after the last step of an epoch; once, also if it is called again."""
+
+    def state(self) -> dict[str, Any] | None:
+        """The average for a checkpoint, with clean parameter names; None before it has begun."""
+        return {"model": self.module.state_dict()} if self.has_begun else None
+
+    def load_state(self, state: Mapping[str, Any] | None) -> None:
+        """Restore what ``state`` gave."""
+        load_state_dict(self.module, state["model"])
+
+
+class MovingAverage(WeightAverage):
     """``module``, a copy of ``model`` whose weights follow the model's: average = d x average + (1 - d) x weights.
 
     Polyak and Juditsky, Acceleration of stochastic approximation by averaging, 1992. d is ``decay``, and with
@@ -43,8 +68,6 @@ class MovingAverage:
     weights need, so recompute those of batch norm before using the average (``utils/optim/batch_norm_statistics.py``).
     All other buffers are copied. ``module``: a copy that exists already; a sharded ``model`` cannot be copied.
     """
-
-    has_begun = True
 
     def __init__(
         self,
@@ -74,30 +97,14 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self, updates: int, epoch: int = 0, after_step: Earlier | None = None) -> None:
-        """Follow the model's weights, moved in ``epoch``, counted from 0; ``updates``: the number of earlier calls.
-
-        ``after_step`` gives, for each of the model's tensors, the one that holds what it was after the step; None: each
-        still does itself.
-        """
         for averages, models in self._averaged.values():
             now = [*map(after_step, models)] if after_step else models
             torch._foreach_lerp_(averages, now, 1 - self.decay_of(updates, epoch))
         for copies, models in self._copied.values():
             torch._foreach_copy_(copies, [*map(after_step, models)] if after_step else models)
 
-    def end_epoch(self, progress: Position) -> None:
-        """Do nothing: steps count, epochs do not."""
 
-    def state(self) -> dict[str, Any]:
-        """For a checkpoint, with clean parameter names."""
-        return {"model": self.module.state_dict()}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state`` gave."""
-        load_state_dict(self.module, state["model"])
-
-
-class EpochAverage:
+class EpochAverage(WeightAverage):
     """``module``, a copy of ``model`` with the mean of its weights at the ends of epochs ``first_epoch`` (from 1) on.
 
     Stochastic weight averaging: Izmailov et al., Averaging weights leads to wider optima and better generalization,
@@ -113,11 +120,7 @@ class EpochAverage:
         self.module = self._average.module
         self.has_begun = False
 
-    def update(self, updates: int, epoch: int = 0, after_step: Earlier | None = None) -> None:
-        """Do nothing: steps do not count, epochs do."""
-
     def end_epoch(self, progress: Position) -> None:
-        """Take the weights after the last step of an epoch into the mean; once, also if it is called again."""
         if progress.epoch + 1 < self.first_epoch or progress.averaged_step == progress.step:
             return
         self._average.n_averaged.fill_(progress.averaged_epochs)
@@ -126,18 +129,13 @@ class EpochAverage:
         progress.averaged_step = progress.step
         self.has_begun = True
 
-    def state(self) -> dict[str, Any] | None:
-        """For a checkpoint, with clean parameter names; None before the first epoch of the mean has ended."""
-        return {"model": self.module.state_dict()} if self.has_begun else None
-
     def load_state(self, state: Mapping[str, Any] | None) -> None:
-        """Restore what ``state`` gave."""
         self.has_begun = state is not None
         if self.has_begun:
-            load_state_dict(self.module, state["model"])
+            super().load_state(state)
 
 
-class ScheduleFreeAverage:
+class ScheduleFreeAverage(WeightAverage):
     """``module``, a copy of ``model`` with the averaged weights x of its schedule-free ``optimizer``.
 
     They are copied when ``module`` is next asked for after a step, with all buffers of ``model``: the statistics of
@@ -145,8 +143,6 @@ class ScheduleFreeAverage:
     the next step. Parameters without a state, which have never moved, are those of ``model``; so are frozen ones, as
     all others are trained beside the weights y that these stay at.
     """
-
-    has_begun = True
 
     def __init__(self, model: nn.Module, optimizer: ScheduleFreeSGD) -> None:
         self.model = model
@@ -170,23 +166,11 @@ class ScheduleFreeAverage:
         self._has_moved = False
 
     def update(self, updates: int, epoch: int = 0, after_step: Earlier | None = None) -> None:
-        """Note that the weights have moved."""
         self._has_moved = True
 
-    def end_epoch(self, progress: Position) -> None:
-        """Do nothing: steps count, epochs do not."""
-
-    def state(self) -> dict[str, Any]:
-        """For a checkpoint, with clean parameter names."""
-        return {"model": self.module.state_dict()}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state`` gave."""
+    def load_state(self, state: Mapping[str, Any] | None) -> None:
         load_state_dict(self._module, state["model"])
         self._has_moved = False
-
-
-WeightAverage = MovingAverage | EpochAverage | ScheduleFreeAverage
 
 
 def build_average(

@@ -154,11 +154,7 @@ def _fused(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], **op
     """The optimizer as one kernel over all parameters: the fastest of torch's three ways on CPU and GPU."""
     sharded = any(isinstance(p, nn.Parameter) and hasattr(p, "to_local") for group in groups for p in group["params"])
     # torch's DTensor, of which a sharded network consists, knows no fused SGD.
-    optimizer = kind(groups, **({"foreach": True} if sharded else {"fused": True}), **options)
-    # A fused optimizer would skip a step inside its kernel, which the host does not see. Skipped steps are reported
-    # here, so the scaler must read its flag on the host and leave the step out itself, as with any other optimizer.
-    optimizer._step_supports_amp_scaling = False
-    return optimizer
+    return kind(groups, **({"foreach": True} if sharded else {"fused": True}), **options)
 
 
 Builder = Callable[[OptimisationSettings, nn.Module, OptimizerArguments], Optimizers]

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # how their lines in config.yaml begin
 MACHINE = "machine: "
 COMMIT = "commit: "
+PLAN = "plan: "  # a row of it, title and text
 UNKNOWN = "unknown"
 GIT_SECONDS = 10
 

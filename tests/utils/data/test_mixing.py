@@ -9,7 +9,7 @@ from scipy import stats
 from timm.data import mixup as timm_mixup
 
 from tests.utils.data import loading
-from utils.config.groups.augmentation import MIX_MODES
+from utils.config.groups.augmentation import MIX_MODES, AugmentationSettings
 from utils.data.formats.readers import MemoryImages
 from utils.data.images.unreadable import REPLACE
 from utils.data.loaders import TrainLoader
@@ -19,6 +19,13 @@ from utils.data.sources import ResidentSource
 
 CPU = torch.device("cpu")
 CLASSES = 6
+
+
+def mixing_of(mixup, cutmix, classes, seed, prob=1.0, switch=0.5, mode="pair"):
+    chosen = AugmentationSettings(
+        mixup=mixup, cutmix=cutmix, mixup_prob=prob, mixup_switch_prob=switch, mixup_mode=mode
+    )
+    return Mixing(chosen, classes, seed)
 
 
 def share_of(first=0, count=6, epoch=0, filled=0):
@@ -48,7 +55,7 @@ PARTNERS = {2: [1, 0], 3: [1, 2, 0], 6: [1, 0, 3, 2, 5, 4], 7: [1, 0, 3, 2, 5, 6
 @pytest.mark.parametrize("count", PARTNERS)
 def test_mixup_blends_the_images_and_labels_of_a_pair_with_its_own_share(count):
     images, labels = batch(count)
-    result, targets = mixed(Mixing(0.4, 0.0, 7, seed=0), images, torch.arange(count))
+    result, targets = mixed(mixing_of(0.4, 0.0, 7, seed=0), images, torch.arange(count))
     kept = kept_of(targets, torch.arange(count))
     partner = PARTNERS[count]
     weight = kept[:, None, None, None]
@@ -67,7 +74,7 @@ def test_cutmix_pastes_one_box_a_pair_and_its_area_is_the_labels_share(count, me
     images = batch(count)[0].contiguous(memory_format=memory_format)
     labels = torch.arange(count)
     partner = PARTNERS[count]
-    result, targets = mixed(Mixing(0.0, 1.0, 7, seed=3), images, labels)
+    result, targets = mixed(mixing_of(0.0, 1.0, 7, seed=3), images, labels)
     assert result.is_contiguous(memory_format=memory_format)
     pasted = (result != images).any(1)
     rows = pasted.any(2)
@@ -80,7 +87,7 @@ def test_cutmix_pastes_one_box_a_pair_and_its_area_is_the_labels_share(count, me
 
 
 def test_a_box_on_images_that_are_no_square_is_where_it_was_drawn():
-    mixing = Mixing(0.0, 1.0, 7, seed=3)
+    mixing = mixing_of(0.0, 1.0, 7, seed=3)
     images = torch.randn(6, 3, 8, 20)
     result, _ = mixed(mixing, images, torch.arange(6))
     blend = mixing.draw([share_of()], 8, 20)
@@ -94,7 +101,7 @@ def test_a_box_on_images_that_are_no_square_is_where_it_was_drawn():
 
 def test_what_fills_up_a_share_and_a_single_image_stay_as_they_are():
     images, labels = batch(6)
-    mixing = Mixing(0.4, 1.0, CLASSES, seed=0)
+    mixing = mixing_of(0.4, 1.0, CLASSES, seed=0)
     for share, still in ((share_of(count=1, filled=1), [0, 1]), (share_of(count=0, filled=2), [0, 1])):
         result, targets = mixed(mixing, images[:2], labels[:2], share)
         assert torch.equal(result[still], images[still]) and torch.equal(targets, torch.eye(CLASSES)[labels[:2]])
@@ -107,7 +114,7 @@ def test_what_fills_up_a_share_and_a_single_image_stay_as_they_are():
 
 def drawn(mixup, cutmix, pairs=4000, size=(32, 48)):
     """Opacity, box and kept share of each pair."""
-    blend = Mixing(mixup, cutmix, CLASSES, seed=0).draw([share_of(count=2 * pairs)], *size)
+    blend = mixing_of(mixup, cutmix, CLASSES, seed=0).draw([share_of(count=2 * pairs)], *size)
     return blend.opacity[::2], blend.box[::2], blend.kept[::2]
 
 
@@ -137,7 +144,7 @@ class GivenNumbers(timm_mixup.Mixup):
 def test_images_and_targets_are_those_of_timm_for_the_same_share_and_box(monkeypatch, mode):
     images, labels = batch(40, size=16)
     order = torch.tensor([place for one in range(20) for place in (one, 39 - one)])  # timm's pairs as neighbours
-    mixing = Mixing(0.4, 1.0, CLASSES, seed=0, prob=0.7, mode=mode)
+    mixing = mixing_of(0.4, 1.0, CLASSES, seed=0, prob=0.7, mode=mode)
     kinds = set()
     for number in range(20):
         if mode == "pair":
@@ -173,7 +180,7 @@ def test_shares_and_choices_have_the_distribution_of_timms(mixup, cutmix, prob, 
     # so large that it matters little how halves of pixels are rounded
     pairs = 4000
     size = (4096, 6144)
-    blend = Mixing(mixup, cutmix, CLASSES, 0, prob, switch).draw([share_of(count=2 * pairs)], *size)
+    blend = mixing_of(mixup, cutmix, CLASSES, 0, prob, switch).draw([share_of(count=2 * pairs)], *size)
     np.random.seed(0)  # timm's generator
     reference = timm_mixup.Mixup(mixup, cutmix, prob=prob, switch_prob=switch, num_classes=CLASSES)
     shares, by_box = reference._params_per_elem(pairs)
@@ -191,7 +198,7 @@ def test_shares_and_choices_have_the_distribution_of_timms(mixup, cutmix, prob, 
 def test_by_batch_the_numbers_depend_on_seed_epoch_and_step_alone():
     def kept(seed=0, epoch=0, step=0, count=6):
         share = MicroBatch(epoch, step, np.arange(count), count, 1.0, True)
-        (found,) = set(Mixing(0.4, 1.0, CLASSES, seed, mode="batch").draw([share], 64, 64).kept)
+        (found,) = set(mixing_of(0.4, 1.0, CLASSES, seed, mode="batch").draw([share], 64, 64).kept)
         return found
 
     assert kept() == kept(count=4) and len({kept(), kept(seed=1), kept(epoch=1), kept(step=1)}) == 4
@@ -209,13 +216,13 @@ def test_from_the_off_epoch_on_no_pair_is_mixed_and_nothing_is_drawn(monkeypatch
         assert torch.equal(found.images, expected.images) and torch.equal(found.targets, expected.targets)
         assert found.targets.dtype == torch.int64
     forever, _ = make("--mixup-off-epoch", 0)
-    assert forever.mixing.is_on(0) and forever.mixing.is_on(10**6)
+    assert all(forever.mixing.settings.mixes(epoch) for epoch in (0, 10**6))
 
 
 def test_a_probability_leaves_the_numbers_of_the_pairs_that_are_mixed_as_they_were():
     share = share_of(count=2000)
-    alone = Mixing(0.4, 1.0, CLASSES, seed=0).draw([share_of(count=2000)], 16, 16)
-    rarely = Mixing(0.4, 1.0, CLASSES, seed=0, prob=0.25).draw([share], 16, 16)
+    alone = mixing_of(0.4, 1.0, CLASSES, seed=0).draw([share_of(count=2000)], 16, 16)
+    rarely = mixing_of(0.4, 1.0, CLASSES, seed=0, prob=0.25).draw([share], 16, 16)
     left = (rarely.kept == 1) & (rarely.opacity == 1)
     assert stats.binomtest(int(left[::2].sum()), 1000, 0.75).pvalue > 1e-6  # and a few boxes without a pixel
     np.testing.assert_array_equal(rarely.kept[~left], alone.kept[~left])
@@ -236,7 +243,7 @@ def test_a_box_has_the_asked_area_around_any_pixel_and_ends_at_the_image(size, s
 
 def test_each_sample_meets_every_other_alike_over_the_epochs():
     plan = SamplePlan(9, 9, 9, seed=0, pairs=True)
-    mixing = Mixing(1.0, 0.0, CLASSES, seed=0)
+    mixing = mixing_of(1.0, 0.0, CLASSES, seed=0)
     met = np.zeros((9, 9))
     for epoch in range(1500):
         (share,) = plan.micro_batches(epoch, 0)
@@ -248,7 +255,7 @@ def test_each_sample_meets_every_other_alike_over_the_epochs():
 
 def test_the_numbers_of_a_pair_depend_on_seed_epoch_and_its_samples_alone():
     def kept(seed=0, **place):
-        return Mixing(0.4, 1.0, CLASSES, seed).draw([share_of(**place)], 16, 16).kept
+        return mixing_of(0.4, 1.0, CLASSES, seed).draw([share_of(**place)], 16, 16).kept
 
     np.testing.assert_array_equal(kept(), kept())
     np.testing.assert_array_equal(kept(count=6)[2:], kept(first=2, count=4))
@@ -289,7 +296,7 @@ def test_who_is_mixed_with_whom_and_how_is_the_same_on_any_ranks_and_passes(
     samples, batch_size, world, passes, epoch, mode
 ):
     def drawn(world_size, accumulate):
-        mixing = Mixing(0.2, 1.0, CLASSES, seed=1, mode=mode)
+        mixing = mixing_of(0.2, 1.0, CLASSES, seed=1, mode=mode)
         found = {}
         size = -(-batch_size // (world_size * accumulate))
         for rank in range(world_size):
@@ -344,7 +351,7 @@ def test_an_image_that_stands_in_for_a_bad_one_is_mixed_with_the_numbers_of_the_
 def test_a_gpu_gives_the_bits_of_the_cpu(memory_format):
     images, labels = batch(63)
     images = images.contiguous(memory_format=memory_format)
-    mixing = Mixing(0.2, 1.0, CLASSES, seed=0)
+    mixing = mixing_of(0.2, 1.0, CLASSES, seed=0)
     expected = mixed(mixing, images, labels)
     found = mixed(mixing, images.cuda(), labels.cuda())
     assert found[0].is_contiguous(memory_format=memory_format)

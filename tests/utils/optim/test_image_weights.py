@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from utils.config import arguments
+from utils.config.groups.augmentation import AugmentationSettings
 from utils.data.formats.readers import MemoryImages
 from utils.data.images.unreadable import REPLACE
 from utils.data.loaders import TrainLoader, relative_weights, sample_plan
@@ -88,7 +89,9 @@ def test_a_batch_has_the_weights_of_the_images_that_it_shows():
     plain = TrainLoader(source, plan, transform, image_weights=weights)
     for batch in plain.batches(0):
         assert batch.image_weights.tolist() == batch.targets.tolist()  # each image's weight is its label here
-    mixed = TrainLoader(source, plan, transform, Mixing(0.2, 0, COUNT, 0), image_weights=weights)
+    mixed = TrainLoader(
+        source, plan, transform, Mixing(AugmentationSettings(mixup=0.2), COUNT, 0), image_weights=weights
+    )
     for batch in mixed.batches(0):
         torch.testing.assert_close(batch.image_weights, batch.targets @ weights, rtol=1e-5, atol=1e-5)
     assert {batch.image_weights for batch in TrainLoader(source, plan, transform).batches(0)} == {None}

@@ -336,6 +336,7 @@ def test_a_run_that_goes_on_with_other_settings_has_these_in_its_row(run, tmp_pa
     assert row["lr"].number_value == 0.01 and row["epochs"].number_value == 4
     texts = {step: value.tensor.string_val[0].decode() for (tag, step), value in found if tag.startswith("Settings")}
     assert set(texts) == {0, 45} and "lr: 0.01  # flag" in texts[45] and "lr: 0.1  # default" in texts[0]
+    assert "# plan: Optimizer: sgd, momentum 0.9" in texts[0] and "# plan: Steps: 15 an epoch x 4" in texts[45]
 
 
 def test_the_row_is_what_torch_would_write():
