@@ -33,7 +33,7 @@ from utils.optim.build import build_optimizer_parts
 from utils.optim.distillation import Distillation
 from utils.precision import amp
 from utils.precision.choice import with_chosen_amp
-from utils.record.epoch_scalars import strange_metrics, unknown_metrics
+from utils.record.epoch_scalars import ONE, SEVERAL, strange_metrics
 from utils.record.summary import checkpoint_description
 from utils.record.tracking import missing_packages
 from utils.run import Run
@@ -182,7 +182,7 @@ def build_to_evaluate(run: Run) -> Components:
 def _for_labels_of(data: Data, args: Settings) -> Settings:
     """The settings for as many labels an image as the data have. Raises ``UserError`` with those of other data."""
     args = args.of_several_labels() if data.multilabel else args
-    if mistakes := strange_metrics(args.run, data.multilabel):
+    if mistakes := strange_metrics(args.run, [SEVERAL if data.multilabel else ONE]):
         raise UserError(*mistakes)
     return args
 
@@ -191,7 +191,7 @@ def _begin(args: Settings, distributed: Distributed, evaluate: bool) -> None:
     """Refuse names that do not exist, and bring the data set's files into place."""
     with distributed.raise_on_all_ranks():
         mistakes = [unknown_arch(args.model.arch), optimizers.unknown_optimizer(args.optimisation.optimizer)]
-        mistakes += unknown_metrics(args.run)
+        mistakes += strange_metrics(args.run)
         mistakes += [] if evaluate else missing_packages(args.logging.track)
         if any(mistakes):
             raise UserError(*filter(None, mistakes))

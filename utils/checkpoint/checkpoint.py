@@ -26,7 +26,7 @@ import torch
 
 from utils.checkpoint.inventory import CONTENTS, inventory, missing, refuse_swollen, wrong_kinds
 from utils.checkpoint.progress import Progress
-from utils.checkpoint.sharded import SHARDS, Places, Shards, remove_unused, spread_out
+from utils.checkpoint.sharded import SHARDS, Places, Shards, mapped, remove_unused
 from utils.checkpoint.snapshot import Snapshot
 from utils.config.settings import UserError
 from utils.runtime.files import sha256, sync, whole_file
@@ -199,7 +199,7 @@ def load(
     """
     state = _content(path, digest)
     if SHARDS not in state:
-        return state if places is None else spread_out(state, places)
+        return state if places is None else mapped(state, places.part)
     shards = Shards(path, state[SHARDS])
     if digest is None:  # otherwise rank 0 has verified them, and each process reads its part alone
         shards.verify()

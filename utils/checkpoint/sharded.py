@@ -78,7 +78,13 @@ def write_shards(state: dict[str, Any], checkpoints: Path, distributed: Distribu
     """
     from torch.distributed import checkpoint as dcp
 
-    named = {_name(keys): (keys, tensor.detach()) for keys, tensor in tensors_of(state)}
+    named: dict[str, tuple[Keys, torch.Tensor]] = {}
+
+    def take(keys: Keys, tensor: torch.Tensor) -> None:
+        named["/".join(map(str, keys))] = keys, tensor.detach()
+
+    rest = mapped(state, take)
+    whole = mapped(state, lambda _, tensor: tensor)
     step = state["progress"]["step"]
     folder = distributed.run_on_rank0(lambda: _new_folder(checkpoints / SHARDS, step))
     try:
@@ -108,7 +114,7 @@ def write_shards(state: dict[str, Any], checkpoints: Path, distributed: Distribu
             sync(path)
     tensors = json.dumps(_description(metadata, {name: keys for name, (keys, _) in named.items()}))
     index = {"folder": folder.name, "sha256": digests, "tensors": tensors}
-    return {**without_tensors(state), CONTENTS: inventory(_of_dicts(state)), SHARDS: index}
+    return {**rest, CONTENTS: inventory(whole), SHARDS: index}
 
 
 def _writer(folder: Path) -> Any:
@@ -281,43 +287,19 @@ def _reader(folder: Path, metadata: Any) -> Any:
 # ------------------------------------------------------------------------------------------- a state
 
 
-def tensors_of(state: dict[Any, Any], keys: Keys = ()) -> Iterator[tuple[Keys, torch.Tensor]]:
-    """Every tensor in nested dicts with its keys."""
+def mapped(state: dict[Any, Any], change: Callable[[Keys, torch.Tensor], Any], keys: Keys = ()) -> dict[Any, Any]:
+    """``state`` in plain dicts, as a file has them, with ``change`` of the keys and value of each tensor.
+
+    Where that is None, the tensor is left out.
+    """
+    changed = {}
     for key, value in state.items():
-        if isinstance(value, torch.Tensor):
-            yield (*keys, key), value
-        elif isinstance(value, dict):
-            yield from tensors_of(value, (*keys, key))
-
-
-def without_tensors(state: dict[Any, Any]) -> dict[Any, Any]:
-    """``state`` without the tensors in nested dicts."""
-    return {
-        key: without_tensors(value) if isinstance(value, dict) else value
-        for key, value in state.items()
-        if not isinstance(value, torch.Tensor)
-    }
-
-
-def _of_dicts(state: dict[Any, Any]) -> dict[Any, Any]:
-    """``state`` with plain dicts, as a file of it has them, in place of OrderedDict."""
-    return {key: _of_dicts(value) if isinstance(value, dict) else value for key, value in state.items()}
-
-
-def spread_out(state: dict[Any, Any], places: Places, keys: Keys = ()) -> dict[Any, Any]:
-    """``state`` with this process's part of each tensor that is spread."""
-    spread = {}
-    for key, value in state.items():
-        if isinstance(value, torch.Tensor):
-            value = places.part((*keys, key), value)
-        elif isinstance(value, dict):
-            value = spread_out(value, places, (*keys, key))
-        spread[key] = value
-    return spread
-
-
-def _name(keys: Keys) -> str:
-    return "/".join(map(str, keys))
+        if isinstance(value, dict):
+            value = mapped(value, change, (*keys, key))
+        elif isinstance(value, torch.Tensor) and (value := change((*keys, key), value)) is None:
+            continue
+        changed[key] = value
+    return changed
 
 
 def _file_name(text: Any) -> str:

@@ -108,7 +108,7 @@ class TrainLoader:
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """Channels, height and width of a batch's images, the largest if they grow."""
-        return len(self.transform.mean), *sides(self.transform.size)
+        return self.transform.image_shape
 
     def describe(self, args: Settings, data: Data) -> dict[str, str]:
         """The rows of a run's plan about what a step is trained on; ``data`` has the images."""
@@ -232,6 +232,11 @@ class ValidationLoader:
         part = copy.copy(self)
         part._take(samples)
         return part
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of a batch's images."""
+        return self.transform.image_shape
 
     @property
     def multilabel(self) -> bool:

@@ -59,6 +59,11 @@ class BatchTransform:
             images = torch.cat([self._resized(part, whole)[..., down, across] for part in images.split(few)])
         return self._on_device(images, [()] * len(self._steps))
 
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of what it gives."""
+        return len(self.mean), *self._shape
+
     def at_size(self, size: Size) -> BatchTransform:
         """This transform for images of ``size`` pixels; augmentations that depend on it have a field of that name."""
         if size == self.size:

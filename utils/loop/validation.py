@@ -15,11 +15,12 @@ from utils.config.settings import UserError
 from utils.data.loaders import Batch, ValidationLoader
 from utils.loop.bad_images import BadImages
 from utils.loop.forward import forward
-from utils.loop.idle_passes import IdlePasses
 from utils.record.metrics import ClassReport, Report, ValidationMeter
 from utils.record.multilabel import AnyReport, MultilabelMeter, ValidationAnswers
+from utils.record.pictures.collector import Collector
 from utils.record.writer import Writer
 from utils.runtime.distributed import Distributed
+from utils.runtime.sharding import idle_pass, release
 
 
 @torch.no_grad()
@@ -41,7 +42,7 @@ def validate(
     """
     distributed.broadcast_buffers(model)
     model.eval()
-    idle = IdlePasses(model, distributed, autocast)
+    network = model.network if isinstance(model, Collector) else model  # pictures are of no idle pass
     answers = ValidationAnswers() if loader.multilabel else None
     kind = ValidationMeter if answers is None else MultilabelMeter
     meter = kind(loader.num_batches, distributed.device)
@@ -52,7 +53,6 @@ def validate(
         batches = loader.batches()
         for _ in range(loader.rounds):
             batch = next(batches, None)  # in the last round some ranks have none
-            idle.begin_round(batch)
             if batch is not None:
                 before_batch(batch)
                 bad_images.note(batch)
@@ -64,11 +64,12 @@ def validate(
                 if answers is not None:
                     answers.update(batch.indices, logits, batch.targets)
             else:
-                idle()
+                with autocast:
+                    idle_pass(network, loader.image_shape, distributed.device)
             bar.update(batch is not None)
             between()
     model.train()
-    idle.end()
+    release(network)
     sums = distributed.all_reduce_sum(torch.cat([meter.sums, *(column[:, None] for column in columns)], 1)).sum(0)
     if answers is not None:
         report = answers.report(distributed)

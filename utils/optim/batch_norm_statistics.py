@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from utils.runtime.distributed import Distributed
-from utils.runtime.sharding import is_sharded, release
+from utils.runtime.sharding import idle_pass, release
 
 
 class Loader(Protocol):
@@ -54,9 +54,9 @@ def recompute(
         if batch is not None:
             with sums.watching(), autocast:
                 model(batch.images)
-        elif is_sharded(model):  # whose other ranks need this one's part of the weights
+        else:
             with autocast:
-                model(torch.zeros(1, *loader.image_shape, device=distributed.device))
+                idle_pass(model, loader.image_shape, distributed.device)
         for row in distributed.all_gather(sums.take()):
             sums.total += row
         between()

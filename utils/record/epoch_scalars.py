@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from utils.checkpoint.progress import Progress
@@ -194,43 +194,30 @@ def stopping_metric(settings: RunSettings) -> Metric:
     return best_metric(settings) if own is None else _metric("early_stopping_metric", own)
 
 
-def strange_metrics(settings: RunSettings, multilabel: bool) -> list[str]:
-    """A message for the user for each metric that does not exist with one label an image, or with several."""
-    known = metrics([SEVERAL if multilabel else ONE])
-    names = {
-        "best_metric": settings.best_metric,
-        "early_stopping_metric": settings.early_stopping_metric or settings.best_metric,
-    }
-    wrong = [(name, value) for name, value in names.items() if value.removeprefix(PREFIX) not in known]
-    words = "several labels an image" if multilabel else "one label an image"
-    return list(
-        dict.fromkeys(
-            f"{flag_of('best_metric' if value == settings.best_metric else name)} {value}: is no figure of {words}; "
-            f"there are {', '.join(known)}"
-            for name, value in wrong
-        )
-    )
-
-
-def unknown_metrics(settings: RunSettings) -> list[str]:
-    """A message for the user for each metric that does not exist."""
+def strange_metrics(settings: RunSettings, labels: Sequence[str] = (ONE, SEVERAL)) -> list[str]:
+    """A message for the user for each metric that does not exist with so many ``labels`` an image."""
+    known = metrics(labels)
+    words = {(ONE,): " with one label an image", (SEVERAL,): " with several labels an image"}.get(tuple(labels), "")
     mistakes = []
-    for chosen in (best_metric, stopping_metric):
-        try:
-            chosen(settings)
-        except UserError as error:
-            mistakes += error.mistakes
-    return list(dict.fromkeys(mistakes))
+    for setting in ("best_metric", "early_stopping_metric"):
+        name = getattr(settings, setting)
+        if name is not None and name.removeprefix(PREFIX) not in known:
+            mistakes.append(_no_such(setting, name, known, words))
+    return mistakes
 
 
 def _metric(setting: str, name: str) -> Metric:
     """The metric ``top1`` or ``val_top1``."""
     known = metrics()
-    short = name.removeprefix(PREFIX)
-    if short in known:
-        return known[short]
-    hint = or_nearest(short.lower().replace("-", "_"), known, f"there are {', '.join(known)}")
-    raise UserError(f"{flag_of(setting)} '{name[:60]}': no such figure of a validation; {hint}")
+    if name.removeprefix(PREFIX) not in known:
+        raise UserError(_no_such(setting, name, known))
+    return known[name.removeprefix(PREFIX)]
+
+
+def _no_such(setting: str, name: str, known: Collection[str], words: str = "") -> str:
+    short = name.removeprefix(PREFIX).lower().replace("-", "_")
+    hint = or_nearest(short, known, f"there are {', '.join(known)}")
+    return f"{flag_of(setting)} '{name[:60]}': no such figure of a validation{words}; {hint}"
 
 
 def stopping_rule(settings: RunSettings) -> str:

@@ -104,9 +104,19 @@ def _holders_of_vectors(model: nn.Module) -> list[nn.Module]:
     return [module for module in holders if module is not model]
 
 
+@torch.no_grad()
+def idle_pass(model: nn.Module, image_shape: tuple[int, ...], device: torch.device) -> None:
+    """Take part in the other processes' pass of ``model``, without images: they need this one's part of the weights.
+
+    Does nothing unless ``model``, or a network in it, is sharded. To be called inside autocast, as theirs.
+    """
+    if any(map(is_sharded, model.modules())):
+        model(torch.zeros(1, *image_shape, device=device))
+
+
 def release(model: nn.Module) -> None:
     """Drop whole parameters that a forward pass without a backward pass has left, before the parts change."""
-    if not is_sharded(model):
+    if not any(map(is_sharded, model.modules())):
         return
     from torch.distributed.fsdp import FSDPModule
 

@@ -8,7 +8,7 @@ from utils.checkpoint.progress import Progress
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.loop.selection import update_best
-from utils.record.epoch_scalars import EPOCH_SCALARS, best_metric, metrics, stopping_metric, unknown_metrics
+from utils.record.epoch_scalars import EPOCH_SCALARS, best_metric, metrics, stopping_metric, strange_metrics
 
 LOWER = {"loss", "ece"}
 
@@ -47,10 +47,10 @@ def test_a_metric_is_named_with_or_without_the_columns_prefix(prefix):
 
 
 def test_an_unknown_metric_is_answered_with_the_nearest_names():
-    assert unknown_metrics(parse([]).run) == []
-    (line,) = unknown_metrics(parse(["--best-metric", "top-1", "--early-stopping", "3"]).run)
+    assert strange_metrics(parse([]).run) == []
+    (line,) = strange_metrics(parse(["--best-metric", "top-1", "--early-stopping", "3"]).run)
     assert line.startswith("--best-metric 'top-1': no such figure") and "did you mean top1" in line
-    lines = unknown_metrics(parse(["--best-metric", "count", "--early-stopping-metric", "zzz"]).run)
+    lines = strange_metrics(parse(["--best-metric", "count", "--early-stopping-metric", "zzz"]).run)
     assert (
         len(lines) == 2 and lines[1].startswith("--early-stopping-metric 'zzz'") and "there are loss, top1" in lines[1]
     )

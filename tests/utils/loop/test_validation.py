@@ -27,6 +27,7 @@ class Loader:
     multilabel = False
     world_size = 1
     is_cut = False
+    image_shape = IMAGES.shape[1:]
 
     def __init__(self, rank=0, world_size=1, empty=None):
         self.numbers = range(rank, 4, world_size)

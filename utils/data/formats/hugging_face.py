@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ from utils.data.formats.class_folders import TRAINING_FOLDERS, VALIDATION_FOLDER
 from utils.data.formats.listing import Lister
 from utils.data.formats.readers import ImageFiles, Splits
 from utils.data.formats.several_labels import LabelLists, of_column
-from utils.data.images.stored import Stored, version_of
+from utils.data.images.stored import NumberedImages, version_of
 from utils.data.progress_log import Log, silent
 
 SAVED = "state.json"  # by which a folder that ``save_to_disk`` wrote is recognised
@@ -372,65 +372,21 @@ def numbered(values: np.ndarray, classes: tuple[str, ...], column: str, where: s
 # --------------------------------------------------------------------------------------------- rows
 
 
-class Row(Stored):
-    """The image in a row, named SPLIT[NUMBER]."""
-
-    rows: Rows
-    number: int
-
-    @property
-    def version(self) -> str:
-        """Names the table's files and the column, and an image's own file if it lies outside of the table."""
-        return f"{self.rows.version}\0{self.number}{self.rows.version_elsewhere(self.number)}"
-
-    def content(self) -> bytes:
-        return self.rows.read(self.number)
-
-    def __reduce__(self) -> Any:
-        """Across processes goes the number; a table is known to all that were forked from the one that opened it."""
-        return _row, (self.rows.key, str(self), self.number)
-
-
-def _row(key: int, name: str, number: int) -> Row:
-    row = Row(name)
-    row.rows = _opened[key]
-    row.number = number
-    return row
-
-
-_opened: list[Rows] = []
-
-
-class Rows(Sequence[str]):
-    """The images of a split as a sequence of names; each ``Row`` is made when it is asked for.
+class Rows(NumberedImages):
+    """The images of a split's rows.
 
     ``dataset``: a ``datasets.Dataset`` that maps its files, so that memory does not grow with their number.
-    ``places``: which of its rows, int64 (n,); None for all.
     """
 
-    def __init__(self, dataset: Any, column: str, where: str, root: str, places: np.ndarray | None = None) -> None:
+    def __init__(self, dataset: Any, column: str, where: str, root: str) -> None:
         feature = dataset.features[column]
         dataset = dataset.select_columns([column]).with_format(None)  # save_to_disk keeps another one
         if isinstance(feature, library().Image):
             dataset = dataset.cast_column(column, library().Image(decode=False))
+        super().__init__(where, len(dataset))
         self._dataset = dataset
         self._column = column
-        self._where = where
         self._root = root
-        self._places = np.arange(len(dataset)) if places is None else places
-        self.key = len(_opened)
-        _opened.append(self)
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __getitem__(self, index: int) -> Row:
-        number = int(self._places[index])
-        return _row(self.key, f"{self._where}[{number}]", number)
-
-    def take(self, places: np.ndarray) -> Rows:
-        """The rows at ``places``, int64 (m,), in that order."""
-        return Rows(self._dataset, self._column, self._where, self._root, self._places[places])
 
     def read(self, number: int) -> bytes:
         """The image file in row ``number``. Raises ``OSError``."""
@@ -452,17 +408,15 @@ class Rows(Sequence[str]):
     def _beside(self, path: str) -> str:
         return os.path.join(self._root, path)
 
-    @cached_property
-    def version(self) -> str:
-        """Text that changes when the table's files do, and another one for each column."""
-        return " ".join([self._column, *(version_of(file["filename"]) for file in self._dataset.cache_files)])
-
-    def version_elsewhere(self, number: int) -> str:
-        """Text that changes when the file does in which the image of a row lies; empty for one in the table."""
+    def version_of(self, number: int) -> str:
+        """Names the table's files and the column, and an image's own file if it lies outside of the table."""
         path = self._elsewhere.get(number)
-        if path is None:
-            return ""
-        return f"\0{path}\0{version_of(self._beside(path))}"
+        elsewhere = "" if path is None else f"\0{path}\0{version_of(self._beside(path))}"
+        return f"{self._files}\0{number}{elsewhere}"
+
+    @cached_property
+    def _files(self) -> str:
+        return " ".join([self._column, *(version_of(file["filename"]) for file in self._dataset.cache_files)])
 
     @cached_property
     def _elsewhere(self) -> dict[int, str]:
@@ -482,12 +436,14 @@ class Rows(Sequence[str]):
         """The column, a ``pyarrow.ChunkedArray`` that maps the table's files."""
         return self._dataset.with_format("arrow")[:].column(self._column)
 
-    @cached_property
+    @property
     def identity(self) -> str:
-        """Text that is equal for images of equal sizes in bytes in equal order, wherever they lie.
+        """Text that is equal for images of equal sizes in bytes in equal order, wherever they lie."""
+        return hashlib.sha256(self._lengths[self.places].tobytes()).hexdigest()
 
-        It needs no more than where each image begins and ends, and of those outside of the table their files' sizes.
-        """
+    @cached_property
+    def _lengths(self) -> np.ndarray:
+        """The size of each row's image in bytes, int64, from where it begins and ends or from its own file."""
         import pyarrow
         import pyarrow.compute
 
@@ -498,4 +454,4 @@ class Rows(Sequence[str]):
         for number, path in self._elsewhere.items():
             with suppress(OSError):  # reading it reports the error
                 lengths[number] = os.path.getsize(self._beside(path))
-        return hashlib.sha256(lengths[self._places].tobytes()).hexdigest()
+        return lengths

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,78 +15,38 @@ from utils.config.groups.data import DataSettings
 from utils.config.plugins import Entry
 from utils.config.settings import UserError
 from utils.data.formats.readers import ImageFiles, MemoryImages, Splits
-from utils.data.images.stored import Stored
+from utils.data.images.stored import NumberedImages
 
 LOOKED_AT = 32  # images of a split whose content is part of the fingerprint
 
 
-class Item(Stored):
-    """The image of an item, named SPLIT[NUMBER]."""
+class Items(NumberedImages):
+    """The images of a data set of a user's file."""
 
-    items: Items
-    number: int
-
-    @property
-    def version(self) -> str:
-        """Names the data set's content as far as it says: by the digest of the image itself."""
-        return f"{self}\0{hashlib.sha256(self.content()).hexdigest()}"
-
-    def content(self) -> bytes:
-        return self.items.read(self.number)
-
-    def __reduce__(self) -> Any:
-        """Across processes goes the number; the data set is known to all that were forked from the one that made it."""
-        return _item, (self.items.key, str(self), self.number)
-
-
-def _item(key: int, name: str, number: int) -> Item:
-    item = Item(name)
-    item.items = _made[key]
-    item.number = number
-    return item
-
-
-_made: list[Items] = []
-
-
-class Items(Sequence[str]):
-    """The images of a split as a sequence of names; an image is asked for when it is needed."""
-
-    def __init__(self, dataset: Any, name: str, colour: str, places: np.ndarray | None = None) -> None:
+    def __init__(self, dataset: Any, name: str) -> None:
+        super().__init__(name, len(dataset))
         self._dataset = dataset
-        self._name = name
-        self._colour = colour
-        self._places = np.arange(len(dataset)) if places is None else places
-        self.key = len(_made)
-        _made.append(self)
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __getitem__(self, index: int) -> Item:
-        number = int(self._places[index])
-        return _item(self.key, f"{self._name}[{number}]", number)
-
-    def take(self, places: np.ndarray) -> Items:
-        """The images at ``places``, int64 (m,), in that order."""
-        return Items(self._dataset, self._name, self._colour, self._places[places])
 
     @property
     def identity(self) -> str:
         """Digest of the split's name, its size and the content of some images."""
         places = np.linspace(0, len(self) - 1, min(len(self), LOOKED_AT)).round().astype(int)
         contents = (hashlib.sha256(self[place].content()).hexdigest() for place in places.tolist())
-        return "\0".join((self._name, hashlib.sha256(self._places.tobytes()).hexdigest(), *contents))
+        return "\0".join((self.name, hashlib.sha256(self.places.tobytes()).hexdigest(), *contents))
 
     def read(self, number: int) -> bytes:
         """The image file of item ``number``; what is no file yet becomes a PNG, which loses nothing."""
         image = self._dataset[number][0]
         if isinstance(image, bytes | bytearray | memoryview):
             return bytes(image)
-        image = image if isinstance(image, Image.Image) else Image.fromarray(_pixels(image, f"{self._name}[{number}]"))
+        image = image if isinstance(image, Image.Image) else Image.fromarray(_pixels(image, f"{self.name}[{number}]"))
         file = io.BytesIO()
         image.save(file, "png", compress_level=1)
         return file.getvalue()
+
+    def version_of(self, number: int) -> str:
+        """Names the data set's content as far as it says: by the digest of the image itself."""
+        return f"{self.name}[{number}]\0{hashlib.sha256(self.read(number)).hexdigest()}"
 
 
 def _pixels(image: Any, where: str) -> np.ndarray:
@@ -117,7 +76,7 @@ def read_own(entry: Entry, settings: DataSettings) -> Splits:
     splits = []
     for name, dataset in zip(("train", "val"), datasets, strict=True):
         labels = _labels(dataset, len(classes), f"{where}, {name}")
-        images = Items(dataset, f"{entry.name}/{name}", spec.colour)
+        images = Items(dataset, f"{entry.name}/{name}")
         splits.append(_in_memory(images, labels, spec) if spec.fixed_size else ImageFiles(images, labels, spec.colour))
     return Splits(*splits, classes)
 

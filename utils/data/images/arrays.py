@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import io
-import struct
 import warnings
 from collections.abc import Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
 from utils.config.settings import UserError
 from utils.data.images.levels import (
@@ -197,17 +196,19 @@ def _is_for_tifffile(path: str | BinaryIO, channels: int | None = None) -> bool:
 
 def _samples_of(path: str | BinaryIO) -> int:
     """The bands that a TIFF file's first directory states; 0 if it has none, many for a BigTIFF file."""
-    data = _file(path).getvalue()
-    order = "<" if data.startswith(b"II") else ">"
-    if data[2:4] in (b"+\0", b"\0+"):
+    file = _file(path)
+    head = file.read(8)
+    if head[2:4] in (b"+\0", b"\0+"):
         return MANY
-    try:
-        (first,) = struct.unpack_from(f"{order}I", data, 4)
-        (count,) = struct.unpack_from(f"{order}H", data, first)
-        tags = [struct.unpack_from(f"{order}HHIH", data, first + 2 + 12 * number) for number in range(count)]
-    except struct.error:
-        return 0
-    return next((value for tag, *_, value in tags if tag == SAMPLES), 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of a damaged file, on which Pillow also fails in other ways
+        try:
+            directory = TiffImagePlugin.ImageFileDirectory_v2(head)
+            file.seek(directory.next)
+            directory.load(file)
+            return int(directory.get(SAMPLES, 1))
+        except Exception:
+            return 0
 
 
 def _tiff_file(path: str | BinaryIO) -> Any:

@@ -185,12 +185,7 @@ def decoder() -> str:
 
 def loaded(path: str) -> str | BinaryIO:
     """``path``, or the content of a stored image. Raises what ``open_image`` raises."""
-    try:
-        return opened(path)
-    except OSError as error:
-        if error.errno in SHORTAGES:
-            raise UserError(f"{path}: cannot be read ({error}); use fewer --workers, or raise the limit") from error
-        raise UnreadableImage(path, " ".join(str(error).split())) from error
+    return _read(path, lambda file: file)
 
 
 def read_plain_jpeg(path: str | BinaryIO, colour: str) -> tuple[bytes, int, int] | None:

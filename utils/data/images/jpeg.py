@@ -11,6 +11,7 @@ import re
 import struct
 import tempfile
 import threading
+import warnings
 from importlib import util
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 START = b"\xff\xd8"
 END = b"\xff\xd9"
@@ -74,16 +76,14 @@ def _upright(segment: bytes) -> bool:
     """An APP1 segment, which holds EXIF or XMP, asks for no rotation; False if in doubt."""
     if not segment.startswith(b"Exif\0\0"):
         return all(value == b"1" for value in _XMP_ORIENTATION.findall(segment))
-    order = {b"II": "<", b"MM": ">"}.get(segment[6:8])
-    if order is None:
-        return False
-    try:
-        (first,) = struct.unpack_from(f"{order}I", segment, 10)
-        (count,) = struct.unpack_from(f"{order}H", segment, 6 + first)
-        tags = (struct.unpack_from(f"{order}HHIH", segment, 8 + first + 12 * number) for number in range(count))
-        return all(value == 1 for tag, _, _, value in tags if tag == ORIENTATION)
-    except struct.error:
-        return False
+    exif = Image.Exif()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of a damaged segment; Pillow also fails in other ways
+        try:
+            exif.load(segment)
+            return exif.get(ORIENTATION, 1) == 1
+        except Exception:
+            return False
 
 
 def decode_region(data: bytes, box: tuple[int, int, int, int]) -> torch.Tensor | None:

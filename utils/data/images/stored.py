@@ -5,7 +5,11 @@ from __future__ import annotations
 import io
 import os
 from abc import ABC, abstractmethod
-from typing import BinaryIO
+from collections.abc import Sequence
+from copy import copy
+from typing import Any, BinaryIO
+
+import numpy as np
 
 RAW = b"\x93NUMPY"  # how a .npy file begins: uint8 pixels (height, width) or (height, width, 3), not compressed
 
@@ -21,6 +25,67 @@ class Stored(str, ABC):
     @abstractmethod
     def content(self) -> bytes:
         """The image file's bytes. Raises ``OSError`` if they cannot be read or are damaged."""
+
+
+class Numbered(Stored):
+    """An image of ``source``, named SPLIT[NUMBER]."""
+
+    source: NumberedImages
+    number: int
+
+    @property
+    def version(self) -> str:
+        return self.source.version_of(self.number)
+
+    def content(self) -> bytes:
+        return self.source.read(self.number)
+
+    def __reduce__(self) -> Any:
+        """Across processes goes the number; a source is known to all that were forked from the one that made it."""
+        return _numbered, (self.source.key, self.number)
+
+
+class NumberedImages(Sequence[str], ABC):
+    """The images of a split, called ``name``, as a sequence of names; each ``Numbered`` is made when it is asked for.
+
+    ``places``: their numbers, int64 (n,), at first those of all.
+    """
+
+    def __init__(self, name: str, count: int) -> None:
+        self.name = name
+        self.places = np.arange(count)
+        self.key = len(_sources)
+        _sources.append(self)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: int) -> Numbered:
+        return _numbered(self.key, int(self.places[index]))
+
+    def take(self, places: np.ndarray) -> Any:
+        """The images at ``places``, int64 (m,), in that order."""
+        taken = copy(self)
+        taken.places = self.places[places]
+        return taken
+
+    @abstractmethod
+    def read(self, number: int) -> bytes:
+        """The image file of a number. Raises ``OSError``."""
+
+    @abstractmethod
+    def version_of(self, number: int) -> str:
+        """Text that changes when the image of a number does."""
+
+
+_sources: list[NumberedImages] = []
+
+
+def _numbered(key: int, number: int) -> Numbered:
+    image = Numbered(f"{_sources[key].name}[{number}]")
+    image.source = _sources[key]
+    image.number = number
+    return image
 
 
 class NamedBytes(io.BytesIO):
