@@ -111,7 +111,7 @@ class Components(NamedTuple):
 
 
 def build(run: Run) -> Components:
-    """All components of a training. What can be wrong with them shows here, before anything is created.
+    """Components of a training. What can be wrong with them shows here, before anything is created.
 
     The settings of ``run`` are final once data and network are there.
     """
@@ -121,8 +121,8 @@ def build(run: Run) -> Components:
     _begin(args, distributed, evaluate=False)
     with distributed.raise_on_all_ranks(), distributed.without_timeout("Reading the data"):
         weights = read_weights(args) if point is None else None
-        data = run.images.to_train_on(args.data, point or (weights and weights.point))
-        data = data.shown_to(known_preprocessing(args, point, weights), args.data)
+        known = known_preprocessing(args, point, weights)
+        data = run.images.to_train_on(args.data, point or (weights and weights.point)).shown_to(known, args.data)
         if point is not None and args.run.resume_override:
             refuse_other_head(point, data.classes, data.multilabel)
         elif point is not None:
@@ -159,15 +159,15 @@ def build(run: Run) -> Components:
 
 
 def build_to_evaluate(run: Run) -> Components:
-    """All that a validation needs."""
+    """Components of a validation."""
     args = run.args
     distributed = run.distributed
     point = run.resume_point
     _begin(args, distributed, evaluate=True)
     with distributed.raise_on_all_ranks(), distributed.without_timeout("Reading the data"):
         weights = point and WeightsFile(point.read(), point.path)
-        data = run.images.to_evaluate(args, point)
-        data = data.shown_to(known_preprocessing(args, point, weights, evaluates=True), args.data)
+        known = known_preprocessing(args, point, weights, evaluates=True)
+        data = run.images.to_evaluate(args, point).shown_to(known, args.data)
         if point is not None:
             point.refuse_other_data(data.classes, None, data.seen, multilabel=data.multilabel)
     data.refuse_differences(distributed)

@@ -57,7 +57,7 @@ class Confidence:
     distance: Distance | None
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps under ``KEY``."""
+        """Content of a checkpoint under ``KEY``."""
         return {**vars(self), "distance": None if self.distance is None else vars(self.distance)}
 
     @classmethod

@@ -144,7 +144,7 @@ def _named(state: Mapping[str, Any], path: Path) -> tuple[str, list[str]]:
 
 
 def _confidence(network: nn.Module, state: Mapping[str, Any], path: Path, calibrated: bool) -> Confidence | None:
-    """What a checkpoint's ``state`` keeps for its weights; with ``calibrated``, ``network`` applies the temperature."""
+    """Confidence that a checkpoint keeps for its weights; with ``calibrated``, ``network`` applies the temperature."""
     confidence = Confidence.from_state(state.get(CONFIDENCE), path)
     if confidence is None:
         return None

@@ -235,10 +235,7 @@ def known_preprocessing(
     """
     testing = evaluates and not (args.data.image_size or args.data.val_image_size)
     if resume_point is None and weights is None:
-        if not args.model.pretrained:
-            return None
-        values, source = preprocessing_of(args.model.arch, testing)
-        return KnownPreprocessing(Preprocessing.from_state(values, source), source)
+        return _of_library(args.model.arch, testing) if args.model.pretrained else None
     state, path = weights if resume_point is None else (resume_point.state, resume_point.path)
     values = state.get("preprocessing")
     if values is None and "format" not in state:
@@ -261,7 +258,11 @@ def _assumed_preprocessing(args: Settings, path: Path, testing: bool) -> KnownPr
     if library not in ("timm", "torchvision") or (fixed_size and not args.model.new_head):
         return None
     try:
-        values, source = preprocessing_of(args.model.arch, testing)
-        return KnownPreprocessing(Preprocessing.from_state(values, source), f"{source}, assumed for {path}")
+        return _of_library(args.model.arch, testing, f", assumed for {path}")
     except UserError:
         return None
+
+
+def _of_library(arch: str, testing: bool, words: str = "") -> KnownPreprocessing:
+    values, source = preprocessing_of(arch, testing)
+    return KnownPreprocessing(Preprocessing.from_state(values, source), source + words)

@@ -47,7 +47,7 @@ ON_CONSOLE = (
 
 @dataclass
 class Run:
-    """One run: its settings and processes, what it resumes, and, once it trains, its folder and writer.
+    """A run: its settings and processes, what it resumes, and, once it trains, its folder and writer.
 
     ``args`` never change once they are ``settled``. ``argv``: the command line, without the program's name.
     ``resume_point``: the checkpoint to resume or to evaluate. ``position``, ``found_at``: the epoch and step after

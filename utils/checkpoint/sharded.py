@@ -55,7 +55,7 @@ class Places(NamedTuple):
         return torch.empty(shape, dtype=dtype) if like is None else torch.empty_like(like, dtype=dtype)
 
     def part(self, keys: Keys, whole: torch.Tensor) -> torch.Tensor:
-        """This process's part of a ``whole`` tensor on the CPU, or that tensor if it is not spread."""
+        """The part of this process of a ``whole`` tensor on the CPU, or that tensor if it is not spread."""
         from torch.distributed.tensor import distribute_tensor
 
         like = self._like(keys, whole.shape)

@@ -159,7 +159,7 @@ SHAPED = {
 
 
 def setting(default: Any, help: str, **declared: Any) -> Any:
-    """One setting, with what ``Declaration`` holds."""
+    """A setting, with what ``Declaration`` holds."""
     return field(default=default, metadata={"help": help, **declared})
 
 

@@ -1,4 +1,4 @@
-"""What users' own files add: ``--plugin FILE``, whose decorators are in ``utils/plugin.py``.
+"""Entries of users' own files: ``--plugin FILE``, whose decorators are in ``utils/plugin.py``.
 
 Each room asks ``added`` for entries of its kind beside its own registry. Code runs only for a file that the command
 line or its recipe names: a checkpoint says which files its run had, and never starts them.
@@ -78,7 +78,7 @@ def hooks() -> Sequence[Entry]:
 
 
 def choices(setting: str, own: tuple[str, ...]) -> tuple[str, ...]:
-    """What a setting with the choices ``own`` accepts."""
+    """Names that a setting with the choices ``own`` accepts."""
     return (*own, *added(KIND_OF[setting])) if setting in KIND_OF else own
 
 

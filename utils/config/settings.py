@@ -1,4 +1,4 @@
-"""All settings: one frozen dataclass a group, with default, help and check beside each field.
+"""Settings: one frozen dataclass a group, with default, help and check beside each field.
 
 Flags, recipe keys, ``--help`` and the saved ``config.yaml`` all come from these fields (see
 ``utils/config/arguments.py``): to add a setting, add a field to its group in ``utils/config/groups``. Nothing here
@@ -41,7 +41,7 @@ class UserError(ValueError):
 
 @dataclass(frozen=True)
 class Settings:
-    """All groups, and the origin of each setting's value ('default', 'recipe', 'flag', ...).
+    """Groups of settings, and the origin of each setting's value ('default', 'recipe', 'flag', ...).
 
     ``changed``: the settings whose flag differs from recipe, checkpoint or default.
     """
@@ -80,7 +80,7 @@ class Settings:
         return [*self.unmeasured(), *older]
 
     def with_values(self, **values: Any) -> Settings:
-        """The same settings with these values, by their names; lists become tuples."""
+        """Settings with these values, by their names; lists become tuples."""
         changed = self
         for group, option in all_settings():
             if option.name in values:
@@ -92,7 +92,7 @@ class Settings:
         return changed
 
     def of_several_labels(self) -> Settings:
-        """The same settings for images with several labels each, for which some defaults are others.
+        """Settings for images with several labels each, for which some defaults are others.
 
         Raises ``UserError`` with what takes one label an image.
         """
@@ -116,7 +116,7 @@ class Settings:
         return dataclasses.replace(self.with_values(**changed), origins=origins)
 
     def with_absolute_paths(self) -> Settings:
-        """The same settings for any working directory."""
+        """Settings that hold in any working directory."""
         paths = {name: getattr(self.data, name) for name in ("datapath", "labels", "class_map", "cache_dir")}
         absolute = {name: path and os.path.abspath(path) for name, path in paths.items()}
         return dataclasses.replace(self, data=dataclasses.replace(self.data, **absolute))

@@ -150,7 +150,7 @@ class Data:
         )
 
     def shown_to(self, known: KnownPreprocessing | None, settings: DataSettings) -> Data:
-        """This data, its images shown as ``known`` weights expect, unless ``settings`` say otherwise."""
+        """Data whose images are shown as ``known`` weights expect, unless ``settings`` say otherwise."""
         preprocessing, line = resolve(settings, known, self.found)
         begun = known.max_shift if known is not None and self.spec.max_shift is None else None
         train, validation = (in_colour_of(preprocessing, images) for images in (self.train, self.validation))
@@ -180,7 +180,7 @@ class Data:
                 )
 
     def known_to(self, trained: ResumePoint | None, settings: DataSettings, lister: Lister = LISTER) -> Data:
-        """This data with ``seen`` of the weights of ``trained``, the checkpoint to begin with; None: of no weights."""
+        """Data with ``seen`` of the weights of ``trained``, the checkpoint to begin with; None: of no weights."""
         if trained is None:
             return self
         seen = seen_in_training(self.validation, self.fingerprint, settings, trained, lister)
@@ -314,7 +314,7 @@ class DataReader:
         return asked or (contents is not None and contents.multilabel)
 
     def to_train_on(self, settings: DataSettings, trained: ResumePoint | None) -> Data:
-        """All images; ``trained``: the checkpoint whose weights the training begins with or resumes."""
+        """Images of a run; ``trained``: the checkpoint whose weights the training begins with or resumes."""
         data = self._data(settings, trained)
         self._read = None  # a run needs them once; what it changes of them must not be kept beside them
         return data.known_to(trained, settings, self._lister)

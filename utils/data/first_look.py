@@ -203,7 +203,7 @@ def _is_only_alpha(facts: Look) -> bool:
 
 
 def counted(count: int) -> str:
-    """So many images, in words."""
+    """A number of images, in words."""
     return f"{count:,} image{'s' * (count != 1)}"
 
 

@@ -46,7 +46,7 @@ RESIDENT_MEMORY_SHARE = 0.25  # of the device's memory that --loader auto lets a
 
 @dataclass(frozen=True)
 class Batch:
-    """One forward pass on one rank.
+    """Images and targets of a forward pass on a rank.
 
     ``images``: float32 (m, c, h, w), normalised, on the device. ``targets``: int64 (n,), n <= m, or for mixed
     images float32 (n, classes), the share of each class; with several labels an image float32 (n, classes), NaN where
@@ -73,7 +73,7 @@ class Batch:
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """What lies on the device, by its field."""
+        """Tensors on the device, by their fields."""
         fields = {"images": self.images, "targets": self.targets, "image_weights": self.image_weights}
         return {name: tensor for name, tensor in fields.items() if tensor is not None}
 
@@ -250,7 +250,7 @@ class ValidationLoader:
 
     @property
     def is_cut(self) -> bool:
-        """Some of the source's images are left out."""
+        """True if some of the source's images are left out."""
         return self.num_images < len(self.source)
 
     @property

@@ -74,7 +74,7 @@ class Preprocessing(Channels):
 
     @property
     def resizes(self) -> bool:
-        """Some images are resized."""
+        """True if some images are resized."""
         return {self.stored_size} != {self.image_size, self.val_image_size} or self.crop_pct != 1
 
     def view(self, size: Size) -> View:

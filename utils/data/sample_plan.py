@@ -22,7 +22,7 @@ _COPY_BIT = 40  # of a sample's key; far above all samples' numbers
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One rank's part of one forward pass.
+    """A rank's part of a forward pass.
 
     ``indices``: int64, the samples to read. Only the first ``count`` count: a micro-batch of fewer than two is padded
     with the next samples in the epoch's order, because every rank must enter every collective and batch norm cannot

@@ -47,7 +47,7 @@ class Source(Protocol):
         ...
 
     def read(self, micro_batch: MicroBatch) -> Item:
-        """One micro_batch's images and labels, on the device, read in this process."""
+        """Images and labels of a micro-batch, on the device, read in this process."""
         ...
 
 

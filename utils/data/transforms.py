@@ -65,7 +65,7 @@ class BatchTransform:
         return len(self.mean), *self._shape
 
     def at_size(self, size: Size) -> BatchTransform:
-        """This transform for images of ``size`` pixels; augmentations that depend on it have a field of that name."""
+        """The transform for images of ``size`` pixels; augmentations that depend on it have a field of that name."""
         if size == self.size:
             return self
         if size not in self._other_sizes:  # kept, because each is compiled on its own

@@ -28,7 +28,7 @@ from utils.runtime.sharding import is_sharded
 
 
 class Loop(Protocol):
-    """What a part may use of the ``TraVal`` that it is attached to."""
+    """Members that a part may use of the ``TraVal`` that it is attached to."""
 
     model: nn.Module
     ema: WeightAverage | None
@@ -61,7 +61,7 @@ class Attachment:
         return batches
 
     def places(self, loop: Loop) -> Places | None:
-        """This process's part of each tensor of the state; None if that is all of it."""
+        """The part of this process of each tensor of the state; None if that is all of it."""
         return None
 
     def write(self, loop: Loop) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""How the program ends by an error: one line on stderr and an exit code for what a user or a signal did."""
+"""Ends of the program by an error: one line on stderr and an exit code for what a user or a signal did."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a whole run adds to the plain loop."""
+"""Parts that a whole run adds to the plain loop."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bo
 
 
 def _trained(optimizers: Optimizers) -> tuple[set[nn.Parameter], set[float]]:
-    """All parameters that train in some epoch, and the multiples of --lr that are their learning rates."""
+    """Parameters that train in some epoch, and the multiples of --lr that are their learning rates."""
     each = (optimizers,) if isinstance(optimizers, torch.optim.Optimizer) else optimizers
     groups = [group for optimizer in each for group in optimizer.param_groups]
     parameters = {parameter for group in groups for parameter in group["params"]}

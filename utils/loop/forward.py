@@ -28,7 +28,7 @@ class Outputs(NamedTuple):
     losses: dict[str, torch.Tensor]
 
     def detached(self) -> Outputs:
-        """The same numbers, without what a backward pass needs."""
+        """Numbers alone, without what a backward pass needs."""
         losses = {name: loss.detach() for name, loss in self.losses.items()}
         return Outputs(self.logits.detach(), self.loss.detach(), losses)
 

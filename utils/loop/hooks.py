@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Caller(Protocol):
-    """What every hook is given first: the ``TraVal`` that calls it. ``progress`` counts the steps done."""
+    """The first argument of every hook, the ``TraVal`` that calls it. ``progress`` counts the steps done."""
 
     model: torch.nn.Module
     progress: Progress

@@ -16,7 +16,7 @@ from utils.record.pictures.collector import Collector, Gathered, MultilabelColle
 
 
 def may_be_due(loop: Any) -> bool:
-    """Whether pictures of the validation that comes now may be wanted; ``loop`` is the ``TraVal`` that validates."""
+    """True if pictures of the validation that comes now may be wanted; ``loop`` is the ``TraVal`` that validates."""
     return bool(loop.class_names) and due.may_be(loop.progress, loop.args)
 
 

@@ -1,4 +1,4 @@
-"""Which epoch is the best one: judged by a column of the epoch's row."""
+"""Selection of the best epoch, by a column of the epoch's row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from utils.record.epoch_scalars import best_metric, stopping_metric
 
 
 def update_best(progress: Progress, row: dict[str, float], args: Settings, whole: bool) -> bool:
-    """Whether the validation in ``row`` makes best.pt; enters a whole epoch's figures into ``progress``.
+    """True if the validation in ``row`` makes best.pt; enters a whole epoch's figures into ``progress``.
 
     A cut epoch makes best.pt only until there is a whole one, which always replaces it, and does not count for early
     stopping. A validation whose loss is not finite is never the best, nor an improvement. Call it before

@@ -90,7 +90,7 @@ class StopSignals:
 
 
 class StopConsensus:
-    """All ranks learn at the same point of the program what one of them has met.
+    """Exchange by which all ranks learn at the same point of the program what one of them has met.
 
     Every rank calls ``poll`` at the same points: between two steps, and between two rounds of validation batches. With
     several ranks only about one call in ``POLL_SECONDS`` exchanges anything. Which calls do is computed from numbers

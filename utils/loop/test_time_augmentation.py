@@ -46,7 +46,7 @@ class MeanOfViews(nn.Module):
 
 
 def views_fit_together(views: list[torch.Tensor]) -> bool:
-    """Whether a network takes them in one pass: small images on a GPU, where launching takes longer than computing."""
+    """True if a network takes them in one pass: small images on a GPU, where launching takes longer than computing."""
     return views[0].device.type != "cpu" and len(views) * views[0].numel() <= MOST_NUMBERS
 
 

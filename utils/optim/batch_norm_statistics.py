@@ -16,7 +16,7 @@ from utils.runtime.sharding import idle_pass, release
 
 
 class Loader(Protocol):
-    """What ``recompute`` needs of a training loader."""
+    """A training loader, as ``recompute`` needs it."""
 
     image_shape: tuple[int, int, int]
 

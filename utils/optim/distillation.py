@@ -14,7 +14,7 @@ from utils.optim.criterion import mean_loss
 
 
 class Origin(NamedTuple):
-    """What identifies a teacher. ``digest``: SHA-256 of its weights, classes and preprocessing."""
+    """Identity of a teacher. ``digest``: SHA-256 of its weights, classes and preprocessing."""
 
     source: str
     arch: str
@@ -57,7 +57,7 @@ class Teacher(nn.Module):
 
     @property
     def state_in_checkpoint(self) -> dict[str, str]:
-        """What a run's checkpoints hold of it: not its weights."""
+        """Content of a run's checkpoints about it, without its weights."""
         return self.origin._asdict()
 
     def __str__(self) -> str:

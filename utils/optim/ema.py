@@ -22,7 +22,7 @@ Earlier = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Position(Protocol):
-    """What ``EpochAverage`` needs of ``utils.checkpoint.progress.Progress``."""
+    """A run's position, as ``EpochAverage`` needs it of ``utils.checkpoint.progress.Progress``."""
 
     epoch: int
     step: int

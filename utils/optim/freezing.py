@@ -105,7 +105,7 @@ class Freezing:
 
     @property
     def releases_statistics(self) -> bool:
-        """Whether some batch norms gather statistics later that do not at first."""
+        """True if some batch norms gather statistics later that do not at first."""
         return bool(self.norms) and self.end is not None and not self.all_statistics
 
     def __bool__(self) -> bool:
@@ -126,7 +126,7 @@ class Freezing:
 
 
 def has_trainable(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether any of its parameters trains now."""
+    """True if any of its parameters trains now."""
     return any(parameter.requires_grad for group in optimizer.param_groups for parameter in group["params"])
 
 
@@ -135,7 +135,7 @@ def _fits(name: str, pattern: str) -> bool:
 
 
 def build_freezing(settings: ModelSettings, model: nn.Module) -> Freezing:
-    """What ``settings`` freeze of ``model``. Raises ``UserError``."""
+    """Freezing of ``model`` that ``settings`` ask for. Raises ``UserError``."""
     return Freezing(model, settings.freeze or (), settings.freeze_epoch, settings.unfreeze_epoch, settings.freeze_bn)
 
 

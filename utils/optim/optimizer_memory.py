@@ -1,4 +1,4 @@
-"""What an optimizer's first step needs beside the weights, found without needing it."""
+"""Memory that an optimizer's first step needs beside the weights, found without needing it."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ Optimizers = torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...]
 
 
 class OptimizerArguments:
-    """What the user gives besides learning rate, momentum and weight decay, for the optimizers of one name.
+    """Arguments that the user gives besides learning rate, momentum and weight decay, for the optimizers of one name.
 
     An optimizer gets those that its constructor has (``of``). Of the several that a name may stand for, each does; an
     argument that none has is a mistake (``refuse_others``). ``has_momentum``: --momentum gives theirs.
@@ -91,7 +91,7 @@ class OptimizerArguments:
 
 
 def _mistake(value: Any, parameter: inspect.Parameter) -> str | None:
-    """What a value of this parameter must be, if ``value`` is not that."""
+    """Words on what a value of this parameter must be, if ``value`` is not that."""
     default = parameter.default
     annotation = str(parameter.annotation)
     if value is None:
@@ -281,7 +281,7 @@ def _hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
 
 
 def has_momentum(name: str) -> bool:
-    """Whether the optimizer ``name`` uses ``--momentum``."""
+    """True if the optimizer ``name`` uses ``--momentum``."""
     if name in OWN or name in plugins.added("optimizer"):
         return name in MOMENTUM
     import timm.optim

@@ -32,7 +32,7 @@ class ScheduleFreeSGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:
-        """One step of all parameters with a gradient."""
+        """A step of all parameters with a gradient."""
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if parameters:
@@ -56,12 +56,12 @@ class ScheduleFreeSGD(torch.optim.Optimizer):
         torch._foreach_lerp_(parameters, x, group["momentum"])
 
     def _directions(self, parameters: list[torch.Tensor], steps: int) -> list[torch.Tensor]:
-        """What the learning rate multiplies; ``steps``: their number with this one."""
+        """Directions that the learning rate multiplies; ``steps``: their number with this one."""
         return [parameter.grad for parameter in parameters]
 
 
 class ScheduleFreeAdamW(ScheduleFreeSGD):
-    """The same with gradients divided by the root of their averaged squares, as in AdamW, after bias correction."""
+    """Schedule-free steps of gradients over the root of their averaged squares, as in AdamW, after bias correction."""
 
     def __init__(
         self,

@@ -61,7 +61,7 @@ def choose(model: nn.Module, shape: tuple[int, int, int, int], device: torch.dev
 
 
 def has_bf16_units() -> bool:
-    """Whether the CPU multiplies bfloat16 in hardware, as far as the system tells; emulated, it is far slower."""
+    """True if the CPU multiplies bfloat16 in hardware, as far as the system tells; emulated, it is far slower."""
     try:
         lines = CPU_FLAGS.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:

@@ -22,7 +22,7 @@ UNSEEN = "nothing when the step was repeated (a sum over processes overflowed, o
 
 
 class IndexedBatch(Protocol):
-    """What this module needs of a batch, such as ``utils/data/loaders.py``'s ``Batch``."""
+    """A batch, as this module needs it, such as ``utils/data/loaders.py``'s ``Batch``."""
 
     targets: torch.Tensor
     indices: np.ndarray
@@ -31,7 +31,7 @@ class IndexedBatch(Protocol):
 
 @dataclass(frozen=True)
 class RankFinding:
-    """What one rank found: the non-finite layers, and the samples whose logits are not finite.
+    """Finding of a rank: the non-finite layers, and the samples whose logits are not finite.
 
     ``too_large``: of a gradient whose values are finite but whose norm is not, its largest value, in words.
     """
@@ -81,7 +81,7 @@ class BadStep:
         )
 
     def summary(self) -> str:
-        """One line: where it began, the first layers, the scale and some samples."""
+        """A line: where it began, the first layers, the scale and some samples."""
         where = f" on rank {self.rank}" if self.rank is not None else ""
         layers = f"; first layers: {', '.join(self.layers[:SHOWN_LAYERS])}" if self.layers else ""
         shown = " ".join(map(str, self.samples[:SHOWN_SAMPLES]))

@@ -1,4 +1,4 @@
-"""Where in a network values stop being finite: module hooks for one forward and backward pass.
+"""Search for where in a network values stop being finite: module hooks for one forward and backward pass.
 
 Autocast rounds to half precision layer by layer, so the trouble begins in the first layer, in the order of
 computation, that turns finite values into a non-finite one; all later layers only pass it on.
@@ -68,7 +68,7 @@ def watching(
 
 @dataclass
 class NonFinite:
-    """Which layers give values that are not finite, in order; empty lists if there are none.
+    """Layers that give values that are not finite, in order; empty lists if there are none.
 
     ``outputs``: modules whose output is not finite. ``gradients``: modules whose output's gradient is not
     finite, in the order of the backward pass, so the network's end comes first. ``parameters``: those with

@@ -13,7 +13,7 @@ from utils.runtime.files import whole_file
 
 
 class StepRecord(NamedTuple):
-    """One optimizer step in numbers, accuracies in percent.
+    """An optimizer step in numbers, accuracies in percent.
 
     With several labels an image, ``top1`` is the micro F1 and ``top5`` NaN.
     """

@@ -163,7 +163,7 @@ class Metric(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As a flag gives it: ``top1``."""
+        """Name as a flag gives it: ``top1``."""
         return self.column.removeprefix(PREFIX)
 
     @property

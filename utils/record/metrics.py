@@ -156,7 +156,7 @@ class ClassificationMeter:
         return targets.argmax(1) if targets.is_floating_point() else targets
 
     def _hits(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """What the sums count of each sample: (n, 2), whether its label is the first answer, and of the first five."""
+        """Hits of each sample, which the sums count: (n, 2), its label is the first answer, is of the first five."""
         rank = target_rank(logits, targets)  # the number of classes when the target's is NaN
         return torch.stack([rank < 1, rank < min(5, logits.shape[1])], dim=1)
 

@@ -156,7 +156,7 @@ class Reporter:
             self.writer.log(self._line(progress, what, progress.epoch_sums, self._epoch_mark))
 
     def timed(self, batches: Iterator[T]) -> Iterator[T]:
-        """The same batches; adds up the time spent waiting for them."""
+        """Pass on ``batches``; adds up the time spent waiting for them."""
         starting = self.awaits_first_step
         while True:
             began = time.perf_counter()

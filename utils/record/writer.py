@@ -1,4 +1,4 @@
-"""All that a run writes for people to read: TensorBoard, console, log file and metrics files.
+"""Everything that a run writes for people to read: TensorBoard, console, log file and metrics files.
 
 All ranks call the same methods; the writer of all but the main one is silent.
 """
@@ -187,7 +187,7 @@ class Writer:
                 self._events.add(self._events.summary.histogram(f"Initial_Weights/{name}", values, HISTOGRAM_EDGES), 0)
 
     def scalars(self, values: dict[str, float], step: int) -> None:
-        """One point for each tag in TensorBoard."""
+        """Write a point for each tag to TensorBoard."""
         if self._events:
             # One event for all: add_scalar for each of them would take ten times as long.
             from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
@@ -255,7 +255,7 @@ class Writer:
             self._curves.add(rows)
 
     def epoch(self, row: dict[str, Any]) -> None:
-        """One row of metrics.csv, or more of the latest epoch's; brings metrics.npz up to date."""
+        """Write a row of metrics.csv, or more of the latest epoch's; brings metrics.npz up to date."""
         if self.folder:
             if self.rows and int(self.rows[-1]["epoch"]) == row["epoch"]:
                 row = _joined(self.rows.pop(), row)

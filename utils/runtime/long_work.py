@@ -29,7 +29,7 @@ class _Interrupt(BaseException):
 
 
 class LongWork:
-    """One piece of work, ``what``, on all processes of ``group``, a separate gloo group. Only for the main thread.
+    """A piece of work, ``what``, on all processes of ``group``, a separate gloo group. Only for the main thread.
 
     ``waiting_for``: the ranks that the others wait for, as the end of a line.
     """

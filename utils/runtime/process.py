@@ -1,4 +1,4 @@
-"""This process: its place among the others, and how it ends. Imports nothing heavy."""
+"""The process: its place among the others, and how it ends. Imports nothing heavy."""
 
 from __future__ import annotations
 

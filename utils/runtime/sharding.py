@@ -29,7 +29,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This process's part of a sharded tensor, in the same memory; any other tensor itself."""
+    """The part of this process of a sharded tensor, in the same memory; any other tensor itself."""
     with torch.no_grad():  # otherwise a view that autograd knows of
         return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 

@@ -26,6 +26,8 @@ class Passes:
         self.rank = rank
         self.world_size = world_size
 
+    image_shape = (3, 6, 6)
+
     def shared_out(self, epoch, steps):
         mine = self.images[self.rank :: self.world_size]
         return len(self.images), (SimpleNamespace(images=images.clone()) for images in mine)

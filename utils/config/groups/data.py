@@ -505,7 +505,7 @@ class DataSettings:
 
     @property
     def is_table(self) -> bool:
-        """Each image has its label by itself, not by its folder."""
+        """Labels stand in a table or in the files' names, not in folders."""
         return self.labels is not None or self.class_from_name is not None
 
     @property

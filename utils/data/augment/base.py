@@ -45,7 +45,7 @@ class Samples:
 
 
 class Augmentation(ABC):
-    """One augmentation. Its text (``str``) describes it in the plan of a run.
+    """An augmentation. Its text (``str``) describes it in the plan of a run.
 
     ``normalised``: it applies to what the network sees: float32 of the network's size, 0 at the mean, which it may
     overwrite. Otherwise it applies to pixel levels, 0 to 255, in uint8 or after a crop in float32, and leaves them.

@@ -162,7 +162,7 @@ def whole_levels(images: torch.Tensor) -> torch.Tensor:
 
 
 def per_image(numbers: np.ndarray, images: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """One number for each image, (k, 1, 1, 1) on the images' device, rounded to ``dtype``."""
+    """A number for each image, (k, 1, 1, 1) on the images' device, rounded to ``dtype``."""
     return to_device(torch.from_numpy(numbers).to(dtype), images.device).view(-1, 1, 1, 1)
 
 

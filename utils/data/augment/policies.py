@@ -130,7 +130,7 @@ class RandomOperations(Policy):
 
 @dataclass(frozen=True)
 class SubPolicies(Policy):
-    """One of several fixed sequences of operations: AutoAugment (Cubuk et al., 2018).
+    """A random one of several fixed sequences of operations: AutoAugment (Cubuk et al., 2018).
 
     ``choices``, ``probabilities`` and ``levels``: (sequences, longest), -1 as the operation where one is shorter.
     """

@@ -87,7 +87,7 @@ def read_test_folder(
     leave_out_unknown: bool = False,
     lister: Lister = LISTER,
 ) -> Splits:
-    """One tree to evaluate. Its folders must be among ``classes``, some may be missing. ``whose`` is for messages.
+    """A tree to evaluate. Its folders must be among ``classes``, some may be missing. ``whose`` is for messages.
 
     With ``leave_out_unknown`` other folders are left out, with a warning; one must be among ``classes``.
     """
@@ -106,7 +106,7 @@ def read_test_folder(
 
 
 def read_tree(root: Path, colour: str, lister: Lister = LISTER) -> Splits:
-    """One tree of training images, of which some remain to be taken for validation."""
+    """A tree of training images, of which some remain to be taken for validation."""
     classes = class_names(root)
     images, unread = image_files(root, classes, colour, lister)
     return Splits(images, None, classes, (*_deeper(root, images, classes), *_left_out(unread, root)))

@@ -114,7 +114,7 @@ def _separated(table: _Table, separator: str, column: str) -> _Table:
 
 
 def _plain(values: np.ndarray | LabelLists) -> np.ndarray:
-    """All labels, whosever they are."""
+    """Labels of all images, one after the other."""
     return values.values if isinstance(values, LabelLists) else values
 
 

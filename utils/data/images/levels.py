@@ -37,7 +37,7 @@ def range_of(colour: str) -> tuple[float, float] | None:
 
 
 def keeps_levels(colour: str) -> bool:
-    """All levels are kept, as float32; of a bare mode they are not."""
+    """Levels of more than 8 bits are kept, as float32; of a bare mode they are not."""
     return getattr(colour, "keeps_levels", False)
 
 
