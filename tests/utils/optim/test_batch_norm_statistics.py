@@ -21,12 +21,12 @@ on_each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", 
 class Passes:
     """A loader that hands out ``images``; ``rank`` of ``world_size`` takes every so-manieth."""
 
+    image_shape = (3, 6, 6)
+
     def __init__(self, images, rank=0, world_size=1):
         self.images = images
         self.rank = rank
         self.world_size = world_size
-
-    image_shape = (3, 6, 6)
 
     def shared_out(self, epoch, steps):
         mine = self.images[self.rank :: self.world_size]
