@@ -3,6 +3,7 @@
     python scripts/export.py auto --to onnx --output exported                       # the newest run below runs/
     python scripts/export.py RUN --to onnx --with-preprocessing --quantise static --output small.onnx
     python scripts/export.py RUN --to timm --output my_network
+    python scripts/export.py RUN --to timm --output my_network --push ORG/NAME      # also to the Hugging Face Hub
 
 RUN is a checkpoint or a run folder. A model card, README.md, lies beside each export. The export is loaded again in a
 fresh process by the library that it is for, and appears only if that predicts what the network predicts. Heavy imports
@@ -30,11 +31,16 @@ def main(argv: list[str]) -> int:
     refuse_mistakes(own)
     place = Place.of(own.output, own.to)
     find_run(own.run)
+    if own.push:
+        from scripts.exporting import pushing
+
+        pushing.refuse_mistakes(own.push)
     from scripts.common.predictions import Chosen
     from scripts.exporting import steps
     from scripts.exporting.card import Exported, card
     from scripts.exporting.checking import ExportFailure
     from scripts.exporting.images import refuse_missing, to_compare_on
+    from scripts.exporting.pushing import FRONT_MATTER, PushFailure, push
     from scripts.exporting.subject import Subject
 
     divided = FORMATS[own.to].holds_code  # by the temperature, if there is one; weights alone cannot do that
@@ -56,7 +62,8 @@ def main(argv: list[str]) -> int:
             if own.quantise:
                 quantised = steps.quantise(own.quantise, subject, model, own.calibration_images, Chosen.of(own))
                 checked = steps.check(own.to, subject, model, images, quantised=True)
-            text = card(Exported(subject, own.to, place.model, checked, source, quantised))
+            text = FRONT_MATTER if own.push else ""
+            text += card(Exported(subject, own.to, place.model, checked, source, quantised))
             # A class is named as its folder, which may be no text in any encoding.
             (folder / place.card).write_text(text, encoding="utf-8", errors="replace")
             files = [f"{path.name} ({steps.in_words(path.stat().st_size)})" for path in sorted(folder.iterdir())]
@@ -64,7 +71,13 @@ def main(argv: list[str]) -> int:
         print(f"{NAME}: nothing was exported: {error}", file=sys.stderr)
         return 1
     for line in (*quantised, f"Checked on {source}: {checked}", f"Wrote {place.folder}: {', '.join(files)}"):
-        print(line)
+        print(line, flush=True)
+    if own.push:
+        try:
+            print(f"Pushed to {push(place.folder, own.push, own.private)}")
+        except PushFailure as error:
+            print(f"{NAME}: not pushed: {error}", file=sys.stderr)
+            return 1
     return 0
 
 
@@ -94,6 +107,10 @@ def build_parser() -> ToolParser:
     parser.add_argument(
         "--skip-bad-images", action="store_true", help="--quantise: leave out unreadable images, and name them"
     )
+    parser.add_argument(
+        "--push", metavar="ORG/NAME", help="--to timm: then push the folder to this repository of the Hugging Face Hub"
+    )
+    parser.add_argument("--private", action="store_true", help="--push: a repository that is made now is private")
     parser.add_argument("--images", metavar="FOLDER", help="compare on these images [on some of the run's validation]")
     parser.add_argument("--datapath", metavar="FOLDER", help="the run's data, if it is elsewhere now")
     return parser
@@ -106,6 +123,10 @@ def refuse_mistakes(own: argparse.Namespace) -> None:
         mistakes.append(f"--with-preprocessing: --to {own.to} holds weights alone; use onnx or torch-export")
     if own.quantise and own.to != "onnx":
         mistakes.append(f"--quantise {own.quantise} needs --to onnx")
+    if own.push and own.to != "timm":
+        mistakes.append(f"--push {own.push} needs --to timm, the format that timm loads from there")
+    if own.private and not own.push:
+        mistakes.append("--private needs --push ORG/NAME")
     if mistake := missing_packages(own.to):
         mistakes.append(mistake)
     if mistakes:

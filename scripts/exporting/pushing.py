@@ -1,0 +1,76 @@
+"""Pushing an export to the Hugging Face Hub: checked before the work, and one commit, which is there whole or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from huggingface_hub import HfApi, constants, get_token
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.utils import disable_progress_bars, validate_repo_id
+
+from models.hub import unreachable
+from utils.config.settings import UserError
+
+# What the Hub reads of a card: which library loads the network, and for what.
+FRONT_MATTER = """---
+library_name: timm
+pipeline_tag: image-classification
+tags:
+- image-classification
+- timm
+---
+"""
+
+
+class PushFailure(Exception):
+    """The export is there, but not on the Hub; the message says what to repeat."""
+
+
+def refuse_mistakes(repository: str) -> None:
+    """Raise ``UserError`` if the name is wrong, the Hub is out of reach, or there is no token that it takes."""
+    try:
+        validate_repo_id(repository)
+        named = repository.count("/") == 1
+    except HFValidationError:
+        named = False
+    if not named:
+        raise UserError(f"--push {repository}: write ORG/NAME, with letters, digits and -_.")
+    if get_token() is None:
+        raise UserError(f"--push {repository}: needs a token that may write; run 'hf auth login', or set HF_TOKEN")
+    if why_not := unreachable(constants.ENDPOINT):
+        raise UserError(f"--push {repository}: {why_not}; nothing was exported")
+    try:
+        HfApi().whoami()
+    except (HfHubHTTPError, OSError) as error:
+        raise UserError(f"--push {repository}: the token is not accepted ({_told(error)})") from error
+
+
+def push(folder: Path, repository: str, private: bool) -> str:
+    """Make the repository if there is none, and commit the files of ``folder``; gives the commit's address.
+
+    Files of other names stay; a repository that exists stays as public or private as it is. Raises ``PushFailure``.
+    """
+    disable_progress_bars()
+    api = HfApi(library_name="timm")
+    again = f"the export in {folder} is whole; repeat 'hf upload {repository} {folder} .'"
+    with _failing(f"the repository {repository} could not be made; {again} when it can"):
+        api.create_repo(repository, private=private, exist_ok=True)
+    with _failing(f"no file was added to {repository}, which exists now; {again}"):
+        return api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Add network").commit_url
+
+
+@contextmanager
+def _failing(said: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # of the network, the Hub, and the library that stores large files
+        raise PushFailure(f"{said} ({_told(error)})") from error
+
+
+def _told(error: Exception) -> str:
+    """What went wrong, in one line and without the token, which a server may have sent back."""
+    text = " ".join(str(error).split())[:300] or type(error).__name__
+    token = get_token()
+    return text.replace(token, "<token>") if token else text
