@@ -4,7 +4,6 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 import main
 from tests.end_to_end.forked import ROOT, Forked
@@ -82,26 +81,6 @@ def test_what_is_not_there_is_named_in_one_line(line, words, workplace, capsys):
         (answer,) = check_answer(code, *capsys.readouterr(), 1)
         assert all(word in answer for word in words), answer
     assert files_below(workplace) == []
-
-
-@pytest.mark.parametrize(
-    ("flags", "words", "steps"),
-    [
-        ("-b 359", "359 in total, 180 and 180 in the last two steps of an epoch", "5 an epoch"),
-        ("-b 359 --drop-last", "359 in total, 1 image(s) of each epoch left out", "4 an epoch"),
-    ],
-)
-def test_the_plan_says_what_becomes_of_the_remainder_of_an_epoch(flags, words, steps, workplace, capsys):
-    assert main.main(["--output", "runs", "--dry-run", "--arch", "fc", *flags.split()]) == 0
-    rows = {line[:15].strip(): line[15:] for line in capsys.readouterr().out.splitlines()}
-    assert rows["Batch"].endswith(words) and rows["Steps"].startswith(steps)
-
-
-def test_weights_of_another_network_are_refused(workplace, capsys):
-    torch.save({"layers.1.weight": torch.zeros(300, 64)}, workplace / "other.pt")
-    code = main.main(["--arch", "fc", "--weights", "other.pt"])
-    (answer,) = check_answer(code, *capsys.readouterr(), 1)
-    assert "other.pt" in answer and "layers.1.bias" in answer and "--arch" in answer
 
 
 @pytest.mark.parametrize(

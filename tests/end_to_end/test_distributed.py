@@ -43,13 +43,6 @@ def test_a_checkpoint_within_an_epoch_is_evaluated_with_a_warning_about_its_aver
             assert ("warning: it was saved between two validations" in capsys.readouterr().out) == expected, name
 
 
-def test_the_process_group_is_gone_after_a_run_and_after_a_mistake(tmp_path, capsys):
-    assert main(["--device", "cpu", "--arch", "fc", "--epochs", "1", "--output", str(tmp_path)]) == 0
-    assert FINAL_LINE.fullmatch(capsys.readouterr().out.splitlines()[-1])
-    assert main(["--device", "cpu", "--arch", "none-such", "--output", str(tmp_path)]) == 2
-    assert not torch.distributed.is_initialized()
-
-
 def rank_in(folder, environment, flags):
     """A process of a run, on a machine whose own disk is ``folder``."""
     os.environ.update(environment)

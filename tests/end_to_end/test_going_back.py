@@ -63,14 +63,6 @@ def test_going_back_sets_aside_checkpoints_of_later_steps_and_says_so(run, capsy
     assert load(run, "best.pt")["progress"]["step"] == load(run, "final.pt")["progress"]["step"] == STEPS
 
 
-def test_the_previous_checkpoint_can_be_gone_back_to(run, capsys):
-    before = load(run, "previous.pt")["progress"]["step"]
-    assert before == 2 * STEPS
-    killed_in_its_first_step("--resume", run / "checkpoints/previous.pt")
-    assert load(run, "last.pt")["progress"]["step"] == before
-    assert f"Continuing {run / 'checkpoints/previous.pt'} after epoch 2, step {before}" in (run / "log.txt").read_text()
-
-
 def test_a_best_epoch_that_was_saved_after_the_last_checkpoint_is_gone_on_from(whole, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     killed_in_its_first_step(*FLAGS[2:], "--save-every-epochs", 5, after=2 * STEPS)

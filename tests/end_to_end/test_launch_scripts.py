@@ -339,7 +339,3 @@ def test_missing_requirements_names_what_is_absent_or_too_old(tmp_path):
     (tmp_path / "more.txt").write_text("-r base.txt\nno-such-package>=1  # a comment\nnone-such  # optional: why\n")
     (tmp_path / "base.txt").write_text("\npytest>=1\npytest>=999,<1000\nscikit-learn\nx; sys_platform == 'no'\n")
     assert missing_requirements(tmp_path, "more.txt") == ["pytest<1000,>=999", "no-such-package>=1"]
-
-
-def test_this_python_has_what_the_tests_need():
-    assert missing_requirements(ROOT, "requirements-dev.txt") == []

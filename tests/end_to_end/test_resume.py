@@ -147,10 +147,3 @@ def test_the_log_says_why_a_run_ended_and_evaluation_says_what_it_evaluates(tmp_
     capsys.readouterr()
     assert main(["--device", "cpu", "--evaluate", "--resume", str(run), "--no-progress"]) == 0
     assert f"Evaluating {run / 'checkpoints' / 'initial.pt'}, after epoch 0, step 0" in capsys.readouterr().out
-
-
-def test_settings_that_do_not_shape_the_result_may_differ(tmp_path, capsys):
-    flags = ("--epochs", 1, "--output", tmp_path)
-    run = in_process(capsys, *flags, "--max-steps", 5)
-    others = "--resume auto --workers 1 --print-freq 7 --val-batch-size 50"
-    assert in_process(capsys, *flags, *others.split()) == run

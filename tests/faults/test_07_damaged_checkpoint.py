@@ -101,17 +101,3 @@ def test_going_on_from_the_one_before_is_told_and_ends_in_the_same_bits(run, who
     assert len(list(run.parent.iterdir())) == 1
     assert differences(whole, run) == []
     assert "warning: " + lines[0].removeprefix("main.py: warning: ") in (run / "log.txt").read_text()
-
-
-def test_with_all_checkpoints_damaged_auto_says_so_and_begins_anew(run, capsys):
-    paths = sorted((run / "checkpoints").glob("*.pt"))
-    for path in paths:
-        damage(path, 0.5, cut=True)
-    before = sorted(path.name for path in run.rglob("*"))
-    code, lines = told(capsys, (*FLAGS, "--max-steps", 1, "--resume", "auto"))
-    assert code == 0 and len(lines) == len(paths) + 2
-    assert "none of its checkpoints can be loaded" in lines[-2] and "begins a new run" in lines[-1]
-    (new,) = set(run.parent.iterdir()) - {run}
-    log = (new / "log.txt").read_text()
-    assert all(line.removeprefix("main.py: ") in log for line in lines)
-    assert sorted(path.name for path in run.rglob("*")) == before

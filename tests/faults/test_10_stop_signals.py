@@ -175,13 +175,6 @@ def test_ctrl_c_saves_too_and_a_second_one_does_not_wait(tmp_path, capsys):
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_outside_of_training_the_signals_do_what_they_did_before():
-    before = [signal.getsignal(number) for number in StopSignals.HANDLED]
-    with StopSignals():
-        assert all(signal.getsignal(number) not in before for number in StopSignals.HANDLED)
-    assert [signal.getsignal(number) for number in StopSignals.HANDLED] == before
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_before_training_ends_at_once_with_the_same_code_and_a_line(number, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("utils.data.datasets.get_data", lambda *_: os.kill(os.getpid(), number))

@@ -270,29 +270,6 @@ def test_validation_leaves_bad_images_out_and_counts_the_others_once(clean, dama
     assert sum(len(batch.targets) for batch in found.values()) == 30 - 5
 
 
-@pytest.mark.parametrize("loader", ["stream", "resident"])
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_any_number_of_ranks_shows_and_reports_the_same(damaged, loader, world_size):
-    """Steps of 4 images on 3 ranks: some have one image and fill up with others', which count on one rank alone."""
-    flags = ("--loader", loader, "--workers", 0, "--skip-bad-images", "--global-batch-size", 4)
-
-    def by_sample(world_size):
-        shown = {}
-        reported = []
-        replaced = 0
-        for rank in range(world_size):
-            for batch in make(damaged, *flags, rank=rank, world_size=world_size)[0].batches(1):
-                shown |= dict(zip(batch.indices.tolist(), batch.images, strict=False))
-                reported = reported + list(batch.unreadable)
-                replaced = replaced + batch.replaced
-        return shown, sorted(reported), replaced
-
-    (alone, *counts) = by_sample(1)
-    (parts, *other_counts) = by_sample(world_size)
-    assert counts == other_counts and counts[1] == len(STAND_INS)
-    assert alone.keys() == parts.keys() and all(torch.equal(alone[index], parts[index]) for index in alone)
-
-
 @every_reader
 def test_very_many_bad_images_in_a_row_are_a_broken_disk(damaged, reader, monkeypatch):
     monkeypatch.setattr(unreadable, "MOST_IN_A_ROW", 5)  # images 4 to 7 of the validation are bad

@@ -99,13 +99,3 @@ def test_evaluation_and_weights_need_only_what_they_use(run, capsys):
     assert main.main(["--device", "cpu", "--evaluate", "--resume", str(last)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == expected
     assert told(capsys, (*FLAGS, "--weights", last, "--max-steps", 1)) == (0, [])
-
-
-def test_another_format_gives_weights_but_no_run_to_continue(run, capsys):
-    last = run / "checkpoints/last.pt"
-    state = checkpoint.load(last)
-    save_as(last, {key: value for key, value in state.items() if key != "contents"} | {"format": 1})
-    code, (line,) = told(capsys, ("--resume", last))
-    assert code == 2 and "has checkpoint format 1" in line
-    assert told(capsys, ("--device", "cpu", "--evaluate", "--resume", last)) == (0, [])
-    assert told(capsys, (*FLAGS, "--weights", last, "--max-steps", 1)) == (0, [])

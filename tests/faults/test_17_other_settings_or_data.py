@@ -171,11 +171,6 @@ def test_config_is_that_of_the_new_settings_and_the_old_one_is_kept(run, trained
     assert list(run.parent.iterdir()) == [run] and load(run, "last.pt")["progress"]["epoch"] == 5
 
 
-def test_override_without_a_difference_changes_nothing(run, trained, capsys):
-    assert told(capsys, (*CPU, "--resume", run, "--resume-override")) == (0, [])
-    assert not (run / "config.1.yaml").exists() and load(run, "final.pt")["progress"]["step"] == 3 * STEPS
-
-
 @pytest.mark.parametrize(
     ("flags", "steps"),
     [
@@ -305,13 +300,6 @@ def test_auto_takes_no_run_on_other_images(workplace, capsys, place, change, max
         assert auto(capsys, "data") == (run, "")
 
 
-def test_a_resume_on_images_that_were_processed_in_place_is_refused(workplace, capsys):
-    run, _ = auto(capsys, "data", "--max-steps", "11")
-    darken(workplace / "data")
-    code, (line,) = told(capsys, (*ON_IMAGES, "--datapath", "data", "--resume", run))
-    assert code == 2 and "--datapath: holds other content in files of the same names (" in line
-
-
 def test_a_checkpoint_of_an_older_version_compares_the_names_alone(workplace, capsys):
     run, _ = auto(capsys, "data", "--max-steps", "11")
     state = load(run, "last.pt")
@@ -331,13 +319,6 @@ def test_a_run_of_an_older_version_keeps_its_reach_of_a_shift(workplace, capsys)
     assert told(capsys, (*line, older, "--max-steps", 7)) == (0, []), "which has gone on since"
     assert load(older, "last.pt")["max_shift"] == 28
     assert (older / "log.txt").read_text().count("shift (at most 28 px") == 2
-
-
-@pytest.mark.parametrize("max_steps", [(), CUT], ids=["finished", "cut"])
-def test_auto_knows_images_again_that_were_moved(workplace, capsys, max_steps):
-    run, _ = auto(capsys, "data", *max_steps)
-    (workplace / "data").rename(workplace / "moved")
-    assert auto(capsys, "moved") == (run, "") and len(rows(run)) == 3
 
 
 def test_weights_begin_a_run_with_auto_and_are_not_read_when_it_goes_on(trained, tmp_path, monkeypatch, capsys):

@@ -2,13 +2,10 @@
 
 import ctypes
 import os
-import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
-import main
 from tests.end_to_end.processes import load, start
 from tests.faults.small_run import FLAGS, copy_of, told
 from tests.helpers import image_tree
@@ -185,29 +182,6 @@ def test_a_link_to_a_file_elsewhere_is_not_written_through(run, workplace, capsy
     refused(capsys, ("--device", "cpu", "--resume", run), str(run / name), "is a link")
 
 
-def test_checkpoints_that_lead_elsewhere_are_not_written(run, workplace, capsys):
-    shutil.rmtree(run / "checkpoints")
-    (run / "checkpoints").symlink_to(workplace.parent / "outside")
-    code, lines = told(capsys, ("--device", "cpu", "--resume", run))
-    assert code == 2 and "holds no checkpoint" in lines[-1]
-
-
-def test_auto_passes_over_a_run_that_is_a_link(run, workplace, capsys):
-    moved = workplace / "moved"
-    run.rename(moved)
-    os.symlink(moved.absolute(), run)
-    before = sorted(moved.rglob("*"))
-    assert told(capsys, (*SHORT, "--resume", "auto")) == (0, [])
-    assert sorted(moved.rglob("*")) == before and len(list(run.parent.iterdir())) == 2
-
-
-@pytest.mark.parametrize("name", [b"caf\xe9", b"two\nlines", b"\x1b[31mred"], ids=ascii)
-def test_auto_passes_over_a_folder_whose_name_cannot_be_shown(run, capsys, name):
-    os.rename(os.fsencode(run), os.path.join(os.fsencode(run.parent), b"9999_" + name))
-    assert told(capsys, (*SHORT, "--resume", "auto")) == (0, [])
-    assert len(list(run.parent.iterdir())) == 2
-
-
 def test_a_current_folder_whose_name_is_no_text_does_not_matter(workplace, monkeypatch, capsys):
     os.mkdir(b"caf\xe9")
     monkeypatch.chdir(os.fsdecode(b"caf\xe9"))
@@ -258,10 +232,3 @@ def test_a_pipe_named_like_an_image_is_passed_over(data, capsys):
     """Reading one waits until somebody writes to it."""
     os.mkfifo(next((data / "train").iterdir()) / "pipe.jpg")
     assert told(capsys, ON_DATA)[0] == 0
-
-
-def test_a_new_run_in_a_folder_of_many_links_trains(workplace, capsys):
-    """The checks above do not refuse what is sound."""
-    assert main.main([*SHORT, "--output", "../here/./out"]) == 0
-    (run,) = (workplace / "out/digits/fc").iterdir()
-    assert torch.load(run / "checkpoints/last.pt", weights_only=True)["progress"]["step"] == 1

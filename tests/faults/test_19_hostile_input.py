@@ -91,11 +91,6 @@ def test_each_setting_answers_every_number_and_text_above(value, tmp_path):
         assert result is None or reads_back(result, tmp_path), flag
 
 
-def test_many_unknown_flags_are_a_line_each():
-    _, lines = answer([f"--bogus{n}=1" for n in range(300)])
-    assert len(lines) == 300
-
-
 # ---------------------------------------------------------------------------------------- recipes
 
 

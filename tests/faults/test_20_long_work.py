@@ -105,14 +105,6 @@ def test_the_others_wait_longer_than_the_timeout_and_it_is_said_for_whom(begin):
     assert all(re.fullmatch(r".*: \d+ s so far, waiting for rank 0(, 1, 2)?", line) for line in preparing), err
 
 
-def test_the_others_wait_for_the_process_that_decodes_into_the_cache(begin, tree):
-    run, _ = begin(*tree, work="decode", seconds=SECONDS)
-    codes, out, err, _ = ended(run, time.monotonic())
-    assert codes == [0, 0], err
-    assert FINAL_LINE.fullmatch(out.splitlines()[-1])
-    assert any("waiting for rank 0, 1" in line for line in err), err  # the other one waits for the file
-
-
 @pytest.mark.parametrize("fault", [signal.SIGSTOP, signal.SIGKILL])
 @pytest.mark.parametrize("work", ["prepare", "decode"])
 def test_a_process_that_is_lost_at_its_work_is_noticed_within_the_timeout(begin, tree, work, fault):

@@ -1,12 +1,10 @@
 """The network that ``load_model`` gives predicts what the run reported, for networks of every origin, and nothing else loads."""
 
 import re
-import shutil
 import warnings
 from pathlib import Path
 
 import pytest
-import timm
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
@@ -104,13 +102,6 @@ def test_the_readmes_example_names_the_digit(run, capsys, monkeypatch, tmp_path)
     assert capsys.readouterr().out.split()[0] == str(digits.target[-1])
 
 
-def test_a_run_folder_means_its_newest_checkpoint_as_for_resume(run):
-    newest = torch.load(run / "checkpoints/last.pt", weights_only=True)["model"]
-    for path in (run, str(run), run / "checkpoints", run / "checkpoints/last.pt"):
-        found = load_model(path).network.state_dict()
-        assert all(torch.equal(found[name], value) for name, value in newest.items())
-
-
 NEWEST = "the newest, of epoch 8; --best takes the best one, of epoch 5"
 EARLY = "the best epoch, 5: the run stopped early, after epoch 8 (last.pt)"
 
@@ -152,24 +143,6 @@ def test_what_best_cannot_choose_is_one_line_and_a_damaged_best_of_an_early_stop
     (tmp_path / "best.pt").write_bytes(b"garbage" * 50)
     with pytest.warns(UserWarning, match=r"best\.pt.*last\.pt is taken instead"):
         assert load_model(tmp_path).path.name == "last.pt"
-
-
-def test_it_says_what_was_loaded_and_unpacks_into_what_predicts(run):
-    loaded = load_model(run)
-    network, classes, preprocessing = loaded
-    assert (network, classes, preprocessing) == (loaded.network, loaded.classes, loaded.preprocessing)
-    state = torch.load(run / "checkpoints/last.pt", weights_only=True)
-    assert (loaded.arch, loaded.path, loaded.settings) == ("fc", run / "checkpoints/last.pt", state["settings"])
-    assert loaded.fingerprint == state["fingerprint"] and loaded.settings["epochs"] == 3
-
-
-def test_raw_weights_are_those_that_were_trained_not_their_average(run, tmp_path):
-    state = torch.load(run / "checkpoints/last.pt", weights_only=True)
-    average = {name: value + 1 for name, value in state["model"].items()}
-    torch.save(state | {"ema": {"model": average}}, tmp_path / "averaged.pt")
-    for raw, weights in ((False, average), (True, state["model"])):
-        found = load_model(tmp_path / "averaged.pt", raw=raw).network.state_dict()
-        assert all(torch.equal(found[name], value) for name, value in weights.items())
 
 
 def test_the_random_numbers_stay_as_they_were(run):
@@ -219,29 +192,3 @@ def test_a_checkpoint_that_lacks_what_is_needed_is_one_line(run, tmp_path, chang
     with pytest.raises(UserError, match=words) as caught:
         load_model(path)
     assert len(caught.value.mistakes) == 1
-
-
-def test_a_folder_with_a_damaged_last_checkpoint_says_which_one_it_takes_instead(run, tmp_path):
-    shutil.copy(run / "checkpoints/final.pt", tmp_path)
-    (tmp_path / "last.pt").write_bytes(b"garbage" * 50)
-    with pytest.warns(UserWarning, match=r"final\.pt is taken instead"):
-        assert load_model(tmp_path).path == tmp_path / "final.pt"
-
-
-def test_files_that_are_no_checkpoints_are_one_line_each(run, tmp_path):
-    torch.save(timm.create_model("test_resnet").state_dict(), tmp_path / "bare.pt")
-    (tmp_path / "garbage.pt").write_bytes(b"garbage" * 50)
-    (tmp_path / "empty").mkdir()
-    data = bytearray((run / "checkpoints/best.pt").read_bytes())
-    data[len(data) // 2] ^= 1
-    (tmp_path / "flipped.pt").write_bytes(data)
-    for name, words in (
-        ("bare.pt", "does not name its network"),
-        ("garbage.pt", "is not a checkpoint"),
-        ("missing.pt", "no such"),
-        ("empty", "holds no checkpoint"),
-        ("flipped.pt", "is damaged"),
-    ):
-        with pytest.raises(UserError, match=words) as caught:
-            load_model(tmp_path / name)
-        assert len(caught.value.mistakes) == 1 and name in str(caught.value)

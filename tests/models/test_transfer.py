@@ -1,7 +1,6 @@
 """Weights of other programs and other classes: what fits is loaded, what begins anew is said, the rest is refused."""
 
 import argparse
-import os
 from pathlib import Path
 
 import pytest
@@ -243,18 +242,6 @@ def test_damaged_safetensors_are_one_line(tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(UserError, match=r"model\.safetensors: is not a checkpoint that can be loaded safely: "):
             checkpoint.load(path)
-
-
-def test_no_pickle_runs_code_also_beside_what_other_programs_keep(tmp_path):
-    class Attack:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "attacked"),)
-
-    for content in ({"state_dict": {"a": torch.ones(1)}, "args": argparse.Namespace(lr=Attack())}, nn.Linear(1, 1)):
-        torch.save(content, tmp_path / "some.pth")
-        with pytest.raises(UserError, match="is not a checkpoint that can be loaded safely"):
-            checkpoint.load(tmp_path / "some.pth")
-    assert not (tmp_path / "attacked").exists()
 
 
 def test_timm_resizes_a_vision_transformers_positions_as_it_does_for_its_own_weights():

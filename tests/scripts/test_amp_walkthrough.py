@@ -70,13 +70,6 @@ def layer_and_input():
     return nn.Linear(1, 1), torch.randn(1, 1)
 
 
-def test_initial_numbers(layer_and_input):
-    layer, images = layer_and_input
-    assert layer.weight.item() == pytest.approx(-0.8939, abs=PRINTED)
-    assert layer.bias.item() == pytest.approx(-0.9002, abs=PRINTED)
-    assert images.item() == pytest.approx(-0.0591, abs=PRINTED)
-
-
 def test_float32_step_then_fp16_step_with_scale_4096_print_the_published_numbers(layer_and_input):
     layer, images = layer_and_input
 
@@ -100,12 +93,3 @@ def test_float32_step_then_fp16_step_with_scale_4096_print_the_published_numbers
     assert layer.weight.dtype == torch.float32
     assert layer.weight.item() == pytest.approx(-0.7756, abs=PRINTED)
     assert layer.bias.item() == pytest.approx(-2.9002, abs=PRINTED)
-
-
-def test_the_recorded_gradient_norm_is_of_the_unscaled_gradient(layer_and_input):
-    layer, images = layer_and_input
-    mixed = make(layer, "fp16")
-    step(mixed, images)
-    (_, norm, scale) = mixed.sums.pending[-1]
-    assert scale.item() == 4096
-    assert norm.item() == pytest.approx((0.0591**2 + 1) ** 0.5, abs=PRINTED)

@@ -11,7 +11,7 @@ from torch.optim.swa_utils import AveragedModel, update_bn
 import main
 from models import build_model, load_model
 from scripts import average_checkpoints
-from scripts.averaging.soup import greedy, mean, read, save, uniform
+from scripts.averaging.soup import greedy, mean, read, save
 from tests.utils.test_train_validation import make
 from utils.checkpoint import checkpoint
 from utils.config.groups.model import ModelSettings
@@ -92,11 +92,6 @@ def test_the_greedy_soup_is_that_of_the_papers_recipe(seed):
     assert asked == [False] * 6 + [True] * 5 and soup.scores == [score(value) for value in values]
 
 
-def test_the_uniform_soup_takes_all():
-    soup = uniform([{"w": torch.tensor(value)} for value in (1.0, 2.0, 6.0)], lambda weights, _: weights["w"].item())
-    assert soup.kept == [0, 1, 2] and soup.scores == [1, 2, 6] and soup.weights["w"] == 3
-
-
 def test_a_uniform_soup_is_the_mean_and_evaluates_as_printed(runs, tmp_path, capsys):
     lines = cooked(capsys, "--checkpoints", *runs[:3], "--output", tmp_path / "soup.pt")
     states = [checkpoint.load(checkpoint.Path(run) / "checkpoints/final.pt") for run in runs[:3]]
@@ -150,15 +145,6 @@ def test_a_soup_is_readable_like_any_new_file_and_a_failed_write_leaves_nothing(
     with pytest.raises(UserError, match="^--output: cannot write .*second.pt"):
         save(tmp_path / "second.pt", weights, {"arch": "fc"}, {"method": "uniform"})
     assert {path.name for path in tmp_path.iterdir()} == {"soup.pt", "other"}
-
-
-def test_training_begins_from_a_soup_and_does_not_continue_it(runs, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    cooked(capsys, "--checkpoints", *runs[:2], "--output", "soup.pt")
-    assert main.main([*FC, "--weights", "soup.pt", "--max-steps", "1"]) == 0
-    capsys.readouterr()
-    assert main.main([*FC, "--resume", "soup.pt"]) == 2
-    assert "lacks optimizer" in capsys.readouterr().err
 
 
 def test_a_greedy_soup_is_never_worse_where_it_is_chosen_and_says_so(runs, tmp_path, capsys):

@@ -20,13 +20,12 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from scripts import check_data
-from scripts.data_check.findings import equal_groups, flattered_by_random, judge
-from scripts.data_check.survey import hexadecimal, inspect, take_survey
+from scripts.data_check.findings import equal_groups, flattered_by_random
+from scripts.data_check.survey import hexadecimal, take_survey
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.datasets import get_data
 from utils.data.images.decoding import open_image
-from utils.data.progress_log import ProgressLog
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "check_data.py"
@@ -518,16 +517,6 @@ def test_a_killed_worker_ends_the_check_with_one_line(slow):
     os.kill(workers_of(slow)[0], signal.SIGKILL)
     out, err = slow.communicate(timeout=60)
     assert (slow.returncode, out, err.count("\n")) == (2, "", 1) and "was killed" in err and "--workers" in err
-
-
-def test_progress_is_told_in_lines_where_there_is_no_terminal(tree, monkeypatch):
-    monkeypatch.setattr("utils.data.progress_log.LOG_SECONDS", 0)
-    monkeypatch.setattr("scripts.data_check.survey.CHUNK", 8)
-    lines = []
-    found = take_survey(parse(["--dataname", "folder", "--datapath", str(tree)]).data)
-    records, damage = inspect(found, workers=0, progress=ProgressLog(lines.append))
-    assert [line.partition(" (")[0] for line in lines] == [f"Checking: {n} of 20 images" for n in (8, 16, 20)]
-    assert judge(found, records, damage).faults == []
 
 
 def test_groups_in_both_splits_are_a_fault_and_how_far_a_random_split_flatters_a_note(tmp_path, capsys):

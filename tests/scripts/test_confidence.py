@@ -18,7 +18,7 @@ from sklearn.covariance import EmpiricalCovariance
 from models import load_model
 from models.confidence import KEY, Distance, divide_logits
 from models.training_loss import build_teacher
-from scripts import evaluate, export, predict
+from scripts import evaluate, predict
 from scripts.common.answers import Answers
 from scripts.common.predictions import Chosen, predict_split
 from scripts.evaluation import distance as distances
@@ -484,8 +484,3 @@ def test_mistakes_are_one_line(digits_run, tmp_path, monkeypatch, flags, words):
 def test_a_copy_is_not_stored_again(kept, tmp_path):
     with pytest.raises(UserError, match="is such a copy already"):
         evaluate.main([str(kept), "--store", str(tmp_path / "twice.pt"), *QUIET])
-
-
-def test_an_export_of_a_run_without_one_says_nothing_of_a_temperature(digits_run, tmp_path):
-    assert export.main([digits_run, "--to", "safetensors", "--output", str(tmp_path / "out")]) == 0
-    assert "temperature" not in (tmp_path / "out/README.md").read_text()

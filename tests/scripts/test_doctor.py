@@ -197,12 +197,6 @@ def test_all_that_help_are_advised_together_unless_that_is_no_gain():
     assert nothing == ["now 90 images/s; none of 2 changes tried gives more than 5 %"]
 
 
-def test_the_advice_names_what_else_a_change_changes():
-    change = Change("compute", "batch", ("--batch-size", "128"), caution="another global batch: raise --lr with it")
-    helped = TriedChange(change, turns(2.0), [turns(2.0)])
-    assert gain(advice_of([helped], [helped]), exactly(1.0))[1:] == ["  --batch-size 128: " + change.caution]
-
-
 @pytest.mark.parametrize(
     "workers, cores, tried",
     [
@@ -618,18 +612,6 @@ def test_changes_that_help_come_on_top_of_each_other_and_are_measured_together(q
     advice = Trials(Pretended(100), variant, measured(1000, 100), 0.02, silent).advise(place())
     assert [change.label for change in advice.taken] == asked[-1] == ["--amp bf16", "--batch-size 128"]
     assert advice.gain == Interleaved(exactly(100), exactly(300), 3)
-
-
-def test_what_seemed_faster_once_is_not_advised(quick):
-    speeds = iter([200.0])  # the first trial's; from then on all are as now
-
-    advice = Trials(
-        Pretended(100), lambda before, chosen: Pretended(next(speeds, 100.0)), measured(1000, 100), 0.02, silent
-    ).advise(place())
-    first, second = advice.trials[:2]
-    assert (first.alone.ratio, [turns.ratio for turns in first.loops], first.helps) == (2, [1], False)
-    assert (second.alone.ratio, second.loops) == (1, [])
-    assert advice.taken == []
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,7 @@ import io
 import json
 import random
 import re
-import shutil
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -319,15 +317,6 @@ def test_a_form_is_answered_as_its_file_is_whatever_the_field_is_called(server, 
     ):
         assert server.predict(form, **of) == server.predict(body)
     assert server.ask("/heat_map", form_of(text, (disposition(name), body)), **of)[0] == 200
-
-
-def test_curl_sends_an_image_as_people_write_it(server, tmp_path):
-    (tmp_path / "x.jpg").write_bytes(encoded(form="JPEG", mode="RGB"))
-    line = ["curl", "-s", "-F", f"image=@{tmp_path / 'x.jpg'}", f"http://127.0.0.1:{server.port}/predict"]
-    if shutil.which("curl") is None:
-        pytest.skip("no curl")
-    said = subprocess.run(line, capture_output=True, text=True, timeout=SECONDS, check=True).stdout
-    assert json.loads(said) == server.predict((tmp_path / "x.jpg").read_bytes())[1]
 
 
 GOOD = (disposition("image"), b"no image")

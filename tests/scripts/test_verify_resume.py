@@ -160,11 +160,6 @@ def test_moments_are_spread_over_the_run_in_its_order_and_within_its_time(kills)
         assert sum(step is not None and step % 10 == 0 for step, _ in drawn) > 0.3 * kills, "half of the time is there"
 
 
-def test_moments_are_those_of_their_seed():
-    first, again, other = (list(LONG.moments(9, random.Random(seed))) for seed in (5, 5, 6))
-    assert first == again != other
-
-
 # ---------------------------------------------------------------------------------------- comparison
 
 

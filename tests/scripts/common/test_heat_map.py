@@ -8,7 +8,6 @@ import pytest
 import timm
 import torch
 from PIL import Image
-from scipy.stats import spearmanr
 from torch import nn
 from torch.nn import functional
 from torchvision.models import get_model
@@ -88,22 +87,6 @@ def test_it_is_grad_cam_as_its_formula_says(trained):
     map_ = functional.interpolate(map_, (SIZE, SIZE), mode="bilinear")[:, 0].detach()
     expected = (map_ / map_.amax((1, 2), keepdim=True)).numpy()
     np.testing.assert_allclose(heat_map(loaded(trained), images, classes), expected, atol=1e-5)
-
-
-def test_random_weights_give_another_map(trained):
-    images, classes, _ = striped(40, seed=4)
-    torch.manual_seed(1)
-    maps, others = (heat_map(loaded(network), images, classes) for network in (trained, convolutional()))
-    pairs = [(one, other) for one, other in zip(maps, others, strict=True) if other.any()]
-    alike = [spearmanr(one.ravel(), other.ravel()).statistic for one, other in pairs]
-    assert len(pairs) > 10 and abs(np.mean(alike)) < 0.3, "Adebayo et al., Sanity checks for saliency maps, 2018"
-    np.testing.assert_array_equal(maps, heat_map(loaded(trained), images, classes))
-
-
-def test_another_class_has_another_map(trained):
-    images, _, _ = striped(5, seed=5)
-    zero, one = (heat_map(loaded(trained), images, [label] * 5) for label in (0, 1))
-    assert np.abs(zero - one).max() > 0.5
 
 
 def test_a_fully_connected_network_gets_the_gradient_of_its_pixels():

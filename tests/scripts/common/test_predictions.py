@@ -14,7 +14,6 @@ from torch.nn import functional
 
 import main
 from models import load_model
-from scripts import evaluate, export, report
 from scripts.common.predictions import Chosen, predict_split, settings_of
 from scripts.common.trained import find_run, open_run
 from tests.helpers import altered
@@ -172,11 +171,6 @@ def test_logits_are_those_of_single_images_in_the_order_of_the_data_set(digits_r
     assert predictions.report.top1 == 100 * (predictions.logits.argmax(1) == predictions.labels).double().mean()
 
 
-def test_the_training_split_is_read_as_in_validation(digits_run):
-    predictions = predict_split(load_model(digits_run), Chosen(split="train", device="cpu", progress=False))
-    assert torch.equal(predictions.labels, read_digits().train.labels) and predictions.ids[5] == "train[5]"
-
-
 def test_of_training_images_those_that_were_trained_on_are_read(digits_run):
     loaded = load_model(digits_run)
     loaded.settings["train_samples"] = 100
@@ -229,18 +223,6 @@ def test_an_unreadable_image_is_refused_or_left_out_and_named(digits_run, tmp_pa
     predictions = predict_split(load_model(digits_run), Chosen(**chosen, skip_bad_images=True))
     assert predictions.labels.tolist() == [2, 2, 2, 7, 7, 7]
     assert predictions.notes[-1] == f"1 image(s) that cannot be read are left out: {tree}/7/x.png"
-
-
-@pytest.mark.parametrize(
-    ("tool", "line"),
-    [
-        (evaluate, ["run"]),
-        (export, ["run", "--to", "onnx", "--output", "out"]),
-        (report, ["run"]),
-    ],
-)
-def test_each_tool_that_reads_a_split_can_leave_unreadable_images_out(tool, line):
-    assert Chosen.of(tool.build_parser().parse_args([*line, "--skip-bad-images"])).skip_bad_images
 
 
 def test_a_batch_that_does_not_fit_is_one_line_and_another_error_stays_what_it_is(digits_run):

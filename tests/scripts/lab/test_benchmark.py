@@ -272,13 +272,6 @@ def test_the_small_tree_holds_the_users_own_images_of_every_class(setup, monkeyp
     assert sorted(stored) == sorted(20 * label + number for label in range(10) for number in range(2))
 
 
-def test_the_jpeg_tree_is_cut_from_both_photographs(setup, monkeypatch):
-    monkeypatch.setattr(data, "CUT_IMAGES", 3)
-    root = data.jpeg_tree(None, setup.scratch)
-    files = sorted(path.relative_to(root).parts[:2] for path in root.rglob("*.jpg"))
-    assert [files.count((split, name)) for split in ("train", "val") for name in ("china", "flower")] == [3, 3, 2, 2]
-
-
 # ------------------------------------------------------------------------------------ the other sides
 
 

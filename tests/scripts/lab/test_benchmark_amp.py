@@ -16,7 +16,7 @@ from scripts.common.command_line import run_tool
 from scripts.lab import benchmark_amp
 from scripts.lab.benchmarks import steps
 from scripts.lab.benchmarks.step_table import cells, csv_row
-from scripts.lab.benchmarks.steps import Result, StepVariant, Training, classification, make_rows, mlp, run_rounds, tf32
+from scripts.lab.benchmarks.steps import Result, StepVariant, Training, classification, mlp, run_rounds, tf32
 from utils.config.groups.precision import PrecisionSettings
 from utils.config.groups.run import RunSettings
 from utils.config.settings import UserError
@@ -78,15 +78,6 @@ def test_the_table_has_a_row_for_each_format_the_device_knows_and_names_the_othe
     assert "MLP of 2 linear layers 32-32, batch 8, 3 rounds of 2 steps" in done.stdout.splitlines()[0]
     assert f"torch {torch.__version__}" in done.stdout.splitlines()[0]
     assert "ru_maxrss" in done.stdout
-
-
-def test_the_progress_is_a_line_a_round_on_stderr(small_run):
-    lines = small_run[0].stderr.splitlines()
-    assert [line.partition(":")[0] for line in lines if line.startswith("round")] == [
-        "round 1/3",
-        "round 2/3",
-        "round 3/3",
-    ]
 
 
 def test_csv_and_table_agree_and_the_first_row_is_exactly_1(small_run):
@@ -171,13 +162,6 @@ def test_what_is_not_known_is_left_open():
     assert csv_row(measured_zero, measured_zero, 8)["memory_ratio"] is None
 
 
-def test_rows_are_all_formats_plain_first_then_each_variant():
-    labels = [row.label for row in make_rows(["fp32", "fp16"], channels_last=True, compiled=True)]
-    assert labels[:4] == ["fp32", "fp16 + scaler", "fp32, channels-last", "fp16 + scaler, channels-last"]
-    assert labels[4::2] == ["fp32, compiled", "fp32, channels-last, compiled"]
-    assert len(set(labels)) == 8
-
-
 # ------------------------------------------------------------------------------------- measurements
 
 
@@ -202,15 +186,6 @@ def test_rounds_are_interleaved_and_a_row_out_of_memory_is_said_and_left_out(mon
 
     lost = csv_row(results[1], results[0], 1)
     assert cells("fp16 + scaler", lost, memory=True) == ["fp16 + scaler", "out of memory", "", "", "", "", ""]
-
-
-def test_any_other_error_is_not_taken_for_a_lack_of_memory(monkeypatch):
-    def time_round(*_):
-        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
-
-    monkeypatch.setattr(steps, "time_round", time_round)
-    with pytest.raises(RuntimeError, match="mat1"):
-        run_rounds([Result(StepVariant("fp32"))], mlp(8, 1, 1, 1), CPU, 1, lambda *_: None)
 
 
 def test_tf32_is_as_before_afterwards_also_after_an_error():
@@ -271,13 +246,6 @@ def test_the_steps_of_every_format_are_those_of_a_plain_loop(kind, loss, momentu
         assert off == 0 if name == "fp32" else 0 < off < 0.1, name
         assert training.scaler.is_enabled() == (name == "fp16")
         assert all(parameter.grad is None for parameter in training.network.parameters())
-
-
-def test_the_mlp_is_that_of_the_recipe_with_a_batch_for_each_step():
-    workload = mlp(width=16, layers=3, batch_size=4, steps=7)
-    assert [type(module).__name__ for module in workload.build()] == ["Linear", "ReLU", "Linear", "ReLU", "Linear"]
-    batches = workload.make_batches(CPU)
-    assert len(batches) == 7 and {tensor.shape for pair in batches for tensor in pair} == {(4, 16)}
 
 
 def test_channels_last_reaches_network_and_images():

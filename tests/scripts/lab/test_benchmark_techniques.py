@@ -10,7 +10,6 @@ from scripts.lab.benchmarks import techniques
 from scripts.lab.benchmarks.catalogue import LOADING, STEP, TECHNIQUES, VALIDATION, Technique
 from scripts.lab.benchmarks.techniques import Cost
 from utils.config import arguments
-from utils.config.settings import UserError
 
 TINY = ("--image-size", "8", "--arch", "fc", "--batch-size", "8", "--rounds", "1", "--steps", "1", "--device", "cpu")
 
@@ -21,10 +20,6 @@ def test_the_flags_of_each_technique_are_a_setting_that_shapes_the_result_or_its
     without, with_it = (arguments.parse([*shared, *flags]).values() for flags in ((), technique.flags.split()))
     assert without != with_it
     assert technique.measured and set(technique.measured) <= {STEP, LOADING, VALIDATION}
-
-
-def test_each_name_stands_once():
-    assert len({technique.name for technique in TECHNIQUES}) == len(TECHNIQUES)
 
 
 def test_the_two_sides_are_measured_alternately_and_compared_within_a_round(monkeypatch):
@@ -54,12 +49,3 @@ def test_one_row_for_each_technique_that_was_asked_for(capsys):
 def test_a_cost_is_shown_as_what_it_adds():
     assert benchmark_techniques.shown(Cost(Spread(1, 1, 1), Spread(1.1, 0.99, 1.204))) == "+10 % (-1 to +20)"
     assert benchmark_techniques.shown(None) == "-"
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [(["--only", "no"], "--only"), (["--images", "nowhere"], "no such folder"), (["--rounds", "0"], "at least 1")],
-)
-def test_mistakes(flags, message):
-    with pytest.raises(UserError, match=message):
-        benchmark_techniques.read_flags(flags)

@@ -8,7 +8,7 @@ import pytest
 
 from scripts.common.command_line import run_tool
 from scripts.common.recipes import recipes
-from scripts.common.runs import read_run, run_folders
+from scripts.common.runs import read_run
 from scripts.lab import collect_results
 from tests.scripts.test_sweep import DEAD, EARLY, keep_run
 
@@ -30,7 +30,7 @@ def cells(page, recipe):
 @pytest.fixture(autouse=True)
 def quick(request, monkeypatch):
     """Estimates without building every recipe's network, but where the page itself is compared."""
-    if request.function is not test_the_page_is_what_the_kept_runs_give:
+    if request.function is not test_page_readme_and_headers_show_what_the_kept_runs_give:
         monkeypatch.setattr(collect_results.estimates, "training_multiply_adds", lambda recipe: 10**15)
 
 
@@ -152,12 +152,16 @@ def test_the_picture_has_a_dot_for_each_row(runs, tmp_path, monkeypatch):
     assert (tmp_path / "picture.png").stat().st_size > 1000
 
 
-def test_the_readme_and_the_headers_show_the_rows_of_the_page():
+def test_page_readme_and_headers_show_what_the_kept_runs_give():
     page = collect_results.PAGE.read_text()
     readme = collect_results.README.read_text()
-    found = [read_run(folder) for folder in run_folders(collect_results.KEPT)]
-    rows, _ = collect_results.result_rows(recipes(), found)
+    rows, unmeasured = collect_results.result_rows(
+        recipes(), collect_results.finished_runs([str(collect_results.KEPT)])
+    )
     machines = collect_results.read_machines()
+    assert page == collect_results.page(rows, unmeasured, machines), (
+        "python scripts/lab/collect_results.py makes it anew"
+    )
     said = readme.partition(collect_results.BEGIN)[2].partition(collect_results.END)[0]
     assert said == collect_results.readme_rows(rows, machines), "python scripts/lab/collect_results.py makes it anew"
     for recipe in recipes():
@@ -214,12 +218,6 @@ def test_a_kept_run_that_stopped_early_is_still_finished(tmp_path, monkeypatch):
     run = keep_run(tmp_path / "run", [*RUN, "--early-stopping", "2"], [98.0] * 5, log=EARLY)
     collect_results.keep("digits/fc", read_run(run))
     assert read_run(tmp_path / "kept/digits/fc/run").epochs == 5
-
-
-def test_the_page_is_what_the_kept_runs_give(tmp_path, capsys, monkeypatch):
-    page = tmp_path / "results.md"
-    assert collect([collect_results.KEPT, "--output", page], capsys, monkeypatch)[0] == 0
-    assert page.read_text() == collect_results.PAGE.read_text(), "python scripts/lab/collect_results.py makes it anew"
 
 
 def test_a_folder_that_is_not_there_is_one_line(tmp_path, capsys, monkeypatch):

@@ -17,7 +17,7 @@ import torch
 import main
 from scripts import sweep
 from scripts.common.runs import read_run, run_folders
-from scripts.lab import benchmark, benchmark_amp, collect_results, gpu_results
+from scripts.lab import benchmark, benchmark_amp, gpu_results
 from scripts.lab.benchmarks import data, measure, peers
 from scripts.lab.gpu_results import Job, OutOfTime
 from scripts.lab.gpu_table import airbench, commands
@@ -208,12 +208,6 @@ def test_table_and_json_hold_all_pieces_which_are_not_measured_again(measured, m
     printed = capsys.readouterr().out
     assert all(f"{piece.name}: finished before" in printed for piece in PIECES if piece.tiny is not None)
     assert page in printed
-
-
-def test_collect_results_finds_the_runs(measured, tmp_path, capsys):
-    page = tmp_path / "results.md"
-    assert collect_results.main([str(measured.folder), "--output", str(page)]) == 0
-    assert capsys.readouterr().out.startswith("3 finished runs, ")
 
 
 # ------------------------------------------------------------------------------- time, cuts, failures

@@ -133,12 +133,6 @@ def test_weights_are_taken_from_our_checkpoints_and_from_bare_and_wrapped_state_
     assert torch.equal(model.weight, other.weight)
 
 
-def test_a_pipe_in_the_manifests_place_is_not_waited_for(tmp_path):
-    torch.save({"model": {}}, tmp_path / "some.pt")
-    os.mkfifo(tmp_path / "manifest.json")
-    assert checkpoint.load(tmp_path / "some.pt") == {"model": {}}
-
-
 def test_the_moving_average_is_preferred_to_the_raw_weights():
     content = {"model": {"weight": torch.zeros(1)}, "ema": {"model": {"weight": torch.ones(1)}}}
     assert checkpoint.weights_of(content, Path("x"))["weight"] == 1
@@ -166,14 +160,6 @@ def test_the_manifest_holds_the_sha256_of_each_checkpoint(tmp_path):
         save(saver, state(step), *names)
         assert manifest(tmp_path) == {"sha256": {path.name: [digest(path)] for path in tmp_path.glob("*.pt")}}
     assert sorted(manifest(tmp_path)["sha256"]) == ["best.pt", "final.pt", "initial.pt", "last.pt", "previous.pt"]
-
-
-def test_the_last_but_one_still_verifies_after_a_save_under_other_names(tmp_path):
-    saver = Checkpointer(tmp_path, is_main=True)
-    for step, name in enumerate(("last", "last", "best"), start=1):
-        save(saver, state(step), name)
-    assert manifest(tmp_path)["sha256"]["previous.pt"] == [digest(tmp_path / "previous.pt")]
-    assert checkpoint.load(tmp_path / "previous.pt")["progress"]["step"] == 1
 
 
 def test_a_temporary_file_that_cannot_be_removed_is_left(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ import main
 from tests.faults.small_run import FLAGS
 from tests.helpers import equal
 from tests.utils.config.examples import SHAPES_RESULT, context, example
-from utils.checkpoint import checkpoint, resume
+from utils.checkpoint import checkpoint
 from utils.checkpoint.inventory import parts
 from utils.checkpoint.resume import ResumePoint, find, from_path, newest_run
 from utils.config.arguments import parse
@@ -66,16 +66,6 @@ def test_what_the_other_processes_are_told_of_a_checkpoint_holds_no_tensor(run):
     found = from_path(run, pytest.fail)
     assert [path for path, value in parts(found.state) if isinstance(value, torch.Tensor)] == []
     assert len(pickle.dumps(found)) < 0.1 * found.path.stat().st_size
-
-
-def test_a_list_of_tensors_is_kept_without_them():
-    whole = {"state": [torch.ones(2), 3, {"buffers": (torch.ones(1), "x")}]}
-    assert resume._plain_parts(whole) == {"state": [None, 3, {"buffers": (None, "x")}]}
-
-
-def test_read_gives_the_whole_checkpoint(run):
-    found = from_path(run, pytest.fail)
-    assert equal(checkpoint.load(found.path), found.read())
 
 
 def test_read_gives_what_was_changed_meanwhile_and_all_tensors_wherever_they_stand(tmp_path):
@@ -181,13 +171,6 @@ def test_a_folder_that_is_no_run_of_ours_is_passed_over_without_a_word(runs, con
     assert newest(runs) == (None, [])
     older = runs("2024-01-01")
     assert newest(runs) == (older, [])
-
-
-def test_a_pipe_in_a_recipes_place_is_not_waited_for(runs):
-    folder = runs("2024-01-07_d")
-    (folder / "config.yaml").unlink()
-    os.mkfifo(folder / "config.yaml")
-    assert newest_run(runs.parent, LR, pytest.fail) is None
 
 
 def test_files_links_and_names_that_cannot_be_shown_are_passed_over(runs, tmp_path):
@@ -425,22 +408,6 @@ def test_weights_without_or_with_strange_class_names(tmp_path):
     for strange in (5, "a", None):
         (line,) = found_with(classes=strange).data_differences(("a",), None)
         assert line == "--datapath: has 1 classes, adds a, where there are 0 in run/checkpoints/last.pt"
-
-
-def test_a_link_pipe_or_device_in_the_runs_folders_is_refused(run):
-    found = from_path(run, pytest.fail)
-    found.refuse_strange_files()
-    for folder in (run, run / "checkpoints"):
-        for name, make, kind in (
-            ("a_pipe", os.mkfifo, "a pipe or device"),
-            ("a_link", lambda path: path.symlink_to(run / "log.txt"), "a link"),
-        ):
-            make(folder / name)
-            words = f"^{folder / name}: is {kind}, which a run never makes; remove it to continue the run$"
-            with pytest.raises(UserError, match=words):
-                found.refuse_strange_files()
-            (folder / name).unlink()
-    found_with().refuse_strange_files()
 
 
 def test_a_file_that_another_process_replaces_meanwhile_is_not_strange(tmp_path, monkeypatch):

@@ -262,13 +262,6 @@ def test_a_setting_that_is_gone_is_refused_where_it_did_something_and_else_passe
             arguments.parse(argv)
 
 
-def test_recipe_that_is_not_text_is_one_line(tmp_path):
-    path = tmp_path / "recipe.yaml"
-    path.write_bytes(b"\xff\xfe\xfa\0\1")
-    (line,) = mistakes_of(["--config", str(path)])
-    assert str(path) in line and "cannot be read" in line
-
-
 def test_unknown_recipe_is_answered_with_the_nearest_and_where_all_are(tmp_path, monkeypatch):
     monkeypatch.setattr(arguments, "CONFIGS", tmp_path)
     for name in ("mnist/fc", "cifar10/resnet18"):
@@ -285,11 +278,6 @@ def test_mistakes_of_recipe_flags_and_contradictions_come_together(tmp_path):
     assert len(lines) == 4
     for word in ("'epoch'", "--warmup-epochs", "--amp", "--evaluate?"):
         assert sum(word in line for line in lines) == 1
-
-
-def test_contradiction_with_an_unreadable_value_has_no_line_of_its_own():
-    (line,) = mistakes_of(["--warmup-epochs", "30", "--epochs", "many"])
-    assert "--epochs" in line and "'many'" in line
 
 
 def test_batch_size_that_contradicts_the_number_of_processes_names_that_number():

@@ -324,7 +324,3 @@ def test_a_run_tells_on_the_console_and_in_its_log(workplace, capsys):
     (run,) = (workplace / "runs/digits/fc").iterdir()
     logged = [line[20:] for line in (run / "log.txt").read_text().splitlines() if "warning" in line]
     assert code == 0 and len(lines) == 2 and [f"main.py: {line}" for line in logged] == lines
-
-
-def test_a_run_whose_settings_all_have_an_effect_tells_nothing(workplace, capsys):
-    assert told(capsys, (*SMALL, "--max-steps", 1, "--momentum", 0.5, "--lr-policy", "gaussian")) == (0, [])

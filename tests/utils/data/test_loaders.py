@@ -49,16 +49,6 @@ def same(left, right):
     )
 
 
-def test_the_number_of_workers_changes_nothing(tree):
-    flags = ("--dataname", "folder", "--datapath", tree, "--image-size", 32, "--batch-size", 4)
-    reference = make(*flags, "--workers", 0)
-    for workers in (1, 2):
-        other = make(*flags, "--workers", workers)
-        assert same(collect(reference[0], 3), collect(other[0], 3))
-        assert same(collect(reference[0], 3, 2), collect(other[0], 3, 2))
-        assert same(collect(reference[1]), collect(other[1]))
-
-
 @pytest.mark.parametrize("flags", [("--loader", "stream", "--workers", 1), ("--mixup", 0.2, "--augment", "shift")])
 def test_passes_that_are_shared_out_are_those_of_the_first_steps_and_the_same_on_any_number_of_ranks(flags):
     def shared_out(world_size, *more):
@@ -90,12 +80,6 @@ def test_of_an_epoch_of_fewer_steps_all_are_shared_out():
     total, batches = train.shared_out(0, 16)
     passes = [batch.indices for batch in batches]
     assert len(passes) == total and sorted(np.concatenate(passes)) == list(range(1437))
-
-
-def test_validation_covers_each_image_once_over_three_ranks(tree):
-    flags = ("--dataname", "folder", "--datapath", tree, "--image-size", 32, "--val-batch-size", 2, "--workers", 0)
-    indices = [b.indices for rank in range(3) for b in make(*flags, rank=rank, world_size=3)[1].batches()]
-    assert sorted(np.concatenate(indices)) == list(range(9))
 
 
 @pytest.mark.parametrize("name, expected", [("digits", "resident"), ("folder", "stream"), ("synthetic", "resident")])

@@ -4,19 +4,16 @@ import contextlib
 import copy
 import dataclasses
 import math
-import signal
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from tests.helpers import equal
-from tests.utils.test_train_validation import Overflow, make, parameters, steps
+from tests.utils.test_train_validation import Overflow, make, parameters
 from utils import train_validation
 from utils.config.settings import UserError
 from utils.loop import pictured, step_sums
-from utils.loop.stop_signals import Stopped, StopSignals
 from utils.record.metrics import Report
 from utils.record.writer import Writer
 from utils.runtime.distributed import Distributed
@@ -114,11 +111,6 @@ def test_train_gives_the_means_over_the_epochs_samples():
     for place, value in enumerate((report.loss, report.top1)):
         assert value == pytest.approx(sum(n * of[place] for n, of in zip((480, 480, 477), losses, strict=True)) / 1437)
     assert report.count == 1437
-
-
-def test_a_run_without_writer_and_checkpointer_trains_too():
-    traval = make(*THREE_STEPS, "--epochs", "1", "--save-every-steps", "1")
-    assert traval.fit().count == 360
 
 
 def test_the_network_trains_in_training_mode_whatever_mode_it_was_left_in():
@@ -231,22 +223,6 @@ def test_a_part_of_an_epoch_that_is_trained_already_is_not_trained_again():
 # ---------------------------------------------------------------------------------------- what ends a run
 
 
-def test_too_many_skipped_steps_in_a_row_end_the_run_with_its_state_saved():
-    class Never(Overflow):
-        def forward(self, output, targets):
-            self.at = self.calls + 1
-            return super().forward(output, targets)
-
-    traval, recorder, saver = watched(
-        "--arch", "fc", "--batch-size", "480", "--amp", "fp16", "--max-skipped-steps", "1", criterion=Never(1)
-    )
-    with pytest.raises(TrainingFailure, match=r"^2 steps in a row .* step 2 \(epoch 1\)"):
-        traval.train(0)
-    assert [told for told, _ in recorder.told[-3:]] == ["flush", "saved", "waited"]
-    (state,) = saver.states
-    assert state["progress"]["step"] == state["progress"]["skipped_steps"] == 2 and names(recorder) == [("last",)]
-
-
 def test_as_many_skipped_steps_as_are_allowed_do_not_end_it():
     traval, recorder, _ = watched(
         "--arch", "fc", "--batch-size", "480", "--amp", "fp16", "--max-skipped-steps", "1", criterion=Overflow(at=1)
@@ -257,39 +233,6 @@ def test_as_many_skipped_steps_as_are_allowed_do_not_end_it():
     assert line.startswith("step 1 skipped, ")
 
 
-def test_a_gradient_that_is_not_finite_ends_the_run_with_the_state_before_the_step():
-    traval, recorder, saver = watched(*THREE_STEPS, criterion=Overflow(at=3))
-    with pytest.raises(TrainingFailure, match=r"^the gradient is (nan|inf) at step 3 \(epoch 1\), .*; lower --lr, add"):
-        traval.fit()
-    (state,) = saver.states
-    assert (state["progress"]["step"], names(recorder)) == (2, [("last",)])
-    other = make(*THREE_STEPS)
-    steps(other, 2)
-    assert all(torch.equal(state["model"][name], value) for name, value in other.model.state_dict().items())
-
-
-@pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_signal_is_obeyed_after_the_step_with_the_state_on_the_disk(told):
-    signals = StopSignals()
-    traval, recorder, saver = watched(*THREE_STEPS, stop_signals=signals)
-    signals.received = told
-    with pytest.raises(Stopped, match=rf"^stopped by {told.name} after step 1 \(epoch 1\); --resume auto continues$"):
-        traval.fit()
-    ends = [(name, arguments) for name, arguments in recorder.told if name in ("log", "saved", "waited")]
-    assert ends[1:] == [("log", (f"{told.name}: saving",)), ("saved", (("last"),)), ("waited", ())]
-    assert saver.states[0]["progress"]["samples_seen"] == 480
-
-
-def test_a_stop_signal_is_obeyed_within_validation(monkeypatch):
-    signals = StopSignals()
-    traval, recorder, _ = watched(*THREE_STEPS, "--val-batch-size", "100", stop_signals=signals)
-    traval.train(0)
-    traval.model.register_forward_hook(lambda *_: setattr(signals, "received", signal.SIGUSR1))
-    with pytest.raises(Stopped, match=r"after step 3 \(epoch 1\)"):
-        traval.validation(0)
-    assert names(recorder) == [("last",)] and recorder.of("epoch") == []
-
-
 def test_a_checkpoint_that_could_not_be_written_ends_the_run_at_the_next_step():
     traval, recorder, _ = watched(*THREE_STEPS, failed=True)
     with pytest.raises(UserError, match="the disk is full"):
@@ -298,32 +241,6 @@ def test_a_checkpoint_that_could_not_be_written_ends_the_run_at_the_next_step():
 
 
 # ---------------------------------------------------------------------------------------- going on
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ("--arch", "fc", "--amp", "off"),
-        ("--arch", "fc", "--amp", "fp16", "--optimizer", "muon", "--accumulate", "2", "--ema-decay", "0.9"),
-    ],
-)
-def test_a_run_that_goes_on_within_an_epoch_ends_with_the_same_state(flags):
-    flags = ("--global-batch-size", "480", "--epochs", "1", *flags)
-    whole, first, second = (make(*flags) for _ in range(3))
-    whole.fit()
-    first.args = make(*flags, "--max-steps", "2").args
-    first.train(0)
-    second.load_state(copy.deepcopy(first.state()))
-    assert equal(first.state(), second.state())
-    second.fit()
-    ours = second.state()
-    theirs = whole.state()
-    assert equal(ours, theirs)
-
-
-def test_one_optimizer_is_saved_as_it_is_and_several_as_a_list():
-    assert set(make(*THREE_STEPS).state()["optimizer"]) == {"state", "param_groups"}
-    assert len(make(*THREE_STEPS, "--optimizer", "muon").state()["optimizer"]) == 2
 
 
 def test_images_that_could_not_be_read_are_listed_again_by_a_run_that_goes_on():

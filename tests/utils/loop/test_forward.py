@@ -36,15 +36,6 @@ def test_the_loss_is_the_criterions_over_the_images_that_count():
     assert torch.equal(loss, functional.cross_entropy(logits, batch.targets)) and losses == {}
 
 
-def test_of_several_named_losses_the_sum_is_minimised_and_each_is_given():
-    network = linear()
-    batch = batch_of()
-    logits, loss, losses = forward(network, batch, two_terms, nullcontext())
-    expected = two_terms(logits, batch.targets)
-    assert {name: value.item() for name, value in losses.items()} == {n: v.item() for n, v in expected.items()}
-    torch.testing.assert_close(loss, expected["entropy"] + expected["size"])
-
-
 @pytest.mark.parametrize("scaler", [OFF, ON], ids=["unscaled", "scaled"])
 @pytest.mark.parametrize(
     ("criterion", "names"),

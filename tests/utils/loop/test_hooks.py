@@ -10,7 +10,7 @@ from main import main
 from tests.end_to_end.processes import curves, differences, rows
 from tests.utils.loop.test_between_steps import watched
 from tests.utils.test_train_validation import Overflow, make, steps
-from utils.loop.hooks import Hooks, call
+from utils.loop.hooks import Hooks
 
 POINTS = [field.name for field in dataclasses.fields(Hooks)]
 
@@ -20,20 +20,6 @@ def recording(seen, numbers=lambda traval, *arguments: ()):
     return Hooks(
         **{point: [lambda *arguments, point=point: seen.append((point, *numbers(*arguments)))] for point in POINTS}
     )
-
-
-def test_all_points_are_empty_by_default_and_no_two_trainings_share_them():
-    first = make("--arch", "fc")
-    second = make("--arch", "fc")
-    assert len(POINTS) == 11 and all(getattr(first.hooks, point) == [] for point in POINTS)
-    first.hooks.after_forward.append(print)
-    assert second.hooks.after_forward == []
-
-
-def test_the_hooks_of_a_point_are_called_in_their_order_with_its_arguments():
-    seen = []
-    call([lambda *given: seen.append((1, given)), lambda *given: seen.append((2, given))], "a", 3)
-    assert seen == [(1, ("a", 3)), (2, ("a", 3))]
 
 
 def test_a_step_calls_its_points_in_order_for_each_pass_and_counts_itself_last():

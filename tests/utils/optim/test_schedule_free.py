@@ -243,16 +243,3 @@ def test_the_schedule_is_constant_by_default_and_after_the_warm_up(tmp_path):
         assert (args.optimisation.lr_policy, args.optimisation.lr) == ("constant", 1.0)
     assert parse([*ADAMW]).optimisation.lr == 0.001
     assert parse([]).optimisation.lr_policy == "cosine"
-
-
-def test_the_plan_says_so(capsys):
-    line = ("--dry-run", "--device", "cpu", "--arch", "vgg11", *SGD, "--warmup-epochs", "1")
-    assert main.main([*line]) == 0
-    out, err = capsys.readouterr()
-    plan = {row[:14].strip(): row[15:] for row in out.splitlines()}
-    assert plan["Optimizer"] == "schedulefree-sgd, momentum 0.9, weight decay 0.0005" and not err
-    assert plan["Weight average"].startswith(
-        "that of the schedule-free optimizer, batch-norm statistics computed over 16"
-    )
-    assert plan["Learning rate"].startswith("constant  epoch 0: ")
-    assert "the optimizer averages the weights instead of a schedule" in plan["Learning rate"]

@@ -240,21 +240,6 @@ def test_each_optimizer_skips_on_its_own_and_the_step_counts_as_partly_skipped()
     assert scaler.get_scale() == traval.scaler.get_scale() == 512
 
 
-def test_state_of_both_optimizers_and_the_scaler_with_its_growth_tracker_goes_into_a_checkpoint_and_back():
-    first = muon()
-    first.scaler.set_growth_interval(5)
-    steps(first, 3)
-    state = copy.deepcopy(first.state())
-    assert state["scaler"]["_growth_tracker"] == 3 and len(state["optimizer"]) == 2
-    second = muon()
-    second.load_state(state)
-    for traval in (first, second):
-        steps(traval, 3)
-    assert second.scaler.state_dict() == first.scaler.state_dict()
-    assert second.scaler.get_scale() == 2048 and second.scaler.state_dict()["_growth_tracker"] == 1
-    assert all(torch.equal(a, b) for a, b in zip(parameters(first.model), parameters(second.model), strict=True))
-
-
 # ------------------------------------------------------------------------------ layers kept in float32
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from utils.checkpoint.progress import Progress
 from utils.record.curves import StepRecord
-from utils.record.epoch_scalars import EPOCH_SCALARS, RAW_SCALARS, Epoch, points_of, row_of
+from utils.record.epoch_scalars import Epoch, points_of, row_of
 from utils.record.metrics import BINS, UNIT, ClassReport, Report
 
 PROGRESS = Progress(
@@ -93,10 +93,3 @@ def test_a_late_validations_row_has_no_figure_of_the_training_that_was_counted_b
     unknown = ("train_loss", "train_top1", "train_top5", "images_per_second")
     assert list(row.items()) == [(name, value) for name, value in ALWAYS.items() if name not in unknown]
     assert points_of(row) == TEST
-
-
-def test_no_column_and_no_tag_is_declared_twice():
-    scalars = (*EPOCH_SCALARS, *RAW_SCALARS)
-    tags = [scalar.tag for scalar in scalars if scalar.tag]
-    assert len({scalar.column for scalar in scalars}) == len(scalars)
-    assert len(set(tags)) == len(tags)

@@ -312,11 +312,6 @@ def test_a_cut_epoch_is_named_by_its_number_and_is_the_best_only_while_there_is_
     assert "val_epoch=3 best_top1=90.0000 best_epoch=2 run" in later
 
 
-def test_without_a_finite_validation_there_is_no_best():
-    progress = Progress(epoch=2, step=46, last_validation=[math.nan, 10.0, 50.0, 360])
-    assert "val_loss=nan val_count=360 val_epoch=2 best_top1=nan best_epoch=0" in final_line(progress, None, parse([]))
-
-
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_the_end_says_once_where_tensorboard_finds_the_run(elsewhere, tmp_path):
     folder = tmp_path / "here" / "digits" / "fc" / "run"

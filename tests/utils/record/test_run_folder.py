@@ -40,13 +40,6 @@ def test_runs_started_in_the_same_second_get_a_folder_each(tmp_path, frozen):
     assert all(folder.name.startswith(frozen) for folder in folders)
 
 
-def test_folder_is_output_dataname_arch_and_a_name_that_begins_with_the_time(tmp_path, frozen):
-    made = RunFolder.create(settings_for(tmp_path, "--arch", "fc"))
-    assert made.folder.parent == tmp_path / "runs" / "digits" / "fc"
-    assert made.name == made.folder.name and made.name.startswith(f"{frozen}_")
-    assert made.checkpoints == made.folder / "checkpoints"
-
-
 def named(*argv, world_size=1):
     """The specific name of a run with these flags."""
     return specific_name(parse(list(argv), world_size))
@@ -118,10 +111,6 @@ def test_a_setting_of_any_kind_makes_a_token_without_a_table_entry_of_its_own(na
     assert token == _as_name(token) and "-" not in token and token.endswith(shown)
 
 
-def test_batch_in_the_name_is_the_global_one():
-    assert named("--batch-size", "16", "--accumulate", "2", world_size=3) == "b96-sgd-lr0.1-cosine-e20-acc2"
-
-
 def test_names_of_runs_sort_by_their_start(tmp_path, monkeypatch):
     names = []
     for second, flags in enumerate((["--optimizer", "adam"], [], ["--epochs", "5"])):
@@ -129,11 +118,6 @@ def test_names_of_runs_sort_by_their_start(tmp_path, monkeypatch):
         monkeypatch.setattr(run_folder, "datetime", type("At", (), {"now": staticmethod(lambda now=now: now)}))
         names.append(RunFolder.planned(settings_for(tmp_path, *flags)).name)
     assert names == sorted(names)
-
-
-def test_planning_creates_nothing(tmp_path):
-    RunFolder.planned(settings_for(tmp_path))
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_planned_folder_is_the_one_that_is_made(tmp_path, frozen):

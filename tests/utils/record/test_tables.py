@@ -20,12 +20,6 @@ def table(tmp_path):
     return path
 
 
-def test_a_whole_table_is_read_as_it_was_written(table):
-    assert read_table(table) == (ROWS, False)
-    table.write_text(table.read_text().replace("\r\n", "\n"))
-    assert read_table(table) == (ROWS, False)
-
-
 def test_wherever_its_end_is_cut_off_all_rows_are_whole(table):
     content = table.read_bytes()
     for kept in range(len(content)):
