@@ -23,7 +23,6 @@ from scripts.reporting import assemble, details, run_parts, thumbnails
 from scripts.reporting.page import PageContent, as_json, grouped, page_data, render
 from scripts.reporting.run_record import RunRecord, Setting
 from tests.helpers import altered
-from tests.scripts.common.test_predictions import tree_of_digits
 from tests.scripts.test_sweep import DEAD
 from tests.test_structure import ROOT
 
@@ -352,13 +351,6 @@ def test_a_row_that_is_cut_off_within_a_number_is_left_out_and_named(digits_run,
     (folder / "class_metrics.csv").write_text((tmp_path / "classes.csv").read_text()[:-4])
     page = made(tmp_path, str(folder), "--no-predictions")
     assert "class_metrics.csv cannot be read (a row is cut off)" in page.text
-
-
-def test_an_image_that_cannot_be_read_is_left_out_and_named_where_that_is_asked_for(digits_run, tmp_path):
-    tree = tree_of_digits(tmp_path / "tree", {"7": 7, "2": 2})
-    (tree / "7/x.png").write_bytes(b"")
-    page = made(tmp_path, digits_run, "--datapath", str(tree), "--skip-bad-images")
-    assert page.data["details"] and "1 image(s) that cannot be read are left out" in page.text
 
 
 def test_an_image_that_has_gone_is_left_out(predictions):

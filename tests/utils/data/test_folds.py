@@ -286,18 +286,6 @@ def test_the_checkpoint_holds_the_folds_and_added_images_move_none_of_another_fo
     assert shown.seen == f"{point.path} {none}"
 
 
-def test_a_resume_with_other_folds_is_refused_and_named(tree, tmp_path, capsys):
-    run = trained_on(tree, tmp_path, *flags_of(3, 1))
-    capsys.readouterr()
-    for flags, line in (
-        (["--folds", "4"], "--folds 4: {} was made with --folds 3"),
-        (["--fold", "0"], "--fold 0: {} was made with --fold 1"),
-        (["--fold-seed", "5"], "--fold-seed 5: {} was made with --fold-seed 0"),
-    ):
-        assert main.main(["--resume", str(run), *flags]) == 2
-        assert line.format(run / "checkpoints" / "last.pt") in capsys.readouterr().err
-
-
 def test_the_fold_of_another_run_is_known_to_have_been_trained_on(tree, tmp_path):
     run = trained_on(tree, tmp_path, *flags_of(3, 1))
     path = run / "checkpoints" / "final.pt"

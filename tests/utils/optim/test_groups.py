@@ -169,7 +169,6 @@ def test_another_scale_by_override_is_what_the_run_goes_on_with(tmp_path, monkey
         # groups of the same sizes, but of other parameters: their momentum would be another's
         (("--weight-decay-except", "layers.1.weight"), ("--weight-decay-except", "layers.3.weight")),
         (("--lr-scale", "layers.1.bias=2"), ("--lr-scale", "layers.3.bias=2")),
-        (("--no-decay-norm-bias",), ("--decay-norm-bias",)),
     ],
 )
 def test_other_groups_of_parameters_are_refused_by_an_override(begun, other, tmp_path, monkeypatch, capsys):
