@@ -83,13 +83,16 @@ class Progress:
         patience = args.run.early_stopping
         return patience is not None and self.epoch - self.stopping_epoch >= patience
 
+    def may_end(self, args: Settings) -> bool:
+        """True if the run may end with the current epoch, whose steps are done; its validation decides."""
+        ended = self.epoch + 1
+        patience = args.run.early_stopping
+        waited = patience is not None and ended - self.stopping_epoch >= patience
+        return ended >= args.optimisation.epochs or waited or self.is_trained(args)
+
     def validation_is_due(self, args: Settings) -> bool:
         """True if the current epoch, whose steps are done, is validated, as is the last one before any kind of end."""
-        ended = self.epoch + 1
-        run = args.run
-        waited = run.early_stopping is not None and ended - self.stopping_epoch >= run.early_stopping
-        last = ended >= args.optimisation.epochs or waited or self.is_trained(args)
-        return last or ended % run.val_every_epochs == 0
+        return self.may_end(args) or (self.epoch + 1) % args.run.val_every_epochs == 0
 
     def is_finished(self, args: Settings) -> bool:
         """True if nothing is left to do: neither a step nor the validation after the last one."""

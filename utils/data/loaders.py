@@ -142,26 +142,25 @@ class TrainLoader:
 
         Gives their total number, and this rank's: every world_size-th, as in validation.
         """
-        alone = replace(self.plan, batch_size=PASS_SIZE, rank=0, world_size=1)
-        micro_batches = [
-            micro_batch
-            for step in range(min(steps, self.steps_per_epoch))
-            for micro_batch in alone.micro_batches(epoch, step)
-        ]
+        micro_batches = self._of_any_rank(epoch, steps)
         return len(micro_batches), self._read(micro_batches[self.plan.rank :: self.plan.world_size])
 
     def first_images(self, count: int) -> torch.Tensor:
         """The first ``count`` images of the first epoch as validation shows them, on the CPU; the same on all ranks."""
-        alone = replace(self.plan, batch_size=PASS_SIZE, rank=0, world_size=1)
-        steps = range(min(self.steps_per_epoch, -(-count // self.plan.global_batch_size)))
         parts = []
-        for micro_batch in chain.from_iterable(alone.micro_batches(0, step) for step in steps):
+        for micro_batch in self._of_any_rank(0, -(-count // self.plan.global_batch_size)):
             _, pixels, _ = self.source.read(micro_batch)
             parts.append(self.transform.evaluation(pixels).cpu())
             count -= len(pixels)
             if count <= 0:
                 break
         return torch.cat(parts)
+
+    def _of_any_rank(self, epoch: int, steps: int) -> list[MicroBatch]:
+        """The passes of the first ``steps`` steps of ``epoch``, as one process would take them."""
+        alone = replace(self.plan, batch_size=PASS_SIZE, rank=0, world_size=1)
+        of_steps = (alone.micro_batches(epoch, step) for step in range(min(steps, self.steps_per_epoch)))
+        return [*chain.from_iterable(of_steps)]
 
     def _read(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Batch]:
         return self._prefetch(chain.from_iterable(starmap(self.prepare, self.source.batches(micro_batches))))

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 from utils.checkpoint.progress import Progress
 from utils.config.settings import Settings
 
 OFF = "off"
-LAST = "last"
 
 
 def may_be(progress: Progress, args: Settings) -> bool:
     """Before the validation of an epoch: whether pictures of it may be wanted. Early stopping decides afterwards."""
-    if args.logging.picture_epochs == OFF:
-        return False
-    epoch = progress.epoch + 1
-    patience = args.run.early_stopping
-    ends = epoch >= args.optimisation.epochs or progress.step >= (args.run.max_steps or math.inf)
-    return ends or _regular(epoch, args) or (patience is not None and epoch - progress.stopping_epoch >= patience)
+    wanted = args.logging.picture_epochs != OFF
+    return wanted and (progress.may_end(args) or _regular(progress.epoch + 1, args))
 
 
 def after_epoch(progress: Progress, args: Settings) -> bool:
