@@ -151,7 +151,9 @@ class Progress:
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Progress:
         """From a checkpoint's, which ``problems`` finds nothing wrong with."""
-        return cls(**state)
+        # Older ones have no other metric than top-1, and have not watched for early stopping.
+        older = {"best_value": state["best_top1"] if state["best_epoch"] else None, "stopping_epoch": state["epoch"]}
+        return cls(**older | state)
 
     @classmethod
     def problems(cls, state: Any) -> list[str]:
