@@ -34,11 +34,8 @@ if TYPE_CHECKING:
 NAME = "benchmark.py"
 PARTS = {
     "loop": "main.py against the bare loop, torchvision's MNIST and timm's train.py",
-    "data": "the loaders alone against torchvision's transforms and timm's loader",
-    "augment": "RandAugment in the loaders, against torchvision's and against none",
     "decode": "JPEG files on one core",
     "start-up": "--help, a mistake, the first training step",
-    "records": "what logging and checkpoints cost",
     "resnet50-fp16": "on a GPU: resnet50 in fp16, images in memory, against the bare loop and timm's train.py",
     "resnet50-bf16": "in bf16",
     "resnet50-compiled": "in fp16, compiled",
@@ -162,15 +159,12 @@ def benchmark(own: argparse.Namespace, setup: Setup) -> int:
 
 def matches(only: Sequence[str] | None, setup: Setup) -> Iterator[tuple[str, Match | str]]:
     """The chosen parts' matches in the order of ``PARTS``, each with its part, or why it is skipped."""
-    from scripts.lab.benchmarks import gpu, loading, loop, records, start_up
+    from scripts.lab.benchmarks import decode, gpu, loop, start_up
 
     parts: dict[str, Callable[[Setup], Iterator[Any]]] = {
         "loop": loop.training,
-        "data": loading.data_path,
-        "augment": loading.augment,
-        "decode": loading.decode,
+        "decode": decode.decode,
         "start-up": start_up.start_up,
-        "records": records.records,
         "resnet50-fp16": partial(gpu.resnet50, amp="fp16"),
         "resnet50-bf16": partial(gpu.resnet50, amp="bf16"),
         "resnet50-compiled": partial(gpu.resnet50, amp="fp16", compiled=True),
@@ -200,7 +194,7 @@ def measure(part: str, match: Match, rounds: int) -> list[Row]:
 
     from scripts.lab.benchmarks.measure import play
 
-    total = rounds * match.times * (1 + sum(len(rival.ways) for rival in match.rivals))
+    total = rounds * (1 + sum(rival.measure is not None for rival in match.rivals))
     with tqdm(total=total, desc=match.what, leave=False, dynamic_ncols=True, disable=not sys.stderr.isatty()) as bar:
         return play(part, match, rounds, bar.update)
 

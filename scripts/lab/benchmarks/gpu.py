@@ -53,12 +53,12 @@ def resnet50(setup: Setup, amp: str, compiled: bool = False) -> Iterator[Match |
     run = ("--dataname", "synthetic", *shape, *batch, *common, *few, "--epochs", epochs, *LR)
     ours = main_run(setup, *run)
     rgb = ("--channels", 3, "--classes", SYNTHETIC_CLASSES)
-    rivals = [Rival(f"{BARE}, one batch", {"": peer(setup, "bare", *shape, *rgb, *batch, *common)}, 0.98)]
+    rivals = [Rival(f"{BARE}, one batch", peer(setup, "bare", *shape, *rgb, *batch, *common), 0.98)]
     rivals.append(_as_graphs(setup, *run))
     if setup.timm_train:
         given = ("--train-script", setup.timm_train, "--given-batches", images // batch_size)
         timm = peer(setup, "timm", *shape, *rgb, *batch, *common, *given)
-        rivals.append(Rival(f"{TIMM}, one batch", {"": timm}, 1.2))
+        rivals.append(Rival(f"{TIMM}, one batch", timm, 1.2))
     else:
         yield WITHOUT_TIMM
     yield Match(f"resnet50, 224 pixels, {amp}{', compiled' * compiled}", RATE, ours, rivals)
@@ -86,12 +86,12 @@ def resident(setup: Setup) -> Iterator[Match | str]:
     ours = main_run(setup, *run)
     bare = peer(setup, "bare", *shape, "--channels", 3, "--classes", classes, *common)
     what = f"resnet18, {'CIFAR-10' if setup.cifar10 else 'synthetic images'}, fp16"
-    yield Match(what, RATE, ours, [Rival(f"{BARE}, one batch", {"": bare}, 0.95), _as_graphs(setup, *run)])
+    yield Match(what, RATE, ours, [Rival(f"{BARE}, one batch", bare, 0.95), _as_graphs(setup, *run)])
 
 
 def _as_graphs(setup: Setup, *flags: object) -> Rival:
     """The same run with its steps as CUDA graphs."""
-    return Rival("--cuda-graph auto", {"": main_run(setup, *flags, "--cuda-graph", "auto")})
+    return Rival("--cuda-graph auto", main_run(setup, *flags, "--cuda-graph", "auto"))
 
 
 # ---------------------------------------------------------------------------------------- JPEG files
@@ -113,15 +113,15 @@ def jpeg(setup: Setup, arch: str) -> Iterator[Match | str]:
     training = (*common, *few, "--epochs", epochs, *LR, "--print-freq", 1 if setup.tiny else 10)
     files = ("--dataname", "folder", "--datapath", tree, "--loader", "stream")
     by_cpu = _FilesRun(setup, *files, "--decode", "cpu", *training)
-    rivals = [Rival("images in memory", {"": main_run(setup, "--dataname", "synthetic", *training)})]
+    rivals = [Rival("images in memory", main_run(setup, "--dataname", "synthetic", *training))]
     waits = {"CPU": by_cpu}
     if not setup.on_gpu:
         yield "decoding on a GPU is left out: there is none"
     else:
         waits["GPU"] = _FilesRun(setup, *files, "--decode", "gpu", *training)
-        rivals.append(Rival("decoded by the GPU", {"": waits["GPU"].rate}))
+        rivals.append(Rival("decoded by the GPU", waits["GPU"].rate))
     if setup.timm_train and arch == "resnet50":
-        rivals.append(Rival(TIMM, {f"{setup.threads} workers": timm_on_files(setup, tree, *common)}))
+        rivals.append(Rival(f"{TIMM}, {setup.threads} workers", timm_on_files(setup, tree, *common)))
     yield Match(f"{arch}, JPEG files decoded by the CPU, fp16", RATE, by_cpu.rate, rivals)
     for decoder, run in waits.items():
         yield Match(f"{arch}, JPEG files decoded by the {decoder}: the host waits", PERCENT, run.wait, [Rival()])

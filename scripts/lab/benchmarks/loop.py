@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from scripts.lab.benchmarks import data
-from scripts.lab.benchmarks.measure import BARE, RATE, TIMM, WITHOUT_TIMM, Match, Measure, Rival, Setup, main_run, peer
+from scripts.lab.benchmarks.measure import BARE, RATE, TIMM, WITHOUT_TIMM, Match, Rival, Setup, main_run, peer
 
 COMMON = ("--batch-size", 128, "--device", "cpu")
 RUN = (*COMMON, "--lr", 0.01)
@@ -24,12 +24,10 @@ def fc_on_mnist(setup: Setup) -> Match:
     folder = data.mnist(setup.mnist, setup.scratch)
     images = ("--dataname", "mnist", "--datapath", folder, "--augment", "none")
     ours = main_run(setup, *images, "--arch", "fc", *RUN, "--epochs", 1 + max(1, round(setup.seconds)))
-    loaders = {
-        f"{workers} workers": peer(setup, "torchvision-mnist", "--mnist", folder, "--workers", workers, *COMMON)
-        for workers in (0, 2)
-    }
-    bare = bare_ways(setup, "--mnist", folder, *COMMON)
-    rivals = [Rival(BARE, bare, 0.85), Rival("torchvision MNIST, DataLoader", loaders, 12)]
+    rivals = bare_loops(setup, 0.85, "--mnist", folder, *COMMON)
+    for workers in (0, 2):
+        loader = peer(setup, "torchvision-mnist", "--mnist", folder, "--workers", workers, *COMMON)
+        rivals.append(Rival(f"torchvision MNIST, DataLoader, {workers} workers", loader, 12))
     return Match("fc on MNIST, batch 128", RATE, ours, rivals)
 
 
@@ -37,17 +35,17 @@ def resnet18_on_cifar10(setup: Setup) -> Match:
     """A network that takes nearly all of the time; a few batches, since a CPU takes a second for each."""
     tree = data.cifar10_tree(setup.cifar10, setup.scratch)
     shape = ("--arch", "resnet18", "--image-size", 32, "--channels", 3)
-    rivals = [Rival(f"{BARE}, one batch", bare_ways(setup, *shape, "--channels-last", *COMMON), 0.97)]
+    rivals = bare_loops(setup, 0.97, *shape, "--channels-last", *COMMON)
     if setup.timm_train:
         timm = peer(setup, "timm", "--tree", tree, "--train-script", setup.timm_train, *shape, *COMMON)
-        rivals.append(Rival(TIMM, {"its defaults": timm}, 1.2))
+        rivals.append(Rival(f"{TIMM}, its defaults", timm, 1.2))
     ours = main_run(setup, "--dataname", "cifar10", "--datapath", tree, "--arch", "resnet18", *RUN, "--epochs", 2)
     return Match("resnet18 on CIFAR-10, batch 128", RATE, ours, rivals)
 
 
-def bare_ways(setup: Setup, *flags: object) -> dict[str, Measure]:
-    """The bare loop with torch's own threads and with threads that wait as main.py's do."""
-    return {
-        "torch's threads": peer(setup, "bare", *flags),
-        "our threads": peer(setup, "bare", *flags, briefly=True),
-    }
+def bare_loops(setup: Setup, target: float, *flags: object) -> list[Rival]:
+    """The bare loop with torch's own threads, and with threads that wait as main.py's do."""
+    return [
+        Rival(f"{BARE}, torch's threads", peer(setup, "bare", *flags), target),
+        Rival(f"{BARE}, our threads", peer(setup, "bare", *flags, briefly=True), target),
+    ]

@@ -15,9 +15,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import torch
 
@@ -36,7 +37,7 @@ TIMM = "timm's train.py"
 WITHOUT_TIMM = "timm's train.py is left out: give --timm-train PATH, the file of a checkout of timm"
 
 Measure = Callable[[], float]
-OURS = (-1, "")  # the key of our side, where a rival's is its number and way
+OURS = -1  # the key of our side, where a rival has its number
 
 
 class CommandFailure(RuntimeError):
@@ -67,28 +68,25 @@ class Setup:
         return self.device.type == "cuda"
 
 
-@dataclass(frozen=True)
-class Rival:
-    """What ours is compared with: the fastest of its ``ways``. Without any, ours is judged by its own figure.
+class Rival(NamedTuple):
+    """What ours is compared with; without a ``measure`` ours is judged by its own figure.
 
     ``target``: the least ratio ours / other of images a second; of other units the largest difference ours - other, or
     the largest figure of ours. None: only reported.
     """
 
     name: str = ""
-    ways: Mapping[str, Measure] = field(default_factory=dict)
+    measure: Measure | None = None
     target: float | None = None
 
 
-@dataclass(frozen=True)
-class Match:
-    """One measurement of ours and its rivals; ``times``: rounds for each round asked for."""
+class Match(NamedTuple):
+    """One measurement of ours and its rivals."""
 
     what: str
     unit: str
     ours: Measure
     rivals: Sequence[Rival]
-    times: int = 1
 
 
 @dataclass(frozen=True)
@@ -125,50 +123,25 @@ def play(part: str, match: Match, rounds: int, measured: Callable[[], None] = la
 
     A rival that fails is not measured again; the others are. Without ours there is nothing to compare.
     """
-    sides: dict[tuple[int, str], Measure] = {OURS: match.ours}  # by the rival's number and way
-    sides |= {(number, way): m for number, rival in enumerate(match.rivals) for way, m in rival.ways.items()}
+    sides = {OURS: match.ours} | {n: rival.measure for n, rival in enumerate(match.rivals) if rival.measure}
 
-    def failure_of(side: tuple[int, str], error: Exception) -> str:
+    def failure_of(side: int, error: Exception) -> str:
         return str(error) if isinstance(error, CommandFailure) and side != OURS else ""
 
     try:
-        figures, failures = interleaved(sides, rounds * match.times, lambda *_: measured(), failure_of)
+        figures, failures = interleaved(sides, rounds, lambda *_: measured(), failure_of)
     except CommandFailure as error:
-        figures, failures = {}, {OURS: str(error)}
-    return [_row(part, match, number, figures, failures) for number in range(len(match.rivals))]
-
-
-def _row(
-    part: str,
-    match: Match,
-    number: int,
-    figures: Mapping[tuple[int, str], Sequence[float]],
-    failures: Mapping[tuple[int, str], str],
-) -> Row:
-    """The row of the match's rival ``number``."""
-    rival = match.rivals[number]
-    about = (part, match.what, match.unit)
-    failed = failures.get(OURS, "")
-    ways = {way: figures[number, way] for way in rival.ways if not failed and (number, way) not in failures}
-    failed = failed or next((failures[number, way] for way in rival.ways if not ways), "")
-    if failed:
-        return Row(*about, rival.name, rival.target, failure=failed)
-    ours = figures[OURS]
-    other = None
-    name = rival.name
-    if ways:
-        way = hardest_way(ours, ways, match.unit)
-        other = ways[way]
-        name = ", ".join(filter(None, (name, way)))
-    return Row(
-        *about, name, rival.target, Spread.of(ours), other and Spread.of(other), compare(ours, other, match.unit)
-    )
-
-
-def hardest_way(ours: Sequence[float], ways: Mapping[str, Sequence[float]], unit: str) -> str:
-    """The rival's way against which ours does worst: the smallest median ratio, or the largest difference."""
-    worst = min if unit == RATE else max
-    return worst(ways, key=lambda way: compare(ours, ways[way], unit).median)
+        figures, failures = {}, dict.fromkeys(range(len(match.rivals)), str(error))
+    rows = []
+    for number, rival in enumerate(match.rivals):
+        about = (part, match.what, match.unit, rival.name, rival.target)
+        if number in failures:
+            rows.append(Row(*about, failure=failures[number]))
+            continue
+        ours, other = figures[OURS], figures.get(number)
+        spreads = (Spread.of(ours), other and Spread.of(other), compare(ours, other, match.unit))
+        rows.append(Row(*about, *spreads))
+    return rows
 
 
 def compare(ours: Sequence[float], other: Sequence[float] | None, unit: str) -> Spread:

@@ -42,7 +42,7 @@ def start_up(setup: Setup) -> Iterator[Match | str]:
     def imports() -> float:
         return seconds_to_line([sys.executable, "-c", IMPORTS], "imported", environ)
 
-    rivals = [Rival("import the same libraries", {"": imports}, 1.0)]
+    rivals = [Rival("import the same libraries", imports, 1.0)]
     yield Match("main.py: start to first step on the digits", SECONDS, first_step, rivals)
 
 

@@ -17,7 +17,6 @@ from typing import NamedTuple
 from components import build, build_traval
 from scripts.common.timing import Spread, interleaved, timed
 from scripts.lab.benchmarks.catalogue import STEP, VALIDATION, Technique
-from scripts.lab.benchmarks.loading import PREFETCHED
 from utils.checkpoint.checkpoint import Checkpointer
 from utils.config import arguments
 from utils.loop.stop_signals import StopSignals
@@ -25,6 +24,8 @@ from utils.record.run_folder import RunFolder
 from utils.run import Run
 from utils.runtime.distributed import Distributed, RankInfo
 from utils.train_validation import TraVal
+
+PREFETCHED = 4  # at most this many batches of each worker are ready
 
 
 class Cost(NamedTuple):

@@ -5,7 +5,6 @@ import csv
 import itertools
 import os
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ from PIL import Image
 
 from scripts.common.timing import Spread
 from scripts.lab import benchmark
-from scripts.lab.benchmarks import data, gpu, loading, measure, peers, records, rows, start_up
+from scripts.lab.benchmarks import data, decode, gpu, measure, peers, rows, start_up
 from scripts.lab.benchmarks.measure import (
     PERCENT,
     RATE,
@@ -28,18 +27,13 @@ from scripts.lab.benchmarks.measure import (
     Row,
     Setup,
     compare,
-    hardest_way,
     play,
     run_command,
     throughput,
     warm_data_wait,
     warm_images_per_second,
 )
-from utils.config import arguments
 from utils.config.settings import UserError
-from utils.precision import choice
-from utils.record.writer import Writer
-from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")
 
@@ -76,25 +70,10 @@ def test_seconds_are_compared_by_differences_and_without_a_rival_by_themselves()
     assert compare([3.0, 1.0, 2.0], None, PERCENT) == Spread(2.0, 1.0, 3.0)
 
 
-def test_a_rivals_way_is_the_one_against_which_ours_does_worst_round_by_round():
-    ways = {"a": [1.0, 9.0, 5.0], "b": [6.0, 6.0, 1.0]}
-    assert hardest_way([10.0, 10.0, 10.0], ways, RATE) == "b"  # median ratios 2 and 10 / 6
-    uneven = {"a": [1.0, 10.0, 300.0], "b": [9.0, 9.0, 400.0]}
-    assert hardest_way([1.0, 10.0, 100.0], uneven, RATE) == "b", (
-        "median ratios 1 and 0.25, though a's own median is higher"
-    )
-    assert hardest_way([10.0, 10.0, 10.0], ways, SECONDS) == "a"  # median differences 5 and 4
-
-
-def test_play_compares_ours_with_the_best_way_of_each_rival():
-    slow = figures(1.0, 2.0)
-    fast = figures(5.0, 4.0)
-    other = figures(20.0, 40.0)
-    match = Match(
-        "m", RATE, figures(10.0, 12.0), [Rival("r", {"slow": slow, "fast": fast}, 2.5), Rival("s", {"": other})]
-    )
+def test_play_compares_ours_with_each_rival():
+    match = Match("m", RATE, figures(10.0, 12.0), [Rival("r", figures(5.0, 4.0), 2.5), Rival("s", figures(20.0, 40.0))])
     first, second = play("part", match, rounds=2)
-    assert (first.against, first.ours, first.other) == ("r, fast", Spread(11, 10, 12), Spread(4.5, 4, 5))
+    assert (first.against, first.ours, first.other) == ("r", Spread(11, 10, 12), Spread(4.5, 4, 5))
     assert first.result == Spread(2.5, 2, 3)
     assert (second.against, second.result, second.target) == ("s", Spread(0.4, 0.3, 0.5), None)
 
@@ -106,8 +85,8 @@ def test_sides_are_measured_alternately_and_every_second_round_backwards():
     def side(name):
         return lambda: order.append(name) or 1.0
 
-    match = Match("m", RATE, side("ours"), [Rival("r", {"a": side("a"), "b": side("b")})], times=2)
-    play("part", match, rounds=1, measured=lambda: ticks.append(1))
+    match = Match("m", RATE, side("ours"), [Rival("a", side("a")), Rival("b", side("b"))])
+    play("part", match, rounds=2, measured=lambda: ticks.append(1))
     assert order == ["ours", "a", "b", "b", "a", "ours"]
     assert len(ticks) == 6
 
@@ -116,7 +95,7 @@ def test_a_failing_command_becomes_a_row_that_says_so():
     def fails():
         raise CommandFailure("main.py ended with exit code 1: why")
 
-    [row] = play("part", Match("m", RATE, figures(1.0), [Rival("r", {"": fails}, 2.0)]), rounds=1)
+    [row] = play("part", Match("m", RATE, figures(1.0), [Rival("r", fails, 2.0)]), rounds=1)
     assert row.failure and not row.missed
     assert rows.line(row) == "m: failed, main.py ended with exit code 1: why"
 
@@ -128,12 +107,12 @@ def test_a_rival_that_fails_spoils_no_other_row_and_is_not_measured_again():
         calls.append(1)
         raise CommandFailure("why")
 
-    rivals = [Rival("broken", {"": fails}, 2.0), Rival("r", {"slow": figures(5.0, 5.0), "broken": fails}, 0.5)]
+    rivals = [Rival("broken", fails, 2.0), Rival("r", figures(5.0, 5.0), 0.5)]
     broken, row = play("part", Match("m", RATE, figures(10.0, 12.0), rivals), rounds=2)
     assert broken.failure == "why" and broken.result is None
-    assert (row.against, row.result) == ("r, slow", Spread(2.2, 2.0, 2.4)) and len(calls) == 2
-    rows = play("part", Match("m", RATE, fails, [Rival("r", {"": figures(1.0)}), Rival("s")]), rounds=3)
-    assert [row.failure for row in rows] == ["why", "why"] and len(calls) == 3
+    assert (row.against, row.result) == ("r", Spread(2.2, 2.0, 2.4)) and len(calls) == 1
+    rows = play("part", Match("m", RATE, fails, [Rival("r", figures(1.0)), Rival("s")]), rounds=3)
+    assert [row.failure for row in rows] == ["why", "why"] and len(calls) == 2
 
 
 @pytest.mark.parametrize(
@@ -306,34 +285,21 @@ def test_both_mnist_loops_see_each_image_once_an_epoch_normalised_alike(setup, m
 # ------------------------------------------------------------------------------------- parts in here
 
 
-def test_the_loaders_part_measures_both_sides_of_both_loaders(setup, monkeypatch):
-    monkeypatch.setattr(loading, "CIFAR10_IMAGES", 600)
-    monkeypatch.setattr(data, "CUT_IMAGES", 70)
-    rows = [row for match in loading.data_path(setup) for row in play("data", match, rounds=1)]
-    assert [row.against.split(",")[0] for row in rows] == [
-        "torchvision transforms",
-        "timm create_loader",
-        "ImageFolder",
-        "timm create_loader",
-    ]
-    assert all(row.ours.median > 0 and row.other.median > 0 for row in rows)
-
-
 def test_both_sides_of_a_decoding_row_end_as_normalised_floats_of_one_shape_on_one_thread(setup, monkeypatch):
     seen = []
     threads = []
 
-    def look(_, batches, workers=0):
+    def look(_, batches):
         [batch] = batches(0)
         seen.append(batch.images if hasattr(batch, "images") else batch[0])
         threads.append(torch.get_num_threads())
         return lambda: 1.0
 
-    monkeypatch.setattr(loading, "loading", look)
+    monkeypatch.setattr(decode, "loading", look)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     before = torch.get_num_threads()
     try:
-        assert len(list(loading.decode(setup))) == 3
+        assert len(list(decode.decode(setup))) == 3
         assert set(threads) == {1}
         assert torch.get_num_threads() == 2, "as the training loader, which goes by the variable, found it"
     finally:
@@ -353,32 +319,6 @@ def test_the_time_of_help_is_that_of_a_whole_process(setup):
     [row] = play("start-up", match, rounds=1)
     assert (row.what, row.target) == ("main.py --help", 0.3)
     assert row.result == row.ours and row.ours.median > 0.01
-
-
-@pytest.mark.parametrize("pictures", [0, 1])
-def test_the_logging_part_gives_the_share_of_whole_epochs_that_the_writer_takes(setup, monkeypatch, pictures):
-    monkeypatch.setattr(data, "IDX_SHAPES", {"train": (300, 28, 28), "t10k": (50, 28, 28)})
-    calls = []
-    for name in ("epoch", "pictures"):
-        monkeypatch.setattr(Writer, name, lambda *_, name=name: (calls.append(name), time.sleep(0.2)))
-    clock = time.perf_counter()
-    with records.logging_cost(setup, "both", *("--picture-epochs", "1") * pictures) as match:
-        [row] = play("records", match, rounds=1)
-        [console] = setup.scratch.rglob("console.txt")
-        assert "epoch 2/" in console.read_text(encoding="utf-8") + console.with_name("log.txt").read_text()
-    seconds = time.perf_counter() - clock
-    assert calls == (1 + match.times) * ["epoch", "pictures"][: 1 + pictures], "a warm-up, then an epoch a measurement"
-    least = 0.2 * (1 + pictures)
-    assert 100 * least / seconds < row.ours.median < 100 and row.other is None
-
-
-def test_the_records_are_of_a_training_as_main_builds_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(choice, "has_bf16_units", lambda: True)
-    monkeypatch.setattr(choice, "seconds_of_passes", lambda *_: (1.0, 0.5))
-    args = arguments.parse(["--device", "cpu", "--arch", "fc", "--amp", "auto", "--freeze", "all-but-head"])
-    traval = records.build(args, Distributed(RankInfo(), args.run), tmp_path, Writer(silent=True))
-    assert traval.autocast.fast_dtype == torch.bfloat16 and traval.attachments[0].freezing.names
-    assert traval.class_names, "pictures are made too"
 
 
 # ---------------------------------------------------------------------------------------- on a GPU
@@ -433,7 +373,7 @@ def test_what_needs_a_gpu_or_a_cpu_is_skipped_with_a_line_only_if_it_was_asked_f
 
 
 def test_a_part_prints_the_machine_and_a_row_for_each_comparison_and_leaves_a_file(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(loading, "JPEG_BATCH_SIZE", 4)
+    monkeypatch.setattr(decode, "BATCH_SIZE", 4)
     folder = tmp_path / "new" / "folder"
     flags = ["--only", "decode", "--rounds", "1", "--seconds", "0.01", "--device", "cpu", "--output", str(folder)]
     assert benchmark.main(flags) == 0
@@ -452,10 +392,10 @@ def tool(monkeypatch):
     """The script with one part, which gives made-up figures."""
 
     def made_up(only, setup):
-        yield "data", "something is left out: give --flag"
-        yield "data", Match("a ratio", RATE, figures(100.0), [Rival("r", {"": figures(200.0)}, 0.9)])
-        yield "data", Match("a difference", SECONDS, figures(5.0), [Rival("s", {"": figures(4.5)}, 1.0)])
-        yield "data", Match("a figure", PERCENT, figures(1.5), [Rival(target=2.0)])
+        yield "loop", "something is left out: give --flag"
+        yield "loop", Match("a ratio", RATE, figures(100.0), [Rival("r", figures(200.0), 0.9)])
+        yield "loop", Match("a difference", SECONDS, figures(5.0), [Rival("s", figures(4.5), 1.0)])
+        yield "loop", Match("a figure", PERCENT, figures(1.5), [Rival(target=2.0)])
 
     monkeypatch.setattr(benchmark, "matches", made_up)
     return benchmark
