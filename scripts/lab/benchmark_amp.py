@@ -14,13 +14,13 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from scripts.common.timing import Spread
-    from scripts.lab.benchmarks.steps import Result, Workload
+    from scripts.lab.benchmarks.steps import Workload
     from utils.runtime.distributed import Distributed
 
 NAME = "benchmark_amp.py"
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
     from utils.runtime.distributed import Distributed
 
     with Distributed(RankInfo(), RunSettings(device=own.device)) as distributed:
-        return account(own, distributed) if own.accounting else benchmark(argv, own, distributed)
+        return account(own, distributed) if own.accounting else benchmark(own, distributed)
 
 
 # -------------------------------------------------------------------------------------------- flags
@@ -91,7 +91,7 @@ def build_parser() -> ToolParser:
     parser.add_argument("--only", nargs="+", choices=FORMATS, metavar="FORMAT", help=f"of {', '.join(FORMATS)} [all]")
     parser.add_argument("--channels-last", action="store_true", help="each format again in this memory format")
     parser.add_argument("--compile", action="store_true", help="each format again with torch.compile")
-    parser.add_argument("--no-memory", dest="memory", action="store_false", help="leave peak memory out")
+    parser.add_argument("--no-memory", dest="memory", action="store_false", help="leave a GPU's peak memory out")
     parser.add_argument("--accounting", action="store_true", help="compare main.py's training step with a bare loop")
     parser.add_argument(
         "--amp", choices=("off", "fp16", "bf16"), help="with --accounting [fp16 on a GPU, off on a CPU]"
@@ -101,7 +101,6 @@ def build_parser() -> ToolParser:
     parser.add_argument(
         "--output", default="benchmarks/amp", metavar="DIR", help="folder of the files [benchmarks/amp]"
     )
-    parser.add_argument("--memory-of", type=int, help=argparse.SUPPRESS)  # for measure_memory: a row's number
     return parser
 
 
@@ -132,14 +131,11 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 # ---------------------------------------------------------------------------------------- benchmark
 
 
-def benchmark(argv: Sequence[str], own: argparse.Namespace, distributed: Distributed) -> int:
-    """Measure all rows, print the table, write it and its picture to the output folder."""
-    import torch
+def benchmark(own: argparse.Namespace, distributed: Distributed) -> int:
+    """Measure all rows, print the table and write it to the output folder."""
 
-    from scripts.common.output import write_csv
-    from scripts.common.timing import device_name, unsupported
-    from scripts.lab.benchmarks.step_table import HEADERS, cells, csv_row, notes
-    from scripts.lab.benchmarks.steps import Result, cpu_memory, make_rows, run_rounds
+    from scripts.common.timing import failure_of, unsupported
+    from scripts.lab.benchmarks.steps import HEADERS, cells, csv_row, make_rows, time_round
 
     device = distributed.device
     workload = make_workload(own)
@@ -148,32 +144,54 @@ def benchmark(argv: Sequence[str], own: argparse.Namespace, distributed: Distrib
     rows = make_rows([n for n in formats if n not in skipped], channels_last=own.channels_last, compiled=own.compile)
     if not rows:
         raise UserError(*(f"--only {name}: {reason}" for name, reason in skipped.items()))
-    if own.memory_of is not None:
-        print(cpu_memory(workload, rows[own.memory_of], device))
-        return 0
-
     folder = make_folder(own.output)
-    place = device_name(device)
-    what = f"{workload.text}, {own.rounds} rounds of {own.steps} steps"
-    print(f"{place}, torch {torch.__version__}: {what}", flush=True)
-    results = [Result(row) for row in rows]
-    in_processes = own.memory and device.type == "cpu"
-    if in_processes:  # first, see measure_memory
-        measure_memory(argv, results)
-
-    def measured(number: int, result: Result) -> None:
-        if result is results[-1 if number % 2 else 0]:  # the last of a round
-            say(f"round {number}/{own.rounds}: " + "; ".join(map(latest, results)))
-
-    run_rounds(results, workload, device, own.rounds, measured)
-    found = [csv_row(result, results[0], workload.batch_size) for result in results]
-    shown = [cells(result.row.label, row, own.memory) for result, row in zip(results, found, strict=True)]
+    about = begin(own, workload.text, device)
+    sides = {row: partial(time_round, workload, row, device) for row in rows}
+    rounds, failures = in_rounds(sides, own.rounds, lambda row, error: failure_of(error, row.compiled))
+    first = [] if rows[0] in failures else rounds[rows[0]]
+    found = [csv_row(row, rounds[row], first, workload.batch_size, failures.get(row, "")) for row in rows]
+    memory = own.memory and device.type == "cuda"
+    shown = [cells(row.label, figures, memory) for row, figures in zip(rows, found, strict=True)]
     print(table(HEADERS[: len(shown[0])], shown))
-    print("\n".join(notes(results, device, skipped, memory=own.memory)))
-    about = {"device": place, "torch": torch.__version__, "workload": workload.text, "steps": own.steps}
-    write_csv(folder / "amp.csv", [row | about for row in found])
-    print(f"File: {folder / 'amp.csv'}")
-    return 0 if any(not result.failure for result in results) else 1
+    print(f"Time: median of the rounds; speed-up: median of the rounds' own ratios to {rows[0].label}.")
+    if memory:
+        print("Peak memory: the most that all tensors together took during the timed steps (max_memory_allocated).")
+    for name, reason in skipped.items():
+        print(f"{name} is left out: {reason}.")
+    write_rows(folder / "amp.csv", [row | about for row in found])
+    return 0 if len(failures) < len(rows) else 1
+
+
+def begin(own: argparse.Namespace, what: str, device: torch.device) -> dict[str, Any]:
+    """Print where what is measured; gives the columns about that."""
+    import torch
+
+    from scripts.common.timing import device_name
+
+    place = device_name(device)
+    print(f"{place}, torch {torch.__version__}: {what}, {own.rounds} rounds of {own.steps} steps", flush=True)
+    return {"device": place, "torch": torch.__version__, "workload": what, "steps": own.steps}
+
+
+def in_rounds(sides: dict[Any, Callable[[], Any]], rounds: int, *failure_of: Callable[[Any, Exception], str]) -> Any:
+    """See ``interleaved``; says when a round is done."""
+    from scripts.common.timing import interleaved
+
+    done = count(1)
+
+    def measured(number: int, _: object) -> None:
+        if next(done) % len(sides) == 0:
+            say(f"round {number}/{rounds}")
+
+    return interleaved(sides, rounds, measured, *failure_of)
+
+
+def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write a CSV file, and say where it is."""
+    from scripts.common.output import write_csv
+
+    write_csv(path, rows)
+    print(f"File: {path}")
 
 
 def make_workload(own: argparse.Namespace) -> Workload:
@@ -197,60 +215,23 @@ def make_workload(own: argparse.Namespace) -> Workload:
     )
 
 
-def measure_memory(argv: Sequence[str], results: Sequence[Result]) -> None:
-    """The peak memory of each row on a CPU, each in a separate process.
-
-    Before this process grows itself: on Linux a new process begins with its parent's largest resident size.
-    """
-    from scripts.common.timing import OUT_OF_MEMORY
-
-    for index, result in enumerate(results):
-        command = [sys.executable, str(Path(__file__).resolve()), *argv, "--memory-of", str(index)]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-        if done.returncode == 0:
-            result.peak_bytes = int(done.stdout.split()[-1])
-        elif done.returncode == 2:
-            raise UserError(*(line.removeprefix(f"{NAME}: ") for line in done.stderr.strip().splitlines()[-1:]))
-        elif done.returncode == -9 or "can't allocate memory" in done.stderr:  # -9: killed by the system
-            result.failure = OUT_OF_MEMORY
-        elif not result.row.compiled:  # what does not compile is reported in its first round
-            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
-    say("memory: each row was measured in a separate process")
-
-
-def latest(result: Result) -> str:
-    """A row's last round, in words."""
-    return f"{result.row.label} {result.failure or f'{1000 * result.seconds[-1]:,.2f} ms'}"
-
-
 # --------------------------------------------------------------------------------------- accounting
 
 
 def account(own: argparse.Namespace, distributed: Distributed) -> int:
     """Compare main.py's training step with a bare loop: same weights, same batch, rounds interleaved."""
-    import torch
-
-    from scripts.common.output import write_csv
-    from scripts.common.timing import Spread, device_name, interleaved, ratios, timed, warm_up
+    from scripts.common.timing import Spread, ratios, timed, warm_up
 
     device = distributed.device
     args = accounting_settings(own, device)
     workload = make_workload(own)
     folder = make_folder(own.output)
-    place = device_name(device)
-    what = f"{workload.text}, mixed precision {args.precision.amp}"
-    print(f"{place}, torch {torch.__version__}: {what}, {own.rounds} rounds of {own.steps} steps each", flush=True)
+    about = begin(own, f"{workload.text}, mixed precision {args.precision.amp}", device)
     sides = loops(args, workload, distributed)
     for run in sides.values():
         warm_up(run, device)
-    last = {False: BARE, True: list(sides)[-1]}  # of a round, by whether its number is odd
-
-    def measured(number: int, name: str) -> None:
-        if name == last[number % 2 == 1]:
-            say(f"round {number}/{own.rounds}")
-
     runs = {name: partial(timed, partial(run, own.steps), device) for name, run in sides.items()}
-    seconds, _ = interleaved(runs, own.rounds, measured)
+    seconds, _ = in_rounds(runs, own.rounds)
     ms = {name: [1000 * took / own.steps for took, _ in row] for name, row in seconds.items()}
     spreads = {name: Spread.of(values) for name, values in ms.items()}
     rows = [[name, f"{s.median:,.2f}", f"{s.low:,.2f} - {s.high:,.2f}"] for name, s in spreads.items()]
@@ -259,12 +240,10 @@ def account(own: argparse.Namespace, distributed: Distributed) -> int:
         if name in ms:
             print(words.format(cost(ratios(ms[name], ms[BARE]), name == STATISTICS)))
     print(f"Medians of {own.rounds} ratios to the bare loop's round beside it; sums are read every {own.steps} steps.")
-    about = {"device": place, "torch": torch.__version__, "workload": what, "steps": own.steps}
     columns = {f"{COLUMNS[name]}_ms": values for name, values in ms.items()}
     columns |= {f"{COLUMNS[name]}_ratio": [a / b for a, b in zip(ms[name], ms[BARE], strict=True)] for name in ms}
     pairs = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    write_csv(folder / "accounting.csv", [{"round": n} | pair | about for n, pair in enumerate(pairs, 1)])
-    print(f"File: {folder / 'accounting.csv'}")
+    write_rows(folder / "accounting.csv", [{"round": n} | pair | about for n, pair in enumerate(pairs, 1)])
     return 0
 
 
@@ -306,21 +285,10 @@ def accounting_settings(own: argparse.Namespace, device: torch.device) -> Settin
     from utils.config.groups.precision import PrecisionSettings
     from utils.precision.amp import resolve_amp
 
-    return arguments.parse(
-        [
-            "--amp",
-            resolve_amp(PrecisionSettings(amp=own.amp), device),
-            "--init-scale",
-            "1024",
-            "--device",
-            device.type,
-            "--print-freq",
-            str(max(own.steps, WARM_UP_STEPS)),
-            "--batch-size",
-            str(own.batch_size),
-            *(["--ema-decay", own.ema_decay] if own.ema_decay else []),
-        ]
-    )
+    amp = resolve_amp(PrecisionSettings(amp=own.amp), device)
+    line = f"--amp {amp} --init-scale 1024 --device {device.type} --batch-size {own.batch_size}".split()
+    line += ["--print-freq", str(max(own.steps, WARM_UP_STEPS))]
+    return arguments.parse([*line, *(["--ema-decay", own.ema_decay] if own.ema_decay else [])])
 
 
 def accounted(

@@ -1,42 +1,31 @@
 """Time and memory of a training step in one dtype after the other.
 
 The default workload is that of PyTorch's recipe "Automatic Mixed Precision": an MLP of linear layers with
-ReLU between, mean squared error, plain SGD. The rows' rounds are interleaved, so that a busy machine affects
-all rows alike; ``step_table.py`` draws the conclusions.
+ReLU between, mean squared error, plain SGD.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from scripts.common.timing import (
-    WARM_UP_STEPS,
-    failure_of,
-    interleaved,
-    peak_resident_bytes,
-    settled_bytes,
-    timed,
-    warm_up,
-)
+from scripts.common.timing import Spread, ratios, timed, warm_up
 from utils.config.groups.precision import PrecisionSettings
 from utils.precision.amp import autocast, build_scaler
 
 AMP = {"fp32": "off", "tf32": "off", "fp16": "fp16", "bf16": "bf16"}
 LR = 0.001
-CPU_MEMORY_STEPS = 2  # after the warm-up, where memory is measured apart from time
+HEADERS = ("format", "ms a step", "min - max", "images/s", "speed-up", "peak MB", "memory")
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
 
-@dataclass(frozen=True)
-class StepVariant:
+class StepVariant(NamedTuple):
     """One way to compute a training step; ``format`` is a key of ``AMP``."""
 
     format: str
@@ -94,8 +83,7 @@ class Training:
             self.optimizer.zero_grad(set_to_none=True)
 
 
-@dataclass(frozen=True)
-class Workload:
+class Workload(NamedTuple):
     """What is trained, built again for each measurement.
 
     ``build`` makes the network (its weights depend on torch's seed), ``make_batches`` float32 inputs and
@@ -138,15 +126,8 @@ def mlp(width: int, layers: int, batch_size: int, steps: int) -> Workload:
         shape = (batch_size, width)
         return [(torch.randn(shape, device=device), torch.randn(shape, device=device)) for _ in range(steps)]
 
-    return Workload(
-        text=f"MLP of {layers} linear layers {width}-{width}, batch {batch_size}",
-        build=build,
-        make_batches=make_batches,
-        criterion=nn.MSELoss(),
-        momentum=0.0,
-        batch_size=batch_size,
-        steps=steps,
-    )
+    text = f"MLP of {layers} linear layers {width}-{width}, batch {batch_size}"
+    return Workload(text, build, make_batches, nn.MSELoss(), 0.0, batch_size, steps)
 
 
 def classification(
@@ -161,28 +142,18 @@ def classification(
         images = torch.randn(batch_size, 3, image_size, image_size, device=device)
         return [(images, torch.randint(classes, (batch_size,), device=device))]
 
-    return Workload(
-        text=f"{name}, {classes} classes, images 3x{image_size}x{image_size}, batch {batch_size}",
-        build=build,
-        make_batches=make_batches,
-        criterion=nn.CrossEntropyLoss(),
-        momentum=0.9,
-        batch_size=batch_size,
-        steps=steps,
-    )
+    text = f"{name}, {classes} classes, images 3x{image_size}x{image_size}, batch {batch_size}"
+    return Workload(text, build, make_batches, nn.CrossEntropyLoss(), 0.9, batch_size, steps)
 
 
 # ------------------------------------------------------------------------------------- measurements
 
 
-@dataclass
-class Result:
-    """What was measured of a row: seconds a step of each round, the peak in bytes, or why there is nothing."""
+class Round(NamedTuple):
+    """Seconds of a step and, on a GPU, the most bytes that tensors held at once."""
 
-    row: StepVariant
-    seconds: list[float] = field(default_factory=list)
+    seconds: float
     peak_bytes: int | None = None
-    failure: str = ""
 
 
 @contextmanager
@@ -198,8 +169,8 @@ def tf32(allowed: bool) -> Iterator[None]:
         matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
-def time_round(workload: Workload, row: StepVariant, device: torch.device) -> tuple[float, int | None]:
-    """Seconds a step and, on a GPU, the most bytes that tensors held at once; all data are made before the clock."""
+def time_round(workload: Workload, row: StepVariant, device: torch.device) -> Round:
+    """A round of ``row``; all data are made before the clock."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -212,41 +183,45 @@ def time_round(workload: Workload, row: StepVariant, device: torch.device) -> tu
             torch.cuda.reset_peak_memory_stats(device)
         seconds, _ = timed(lambda: training.run(workload.steps), device)
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-    return seconds / workload.steps, peak
+    return Round(seconds / workload.steps, peak)
 
 
-def run_rounds(
-    results: Sequence[Result],
-    workload: Workload,
-    device: torch.device,
-    rounds: int,
-    measured: Callable[[int, Result], None],
-) -> None:
-    """Fill ``results``, whose rounds are interleaved. A row that fails is left out from there.
+# ---------------------------------------------------------------------------------------- conclusions
 
-    ``measured`` is called after each measurement with the round's number, from 1.
+
+def csv_row(
+    row: StepVariant, rounds: Sequence[Round], first: Sequence[Round], batch_size: int, failure: str = ""
+) -> dict[str, Any]:
+    """What is known of ``row``: milliseconds, bytes, and ratios to the ``first`` row's rounds; None for the unknown.
+
+    A speed-up of 2 means half the first row's time. ``first``: empty where that row failed.
     """
+    seconds = [one.seconds for one in rounds]
+    peak = speed_up = memory_ratio = None
+    ms = (None, None, None) if failure else Spread.of([1000 * one for one in seconds])
+    if not failure and rounds[0].peak_bytes is not None:
+        peak = max(one.peak_bytes for one in rounds)
+    if first and not failure:
+        speed_up = ratios([one.seconds for one in first], seconds).median
+        least = max(one.peak_bytes or 0 for one in first)
+        memory_ratio = peak / least if peak is not None and least else None
+    return {
+        **row._asdict(),
+        **dict(zip(("ms_per_step", "ms_min", "ms_max"), ms, strict=True)),
+        "images_per_second": None if failure else 1000 * batch_size / ms[0],
+        "speed_up": speed_up,
+        "peak_bytes": peak,
+        "memory_ratio": memory_ratio,
+        "failure": failure,
+    }
 
-    def measure(result: Result) -> None:
-        if result.failure:
-            return
-        seconds, peak = time_round(workload, result.row, device)
-        result.seconds.append(seconds)
-        result.peak_bytes = max(peak, result.peak_bytes or 0) if peak is not None else result.peak_bytes
 
-    def fail(place: int, error: Exception) -> str:
-        results[place].failure = failure_of(error, results[place].row.compiled)
-        return results[place].failure
-
-    sides = {place: partial(measure, result) for place, result in enumerate(results)}
-    interleaved(sides, rounds, lambda number, place: measured(number, results[place]), fail)
-
-
-def cpu_memory(workload: Workload, row: StepVariant, device: torch.device) -> int:
-    """Bytes by which this process's largest resident size grows when it builds and trains. For a fresh process."""
-    # The first step of all loads over 100 MB of libraries, which are no part of the workload.
-    mlp(width=8, layers=1, batch_size=8, steps=1).start(StepVariant(row.format, compiled=row.compiled), device).run(1)
-    before = settled_bytes()
-    training = workload.start(row, device)
-    training.run(WARM_UP_STEPS + CPU_MEMORY_STEPS)
-    return peak_resident_bytes() - before
+def cells(label: str, row: Mapping[str, Any], memory: bool) -> list[str]:
+    """A row of text below ``HEADERS``, whose last two columns hold memory and are there only with it."""
+    width = len(HEADERS) if memory else len(HEADERS) - 2
+    if row["failure"]:
+        return [label, row["failure"], *[""] * (width - 2)]
+    shown = {"images_per_second": "{:,.0f}", "speed_up": "{:.2f}x", "peak_mb": "{:,.1f}", "memory_ratio": "{:.2f}x"}
+    values = {**row, "peak_mb": None if row["peak_bytes"] is None else row["peak_bytes"] / 1e6}
+    figures = ["-" if values[name] is None else form.format(values[name]) for name, form in shown.items()]
+    return [label, f"{row['ms_per_step']:,.2f}", f"{row['ms_min']:,.2f} - {row['ms_max']:,.2f}", *figures][:width]
