@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from scripts.verification.faults import Fault
 from scripts.verification.records import IDLE, Marks
 from utils.checkpoint.checkpoint import MANIFEST
 from utils.loop.hooks import Hooks
@@ -28,18 +27,20 @@ if TYPE_CHECKING:
 
 
 class RunRecorder:
-    """What happens at the points of this process: a fault strikes, marks and lines are written."""
+    """Writes marks and lines into ``folder`` at the points of this process, and around the system calls of a save.
 
-    def __init__(self, rank: int, fault: Fault | None, folder: Path | None) -> None:
-        self.fault = fault if fault is not None and fault.concerns(rank) else None
-        self._marks = self._lines = None
+    ``reached`` is called at each with its name, step and details; True asks for a loss that is NaN.
+    """
+
+    def __init__(self, rank: int, folder: Path, reached: Callable[..., bool] = lambda *_: False) -> None:
+        self._reached = reached
         self._step = self._pass = self._validation_batch = self._crc = 0
         self._samples: list[str] = []
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._marks = Marks(folder / f"rank{rank}.now")
-            self._lines = os.open(folder / f"rank{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            os.write(self._lines, b"\n")  # ends a line that a kill may have cut
+        folder.mkdir(parents=True, exist_ok=True)
+        self.marks = Marks(folder / f"rank{rank}.now")
+        self._lines = os.open(folder / f"rank{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.write(self._lines, b"\n")  # ends a line that a kill may have cut
+        wrap_saves(self)
 
     def hooks(self) -> Hooks:
         """The hooks for ``main.main``."""
@@ -57,12 +58,8 @@ class RunRecorder:
     def reach(self, point: str, step: int, **details: int | str) -> bool:
         """Every point calls this; True asks for a loss that is NaN."""
         if point != "copy":  # a thread may have marked a later point before copy's end
-            self.mark(point, step)
-        return self.fault is not None and self.fault.reached(point, step, details)
-
-    def mark(self, point: str, step: int) -> None:
-        if self._marks is not None:
-            self._marks.set(point, step)
+            self.marks.set(point, step)
+        return self._reached(point, step, details)
 
     def _before_forward(self, traval: TraVal, batch: Batch) -> None:
         step = traval.progress.step + 1
@@ -72,10 +69,9 @@ class RunRecorder:
             self._crc = 0
             self._samples = []
             self.reach("step", step, epoch=_epoch(traval))
-        if self._lines is not None:
-            for tensor in (batch.images, batch.targets):
-                self._crc = zlib.crc32(tensor.detach().cpu().contiguous().numpy().tobytes(), self._crc)
-            self._samples.append(",".join(map(str, batch.indices.tolist())))
+        for tensor in (batch.images, batch.targets):
+            self._crc = zlib.crc32(tensor.detach().cpu().contiguous().numpy().tobytes(), self._crc)
+        self._samples.append(",".join(map(str, batch.indices.tolist())))
 
     def _after_forward(self, traval: TraVal, batch: Batch, outputs: Outputs) -> None:
         self._pass += 1
@@ -84,9 +80,8 @@ class RunRecorder:
         self._pass = 0 if batch.ends_step else self._pass  # repeating a step begins with its first pass again
 
     def _before_update(self, traval: TraVal, norm: torch.Tensor) -> None:
-        if self._lines is not None:
-            line = f"{self._step} {time.time():.6f} {self._crc:08x} {';'.join(self._samples)} end\n"
-            os.write(self._lines, line.encode())
+        line = f"{self._step} {time.time():.6f} {self._crc:08x} {';'.join(self._samples)} end\n"
+        os.write(self._lines, line.encode())
         self.reach("update", self._step, epoch=_epoch(traval))
 
     def _before_validation_batch(self, traval: TraVal, batch: Batch) -> None:
@@ -159,7 +154,7 @@ def wrap_saves(recorder: RunRecorder) -> None:
         original(source, target, **options)
         recorder.reach(point, now.step, when="after", **details)
         if now.manifests == 2:
-            recorder.mark(IDLE, 0)
+            recorder.marks.set(IDLE, 0)
         return None
 
     wrap(torch, "save", save)

@@ -13,8 +13,23 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from scripts.verification.faults import IN_A_SAVE, IN_TRAINING
-
+# The points, in words, and what ``RunRecorder.reach`` says about them besides their step.
+IN_TRAINING = {
+    "step": "at the beginning of step {}",  # epoch
+    "forward": "in step {}, after a forward pass",  # epoch, pass
+    "update": "in step {}, before the update",  # epoch
+    "after_step": "after step {}",  # epoch; before what is due then: a log line, a checkpoint
+    "validation": "in validation after step {}",  # epoch, batch; a moving average's batches follow the raw weights'
+    "epoch_end": "after validation at step {}",  # epoch; before the epoch's row and checkpoints
+}
+IN_A_SAVE = (
+    "copy",  # when=before and after the state is handed over
+    "write",  # half of the file is written
+    "flush",  # all of it is, but it may not be on the disk
+    "manifest",  # when=before and after the digests are entered, nth=1 and 2
+    "prune",  # when=before and after last.pt becomes previous.pt
+    "rename",  # when=before and after a checkpoint (name=last) gets its name
+)
 BYTES = 48  # of a field
 IDLE = "idle"
 DONE = "done"

@@ -104,8 +104,7 @@ class WatchedRun:
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks)]
         program = [*(launcher if self.ranks > 1 else []), str(PROGRAM)]
         line = [sys.executable, *program, *self.flags, "--output", str(self.folder / "runs"), *more_flags]
-        environment = {name: value for name, value in os.environ.items() if name != "HOOK_FAULT"}
-        environment["HOOK_RECORD"] = str(self.records)
+        environment = {**os.environ, "HOOK_RECORD": str(self.records)}
         # A killed launcher's temporary files are removed with this folder.
         with (
             TemporaryDirectory(prefix="verify_resume_", ignore_cleanup_errors=True) as environment["TMPDIR"],

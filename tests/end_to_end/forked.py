@@ -18,6 +18,7 @@ SECONDS = 300
 IMPORTED = [
     "main",
     "scripts.verification.hooked_main",
+    "tests.faults.faulty_main",
     "scripts.verification.hooks",
     "utils.train_validation",
     "utils.record.writer",
@@ -90,9 +91,11 @@ class Forked:
 
 
 def train_with(fault, *flags, processes=1):
-    """Train with ``fault`` planted, see scripts/verification/faults.py; gives the exit code."""
-    process = Forked(*flags, processes=processes, program="scripts/verification/hooked_main.py", HOOK_FAULT=fault)
-    process.communicate()
+    """Train with ``fault`` planted, see tests/faults/planted.py; gives the exit code."""
+    with tempfile.TemporaryDirectory() as folder:
+        hooks = {"HOOK_FAULT": fault, "HOOK_RECORD": folder}
+        process = Forked(*flags, processes=processes, program="tests/faults/faulty_main.py", **hooks)
+        process.communicate()
     return process.returncode
 
 

@@ -15,9 +15,9 @@ from torch.utils.tensorboard import SummaryWriter
 from scripts import verify_resume
 from scripts.verification import processes, records
 from scripts.verification.comparison import compare, points, steps, unequal
-from scripts.verification.faults import Fault
 from scripts.verification.hooks import wrap
 from scripts.verification.runs import Timeline, WatchedRun
+from tests.faults.planted import Fault
 from utils.config.settings import UserError
 
 # -------------------------------------------------------------------------------------------- faults
