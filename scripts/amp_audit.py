@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.audit.network import build_trained
 from scripts.common.command_line import ToolParser, make_folder, run_tool, whole
-from scripts.common.trained import point_of
+from scripts.common.trained import settings_and_point
 from utils.config import arguments
 from utils.config.field import FLAG, RECIPE
 from utils.config.settings import Settings, UserError, flag_of
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     import torch
 
     from scripts.audit.findings import Audit
-    from scripts.audit.record import AuditBatch
     from utils.checkpoint.resume import ResumePoint
+    from utils.data.loaders import Batch
     from utils.runtime.distributed import Distributed
 
 NAME = "amp_audit.py"
@@ -43,11 +43,11 @@ TOP = 10
 
 @dataclass
 class AuditSubject:
-    """What is audited. ``scale``: the loss scale in use. ``lines``: what repeating a saved step showed."""
+    """Subject of the audit. ``scale``: the loss scale in use. ``lines``: what repeating a saved step showed."""
 
     model: torch.nn.Module
     criterion: torch.nn.Module
-    passes: list[AuditBatch]
+    passes: list[Batch]
     scale: float
     seed: int
     weights: str
@@ -57,7 +57,7 @@ class AuditSubject:
 def main(argv: list[str]) -> int:
     """The tool; returns its exit code."""
     own, others = build_parser().parse_known_args(argv)
-    args, source = from_saved_step(own, others) if own.batch is not None else from_flags(others)
+    args, source = from_saved_step(own, others) if own.batch is not None else settings_and_point(others, NAME)
     from utils.runtime.distributed import Distributed
 
     with Distributed(RankInfo(), args.run) as distributed:
@@ -97,13 +97,6 @@ def build_parser() -> ToolParser:
     return parser
 
 
-def from_flags(flags: list[str]) -> tuple[Settings, ResumePoint | None]:
-    """The training settings, and the checkpoint they come from with --resume."""
-    args = arguments.parse(flags)
-    point = point_of(args, NAME)
-    return (args if point is None else arguments.parse(flags, checkpoint=point.settings)), point
-
-
 def from_saved_step(own: argparse.Namespace, flags: list[str]) -> tuple[Settings, dict[str, Any]]:
     """The settings of the run that saved the step, without those that belong to a machine; and the file's content."""
     from utils.checkpoint.resume import ResumePoint
@@ -118,7 +111,7 @@ def from_saved_step(own: argparse.Namespace, flags: list[str]) -> tuple[Settings
 
 
 def is_explicit(args: Settings, name: str) -> bool:
-    """Whether a flag or a recipe gives the setting ``name``."""
+    """True if a flag or a recipe gives the setting ``name``."""
     return args.origins[name] in (FLAG, RECIPE)
 
 
@@ -141,8 +134,6 @@ def first_batches(
     """The network and the first training batches for these settings."""
     import itertools
 
-    from scripts.audit.record import AuditBatch
-
     if args.data.dataname not in ("digits", "synthetic") and not is_explicit(args, "loader"):
         # decoding all files for a few batches would take long
         args = dataclasses.replace(args, data=dataclasses.replace(args.data, loader="stream", workers=0))
@@ -150,13 +141,12 @@ def first_batches(
     scale = args.precision.init_scale
     if point is not None:
         scale = point.state["scaler"].get("scale", scale)
-    batches = itertools.islice(components.train_loader.batches(0), own.batches or BATCHES)
-    passes = [AuditBatch(batch.images, batch.targets, batch.weight, batch.image_weights) for batch in batches]
+    passes = [*itertools.islice(components.train_loader.batches(0), own.batches or BATCHES)]
     return AuditSubject(components.model, components.criterion, passes, scale, args.run.seed, weights)
 
 
 def load_dump(path: Path) -> dict[str, Any]:
-    """What ``--dump-bad-batch`` saved. Raises ``UserError``."""
+    """Content of a file of ``--dump-bad-batch``. Raises ``UserError``."""
     from utils.checkpoint import checkpoint
     from utils.loop import bad_batch
 
@@ -175,9 +165,9 @@ def load_dump(path: Path) -> dict[str, Any]:
 def saved_step(own: argparse.Namespace, args: Settings, dump: dict[str, Any], distributed: Distributed) -> AuditSubject:
     """The network and batches of the saved step, after repeating the step as it was."""
     from models import build_model
-    from scripts.audit.record import AuditBatch
     from utils.checkpoint import checkpoint
     from utils.config.image_size import size_of
+    from utils.data.loaders import Batch
     from utils.optim.criterion import build_criterion
     from utils.precision.amp import keep_in_fp32
 
@@ -188,7 +178,10 @@ def saved_step(own: argparse.Namespace, args: Settings, dump: dict[str, Any], di
     checkpoint.load_weights(model, dump["model"], own.batch)
     keep_in_fp32(model, args.precision.fp32_layers or (), device)
     criterion = build_criterion(args.loss).to(device)
-    passes = [AuditBatch(p["images"].to(device), p["targets"].to(device), p["weight"]) for p in dump["passes"]]
+    passes = [
+        Batch(p["images"].to(device), p["targets"].to(device), p["indices"].cpu().numpy(), 0, p["weight"])
+        for p in dump["passes"]
+    ]
     scale = dump["scale"] if dump["amp"] == "fp16" else args.precision.init_scale
     lines = reproduce(dump, model, criterion, passes, args.optimisation.grad_penalty, device)
     if args.loss.teacher:
@@ -203,13 +196,12 @@ def reproduce(
     dump: dict[str, Any],
     model: torch.nn.Module,
     criterion: torch.nn.Module,
-    passes: list[AuditBatch],
+    passes: list[Batch],
     penalty: float,
     device: torch.device,
 ) -> list[str]:
     """Repeat the step in its own format and scale; returns lines about where it is not finite."""
     import copy
-    from types import SimpleNamespace
 
     import torch
 
@@ -228,13 +220,9 @@ def reproduce(
         losses.append(float(outputs.loss.detach()))
         return outputs
 
-    parts = [
-        SimpleNamespace(images=p.images, targets=p.targets, weight=p.weight, indices=saved["indices"].cpu().numpy())
-        for p, saved in zip(passes, dump["passes"], strict=True)
-    ]
     torch.manual_seed(dump["seed"])
     found = examine(
-        model, parts, repeat, lambda part, loss: (loss * (part.weight * dump["scale"])).backward(), dump["rank"]
+        model, passes, repeat, lambda part, loss: (loss * (part.weight * dump["scale"])).backward(), dump["rank"]
     )
     ran = f"loss {losses[-1]:.6g}, scale {dump['scale']:.12g}, {dump['amp']}"
     if not found.layers:
@@ -252,7 +240,7 @@ def reproduce(
 
 
 def header(args: Settings, subject: AuditSubject, distributed: Distributed) -> list[str]:
-    """What is audited, and where."""
+    """Lines about the subject and the place of the audit."""
     import torch
 
     images = subject.passes[0].images
@@ -273,6 +261,7 @@ def save(argv: Sequence[str], args: Settings, subject: AuditSubject, result: Aud
     import json
 
     from scripts.audit.report import as_json
+    from scripts.common.output import write_text
     from utils.record.summary import versions
 
     about = {
@@ -286,11 +275,8 @@ def save(argv: Sequence[str], args: Settings, subject: AuditSubject, result: Aud
         "versions": versions(),
         "settings": args.values(),
     }
-    try:
-        text = json.dumps(as_json(result, about, args.precision.fp32_layers or ()), indent=1, allow_nan=False)
-        (folder / "amp_audit.json").write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--output {folder}: cannot be written ({error}); choose another folder") from error
+    text = json.dumps(as_json(result, about, args.precision.fp32_layers or ()), indent=1, allow_nan=False)
+    write_text(folder / "amp_audit.json", text)
     print(f"File: {folder / 'amp_audit.json'}")
 
 

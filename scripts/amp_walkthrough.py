@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.audit.network import build_trained
 from scripts.common.command_line import ToolParser, run_tool, table
-from scripts.common.trained import point_of
+from scripts.common.trained import settings_and_point
 from utils.config.field import FLAG, RECIPE
 from utils.config.settings import Settings, all_settings
 from utils.runtime.process import RankInfo
@@ -55,11 +55,8 @@ may be: tolerance = 2 x nudged + 2 x roundoff x sqrt(layers in half precision), 
 
 def main(argv: list[str]) -> int:
     """The tool; returns its exit code."""
-    parser = ToolParser(NAME, DESCRIPTION, training_flags=True)
-    _, args = parser.split(argv)
-    resume_point = point_of(args, NAME)
-    if resume_point is not None:
-        _, args = parser.split(argv, resume_point.settings)
+    _, flags = ToolParser(NAME, DESCRIPTION, training_flags=True).parse_known_args(argv)
+    args, resume_point = settings_and_point(flags, NAME)
     from utils.runtime.distributed import Distributed
 
     with Distributed(RankInfo(), args.run) as distributed:
@@ -69,7 +66,7 @@ def main(argv: list[str]) -> int:
 
 
 def is_about_network(args: Settings) -> bool:
-    """Whether a flag or recipe gives a setting that the single layer does not have."""
+    """True if a flag or recipe gives a setting that the single layer does not have."""
     explicit = {name for name, origin in args.origins.items() if origin in (FLAG, RECIPE)}
     groups = {group for group, option in all_settings() if option.name in explicit}
     return bool(groups - {"run", "precision", "logging"}) or "fp32_layers" in explicit

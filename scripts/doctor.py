@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, make_folder, run_tool, say, seconds
-from scripts.common.trained import point_of
-from utils.config import arguments
+from scripts.common.trained import settings_and_point
 from utils.config.settings import Settings, UserError
 from utils.runtime.process import RankInfo
 
@@ -134,10 +133,7 @@ def build_parser() -> ToolParser:
 
 def settings(flags: Sequence[str]) -> Settings:
     """Training settings for a fresh network; of a run to resume, only the settings are used."""
-    args = arguments.parse(list(flags))
-    resume_point = point_of(args, NAME, required=False)
-    if resume_point is not None:
-        args = arguments.parse(list(flags), checkpoint=resume_point.settings)
+    args, resume_point = settings_and_point(flags, NAME, required=False)
     return dataclasses.replace(
         args,
         run=dataclasses.replace(args.run, resume=None, evaluate=False, dry_run=False, max_steps=None),
@@ -271,7 +267,7 @@ def memory_in_child(own: argparse.Namespace, now: TrainingSetup, flags: list[str
 
 
 def failure_of(done: subprocess.CompletedProcess[str]) -> str:
-    """How a process failed, in words; '' if it did not."""
+    """Failure of a process, in words; '' if it did not."""
     if done.returncode == -signal.SIGKILL:
         return "the process was killed, most likely because memory ran out"
     if done.returncode < 0:
@@ -350,12 +346,9 @@ def describe(args: Settings, components: Components, distributed: Distributed) -
 
 def save(folder: Path, text: str, rows: Sequence[dict[str, Any]]) -> None:
     """Write ``doctor.txt`` and ``doctor.csv``."""
-    from scripts.common.output import write_csv
+    from scripts.common.output import write_csv, write_text
 
-    try:
-        (folder / "doctor.txt").write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--output {folder}: cannot be written ({error}); choose another folder") from error
+    write_text(folder / "doctor.txt", text + "\n")
     write_csv(folder / "doctor.csv", rows)
     print(f"Files: {folder / 'doctor.txt'}, {folder / 'doctor.csv'}")
 

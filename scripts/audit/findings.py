@@ -1,4 +1,4 @@
-"""What in the records is a fault, which layers must be kept in float32, which scale fits; tried before it is advised.
+"""Faults in the records, layers to keep in float32 and a scale that fits; advice is tried before it is given.
 
 The thresholds come from sound networks and from networks with a known fault; the comments give what was measured.
 """
@@ -16,7 +16,6 @@ from torch import nn
 from scripts.audit.record import (
     FP32,
     HALF,
-    AuditBatch,
     Beginning,
     Compared,
     Criterion,
@@ -27,6 +26,7 @@ from scripts.audit.record import (
     dtype_name,
     together,
 )
+from utils.data.loaders import Batch
 
 FP16_LIMIT = 65504.0  # the largest float16
 FP16_NORMAL = 2.0**-14  # the smallest normal float16; below it precision is lost bit by bit
@@ -161,7 +161,7 @@ class Audit:
 
 def audit(
     model: nn.Module,
-    passes: Sequence[AuditBatch],
+    passes: Sequence[Batch],
     criterion: Criterion,
     device: torch.device,
     *,
@@ -212,7 +212,7 @@ def shown(name: str) -> str:
 
 
 def is_within(name: str, others: Iterable[str]) -> bool:
-    """Whether a module is one of ``others`` or inside one."""
+    """True if a module is one of ``others`` or inside one."""
     return any(name == other or name.startswith(f"{other}.") for other in others)
 
 
@@ -226,7 +226,7 @@ def outermost(names: Iterable[str]) -> list[str]:
 
 
 def why_not_finite(made: Audit, beginning: Beginning) -> str:
-    """Why a module must be kept in float32 in which fp16 stops being finite.
+    """Reason for which a module must be kept in float32 in which fp16 stops being finite.
 
     Casts to half precision, which the reference does not have, show that an input or a weight is too large.
     """
@@ -323,7 +323,7 @@ def highest_scale(made: Audit, run: Record) -> float:
 
 
 def half_statistics(record: Record) -> dict[str, str]:
-    """By module, in words, the statistics of normalisations that it holds in half precision.
+    """Statistics of normalisations held in half precision, in words, by module.
 
     A statistic is a variance or deviation, a reduction of which a root is taken (mean of squares), or what torch's
     normalisations keep. Their value has the square's range: 256 is too large for fp16, 2^-12 too small. A mean that
@@ -379,13 +379,13 @@ def _is_square(operation: Operation) -> bool:
 
 
 def half_lengths(record: Record) -> dict[str, torch.dtype]:
-    """By module, the dtype of vector norms that it rounds to half precision."""
+    """Dtypes of the vector norms that are rounded to half precision, by module."""
     norms = [operation for operation in record.operations if LENGTHS.fullmatch(operation.name)]
     return {norm.module: norm.results[0].dtype for norm in norms if norm.results[0].dtype in HALF}
 
 
 def lengths_too_small(made: Audit) -> dict[str, str]:
-    """By module, in words, vector norms that lie below fp16's normal numbers. Those beyond its limit overflow."""
+    """Vector norms, in words, by module, that lie below fp16's normal numbers. Those beyond its limit overflow."""
     lengths = half_lengths(made.unscaled)
     found = {}
     for (name, operation), largest in made.reference.results.items():
@@ -489,7 +489,7 @@ def not_finite_layers(made: Audit, trial: Record, keep: Iterable[str]) -> dict[s
 
 
 def refusal(made: Audit, trial: Record, losing: Iterable[str] = ()) -> str:
-    """Why a trial refutes its recommendation; '' if it confirms it."""
+    """Reason for which a trial refutes its recommendation; '' if it confirms it."""
     if trial.failure:
         return f"it does not run ({trial.failure})"
     if trial.origin is not None:

@@ -1,4 +1,4 @@
-"""What the two commands about mixed precision look into: a network with its first training batches."""
+"""Network and first training batches that the two commands about mixed precision look into."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a few training batches show in one dtype: every operation, every layer's tensors, every gradient.
+"""Record of a few training batches in one dtype: every operation, every layer's tensors, every gradient.
 
 A ``TorchDispatchMode`` runs below autocast and autograd, so it sees the casts that autocast inserts and the dtypes that
 an operation really got. Tensors are reduced to a few numbers on the device right away; no activation is kept.
@@ -24,6 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from scripts.audit.walkthrough import true_float32
 from utils.config.groups.precision import PrecisionSettings
 from utils.config.settings import UserError
+from utils.data.loaders import Batch
 from utils.loop.forward import forward
 from utils.precision.amp import autocast, keep_in_fp32
 from utils.precision.probe import tensors_in, watching
@@ -35,20 +36,6 @@ UNFILLED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_stri
 
 Criterion = Callable[[torch.Tensor, torch.Tensor], "torch.Tensor | dict[str, torch.Tensor]"]
 Gradients = dict[str, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class AuditBatch:
-    """One forward pass of training.
-
-    ``images``: float32 (m, c, h, w), normalised. ``targets``: int64 (n,), n <= m; images beyond n are padding.
-    ``weight``: what the loss is multiplied by, as with gradient accumulation. ``image_weights``: float (n,) or None.
-    """
-
-    images: torch.Tensor
-    targets: torch.Tensor
-    weight: float = 1.0
-    image_weights: torch.Tensor | None = None
 
 
 # ---------------------------------------------------------------------------------------- recording
@@ -63,7 +50,7 @@ class Value(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """What ``module`` computed itself, not a module in it. ``constants``: its numbers, the first argument's aside."""
+    """Work of ``module`` itself, not of a module in it. ``constants``: its numbers, the first argument's aside."""
 
     module: str
     name: str
@@ -158,7 +145,7 @@ def _with_same_draws(func: Any, name: str, args: Any, kwargs: dict[str, Any]) ->
 
 
 def measure(tensor: torch.Tensor) -> torch.Tensor:
-    """How many values are not finite and the largest finite magnitude, a float64 tensor (2,) on the device."""
+    """Number of values that are not finite, and the largest finite magnitude, a float64 tensor (2,) on the device."""
     if tensor.numel() == 0:
         return torch.zeros(2, dtype=torch.float64, device=tensor.device)
     largest = torch.nan_to_num(tensor.detach(), 0.0, 0.0, 0.0).abs().max()
@@ -204,7 +191,7 @@ def together(parts: Iterable[Compared]) -> Compared:
 
 
 def compare(passes: Iterable[tuple[Gradients, Gradients]], scale: float) -> dict[str, Compared]:
-    """By parameter; each pass's gradients are of the loss times ``scale``, those beside them of the loss itself."""
+    """Comparison by parameter; a pass's gradients are of the loss times ``scale``, those beside them of the loss."""
     rows = defaultdict(list)
     for gradients, reference in passes:
         for name, truth in reference.items():
@@ -266,7 +253,7 @@ class Record:
         return self.beginnings[0].module if self.beginnings else None
 
     def seen(self, kind: str, module: str) -> Seen:
-        """What was seen at a border; nothing if the module did not run."""
+        """Tensors seen at a border; none if the module did not run."""
         return self.borders[kind].get(module, Seen())
 
     @property
@@ -304,7 +291,7 @@ class Runner:
     def __init__(
         self,
         model: nn.Module,
-        passes: Sequence[AuditBatch],
+        passes: Sequence[Batch],
         criterion: Criterion,
         device: torch.device,
         seed: int = 0,
@@ -374,7 +361,7 @@ class Runner:
             model.zero_grad(set_to_none=True)
 
     def noise(self) -> dict[str, float]:
-        """By parameter, how far the reference's gradient of the first pass moves when each pixel moves by its last bit.
+        """Distance, by parameter, that the first pass's reference gradient moves when each pixel moves by its last bit.
 
         A share of its norm: near 1 the gradient is rounding noise.
         """

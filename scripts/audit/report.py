@@ -34,7 +34,7 @@ error          of its parameters' gradient: ||half precision / scale - reference
 
 
 def layers(audit: Audit) -> list[dict[str, Any]]:
-    """What is known of every module that ran, in the order of computation.
+    """Facts about every module that ran, in the order of computation.
 
     Keys of the dicts are runs: 'fp16 unscaled', 'fp16', 'bf16'. ``dtype`` of its output, ``computes_in`` (modules with
     weights) as autocast chose. ``largest``: magnitude of its true output; ``headroom``: powers of two from there to
@@ -91,7 +91,7 @@ def rows(audit: Audit, count: int) -> list[list[str]]:
 
 
 def fp16_error(layer: dict[str, Any]) -> float | None:
-    """With the scale in use, or where that overflows at scale 1; None without weights."""
+    """Gradient error in fp16 with the scale in use, or where that overflows at scale 1; None without weights."""
     errors = [layer["error"][run] for run in (SCALED, UNSCALED) if run in layer["error"]]
     return next(filter(math.isfinite, errors), errors[0] if errors else None)
 
@@ -123,7 +123,7 @@ def number(value: float | None) -> str:
 
 
 def text(audit: Audit, top: int, already_kept: Sequence[str]) -> str:
-    """All that the tool prints of the result: the ``top`` worst layers, findings, notes and recommendation."""
+    """Text that the tool prints of the result: the ``top`` worst layers, findings, notes and recommendation."""
     found = [f"- {line}" for line in finding_lines(audit)]
     lines = ["", *summary_lines(audit)]
     if top:
@@ -157,7 +157,7 @@ def finding_lines(audit: Audit) -> Iterator[str]:
 
 
 def recommendation_lines(audit: Audit, already_kept: Sequence[str]) -> Iterator[str]:
-    """What to do, as flags, why, and the result of trying it."""
+    """Advice as flags, its reasons, and the result of trying it."""
     choice = audit.recommendation
     yield from choice.steps
     if not choice.format:

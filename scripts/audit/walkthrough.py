@@ -62,7 +62,7 @@ Forward = Callable[[nn.Module, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Step:
-    """What one step did. The dicts are by parameter name, float32 and shaped as the parameters.
+    """Stages of one step. The dicts are by parameter name, float32 and shaped as the parameters.
 
     ``scale``: the loss scale, 1 without a scaler. ``scaled_loss``: what backward began from. ``scaled`` and
     ``unscaled``: gradients as backward left them and as the optimizer saw them. ``skipped``: the scaler left the
@@ -90,7 +90,7 @@ class Step:
 
     @property
     def non_finite(self) -> int:
-        """How many gradient values are infinite or nan after backward."""
+        """Number of gradient values that are infinite or nan after backward."""
         return sum(int((~torch.isfinite(gradient)).sum()) for gradient in self.scaled.values())
 
 
@@ -253,7 +253,7 @@ def relative_error(update: Mapping[str, torch.Tensor], reference: Mapping[str, t
 
 
 def tolerance(name: str, layers: int, nudged: float = 0.0) -> float:
-    """How far the update may be off in format ``name`` after ``layers`` roundings (see the module's docstring)."""
+    """Largest error of the update in format ``name`` after ``layers`` roundings (see the module's docstring)."""
     allowed = ROUNDINGS * UNIT_ROUNDOFF[name] * math.sqrt(max(layers, 1)) + NUDGED * nudged
     return min(LARGEST, allowed)
 

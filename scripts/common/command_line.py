@@ -52,13 +52,10 @@ class ToolParser(argparse.ArgumentParser):
             self.error("--output must not be empty or hold a NUL character")
         return own, others
 
-    def split(self, argv: Sequence[str], checkpoint: dict[str, Any] | None = None) -> tuple[Any, Settings]:
-        """The tool's own flags as a namespace, and all others as checked training settings.
-
-        ``checkpoint``: see ``arguments.parse``.
-        """
+    def split(self, argv: Sequence[str]) -> tuple[Any, Settings]:
+        """The tool's own flags as a namespace, and all others as checked training settings."""
         own, others = self.parse_known_args(argv)
-        return own, arguments.parse(others, checkpoint=checkpoint)
+        return own, arguments.parse(others)
 
 
 def number(low: float, high: float, kind: type[int] | type[float] = float) -> Callable[[str], Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -38,10 +38,13 @@ def whole_file(path: Path, said: str, advice: str = "", mode: str = "wb", **opti
         raise UserError(f"{said}: cannot be written ({error.strerror or error}){advice}") from error
 
 
-def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write ``rows``, whose keys are the columns. Raises ``UserError`` if that cannot be done."""
+def write_csv(path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
+    """Write ``rows``, with the ``columns`` for keys: those of the first row, where none are given of a sequence.
+
+    Raises ``UserError`` if that cannot be done.
+    """
     with whole_file(path, f"--output {path}", mode="w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-        lines = csv.DictWriter(file, list(rows[0]))
+        lines = csv.DictWriter(file, columns or list(rows[0]))
         lines.writeheader()
         lines.writerows(rows)
 

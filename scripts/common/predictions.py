@@ -83,7 +83,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class PredictedImages:
-    """What the answers are for: n images, in the data set's order, the same on every rank.
+    """Images that the answers are for: n of them, in the data set's order, the same on every rank.
 
     ``ids``: an image's path, or its number in the split as in 'val[17]'. ``report``: the metrics of this validation,
     those of ``main.py --evaluate``. ``notes``: what they leave out, a line each. ``images``: the data set, and

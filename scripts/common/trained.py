@@ -7,11 +7,13 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scripts.common.command_line import say, share, warn, whole
+from utils.config import arguments
 from utils.config.settings import Settings, UserError
 from utils.record.run_folder import RunFolder
 
@@ -63,16 +65,22 @@ def add_run_arguments(parser: argparse.ArgumentParser, several: bool = False) ->
     )
 
 
-def point_of(args: Settings, tool: str, required: bool = True) -> ResumePoint | None:
-    """The checkpoint that --resume names; None without the flag. Raises ``UserError`` if one is ``required``."""
+def settings_and_point(flags: Sequence[str], tool: str, required: bool = True) -> tuple[Settings, ResumePoint | None]:
+    """The training settings of ``flags``, and the checkpoint that they come from with --resume.
+
+    Raises ``UserError`` if --resume auto finds none and one is ``required``.
+    """
+    args = arguments.parse(flags)
     if not args.run.resume:
-        return None
+        return args, None
     from utils.checkpoint.resume import find
 
     point = find(args, RunFolder.parent(args), lambda line: print(f"{tool}: warning: {line}", file=sys.stderr))
-    if point is None and required:
+    if point is not None:
+        return arguments.parse(flags, checkpoint=point.settings), point
+    if required:
         raise UserError("--resume auto: there is no run with these settings; give a path, or leave --resume out")
-    return point
+    return args, None
 
 
 def add_images(parser: argparse.ArgumentParser, remark: str = "") -> None:
@@ -100,7 +108,7 @@ def refuse_rejection(below: float | None, loaded: Loaded) -> None:
 
 
 def accepted(confidence: Any, below: float) -> Any:
-    """Whether each confidence, a number or an array of them, is at least ``below``; False for NaN.
+    """True for each confidence, a number or an array of them, of at least ``below``; False for NaN.
 
     In float32: the probability of one of two equal logits is 0.5 there, and perhaps a little less in float64.
     """

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from scripts.data_check.labels import remarks_on_labels
+from scripts.data_check.labels import judge_labels
 from scripts.data_check.survey import Survey, class_names, looks
 from utils.config.image_size import sides, size_text
 from utils.data.decoded import FOLDER
@@ -128,8 +128,8 @@ def _classes(survey: Survey, findings: Findings) -> None:
             if names:
                 here = f"only in {has.name}/, not in {lacks.name}/: {some(sorted(names))}"
                 findings.fault("classes in one split", len(names), f"{here}; add them there or remove them here")
-    for one in remarks_on_labels(survey) if survey.several else ():
-        (findings.fault if one.is_fault else findings.note)(*one[1:])
+    if survey.several:
+        judge_labels(survey, findings)
     for kind, text in of_classes(counts, survey.classes):
         if survey.several and kind != "class names alike":  # the others speak of top-1
             continue

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,40 +11,30 @@ from utils.data.first_look import counted
 from utils.data.formats.class_folders import printable, some
 
 if TYPE_CHECKING:
+    from scripts.data_check.findings import Findings
     from scripts.data_check.survey import Survey
 
 SHOWN_PAIRS = 10
 EXAMPLES = 3  # named in a line
 
 
-class LabelRemark(NamedTuple):
-    """A fault or a note, as ``Findings`` takes it."""
-
-    is_fault: bool
-    kind: str
-    count: int
-    text: str
-
-
-def remarks_on_labels(survey: Survey) -> Iterator[LabelRemark]:
-    """Remarks on images without a label, labels of which nothing can be learned, and labels that are one."""
+def judge_labels(survey: Survey, findings: Findings) -> None:
+    """Findings about images without a label, labels of which nothing can be learned, and labels that are one."""
     unknown = np.flatnonzero((survey.labels < 0).all(1))
     if len(unknown):
         named = some(map(survey.name, unknown[:EXAMPLES].tolist()), count=len(unknown))
         text = f"all labels are missing of {counted(len(unknown))}: {named}"
-        yield LabelRemark(True, "no known label", len(unknown), text)
+        findings.fault("no known label", len(unknown), text)
     empty = int(((survey.labels != 1).all(1) & (survey.labels == 0).any(1)).sum())
     if empty:
-        yield LabelRemark(
-            False, "without labels", empty, f"{counted(empty)} with no label; they count as images of none"
-        )
+        findings.note("without labels", empty, f"{counted(empty)} with no label; they count as images of none")
     for split, labels in parts(survey).items():
         for kind, value in (("on no image", 1), ("on every image", 0)):
             names = [printable(survey.classes[one]) for one in np.flatnonzero(~(labels == value).any(0)).tolist()]
             if names and len(labels):
                 hidden = "its figures do not exist" if split == "validation" else "nothing can be learned of it"
                 text = f"{split} shows {some(names)} {kind} of which that is known; {hidden}"
-                yield LabelRemark(False, f"labels {kind}", len(names), text)
+                findings.note(f"labels {kind}", len(names), text)
     together = count_together(survey.labels)
     own = np.diagonal(together)
     same = [
@@ -56,7 +45,7 @@ def remarks_on_labels(survey: Survey) -> Iterator[LabelRemark]:
     if same:
         names = (" = ".join(printable(survey.classes[place]) for place in pair) for pair in same)
         text = f"always together, never alone: {some(names, count=len(same))}"
-        yield LabelRemark(False, "labels that are one", len(same), text)
+        findings.note("labels that are one", len(same), text)
 
 
 def parts(survey: Survey) -> dict[str, np.ndarray]:
@@ -71,7 +60,7 @@ def count_together(labels: np.ndarray) -> np.ndarray:
 
 
 def label_tables(survey: Survey) -> list[str]:
-    """How many labels an image has, how many are missing, and which are most often together."""
+    """Tables of the number of labels an image, of missing ones, and of those most often together."""
     sections = []
     for split, labels in parts(survey).items():
         if not len(labels):

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from torch.utils.data import Dataset
 
+from scripts.common.output import write_text
 from scripts.data_check.survey import CHUNK, Survey
 from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError, as_flag
@@ -37,12 +38,12 @@ class Statistics(NamedTuple):
 
     @property
     def mean(self) -> np.ndarray:
-        """Of values between 0 and 1."""
+        """Mean of values between 0 and 1."""
         return self.sums / self.pixels / 255
 
     @property
     def std(self) -> np.ndarray:
-        """Of values between 0 and 1, over all pixels (not an estimate from a sample)."""
+        """Standard deviation of values between 0 and 1, over all pixels (not an estimate from a sample)."""
         return np.sqrt(np.maximum(self.squares / self.pixels - (self.sums / self.pixels) ** 2, 0)) / 255
 
 
@@ -104,7 +105,7 @@ def written(statistics: Statistics, survey: Survey, settings: DataSettings, fold
     lines = [f"# {about}: {ranges}"]
     for name, value in chosen.items():
         lines.append(f"{name.replace('_', '-')}: {list(value) if isinstance(value, list | tuple) else value}")
-    (folder / FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_text(folder / FILE, "\n".join(lines) + "\n")
     kept = isinstance(images, ImageFiles) and keeps_levels(images.colour)
     return [
         f"Statistics of {about}{', all of them kept' if kept else ''}: {ranges}",

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
 from scripts.common.command_line import table
+from scripts.common.output import write_csv, write_text
 from scripts.data_check.findings import Findings, class_counts
 from scripts.data_check.survey import HASH_BYTES, Survey, hexadecimal, printable
-from utils.config.settings import UserError
 from utils.data.first_look import counted
 
 SHOWN_DAMAGED = 20
@@ -94,22 +93,15 @@ def write_files(
     folder: Path, report: str, survey: Survey, records: np.ndarray, damage: dict[int, str], findings: Findings
 ) -> None:
     """Write ``report.txt``, ``images.csv`` and ``damaged.txt`` (path, tab and reason per line)."""
-    text = {"encoding": "utf-8", "errors": "surrogateescape"}  # a path may be no text in any encoding
-    try:
-        (folder / "report.txt").write_text(report + "\n", encoding="utf-8")
-        with open(folder / "damaged.txt", "w", **text) as file:
-            file.writelines(f"{survey.paths[index]}\t{damage[index]}\n" for index in sorted(damage))
-        with open(folder / "images.csv", "w", newline="", **text) as file:
-            writer = csv.writer(file)
-            writer.writerow(COLUMNS)
-            writer.writerows(_csv_row(survey, index, records[index], findings) for index in range(len(survey)))
-    except OSError as error:
-        raise UserError(f"--output {folder}: cannot be written ({error}); choose another folder") from error
+    write_text(folder / "report.txt", report + "\n")
+    write_text(folder / "damaged.txt", "".join(f"{survey.paths[one]}\t{damage[one]}\n" for one in sorted(damage)))
+    rows = (_csv_row(survey, index, records[index], findings) for index in range(len(survey)))
+    write_csv(folder / "images.csv", rows, COLUMNS)
 
 
-def _csv_row(survey: Survey, index: int, record: np.void, findings: Findings) -> list[object]:
+def _csv_row(survey: Survey, index: int, record: np.void, findings: Findings) -> dict[str, object]:
     sha256, pixel_hash, width, height, mode, kind, *_ = record.item()
-    return [
+    cells = [
         survey.name(index) if survey.paths is None else survey.paths[index],
         survey.split_of(index),
         survey.label_of(index),
@@ -121,3 +113,4 @@ def _csv_row(survey: Survey, index: int, record: np.void, findings: Findings) ->
         hexadecimal(pixel_hash, HASH_BYTES),
         "; ".join(findings.problems.get(index, ())),
     ]
+    return dict(zip(COLUMNS, cells, strict=True))

@@ -59,7 +59,7 @@ class Subject:
 
     @classmethod
     def of(cls, loaded: Loaded, raw: bool, inside: bool, divided: bool = True) -> Subject:
-        """From what ``open_run`` gives with ``raw``, and with ``calibrated`` if ``divided``."""
+        """The subject made of what ``open_run`` gives with ``raw``, and with ``calibrated`` if ``divided``."""
         weights = "the raw weights, not the run's average of them" if raw else "the run's average of the weights"
         figures = None if raw and loaded.has_average else validated(loaded)
         if figures is not None and loaded.confidence is not None and loaded.confidence.temperature is not None:

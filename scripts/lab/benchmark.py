@@ -182,7 +182,7 @@ def matches(only: Sequence[str] | None, setup: Setup) -> Iterator[tuple[str, Mat
 
 
 def unfit(part: str, setup: Setup) -> str:
-    """Why ``part`` cannot be measured with ``setup``; '' if it can."""
+    """Reason for which ``part`` cannot be measured with ``setup``; '' if it can."""
     if part in ON_GPU:
         return "" if setup.on_gpu or setup.tiny else "it needs a GPU"
     return "" if setup.on_cpu else "it measures the CPU, and --device cuda was given"

@@ -248,7 +248,7 @@ def account(own: argparse.Namespace, distributed: Distributed) -> int:
 
 
 def cost(ratio: Spread, whole: bool) -> str:
-    """What a ratio to the bare loop means: how much is added, or with ``whole`` how much it is."""
+    """Meaning of a ratio to the bare loop: how much is added, or with ``whole`` how much it is."""
     median, low, high = (f"{100 * each:.2f}" if whole else f"{100 * (each - 1):+.2f}" for each in ratio)
     shown = f"{median} % ({low} to {high} %)"
     unclear = not whole and ratio.low < 1 < ratio.high

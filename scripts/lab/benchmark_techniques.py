@@ -92,7 +92,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def shown(cost: Cost | None) -> str:
-    """How much a technique adds: the median, and the middle half of the rounds."""
+    """Cost of a technique: the median, and the middle half of the rounds."""
     if cost is None:
         return "-"
     median, low, high = (100 * (ratio - 1) for ratio in cost.ratio)

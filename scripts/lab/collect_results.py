@@ -102,7 +102,7 @@ class Row(NamedTuple):
 
 
 class Machines(NamedTuple):
-    """What ``results/machines.yaml`` says: the machines by letter, and the rows whose runs had one to themselves."""
+    """Content of ``results/machines.yaml``: the machines by letter, and the rows whose runs had one to themselves."""
 
     known: dict[str, dict[str, str]]
     alone: set[str]
@@ -120,7 +120,7 @@ class Machines(NamedTuple):
         return f"{letter}, 1 thread" if one_thread else letter
 
     def evidence(self, row: Row) -> str:
-        """How much a row's figures can be trusted: 'full' or 'half'."""
+        """Evidence for a row's figures: 'full' or 'half'."""
         alone = f"{title(row)} {self.letter(row.runs[0])}" in self.alone
         return "full" if alone and len(row.runs) >= 3 and not at_once(row.runs) else "half"
 
@@ -173,7 +173,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def read_machines() -> Machines:
-    """What is known of the machines beside what the runs say themselves."""
+    """Facts about the machines that the runs do not say themselves."""
     said = yaml.safe_load((ROOT / "results" / "machines.yaml").read_text(encoding="utf-8"))
     return Machines(said["machines"], set(said["alone"]))
 
@@ -276,7 +276,7 @@ def readme_rows(rows: Sequence[Row], machines: Machines) -> str:
 
 
 def of_its_own(run: RunResult, wanted: Settings) -> list[str]:
-    """What ``wanted`` leaves open: what the run chose by measurement, such as 'amp bf16', and the user's own images."""
+    """Values that ``wanted`` leaves open: chosen by measurement, such as 'amp bf16', and the user's own images."""
     chosen = run.args.values()
     place = [str(chosen["datapath"])] if SPECS[wanted.data.dataname].of_the_user else []
     return place + [
@@ -321,7 +321,7 @@ def duration(runs: Sequence[RunResult]) -> str:
 
 
 def at_once(runs: Sequence[RunResult]) -> bool:
-    """Whether a run began before another one of its machine had ended; the folders' names begin with the time."""
+    """True if a run began before another one of its machine had ended; the folders' names begin with the time."""
     spans = sorted((start, run.seconds) for run in runs if (start := started(run)))
     return any((later - first).total_seconds() < seconds for (first, seconds), (later, _) in pairwise(spans))
 

@@ -29,7 +29,7 @@ class Ramp:
         return self.start * (self.end / self.start) ** (step / max(1, self.steps - 1))
 
     def at(self, epoch: int, updates: int) -> float:
-        """As of ``LRPolicy``: each step has its own rate, also with --lr-per-epoch."""
+        """Learning rate, as of ``LRPolicy``: each step has its own rate, also with --lr-per-epoch."""
         return self(updates)
 
 

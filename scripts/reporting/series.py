@@ -161,7 +161,7 @@ def numbers(values: Sequence[float] | np.ndarray, digits: int = 6) -> list[float
 
 
 def number(value: float, digits: int = 6) -> float | int | None:
-    """One of ``numbers``."""
+    """A number for JSON, as one of ``numbers``."""
     if not math.isfinite(value):
         return None
     short = float(f"{value:.{digits}g}") if abs(value) < 10**digits or value != round(value) else value

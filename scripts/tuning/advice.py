@@ -54,7 +54,7 @@ class PartSpeeds:
 
     @property
     def varied(self) -> float:
-        """How much the loop's speed varied: the highest over the lowest."""
+        """Variation of the loop's speed: the highest over the lowest."""
         return self.together.high / self.together.low
 
     @property
@@ -114,7 +114,7 @@ class Change:
 
     @property
     def label(self) -> str:
-        """As the user would write it."""
+        """Flags as the user would write them."""
         return " ".join(self.flags) or f"OMP_NUM_THREADS={self.threads}"
 
 
@@ -206,7 +206,7 @@ class Interleaved(NamedTuple):
 
     @property
     def varied(self) -> float:
-        """How much either speed varied meanwhile: the highest over the lowest."""
+        """Variation of either speed meanwhile: the highest over the lowest."""
         return max(side.high / side.low for side in (self.before, self.after))
 
 
@@ -227,27 +227,27 @@ class TriedChange:
 
     @property
     def promises(self) -> bool:
-        """Whether its part alone became faster by more than 5 %."""
+        """True if its part alone became faster by more than 5 %."""
         return not self.failure and self.alone is not None and self.alone.ratio > GAIN
 
     @property
     def gains(self) -> bool:
-        """Whether the loop became faster by more than 5 %, each time it was measured."""
+        """True if the loop became faster by more than 5 %, each time it was measured."""
         return self.promises and bool(self.loops) and all(pair.ratio > GAIN for pair in self.loops)
 
     @property
     def varied(self) -> float:
-        """How much the loop's speed varied, before or meanwhile."""
+        """Variation of the loop's speed, before or meanwhile."""
         return max(self.doubts, *(pair.varied for pair in self.loops), 1.0)
 
     @property
     def is_certain(self) -> bool:
-        """Whether each gain in the loop is larger than what speeds varied by."""
+        """True if each gain in the loop is larger than what speeds varied by."""
         return all(pair.ratio > self.varied for pair in self.loops)
 
     @property
     def helps(self) -> bool:
-        """Whether it is recommended."""
+        """True if it is recommended."""
         return self.gains and self.is_certain
 
 

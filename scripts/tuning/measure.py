@@ -1,4 +1,4 @@
-"""How fast the parts of training are: loader, computation, both; in windows of steps, so that there is a spread.
+"""Speeds of the parts of training: loader, computation, both; in windows of steps, so that there is a spread.
 
 Everything runs through the real loader and ``TraVal.training_step``. The learning rate is tiny: speed does not
 depend on it, and training on one batch again and again must not make the weights diverge.
@@ -182,7 +182,7 @@ def windows_of(measure: Measure, seconds: float) -> list[Window]:
 
 
 def steps_for(measure: Measure, seconds: float) -> tuple[int, float]:
-    """How many steps take about ``seconds``, measured while warming up, and their seconds."""
+    """Number of steps that take about ``seconds``, measured while warming up, and their seconds."""
     measure(1, 1)  # compiles, chooses convolution algorithms, starts worker processes
     steps = 1
     while (warm := measure(steps, 1)[0].seconds) < seconds / 4:

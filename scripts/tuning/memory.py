@@ -53,7 +53,7 @@ def no_loader(image_shape: tuple[int, ...]) -> SimpleNamespace:
 
 
 class Fits:
-    """Whether a batch fits into memory, found by training on it. ``train``: steps on so many images; seconds a step.
+    """Test whether a batch fits into memory, by training on it. ``train``: steps on so many images; seconds a step.
 
     Raises ``StopSearch`` where a step of more images than before would take longer than ``longest_step_seconds``. A
     smaller batch is not refused: it is tried because the larger one did not fit, and takes less time.
@@ -88,7 +88,7 @@ class FitsOnGpu(Fits):
 
 
 class FitsOnCpu(Fits):
-    """Whether a batch fits into ``room`` bytes of memory. For a fresh process, whose peak size shows what a step took.
+    """Test whether a batch fits into ``room`` bytes. For a fresh process, whose peak size shows what a step took.
 
     A batch is tried only if the smaller ones before it suggest that it fits: the machine must not start to swap.
     """

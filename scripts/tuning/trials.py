@@ -109,7 +109,7 @@ def hardware_of(subject: TrainingSetup, data: Data, try_compile: bool) -> Hardwa
 
 
 def stand_in(data: Data) -> Data:
-    """As many samples in memory, of random pixels: the speed of taking them does not depend on their content."""
+    """Data of as many samples in memory, of random pixels: how fast they are taken does not depend on content."""
     size = data.spec.image_size if data.spec.fixed_size else data.image_size
     pixels = torch.randint(0, 256, (STAND_IN_IMAGES, data.preprocessing.channels, *sides(size)), dtype=torch.uint8)
     train, validation = (MemoryImages(pixels, images.labels) for images in (data.train, data.validation))
@@ -185,7 +185,7 @@ class Trials:
 
 
 def reason_of(error: Exception) -> str:
-    """Why a change is impossible, in a few words; raises ``error`` if the change is not the cause."""
+    """Reason for which a change is impossible, in a few words; raises ``error`` if the change is not the cause."""
     if isinstance(error, UserError):
         return f"impossible: {error.mistakes[0]}"
     reason = "the gradient is not finite" if isinstance(error, TrainingFailure) else failure_of(error, compiled=True)

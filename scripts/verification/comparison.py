@@ -22,7 +22,7 @@ CLOCKS = ("seconds", "images_per_second", "progress/epoch_seconds")
 def compare_runs(
     straight: WatchedRun, killed: WatchedRun, free_settings: Iterable[str] = ()
 ) -> dict[str, tuple[int, list[str]]]:
-    """By file: how many values were compared, and a line for each entry that differs.
+    """Number of values compared, by file, and a line for each entry that differs.
 
     Everything that two finished runs leave, except clock readings. ``free_settings`` may differ.
     """
@@ -43,7 +43,7 @@ def compare(expected: dict[str, Any], found: dict[str, Any]) -> tuple[int, list[
 
 
 def contents(run: WatchedRun, free_settings: set[str]) -> dict[str, dict[str, Any]]:
-    """All that a finished run has left, as tables of entries."""
+    """Files that a finished run has left, as tables of entries."""
     folder = run.run_folder()
     names = ["checkpoints/final.pt", "checkpoints/best.pt"]  # a run that --max-steps cut early has no best
     tables = {name: checkpoint(folder / name, free_settings) for name in names if (folder / name).is_file()}
@@ -113,7 +113,7 @@ def steps(run: WatchedRun) -> dict[str, tuple[str, ...]]:
 
 
 def unequal(value: Any, other: Any) -> str:
-    """How two entries differ in any bit, in a few words; empty when they do not."""
+    """Difference of two entries in any bit, in a few words; empty when they do not."""
     if isinstance(value, tuple):  # of ``steps``
         return "" if {*value} == {*other} else "other samples or images"
     value, other = (torch.from_numpy(item) if isinstance(item, np.ndarray) else item for item in (value, other))

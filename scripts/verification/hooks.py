@@ -1,4 +1,4 @@
-"""What ``scripts/verification/hooked_main.py`` hooks into the training, and wraps around the system calls of a save."""
+"""Hooks of ``scripts/verification/hooked_main.py`` into the training, and around the system calls of a save."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a hooked training process leaves for the one that watches it: a line per step, and its current position.
+"""Files that a hooked training process leaves for the one that watches it: a line per step, and its current position.
 
 ``rankR.txt`` holds a line for every training step whose samples have all been handed out: step, clock (seconds),
 CRC-32 of images and targets, sample numbers; forward passes are divided by ``;``. Each is one unbuffered write, so a
@@ -59,7 +59,7 @@ class Marks:
 
 
 class Position(NamedTuple):
-    """Where a process is: point and step of its loop, and of its save ('idle' without one)."""
+    """Position of a process: point and step of its loop, and of its save ('idle' without one)."""
 
     loop: str = "start"
     step: int = 0
@@ -67,7 +67,7 @@ class Position(NamedTuple):
     save_step: int = 0
 
     def has_done(self, step: int) -> bool:
-        """Whether ``step`` is behind it."""
+        """True if ``step`` is behind it."""
         within = self.loop in ("step", "forward", "update")
         return self.loop != "start" and self.step - within >= step
 
@@ -86,7 +86,7 @@ class Position(NamedTuple):
 
 
 def place(folder: Path, rank: int = 0) -> Position:
-    """Where the process of ``rank`` is, or was when it ended."""
+    """Position of the process of ``rank``, now or when it ended."""
     path = folder / f"rank{rank}.now"
     while path.is_file() and (words := path.read_text(errors="replace").split()):
         if len(words) == 4 and words[0] in LOOP and words[2] in SAVE:  # else it was read while it was written

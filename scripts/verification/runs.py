@@ -33,7 +33,7 @@ class Failure(Exception):
 
 @dataclass(frozen=True)
 class Timeline:
-    """When the straight run was where, in seconds. ``steps`` and ``end`` count from its first step."""
+    """Times of the straight run, in seconds. ``steps`` and ``end`` count from its first step."""
 
     start_up: float
     steps: list[float]
@@ -84,7 +84,7 @@ class WatchedRun:
 
     @property
     def output(self) -> Path:
-        """What the latest start printed."""
+        """File with what the latest start printed."""
         return self.folder / f"start_{self.starts:03d}.txt"
 
     def train(
@@ -151,7 +151,7 @@ class WatchedRun:
         return "\n".join(self.output.read_text(errors="replace").splitlines()[-LAST_LINES:])
 
     def run_folder(self) -> Path:
-        """Where the finished training has left its files. Raises ``Failure``."""
+        """Folder in which the finished training has left its files. Raises ``Failure``."""
         found = RUN_LINE.findall(self.output.read_text(errors="replace"))
         if not found:
             raise Failure(f"ended without its last line:\n{self.last_lines()}")

@@ -3,7 +3,9 @@
 import copy
 import json
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -13,9 +15,10 @@ from torch.nn import functional
 from models import build_model
 from scripts import amp_audit
 from scripts.audit.findings import audit, half_statistics
-from scripts.audit.record import AuditBatch, Recorder, compare, together
+from scripts.audit.record import Recorder, compare, together
 from scripts.audit.report import HEADERS, as_json, finding_lines, layers, rows
 from utils.config.groups.model import ModelSettings
+from utils.data.loaders import Batch
 from utils.optim.freezing import Freezing
 from utils.precision.amp import keep_in_fp32
 
@@ -30,7 +33,8 @@ def seeded():
 
 def batches(*shape, count=1, classes=10):
     """Random images of this shape (n, c, h, w) and targets."""
-    return [AuditBatch(torch.randn(*shape), torch.randint(0, classes, shape[:1])) for _ in range(count)]
+    indices = np.arange(shape[0])
+    return [Batch(torch.randn(*shape), torch.randint(0, classes, shape[:1]), indices, 0) for _ in range(count)]
 
 
 def named(result, kind=None):
@@ -460,7 +464,7 @@ def test_the_lost_share_of_a_gradient_known_by_hand():
         return (output.float() * factors).sum()
 
     network = nn.Sequential(nn.Linear(1, 4, bias=False))
-    batch = [AuditBatch(torch.ones(1, 1), torch.zeros(1, dtype=torch.int64))]
+    batch = [Batch(torch.ones(1, 1), torch.zeros(1, dtype=torch.int64), np.arange(1), 0)]
     for scale, lost in ((4.0, 0.0), (1.0, 1 / 3)):  # of squares 16 + 1 + 1, two are lost
         layer = layer_of(audit(network, batch, weighted, CPU, scale=scale), "0")
         assert layer["lost"] == {"fp16 unscaled": pytest.approx(1 / 3), "fp16": pytest.approx(lost)}
@@ -554,7 +558,7 @@ def test_losses_of_a_dict_are_added_up():
 def test_the_weight_of_a_pass_multiplies_its_gradient():
     images = batches(4, 3, 8, 8)
     network = residual_network(1.0)
-    part = [AuditBatch(images[0].images, images[0].targets, 0.25)]
+    part = [replace(images[0], weight=0.25)]
     whole, quarter = (audit(network, passes, ENTROPY, CPU) for passes in (images, part))
     for layer, less in zip(layers(whole), layers(quarter), strict=True):
         assert less["largest_gradient"] == pytest.approx(layer["largest_gradient"] / 4, rel=1e-5)

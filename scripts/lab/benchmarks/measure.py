@@ -46,7 +46,7 @@ class CommandFailure(RuntimeError):
 
 @dataclass(frozen=True)
 class Setup:
-    """What all parts share. ``environ`` is that of every measured command.
+    """Facts that all parts share. ``environ`` is that of every measured command.
 
     ``tiny``: with so little work that the figures mean nothing, to see that everything runs, also without a GPU.
     """
@@ -69,7 +69,7 @@ class Setup:
 
 
 class Rival(NamedTuple):
-    """What ours is compared with; without a ``measure`` ours is judged by its own figure.
+    """Side that ours is compared with; without a ``measure`` ours is judged by its own figure.
 
     ``target``: the least ratio ours / other of images a second; of other units the largest difference ours - other, or
     the largest figure of ours. None: only reported.
@@ -112,7 +112,7 @@ class Row:
 
     @property
     def missed(self) -> bool:
-        """Whether the median lies on the wrong side of the target."""
+        """True if the median lies on the wrong side of the target."""
         if self.target is None or self.result is None:
             return False
         return self.result.median < self.target if self.is_ratio else self.result.median > self.target
@@ -184,7 +184,7 @@ def throughput(
 
 
 def run_command(command: Sequence[str | os.PathLike], environ: Mapping[str, str], code: int = 0) -> str:
-    """What ``command`` prints on stdout. Raises ``CommandFailure`` when it does not end with exit code ``code``.
+    """Stdout of ``command``. Raises ``CommandFailure`` when it does not end with exit code ``code``.
 
     Warnings of libraries, which some print only on a GPU, go to stderr.
     """

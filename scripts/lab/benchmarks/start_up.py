@@ -1,4 +1,4 @@
-"""How long a user waits: for --help, for the report of a mistake, for the first training step."""
+"""Time that a user waits: for --help, for the report of a mistake, for the first training step."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Training:
 
 
 class Workload(NamedTuple):
-    """What is trained, built again for each measurement.
+    """Network and data to train, built again for each measurement.
 
     ``build`` makes the network (its weights depend on torch's seed), ``make_batches`` float32 inputs and
     their targets on the device.
@@ -192,7 +192,7 @@ def time_round(workload: Workload, row: StepVariant, device: torch.device) -> Ro
 def csv_row(
     row: StepVariant, rounds: Sequence[Round], first: Sequence[Round], batch_size: int, failure: str = ""
 ) -> dict[str, Any]:
-    """What is known of ``row``: milliseconds, bytes, and ratios to the ``first`` row's rounds; None for the unknown.
+    """Figures of ``row``: milliseconds, bytes, and ratios to the ``first`` row's rounds; None for the unknown.
 
     A speed-up of 2 means half the first row's time. ``first``: empty where that row failed.
     """

@@ -1,4 +1,4 @@
-"""What a technique costs: main.py's own step, loading or validation with its flags against the same without them.
+"""Cost of a technique: main.py's own step, loading or validation with its flags against the same without them.
 
 The two sides are built as main.py builds them and measured alternately, a round at a time.
 """
