@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,24 +23,20 @@ COUNT = 32  # images to compare on
 SEED = 0  # of the choice, and of noise
 
 
-class Sample(NamedTuple):
-    """``images``: float32 (n, c, h, w), normalised as in validation. ``source``: what they are, in words."""
+def to_compare_on(subject: Subject, folder: str | None, datapath: str | None) -> tuple[torch.Tensor, str]:
+    """Images float32 (n, c, h, w), normalised as in validation, and what they are, in words.
 
-    images: torch.Tensor
-    source: str
-
-
-def to_compare_on(subject: Subject, folder: str | None, datapath: str | None) -> Sample:
-    """Images of ``folder`` if it is given, otherwise of the run's validation, otherwise noise, and why."""
+    Those of ``folder`` if it is given, otherwise of the run's validation, otherwise noise, and why.
+    """
     if folder is not None:
         return _of_folder(subject.loaded, folder)
     try:
         images = _split(subject.loaded, "val", datapath)
-        return Sample(_shown(subject.loaded, images, COUNT), f"validation images of {subject.data}")
+        return _shown(subject.loaded, images, COUNT), f"validation images of {subject.data}"
     except UserError as error:
         if datapath is not None:
             raise
-        return Sample(noise(subject.shape), f"noise, because there are no images ({error.mistakes[0]})")
+        return noise(subject.shape), f"noise, because there are no images ({error.mistakes[0]})"
 
 
 def refuse_missing(loaded: Loaded, splits: Sequence[str], datapath: str | None) -> None:
@@ -101,10 +96,10 @@ def _shown(loaded: Loaded, images: Images, count: int, where: str = "--datapath"
     return torch.stack(shown)
 
 
-def _of_folder(loaded: Loaded, folder: str) -> Sample:
+def _of_folder(loaded: Loaded, folder: str) -> tuple[torch.Tensor, str]:
     try:
         paths = list(image_names([folder]))
     except UserError as error:
         raise UserError(f"--images {error.mistakes[0]}") from error
     files = ImageFiles(paths, torch.zeros(len(paths), dtype=torch.int64), loaded.preprocessing.colour)
-    return Sample(_shown(loaded, files, COUNT, f"--images {folder}"), f"images of {folder}")
+    return _shown(loaded, files, COUNT, f"--images {folder}"), f"images of {folder}"

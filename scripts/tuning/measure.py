@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from scripts.common.timing import Spread, interleaved, ratios, synchronise, timed
+from scripts.tuning.advice import Interleaved
 from utils.config.settings import Settings
 from utils.data.loaders import Batch, TrainLoader
 from utils.data.sources import StreamSource
@@ -196,7 +197,7 @@ def spread(windows: Iterable[Window]) -> Spread:
     return Spread.of([window.speed for window in windows])
 
 
-def interleaved_speeds(before: Measure, after: Measure, seconds: float, pairs: int) -> tuple[Spread, Spread, float]:
+def interleaved_speeds(before: Measure, after: Measure, seconds: float, pairs: int) -> Interleaved:
     """Speeds of both over ``pairs`` pairs of windows of about ``seconds`` in all, and the median of the pairs' ratios.
 
     In the order before after, after before ...: changes on the machine meanwhile affect both sides alike.
@@ -207,7 +208,7 @@ def interleaved_speeds(before: Measure, after: Measure, seconds: float, pairs: i
 
     sides = [partial(speed, measure, steps_for(measure, seconds / (2 * pairs))[0]) for measure in (before, after)]
     speeds, _ = interleaved(dict(enumerate(sides)), pairs)
-    return Spread.of(speeds[0]), Spread.of(speeds[1]), ratios(speeds[1], speeds[0]).median
+    return Interleaved(Spread.of(speeds[0]), Spread.of(speeds[1]), ratios(speeds[1], speeds[0]).median)
 
 
 # ---------------------------------------------------------------------------------- inside the parts

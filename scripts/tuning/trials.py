@@ -157,7 +157,7 @@ class Trials:
         try:
             subject = self.variant(self.now, (change,))
             parts = [getattr(one, f"measure_{change.part}") for one in (self.now, subject)]
-            trial.alone = Interleaved(*interleaved_speeds(*parts, self.seconds / 2, FIRST_PAIRS))
+            trial.alone = interleaved_speeds(*parts, self.seconds / 2, FIRST_PAIRS)
         except (UserError, RuntimeError) as error:
             trial.failure = reason_of(error)
         return trial
@@ -181,7 +181,7 @@ class Trials:
         return after
 
     def _in_the_loop(self, before: TrainingSetup, after: TrainingSetup) -> Interleaved:
-        return Interleaved(*interleaved_speeds(before.measure_loop, after.measure_loop, 2 * self.seconds, PAIRS))
+        return interleaved_speeds(before.measure_loop, after.measure_loop, 2 * self.seconds, PAIRS)
 
 
 def reason_of(error: Exception) -> str:
