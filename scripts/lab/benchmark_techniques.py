@@ -26,7 +26,7 @@ from scripts.lab.benchmarks.catalogue import LOADING, STEP, TECHNIQUES, VALIDATI
 from utils.config.settings import UserError
 
 if TYPE_CHECKING:
-    from scripts.lab.benchmarks.techniques import Cost
+    from scripts.common.timing import Spread
 
 NAME = "benchmark_techniques.py"
 LOADED_BATCHES = 8  # for each step that is measured; loading is quick and uneven
@@ -91,11 +91,11 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 # -------------------------------------------------------------------------------------------- table
 
 
-def shown(cost: Cost | None) -> str:
+def shown(cost: Spread | None) -> str:
     """Cost of a technique: the median, and the middle half of the rounds."""
     if cost is None:
         return "-"
-    median, low, high = (100 * (ratio - 1) for ratio in cost.ratio)
+    median, low, high = (100 * (ratio - 1) for ratio in cost)
     return f"{median:+.0f} % ({low:+.0f} to {high:+.0f})"
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
 from components import build, build_traval
 from scripts.common.timing import Spread, interleaved, timed
@@ -28,18 +27,12 @@ from utils.train_validation import TraVal
 PREFETCHED = 4  # at most this many batches of each worker are ready
 
 
-class Cost(NamedTuple):
-    """Seconds of a step, batch or validation without and with a technique, and the ratio of the rounds' own.
+def cost(base: Sequence[str], technique: Technique, what: str, rounds: int, units: int) -> Spread:
+    """Ratio of the seconds with ``technique`` to those without, on top of the flags ``base``.
 
-    Each is a median with the borders of the rounds' middle half: of many short rounds a few are always disturbed.
+    ``units``: steps or batches a round. The median of the rounds' own ratios with the borders of their middle half: of
+    many short rounds a few are always disturbed.
     """
-
-    without: Spread
-    ratio: Spread
-
-
-def cost(base: Sequence[str], technique: Technique, what: str, rounds: int, units: int) -> Cost:
-    """Measure ``technique`` on top of the flags ``base``, ``units`` steps or batches a round."""
     without = technique.base.split()
     with ExitStack() as stack:
         sides = {True: [*without, *technique.flags.split()], False: without}
@@ -47,12 +40,7 @@ def cost(base: Sequence[str], technique: Technique, what: str, rounds: int, unit
         seconds, _ = interleaved(measures, rounds)
     gc.collect()
     ratios = [a / b for a, b in zip(seconds[True], seconds[False], strict=True)]
-    return Cost(_middle_half(seconds[False]), _middle_half(ratios))
-
-
-def _middle_half(values: Sequence[float]) -> Spread:
-    """The median, the first and the third quartile."""
-    low, median, high = statistics.quantiles(values, method="inclusive") if len(values) > 1 else 3 * list(values)
+    low, median, high = statistics.quantiles(ratios, method="inclusive") if len(ratios) > 1 else 3 * ratios
     return Spread(median, low, high)
 
 
