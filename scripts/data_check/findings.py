@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from scripts.data_check.labels import judge_labels
+from scripts.data_check.labels import count_together, splits_of
 from scripts.data_check.survey import Survey, class_names, looks
 from utils.config.image_size import sides, size_text
 from utils.data.decoded import FOLDER
@@ -129,11 +129,41 @@ def _classes(survey: Survey, findings: Findings) -> None:
                 here = f"only in {has.name}/, not in {lacks.name}/: {some(sorted(names))}"
                 findings.fault("classes in one split", len(names), f"{here}; add them there or remove them here")
     if survey.several:
-        judge_labels(survey, findings)
+        _labels(survey, findings)
     for kind, text in of_classes(counts, survey.classes):
         if survey.several and kind != "class names alike":  # the others speak of top-1
             continue
         (findings.fault if kind == "class names alike" else findings.note)(kind, 1, text)
+
+
+def _labels(survey: Survey, findings: Findings) -> None:
+    """Findings about images without a label, labels of which nothing can be learned, and labels that are one."""
+    unknown = np.flatnonzero((survey.labels < 0).all(1))
+    if len(unknown):
+        named = class_folders.some(map(survey.name, unknown[:EXAMPLES].tolist()), count=len(unknown))
+        text = f"all labels are missing of {counted(len(unknown))}: {named}"
+        findings.fault("no known label", len(unknown), text)
+    empty = int(((survey.labels != 1).all(1) & (survey.labels == 0).any(1)).sum())
+    if empty:
+        findings.note("without labels", empty, f"{counted(empty)} with no label; they count as images of none")
+    for split, labels in splits_of(survey).items():
+        for kind, value in (("on no image", 1), ("on every image", 0)):
+            names = [printable(survey.classes[one]) for one in np.flatnonzero(~(labels == value).any(0)).tolist()]
+            if names and len(labels):
+                hidden = "its figures do not exist" if split == "validation" else "nothing can be learned of it"
+                text = f"{split} shows {class_folders.some(names)} {kind} of which that is known; {hidden}"
+                findings.note(f"labels {kind}", len(names), text)
+    together = count_together(survey.labels)
+    own = np.diagonal(together)
+    same = [
+        (one, two)
+        for one, two in zip(*np.nonzero(np.triu(together > 0, 1)), strict=True)
+        if together[one, two] == own[one] == own[two]
+    ]
+    if same:
+        names = (" = ".join(printable(survey.classes[place]) for place in pair) for pair in same)
+        text = f"always together, never alone: {class_folders.some(names, count=len(same))}"
+        findings.note("labels that are one", len(same), text)
 
 
 # ------------------------------------------------------------------------------------------ duplicates
