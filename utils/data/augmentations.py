@@ -89,22 +89,28 @@ class Shift(Augmentation):
         offsets = (torch.from_numpy(samples.uniforms(SHIFT_STREAM, 2)) * places).long()
         return offsets, *(self.flip.draw(samples, height, width) if self.flip is not None else ())
 
-    def apply(self, images: torch.Tensor, *numbers: torch.Tensor) -> torch.Tensor:
+    def prepared(self, height: int, width: int, *numbers: torch.Tensor) -> Numbers:
+        """Row and column of the padded image that each pixel comes from: int64 (n, height) and (n, width).
+
+        Worked out on the device: beside a GPU the host, which has one core for it, would take longer than the GPU for
+        the images.
+        """
         offsets, *flips = numbers
-        height, width = images.shape[-2:]
-        down, across = map(self.pixels, (height, width))
-        # Which row and column of the padded image each pixel comes from, worked out on the device: beside a GPU the
-        # host, which has one core for it, would take longer than the GPU for the images.
-        places = torch.arange(width, device=images.device)
+        places = torch.arange(width, device=offsets.device)
         if flips:
             places = torch.where(flips[0][:, None], places.flip(0), places)
-        rows = offsets[:, :1] + torch.arange(height, device=images.device)
+        rows = offsets[:, :1] + torch.arange(height, device=offsets.device)
         columns = offsets[:, 1:] + places
         if self.padding == "zero":
+            return rows, columns
+        down, across = map(self.pixels, (height, width))
+        return mirrored(rows - down, height), mirrored(columns - across, width)
+
+    def apply(self, images: torch.Tensor, *numbers: torch.Tensor) -> torch.Tensor:
+        rows, columns = numbers
+        if self.padding == "zero":
+            down, across = map(self.pixels, images.shape[-2:])
             images = functional.pad(images, (across, across, down, down))
-        else:
-            rows = mirrored(rows - down, height)
-            columns = mirrored(columns - across, width)
         images = select_rows(images, rows)
         return images.gather(3, columns[:, None, None, :].expand(*images.shape[:3], -1))
 

@@ -20,6 +20,7 @@ from utils.config.datasets import DatasetSpec
 from utils.config.groups.data import DataSettings
 from utils.config.image_size import sides
 from utils.config.settings import Settings, UserError
+from utils.data.augment.base import Numbers
 from utils.data.augmentations import Context, build_augmentations, chosen_names, refuse_colour
 from utils.data.datasets import Data
 from utils.data.decoded import decoded, folder_for
@@ -163,7 +164,24 @@ class TrainLoader:
         return [*chain.from_iterable(of_steps)]
 
     def _read(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Batch]:
-        return self._prefetch(chain.from_iterable(starmap(self.prepare, self.source.batches(micro_batches))))
+        return self._prefetch(chain.from_iterable(map(self._chunk, self.source.chunks(micro_batches))))
+
+    def _chunk(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Batch]:
+        """Batches of micro-batches of one epoch; the random numbers of those that are known before, drawn at once."""
+        drawn = None
+        shape = self.source.stored_shape
+        if shape is not None:
+            epoch = micro_batches[0].epoch
+            drawn = self._transform(epoch).draw(keys_of(micro_batches), epoch, shape, self.source.device)
+        begin = 0
+        for read, pixels, labels in self.source.batches(micro_batches):
+            end = begin + len(pixels)
+            own = drawn and [tuple(each[begin:end] for each in numbers) for numbers in drawn]
+            yield from self.prepare(read, pixels, labels, own)
+            begin = end
+
+    def _transform(self, epoch: int) -> BatchTransform:
+        return self.transform if self.resolution is None else self.transform.at_size(self.resolution.size(epoch))
 
     def replay_step(self, epoch: int, step: int) -> list[Batch]:
         """The forward passes of one step again, without the worker processes."""
@@ -173,14 +191,17 @@ class TrainLoader:
             for batch in self.prepare(*self.source.read(micro_batch))
         ]
 
-    def prepare(self, micro_batches: list[MicroBatch], pixels: torch.Tensor, labels: torch.Tensor) -> Iterator[Batch]:
-        """A batch of each micro-batch, augmented together."""
+    def prepare(
+        self,
+        micro_batches: list[MicroBatch],
+        pixels: torch.Tensor,
+        labels: torch.Tensor,
+        drawn: list[Numbers] | None = None,
+    ) -> Iterator[Batch]:
+        """A batch of each micro-batch, augmented together; ``drawn``: with these numbers."""
         labels = targets_of(labels)
         epoch = micro_batches[0].epoch
-        transform = self.transform
-        if self.resolution is not None:
-            transform = transform.at_size(self.resolution.size(epoch))
-        together = transform.training(pixels, keys_of(micro_batches), epoch)
+        together = self._transform(epoch).training(pixels, keys_of(micro_batches), epoch, drawn)
         weights = self._weights_of(micro_batches)
         if self.mixing is not None and self.mixing.settings.mixes(epoch):
             together, labels, weights = self.mixing(together, labels, micro_batches, weights)

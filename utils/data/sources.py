@@ -30,17 +30,24 @@ Item = tuple[list[MicroBatch], torch.Tensor, torch.Tensor]
 # What a worker hands over: a micro-batch as read, its images, and their numbers in the data set (int64, m).
 ReadMicroBatch = tuple[MicroBatch, torch.Tensor | MixedBatch, np.ndarray]
 TOGETHER_BYTES = 2**20  # of images that a resident source hands over at once
+AHEAD = 2**13  # images of which a resident source knows its micro-batches beforehand
 
 
 class Source(Protocol):
     """The only part in which resident and streaming loaders differ.
 
-    ``labels``: of all images, int64 (n,) or int8 (n, classes).
+    ``labels``: of all images, int64 (n,) or int8 (n, classes). ``stored_shape``: height and width of the images that
+    lie in memory; None if they are read when it is their turn.
     """
 
     labels: torch.Tensor
+    stored_shape: tuple[int, int] | None
 
     def __len__(self) -> int: ...
+
+    def chunks(self, micro_batches: Iterable[MicroBatch]) -> Iterable[Iterable[MicroBatch]]:
+        """Parts of the micro-batches, in order, to be read one after the other; lists if the images lie in memory."""
+        ...
 
     def batches(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Item]:
         """The micro_batches in order, one or more at a time, with their images and labels on the device."""
@@ -64,37 +71,38 @@ class ResidentSource:
         self.pixels = images.pixels.to(device)
         self.labels = images.labels.to(device)
         self._unreadable = images.unreadable
+        self.stored_shape = tuple(self.pixels.shape[-2:])
 
     def __len__(self) -> int:
         return len(self.labels)
 
+    def chunks(self, micro_batches: Iterable[MicroBatch]) -> Iterator[list[MicroBatch]]:
+        return (chunk for chunk, _ in _cut(((each, len(each.indices)) for each in micro_batches), AHEAD))
+
     def batches(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Item]:
         images_together = TOGETHER_BYTES // self.pixels[0].numel()
-        together: list[MicroBatch] = []
-        count = 0
-        for micro_batch in micro_batches:
-            together.append(micro_batch)
-            count += len(micro_batch.indices)
-            if count >= images_together:
-                yield self._read(together)
-                together = []
-                count = 0
-        if together:
-            yield self._read(together)
+        for chunk in self.chunks(micro_batches):
+            read, shown = self._shown(chunk)
+            rows = to_device(torch.from_numpy(np.concatenate(shown)), self.device)
+            labels = self.labels.index_select(0, rows)
+            begin = 0
+            for together, count in _cut(zip(read, map(len, shown), strict=True), images_together):
+                end = begin + count
+                yield together, self._pixels(rows[begin:end]), labels[begin:end]
+                begin = end
 
     def read(self, micro_batch: MicroBatch) -> Item:
-        return self._read([micro_batch])
+        return next(self.batches([micro_batch]))
 
-    def _read(self, micro_batches: list[MicroBatch]) -> Item:
-        if self._unreadable:
-            micro_batches, shown = zip(
-                *(read_micro_batch(micro_batch, len(self), self.policy, self._look) for micro_batch in micro_batches),
-                strict=True,
-            )
-            rows = np.concatenate(shown)
-        else:
-            rows = np.concatenate([micro_batch.indices for micro_batch in micro_batches])
-        return list(micro_batches), *select(self.pixels, self.labels, to_device(torch.from_numpy(rows), self.device))
+    def _shown(self, micro_batches: list[MicroBatch]) -> tuple[Sequence[MicroBatch], Sequence[np.ndarray]]:
+        """The micro-batches as read, and the numbers of the images of each."""
+        if not self._unreadable:
+            return micro_batches, [micro_batch.indices for micro_batch in micro_batches]
+        read = [read_micro_batch(micro_batch, len(self), self.policy, self._look) for micro_batch in micro_batches]
+        return tuple(zip(*read, strict=True))
+
+    def _pixels(self, rows: torch.Tensor) -> torch.Tensor:
+        return pixels_of(self.pixels, len(self), rows)
 
     def _look(self, index: int, *_: int, **__: int) -> None:
         if index in self._unreadable:
@@ -106,10 +114,24 @@ def keys_of(micro_batches: Sequence[MicroBatch]) -> np.ndarray:
     return np.concatenate([micro_batch.keys for micro_batch in micro_batches])
 
 
-def select(pixels: torch.Tensor, labels: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Samples ``rows`` (int64) of a ``MemoryImages``; index_select copies whole images, unlike indexing."""
-    places = rows if len(pixels) == len(labels) else rows % len(pixels)
-    return pixels.index_select(0, places), labels.index_select(0, rows)
+def _cut(sized: Iterable[tuple[MicroBatch, int]], images: int) -> Iterator[tuple[list[MicroBatch], int]]:
+    """Micro-batches, given with their numbers of images, in runs of at least ``images``; and the images of each run."""
+    run: list[MicroBatch] = []
+    count = 0
+    for micro_batch, size in sized:
+        run.append(micro_batch)
+        count += size
+        if count >= images:
+            yield run, count
+            run = []
+            count = 0
+    if run:
+        yield run, count
+
+
+def pixels_of(pixels: torch.Tensor, count: int, rows: torch.Tensor) -> torch.Tensor:
+    """Images ``rows`` (int64) of ``count``; index_select copies whole images, unlike indexing."""
+    return pixels.index_select(0, rows if len(pixels) == count else rows % len(pixels))
 
 
 class StreamSource:
@@ -118,6 +140,8 @@ class StreamSource:
     ``workers`` is their number, or 'auto' to measure how many of at most ``cores`` pay. JPEG files that ``reader``
     hands over as they are, are decoded on ``device``. ``read_ahead``: of images in shards that lie in a slow place.
     """
+
+    stored_shape = None
 
     def __init__(
         self,
@@ -140,6 +164,9 @@ class StreamSource:
     @property
     def labels(self) -> torch.Tensor:
         return self.reader.images.labels
+
+    def chunks(self, micro_batches: Iterable[MicroBatch]) -> list[Iterable[MicroBatch]]:
+        return [micro_batches]
 
     def batches(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Item]:
         if self.read_ahead is None:
@@ -196,7 +223,8 @@ class MicroBatchReader(Dataset):
 
     def __getitem__(self, micro_batch: MicroBatch) -> ReadMicroBatch:
         if isinstance(self.images, MemoryImages):
-            pixels, _ = select(self.images.pixels, self.images.labels, torch.from_numpy(micro_batch.indices))
+            rows = torch.from_numpy(micro_batch.indices)
+            pixels = pixels_of(self.images.pixels, len(self.images.labels), rows)
             return micro_batch, in_shared_memory(pixels), micro_batch.indices
         return self._read_files(micro_batch, self.images)
 

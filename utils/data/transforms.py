@@ -44,10 +44,29 @@ class BatchTransform:
     interpolation: str = "bilinear"
     crop_pct: float = 1.0
 
-    def training(self, images: torch.Tensor, keys: np.ndarray, epoch: int) -> torch.Tensor:
-        """Augment and normalise; the random numbers depend on ``keys`` (``MicroBatch.keys``), seed and epoch."""
+    def training(
+        self, images: torch.Tensor, keys: np.ndarray, epoch: int, drawn: list[Numbers] | None = None
+    ) -> torch.Tensor:
+        """Augment and normalise; the random numbers depend on ``keys`` (``MicroBatch.keys``), seed and epoch.
+
+        ``drawn``: those numbers, if ``draw`` has given them already.
+        """
+        if drawn is None:
+            drawn = self.draw(keys, epoch, tuple(images.shape[-2:]), images.device)
+        return self._on_device(images, drawn)
+
+    def draw(self, keys: np.ndarray, epoch: int, shape: tuple[int, int], device: torch.device) -> list[Numbers]:
+        """Each augmentation's numbers for stored images of ``shape`` (height, width), row by row; tensors on ``device``.
+
+        Drawn for several batches together, they are the same and come to the device in fewer launches.
+        """
         samples = Samples(self.seed, epoch, keys)
-        return self._on_device(images, [one.draw(samples, *images.shape[-2:]) for one in self._steps])
+        drawn = []
+        for one in self._steps:
+            numbers = one.draw(samples, *shape)
+            on_device = [to_device(own, device) if isinstance(own, torch.Tensor) else own for own in numbers]
+            drawn.append(one.prepared(*shape, *on_device) if on_device else ())
+        return drawn
 
     def evaluation(self, images: torch.Tensor) -> torch.Tensor:
         """Resize if needed, crop the middle, and normalise."""
@@ -88,11 +107,7 @@ class BatchTransform:
         return fused(self.augmentations)
 
     def _on_device(self, images: torch.Tensor, drawn: list[Numbers]) -> torch.Tensor:
-        on_device = [
-            tuple(to_device(each, images.device) if isinstance(each, torch.Tensor) else each for each in numbers)
-            for numbers in drawn
-        ]
-        return self._device_part(images, *_statistics(self.mean, self.std, 255, images.device), on_device)
+        return self._device_part(images, *_statistics(self.mean, self.std, 255, images.device), drawn)
 
     @cached_property
     def _device_part(self) -> Callable[..., torch.Tensor]:

@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_leaves
 
 from utils.config.settings import Settings
 from utils.data.loaders import Batch
-from utils.loop.attachments import FrozenLayers
 from utils.loop.forward import Outputs
 from utils.loop.hooks import Hooks
 from utils.loop.verdict import Verdicts
@@ -79,8 +78,6 @@ def reason_against(step: Step) -> str | None:
         return "several processes exchange gradients, which has not been tried; --cuda-graph on tries it"
     if hooks.before_forward or hooks.after_forward or hooks.before_backward or hooks.after_backward:
         return "hooks look at the passes"
-    if not all(isinstance(part, FrozenLayers) for part in step.attachments):
-        return "--sam-rho seeds the second pass on the host"
     if step.args.model.compile and step.args.model.compile_mode == "reduce-overhead":
         return "--compile-mode reduce-overhead records graphs of its own"
     if step.args.model.grad_checkpointing:
@@ -122,6 +119,7 @@ class StepGraphs:
         self._now: Recorded | None = None
         self._seen: list[tuple[Any, list[str]]] = []
         self._operations: Operations | None = None
+        self._random: set[str] = set()
         self._gives_up = False
         for own in step.verdicts.optimizers:
             if isinstance(own, HeldByKernel):
@@ -143,8 +141,7 @@ class StepGraphs:
         made: list[Outputs] = []
         with self._operations:
             gradient = self._step.launch_passes(batches, lambda _, outputs: made.append(outputs.detached()))
-        for batch, outputs in zip(batches, made, strict=True):
-            passed(batch, outputs)
+        _pass_on(batches, made, passed)
         return gradient
 
     def launch_update(self, gradient: Gradient) -> torch.Tensor | None:
@@ -164,23 +161,21 @@ class StepGraphs:
             self._seen.clear()
         if len(self._seen) == WARM_UP:
             *_, (_, before), (_, after) = self._seen
-            if before != after:
-                self._give_up(before, after)
+            if self._step.args.optimisation.sam_rho and self._random:
+                self._give_up(f"--sam-rho seeds the second pass on the host, for {', '.join(sorted(self._random))}")
+            elif before != after:
+                self._give_up(f"two of them differ, {_difference(before, after)}")
             else:
                 self._recorded[shape] = Recorded(self._step)
             self._seen.clear()
             return
-        self._operations = Operations()
+        self._operations = Operations(self._random)
         self._seen.append((shape, self._operations.seen))
 
-    def _give_up(self, before: list[str], after: list[str]) -> None:
+    def _give_up(self, reason: str) -> None:
         self._gives_up = True
-        pairs = zip([*before, "the end"], [*after, "the end"], strict=False)
-        one, other = next((pair for pair in pairs if pair[0] != pair[1]), ("the end", "the end"))
         asked = self._step.args.model.cuda_graph
-        self._step.writer.log(
-            f"--cuda-graph {asked}: steps are launched one operation at a time: two of them differ, {one} and {other}"
-        )
+        self._step.writer.log(f"--cuda-graph {asked}: steps are launched one operation at a time: {reason}")
 
 
 class Recorded:
@@ -208,8 +203,7 @@ class Recorded:
                 parameter.grad = gradient
         # What unscaling has noted on the host, which the scaler forgets after each step.
         _noted(self._step.scaler).update({key: dict(own) for key, own in self._unscaled.items()})
-        for batch, outputs in zip(batches, self._outputs, strict=True):
-            passed(batch, outputs)
+        _pass_on(batches, self._outputs, passed)
         # The host reads these when the next step has overwritten what the graph made.
         measured = [(parameters, torch.stack([*norms]).unbind()) for parameters, norms in self._made.measured]
         return Gradient(self._made.norm.clone(), self._made.scale.clone(), measured)
@@ -238,18 +232,34 @@ class Recorded:
 
 
 class Operations(TorchDispatchMode):
-    """Writes down the operations that are launched, with their numbers and shapes."""
+    """Writes down the operations that are launched, with their numbers and shapes; in ``random`` those that draw."""
 
-    def __init__(self) -> None:
+    def __init__(self, random: set[str]) -> None:
         super().__init__()
         self.seen: list[str] = []
+        self._random = random
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         leaves = tree_leaves((args, kwargs))
         words = (str(tuple(leaf.shape)) if isinstance(leaf, torch.Tensor) else str(leaf) for leaf in leaves)
         self.seen.append(f"{function}({', '.join(words)})")
+        if torch.Tag.nondeterministic_seeded in function.tags:
+            self._random.add(str(function))
         return function(*args, **kwargs)
+
+
+def _difference(before: list[str], after: list[str]) -> str:
+    pairs = zip([*before, "the end"], [*after, "the end"], strict=False)
+    one, other = next((pair for pair in pairs if pair[0] != pair[1]), ("the end", "the end"))
+    return f"{one} and {other}"
+
+
+def _pass_on(batches: Sequence[Batch], made: Sequence[Outputs], passed: Passed) -> None:
+    """Call ``passed`` for each pass of a step, of which SAM makes a second round."""
+    again = [replace(batch, counted=False) for batch in batches]
+    for batch, outputs in zip([*batches, *again], made, strict=False):
+        passed(batch, outputs)
 
 
 def updates_by_kernels(step: Step) -> bool:

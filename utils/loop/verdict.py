@@ -81,7 +81,7 @@ class Verdicts:
         """Without a scaler, do what it would do: set the flag that holds the optimizers."""
         if self._scaled:
             return
-        flag = not math.isfinite(norm.item()) if self._on_host else (~torch.isfinite(norm)).float()
+        flag = not math.isfinite(norm.item()) if self._on_host else (norm - norm).ne_(0).float()  # inf - inf is NaN
         for optimizer in self.optimizers:
             optimizer.found_inf = flag
 
@@ -94,8 +94,9 @@ class Verdicts:
             if all(optimizer.was_held for optimizer in self.optimizers):
                 buffers.restore()
             return None
-        flags = torch.stack([optimizer.flag for optimizer in self.optimizers])
-        buffers.restore_where(flags.amin())
+        of_each = [optimizer.flag for optimizer in self.optimizers]
+        flags = torch.stack(of_each) if len(of_each) > 1 else of_each[0].view(1)
+        buffers.restore_where(flags.amin() if len(of_each) > 1 else of_each[0])
         return flags
 
     def send(self, flags: torch.Tensor | None, norm: torch.Tensor, scale: torch.Tensor, measured: Measured) -> None:

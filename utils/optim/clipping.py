@@ -96,10 +96,10 @@ def _over_finite(norms: list[torch.Tensor]) -> tuple[torch.Tensor, Sequence[torc
     if len(norms) == 1:
         return norms[0], norms
     each = torch.stack(norms)
-    finite = torch.isfinite(each)
-    over_finite = torch.linalg.vector_norm(torch.where(finite, each, 0))
-    norm = torch.where(finite.any(), over_finite, torch.linalg.vector_norm(each))
-    return norm, torch.where(finite, norm, math.inf).unbind()
+    unbounded = each - each != 0  # of infinity and NaN that is NaN
+    over_finite = torch.linalg.vector_norm(each.masked_fill(unbounded, 0))
+    norm = torch.where(unbounded.all(), torch.linalg.vector_norm(each), over_finite)
+    return norm, norm.expand(len(norms)).masked_fill(unbounded, math.inf).unbind()
 
 
 @torch.no_grad()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from utils.precision.buffers import Vectors
 from utils.runtime.sharding import local
 
 # Random numbers of its own decide on the host what Kron launches, so a flag on the device cannot hold it still.
@@ -119,16 +121,21 @@ class HeldBySelection(Held):
     Numbers on the host, and tensors of one number, are put back when the flag is known.
     """
 
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer)
+        self._seen: list[torch.Tensor] = []
+        self._vectors = Vectors(())
+
     @torch.no_grad()
     def _step(self, flag: torch.Tensor) -> None:
-        live = [*self._tensors()]
-        kept = [torch.empty_like(tensor) for tensor in live]
-        torch._foreach_copy_(kept, live)
+        tensors = [*self._tensors()]
+        if len(tensors) != len(self._seen) or any(map(operator.is_not, tensors, self._seen)):
+            self._seen = tensors
+            self._vectors = Vectors(local(tensor) for tensor in tensors)
+        before = self._vectors.copied()
         self._put_back = self._remember()
         self._step_in_place()
-        held = flag != 0
-        for tensor, before in zip(live, kept, strict=True):
-            torch.where(held, before, tensor, out=tensor)
+        self._vectors.restore_where(flag, before)
 
     def _step_in_place(self) -> None:
         """Take a step after which states lie in the memory in which they lay.
@@ -149,10 +156,10 @@ class HeldBySelection(Held):
     def _tensors(self) -> Iterator[torch.Tensor]:
         for group in self.param_groups:
             for parameter in group["params"]:
-                yield local(parameter.detach())
+                yield parameter
         for state in self.optimizer.state.values():
-            yield from (local(value) for value in state.values() if _is_many(value))
-        yield from (local(slow) for slow in self._lookahead.get("slow", ()))
+            yield from (value for value in state.values() if _is_many(value))
+        yield from self._lookahead.get("slow", ())
 
     @property
     def _lookahead(self) -> dict[str, Any]:

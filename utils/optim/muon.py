@@ -60,6 +60,7 @@ class Muon(timm.optim.Muon):
         for parameter, direction in zip(parameters, wanted, strict=True):
             alike = (parameter.shape, parameter.stride(), parameter.dtype, parameter.device)
             shapes.setdefault(alike, []).append((parameter, direction))
+        moves: dict[float, tuple[list[nn.Parameter], list[torch.Tensor]]] = {}  # by the factor of the steps
         for pairs in shapes.values():
             own, directions = map(list, zip(*pairs, strict=True))
             update = orthogonalised(directions, group, together=own[0].device.type != "cpu")
@@ -71,9 +72,13 @@ class Muon(timm.optim.Muon):
                 (len(own), *own[0].shape), (own[0].numel(), *own[0].stride()), dtype=own[0].dtype, device=own[0].device
             ).copy_(update.reshape(len(own), *own[0].shape))
             if isinstance(factor, torch.Tensor):
-                torch._foreach_add_(own, steps.mul_(factor).unbind())
-            else:
-                torch._foreach_add_(own, steps.unbind(), alpha=factor)
+                steps = steps.mul_(factor)
+                factor = 1
+            moved, by = moves.setdefault(factor, ([], []))
+            moved += own
+            by += steps.unbind()
+        for factor, (moved, by) in moves.items():
+            torch._foreach_add_(moved, by, alpha=factor)
 
 
 def orthogonalised(tensors: list[torch.Tensor], group: dict[str, Any], together: bool) -> torch.Tensor:

@@ -1,29 +1,87 @@
-"""A copy of a network's buffers from before a step."""
+"""Copies of tensors from before a step, such as a network's buffers, and putting them back by a flag on the device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import chain
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
+
+ALONE = 2**22  # bytes of a tensor from which moving it twice more takes a GPU longer than launching for it alone
+TOGETHER = 2**26  # bytes of tensors that are copied together, which takes as much memory
+UNITS = {1: torch.uint8, 2: torch.int16}  # by the bytes of a number; larger ones are several int32
+
+
+class Vectors:
+    """Tensors seen as vectors of their bits, several in one: a few launches copy or select them all.
+
+    ``tensors`` keep their memory as long as this is used, and each lies densely in it, in any order of dimensions.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._parts: list[list[torch.Tensor]] = []
+        self.tensors: list[list[torch.Tensor]] = []
+        by_unit: dict[torch.dtype, list[torch.Tensor]] = {}
+        # The longest numbers first, so that each part of a vector is aligned; of these the largest tensors last.
+        for tensor in sorted(tensors, key=lambda tensor: (-tensor.itemsize, tensor.numel())):
+            by_unit.setdefault(UNITS.get(tensor.itemsize, torch.int32), []).append(tensor)
+        for unit, alike in by_unit.items():
+            size = TOGETHER
+            for tensor in alike:
+                own = tensor.numel() * tensor.itemsize
+                if size + own > TOGETHER or own > ALONE:
+                    self._parts.append([])
+                    self.tensors.append([])
+                    size = 0
+                size = TOGETHER if own > ALONE else size + own
+                self._parts[-1].append(tensor.detach().as_strided((tensor.numel(),), (1,)).view(unit))
+                self.tensors[-1].append(tensor)
+        self._sizes = [[*map(len, parts)] for parts in self._parts]
+
+    def copied(self) -> list[torch.Tensor]:
+        """The vectors as they are now."""
+        return [torch.cat(parts) for parts in self._parts]
+
+    def copy_to(self, vectors: list[torch.Tensor]) -> None:
+        """Copy to what ``copied`` gave."""
+        for parts, vector in zip(self._parts, vectors, strict=True):
+            torch.cat(parts, out=vector)
+
+    def restore(self, vectors: list[torch.Tensor]) -> None:
+        """Make the tensors what they were when they were copied."""
+        for parts, sizes, vector in zip(self._parts, self._sizes, vectors, strict=True):
+            torch._foreach_copy_(parts, vector.split(sizes))
+
+    def restore_where(self, flag: torch.Tensor, vectors: list[torch.Tensor]) -> None:
+        """Do so if ``flag``, a tensor (), is not 0; the host does not read it."""
+        if not self._parts:
+            return
+        restored = flag != 0
+        for parts, sizes, before in zip(self._parts, self._sizes, vectors, strict=True):
+            if len(parts) == 1:
+                torch.where(restored, before, parts[0], out=parts[0])
+                continue
+            chosen = torch.where(restored, before, torch.cat(parts))
+            torch._foreach_copy_(parts, chosen.split(sizes))
 
 
 class BufferCopy:
     """Remembers the buffers of ``model`` (batch-norm statistics) and puts them back.
 
     A forward pass that overflows makes batch norm's running statistics infinite, and no later step
-    repairs that: skipping a step must restore them. Buffers are copied in one call per data type.
+    repairs that: skipping a step must restore them.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        groups: dict[torch.dtype, list[torch.Tensor]] = {}
-        for buffer in model.buffers():
-            groups.setdefault(buffer.dtype, []).append(buffer)
-        self._live = list(groups.values())
-        self._copies = [[buffer.clone() for buffer in buffers] for buffers in self._live]
-        pairs = zip(chain(*self._live), chain(*self._copies), strict=True)
-        self._copy_of = {id(live): copied for live, copied in pairs}
+        self._live = Vectors(model.buffers())
+        self._copies = self._live.copied()
+        self._copy_of = {}
+        for tensors, vector in zip(self._live.tensors, self._copies, strict=True):
+            begin = 0
+            for live in tensors:
+                end = begin + live.numel() * live.itemsize // vector.itemsize
+                self._copy_of[id(live)] = vector[begin:end].view(live.dtype).as_strided(live.shape, live.stride())
+                begin = end
 
     @property
     def copy_of(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
@@ -32,22 +90,14 @@ class BufferCopy:
 
     def remember(self) -> None:
         """Copy all buffers."""
-        for copies, live in zip(self._copies, self._live, strict=True):
-            torch._foreach_copy_(copies, live)
+        self._live.copy_to(self._copies)
 
     @torch.no_grad()
     def restore(self) -> None:
         """Restore the copied buffers."""
-        for copies, live in zip(self._copies, self._live, strict=True):
-            torch._foreach_copy_(live, copies)
+        self._live.restore(self._copies)
 
     @torch.no_grad()
     def restore_where(self, flag: torch.Tensor) -> None:
-        """Restore the copied buffers if ``flag``, a tensor (), is not 0; the host does not read it.
-
-        All of a data type are selected at once, as one vector: a few launches, however many layers there are.
-        """
-        for copies, live in zip(self._copies, self._live, strict=True):
-            before, after = (torch.cat([tensor.reshape(-1) for tensor in tensors]) for tensors in (copies, live))
-            chosen = torch.where(flag != 0, before, after).split([tensor.numel() for tensor in live])
-            torch._foreach_copy_(live, [part.view(own.shape) for part, own in zip(chosen, live, strict=True)])
+        """Restore the copied buffers if ``flag``, a tensor (), is not 0; the host does not read it."""
+        self._live.restore_where(flag, self._copies)

@@ -82,8 +82,8 @@ def target_rank(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """
     own = logits.gather(1, targets[:, None])
     classes = torch.arange(logits.shape[1], device=logits.device)
-    before = ~(logits <= own) | ((logits == own) & (classes < targets[:, None]))
-    return before.sum(1)
+    after = torch.where(classes < targets[:, None], logits < own, logits <= own)  # or the target itself
+    return logits.shape[1] - after.sum(1)
 
 
 WAITING_NUMBERS = 2**20  # logits that may wait to be counted
@@ -100,6 +100,7 @@ class ClassificationMeter:
 
     def __init__(self, rows: int, device: torch.device) -> None:
         self._sums = torch.zeros(rows, 4, dtype=torch.float64, device=device)
+        self._first = torch.tensor([1, 5], device=device)
         self.named: dict[str, torch.Tensor] = {}
         self._waiting: list[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]] = []
         self._waiting_numbers = 0
@@ -158,7 +159,7 @@ class ClassificationMeter:
     def _hits(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Hits of each sample, which the sums count: (n, 2), its label is the first answer, is of the first five."""
         rank = target_rank(logits, targets)  # the number of classes when the target's is NaN
-        return torch.stack([rank < 1, rank < min(5, logits.shape[1])], dim=1)
+        return rank[:, None] < self._first.clamp(max=logits.shape[1])
 
     def _count(self, logits: torch.Tensor, targets: torch.Tensor, hits: torch.Tensor) -> None:
         """Count more of n samples. ``hits``: bool (n,), whether the prediction is right."""

@@ -227,7 +227,7 @@ class Distributed:
     def seed(self, seed: int) -> None:
         """Seed this process's device generators: torch.manual_seed without its bookkeeping."""
         torch.default_generator.manual_seed(seed)
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():  # of a step that draws nothing
             torch.cuda.manual_seed(seed)
 
     def broadcast_buffers(self, model: torch.nn.Module) -> None:

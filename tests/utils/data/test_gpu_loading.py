@@ -74,10 +74,12 @@ class OnGPU:
     """A source that says that it is a GPU's."""
 
     device = GPU
+    stored_shape = None
 
     def __init__(self, source, diary):
         self.source = source
         self.diary = diary
+        self.chunks = source.chunks
 
     def __len__(self):
         return len(self.source)

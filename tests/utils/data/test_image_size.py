@@ -51,7 +51,7 @@ def test_other_sizes_are_refused_in_one_line(flags):
 def test_a_shift_moves_each_axis_by_up_to_an_eighth_of_its_own_side():
     images = coordinates()
     shift = Shift(None)
-    shifted = shift.apply(images, *shift.draw(SAMPLES, HEIGHT, WIDTH))
+    shifted = shift.apply(images, *shift.prepared(HEIGHT, WIDTH, *shift.draw(SAMPLES, HEIGHT, WIDTH)))
     reach = torch.tensor([HEIGHT // 8, WIDTH // 8])
     offsets = (torch.from_numpy(SAMPLES.uniforms(SHIFT_STREAM, 2)) * (2 * reach + 1)).long() - reach
     assert offsets.amax(0).tolist() == [1, 2] and offsets.amin(0).tolist() == [-1, -2]

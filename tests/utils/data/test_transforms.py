@@ -202,7 +202,8 @@ def test_each_augmentation_draws_rows_that_belong_to_the_sample_and_leaves_pixel
     assert str(augmentation).startswith(name)
     given = images.float() if augmentation.normalised else images
     before = given.clone()
-    assert not torch.equal(augmentation.apply(given, *whole).float(), before.float())
+    numbers = augmentation.prepared(8, 8, *whole)
+    assert not torch.equal(augmentation.apply(given, *numbers).float(), before.float())
     assert augmentation.normalised or torch.equal(given, before)
 
 
@@ -213,9 +214,10 @@ def test_a_flip_as_part_of_a_shift_is_the_shift_and_then_the_flip(padding):
     shift = augmentations.Shift(2, padding)
     flip = augmentations.Flip()
     (both,) = augmentations.fused((shift, flip))
-    shifted = shift.apply(images, *shift.draw(samples, 8, 8))
+    shifted = shift.apply(images, *shift.prepared(8, 8, *shift.draw(samples, 8, 8)))
     expected = flip.apply(shifted, *flip.draw(samples, 8, 8))
-    assert torch.equal(both.apply(images, *both.draw(samples, 8, 8)), expected)
+    numbers = both.prepared(8, 8, *both.draw(samples, 8, 8))
+    assert torch.equal(both.apply(images, *numbers), expected)
     upside_down = augmentations.Flip(vertical=True)
     assert augmentations.fused((shift, upside_down, flip)) == (both, upside_down)
     assert not torch.equal(upside_down.draw(samples, 8, 8)[0], flip.draw(samples, 8, 8)[0]), "each has its own stream"

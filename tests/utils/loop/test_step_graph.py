@@ -165,7 +165,6 @@ def test_a_checkpoint_holds_learning_rates_as_numbers(recording):
 
 REFUSED = {
     "--compile --compile-mode reduce-overhead": "--compile-mode reduce-overhead records graphs of its own",
-    "--sam-rho 0.05": "--sam-rho seeds the second pass on the host",
     "--grad-checkpointing --arch timm/test_resnet --image-size 32": "--grad-checkpointing restores random numbers",
 }
 
@@ -184,6 +183,43 @@ def test_hooks_on_passes_and_a_cpu_are_reasons_too(recording, monkeypatch):
     assert step_graph.reason_against(traval) == "hooks look at the passes"
     monkeypatch.undo()
     assert step_graph.reason_against(traval) == "there is no GPU"
+
+
+class Certain(Net):
+    """Draws no random numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.apply(lambda layer: setattr(layer, "p", 0.0) if isinstance(layer, torch.nn.Dropout) else None)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_sharpness_aware_steps_without_random_numbers_are_recorded_too(pattern, recording):
+    def run(graph):
+        torch.manual_seed(0)
+        flags = f"{BATCHES} {FP16} --sam-rho 0.05 --ema-decay 0.9"
+        traval, *_ = watched(*flags.split(), "--cuda-graph", graph, model=Certain())
+        spoil_images(traval, PATTERNS[pattern])
+        if graph == "off":
+            for own in traval.active:
+                getattr(own, "rates_on_device", lambda: None)()
+            traval.launcher = WithRates(traval)
+        traval.fit()
+        return traval
+
+    plain, graphs = run("off"), run("auto")
+    assert graphs.progress.skipped_steps == len(PATTERNS[pattern])
+    assert all(equal(graphs.state()[name], value) for name, value in plain.state().items() if name != "progress")
+    assert told_of(graphs) == told_of(plain)
+    assert len(recording) == 2 and min(tape.replayed for tape in recording) >= 10
+
+
+def test_sharpness_aware_steps_that_draw_random_numbers_are_not_recorded(recording):
+    traval, recorder, _ = watched(*BATCHES.split(), "--sam-rho", "0.05", "--cuda-graph", "auto", model=Net())
+    traval.train(0)
+    (line,) = [line for (line, *_) in recorder.of("log") if "--cuda-graph" in line]
+    assert "--sam-rho seeds the second pass on the host, for aten." in line
+    assert recording == []
 
 
 class Counting(Net):

@@ -59,6 +59,10 @@ class Augmentation(ABC):
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """Numbers (n, ...) for stored images of ``height`` x ``width`` pixels, on the CPU; () if nothing is to do."""
 
+    def prepared(self, height: int, width: int, *numbers: torch.Tensor | np.ndarray) -> Numbers:
+        """Numbers (n, ...) for ``apply``, worked out on the images' device from those that ``draw`` gave."""
+        return numbers
+
     @abstractmethod
     def apply(self, images: torch.Tensor, *numbers: torch.Tensor | np.ndarray) -> torch.Tensor:
-        """The images (n, c, h, w), augmented by what ``draw`` gave; its tensors are on their device now."""
+        """The images (n, c, h, w), augmented by what ``draw`` gave, ``prepared`` on their device."""
