@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -34,9 +35,11 @@ from utils.optim.distillation import Distillation
 from utils.precision import amp
 from utils.precision.choice import with_chosen_amp
 from utils.record.epoch_scalars import ONE, SEVERAL, strange_metrics
+from utils.record.provenance import machine
 from utils.record.summary import checkpoint_description
 from utils.record.tracking import missing_packages
 from utils.run import Run
+from utils.runtime.compiled import KeptCompilation
 from utils.runtime.console import log
 from utils.runtime.distributed import Distributed
 from utils.train_validation import Extras, TraVal
@@ -199,6 +202,14 @@ def _begin(args: Settings, distributed: Distributed, evaluate: bool) -> None:
         distributed.run_on_rank0(lambda: prepare(args.data, log, evaluate), long_work="Preparing the data")
 
 
+def kept_compilation(run: Run) -> KeptCompilation:
+    """The folder of what is compiled, beside the runs of the same output."""
+    args = run.args
+    recipe = (args.model, args.precision.amp, args.data.batch_size, args.data.val_batch_size, args.data.image_size)
+    warn = run.warn if run.is_main else lambda line: None
+    return KeptCompilation(Path(args.run.output), repr(recipe), machine(run.distributed), warn)
+
+
 def build_traval(
     run: Run,
     components: Components,
@@ -208,6 +219,11 @@ def build_traval(
 ) -> TraVal:
     """The loop around the components; of a run without a folder, nothing is described for checkpoints."""
     folder = run.run_folder
+    hooks = (hooks or Hooks()).and_of_plugins()
+    if folder and (run.args.model.compile or run.args.model.compile_augment):
+        kept = kept_compilation(run)
+        if run.is_main:
+            hooks.after_validation.append(lambda *_: kept.write_list())
     extras = Extras(
         distributed=run.distributed,
         lr_policy=components.lr_policy,
@@ -216,7 +232,7 @@ def build_traval(
         checkpointer=checkpointer,
         description=checkpoint_description(run.args, components.data, components.criterion) if folder else None,
         stop_signals=stop_signals,
-        hooks=(hooks or Hooks()).and_of_plugins(),
+        hooks=hooks,
         multilabel=components.data.multilabel,
     )
     return TraVal(

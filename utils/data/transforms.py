@@ -56,7 +56,7 @@ class BatchTransform:
         return self._on_device(images, drawn)
 
     def draw(self, keys: np.ndarray, epoch: int, shape: tuple[int, int], device: torch.device) -> list[Numbers]:
-        """Each augmentation's numbers for stored images of ``shape`` (height, width), row by row; tensors on ``device``.
+        """Each augmentation's numbers for images of ``shape`` (height, width), row by row; tensors on ``device``.
 
         Drawn for several batches together, they are the same and come to the device in fewer launches.
         """

@@ -239,6 +239,11 @@ class Operations(TorchDispatchMode):
         self.seen: list[str] = []
         self._random = random
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """True: a network is compiled within, too. Otherwise the capture would be the first to compile it."""
+        return True
+
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         leaves = tree_leaves((args, kwargs))

@@ -155,8 +155,7 @@ class HeldBySelection(Held):
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         for group in self.param_groups:
-            for parameter in group["params"]:
-                yield parameter
+            yield from group["params"]
         for state in self.optimizer.state.values():
             yield from (value for value in state.values() if _is_many(value))
         yield from self._lookahead.get("slow", ())

@@ -185,6 +185,19 @@ def test_hooks_on_passes_and_a_cpu_are_reasons_too(recording, monkeypatch):
     assert step_graph.reason_against(traval) == "there is no GPU"
 
 
+def test_a_network_is_compiled_in_the_steps_that_are_watched_and_not_while_one_is_recorded():
+    compiled = []
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    doubled = torch.compile(lambda images: 2 * images, backend=backend)
+    with step_graph.Operations(set()):
+        doubled(torch.ones(3))
+    assert len(compiled) == 1
+
+
 class Certain(Net):
     """Draws no random numbers."""
 

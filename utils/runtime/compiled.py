@@ -1,0 +1,115 @@
+"""What torch.compile makes, kept for each machine, versions and recipe: a second start compiles nothing.
+
+The compiler looks up what it has made in a folder, by default in the system's temporary one. Given a folder that
+stays, it keeps all of it there. ``torch.compiler.save_cache_artifacts`` would leave out the libraries of a CPU's
+kernels, whose compilation takes the longest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from utils.runtime.files import whole_file
+
+FOLDER = ".compiled"  # in --output
+LIST = "files.json"  # SHA-256 of each file, by its path within the folder
+VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+class KeptCompilation:
+    """The folder of what is compiled for ``recipe`` on this machine, within ``parent``, for this process to use.
+
+    Whoever can write there can have a program executed, so one that belongs to another user, or that others can write
+    to, is left alone; ``log`` is told. A file that changed since it was listed is removed and made anew.
+    """
+
+    def __init__(self, parent: Path, recipe: str, machine: str, log: Callable[[str], None]) -> None:
+        self.folder = parent / FOLDER / digest_of(recipe, machine)
+        self._known: dict[str, str] = {}
+        self.is_used = VARIABLE not in os.environ  # otherwise the user has chosen a folder
+        if not self.is_used:
+            return
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            doubt = _doubt(self.folder)
+            if not doubt:
+                self._known, changed = self._verified()
+        except OSError as error:
+            doubt = str(error)
+        if doubt:
+            self.is_used = False
+            log(f"{self.folder} is not used for what is compiled: {doubt}")
+            return
+        if changed:
+            log(f"{self.folder}: {len(changed)} kept file(s) are damaged, such as {changed[0]}: compiled anew")
+        os.environ[VARIABLE] = str(self.folder)
+
+    def write_list(self) -> None:
+        """List what has been compiled by now."""
+        if not self.is_used:
+            return
+        with suppress(OSError):  # without a list nothing can be checked, and all works
+            names = [str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if _is_kept(path)]
+            if set(names) == set(self._known):
+                return
+            self._known = {name: self._known.get(name) or _digest(self.folder / name) for name in names}
+            with whole_file(self.folder / LIST) as file:
+                file.write(json.dumps(self._known, indent=1).encode())
+
+    def _verified(self) -> tuple[dict[str, str], list[str]]:
+        """The listed files that are as they were, and those that are not any more, which are removed."""
+        try:
+            listed = json.loads((self.folder / LIST).read_bytes())
+            listed = {str(name): digest for name, digest in listed.items()}
+        except FileNotFoundError:
+            return {}, []
+        except (ValueError, AttributeError):  # no list: nothing in the folder can be checked
+            listed = {str(path.relative_to(self.folder)): "" for path in self.folder.rglob("*") if path.is_file()}
+        there = {name: self.folder / name for name in listed if (self.folder / name).is_file()}
+        changed = [name for name, path in there.items() if _digest(path) != listed[name]]
+        for name in changed:
+            there.pop(name).unlink(missing_ok=True)
+        return {name: listed[name] for name in there}, changed
+
+
+def digest_of(recipe: str, machine: str) -> str:
+    """A name for all on which compiled code depends: ``recipe``, ``machine``, its instructions, and versions."""
+    try:
+        import triton
+
+        of_triton = triton.__version__
+    except ImportError:  # not on every system
+        of_triton = ""
+    versions = (platform.python_version(), torch.__version__, torch.version.cuda, of_triton, torch.version.hip)
+    own = (machine, platform.machine(), torch.backends.cpu.get_cpu_capability())
+    return hashlib.sha256(repr((recipe, own, versions)).encode()).hexdigest()[:16]
+
+
+def _doubt(folder: Path) -> str:
+    """The reason not to execute what lies in ``folder``; '' if there is none."""
+    if not hasattr(os, "getuid"):
+        return ""
+    for one in (folder, folder.parent):
+        status = one.stat()
+        if status.st_uid != os.getuid():
+            return f"{one.name} belongs to another user"
+        if one == folder and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return "others can write to it"
+    return ""
+
+
+def _is_kept(path: Path) -> bool:
+    return path.is_file() and path.name != LIST and path.suffix not in (".lock", ".tmp")
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
