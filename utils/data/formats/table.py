@@ -9,9 +9,11 @@ from __future__ import annotations
 import csv
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +28,7 @@ from utils.data.formats.class_folders import (
     printable,
     some,
 )
-from utils.data.formats.file_paths import FilePaths
+from utils.data.formats.file_paths import NUL, FilePaths
 from utils.data.formats.hugging_face import ENDING, LABEL_NAMES
 from utils.data.formats.listing import IMAGE_ENDINGS, THREADS, is_image
 from utils.data.formats.readers import ImageFiles, Splits
@@ -50,6 +52,7 @@ NO_COLUMN = "off"  # a flag's value: none, whatever names there are
 TRAIN, VALIDATION, TEST = range(3)
 SPLITS = dict.fromkeys(TRAINING_FOLDERS, TRAIN) | dict.fromkeys(VALIDATION_FOLDERS, VALIDATION) | {"test": TEST}
 SEPARATORS = ",;\t|"
+TRIED = 20  # folders, after which threads list the others if that is mostly a wait
 FIRST_BYTES = 1 << 16  # that hold the names of the columns
 
 
@@ -57,16 +60,18 @@ FIRST_BYTES = 1 << 16  # that hold the names of the columns
 class Table:
     """Rows of a file of labels, or of images whose names say their classes.
 
-    ``paths``: below ``root``, each once and each of a file that is there; ``by_path``: their order, int64 (n,).
-    ``label``: as written, str (n,); of columns of several labels int8 (n, classes). ``split``: int8 (n,), TRAIN,
-    VALIDATION or TEST. ``group``: str (n,). ``weight``: float64 (n,). Without a column they are None. ``at`` gives the
-    place of a row and a column for messages; ``flag``: what says the labels, and ``words`` the same for a plan.
+    ``files``: those that are there, below ``root``, sorted; ``file``: int64 (n,), which of them is a row's, each once.
+    ``label``: int64 (n,), which of ``texts`` is written there, -1 for none; of columns of several labels int8 (n,
+    classes). ``split``: int8 (n,), TRAIN, VALIDATION or TEST. ``group``: str (n,). ``weight``: float64 (n,). Without a
+    column they are None. ``at`` gives the place of a row and a column for messages; ``flag``: what says the labels, and
+    ``words`` the same for a plan.
     """
 
     root: Path
-    paths: list[str]
-    by_path: np.ndarray
+    files: pyarrow.LargeBinaryArray
+    file: np.ndarray
     label: np.ndarray
+    texts: list[str]
     flag: str
     words: str
     at: Callable[[int, str], str]
@@ -75,11 +80,22 @@ class Table:
     weight: np.ndarray | None = None
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.file)
 
 
 class TablePaths(FilePaths):
     """Paths of a table's files, which a fingerprint knows in full: several folders may hold files of one name."""
+
+    @classmethod
+    def of(cls, root: Path, files: pyarrow.LargeBinaryArray) -> TablePaths:
+        """From at least one path below ``root``."""
+        import pyarrow
+        import pyarrow.compute as compute
+
+        empty, end = (pyarrow.scalar(text, pyarrow.large_binary()) for text in (b"", NUL))
+        _, offsets, names = compute.binary_join_element_wise(files, empty, end).buffers()
+        ends = np.frombuffer(offsets, dtype=np.int64)[1 : len(files) + 1] - 1
+        return cls(root, np.frombuffer(names, dtype=np.uint8)[: ends[-1]], ends)
 
     def ends_of_paths(self) -> bytes:
         return self.names.tobytes()
@@ -90,12 +106,9 @@ class TablePaths(FilePaths):
 
 def read_table(settings: DataSettings) -> Table:
     """The table that ``--labels`` names. Raises ``UserError`` with a line for the first mistake of each kind."""
-    import pyarrow
-    from pyarrow import compute
-
-    file = Path(settings.labels)
+    path = Path(settings.labels)
     root = Path(settings.datapath)
-    source = _Source.of(file)
+    source = _Source.of(path)
     given = {role: getattr(settings, f"{role}_column") for role in TABLE_COLUMNS}
     several = settings.label_columns or ()
     if several:
@@ -105,26 +118,24 @@ def read_table(settings: DataSettings) -> Table:
     cells = source.read(columns | own)
     mistakes = _Mistakes(source, columns | own)
     if not len(cells["path"]):
-        raise UserError(f"--labels {file}: has no rows below the names of its columns")
-    paths = _files(cells["path"], root, mistakes)
+        raise UserError(f"--labels {path}: has no rows below the names of its columns")
+    files, file = _files(cells["path"], root, mistakes)
+    texts: list[str] = []
     if several:
         label = np.stack([_own_labels(cells[role], role, mistakes) for role in own], axis=1)
         columns["label"] = some(several, 3)
     else:
-        label = np.asarray(cells["label"].to_pylist(), dtype=object)
-    if label.ndim == 1 and settings.label_separator is None:
-        mistakes.add("label", _blank(cells["label"]), "is empty")
+        label, texts = _coded(cells["label"])
+        if settings.label_separator is None:
+            mistakes.add("label", _blank(label, texts), "is empty")
     mistakes.refuse()
-    _refuse_repeated(paths, label, mistakes)
+    _refuse_repeated(file, label, cells["path"], mistakes)
     split = _splits(cells["split"], mistakes) if "split" in cells else None
-    group = np.asarray(cells["group"].to_pylist(), dtype=object) if "group" in cells else None
-    if group is not None:
-        mistakes.add("group", _blank(cells["group"]), "is empty")
+    group = _groups(cells["group"], mistakes) if "group" in cells else None
     weight = _weights(cells["weight"], mistakes) if "weight" in cells else None
     mistakes.refuse()
-    by_path = compute.sort_indices(pyarrow.array(paths)).to_numpy().astype(np.int64)
-    words = source.described(len(paths), columns, given)
-    return Table(root, paths, by_path, label, f"--labels {file}", words, mistakes.at, split, group, weight)
+    words = source.described(len(file), columns, given)
+    return Table(root, files, file, label, texts, f"--labels {path}", words, mistakes.at, split, group, weight)
 
 
 def table_of_names(settings: DataSettings) -> Table:
@@ -132,6 +143,8 @@ def table_of_names(settings: DataSettings) -> Table:
 
     If they lie in folders named like splits, that is theirs. Raises ``UserError``.
     """
+    import pyarrow
+
     root = Path(settings.datapath)
     pattern = re.compile(settings.class_from_name)
     paths = []
@@ -150,15 +163,16 @@ def table_of_names(settings: DataSettings) -> Table:
             f"--class-from-name: no class is in the name of {printable(wrong[0])} by {pattern.pattern}{more}; "
             "give another one, such as '([^_]+)_' for what stands before the first _"
         )
-    label = np.array([found[1] for found in matches], dtype=object)
+    label, texts = _coded(pyarrow.chunked_array([[found[1] for found in matches]], pyarrow.string()))
     split = np.array([SPLITS.get(path.partition("/")[0].lower(), -1) for path in paths], dtype=np.int8)
     how = "before the last number" if pattern.pattern == BEFORE_THE_NUMBER else f"by the pattern {pattern.pattern}"
-    words = f"in the names of {len(paths):,} files, {how}: {label[0]} of {printable(paths[0])}"
+    words = f"in the names of {len(paths):,} files, {how}: {texts[label[0]]} of {printable(paths[0])}"
     return Table(
         root,
-        paths,
+        pyarrow.array(map(os.fsencode, paths), pyarrow.large_binary()),
         np.arange(len(paths)),
         label,
+        texts,
         "--class-from-name",
         words,
         lambda row, role: f"--class-from-name: {printable(paths[row])}:",
@@ -166,33 +180,39 @@ def table_of_names(settings: DataSettings) -> Table:
     )
 
 
-def _blank(cells: pyarrow.ChunkedArray) -> np.ndarray:
-    """The rows without text: int64."""
-    import pyarrow.compute as compute
+def _coded(cells: pyarrow.ChunkedArray) -> tuple[np.ndarray, list[str]]:
+    """The number of each row's text, int64 (n,), -1 where it is missing, and the different texts."""
+    coded = cells.combine_chunks().dictionary_encode()
+    numbers = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    return numbers, coded.dictionary.to_pylist()
 
-    empty = compute.equal(compute.utf8_trim_whitespace(cells), "")
-    return np.flatnonzero(compute.fill_null(empty, True).to_numpy())
+
+def _blank(numbers: np.ndarray, texts: list[str]) -> np.ndarray:
+    """The rows without text, int64, of those that ``_coded`` gives."""
+    return np.flatnonzero(np.array([*(not text.strip() for text in texts), True])[numbers])
 
 
 def _own_labels(cells: pyarrow.ChunkedArray, role: str, mistakes: _Mistakes) -> np.ndarray:
     """The labels in the column of a class: int8 (n,)."""
-    labels, wrong = of_column(cells.to_pylist())
-    mistakes.add(role, wrong, "is none of 1, 0 and nothing, for a missing label", cells)
-    return labels
+    numbers, texts = _coded(cells)
+    labels, wrong = of_column([*texts, None])
+    mistakes.add(
+        role, np.flatnonzero(np.isin(numbers, wrong)), "is none of 1, 0 and nothing, for a missing label", cells
+    )
+    return labels[numbers]
 
 
 def _splits(cells: pyarrow.ChunkedArray, mistakes: _Mistakes) -> np.ndarray:
-    coded = cells.combine_chunks().dictionary_encode()
-    names = coded.dictionary.to_pylist()
-    number = np.array([SPLITS.get((name or "").strip().lower(), -1) for name in names], dtype=np.int8)
-    split = number[_codes(coded)] if len(number) else np.full(len(cells), -1, dtype=np.int8)
+    numbers, names = _coded(cells)
+    split = np.array([*(SPLITS.get(name.strip().lower(), -1) for name in names), -1], dtype=np.int8)[numbers]
     mistakes.add("split", np.flatnonzero(split < 0), "is none of train, val and test", cells)
     return split
 
 
-def _codes(coded: Any) -> np.ndarray:
-    """The number of each row's text among the different ones; that of a missing one is -1."""
-    return coded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+def _groups(cells: pyarrow.ChunkedArray, mistakes: _Mistakes) -> np.ndarray:
+    numbers, names = _coded(cells)
+    mistakes.add("group", _blank(numbers, names), "is empty")
+    return np.array([*names, None], dtype=object)[numbers]
 
 
 def _weights(cells: pyarrow.ChunkedArray, mistakes: _Mistakes) -> np.ndarray:
@@ -217,73 +237,93 @@ def _number(text: str | None) -> float:
 # ---------------------------------------------------------------------------------------------- files
 
 
-def _files(cells: pyarrow.ChunkedArray, root: Path, mistakes: _Mistakes) -> list[str]:
-    """Each row's file below ``root``, with the ending of the one that is there where a name has none."""
+def _where(chosen: pyarrow.Array | pyarrow.ChunkedArray) -> np.ndarray:
+    """The rows that are chosen, int64; a missing value is none."""
+    return np.flatnonzero(chosen.fill_null(False).to_numpy(zero_copy_only=False))
+
+
+def _places(paths: pyarrow.LargeBinaryArray, files: pyarrow.LargeBinaryArray) -> np.ndarray:
+    """The place of each of ``paths`` in ``files``, the first one, int64; -1 for none."""
     import pyarrow.compute as compute
 
-    mistakes.add("path", _blank(cells), "is empty")
-    mistakes.refuse()
-    absolute = np.flatnonzero(compute.starts_with(cells, "/").to_numpy())
+    return compute.index_in(paths, files).fill_null(-1).to_numpy().astype(np.int64)
+
+
+def _files(cells: pyarrow.ChunkedArray, root: Path, mistakes: _Mistakes) -> tuple[pyarrow.LargeBinaryArray, np.ndarray]:
+    """The files in the folders that rows name, sorted; and which of them is each row's, int64 (n,).
+
+    A name without an ending means the image of that name.
+    """
+    import pyarrow
+    import pyarrow.compute as compute
+
+    paths = cells.cast(pyarrow.large_binary()).combine_chunks()
+    absolute = _where(compute.starts_with(paths, b"/"))
     mistakes.add("path", absolute, f"begins with /, and paths are those below --datapath {root}", cells)
     mistakes.refuse()
-    paths = cells.to_pylist()
-    there = _there(root, {path.rpartition("/")[0] for path in paths})
-    missing = [row for row, path in enumerate(paths) if path not in there]
-    if missing:
-        endings = _endings(there)
-        bare = [row for row in missing if paths[row] in endings]
-        several = [row for row in bare if len(endings[paths[row]]) > 1]
+    files = _there(root, compute.replace_substring_regex(paths, "[^/]*$", "").unique().drop_null().to_pylist())
+    ending = rf"(?i)\.({'|'.join(ending[1:] for ending in IMAGE_ENDINGS)})$"
+    images = _where(compute.match_substring_regex(files, ending))
+    file = _places(paths, files)
+    if len(without := np.flatnonzero(file < 0)):
+        bare = paths.take(without)
+        names = compute.replace_substring_regex(files.take(images), ending, "")
+        place = _places(bare, names)
+        again = names.take(np.flatnonzero(_places(names, names) != np.arange(len(names))))
+        several = without[_places(bare, again) >= 0]
         mistakes.add("path", several, "has no ending, and several images have this name", cells)
-        for row in bare:
-            paths[row] += endings[paths[row]][0]
-        lost = sorted({*missing} - {*bare})
-        windows = any("\\" in paths[row] for row in lost)
-        advice = "; write folders with / and not \\" if windows else ""
-        mistakes.add("path", lost, f"is no file below --datapath {root}{advice}", cells)
-    endings_of_images = "|".join(ending[1:] for ending in IMAGE_ENDINGS)
-    odd = np.flatnonzero(~compute.match_substring_regex(cells, rf"(?i)\.({endings_of_images})$").to_numpy())
-    mistakes.add("path", np.setdiff1d(odd, missing), f"is no image ({', '.join(IMAGE_ENDINGS)})", cells)
+        file[without] = np.append(images, -1)[place]
+        _refuse_lost(without[place < 0], cells, root, mistakes)
+    odd = np.flatnonzero(~np.isin(file, images))
+    mistakes.add("path", odd, f"is no image ({', '.join(IMAGE_ENDINGS)})", cells)
     mistakes.refuse()
-    return paths
+    return files, file
 
 
-def _there(root: Path, folders: set[str]) -> set[str]:
-    """The files in these ``folders`` below ``root``, as a table writes them."""
+def _refuse_lost(rows: np.ndarray, cells: pyarrow.ChunkedArray, root: Path, mistakes: _Mistakes) -> None:
+    """Add the mistakes of ``rows`` that name no file."""
+    paths = cells.take(rows).to_pylist()
+    blank = np.array([not (path or "").strip() for path in paths], dtype=bool)
+    windows = any("\\" in (path or "") for path in paths)
+    advice = "; write folders with / and not \\" if windows else ""
+    mistakes.add("path", rows[blank], "is empty")
+    mistakes.add("path", rows[~blank], f"is no file below --datapath {root}{advice}", cells)
+    mistakes.refuse()
 
-    def files(folder: str) -> list[str]:
-        begin = f"{folder}/" if folder else ""
+
+def _there(root: Path, folders: list[bytes]) -> pyarrow.LargeBinaryArray:
+    """The files in these ``folders`` below ``root``, as a table writes them, sorted. A folder ends in / or is empty."""
+    import pyarrow
+
+    def files(folder: bytes) -> list[bytes]:
         try:
-            with os.scandir(root / folder) as entries:
-                return [f"{begin}{entry.name}" for entry in entries if entry.is_file()]
-        except OSError:  # a mistake of each row that names it
+            with os.scandir(os.path.join(os.fsencode(root), folder)) as entries:
+                return sorted([folder + entry.name for entry in entries if entry.is_file()])
+        except (OSError, ValueError):  # a mistake of each row that names it
             return []
 
-    with ThreadPoolExecutor(THREADS) as pool:  # on a network drive it is mostly a wait
-        return set().union(*pool.map(files, folders))
+    folders = sorted(folders)
+    began = time.perf_counter(), time.thread_time()
+    found = [files(folder) for folder in folders[:TRIED]]
+    waits = (time.perf_counter() - began[0]) / 2 > time.thread_time() - began[1]
+    with ThreadPoolExecutor(THREADS) as pool:  # which cost a half more where the disk does not let them wait
+        found += (pool.map if waits else map)(files, folders[TRIED:])
+    return pyarrow.array(sorted(chain.from_iterable(found)), pyarrow.large_binary())  # quick, as parts are sorted
 
 
-def _endings(files: set[str]) -> dict[str, list[str]]:
-    """The endings of the images among ``files``, by their paths without one."""
-    endings: dict[str, list[str]] = {}
-    for name in sorted(filter(is_image, files)):
-        stem, ending = os.path.splitext(name)
-        endings.setdefault(stem, []).append(ending)
-    return endings
-
-
-def _refuse_repeated(paths: list[str], label: np.ndarray, mistakes: _Mistakes) -> None:
-    if len(set(paths)) == len(paths):
+def _refuse_repeated(file: np.ndarray, label: np.ndarray, cells: pyarrow.ChunkedArray, mistakes: _Mistakes) -> None:
+    """Raise ``UserError`` if two rows are of one file: int64 (n,), with their labels."""
+    order = np.argsort(file, kind="stable")
+    begins = np.diff(file[order], prepend=-1) > 0
+    if begins.all():
         return
-    first: dict[str, int] = {}
-    again: dict[int, int] = {}
-    for row, path in enumerate(paths):
-        if first.setdefault(path, row) != row:
-            again[row] = first[path]
-    for other, words in ((True, "has another label in {}"), (False, "stands in {}, too")):
-        rows = [row for row, before in again.items() if bool(np.any(label[row] != label[before])) == other]
-        if rows:
-            where = mistakes.source.place(again[rows[0]])
-            mistakes.add("path", rows, words.format(where), paths)
+    first = np.empty_like(order)
+    first[order] = order[begins][begins.cumsum() - 1]
+    again = np.flatnonzero(first != np.arange(len(file)))
+    differs = (label[again] != label[first[again]]).reshape(len(again), -1).any(1)
+    for rows, words in ((again[differs], "has another label in {}"), (again[~differs], "stands in {}, too")):
+        if len(rows):
+            mistakes.add("path", rows, words.format(mistakes.source.place(first[rows[0]])), cells)
     mistakes.refuse()
 
 
@@ -505,7 +545,7 @@ def read_labels(
         warnings = (f"{table.flag}: no label of {count:,} images is known, which count nothing{end}",)
     if len(strange := used[unknown[used]]):
         line = f"{table.at(strange[0], 'label')} {{}} is no class of {whose or 'the rows to train on'}"
-        line = line.format(printable(table.label[strange[0]][:80]))
+        line = line.format(printable(table.texts[table.label[strange[0]]][:80]))
         line += f" ({len(strange) - 1:,} more rows like it)" if len(strange) > 1 else ""
         if not leave_out_unknown or len(strange) == len(used):
             raise UserError(f"{line}; those are {some(names)}")
@@ -529,23 +569,24 @@ def _numbered(
             raise UserError(f"--label-columns: are other classes than those of {whose}: {some(names)}")
         places = [settings.label_columns.index(name) for name in names]
         return names, table.label[:, places], np.zeros(len(table), dtype=bool)
+    used = np.unique(table.label[named_by])  # of the texts
     if settings.label_separator is None:
-        names = tuple(classes or class_names(table.label[named_by]))
-        numbers = _numbers(table.label, names)
+        names = tuple(classes or class_names(table.texts[text] for text in used))
+        numbers = _numbers(table.texts, names)[table.label]
         return names, numbers, numbers < 0
-    lists = LabelLists.split(table.label.tolist(), settings.label_separator)
-    names = tuple(classes or class_names(lists.values[np.isin(lists.rows, named_by)]))
+    lists = LabelLists.split([*table.texts, None], settings.label_separator)  # the last is that of a missing one
+    names = tuple(classes or class_names(lists.values[np.isin(lists.rows, used)]))
     if not names:
         raise UserError(f"{table.at(int(named_by[0]), 'label')} no row names a class")
     numbers = _numbers(lists.values, names)
-    unknown = np.isin(np.arange(len(table)), lists.rows[numbers < 0])
-    return names, lists.matrix(numbers.clip(min=0), len(names)), unknown
+    unknown = np.isin(np.arange(len(lists.known)), lists.rows[numbers < 0])
+    return names, lists.matrix(numbers.clip(min=0), len(names))[table.label], unknown[table.label]
 
 
-def _numbers(labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
+def _numbers(labels: Iterable[str], names: Sequence[str]) -> np.ndarray:
     """The place of each of ``labels`` among ``names``, int64; -1 for none."""
     number = {name: label for label, name in enumerate(names)}
-    return np.array([number.get(name, -1) for name in labels.tolist()], dtype=np.int64)
+    return np.array([number.get(name, -1) for name in labels], dtype=np.int64)
 
 
 def _rows_of(
@@ -585,23 +626,20 @@ def _rows_of(
     return train, validation, none if evaluate else test
 
 
-def class_names(labels: np.ndarray) -> tuple[str, ...]:
+def class_names(labels: Iterable[str]) -> tuple[str, ...]:
     """The different labels in the order of their numbers, if all are whole ones, or else of the alphabet."""
-    names = set(labels.tolist())
+    names = set(labels)
     numbers = all(name.isascii() and name.isdigit() and str(int(name)) == name for name in names)
     return tuple(sorted(names, key=int) if numbers else sorted(names))
 
 
 def _images(table: Table, rows: np.ndarray, labels: np.ndarray, colour: str) -> ImageFiles:
     """The images of ``rows`` in the order of class and path, as class folders have them; of several labels, of path."""
-    chosen = np.zeros(len(table), dtype=bool)
-    chosen[rows] = True
-    rows = table.by_path[chosen[table.by_path]]
+    rows = rows[np.argsort(table.file[rows])]
     if labels.ndim == 1:
         rows = rows[np.argsort(labels[rows], kind="stable")]
-    names = os.fsencode("\0".join([table.paths[row] for row in rows.tolist()]))
     return ImageFiles(
-        TablePaths.joined(table.root, names),
+        TablePaths.of(table.root, table.files.take(table.file[rows])),
         torch.from_numpy(labels[rows]),
         colour,
         None if table.group is None else table.group[rows],
