@@ -124,8 +124,7 @@ def load_model(
         bool(state.get("scaler")),
         progress if isinstance(progress, dict) else None,
         chosen,
-        reading_of(state, len(classes), path),
-        _confidence(network, state, path, calibrated),
+        *_calibrated(network, state, path, calibrated),
     )
 
 
@@ -143,16 +142,29 @@ def _named(state: Mapping[str, Any], path: Path) -> tuple[str, list[str]]:
     return arch, classes
 
 
-def _confidence(network: nn.Module, state: Mapping[str, Any], path: Path, calibrated: bool) -> Confidence | None:
-    """Confidence that a checkpoint keeps for its weights; with ``calibrated``, ``network`` applies the temperature."""
+def _calibrated(
+    network: nn.Module, state: Mapping[str, Any], path: Path, calibrated: bool
+) -> tuple[Reading, Confidence | None]:
+    """Reading of the logits and confidence that a checkpoint keeps for its weights.
+
+    With ``calibrated``, ``network`` divides its logits by the temperature, if there is one.
+    """
+    reading = reading_of(state, len(state["classes"]), path)
+    confidence = _confidence(state, path)
+    if not calibrated or confidence is None or confidence.temperature is None:
+        return reading, confidence
+    divide_logits(network, confidence.temperature)
+    return reading.divided(confidence.temperature), confidence
+
+
+def _confidence(state: Mapping[str, Any], path: Path) -> Confidence | None:
+    """Confidence that a checkpoint keeps for its weights."""
     confidence = Confidence.from_state(state.get(CONFIDENCE), path)
     if confidence is None:
         return None
     if confidence.weights != ("trained" if state.get("ema") is None else "average"):
         warnings.warn(f"{path}: its temperature and distances are of other weights and left out", stacklevel=3)
         return None
-    if calibrated and confidence.temperature is not None:
-        divide_logits(network, confidence.temperature)
     return confidence
 
 

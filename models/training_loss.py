@@ -24,7 +24,7 @@ from utils.data.formats.class_folders import some
 from utils.data.preprocessing import Preprocessing
 from utils.data.sampling import first_samples
 from utils.optim.class_weights import class_weights, refuse_other_weights
-from utils.optim.criterion import build_criterion
+from utils.optim.criterion import build_criterion, mean_known
 from utils.optim.distillation import Distillation, Origin, Teacher
 
 
@@ -44,8 +44,7 @@ def build_loss(
         if point is not None:
             refuse_other_weights(weights, settings, point.state, point.path, warn if override else None)
         weights = weights.to(device)
-    known = float((labels >= 0).sum() / len(labels)) if data.multilabel else None
-    criterion = build_criterion(settings, weights, known)
+    criterion = build_criterion(settings, weights, mean_known(labels))
     if settings.teacher is None:
         return criterion
     teacher = build_teacher(settings.teacher, data, device)

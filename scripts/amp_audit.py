@@ -177,11 +177,13 @@ def saved_step(own: argparse.Namespace, args: Settings, dump: dict[str, Any], di
     model = build_model(settings, classes=len(dump["classes"]), channels=channels, image_size=size_of(*size)).to(device)
     checkpoint.load_weights(model, dump["model"], own.batch)
     keep_in_fp32(model, args.precision.fp32_layers or (), device)
-    criterion = build_criterion(args.loss).to(device)
-    passes = [
-        Batch(p["images"].to(device), p["targets"].to(device), p["indices"].cpu().numpy(), 0, p["weight"])
-        for p in dump["passes"]
-    ]
+    passes = []
+    for saved in dump["passes"]:
+        weights = saved.get("image_weights")  # older versions saved none
+        weights = None if weights is None else weights.to(device)
+        parts = (saved["images"].to(device), saved["targets"].to(device), saved["indices"].cpu().numpy())
+        passes.append(Batch(*parts, 0, saved["weight"], image_weights=weights))
+    criterion = build_criterion(args.loss, known=dump.get("known")).to(device)
     scale = dump["scale"] if dump["amp"] == "fp16" else args.precision.init_scale
     lines = reproduce(dump, model, criterion, passes, args.optimisation.grad_penalty, device)
     if args.loss.teacher:

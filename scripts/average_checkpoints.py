@@ -28,7 +28,7 @@ from utils.runtime.process import RankInfo
 if TYPE_CHECKING:
     from scripts.averaging.soup import Ingredient, Soup, StateDict
     from utils.data.loaders import ValidationLoader
-    from utils.record.metrics import Report
+    from utils.record.multilabel import AnyReport
     from utils.runtime.distributed import Distributed
 
 NAME = "average_checkpoints.py"
@@ -53,8 +53,8 @@ def main(argv: list[str]) -> int:
         kitchen = Kitchen(args, ingredients[0], distributed, own.choose_on)
         for line in kitchen.seen_in_training(ingredients):
             warn(line)
-        soup, tops, report = kitchen.cook(own.method, [ingredient.weights for ingredient in ingredients])
-        print(show(own, soup, kitchen, tops, report))
+        soup, reached, report = kitchen.cook(own.method, [ingredient.weights for ingredient in ingredients])
+        print(show(own, soup, kitchen, reached, report))
         made_of = {"method": own.method, "ingredients": [str(ingredients[place].path) for place in soup.kept]}
         description = as_validated(ingredients[0].description, args, kitchen.components.data.preprocessing.state())
         description["fingerprint"] = of_all(ingredient.description["fingerprint"] for ingredient in ingredients)
@@ -120,7 +120,7 @@ def settings(flags: Sequence[str], first: Ingredient) -> Settings:
     return dataclasses.replace(
         args,
         run=dataclasses.replace(args.run, resume_override=True),  # other images of the same classes may be given
-        loss=type(args.loss)(),
+        loss=type(args.loss)(**({"loss": "bce"} if first.description.get("multilabel") else {})),
         average=dataclasses.replace(args.average, ema_decay=None, swa_start_epoch=None),
         optimisation=type(args.optimisation)(lr=1.0),
     )
@@ -145,7 +145,8 @@ class Kitchen:
 
         point = ResumePoint(first.path, first.description, digest="")
         self.components = build(Run(args, distributed, resume_point=point))
-        point.refuse_other_data(self.components.data.classes, None)
+        data = self.components.data
+        point.refuse_other_data(data.classes, None, multilabel=data.multilabel)
         self.model = self.components.model
         self.args = args
         self.distributed = distributed
@@ -160,7 +161,7 @@ class Kitchen:
             args,
             self.choosing,
             writer=Writer(None, progress=args.logging.progress),
-            extras=Extras(distributed=distributed),
+            extras=Extras(distributed=distributed, multilabel=data.multilabel),
         )
 
     def seen_in_training(self, ingredients: Sequence[Ingredient]) -> list[str]:
@@ -173,19 +174,22 @@ class Kitchen:
         lines = (seen_in_training(data.validation, data.fingerprint, self.args.data, point) for point in points)
         return [line for line in lines if line]
 
-    def cook(self, method: str, ingredients: Sequence[StateDict]) -> tuple[Soup, list[float], Report]:
-        """The soup, which is in ``model`` then; the ingredients' top-1 on the images to report on; its validation."""
+    def cook(self, method: str, ingredients: Sequence[StateDict]) -> tuple[Soup, list[float], AnyReport]:
+        """The soup, which is in ``model`` then; the ingredients' figures on the images to report on; its validation.
+
+        The figure is top-1, and mean average precision of several labels an image.
+        """
         from scripts.averaging import soup as recipes
 
         soup = getattr(recipes, method)(
-            ingredients, lambda weights, mixed: self.validate(weights, mixed, self.choosing).top1
+            ingredients, lambda weights, mixed: self.validate(weights, mixed, self.choosing).headline
         )
-        tops = soup.scores
+        reached = soup.scores
         if self.reporting is not self.choosing:
-            tops = [self.validate(weights, False, self.reporting).top1 for weights in ingredients]
-        return soup, tops, self.validate(soup.weights, len(soup.kept) > 1, self.reporting)
+            reached = [self.validate(weights, False, self.reporting).headline for weights in ingredients]
+        return soup, reached, self.validate(soup.weights, len(soup.kept) > 1, self.reporting)
 
-    def validate(self, weights: StateDict, mixed: bool, images: ValidationLoader) -> Report:
+    def validate(self, weights: StateDict, mixed: bool, images: ValidationLoader) -> AnyReport:
         """Exactly, on ``images``. ``mixed``: batch-norm statistics are computed first."""
         from utils.checkpoint.checkpoint import load_weights
         from utils.optim.batch_norm_statistics import recompute
@@ -203,9 +207,8 @@ class Kitchen:
             )
         self.traval.validation_loader = images
         report = self.traval.validation(0, report=False)
-        print(
-            f"validated {'a mean' if mixed else 'an ingredient'}: top1 {report.top1:.2f}", file=sys.stderr, flush=True
-        )
+        what = "a mean" if mixed else "an ingredient"
+        print(f"validated {what}: {report.HEADLINE} {report.headline:.2f}", file=sys.stderr, flush=True)
         return report
 
 
@@ -220,13 +223,14 @@ def halves(loader: ValidationLoader, seed: int, choose_on: str) -> tuple[Validat
     return loader.part(np.sort(order[:middle])), loader.part(np.sort(order[middle:]))
 
 
-def show(own: argparse.Namespace, soup: Soup, kitchen: Kitchen, tops: list[float], report: Report) -> str:
+def show(own: argparse.Namespace, soup: Soup, kitchen: Kitchen, reached: list[float], report: AnyReport) -> str:
     """The table, and what its figures are of."""
     half = own.choose_on == "half"
-    rows = [["ingredient", "top1 to choose by", "top1", ""]]
-    for place, (path, score, top1) in enumerate(zip(own.checkpoints, soup.scores, tops, strict=True)):
-        rows.append([path, f"{score:.2f}", f"{top1:.2f}", "kept" if place in soup.kept else "-"])
-    rows.append([f"{own.method} soup of {len(soup.kept)}", "", f"{report.top1:.2f}", ""])
+    name = report.HEADLINE
+    rows = [["ingredient", f"{name} to choose by", name, ""]]
+    for place, (path, score, value) in enumerate(zip(own.checkpoints, soup.scores, reached, strict=True)):
+        rows.append([path, f"{score:.2f}", f"{value:.2f}", "kept" if place in soup.kept else "-"])
+    rows.append([f"{own.method} soup of {len(soup.kept)}", "", f"{report.headline:.2f}", ""])
     if not half:  # both figures are of the same images
         rows = [[name, *rest] for name, _, *rest in rows]
     lines = [table(rows[0], rows[1:]), *statistics(soup, kitchen)]
@@ -234,7 +238,7 @@ def show(own: argparse.Namespace, soup: Soup, kitchen: Kitchen, tops: list[float
         lines.append(f"Chosen on {kitchen.choosing_images:,} validation images, reported on the other {report.count:,}")
     elif own.method == "greedy":
         lines.append(
-            "The soup is chosen on the images that its top1 is of, which favours it; --choose-on half does not"
+            f"The soup is chosen on the images that its {name} is of, which favours it; --choose-on half does not"
         )
     return "\n".join(lines)
 

@@ -107,7 +107,7 @@ def build_parser() -> ToolParser:
         "--store",
         metavar="FILE",
         help="write a copy of the checkpoint there, with the temperature fitted here, by which all tools divide, "
-        "or for several labels with each class's threshold",
+        "and for several labels each class's threshold",
     )
     parser.add_argument(
         "--distance",
@@ -149,12 +149,8 @@ def refuse_for_several_labels(own: argparse.Namespace, loaded: Loaded, other: Lo
     mistakes = []
     if other is not None and other.reading.several != loaded.reading.several:
         mistakes.append(f"--compare {own.compare}: one of the two gives one label an image, the other several")
-    if loaded.reading.several:
-        asked = {"--distance": own.distance, "--other-images": own.other_images is not None}
-        flags = [flag for flag, given in asked.items() if given]
-        mistakes += [f"{flag}: {loaded.path} gives several labels, and distances are to one class" for flag in flags]
-        if own.store and own.raw and loaded.has_average:
-            mistakes.append("--store with --raw: the thresholds would be applied to the average of the weights")
+    if loaded.reading.several and own.store and own.raw and loaded.has_average:
+        mistakes.append("--store with --raw: the thresholds would be applied to the average of the weights")
     if mistakes:
         raise UserError(*mistakes)
 
@@ -171,7 +167,7 @@ def evaluate(own: argparse.Namespace, loaded: Loaded, other: Loaded | None, dist
     predictions = predict_split(loaded, chosen, distributed, features=seen)
     found = Evaluation(
         predictions,
-        None if loaded.reading.several else fit_temperature(predictions),
+        fit_temperature(predictions),
         None if other is None else compare_with(other, own, loaded, predictions, distributed),
         None if own.reject_below is None else Rejection.of(predictions, own.reject_below),
     )
@@ -295,7 +291,7 @@ def present(own: argparse.Namespace, loaded: Loaded, description: dict[str, Any]
     from utils.record.summary import figures as last_line
 
     predictions = found.predictions
-    if (kept := loaded.confidence) and not predictions.reading.several:
+    if kept := loaded.confidence:
         fitted = {"fitted": kept.fitted, "fitted_on_some_of_these_images": kept.images == found.images}
         description["kept"] = {"temperature": kept.temperature, **fitted}
     several = predictions.reading.several

@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
     elif own.best or own.raw:
         raise UserError(f"{own.network}: no such run; --best and --raw choose among the weights of a run")
     loaded = open_network(own, flags, is_run)
-    from scripts.reporting.feature_study import TRAIN, study
+    from scripts.reporting.feature_study import TRAIN, accuracies, study
 
     began = time.perf_counter()
     folder = make_folder(own.output or default_folder(loaded, is_run))
@@ -51,11 +51,11 @@ def main(argv: list[str]) -> int:
     from scripts.common.features import knows_classes
 
     of = study(parts, own.split, own.neighbours, its_own=is_run and knows_classes(loaded))
-    present(of, loaded, folder, own)
+    rows = accuracies(of)
+    present(of, rows, loaded, folder, own)
     print(f"Features in {seconds:.1f} s, the rest in {of.seconds:.1f} s; {len(parts[TRAIN].features[0])} numbers each")
-    rates = (100 * right.mean() for right in (of.by_neighbours, of.by_probe))
-    knn, probe = (f"{rate:.4f}" for rate in rates)
-    print(f"knn_top1={knn} probe_top1={probe} {own.split}_count={len(of.of_scored)} output={folder}")
+    knn, probe = (f"_{of.headline}={row['value']:.4f}" for row in rows)
+    print(f"knn{knn} probe{probe} {own.split}_count={len(of.of_scored)} output={folder}")
     return 0
 
 
@@ -118,16 +118,16 @@ def short(text: str) -> str:
     return text if len(text) <= LONGEST else f"...{text[3 - LONGEST :]}"
 
 
-def present(of: Study, loaded: Loaded, folder: Path, own: argparse.Namespace) -> None:
-    """Print the findings, and write tables and page."""
+def present(of: Study, rows: list[dict[str, Any]], loaded: Loaded, folder: Path, own: argparse.Namespace) -> None:
+    """Print the findings, of which ``rows`` are those of the classifiers, and write tables and page."""
     from scripts.reporting.feature_page import doubt_rows, duplicate_rows, render_features
-    from scripts.reporting.feature_study import NAMES, accuracies
+    from scripts.reporting.feature_study import NAMES, heads
 
     counts = ", ".join(f"{len(part):,} {NAMES[split]}" for split, part in of.parts.items())
     print(f"{loaded.path}: {loaded.arch}\n{counts} images, {len(of.train.classes):,} classes\n")
-    rows = accuracies(of)
-    shown = [[row["classifier"], f"{row['top1']:.2f}", f"{row['low']:.2f} to {row['high']:.2f}"] for row in rows]
-    print(table([f"Top-1 on the {NAMES[of.scored]} images", "%", "95 % (Wilson)"], shown))
+    shown = [[row["classifier"], f"{row['value']:.2f}", f"{row['low']:.2f} to {row['high']:.2f}"] for row in rows]
+    figure, interval = heads(of)
+    print(table([f"{figure} on the {NAMES[of.scored]} images", "%", interval], shown))
     for row in rows:
         print(f"{row['classifier']}: {row['method']}")
     if copied := int(of.copied.sum()):
@@ -136,7 +136,9 @@ def present(of: Study, loaded: Loaded, folder: Path, own: argparse.Namespace) ->
         print(f"Without {images} that a training image nearly equals: {without} %")
     doubts = doubt_rows(of)
     copies = duplicate_rows(of)
-    print("\nDoubtful labels: " + ", ".join(f"{len(of.doubts_of(s)):,} of {len(p):,} {s}" for s, p in of.parts.items()))
+    print(
+        "\nDoubtful labels: " + ", ".join(f"{len(of.doubts_of(s)):,} of {n:,} {s}" for s, n in of.known_labels.items())
+    )
     if doubts:
         columns = (
             "image",
@@ -148,16 +150,16 @@ def present(of: Study, loaded: Loaded, folder: Path, own: argparse.Namespace) ->
             "neighbours_of_label",
         )
         print(table(columns, [[short(str(row[name])) for name in columns] for row in doubts[:LISTED]]))
-    found = ", ".join(f"{len(pairs):,} {one}-{two}" for (one, two), pairs in of.duplicates.items())
-    print(f"\nNear duplicates across splits: {found}")
+    pairs = ", ".join(f"{len(found):,} {one}-{two}" for (one, two), found in of.duplicates.items())
+    print(f"\nNear duplicates across splits: {pairs}")
     for note in of.notes:
         print(note)
-    for name, rows in (("doubtful", doubts), ("duplicates", copies)):
-        if rows:
-            write_csv(folder / f"{name}.csv", rows)
+    for name, found in (("doubtful", doubts), ("duplicates", copies)):
+        if found:
+            write_csv(folder / f"{name}.csv", found)
         else:
             (folder / f"{name}.csv").unlink(missing_ok=True)  # of an earlier time
-    page = render_features(of, loaded).encode()
+    page = render_features(of, loaded, rows).encode()
     with whole_file(folder / "features.html", f"--output {folder}", "; choose another") as file:
         file.write(page)
     print(f"\n{folder / 'features.html'}: {len(page) / 1e6:.1f} MB, opens in any browser")

@@ -187,7 +187,7 @@ def train(
             results[trial] = outcome
             cut = cut_words(outcome.args.data.max_val_batches)
             doubts = f"; doubtful: {'; '.join(outcome.doubts)}" if outcome.doubts else ""
-            text = f"top1{cut} {outcome.top1:.2f} after {outcome.seconds:.0f} s{doubts}"
+            text = f"{outcome.headline}{cut} {outcome.final:.2f} after {outcome.seconds:.0f} s{doubts}"
         log(f"[{len(results)}/{len(planned)}] {trial.name}: {text}")
 
     failures: list[str] = []
@@ -221,7 +221,7 @@ def show(own: argparse.Namespace, planned: Sequence[Trial], folder: Path, found:
     write_csv(folder / "sweep.csv", outcomes.csv_rows(planned, results))
     outcomes.draw(folder / "sweep.png", f"{own.recipe}: {len(results)} of {len(planned)} runs", results)
     files = ["sweep.csv", "sweep.png", "sweep.md", "sweep.tex"]
-    shown = [(outcomes.HEADERS, outcomes.table_rows(results))]
+    shown = [(outcomes.headers(results), outcomes.table_rows(results))]
     others = [trial.name for trial in planned if trial not in results]
     without = f"without a result: {', '.join(others)}\n" if others else ""
     print(f"\n{outcomes.as_table(results)}\n{outcomes.doubts(results)}{without}", flush=True)

@@ -213,7 +213,7 @@ class Run:
             other = f", where {metric.column} is {progress.best_value:.4f}" if metric.name != headline else ""
             log(f"Best {headline}{cut} {progress.best_top1:.2f} in epoch {progress.best_epoch}{other}")
         elif math.isfinite(report.loss):
-            reached = f"{getattr(report, headline):.2f} after step {progress.step}"
+            reached = f"{report.headline:.2f} after step {progress.step}"
             log(f"Best {headline}{cut} {reached}, where --max-steps cut the first epoch")
         inside = folder.absolute().is_relative_to(Path(args.run.output).absolute())
         logs = args.run.output if inside else str(folder)

@@ -19,7 +19,7 @@ from utils.checkpoint import checkpoint
 from utils.config.settings import UserError, shaping
 
 DESCRIPTION = ("format", "arch", "classes", "preprocessing", "settings", "versions", "fingerprint")
-SAME = {"arch": "network", "classes": "classes", "preprocessing": "preprocessing"}
+SAME = {"arch": "network", "classes": "classes", "preprocessing": "preprocessing", "multilabel": "kinds of labels"}
 StateDict = dict[str, torch.Tensor]
 
 
@@ -39,15 +39,13 @@ def read(text: str, best: bool | None, warn: Callable[[str], None]) -> Ingredien
     lacking = [key for key in DESCRIPTION if key not in state]
     if lacking or not isinstance(state["settings"], dict) or state["format"] != checkpoint.FORMAT:
         raise UserError(f"--checkpoints {path}: is not a checkpoint that this version of main.py saves")
-    if state.get("multilabel"):
-        raise UserError(f"--checkpoints {path}: gives several labels, and soups are chosen and reported by top-1")
     weights = checkpoint.weights_of(state, path)
     if checkpoint.average_moved_since_validation(state) and any(name.endswith("running_mean") for name in weights):
         warn(
             f"{path} was saved between two validations: the batch-norm statistics of its average are of other weights, "
-            "so its own top1, by which a greedy soup chooses, may be much too low"
+            "so its own figure, by which a greedy soup chooses, may be much too low"
         )
-    return Ingredient(path, weights, {key: state[key] for key in (*DESCRIPTION, "seen") if key in state})
+    return Ingredient(path, weights, {key: state[key] for key in (*DESCRIPTION, "seen", "multilabel") if key in state})
 
 
 def refuse_differences(ingredients: Sequence[Ingredient]) -> None:
@@ -65,7 +63,7 @@ def _differences(first: Ingredient, other: Ingredient) -> list[str]:
     words = [
         f"has {'another' if key == 'arch' else 'other'} {name} {whose}: {_short(theirs)} where that has {_short(ours)}"
         for key, name in SAME.items()
-        if (theirs := other.description[key]) != (ours := first.description[key])
+        if (theirs := other.description.get(key)) != (ours := first.description.get(key))
     ]
     settings = (first.description["settings"], other.description["settings"])
     words += [

@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,15 @@ from utils.config import arguments
 from utils.config.groups.data import DataSettings
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import Settings, UserError, flag_of
-from utils.data.datasets import get_data
+from utils.data.datasets import Data, get_data
 from utils.data.formats.hugging_face import Rows
 from utils.data.formats.readers import ImageFiles, Images, MemoryImages
 from utils.data.formats.shards.members import Members
 from utils.data.preprocessing import Preprocessing
 from utils.optim.head import output_layers
 from utils.precision.amp import resolve_amp
-from utils.record.reading import OneLabel
+from utils.record.multilabel import THRESHOLD
+from utils.record.reading import OneLabel, Reading, SeveralLabels
 
 FORMATS = ("npz", "parquet")
 OF_ANY_DATA = ("batch_size", "val_batch_size", "workers", "tta", "skip_bad_images")  # of the data settings
@@ -50,7 +52,8 @@ class Features:
     """Features of n images of a split, in the data set's order, in validation preprocessing.
 
     ``features``: float32 (n, d). ``thumbnails``: float32 (n, 256), see ``Predictions``. ``labels``: int64 (n,), of
-    ``classes``. ``ids``: an image's path, or its number as in 'val[17]'; ``numbers`` int64 (n,), those in ``images``.
+    ``classes``, or with several an image int8 (n, classes): 1 shown, 0 not shown, -1 missing. ``ids``: an image's
+    path, or its number as in 'val[17]'; ``numbers`` int64 (n,), those in ``images``.
     """
 
     split: str
@@ -64,6 +67,11 @@ class Features:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def groups(self) -> np.ndarray | None:
+        """The group of each image, str (n,), where the data set knows them."""
+        return None if self.images.groups is None else self.images.groups[self.numbers]
 
     def picture(self, place: int) -> Any:
         """The whole image at a place among the n, as a Pillow image."""
@@ -114,9 +122,12 @@ def on_data(loaded: Loaded, flags: Sequence[str]) -> Loaded:
         return loaded
     data = get_data(args.data, torch.device("cpu"))
     network = _OnOtherClasses(loaded.network, len(data.classes))
-    return dataclasses.replace(
-        loaded, network=network, classes=data.classes, fingerprint=data.fingerprint, reading=OneLabel(), confidence=None
-    )
+    about = {"classes": data.classes, "fingerprint": data.fingerprint, "reading": _reading(data)}
+    return dataclasses.replace(loaded, network=network, **about, confidence=None)
+
+
+def _reading(data: Data) -> Reading:
+    return SeveralLabels((THRESHOLD,) * len(data.classes)) if data.multilabel else OneLabel()
 
 
 def of_architecture(arch: str, flags: Sequence[str]) -> Loaded:
@@ -152,7 +163,7 @@ def of_architecture(arch: str, flags: Sequence[str]) -> Loaded:
         loss_scaled=False,
         progress=None,
         chosen="",
-        reading=OneLabel(),
+        reading=_reading(data),
     )
 
 
@@ -184,8 +195,6 @@ def embed(loaded: Loaded, chosen: Chosen, folder: Path | None, kind: str = FORMA
     args = settings_of(loaded, chosen)
     device = next(loaded.network.parameters()).device
     images, _ = read_images(loaded, args, chosen, torch.device("cpu"))
-    if images.labels.ndim > 1:
-        raise UserError("images with several labels each: probes and doubts about labels are for one label an image")
     key = key_of(loaded, args, images, device)
     file = folder and folder / f"{chosen.split}.{kind}"
     found = file and _read(file, key)
@@ -195,7 +204,7 @@ def embed(loaded: Loaded, chosen: Chosen, folder: Path | None, kind: str = FORMA
     said = predict_split(loaded, chosen, features=True)
     if not said.features.isfinite().all():
         raise UserError(f"--split {chosen.split}: some features are not finite numbers; try --amp off")
-    values = (said.features, said.thumbnails, said.labels, said.numbers)
+    values = (said.features, said.thumbnails, said.targets if said.reading.several else said.labels, said.numbers)
     made = dict(zip(COLUMNS, (np.asarray(value) for value in values), strict=True))
     features = _features(chosen.split, made, loaded, said.images)
     if file is not None:
@@ -286,10 +295,12 @@ def _write_parquet(out: Any, key: str, features: Features) -> None:
     table = pa.table(
         {
             "image": texts(features.ids),
-            "class": texts([features.classes[label] for label in features.labels]),
+            "class": texts([features.classes[label] for label in features.labels])
+            if features.labels.ndim == 1
+            else texts([";".join(compress(features.classes, row == 1)) for row in features.labels]),
             "features": rows(features.features),
             "thumbnails": rows(features.thumbnails),
-            "labels": features.labels,
+            "labels": features.labels if features.labels.ndim == 1 else rows(features.labels),
             "numbers": features.numbers,
         }
     )
@@ -297,12 +308,15 @@ def _write_parquet(out: Any, key: str, features: Features) -> None:
 
 
 def _read_parquet(file: Path) -> tuple[str, dict[str, np.ndarray]]:
+    import pyarrow as pa
     from pyarrow import parquet
 
     table = parquet.read_table(file, columns=list(COLUMNS))
     columns = {name: table[name].combine_chunks() for name in COLUMNS}
-    plain = {name: columns[name].to_numpy() for name in ("labels", "numbers")}
-    wide = {
-        name: columns[name].flatten().to_numpy().reshape(len(table), -1).copy() for name in ("features", "thumbnails")
-    }
-    return table.schema.metadata[b"key"].decode(), {**wide, **plain}
+
+    def values(column: pa.Array) -> np.ndarray:
+        if not pa.types.is_fixed_size_list(column.type):
+            return column.to_numpy()
+        return column.flatten().to_numpy().reshape(len(table), -1).copy()
+
+    return table.schema.metadata[b"key"].decode(), {name: values(column) for name, column in columns.items()}

@@ -51,9 +51,13 @@ def votes(places: np.ndarray, cosines: np.ndarray, labels: np.ndarray, classes: 
     """Shares of the classes among neighbours, float64 (m, classes): each weighs exp(cosine / 0.07).
 
     As in Wu et al., Unsupervised feature learning via non-parametric instance discrimination, 2018, and in DINO.
-    ``places`` and ``cosines`` (m, k) are those of ``nearest`` among images with ``labels``.
+    ``places`` and ``cosines`` (m, k) are those of ``nearest`` among images with ``labels``. Of several labels an image,
+    ``labels`` int8 (n, classes), each share is of the neighbours of which that label is known, 0 if it is of none.
     """
     weights = np.exp((cosines.astype(np.float64) - cosines.max(1, keepdims=True)) / TEMPERATURE)
+    if labels.ndim > 1:
+        shown, known = (np.einsum("mk,mkc->mc", weights, cells) for cells in (labels[places] == 1, labels[places] >= 0))
+        return np.divide(shown, known, out=np.zeros_like(shown), where=known > 0)
     shares = np.zeros((len(places), classes))
     np.add.at(shares, (np.arange(len(places))[:, None], labels[places]), weights)
     return shares / shares.sum(1, keepdims=True)

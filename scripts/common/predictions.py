@@ -161,7 +161,7 @@ def predict_split(
     if features and any(part is None for part in found):
         raise UserError(f"{loaded.arch}: its output layer takes no features of each image alone", on_all_ranks=True)
     numbers = np.concatenate(numbers)
-    if lost := sorted(_classes_of(images.labels) - _classes_of(torch.cat(labels)) if unreadable else ()):
+    if lost := sorted(classes_of(images.labels) - classes_of(torch.cat(labels)) if unreadable else ()):
         names = some([loaded.classes[label] for label in lost])
         notes = (*notes, f"no image can be read of these classes, of which the figures say nothing: {names}")
         warn(notes[-1])
@@ -195,7 +195,7 @@ def _samples(count: int, args: Settings, chosen: Chosen) -> tuple[np.ndarray, li
     return samples, notes
 
 
-def _classes_of(labels: torch.Tensor) -> set[int]:
+def classes_of(labels: torch.Tensor) -> set[int]:
     """The classes that some image is of: of ``labels`` (n,), or of targets (n, classes)."""
     return set((labels if labels.ndim == 1 else (labels == 1).any(0).nonzero()[:, 0]).tolist())
 

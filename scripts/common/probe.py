@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from utils.data.formats.held_out import strata_of
+from utils.record.multilabel import MultilabelClasses
+
 if TYPE_CHECKING:
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
@@ -22,23 +25,24 @@ MOST = 10_000  # images on which the strength is chosen, drawn at random
 
 @dataclass(frozen=True)
 class Probe:
-    """A logistic regression on standardised features.
+    """A logistic regression on standardised features; of several labels an image, one for each.
 
-    ``accuracies``: mean over the folds in percent, by strength. ``out_of_fold``: float64 (n, classes), probabilities of
-    the images it is fitted on, each from the fold that left it out.
+    ``scores``: mean over the folds in percent, by strength: of top-1, or of mean average precision. ``out_of_fold``:
+    float64 (n, classes), probabilities of the images it is fitted on, each from the fold that left it out.
     """
 
     strength: float
-    accuracies: dict[float, float]
+    scores: dict[float, float]
     folds: int
     chosen_on: int
     out_of_fold: np.ndarray
-    pipeline: Any
+    scaler: StandardScaler
+    regression: LogisticRegression | _OfEachLabel
     classes: int
 
     def probabilities(self, features: np.ndarray) -> np.ndarray:
         """float64 (n, classes); 0 for a class that it has not seen."""
-        return _of_all_classes(self.pipeline, features, self.classes)
+        return _of_all_classes(self.regression, self.scaler.transform(features), self.classes)
 
     @property
     def at_limit(self) -> bool:
@@ -46,13 +50,12 @@ class Probe:
         return self.strength in (STRENGTHS[0], STRENGTHS[-1])
 
 
-def fit_probe(features: np.ndarray, labels: np.ndarray, classes: int) -> Probe:
-    """Fit on ``features`` float32 (n, d) and ``labels`` int64 (n,), the training part alone.
+def fit_probe(features: np.ndarray, labels: np.ndarray, classes: int, groups: np.ndarray | None = None) -> Probe:
+    """Fit on ``features`` float32 (n, d) and ``labels``, int64 (n,) or int8 (n, classes), the training part alone.
 
-    The strength is that of the highest mean accuracy in stratified folds, of equal ones the smallest. Each fold
-    standardises by its own training part.
+    The strength is that of the highest mean score in stratified folds, of equal ones the smallest. No group of
+    ``groups`` (n,) is in two folds. Each fold standardises by its own training part.
     """
-    from sklearn.pipeline import make_pipeline
     from threadpoolctl import threadpool_limits
 
     with warnings.catch_warnings(), threadpool_limits(1):  # of products so small, threads wait more than they compute
@@ -60,45 +63,91 @@ def fit_probe(features: np.ndarray, labels: np.ndarray, classes: int) -> Probe:
         warnings.filterwarnings("ignore", message="The least populated class")
         features = features.astype(np.float64)
         chosen = np.sort(np.random.default_rng(SEED).permutation(len(labels))[:MOST])
-        shares, accuracies, folds = _left_out(features[chosen], labels[chosen], classes, STRENGTHS)
-        strength = max(STRENGTHS, key=lambda one: accuracies[one])  # of equal ones the first
+        own = None if groups is None else groups[chosen]
+        shares, scores, folds = _left_out(features[chosen], labels[chosen], classes, STRENGTHS, own)
+        strength = max(STRENGTHS, key=lambda one: scores[one])  # of equal ones the first
         out_of_fold = shares[strength]
         if len(chosen) < len(labels):
-            out_of_fold = _left_out(features, labels, classes, [strength])[0][strength]
-        scaler, regression = _scaler_and_regression()
-        pipeline = make_pipeline(scaler, regression.set_params(C=strength)).fit(features, labels)
-    return Probe(strength, accuracies, folds, len(chosen), out_of_fold, pipeline, classes)
+            out_of_fold = _left_out(features, labels, classes, [strength], groups)[0][strength]
+        scaler, regression = _scaler_and_regression(labels)
+        regression.set_params(C=strength).fit(scaler.fit_transform(features), labels)
+    return Probe(strength, scores, folds, len(chosen), out_of_fold, scaler, regression, classes)
 
 
 def _left_out(
-    features: np.ndarray, labels: np.ndarray, classes: int, strengths: Sequence[float]
+    features: np.ndarray, labels: np.ndarray, classes: int, strengths: Sequence[float], groups: np.ndarray | None
 ) -> tuple[dict[float, np.ndarray], dict[float, float], int]:
-    """By strength: probabilities of each image by the fold that left it out, and the folds' mean accuracy in percent.
+    """By strength: probabilities of each image by the fold that left it out, and the folds' mean score in percent.
 
-    Also the number of folds: five, or as many as the largest class has images.
+    Also the number of folds: five, or as many as the largest class has images, or as there are groups.
     """
-    from sklearn.model_selection import StratifiedKFold
+    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
-    folds = StratifiedKFold(max(2, min(FOLDS, np.bincount(labels).max())), shuffle=True, random_state=SEED)
+    strata = strata_of(labels, FOLDS)
+    grouped = groups is not None and len(set(groups)) > 1
+    most = len(set(groups)) if grouped else np.bincount(strata).max()
+    kind = StratifiedGroupKFold if grouped else StratifiedKFold
+    folds = kind(max(2, min(FOLDS, most)), shuffle=True, random_state=SEED)
     shares = {strength: np.zeros((len(labels), classes)) for strength in strengths}
     rates: dict[float, list[float]] = {strength: [] for strength in strengths}
-    for fitted, left_out in folds.split(features, labels):
-        scaler, regression = _scaler_and_regression()
+    for fitted, left_out in folds.split(features, strata, groups):
+        scaler, regression = _scaler_and_regression(labels)
         known = scaler.fit_transform(features[fitted])
         unknown = scaler.transform(features[left_out])
         for strength in strengths:  # each begins with the weights of the one before
             regression.set_params(C=strength).fit(known, labels[fitted])
             shares[strength][left_out] = _of_all_classes(regression, unknown, classes)
-            rates[strength].append((shares[strength][left_out].argmax(1) == labels[left_out]).mean())
-    means = {strength: 100 * float(np.mean(of_folds)) for strength, of_folds in rates.items()}
+            rates[strength].append(score_of(shares[strength][left_out], labels[left_out]))
+    means = {strength: float(np.mean(of_folds)) for strength, of_folds in rates.items()}
     return shares, means, folds.n_splits
 
 
-def _scaler_and_regression() -> tuple[StandardScaler, LogisticRegression]:
+def score_of(shares: np.ndarray, labels: np.ndarray) -> float:
+    """Top-1 of probabilities (n, classes) in percent, or of several labels an image mean average precision."""
+    if labels.ndim > 1:
+        return MultilabelClasses.of(shares, labels).map
+    return 100 * float((shares.argmax(1) == labels).mean())
+
+
+def _scaler_and_regression(labels: np.ndarray) -> tuple[StandardScaler, LogisticRegression | _OfEachLabel]:
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
 
-    return StandardScaler(), LogisticRegression(max_iter=ITERATIONS, warm_start=True)
+    regression = LogisticRegression(max_iter=ITERATIONS, warm_start=True)
+    return StandardScaler(), regression if labels.ndim == 1 else _OfEachLabel(regression, labels.shape[1])
+
+
+class _OfEachLabel:
+    """A copy of ``regression`` for each of ``count`` labels, fitted on the images where that label is known.
+
+    A label of which only one value is known has a probability of 1 or 0; one of which none is, of 0.
+    """
+
+    def __init__(self, regression: LogisticRegression, count: int) -> None:
+        from sklearn.base import clone
+
+        self.classes_ = np.arange(count)
+        self.regressions = [clone(regression) for _ in self.classes_]
+        self.values: list[np.ndarray] = []
+
+    def set_params(self, **values: float) -> _OfEachLabel:
+        for one in self.regressions:
+            one.set_params(**values)
+        return self
+
+    def fit(self, features: np.ndarray, labels: np.ndarray) -> _OfEachLabel:
+        self.values = [np.unique(column[column >= 0]) for column in labels.T]
+        for one, values, column in zip(self.regressions, self.values, labels.T, strict=True):
+            if len(values) > 1:
+                one.fit(features[column >= 0], column[column >= 0])
+        return self
+
+    def predict_proba(self, features: np.ndarray) -> np.ndarray:
+        columns = [
+            one.predict_proba(features)[:, 1] if len(values) > 1 else np.full(len(features), float(values.sum()))
+            for one, values in zip(self.regressions, self.values, strict=True)
+        ]
+        return np.stack(columns, axis=1)
 
 
 def _of_all_classes(probe: Any, features: np.ndarray, classes: int) -> np.ndarray:

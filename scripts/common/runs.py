@@ -19,11 +19,12 @@ from utils.config.datasets import SPECS
 from utils.config.field import CHECKPOINT, RECIPE
 from utils.config.settings import Settings, UserError
 from utils.record.doubts import doubts
+from utils.record.multilabel import MultilabelReport
 from utils.record.provenance import COMMIT, MACHINE, PLAN, UNKNOWN
 from utils.record.run_folder import read_table
 
 FREE = {"seed"}  # runs that differ in it alone are repetitions
-LAST_LINE = re.compile(r"^\S+ \S+ val_top1=\S+ .* val_epoch=(\d+) best_top1=(\S+) ", re.MULTILINE)
+LAST_LINE = re.compile(r"^\S+ \S+ val_(top1|map)=\S+ .* val_epoch=(\d+) best_\1=(\S+) ", re.MULTILINE)
 STOPPED_EARLY = re.compile(r"^\S+ \S+ Stopped early", re.MULTILINE)
 OVERRIDDEN = re.compile(r"^\S+ \S+ warning: .*; going on with ", re.MULTILINE)
 START = re.compile(r"^\S+ \S+ Run ", re.MULTILINE)
@@ -34,11 +35,12 @@ STEPS_AN_EPOCH = re.compile(r"(?: Steps: |; )(\d+) (?:steps )?an epoch(?= x |;)"
 
 @dataclass(frozen=True)
 class RunResult:
-    """A finished run. Accuracies in percent: ``top1`` of the last validation, ``best_top1`` that of best.pt.
+    """A finished run. ``headline``: what it is measured by, 'top1', or 'map' of several labels an image.
 
-    ``best_top1`` is NaN if no validation's loss was finite. ``seconds``: of all epochs together, with validation,
-    without start and pauses. ``machine`` and ``commit``: of each start in turn that had others than those before.
-    ``doubts``: signs that the network has learned nothing, so that its figures are no result of the settings.
+    In percent: ``final`` of the last validation, ``best`` that of best.pt, NaN if no validation's loss was finite.
+    ``seconds``: of all epochs together, with validation, without start and pauses. ``machine`` and ``commit``: of
+    each start in turn that had others than those before. ``doubts``: signs that the network has learned nothing, so
+    that its figures are no result of the settings.
     """
 
     folder: Path
@@ -47,8 +49,9 @@ class RunResult:
     machine: str
     commit: str
     epochs: int
-    top1: float
-    best_top1: float
+    headline: str
+    final: float
+    best: float
     seconds: float
     doubts: tuple[str, ...] = ()
 
@@ -78,11 +81,14 @@ def matches(args: Settings, wanted: Settings) -> bool:
     return ours == theirs | {name: ours[name] for name in wanted.unmeasured()}
 
 
-def counts_for(args: Settings, wanted: Settings) -> bool:
-    """True if a finished run with ``args`` can stand for ``wanted``: equal settings, and the same images.
+def counts_for(result: RunResult, wanted: Settings) -> bool:
+    """True if a finished run can stand for ``wanted``: equal settings, and the same images.
 
-    A data set's name tells which those are, but of the user's own images (``--dataname folder``) only their place does.
+    Images with several labels have other defaults, which the run found out and ``wanted`` does not know. A data set's
+    name tells which those are, but of the user's own images (``--dataname folder``) only their place does.
     """
+    args = result.args
+    wanted = wanted.of_several_labels() if result.headline == MultilabelReport.HEADLINE else wanted
     places = {os.path.realpath(one.data.datapath or "") for one in (args, wanted)}
     return matches(args, wanted) and (len(places) == 1 or not SPECS[wanted.data.dataname].of_the_user)
 
@@ -120,7 +126,7 @@ def read_run(folder: Path, tell: Callable[[str], None] = say) -> RunResult | Non
         ends = [*LAST_LINE.finditer(log)]
         if cut and ends:  # a run that goes on leaves the row out
             raise ValueError("a row of metrics.csv is cut off")
-        if not rows or not ends or int(ends[-1][1]) != int(rows[-1]["epoch"]):
+        if not rows or not ends or int(ends[-1][2]) != int(rows[-1]["epoch"]):
             return None
         if CONTINUING.search(log, ends[-1].end()):  # --resume-override went on where the run had ended
             return None
@@ -129,7 +135,8 @@ def read_run(folder: Path, tell: Callable[[str], None] = say) -> RunResult | Non
         if doubt := _doubt(folder, rows, log):
             tell(f"{folder} does not count: {doubt}")
             return None
-        top1 = [float(row["val_top1"]) for row in rows if row["val_top1"]]  # the others were not validated
+        headline = ends[-1][1]
+        finals = [float(row[f"val_{headline}"]) for row in rows if row[f"val_{headline}"]]  # others: not validated
         return RunResult(
             folder=folder,
             args=args,
@@ -137,8 +144,9 @@ def read_run(folder: Path, tell: Callable[[str], None] = say) -> RunResult | Non
             machine=_of_all_starts(about.get("machine", UNKNOWN), log, MACHINE),
             commit=_of_all_starts(about.get("commit", UNKNOWN), log, COMMIT),
             epochs=len(rows),
-            top1=top1[-1],
-            best_top1=float(ends[-1][2]),
+            headline=headline,
+            final=finals[-1],
+            best=float(ends[-1][3]),
             seconds=sum(float(row["seconds"]) for row in rows),
             doubts=tuple(doubt.sign for doubt in doubts(rows, args.data.dataname)),
         )

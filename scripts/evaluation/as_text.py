@@ -174,11 +174,12 @@ def others(found: Others) -> str:
     rows = [[name, *(f"{one:.2f}" for one in values)] for name, values in found.separations.items()]
     own, other = found.distances
     usual = found.distance.usual
+    centre = "the nearest class" if len(found.distance.centres) > 1 else "the mean"
     lines = [
         f"Other images: {len(other):,} of {printable(found.folder)}, beside the {len(own):,} above",
         table(["score", "AUROC %", "others taken for own %"], rows),
         "others taken for own: at the threshold that takes 95 % of the images above for such",
-        f"distance: of the features from the nearest class of {found.distance.fitted_on:,} training images",
+        f"distance: of the features from {centre} of {found.distance.fitted_on:,} training images",
         f"95 % of the images that were evaluated when it was fitted are no further than {usual:.4g}",
     ]
     if found.own_are_fitted_on:

@@ -24,11 +24,13 @@ def fit_distance(features: torch.Tensor, labels: torch.Tensor) -> Distance:
     """The distance of training images with these ``features`` (n, d), of the classes ``labels`` (n,).
 
     The covariance is that of all images around the means of their classes, divided by n, inverted where it is not 0. A
-    class without images has no mean, and no image is near it. Raises ``UserError`` if the features do not vary.
+    class without images has no mean, and no image is near it. Images with several labels, ``labels`` (n, classes), are
+    in no class apart from others: all have one mean. Raises ``UserError`` if the features do not vary.
     """
     finite = features.isfinite().all(1)
     values = features[finite].double()
-    _, groups, counts = labels[finite].unique(return_inverse=True, return_counts=True)
+    one = labels if labels.ndim == 1 else torch.zeros(len(labels), dtype=torch.int64)
+    _, groups, counts = one[finite].unique(return_inverse=True, return_counts=True)
     mean = values.mean(0).float()  # as it is kept
     values = values - mean.double()
     centres = torch.zeros(len(counts), values.shape[1], dtype=torch.float64).index_add_(0, groups, values)

@@ -8,10 +8,13 @@ from typing import Any
 
 from scripts.common.command_line import table
 from scripts.common.predictions import LabelPredictions
+from scripts.evaluation import as_text, picture
 from scripts.evaluation.as_text import MOST_CLASSES, ROWS, checkpoints, doubtful, doubts, short
 from scripts.evaluation.files import JSON_FILE, plain, write_csv
 from scripts.evaluation.result import Evaluation
 from scripts.evaluation.several_labels import LabelChange, LabelComparison, class_rows, summary
+from scripts.evaluation.summary import reliability
+from utils.record.metrics import Bin
 from utils.record.multilabel import THRESHOLD
 
 NONE = "-"
@@ -26,7 +29,10 @@ def parts(output: str | None, description: dict[str, Any], found: Evaluation) ->
         *doubtful(predictions, description),
         classes(class_rows(predictions), rest[0]),
         together(predictions, rest[1]),
+        as_text.calibration(reliability(predictions), found.temperature),
     ]
+    if found.others is not None:
+        found_parts.append(as_text.others(found.others))
     if found.comparison is not None:
         found_parts.append(compared(found.comparison, checkpoints(description)))
     return found_parts
@@ -152,11 +158,15 @@ def write_all(work: Path, description: dict[str, Any], found: Evaluation) -> Non
     predictions = found.predictions
     comparison = found.comparison
     rows = class_rows(predictions)
+    bins = reliability(predictions)
     names = predictions.classes
     content = {
         **description,
         "figures": summary(predictions),
         "classes": rows,
+        "reliability": [one._asdict() for one in bins],
+        "temperature": found.temperature and found.temperature._asdict(),
+        "other_images": found.others and found.others.figures(),
         "comparison": comparison and comparison.as_dict(),
         "notes": list(predictions.notes),
         "doubts": doubts(predictions, description),
@@ -172,5 +182,8 @@ def write_all(work: Path, description: dict[str, Any], found: Evaluation) -> Non
     for file, cells in tables.items():
         columns = zip(predictions.ids, cells, strict=True)
         write_csv(work / f"{file}.csv", ["image", *names], ((image, *row) for image, row in columns))
+    write_csv(work / "reliability.csv", Bin._fields, bins)
+    if found.others is not None:
+        picture.draw_others(work / "other_images.png", found.others)
     if comparison is not None:
         write_csv(work / "comparison.csv", LabelChange._fields, comparison.classes)

@@ -36,21 +36,22 @@ class Evaluation:
     def images(self) -> str:
         """A digest of the images: of their classes and names, without the folders that these lie in."""
         of = self.predictions
-        rows = (f"{'/'.join(Path(one).parts[-2:])}\0{label}" for one, label in zip(of.ids, of.truth, strict=True))
+        labels = of.labels.tolist()
+        rows = (f"{'/'.join(Path(one).parts[-2:])}\0{label}" for one, label in zip(of.ids, labels, strict=True))
         return hashlib.sha256("\n".join([*of.classes, *rows]).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def store(path: Path, loaded: Loaded, found: Evaluation, description: dict[str, Any]) -> str:
     """Write a copy of ``loaded``'s checkpoint with the temperature and distance that were ``found``.
 
-    Gives what it keeps, in words. Raises ``UserError`` if there is nothing to keep, or if it cannot be written.
+    Of several labels an image also with each label's best threshold, of probabilities without the temperature. Gives
+    what it keeps, in words. Raises ``UserError`` if there is nothing to keep, or if it cannot be written.
     """
-    if found.predictions.reading.several:
-        return store_thresholds(path, loaded, found.predictions)
+    several = found.predictions.reading.several
     fit = found.temperature
     fit = None if fit is None or fit.at_limit else fit
     distance = _small_enough(found.distance)
-    if fit is None and distance is None:
+    if fit is None and distance is None and not several:
         raise UserError(
             "--store: the images determine no temperature, and nothing is stored; give more with --datapath"
         )
@@ -69,26 +70,24 @@ def store(path: Path, loaded: Loaded, found: Evaluation, description: dict[str, 
     weights = "average" if loaded.has_average and not description["raw_weights"] else "trained"
     temperature = fit and fit.temperature
     kept = Confidence(temperature, weights, description["tta"], fitted, found.images, distance)
-    _write_copy(path, loaded, {KEY: kept.state()})
-    return fitted if distance is None else f"{fitted}; distance, fitted on {distance.fitted_on:,} training images"
+    entries = {KEY: kept.state(), **({"thresholds": found.predictions.by_class.thresholds.tolist()} if several else {})}
+    try:
+        checkpoint.write_whole(path, {**checkpoint.load(loaded.path), **entries})
+    except UserError as error:
+        raise UserError(f"--store: {error}") from error
+    words = [fitted, _thresholds(found.predictions)] if several else [fitted]
+    if distance is not None:
+        words.append(f"distance, fitted on {distance.fitted_on:,} training images")
+    return "; ".join(words)
 
 
-def store_thresholds(path: Path, loaded: Loaded, predictions: LabelPredictions) -> str:
-    """Write a copy of ``loaded``'s checkpoint with each label's best threshold; gives what it keeps, in words."""
+def _thresholds(predictions: LabelPredictions) -> str:
     of = predictions.by_class
-    _write_copy(path, loaded, {"thresholds": of.thresholds.tolist()})
     return (
         f"thresholds of {len(of.thresholds)} labels, chosen on {len(predictions):,} images; chosen on half of these, "
         f"macro F1 {of.tuned_macro_f1:.2f} % and micro F1 {of.tuned_micro_f1:.2f} % on the other half, at 0.5 "
         f"{of.macro_f1:.2f} % and {of.micro_f1:.2f} %"
     )
-
-
-def _write_copy(path: Path, loaded: Loaded, entries: dict[str, Any]) -> None:
-    try:
-        checkpoint.write_whole(path, {**checkpoint.load(loaded.path), **entries})
-    except UserError as error:
-        raise UserError(f"--store: {error}") from error
 
 
 def _small_enough(distance: Distance | None) -> Distance | None:

@@ -14,7 +14,7 @@ from scipy.optimize import minimize_scalar
 from torch.nn import functional
 
 from scripts.common.answers import NO_CLASS, Cell, bootstrap_interval, wilson_interval
-from scripts.common.predictions import Predictions
+from scripts.common.predictions import AnyPredictions, Predictions, classes_of
 from utils.record.metrics import Bin, ClassReport
 
 LARGEST_MATRIX = 2000  # classes: 4 million cells
@@ -61,11 +61,24 @@ def share_of_class(predictions: Predictions, cell: Cell) -> float:
     return 100 * cell.count / int(predictions.by_class.support[cell.label])
 
 
-def reliability(predictions: Predictions) -> list[Bin]:
+def decisions(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits (m, k) and labels int64 (m,), each a choice of one class: as they are if images have one label.
+
+    Of several, ``labels`` (n, classes), each that is known is a choice of two, not shown and shown: their softmax is
+    the sigmoid, their cross entropy the binary one.
+    """
+    if labels.ndim == 1:
+        return logits, labels
+    known = ~labels.isnan()
+    shown = logits[known]
+    return torch.stack([torch.zeros_like(shown), shown], 1), labels[known].long()
+
+
+def reliability(predictions: AnyPredictions) -> list[Bin]:
     """The bins of confidence, without images for which a logit is no number or infinite."""
     finite = predictions.finite
-    of_finite = ClassReport.of(predictions.logits[finite], predictions.labels[finite])
-    return (of_finite or predictions.by_class).reliability
+    of_finite = ClassReport.of(*decisions(predictions.logits[finite], predictions.labels[finite]))
+    return [] if of_finite is None else of_finite.reliability
 
 
 def confusion_matrix(predictions: Predictions) -> np.ndarray | None:
@@ -98,36 +111,37 @@ class Temperature(NamedTuple):
     not_fitted_on: list[str]
 
 
-def fit_temperature(predictions: Predictions) -> Temperature | None:
+def fit_temperature(predictions: AnyPredictions) -> Temperature | None:
     """Fit on half of the images and score on the others; None with too few. More than ``MOST`` it does not need.
 
-    They are drawn at random, but always the same.
+    They are drawn at random, but always the same. Of several labels an image, loss and calibration error are of each
+    known label as a choice of its own (``decisions``).
     """
-    logits = predictions.logits[predictions.finite]
-    labels = predictions.labels[predictions.finite]
+    judged = predictions.finite & (predictions.labels == predictions.labels).reshape(len(predictions), -1).any(1)
+    logits = predictions.logits[judged]
+    labels = predictions.labels[judged]
     if len(labels) < FEWEST:
         return None
     order = np.random.default_rng(SEED).permutation(len(labels))
     fitted, scored = map(np.sort, np.split(order, [min(len(order) // 2, MOST)]))
+    own = decisions(logits[fitted], labels[fitted])
+    rest = decisions(logits[scored], labels[scored])
     best = minimize_scalar(
-        lambda log: _loss(logits[fitted], labels[fitted], math.exp(log)),
+        lambda log: _loss(*own, math.exp(log)),
         bounds=LOG_LIMITS,
         method="bounded",
         options={"xatol": 1e-6},
     )
     log = float(best.x)
-    rest = logits[scored]
-    rest_labels = labels[scored]
     factors = (1.0, math.exp(log))
     return Temperature(
         factors[1],
         len(fitted),
         len(scored),
-        *(_loss(rest, rest_labels, factor) for factor in factors),
-        *(ClassReport.of(rest / factor, rest_labels).ece for factor in factors),
-        at_limit=bool((logits[fitted].argmax(1) == labels[fitted]).all())
-        or min(abs(log - limit) for limit in LOG_LIMITS) < 0.01,
-        not_fitted_on=[predictions.classes[one] for one in np.setdiff1d(labels, labels[fitted])],
+        *(_loss(*rest, factor) for factor in factors),
+        *(ClassReport.of(rest[0] / factor, rest[1]).ece for factor in factors),
+        at_limit=bool((own[0].argmax(1) == own[1]).all()) or min(abs(log - limit) for limit in LOG_LIMITS) < 0.01,
+        not_fitted_on=[predictions.classes[one] for one in sorted(classes_of(labels) - classes_of(labels[fitted]))],
     )
 
 

@@ -67,6 +67,7 @@ def card(one: Exported) -> str:
     return _filled(
         "card",
         loaded=loaded,
+        reading=one.subject.reading,
         data=one.subject.data,
         facts=list(_facts(one)),
         channels=channels,
@@ -190,7 +191,7 @@ def code(one: Exported) -> str:
         metadata=METADATA,
         name=one.subject.name,
         shown=shown,
-        reading=one.subject.loaded.reading,
+        reading=one.subject.reading,
         inside=one.subject.inside,
         temperature=None if one.subject.divided else one.subject.temperature,
         opened=opening(shown),

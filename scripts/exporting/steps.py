@@ -62,11 +62,9 @@ def quantise(how: str, subject: Subject, path: Path, count: int, chosen: Chosen)
     before = in_float.report
     after = in_8_bits.report
     onnx_files.replace_metadata(path, {"validation": {**figures_of(after), "same_answer_as_float": same}})
-    headline = before.HEADLINE
-    share_before, share_after = (getattr(report, headline) for report in (before, after))
     return (
-        f"{how} quantisation: the same answer for {same:.2f} %, {FIGURES[headline]} {share_before:.2f} % before and "
-        f"{share_after:.2f} % after, loss {before.loss:.4f} and {after.loss:.4f}, "
+        f"{how} quantisation: the same answer for {same:.2f} %, {FIGURES[before.HEADLINE]} {before.headline:.2f} % "
+        f"before and {after.headline:.2f} % after, loss {before.loss:.4f} and {after.loss:.4f}, "
         f"on {after.count:,} validation images, {origin}",
         f"{in_words(bytes_before)} before and {in_words(path.stat().st_size)} after",
     )

@@ -72,6 +72,11 @@ class Subject:
         return self.loaded.confidence and self.loaded.confidence.temperature
 
     @property
+    def reading(self) -> Reading:
+        """The reading of logits once they are divided by the temperature, by the file or by whoever runs it."""
+        return self.loaded.reading if self.divided else self.loaded.reading.divided(self.temperature or 1.0)
+
+    @property
     def library(self) -> str:
         """'own', 'timm' or 'torchvision'."""
         return locate(self.loaded.arch)[0]
@@ -150,7 +155,7 @@ class Subject:
             "preprocessing": self.loaded.preprocessing.state(),
             "input": "uint8 pixels" if self.inside else "float32, normalised",
             "output": self.output,
-            **self.loaded.reading.facts,
+            **self.reading.facts,
             **({"temperature": self.temperature, "divided_by_temperature": self.divided} if self.temperature else {}),
             "weights": self.weights,
             "validation": self.figures,

@@ -250,7 +250,7 @@ def draw(rows: Sequence[Row], machines: Machines, path: Path) -> None:
         for row in shown:
             if row.recipe.name.startswith(f"{data}/"):
                 seconds = statistics.fmean(run.seconds for run in row.runs)
-                wrong = 100 - statistics.fmean(run.top1 for run in row.runs)
+                wrong = 100 - statistics.fmean(run.final for run in row.runs)
                 full = machines.evidence(row) == "full"
                 axes.plot(seconds, wrong, "o", color=f"C{number}", markerfacecolor=f"C{number}" if full else "white")
         axes.plot([], [], "o", color=f"C{number}", label=data)
@@ -269,7 +269,7 @@ def readme_rows(rows: Sequence[Row], machines: Machines) -> str:
     lines = ["| recipe | top-1 (n seeds), time | machine | evidence |", "|---|---|---|---|"]
     for recipe, letter in IN_README:
         (found,) = [row for row in rows if (title(row), machines.letter(row.runs[0])) == (recipe, letter)]
-        figure = spread([run.top1 for run in found.runs], digits=1).replace(" %", "")
+        figure = spread([run.final for run in found.runs], digits=1).replace(" %", "")
         measured = f"{figure} % (n={len(found.runs)}), {duration(found.runs)}"
         lines.append(f"| `{recipe}` | {measured} | {machines.known[letter]['short']} | {machines.evidence(found)} |")
     return "\n".join(lines) + "\n"
@@ -296,8 +296,8 @@ def measured_row(row: Row, machines: Machines) -> str:
     cells = [
         title(row),
         "/".join(map(str, sorted({run.epochs for run in runs}))),
-        f"{spread([run.top1 for run in runs])} ({len(runs)}{doubtful(runs)})",
-        spread([run.best_top1 for run in runs]),
+        f"{spread([run.final for run in runs])} ({len(runs)}{doubtful(runs)})",
+        spread([run.best for run in runs]),
         "" if row.words == OWN_SPLIT else row.recipe.reference_figure,
         duration(runs),
         machines.tag(row),

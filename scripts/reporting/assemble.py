@@ -20,8 +20,8 @@ from scripts.common.predictions import AnyPredictions, Chosen, Predictions, pred
 from scripts.common.trained import open_run
 from scripts.reporting import details, label_details
 from scripts.reporting.details import Predicted, add_pictures, against_record, explainer, short_ids
-from scripts.reporting.feature_page import feature_part
-from scripts.reporting.feature_study import TRAIN, study
+from scripts.reporting.feature_page import feature_part, shown_labels
+from scripts.reporting.feature_study import TRAIN, accuracies, study
 from scripts.reporting.page import PageContent, as_json, grouped, page_data
 from scripts.reporting.run_parts import ShownMetric, shown
 from scripts.reporting.run_record import RunRecord, from_settings, read
@@ -150,7 +150,8 @@ class PredictionParts:
             reason = error.mistakes[0] if isinstance(error, UserError) else error
             self.left_out.append((source.name, f"Without features: {reason}"))
             return
-        made = feature_part(found, number, self._classes(loaded.classes), self.thumbnails)
+        names = self._classes(shown_labels(found)[1])
+        made = feature_part(found, accuracies(found), number, names, self.thumbnails)
         self.feature_room -= len(as_json(made))
         if self.feature_room < 0:
             self.left_out.append((source.name, "features, for which this file has no room"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from models.load import Loaded
 from scripts.common.neighbours import NEAREST, likeness_of_copies
 from scripts.reporting.details import short_ids
-from scripts.reporting.feature_study import NAMES, Doubt, Study, accuracies
+from scripts.reporting.feature_study import NAMES, Doubt, Study, answers_of, heads
 from scripts.reporting.page import FEATURE_PARTS, fill
 from scripts.reporting.series import number, numbers
 from scripts.reporting.thumbnails import Thumbnails
@@ -33,6 +34,7 @@ class _Rows:
         self._thumbnails = thumbnails
         self._source = source
         self._places: dict[tuple[str, int], int] = {}
+        self._labels, _ = shown_labels(of)
 
     def add(self, split: str, place: int) -> int:
         """The row of an image; one that cannot be read any more has no picture."""
@@ -47,17 +49,42 @@ class _Rows:
                 self.unread.append(name)
             self._places[split, place] = len(self.rows)
             shown = self._ids[split][place]
-            self.rows.append([shown, picture, int(part.labels[place]), side])
+            self.rows.append([shown, picture, int(self._labels[split][place]), side])
         return self._places[split, place]
 
     def id_of(self, split: str, place: int) -> str:
         return self._ids[split][place]
 
 
-def feature_part(of: Study, run: int, classes: int, thumbnails: Thumbnails, source: str = "features") -> dict[str, Any]:
-    """The JSON of run number ``run``, whose classes are number ``classes`` of the page's lists of them."""
+def shown_labels(of: Study) -> tuple[dict[str, np.ndarray], list[str]]:
+    """The label of each image of a split, int64 (n,), and the labels' names, beginning with ``answers_of``.
+
+    Of several labels an image, all together are one: what is known to be shown.
+    """
+    names = [*answers_of(of.train)]
+    if not of.several:
+        return {split: part.labels for split, part in of.parts.items()}, names
+    cells = np.concatenate([part.labels == 1 for part in of.parts.values()])
+    kinds, label = np.unique(cells, axis=0, return_inverse=True)
+    ends = np.cumsum([len(part) for part in of.parts.values()])[:-1]
+    labels = dict(zip(of.parts, np.split(len(names) + label.reshape(-1), ends), strict=True))
+    return labels, [*names, *("; ".join(compress(of.train.classes, kind)) or "(none)" for kind in kinds)]
+
+
+def feature_part(
+    of: Study,
+    figures: Sequence[dict[str, Any]],
+    run: int,
+    classes: int,
+    thumbnails: Thumbnails,
+    source: str = "features",
+) -> dict[str, Any]:
+    """The JSON of run number ``run``. ``figures``: those of ``accuracies``.
+
+    The names of its labels (``shown_labels``) are number ``classes`` of the page's lists of classes.
+    """
     rows = _Rows(of, thumbnails, source)
-    queries = _spread(of.of_scored.labels, SHOWN_QUERIES)
+    queries = _spread(shown_labels(of)[0][of.scored], SHOWN_QUERIES)
     near = zip(of.places[queries].tolist(), of.cosines[queries].tolist(), strict=True)
     neighbours = [
         [
@@ -72,6 +99,7 @@ def feature_part(of: Study, run: int, classes: int, thumbnails: Thumbnails, sour
     doubts = [
         [
             rows.add(one.split, one.place),
+            one.label,
             one.likely,
             number(one.own_share, 4),
             number(one.likely_share, 4),
@@ -81,17 +109,7 @@ def feature_part(of: Study, run: int, classes: int, thumbnails: Thumbnails, sour
         ]
         for one in most_doubtful(of)[:SHOWN_DOUBTS]
     ]
-    copies = [
-        [
-            rows.add(pair[0], one.first),
-            rows.add(pair[1], one.second),
-            number(one.likeness, 4),
-            number(one.cosine, 4),
-            [NAMES[split] for split in pair],
-        ]
-        for pair, found in of.duplicates.items()
-        for one in found[:SHOWN_COPIES]
-    ]
+    copies = _copies(of, rows)
     unread = rows.unread
     notes = [f"{len(unread):,} pictures cannot be read, the first of them {unread[0]}"] if unread else []
     return {
@@ -100,7 +118,8 @@ def feature_part(of: Study, run: int, classes: int, thumbnails: Thumbnails, sour
         "scored": f"{len(of.of_scored):,} {NAMES[of.scored]} images",
         "neighbourCount": of.places.shape[1],
         "rows": rows.rows,
-        "figures": [_figure(row) for row in accuracies(of)],
+        "heads": heads(of),
+        "figures": [_figure(row) for row in figures],
         "notes": [*of.notes, *notes],
         "neighbours": neighbours,
         "doubtful": doubts,
@@ -112,11 +131,25 @@ def feature_part(of: Study, run: int, classes: int, thumbnails: Thumbnails, sour
     }
 
 
+def _copies(of: Study, rows: _Rows) -> list[list[Any]]:
+    return [
+        [
+            rows.add(pair[0], one.first),
+            rows.add(pair[1], one.second),
+            number(one.likeness, 4),
+            number(one.cosine, 4),
+            [NAMES[split] for split in pair],
+        ]
+        for pair, found in of.duplicates.items()
+        for one in found[:SHOWN_COPIES]
+    ]
+
+
 def _figure(row: dict[str, Any]) -> list[str]:
     apart = row["without_copies"]
     return [
         row["classifier"],
-        f"{row['top1']:.2f} %",
+        f"{row['value']:.2f} %",
         f"{row['low']:.1f} to {row['high']:.1f}",
         "-" if apart is None else f"{apart:.2f} %",
         row["method"],
@@ -129,7 +162,7 @@ def _map(of: Study, rows: _Rows) -> dict[str, Any]:
     return {
         "x": numbers(of.spots[:, 0], 4),
         "y": numbers(of.spots[:, 1], 4),
-        "label": of.of_scored.labels[of.mapped].tolist(),
+        "label": shown_labels(of)[0][of.scored][of.mapped].tolist(),
         "id": [rows.id_of(of.scored, place) for place in places],
         "doubted": [int(place in doubted) for place in places],
     }
@@ -148,10 +181,14 @@ def most_doubtful(of: Study) -> list[Doubt]:
 
 def doubtful_words(of: Study) -> str:
     """How many labels are doubted, and by what."""
-    counts = ", ".join(f"{len(of.doubts_of(s)):,} of {len(p):,} {NAMES[s]} images" for s, p in of.parts.items())
+    counts = ", ".join(
+        f"{len(of.doubts_of(split)):,} of {labels:,} {NAMES[split]} {'labels' if of.several else 'images'}"
+        for split, labels in of.known_labels.items()
+    )
     confident = sum(one.confident for one in of.doubts)
+    what = "says otherwise of a label, shown or not shown" if of.several else "takes it for another class"
     return (
-        f"{counts}: a logistic probe that has not seen the image takes it for another class; {confident:,} are in the "
+        f"{counts}: a logistic probe that has not seen the image {what}; {confident:,} are in the "
         "confident joint as well (confident learning, Northcutt et al., 2021). Where the probe is often wrong, so is "
         "this list: the first are the likeliest."
     )
@@ -182,14 +219,15 @@ def map_words(of: Study) -> str:
 def doubt_rows(of: Study) -> list[dict[str, Any]]:
     """Rows of doubtful.csv, the most doubtful first."""
     rows = []
+    names = answers_of(of.train)
     for one in most_doubtful(of):
         part = of.parts[one.split]
         rows.append(
             {
                 "image": printable(part.ids[one.place]),
                 "split": one.split,
-                "label": printable(part.classes[part.labels[one.place]]),
-                "likely": printable(part.classes[one.likely]),
+                "label": printable(names[one.label]),
+                "likely": printable(names[one.likely]),
                 "label_probability": f"{one.own_share:.4f}",
                 "likely_probability": f"{one.likely_share:.4f}",
                 "neighbours_of_label": f"{one.neighbours}/{of.places.shape[1]}",
@@ -202,11 +240,12 @@ def doubt_rows(of: Study) -> list[dict[str, Any]]:
 def duplicate_rows(of: Study) -> list[dict[str, Any]]:
     """Rows of duplicates.csv, pair of splits by pair of splits, the likest first."""
     rows = []
+    own_labels, label_names = shown_labels(of)
     for (first, second), found in of.duplicates.items():
         for one in found:
             sides = [(of.parts[first], one.first), (of.parts[second], one.second)]
             names = [printable(part.ids[place]) for part, place in sides]
-            labels = [printable(part.classes[part.labels[place]]) for part, place in sides]
+            labels = [printable(label_names[own_labels[part.split][place]]) for part, place in sides]
             rows.append(
                 {
                     "image": names[0],
@@ -222,16 +261,16 @@ def duplicate_rows(of: Study) -> list[dict[str, Any]]:
     return rows
 
 
-def render_features(of: Study, loaded: Loaded) -> str:
+def render_features(of: Study, loaded: Loaded, figures: Sequence[dict[str, Any]]) -> str:
     """A page of its own about the features of one network."""
     thumbnails = Thumbnails()
-    part = feature_part(of, 0, 0, thumbnails)
+    part = feature_part(of, figures, 0, 0, thumbnails)
     data = {
         "runs": [{"name": str(loaded.path)}],
         "charts": [],
         "details": [],
         "features": [part],
-        "classes": [_shown(of.train.classes)],
+        "classes": [_shown(shown_labels(of)[1])],
         "images": thumbnails.uris,
         "classTable": None,
     }

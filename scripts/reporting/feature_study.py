@@ -12,8 +12,11 @@ import numpy as np
 
 from scripts.common.answers import wilson_interval
 from scripts.common.features import Features
+from scripts.common.label_answers import Resampled, intervals, resampled
 from scripts.common.neighbours import NEIGHBOURS, Duplicate, near_duplicates, nearest, unit, votes
-from scripts.common.probe import STRENGTHS, Probe, doubted, fit_probe
+from scripts.common.probe import STRENGTHS, Probe, doubted, fit_probe, score_of
+from utils.record.metrics import Report
+from utils.record.multilabel import MultilabelClasses, MultilabelReport
 
 TRAIN = "train"
 NAMES = {"train": "training", "val": "validation", "test": "test"}
@@ -23,13 +26,14 @@ SEED = 0
 
 
 class Doubt(NamedTuple):
-    """An image whose label is doubted: its place in a split, the likelier class, and both classes' probabilities.
+    """An image whose label is doubted: its place in a split, both answers (``answers_of``) and their probabilities.
 
-    ``neighbours``: how many of the nearest training images are of its own class. ``confident``: see ``Doubted``.
+    ``neighbours``: how many of the nearest training images have its own label. ``confident``: see ``Doubted``.
     """
 
     split: str
     place: int
+    label: int
     likely: int
     own_share: float
     likely_share: float
@@ -42,8 +46,9 @@ class Study:
     """Findings about ``parts``, features by split; ``scored`` is the split whose images are classified.
 
     ``places`` and ``cosines`` (n, k): the nearest training images of the scored ones. ``by_neighbours`` and
-    ``by_probe``: which are classified rightly, bool (n,). ``duplicates``: by pair of splits. ``copied``: which scored
-    images a training image nearly equals, bool (n,). ``spots`` float64 (m, 2): the map of the scored images ``mapped``.
+    ``by_probe``: probabilities of the classes, float64 (n, classes). ``duplicates``: by pair of splits. ``copied``:
+    which scored images a training image nearly equals, bool (n,). ``spots`` float64 (m, 2): the map of the scored
+    images ``mapped``.
     """
 
     parts: Mapping[str, Features]
@@ -78,17 +83,33 @@ class Study:
         """The doubted images of a split, the most doubtful first."""
         return [doubt for doubt in self.doubts if doubt.split == split]
 
-    def method(self, right: np.ndarray) -> str:
-        """How one of the two accuracies comes about, in words."""
-        if right is self.by_neighbours:
+    @property
+    def several(self) -> bool:
+        """Images have several labels."""
+        return self.train.labels.ndim > 1
+
+    @property
+    def known_labels(self) -> dict[str, int]:
+        """The number of known labels, by split."""
+        return {split: int((part.labels >= 0).sum()) for split, part in self.parts.items()}
+
+    @property
+    def headline(self) -> str:
+        """The figure that classifiers are measured by, as reports call it."""
+        return (MultilabelReport if self.several else Report).HEADLINE
+
+    def method(self, shares: np.ndarray) -> str:
+        """How one of the two figures comes about, in words."""
+        if shares is self.by_neighbours:
             return f"{self.places.shape[1]} nearest training images by cosine, each weighs exp(cosine / 0.07)"
         of = self.probe
-        best = of.accuracies[of.strength]
+        best = of.scores[of.strength]
         limit = ", the end of the range: beyond it may be better" if of.at_limit else ""
         on = f" on {of.chosen_on:,} of them" if of.chosen_on < len(self.train) else ""
         tried = f"{STRENGTHS[0]:g} to {STRENGTHS[-1]:g}"
+        whole = ", no group in two of them" if self.train.groups is not None else ""
         return (
-            f"C {of.strength:g} of {tried}{limit}; chosen by {of.folds} folds of the training images{on} "
+            f"C {of.strength:g} of {tried}{limit}; chosen by {of.folds} folds of the training images{on}{whole} "
             f"({best:.2f} % there)"
         )
 
@@ -105,8 +126,8 @@ def study(parts: Mapping[str, Features], scored: str, neighbours: int = NEIGHBOU
     known = unit(train.features)
     units = unit(other.features)
     places, cosines = nearest(known, units, neighbours)
-    by_vote = votes(places, cosines, train.labels, classes).argmax(1)
-    probe = fit_probe(train.features, train.labels, classes)
+    by_vote = votes(places, cosines, train.labels, classes)
+    probe = fit_probe(train.features, train.labels, classes, train.groups)
     shares = {split: probe.probabilities(part.features) for split, part in parts.items() if split != TRAIN}
     doubts = []
     for split, part in parts.items():
@@ -127,8 +148,8 @@ def study(parts: Mapping[str, Features], scored: str, neighbours: int = NEIGHBOU
         scored,
         places,
         cosines,
-        by_vote == other.labels,
-        shares[scored].argmax(1) == other.labels,
+        by_vote,
+        shares[scored],
         probe,
         doubts,
         {pair: near_duplicates(*(parts[split] for split in pair)) for pair in combinations(parts, 2)},
@@ -140,19 +161,47 @@ def study(parts: Mapping[str, Features], scored: str, neighbours: int = NEIGHBOU
 
 
 def _doubts(part: Features, shares: np.ndarray, of_neighbours: np.ndarray) -> list[Doubt]:
-    """The doubted images of a split by their probabilities; ``of_neighbours`` (n, k): labels of the nearest images."""
+    """The doubted images of a split by their probabilities; ``of_neighbours`` (n, k): labels of the nearest images.
+
+    Of several labels an image, (n, k, classes), each known one is doubted by itself, as a choice of two.
+    """
+    if part.labels.ndim == 1:
+        return _doubts_of(
+            part.split, np.arange(len(part)), part.labels, shares, of_neighbours, np.arange(shares.shape[1])
+        )
+    doubts = []
+    for label, column in enumerate(part.labels.T):
+        known = np.flatnonzero(column >= 0)
+        both = np.stack([1 - shares[known, label], shares[known, label]], axis=1)
+        answers = np.array([label + shares.shape[1], label])  # not shown, shown
+        doubts += _doubts_of(
+            part.split, known, column[known].astype(np.int64), both, of_neighbours[known, :, label], answers
+        )
+    return doubts
+
+
+def _doubts_of(
+    split: str, rows: np.ndarray, labels: np.ndarray, shares: np.ndarray, of_neighbours: np.ndarray, answers: np.ndarray
+) -> list[Doubt]:
+    """The doubts about ``labels`` of images ``rows`` (n,); ``answers``: by label, its place among ``answers_of``."""
     return [
         Doubt(
-            part.split,
-            place,
-            likely,
-            float(shares[place, part.labels[place]]),
+            split,
+            int(rows[place]),
+            int(answers[labels[place]]),
+            int(answers[likely]),
+            float(shares[place, labels[place]]),
             float(shares[place, likely]),
-            int((of_neighbours[place] == part.labels[place]).sum()),
+            int((of_neighbours[place] == labels[place]).sum()),
             confident,
         )
-        for place, likely, confident in zip(*map(np.ndarray.tolist, doubted(shares, part.labels)), strict=True)
+        for place, likely, confident in zip(*map(np.ndarray.tolist, doubted(shares, labels)), strict=True)
     ]
+
+
+def answers_of(part: Features) -> tuple[str, ...]:
+    """Values of a label: the classes, and of several labels an image also that each is not shown."""
+    return part.classes if part.labels.ndim == 1 else (*part.classes, *(f"not {name}" for name in part.classes))
 
 
 def planar_map(units: np.ndarray) -> np.ndarray:
@@ -175,19 +224,31 @@ def planar_map(units: np.ndarray) -> np.ndarray:
 
 
 def accuracies(of: Study) -> list[dict[str, Any]]:
-    """A row for each of the two classifiers: accuracy in percent, interval, and without images that have a copy."""
+    """A row for each of the two classifiers: its figure in percent, interval, and without images that have a copy."""
     rows = []
-    for name, right in (("nearest neighbours", of.by_neighbours), ("logistic probe", of.by_probe)):
-        low, high = wilson_interval(int(right.sum()), len(right))
-        apart = right[~of.copied]
+    labels = of.of_scored.labels
+    for name, shares in (("nearest neighbours", of.by_neighbours), ("logistic probe", of.by_probe)):
+        value = score_of(shares, labels)
+        if of.several:
+            figures = MultilabelClasses.of(shares, labels)
+            values = {name: getattr(figures, name) for name in Resampled._fields}
+            low, high = np.clip(intervals(resampled(shares, labels), values)["map"], 0, 100).tolist()
+        else:
+            low, high = wilson_interval(int((shares.argmax(1) == labels).sum()), len(labels))
+        apart = ~of.copied
         rows.append(
             {
                 "classifier": name,
-                "top1": 100 * float(right.mean()),
+                "value": value,
                 "low": low,
                 "high": high,
-                "without_copies": 100 * float(apart.mean()) if len(apart) else None,
-                "method": of.method(right),
+                "without_copies": score_of(shares[apart], labels[apart]) if apart.any() else None,
+                "method": of.method(shares),
             }
         )
     return rows
+
+
+def heads(of: Study) -> tuple[str, str]:
+    """The names of the figure and of its interval, for tables."""
+    return ("mAP", "95 % (bootstrap)") if of.several else ("Top-1", "95 % (Wilson)")

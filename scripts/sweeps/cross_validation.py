@@ -17,7 +17,7 @@ from scripts.common.predictions import Chosen, Predictions, point_of, predict_sp
 from scripts.common.runs import RunResult, deviation
 from scripts.sweeps.differences import reach
 from scripts.sweeps.grid import Trial
-from scripts.sweeps.outcomes import label
+from scripts.sweeps.outcomes import in_words, label
 from utils.config.settings import UserError
 from utils.data.formats.held_out import Folds, stored_folds
 from utils.record.reading import Reading
@@ -60,7 +60,7 @@ class OneFold:
             for number, image, truth, answer, shares in zip(
                 self.numbers.tolist(),
                 of.ids,
-                of.truth,
+                of.targets if self.reading.several else of.truth,
                 given,
                 self.reading.probabilities(of.logits.double()).tolist(),
                 strict=True,
@@ -95,11 +95,13 @@ def cross_validate(planned: Sequence[Trial], results: Mapping[Trial, RunResult],
         row = summary([results[trial] for trial in trials], folds)
         rows.append({"setting": name, **row})
         low, high = (row[end] for end in ("low", "high"))
+        run = results[trials[0]]
         lines += [
-            f"{name}: top-1 {row['mean_top1']} % over {row['runs']} runs of {row['seeds']} seed(s), standard deviation "
-            f"{row['deviation']}, {100 * CONFIDENCE:.0f} % interval {low} to {high}: {METHOD}",
+            f"{name}: {in_words([run])} {row[f'mean_{run.headline}']} % over {row['runs']} runs of {row['seeds']} "
+            f"seed(s), standard deviation {row['deviation']}, {100 * CONFIDENCE:.0f} % interval {low} to {high}: "
+            f"{METHOD}",
             *pooled,
-            *_doubts(results[trials[0]]),
+            *_doubts(run),
         ]
     if rows:
         write_csv(folder / "cross_validation.csv", rows)
@@ -121,8 +123,9 @@ def predicted(trial: Trial, result: RunResult) -> OneFold:
     if len(held_out) != len(predictions.images):
         raise UserError(f"{loaded.path}: was trained when fold {trial.fold} had {len(held_out):,} images; train anew")
     whole = result.args.data.max_val_batches is None and len(predictions) == len(held_out)
-    if whole and not loaded.reading.several and abs(predictions.top1 - result.top1) > SAME:
-        warn(f"{trial.name}: top-1 is {predictions.top1:.4f} now, {result.top1:.4f} when it was trained")
+    now = predictions.report.headline
+    if whole and abs(now - result.final) > SAME:
+        warn(f"{trial.name}: {in_words([result])} is {now:.4f} now, {result.final:.4f} when it was trained")
     return OneFold(trial, predictions, loaded.reading, held_out[predictions.numbers], folds)
 
 
@@ -160,11 +163,12 @@ def _pooled(folds: Sequence[OneFold], seed: int, file: Path) -> str:
 
 
 def summary(runs: Sequence[RunResult], folds: Sequence[OneFold]) -> dict[str, Any]:
-    """Mean, spread and interval of the top-1 of ``runs``, in percent; ``folds`` are those of one seed."""
-    values = [run.top1 for run in runs]
+    """Mean, spread and interval of the headline figure of ``runs``, in percent; ``folds`` are those of one seed."""
+    values = [run.final for run in runs]
     sizes = [len(one.numbers) for one in folds]
     low, high = corrected_interval(values, 1 / (len(sizes) - 1))
-    numbers = {"mean_top1": statistics.fmean(values), "deviation": deviation(values), "low": low, "high": high}
+    mean = {f"mean_{runs[0].headline}": statistics.fmean(values)}
+    numbers = {**mean, "deviation": deviation(values), "low": low, "high": high}
     return {
         "runs": len(values),
         "seeds": len(values) // len(folds),

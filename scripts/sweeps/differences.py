@@ -42,7 +42,7 @@ def differences(results: Mapping[Trial, RunResult]) -> list[Difference]:
     """The difference of each two points that share two seeds or more, the one with the higher mean first."""
     points: dict[tuple[str, ...], dict[tuple[int, int | None], float]] = {}
     for trial, result in results.items():
-        points.setdefault(trial.point, {})[trial.seed, trial.fold] = result.top1
+        points.setdefault(trial.point, {})[trial.seed, trial.fold] = result.final
     # Trainings of different folds share most of their images (``reach``).
     folds = next((trial.args.data.folds for trial in results if trial.fold is not None), None)
     found = []

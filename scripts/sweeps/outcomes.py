@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from scripts.common.answers import FIGURES
 from scripts.common.command_line import table
 from scripts.common.output import whole_file
 from scripts.common.runs import RunResult, counts_for, deviation, doubtful, read_run, run_folders
@@ -55,8 +56,8 @@ def csv_rows(trials: Sequence[Trial], results: Mapping[Trial, RunResult]) -> lis
             **{name: value for name, _, value in (setting.partition("=") for setting in trial.point)},
             "seed": trial.seed,
             **({} if trial.fold is None else {"fold": trial.fold}),
-            "val_top1": f"{result.top1:.6g}",
-            "best_top1": f"{result.best_top1:.6g}",
+            f"val_{result.headline}": f"{result.final:.6g}",
+            f"best_{result.headline}": f"{result.best:.6g}",
             "trained_epochs": result.epochs,
             "seconds": f"{result.seconds:.6g}",
             "max_val_batches": result.args.data.max_val_batches,
@@ -68,14 +69,17 @@ def csv_rows(trials: Sequence[Trial], results: Mapping[Trial, RunResult]) -> lis
     ]
 
 
-HEADERS = ("setting", "n", "final top-1", "best top-1", "time")
+def headers(results: Mapping[Trial, RunResult]) -> tuple[str, ...]:
+    """Heads of ``table_rows``."""
+    name = in_words(results.values())
+    return ("setting", "n", f"final {name}", f"best {name}", "time")
 
 
 def table_rows(results: Mapping[Trial, RunResult]) -> list[list[str]]:
-    """Rows of ``HEADERS``: mean and standard deviation of each point's top-1, at the end and at its best."""
+    """Rows of ``headers``: mean and standard deviation of each point's figure, at the end and at its best."""
     rows = []
     for point, runs in points_of(results).items():
-        final, best = (spread([getattr(run, name) for run in runs]) for name in ("top1", "best_top1"))
+        final, best = (spread([getattr(run, name) for run in runs]) for name in ("final", "best"))
         seconds = f"{statistics.fmean(run.seconds for run in runs):.0f} s"
         rows.append([label(point, runs), str(len(runs)), final + doubtful(runs), best, seconds])
     return rows
@@ -83,7 +87,12 @@ def table_rows(results: Mapping[Trial, RunResult]) -> list[list[str]]:
 
 def as_table(results: Mapping[Trial, RunResult]) -> str:
     """``table_rows`` as text."""
-    return table(HEADERS, table_rows(results))
+    return table(headers(results), table_rows(results))
+
+
+def in_words(runs: Iterable[RunResult]) -> str:
+    """The figure by which ``runs``, which share it, are measured."""
+    return FIGURES[next(iter(runs)).headline]
 
 
 def doubts(results: Mapping[Trial, RunResult]) -> str:
@@ -93,7 +102,7 @@ def doubts(results: Mapping[Trial, RunResult]) -> str:
 
 
 def draw(path: Path, title: str, results: Mapping[Trial, RunResult]) -> None:
-    """Draw each run's final top-1 as a point, each combination's mean and standard deviation as a bar, into a PNG.
+    """Draw each run's final figure as a point, each combination's mean and standard deviation as a bar, into a PNG.
 
     The points of doubtful runs are hollow.
     """
@@ -105,10 +114,10 @@ def draw(path: Path, title: str, results: Mapping[Trial, RunResult]) -> None:
     axes = picture.subplots()
     axes.set_title(title, fontsize=10, loc="left")
     for place, runs in enumerate(points.values()):
-        values = [run.top1 for run in runs]
+        values = [run.final for run in runs]
         for run in runs:
             filled = {"markerfacecolor": "none"} if run.doubts else {"markeredgewidth": 0}
-            axes.plot(run.top1, place, "o", color=BLUE, alpha=0.8, markersize=6, zorder=3, **filled)
+            axes.plot(run.final, place, "o", color=BLUE, alpha=0.8, markersize=6, zorder=3, **filled)
         error = deviation(values) if len(values) > 1 else 0.0
         axes.errorbar(statistics.fmean(values), place, xerr=error, fmt="|", color=GREY, capsize=4, markersize=14)
     axes.set_yticks(
@@ -117,7 +126,9 @@ def draw(path: Path, title: str, results: Mapping[Trial, RunResult]) -> None:
         fontsize=8,
     )
     axes.set_ylim(len(points) - 0.5, -0.5)  # the first on top
-    axes.set_xlabel("top-1 at the end of training (%): runs, mean and standard deviation", fontsize=8)
+    axes.set_xlabel(
+        f"{in_words(results.values())} at the end of training (%): runs, mean and standard deviation", fontsize=8
+    )
     axes.tick_params(axis="x", labelsize=8, labelcolor=GREY)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", color="#e4e4e4", linewidth=0.8)
@@ -134,7 +145,7 @@ def finished(runs: Path, trials: Sequence[Trial]) -> dict[Trial, RunResult]:
     for folder in run_folders(runs):
         result = read_run(folder)
         for trial in trials if result else ():
-            if trial.seed == result.seed and counts_for(result.args, trial.args):
+            if trial.seed == result.seed and counts_for(result, trial.args):
                 if _of_other_images(result, partial(fingerprint, trial.args.data)):
                     print(f"{result.folder} does not count: the images have changed since", file=sys.stderr)
                 else:

@@ -13,7 +13,7 @@ from scripts.common.command_line import table
 from scripts.common.output import whole_file, write_csv
 from scripts.common.runs import RunResult
 from scripts.sweeps.grid import Trial
-from scripts.sweeps.outcomes import BLUE, GREY, points_of, spread
+from scripts.sweeps.outcomes import BLUE, GREY, in_words, points_of, spread
 from scripts.sweeps.search import EPOCHS, SHOWN, Search, last_value, point_of
 from scripts.sweeps.space import Dimension
 
@@ -55,7 +55,7 @@ def verdict(search: Search, results: Mapping[Trial, RunResult], images: int) -> 
     runs = points_of(results).get(point_of(best[0])) if best else None
     if not runs:
         return ""
-    figure = f"top-1 {spread([run.top1 for run in runs])} over {len(runs)} seed(s)"
+    figure = f"{in_words(runs)} {spread([run.final for run in runs])} over {len(runs)} seed(s)"
     lines = [
         f"Chosen by the search, trial {best[0].number}: {' '.join(point_of(best[0]))}",
         f"It reaches {figure}, trained on all training images, on the {images:,} validation images, which no trial saw",

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -683,6 +684,22 @@ def test_a_saved_batch_is_reproduced_and_audited(tmp_path, capsys, planted):
     content = json.loads((tmp_path / "out" / "amp_audit.json").read_text())
     assert content["scale"] == 1024 and [batch["weight"] for batch in content["batches"]] == [0.5, 0.5]
     assert content["recommendation"]["verification"]["finite"]
+
+
+def test_a_saved_batch_is_repeated_with_the_weights_of_its_images(tmp_path, capsys, planted):
+    network, passes = planted
+    losses = []
+    for number, weights in enumerate((None, torch.tensor([1.0, 1, 1, 5]))):
+        finite = [{**passes[0], "image_weights": weights}]
+        path = dump(tmp_path / f"{number}.pt", network, finite)
+        assert amp_audit.main(["--batch", path, "--output", str(tmp_path), "--device", "cpu"]) == 0
+        losses.append(float(re.search(r"are finite here \(loss ([\d.]+)", capsys.readouterr().out)[1]))
+    with torch.autocast("cpu", torch.float16):
+        terms = torch.nn.functional.cross_entropy(
+            network.train()(passes[0]["images"]), passes[0]["targets"], reduction="none"
+        )
+    expected = [float(terms.detach().mean()), float((terms.detach() * torch.tensor([1.0, 1, 1, 5])).mean())]
+    assert losses == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_saved_batch_that_is_finite_is_said_to_be(tmp_path, capsys, planted):

@@ -18,7 +18,7 @@ from scripts import report
 from scripts.common import features as module
 from scripts.common.features import chosen_of, embed, of_architecture, on_data
 from scripts.common.trained import open_run
-from scripts.reporting.feature_study import study
+from scripts.reporting.feature_study import accuracies, study
 from tests.scripts.common.test_predictions import tree_of_digits
 from tests.scripts.test_report import Page
 from utils.config.settings import UserError
@@ -157,12 +157,14 @@ def test_the_probe_is_fitted_on_training_images_alone_and_scored_on_the_others(d
     found = study(parts, "val")
     train, other = parts["train"], parts["val"]
     reference = make_pipeline(StandardScaler(), LogisticRegression(C=found.probe.strength, max_iter=3000))
-    right = reference.fit(train.features, train.labels).predict(other.features) == other.labels
-    assert (right == found.by_probe).mean() > 0.99
+    answers = reference.fit(train.features, train.labels).predict(other.features)
+    assert (answers == found.by_probe.argmax(1)).mean() > 0.99
+    reached = accuracies(found)[1]["value"]
+    assert reached == 100 * (found.by_probe.argmax(1) == other.labels).mean()
     other.labels[:] = np.roll(other.labels, 7)  # wrong ones change what is scored, not what is chosen
     wrong = study(parts, "val")
-    assert wrong.probe.accuracies == found.probe.accuracies
-    assert wrong.by_probe.mean() < 0.3 < 0.9 < found.by_probe.mean()
+    assert wrong.probe.scores == found.probe.scores
+    assert accuracies(wrong)[1]["value"] < 30 < 90 < reached
 
 
 def test_copies_of_training_images_are_named_and_accuracy_is_given_without_them(tmp_path, capsys):

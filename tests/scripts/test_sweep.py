@@ -128,7 +128,7 @@ def test_a_mistake_is_one_line_and_nothing_is_made(argv, message, capsys, monkey
 
 def test_a_run_is_its_last_validation_beside_the_best_and_the_time_of_its_epochs(tmp_path):
     run = read_run(keep_run(tmp_path / "a", ["--arch", "fc", "--epochs", "3"], [90.0, 95.0, 93.0]))
-    assert (run.top1, run.best_top1, run.epochs, run.seconds) == (93.0, 95.0, 3, 4.5)
+    assert (run.final, run.best, run.epochs, run.seconds) == (93.0, 95.0, 3, 4.5)
     assert (run.network, run.machine, run.commit) == ("fc", "a computer", "0123456789")
     assert run.command == "main.py --arch fc --epochs 3"
 
@@ -139,7 +139,7 @@ def test_a_run_that_was_cut_or_is_under_way_is_no_result(tmp_path):
     assert read_run(keep_run(tmp_path / "max steps", flags, [90.0, 95.0])) is None
     assert read_run(keep_run(tmp_path / "went on", flags, [90.0, 95.0, 93.0], epochs=2)) is None
     early = ([*flags, "--early-stopping", "1"], [90.0, 95.0])
-    assert read_run(keep_run(tmp_path / "early", *early, log=EARLY)).top1 == 95.0
+    assert read_run(keep_run(tmp_path / "early", *early, log=EARLY)).final == 95.0
     assert read_run(keep_run(tmp_path / "before early", *early)) is None
     went_on = f"{EARLY}\nval_top1=1 val_loss=1 val_epoch=1 best_top1=1 best_epoch=1 run=x"
     assert read_run(keep_run(tmp_path / "early before", *early, log=went_on)) is None
@@ -150,7 +150,7 @@ def test_a_run_that_was_cut_or_is_under_way_is_no_result(tmp_path):
 
 def test_the_best_of_a_run_is_that_of_its_best_checkpoint_if_it_has_one(tmp_path):
     flags = ["--arch", "fc", "--epochs", "2", "--best-metric", "loss"]
-    assert read_run(keep_run(tmp_path / "by loss", flags, [95.0, 93.0], best=93.0)).best_top1 == 93.0
+    assert read_run(keep_run(tmp_path / "by loss", flags, [95.0, 93.0], best=93.0)).best == 93.0
     planned = trials("digits/fc", [], 2, ["--epochs", "1"])
     for number, (trial, best) in enumerate(zip(planned, (float("nan"), 90.0), strict=True)):
         keep_run(tmp_path / "runs" / str(number), trial.flags, [90.0], best=best)
@@ -507,14 +507,14 @@ def test_each_training_image_has_one_prediction_by_the_network_that_did_not_see_
     for trial in planned:  # the logs' own figures, of the exact validation
         own = [row for row in rows if int(row["fold"]) == trial.fold]
         right = sum(row["class"] == row["predicted"] for row in own)
-        assert 100 * right / len(own) == pytest.approx(results[trial].top1, abs=1e-3)
+        assert 100 * right / len(own) == pytest.approx(results[trial].final, abs=1e-3)
     for row in rows:
         shares = [float(row[f"probability {label}"]) for label in range(10)]
         assert sum(shares) == pytest.approx(1, abs=1e-5) and max(shares) == shares[int(row["predicted"])]
     hits = sum(row["class"] == row["predicted"] for row in rows)
     assert f"seed 0: {hits:,} of 1,437 right out of fold" in lines[1]
     (about,) = read_csv(folder / "cross_validation.csv")
-    values = [results[trial].top1 for trial in planned]
+    values = [results[trial].final for trial in planned]
     assert (about["runs"], about["seeds"], about["smallest_fold"]) == ("3", "1", "479")
     assert float(about["mean_top1"]) == pytest.approx(statistics.fmean(values), abs=0.005)
     assert float(about["deviation"]) == pytest.approx(statistics.stdev(values), abs=0.005)

@@ -28,11 +28,12 @@ MOST = 10  # files in a run; each holds the network's weights
 
 
 def save_bad_batch(folder: Path, content: dict[str, Any]) -> Path | None:
-    """Write ``content``, all of ``KEYS`` but the format, into ``folder``, named by its step and rank; returns the path.
+    """Write ``content`` into ``folder``, named by its step and rank; returns the path.
 
+    It is all of ``KEYS`` but the format, and ``known``: the mean number of known labels of an image with several. Gives
     None if there are ``MOST`` already or the write fails, which must not end a run.
     """
-    assert {"format", *content} == set(KEYS), set(content) ^ set(KEYS)
+    assert {"format", *content} == {*KEYS, "known"}, set(content) ^ set(KEYS)
     try:
         folder.mkdir(exist_ok=True)
         if len(list(folder.glob("*.pt"))) >= MOST:

@@ -18,6 +18,7 @@ from utils.data.loaders import Batch, TrainLoader
 from utils.data.sample_plan import step_seed
 from utils.loop.bad_batch import save_bad_batch
 from utils.loop.forward import Outputs
+from utils.optim.criterion import mean_known
 from utils.precision.amp import resolve_amp
 from utils.precision.buffers import BufferCopy
 from utils.precision.diagnosis import UNSEEN, BadStep, examine, too_many_skips
@@ -128,6 +129,7 @@ class NonFiniteStepHandler:
             self.folder / "bad_batches",
             {
                 **{name: self.description[name] for name in ("arch", "settings", "classes")},
+                "known": mean_known(self.train_loader.source.labels),
                 "image_shape": list(self.train_loader.image_shape),
                 "model": self.model.state_dict(),
                 "passes": [
@@ -136,6 +138,7 @@ class NonFiniteStepHandler:
                         "targets": batch.targets,
                         "indices": torch.as_tensor(batch.indices),
                         "weight": batch.weight,
+                        "image_weights": batch.image_weights,
                     }
                     for batch in batches
                 ],

@@ -288,6 +288,11 @@ def build_criterion(
     return PluginLoss(own)
 
 
+def mean_known(labels: torch.Tensor) -> float | None:
+    """Known labels of an image, the mean of int8 (n, classes) with -1 for missing; None of one label an image, (n,)."""
+    return float((labels >= 0).sum() / len(labels)) if labels.ndim > 1 else None
+
+
 def describe(settings: LossSettings, gradient_penalty: float) -> str:
     """The training loss and what shapes it."""
     each = settings.loss in OF_EACH_CLASS

@@ -50,6 +50,11 @@ class Report:
         return cls(loss / count, 100 * top1 / count, 100 * top5 / count, round(count))
 
     @property
+    def headline(self) -> float:
+        """The figure that ``HEADLINE`` names."""
+        return self.top1
+
+    @property
     def numbers(self) -> list[float]:
         """For a checkpoint."""
         return [self.loss, self.top1, self.top5, self.count]

@@ -253,6 +253,11 @@ class MultilabelReport:
         return cls(loss, by_class.map, by_class.macro_f1, by_class.micro_f1, len(logits), by_class)
 
     @property
+    def headline(self) -> float:
+        """The figure that ``HEADLINE`` names."""
+        return self.map
+
+    @property
     def numbers(self) -> list[float]:
         """For a checkpoint; ``report_of`` reads it."""
         return [self.loss, self.map, self.macro_f1, self.micro_f1, self.count]

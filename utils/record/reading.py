@@ -33,6 +33,10 @@ class OneLabel:
         """Plain values from which a program reads logits as this does."""
         return {"activation": self.activation}
 
+    def divided(self, temperature: float) -> Reading:
+        """The reading of logits that are divided by ``temperature``, with the same answers."""
+        return self
+
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
         """Probabilities of ``logits`` (n, classes)."""
         return logits.softmax(1)
@@ -76,6 +80,10 @@ class SeveralLabels(OneLabel):
     @property
     def facts(self) -> dict[str, Any]:
         return {"activation": self.activation, "thresholds": list(self.thresholds)}
+
+    def divided(self, temperature: float) -> SeveralLabels:
+        thresholds = torch.tensor(self.thresholds, dtype=torch.float64).logit() / temperature
+        return SeveralLabels(tuple(thresholds.sigmoid().tolist()))
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
         return logits.sigmoid()

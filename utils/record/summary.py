@@ -92,7 +92,7 @@ def final_line(progress: Progress, folder: Path | None, args: Settings) -> str:
     epoch = progress.epoch + (progress.step_in_epoch > 0)
     best = (progress.best_top1, progress.best_epoch)
     if not progress.best_epoch:
-        best = (getattr(report, headline), epoch) if math.isfinite(report.loss) else (math.nan, 0)
+        best = (report.headline, epoch) if math.isfinite(report.loss) else (math.nan, 0)
     name = best_metric(args.run).name
     value = math.nan if progress.best_value is None else progress.best_value
     other = f" best_{name}={value:.4f}" if name != headline else ""

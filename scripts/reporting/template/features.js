@@ -34,8 +34,7 @@ function neighbourRow(of, [row, near]) {
     ])));
 }
 
-function doubtCard(of, [row, likely, own, share, votes, split, confident]) {
-  const label = of.rows[row][2];
+function doubtCard(of, [row, label, likely, own, share, votes, split, confident]) {
   const bars = [[label, own, "var(--miss)"], [likely, share, "var(--hit)"]].map(([one, part, bar]) => [
     make("span", { class: "class", title: of.classes[one], style: { "--p": cssPercent(part), "--bar": bar } }, named(of.classes[one])),
     make("span", { class: "number" }, odds(part)),
@@ -92,7 +91,8 @@ function showFeatures(of) {
   const rows = of.figures.map(([name, value, interval, apart, method]) => make("tr", {},
     make("th", { scope: "row" }, name), [value, interval, apart].map((text) => make("td", { class: "number" }, text)),
     make("td", { class: "soft small how" }, method)));
-  const heads = ["Classifier", `Top-1, ${of.scored}`, "95 % (Wilson)", "without copies", "How"];
+  const [figure, interval] = of.heads;
+  const heads = ["Classifier", `${figure}, ${of.scored}`, interval, "without copies", "How"];
   byId("feature-figures").replaceChildren(
     make("div", { class: "card scroll", tabindex: 0, role: "region", "aria-label": "Accuracy of the features" },
       make("table", {}, make("thead", {}, make("tr", {}, heads.map((head, n) =>

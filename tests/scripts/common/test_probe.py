@@ -29,7 +29,7 @@ def test_strength_and_probabilities_are_those_of_scikit_learns_search_with_stand
     search = GridSearchCV(pipeline, {"logisticregression__C": STRENGTHS}, cv=folds).fit(wide, labels)
     assert made.strength == search.best_params_["logisticregression__C"]
     # an image near the border may fall on its other side: 1 of 48 in one fold of five
-    assert np.abs(np.array(list(made.accuracies.values())) - 100 * search.cv_results_["mean_test_score"]).max() < 0.5
+    assert np.abs(np.array(list(made.scores.values())) - 100 * search.cv_results_["mean_test_score"]).max() < 0.5
     best = search.best_estimator_
     # both stop where the gradient is below 1e-4
     assert np.abs(made.probabilities(features) - best.predict_proba(wide)).max() < 0.01

@@ -51,7 +51,7 @@ def test_a_run_that_went_on_after_its_end_is_under_way(tmp_path):
     """Its config.yaml has the new settings, its files the figures of the old ones."""
     flags = [*FLAGS, "--early-stopping", "30"]
     folder = keep_run(tmp_path / "run", flags, [95.0, 94.0], log=EARLY)
-    assert read(folder)[0].top1 == 94.0
+    assert read(folder)[0].final == 94.0
     with open(folder / "log.txt", "a") as log:
         log.write("2026-11-22 08:00:01 Run x\n2026-11-22 08:00:01 Continuing x/checkpoints/last.pt after epoch 2\n")
     assert read(folder) == (None, [])

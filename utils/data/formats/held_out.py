@@ -259,14 +259,25 @@ def folds_of(images: Images, classes: Sequence[str], settings: DataSettings, kep
     if images.groups is not None:
         units = _hashes(map(_key_of_group, images.groups), len(keys), settings.fold_seed)
     units, unit_of = np.unique(units, return_inverse=True)  # sorted, so numbered in the order of the hashes
-    labels = images.labels.numpy()
-    strata = labels if labels.ndim == 1 else np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1)
+    strata = strata_of(images.labels.numpy(), settings.folds)
     fold_of_unit = _known(kept, hashes, unit_of, len(units), settings, images)
     if (fold_of_unit >= 0).any():
         _spread(fold_of_unit, unit_of, strata, settings.folds)
     else:
         fold_of_unit = _dealt(unit_of, len(units), strata, settings, images.groups is not None)
     return Folds(hashes, fold_of_unit[unit_of].astype(np.uint8), settings.folds, settings.fold_seed)
+
+
+def strata_of(labels: np.ndarray, folds: int) -> np.ndarray:
+    """Strata that ``folds`` spread evenly, int64 (n,): the labels, or of several, (n, classes), which an image has.
+
+    Combinations of labels that fewer images have than there are folds count as one: they cannot be spread.
+    """
+    if labels.ndim == 1:
+        return labels
+    strata = np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1)
+    counts = np.bincount(strata)
+    return np.where(counts[strata] < folds, len(counts), strata)
 
 
 def _known(

@@ -1,0 +1,277 @@
+"""Tools on a trained run of several labels an image: soups, temperature, distances, features, sweeps' results."""
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.optimize import minimize_scalar
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import average_precision_score
+from torch.nn import functional
+
+from main import main
+from models import load_model
+from scripts import average_checkpoints, evaluate, features, predict
+from scripts.common.label_answers import LabelAnswers
+from scripts.common.neighbours import TEMPERATURE, votes
+from scripts.common.predictions import Chosen, predict_split
+from scripts.common.probe import fit_probe, score_of
+from scripts.evaluation.distance import fit_distance
+from scripts.evaluation.summary import fit_temperature
+from scripts.sweeps import outcomes
+from scripts.sweeps.cross_validation import cross_validate
+from scripts.sweeps.grid import trials
+from utils.checkpoint import checkpoint
+from utils.record.reading import OneLabel, SeveralLabels
+
+NAMES = ("red", "green", "blue")
+QUIET = ("--device", "cpu", "--no-progress")
+COUNTS = {"train": 90, "val": 60}
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """Noise whose channels are brighter where a label says so; some labels missing, three images a group."""
+    folder = tmp_path_factory.mktemp("table")
+    random = np.random.default_rng(0)
+    rows = []
+    for split, count in COUNTS.items():
+        for number in range(count):
+            shown = random.random(3) < (0.6, 0.4, 0.2)
+            pixels = random.integers(0, 180, (8, 8, 3)) + 60 * shown
+            name = f"{split}{number}.png"
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / name)
+            cells = ["" if random.random() < 0.1 else str(int(one)) for one in shown]
+            rows.append([name, split, f"{split}{number // 3}", *cells])
+    with open(folder / "labels.csv", "w", newline="") as file:
+        csv.writer(file).writerows([["path", "split", "group", *NAMES], *rows])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def flags(table):
+    own = ["--dataname", "folder", "--datapath", str(table), "--labels", str(table / "labels.csv")]
+    return [*own, "--label-columns", *NAMES, "--image-size", "8", "--workers", "0", "--arch", "fc", *QUIET]
+
+
+@pytest.fixture(scope="module")
+def runs(flags, tmp_path_factory):
+    """Two runs that differ in their seed. Not to be changed."""
+    folder = tmp_path_factory.mktemp("runs")
+    for seed in ("0", "1"):
+        line = ["--epochs", "3", "--batch-size", "30", "--lr", "0.05", "--init", "default", "--seed", seed]
+        assert main([*flags, *line, "--output", str(folder / seed)]) == 0
+    return [str(next((folder / seed).glob("*/*/*"))) for seed in ("0", "1")]
+
+
+@pytest.fixture(scope="module")
+def kept(runs, tmp_path_factory):
+    path = tmp_path_factory.mktemp("kept") / "kept.pt"
+    assert evaluate.main([runs[0], "--store", str(path), "--distance", *QUIET]) == 0
+    return path
+
+
+def last_line(capsys):
+    return dict(word.split("=") for word in capsys.readouterr().out.splitlines()[-1].split())
+
+
+def answers(seed, n=4000, temperature=1.0, missing=0.2):
+    """Answers whose labels are drawn from the probabilities of logits divided by ``temperature``."""
+    random = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(n, 3, generator=random)
+    labels = (torch.rand(n, 3, generator=random) < (logits / temperature).sigmoid()).float()
+    labels[torch.rand(n, 3, generator=random) < missing] = float("nan")
+
+    class Made(LabelAnswers):
+        classes = NAMES
+
+        def __len__(self):
+            return len(self.logits)
+
+    return Made(logits, labels, SeveralLabels((0.5, 0.5, 0.5)))
+
+
+def test_the_temperature_of_several_labels_minimises_their_binary_cross_entropy_on_the_fitted_half():
+    made = answers(0, temperature=1.7)
+    fit = fit_temperature(made)
+    assert fit.temperature == pytest.approx(1.7, rel=0.1)
+    assert 3 * fit.calibration_error_after < fit.calibration_error_before
+    judged = np.flatnonzero((made.targets >= 0).any(1))
+    order = judged[np.random.default_rng(0).permutation(len(judged))]
+    fitted, scored = order[: len(order) // 2], order[len(order) // 2 :]
+    assert (fit.fitted_on_images, fit.scored_on_images) == (len(fitted), len(scored))
+
+    def loss(which, temperature):
+        known = ~made.labels[which].isnan()
+        logits = made.logits[which][known].double() / temperature
+        return functional.binary_cross_entropy_with_logits(logits, made.labels[which][known].double()).item()
+
+    best = minimize_scalar(lambda log: loss(fitted, math.exp(log)), bounds=(-4, 4), method="bounded")
+    assert fit.temperature == pytest.approx(math.exp(best.x), rel=1e-4)
+    assert (fit.loss_before, fit.loss_after) == pytest.approx(
+        (loss(scored, 1), loss(scored, fit.temperature)), rel=1e-6
+    )
+
+
+def test_dividing_logits_changes_thresholds_and_no_answer():
+    logits = 4 * torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
+    reading = SeveralLabels((0.5, 0.013, 0.9))
+    divided = reading.divided(2.5)
+    assert divided.thresholds[0] == 0.5 and divided.thresholds[1] > 0.013 and divided.thresholds[2] < 0.9
+    assert torch.equal(reading.given(logits), divided.given(logits.double() / 2.5))
+    assert OneLabel().divided(2.5) == OneLabel()
+
+
+def test_a_copy_keeps_temperature_thresholds_and_distance_and_gives_the_answers_of_its_thresholds(
+    runs, kept, table, tmp_path
+):
+    plain, divided = (load_model(kept, calibrated=one) for one in (False, True))
+    stored = checkpoint.load(kept)
+    assert plain.reading.thresholds == tuple(stored["thresholds"]) != divided.reading.thresholds
+    temperature = divided.confidence.temperature
+    images = torch.randn(40, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    logits = plain.network(images)
+    assert torch.allclose(divided.network(images), logits / temperature, rtol=1e-6)
+    assert torch.equal(plain.reading.given(logits), divided.reading.given(divided.network(images)))
+    assert len(divided.confidence.distance.centres) == 1  # of all images
+    file = tmp_path / "predictions.csv"
+    assert predict.main([str(kept), str(table / "val0.png"), "--output", str(file), "--device", "cpu"]) == 0
+    (row,) = csv.DictReader(file.read_text().splitlines())
+    image = divided.preprocessing(Image.open(table / "val0.png"))[None]
+    shares = divided.reading.probabilities(divided.network(image))[0]
+    given = [
+        name for name, share, least in zip(NAMES, shares, divided.reading.thresholds, strict=True) if share >= least
+    ]
+    assert sorted(filter(None, row["labels"].split(";"))) == sorted(given)
+    assert float(row["distance"]) > 0
+
+
+def test_the_distance_of_images_with_several_labels_is_mahalanobis_around_one_mean():
+    random = np.random.default_rng(0)
+    found = random.normal(size=(300, 4)) @ random.normal(size=(4, 4)) + 5
+    distance = fit_distance(torch.from_numpy(found).float(), torch.zeros(300, 3))
+    other = random.normal(size=(20, 4)) * 3
+    inverse = np.linalg.inv(np.cov(found, rowvar=False, bias=True))
+    around = other - found.mean(0)
+    expected = np.sqrt(np.einsum("ni,ij,nj->n", around, inverse, around))
+    np.testing.assert_allclose(distance(torch.from_numpy(other).float()).numpy(), expected, rtol=1e-4)
+
+
+def test_calibrated_evaluation_has_the_same_map_and_files_hold_the_reliability(kept, runs, tmp_path, capsys):
+    lines = []
+    for which in (runs[0], str(kept)):
+        assert evaluate.main([which, "--output", str(tmp_path / "out"), *QUIET]) == 0
+        lines.append(last_line(capsys))
+    assert {name for name in lines[0] if lines[0][name] != lines[1][name]} == {"val_loss"}
+    content = json.loads((tmp_path / "out/evaluation.json").read_text())
+    assert content["kept"]["temperature"] and content["kept"]["fitted_on_some_of_these_images"]
+    assert sum(one["images"] for one in content["reliability"]) == content["figures"]["known_labels"]
+
+
+def test_a_soup_is_chosen_and_reported_by_mean_average_precision_and_evaluates_to_it(runs, flags, tmp_path, capsys):
+    path = tmp_path / "soup.pt"
+    line = ["--method", "greedy", "--checkpoints", *runs, "--output", str(path), *QUIET]
+    assert average_checkpoints.main(line) == 0
+    out = capsys.readouterr().out
+    soup = dict(word.split("=") for word in out.splitlines()[-1].split())
+    finals = (checkpoint.load(Path(run) / "checkpoints/final.pt") for run in runs)
+    scores = [state["progress"]["last_validation"][1] for state in finals]
+    assert float(soup["val_map"]) >= max(scores) - 1e-4 and "its map is of" in out
+    assert main(["--evaluate", "--resume", str(path), *QUIET]) == 0
+    assert last_line(capsys)["val_map"] == soup["val_map"]
+
+
+def test_features_of_several_labels_are_measured_by_average_precision_and_stored(runs, tmp_path, capsys):
+    line = [runs[0], "--output", str(tmp_path), "--neighbours", "5", *QUIET]
+    assert features.main([*line, "--format", "parquet"]) == 0
+    first = capsys.readouterr().out
+    assert features.main([*line, "--format", "parquet"]) == 0
+    again = capsys.readouterr()
+    assert "are reused" in again.err and again.out.splitlines()[-1] == first.splitlines()[-1]
+    found = dict(word.split("=") for word in first.splitlines()[-1].split())
+    assert 100 > float(found["probe_map"]) > 50 and found["val_count"] == "60" and "no group in two of them" in first
+    rows = list(csv.DictReader((tmp_path / "doubtful.csv").read_text().splitlines()))
+    assert rows and all(row["likely"].removeprefix("not ") == row["label"].removeprefix("not ") for row in rows)
+
+
+def targets(n=400, missing=0.0, seed=0):
+    """Features and int8 targets that they tell, mostly."""
+    random = np.random.default_rng(seed)
+    values = random.normal(size=(n, 6)).astype(np.float32)
+    labels = (values[:, :3] + 0.7 * random.normal(size=(n, 3)) > 0.4).astype(np.int8)
+    labels[random.random(labels.shape) < missing] = -1
+    return values, labels
+
+
+def test_the_probe_of_several_labels_is_scikit_learns_of_each_class_and_its_score_mean_average_precision():
+    values, labels = targets(missing=0.3)
+    probe = fit_probe(values, labels, 3)
+    wide = (values - values.mean(0, dtype=np.float64)) / values.std(0, dtype=np.float64)
+    for label, column in enumerate(labels.T):
+        known = column >= 0
+        reference = LogisticRegression(C=probe.strength, max_iter=3000, tol=1e-8).fit(wide[known], column[known])
+        np.testing.assert_allclose(
+            probe.probabilities(values)[:, label], reference.predict_proba(wide)[:, 1], atol=2e-3
+        )
+        own = column[known], probe.out_of_fold[known, label]
+        assert average_precision_score(*own) > 1.5 * own[0].mean()
+    assert score_of(probe.out_of_fold, labels) == pytest.approx(probe.scores[probe.strength], abs=3)
+
+
+def test_a_label_of_which_one_value_is_known_is_that_value():
+    values, labels = targets()
+    labels[:, 0] = 1
+    labels[:, 1] = np.where(labels[:, 1] > 0, -1, 0)
+    shares = fit_probe(values, labels, 3).probabilities(values)
+    assert (shares[:, 0] == 1).all() and (shares[:, 1] == 0).all() and 0 < shares[0, 2] < 1
+
+
+def test_a_neighbour_whose_label_is_missing_has_no_vote():
+    places = np.array([[0, 1, 2]])
+    cosines = np.array([[1.0, 0.9, 0.8]], dtype=np.float32)
+    cells = np.array([[1, -1, -1], [0, 1, -1], [1, 0, -1]], dtype=np.int8)
+    weights = np.exp(np.array([0, -0.1, -0.2]) / TEMPERATURE)
+    expected = [(weights[0] + weights[2]) / weights.sum(), weights[1] / weights[1:].sum(), 0]
+    np.testing.assert_allclose(votes(places, cosines, cells, 3)[0], expected, rtol=1e-5)
+
+
+def test_no_group_is_on_both_sides_of_the_probes_folds():
+    """Features that tell the group alone say nothing of a label that each group has drawn: half are right."""
+    random = np.random.default_rng(0)
+    groups = np.repeat([f"p{number}" for number in range(60)], 5)
+    labels = np.repeat(random.integers(0, 2, 60), 5)
+    values = np.repeat(random.normal(size=(60, 80)), 5, axis=0).astype(np.float32)
+    apart, mixed = (fit_probe(values, labels, 2, one) for one in (groups, None))
+    assert mixed.scores[mixed.strength] > 95 and apart.scores[apart.strength] < 70
+
+
+def test_folds_of_several_labels_are_cross_validated_by_mean_average_precision(flags, table, tmp_path):
+    own = ["--split-column", "off", "--epochs", "2", "--batch-size", "30"]
+    planned = trials("digits/fc", [], 1, [*flags, *own], folds=3)
+    for trial in planned:
+        assert main([*trial.flags, "--output", str(tmp_path / "runs")]) == 0
+    results = outcomes.finished(tmp_path / "runs", planned)
+    lines = cross_validate(planned, results, tmp_path)
+    with open(tmp_path / "out_of_fold_seed0.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == sum(COUNTS.values())
+    with open(table / "labels.csv", newline="") as file:
+        shown = {row["path"]: [name for name in NAMES if row[name] == "1"] for row in csv.DictReader(file)}
+    assert all(row["class"] == ";".join(shown[Path(row["image"]).name]) for row in rows)
+    by_hand = []
+    for trial in planned:
+        made = predict_split(load_model(results[trial].folder, best=False), Chosen(device="cpu", progress=False))
+        cells = zip(made.scores.T, made.targets.T, strict=True)
+        by_hand.append(100 * np.mean([average_precision_score(t[t >= 0], s[t >= 0]) for s, t in cells]))
+        assert results[trial].headline == "map" and results[trial].final == pytest.approx(by_hand[-1], abs=1e-3)
+    with open(tmp_path / "cross_validation.csv", newline="") as file:
+        (about,) = csv.DictReader(file)
+    assert float(about["mean_map"]) == pytest.approx(np.mean(by_hand), abs=0.006)
+    assert f"mAP {about['mean_map']} % over 3 runs" in lines[0]
+    assert "final mAP" in outcomes.as_table(results)
+    assert all({"val_map", "best_map"} < row.keys() for row in outcomes.csv_rows(planned, results))
