@@ -41,6 +41,8 @@ TIMM_EXAMPLE = """
 python main.py --dataname folder --datapath DIR --arch resnet50 --lr 0.5 --batch-size 256 --label-smoothing 0.1
 ```
 
+`./distributed_train.sh N` is `torchrun --nproc-per-node N main.py`; `validate.py` is `main.py --evaluate`.
+
 **This, or timm's `train.py`?** timm's when you need what the last table lists: several image sizes in a batch, more
 schedules and optimizers with every switch, Weights & Biases, years of use on many GPUs. This one when a run has to
 survive kills with the same bits, when validation must count each image once, or when images are small. Both train the

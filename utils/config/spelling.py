@@ -89,8 +89,10 @@ def did_you_mean(names: list[str]) -> str:
 
 
 def or_nearest(name: str, known: Iterable[str], otherwise: str, cutoff: float = 0.5) -> str:
-    """``did you mean ...?`` with up to three of ``known`` that are spelled like ``name``, or ``otherwise``."""
-    near = difflib.get_close_matches(name, dict.fromkeys(known), n=3, cutoff=cutoff)
+    """``did you mean ...?`` with up to three of ``known`` that hold ``name`` or are like it, or ``otherwise``."""
+    names = list(dict.fromkeys(known))
+    longer = [other for other in names if len(name) > 5 and name in other]
+    near = list(dict.fromkeys([*longer, *difflib.get_close_matches(name, names, n=3, cutoff=cutoff)]))[:3]
     return f"did you mean {', '.join(near)}?" if near else otherwise
 
 
