@@ -63,6 +63,12 @@ class Components(NamedTuple):
     def model(self) -> torch.nn.Module:
         return self.network.model
 
+    @property
+    def steps_per_epoch(self) -> int:
+        """The steps of a whole epoch of a training."""
+        assert self.train_loader is not None
+        return self.train_loader.steps_per_epoch
+
     def describe(self, run: Run) -> dict[str, str]:
         """The rows of a run's plan: each part in its own words."""
         args = run.args
@@ -84,7 +90,8 @@ class Components(NamedTuple):
 
     def _describe_training(self, args: Settings) -> dict[str, str]:
         settings = args.optimisation
-        steps = self.train_loader.steps_per_epoch
+        steps = self.steps_per_epoch
+        assert self.lr_policy is not None
         distilled = isinstance(self.criterion, Distillation)
         return {
             "Loss": criterion.describe(args.loss, settings.grad_penalty),
@@ -102,7 +109,7 @@ class Components(NamedTuple):
     def warn_of_doubts(self, run: Run) -> None:
         """Warn of what a user should know: doubtful data or network, settings without effect. For one process."""
         data = self.data
-        lines = [data.seen, *data.warnings, *data.doubts(run.args)]
+        lines: list[str | None] = [data.seen, *data.warnings, *data.doubts(run.args)]
         if run.resume_point is None and self.train_loader is not None:
             lines.append(oversized_layer(run.args.model.arch, self.model, data.image_size))
         facts = facts_of(run.args, self, run.distributed, continues=run.folder_to_resume is not None)
@@ -143,6 +150,7 @@ def build(run: Run) -> Components:
         train_loader, validation_loader, loader_choice = loaders(
             data, args, distributed, channels_last=network.channels_last, progress=run.progress_log
         )
+        assert train_loader is not None
         if begins:
             start_from_images(network.model, train_loader)
     # Apart from what reads: a process that has failed there would not take part in spreading.
@@ -168,7 +176,7 @@ def build_to_evaluate(run: Run) -> Components:
     point = run.resume_point
     _begin(args, distributed, evaluate=True)
     with distributed.raise_on_all_ranks(), distributed.without_timeout("Reading the data"):
-        weights = point and WeightsFile(point.read(), point.path)
+        weights = None if point is None else WeightsFile(point.read(), point.path)
         known = known_preprocessing(args, point, weights, evaluates=True)
         data = run.images.to_evaluate(args, point).shown_to(known, args.data)
         if point is not None:

@@ -92,7 +92,7 @@ def train(run: Run, stop_signals: StopSignals, hooks: Hooks | None) -> int:
     changed = override(run, components)
     run.open_folder()
     checkpointer = Checkpointer(
-        run.run_folder.checkpoints, run.is_main, lambda line: run.writer.log(f"warning: {line}")
+        run.own_folder.checkpoints, run.is_main, lambda line: run.writer.log(f"warning: {line}")
     )
     try:
         with stop_signals.held():
@@ -106,7 +106,7 @@ def train(run: Run, stop_signals: StopSignals, hooks: Hooks | None) -> int:
         run.log_end(traval.progress, result)
         return 0
     except Stopped as stop:
-        run.writer.log(f"Run {run.run_folder.folder} {stop}")
+        run.writer.log(f"Run {run.own_folder.folder} {stop}")
         return stop.exit_code
     except TrainingFailure as error:
         run.writer.log(f"Stopped: {error}", to_console=False)
@@ -118,7 +118,7 @@ def train(run: Run, stop_signals: StopSignals, hooks: Hooks | None) -> int:
             run.writer.log(f"Stopped: {str(error) or type(error).__name__}", to_console=False)
         raise
     except OSError as error:  # of the log, TensorBoard or the metrics files
-        folder = run.run_folder.folder
+        folder = run.own_folder.folder
         advice = "--resume auto continues" if folder.is_dir() else "it was removed; begin the run anew"
         raise UserError(f"--output: cannot write {folder} ({error}); {advice}") from error
     finally:
@@ -165,7 +165,7 @@ def plan(run: Run) -> int:
 def show_plan(run: Run, components: Components, more: Mapping[str, str] = MappingProxyType({})) -> int:
     """Print a line for each part, and ``more``."""
     if run.is_main:
-        rows = components.describe(run) | components.multiply_adds(run.distributed.device) | more
+        rows = components.describe(run) | components.multiply_adds(run.distributed.device) | {**more}
         print("\n".join(f"{title:<14} {text}" for title, text in rows.items()))
     return 0
 
@@ -218,12 +218,12 @@ def begin(run: Run, traval: TraVal) -> None:
 
 def go_on(run: Run, traval: TraVal, changed: bool) -> None:
     """Load the checkpoint; with ``changed`` settings or data, which the folder has to record, save it as the last."""
-    point = run.resume_point
+    point = run.begun
     distributed = run.distributed
     # Each rank reads. Nothing is saved before all have, and nothing keeps what was read.
     with distributed.raise_on_all_ranks(), point.fitting():
         traval.load_state(point.read(traval.places()))
-    run.writer.log("Continuing {} after epoch {}, step {}".format(run.found_at, *run.position))
+    run.writer.log("Continuing {} after epoch {}, step {}".format(run.found_at, *(run.position or ())))
     traval.keep_best()
     if changed or not distributed.run_on_rank0(lambda: point.is_recorded(run.args)):
         traval.save_now("last")
@@ -238,7 +238,7 @@ def override(run: Run, components: Components) -> bool:
 
     point = run.resume_point
     data = components.data
-    steps = components.train_loader.steps_per_epoch
+    steps = components.steps_per_epoch
     if point is None or not run.args.run.resume_override:
         return False
     with point.fitting():

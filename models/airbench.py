@@ -34,7 +34,7 @@ class Airbench(nn.Module):
         shortest = shortest - side + 1
         self.whitening = nn.Conv2d(channels, before, side)
         self.whitening.weight.requires_grad_(False)
-        nn.init.zeros_(self.whitening.bias)
+        nn.init.zeros_(self.whitening.get_parameter("bias"))
         layers: list[nn.Module] = [nn.GELU()]
         for width in widths:
             layers.append(_Pair(before, width, pools=shortest > 1))

@@ -46,7 +46,7 @@ def build_model(
     mistake = unknown_arch(settings.arch)
     if mistake:
         raise UserError(mistake)
-    library, name = locate(settings.arch)
+    library, name = located(settings.arch)
     try:
         if library == "own":
             if settings.pretrained:
@@ -73,7 +73,8 @@ def build_model(
         ) from error
     if settings.pretrained and settings.new_head:
         for layer in output_layers(model):
-            layer.reset_parameters()
+            reset: Any = layer.reset_parameters
+            reset()
     initialise(model, settings.init)
     if settings.blur_pool:
         blur_before_strides(model)
@@ -86,7 +87,7 @@ def published_as(arch: str) -> tuple[str, str]:
 
     Both are empty for weights in a file.
     """
-    library, name = locate(arch)
+    library, name = located(arch)
     if library == "torchvision":
         import torchvision
 
@@ -97,7 +98,8 @@ def published_as(arch: str) -> tuple[str, str]:
     config = timm.get_pretrained_cfg(name, allow_unregistered=True)
     if config is not None and config.hf_hub_id:
         return f"model.safetensors of {config.hf_hub_id} from the Hugging Face Hub", constants.ENDPOINT
-    return ((config and config.url) or "",) * 2
+    url = str((config and config.url) or "")
+    return url, url
 
 
 def unknown_arch(arch: str) -> str | None:
@@ -146,6 +148,13 @@ def locate(arch: str) -> tuple[str, str] | None:
     return ("torchvision", arch) if arch in _torchvision_names() else None
 
 
+def located(arch: str) -> tuple[str, str]:
+    """As ``locate``, for a name that is known."""
+    place = locate(arch)
+    assert place is not None, arch
+    return place
+
+
 def _torchvision_names() -> list[str]:
     import torchvision
 
@@ -156,7 +165,7 @@ def _timm(name: str, settings: ModelSettings, classes: int, channels: int, image
     import timm
 
     options = options_of(settings, lambda: class_of(lambda: timm.create_model(name)))
-    own = {"pretrained": settings.pretrained, "num_classes": classes, "in_chans": channels}
+    own: dict[str, Any] = {"pretrained": settings.pretrained, "num_classes": classes, "in_chans": channels}
     create = partial(timm.create_model, name, **{**_of_hub(settings.arch), **own, **options})
     if _has_fixed_size(name, image_size):
         with suppress(TypeError):  # the class takes no size
@@ -208,7 +217,7 @@ def constructor_arguments(
     argument of its library describes: our own, and those that were changed for small or grey images or by a
     setting.
     """
-    library, name = locate(settings.arch)
+    library, name = located(settings.arch)
     for other in shaping("network"):
         if getattr(settings, other) is True:
             flag = flag_of(other)
@@ -245,6 +254,12 @@ def _has_fixed_size(name: str, image_size: Size) -> bool:
     return bool(config and config.fixed_input_size and tuple(config.input_size[-2:]) != sides(image_size))
 
 
+def pair(sides: tuple[int, ...]) -> tuple[int, int]:
+    """(rows, columns) of a two-dimensional convolution's setting, which torch types as one of any dimension."""
+    rows, columns = sides
+    return rows, columns
+
+
 def _small_stem(model: nn.Module) -> None:
     """A 3x3 convolution of stride 1 and no max-pool: He et al.'s CIFAR stem (2015, section 4.2)."""
     if isinstance(model.conv1, nn.Conv2d):
@@ -252,7 +267,9 @@ def _small_stem(model: nn.Module) -> None:
         model.conv1 = nn.Conv2d(old.in_channels, old.out_channels, 3, stride=1, padding=1, bias=old.bias is not None)
         nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")  # as timm initialises ResNets
     else:  # a deep stem is three 3x3 convolutions already
-        model.conv1[0].stride = (1, 1)
+        first = model.get_submodule("conv1.0")
+        assert isinstance(first, nn.Conv2d)
+        first.stride = (1, 1)
     model.maxpool = nn.Identity()
 
 
@@ -281,7 +298,7 @@ def _torchvision(name: str, settings: ModelSettings, classes: int, channels: int
     return model
 
 
-def _size_argument(name: str, image_size: Size) -> dict[str, int]:
+def _size_argument(name: str, image_size: Size) -> dict[str, Size]:
     """Torchvision's vision transformers are built for one image size, a square."""
     if name.startswith("vit_") and not isinstance(image_size, int):
         raise UserError(
@@ -299,7 +316,7 @@ def _fit_last_layer(model: nn.Module, classes: int) -> None:
     if isinstance(last, nn.Linear):
         new: nn.Module = nn.Linear(last.in_features, classes)
     else:
-        new = nn.Conv2d(last.in_channels, classes, last.kernel_size)
+        new = nn.Conv2d(last.in_channels, classes, pair(last.kernel_size))
     model.set_submodule(name, new)
 
 
@@ -313,12 +330,18 @@ def _fit_first_convolution(model: nn.Module, channels: int, keeps: bool) -> None
 
     name, old = next((n, m) for n, m in model.named_modules() if isinstance(m, nn.Conv2d))
     new = nn.Conv2d(
-        channels, old.out_channels, old.kernel_size, old.stride, old.padding, old.dilation, bias=old.bias is not None
+        channels,
+        old.out_channels,
+        pair(old.kernel_size),
+        pair(old.stride),
+        old.padding if isinstance(old.padding, str) else pair(old.padding),
+        pair(old.dilation),
+        bias=old.bias is not None,
     )
     with torch.no_grad():
         if keeps:
             new.weight.copy_(adapt_input_conv(channels, old.weight))
-        if old.bias is not None:
+        if old.bias is not None and new.bias is not None:
             new.bias.copy_(old.bias)
     model.set_submodule(name, new)
 

@@ -34,8 +34,11 @@ def _filter(layer: nn.Conv2d) -> torch.Tensor:
     return (row[:, None] * row / 16).expand(layer.in_channels, 1, 3, 3).contiguous().to(layer.weight)
 
 
-class _Blurred:
+class _Blurred(nn.Module):
     """Mixed into a convolution's class."""
+
+    blur: torch.Tensor
+    in_channels: int
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         blurred = functional.conv2d(images, self.blur.to(images.dtype), padding=1, groups=self.in_channels)
@@ -49,7 +52,8 @@ def checkpoint_gradients(arch: str, model: nn.Module) -> None:
     computation of a batch does not count. Raises ``UserError`` for a network that cannot.
     """
     try:
-        model.set_grad_checkpointing(True)
+        turn_on: Any = model.set_grad_checkpointing
+        turn_on(True)
     except (AttributeError, AssertionError, NotImplementedError) as error:
         raise UserError(
             f"--grad-checkpointing: {arch} cannot; networks of timm such as timm/resnet50 or timm/convnext_tiny can"
@@ -59,7 +63,7 @@ def checkpoint_gradients(arch: str, model: nn.Module) -> None:
             layer.__class__ = type(type(layer).__name__, (_CountsOnce, type(layer)), {})
 
 
-class _CountsOnce:
+class _CountsOnce(nn.Module):
     """Mixed into a batch norm's class: a forward pass within a backward pass leaves its statistics as they are."""
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -132,14 +132,14 @@ def _named(state: Mapping[str, Any], path: Path) -> tuple[str, list[str]]:
     """The names of a checkpoint's network and classes. Raises ``UserError`` if it lacks them, or has another format."""
     arch = state.get("arch")
     classes = state.get("classes")
-    named = isinstance(classes, list) and len(classes) > 1 and all(isinstance(name, str) for name in classes)
-    if not isinstance(arch, str) or not named:
+    names = classes if isinstance(classes, list) and all(isinstance(name, str) for name in classes) else []
+    if not isinstance(arch, str) or len(names) < 2:
         raise UserError(f"{path}: does not name its network and classes; give a checkpoint that main.py has saved")
     if state.get("format") != checkpoint.FORMAT:
         raise UserError(
             f"{path}: has checkpoint format {str(state.get('format'))[:20]}, this version loads {checkpoint.FORMAT}"
         )
-    return arch, classes
+    return arch, names
 
 
 def _calibrated(
@@ -216,8 +216,9 @@ def _epochs(state: Mapping[str, Any]) -> tuple[int, int, bool]:
     planned = settings.get("epochs")
     if not its_best:  # no validated epoch yet
         return epoch, epoch, False
-    early = isinstance(patience, int) and isinstance(planned, int) and epoch < planned
-    return its_best, epoch, early and epoch - improved >= patience
+    if not isinstance(patience, int) or not isinstance(planned, int):
+        return its_best, epoch, False
+    return its_best, epoch, epoch < planned and epoch - improved >= patience
 
 
 def shape_of(arch: str, settings: Mapping[str, Any]) -> ModelSettings:

@@ -78,8 +78,8 @@ class Prepared(NamedTuple):
 
 
 # What a checkpoint's weights replace, and what only training uses.
-BEGUN = {"pretrained": False, "weights": None, "new_head": False, "init": "default"}
-ONLY_TRAINED = {"sync_bn": False, "grad_checkpointing": False, "freeze": None, "freeze_bn": False}
+BEGUN: dict[str, Any] = {"pretrained": False, "weights": None, "new_head": False, "init": "default"}
+ONLY_TRAINED: dict[str, Any] = {"sync_bn": False, "grad_checkpointing": False, "freeze": None, "freeze_bn": False}
 
 
 def prepare_network(
@@ -90,7 +90,8 @@ def prepare_network(
     Raises ``UserError`` when the weights do not fit, or when a flag asks of the network what torch cannot compute.
     """
     settings = dataclasses.replace(args.model, **(BEGUN if resume_point is not None else {}))
-    trained_size = _image_size_of(weights.state if weights is not None else resume_point and resume_point.state)
+    trained_from = weights or resume_point
+    trained_size = _image_size_of(None if trained_from is None else trained_from.state)
     model = _built(settings, data, data.image_size)
     resolution = build_resolution(args, data.image_size)
     for size in resolution.sizes(args.optimisation.epochs) if resolution else ():
@@ -158,8 +159,9 @@ def start_from_images(model: torch.nn.Module, loader: TrainLoader) -> None:
 
     Such a network has a method of this name, which takes normalised float32 images (n, channels, h, w) on the CPU.
     """
-    if hasattr(model, "start_from_images"):
-        model.start_from_images(loader.first_images(START_IMAGES))
+    start: Any = getattr(model, "start_from_images", None)
+    if start is not None:
+        start(loader.first_images(START_IMAGES))
 
 
 def synchronised(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
@@ -234,9 +236,10 @@ def known_preprocessing(
     ``evaluates``: a library's weights are shown images as their authors tested them, unless a size is given.
     """
     testing = evaluates and not (args.data.image_size or args.data.val_image_size)
-    if resume_point is None and weights is None:
+    known_from = resume_point or weights
+    if known_from is None:
         return _of_library(args.model.arch, testing) if args.model.pretrained else None
-    state, path = weights if resume_point is None else (resume_point.state, resume_point.path)
+    state, path = known_from.state, known_from.path
     values = state.get("preprocessing")
     if values is None and "format" not in state:
         return _assumed_preprocessing(args, path, testing)

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.build import SMALL_IMAGE, is_timm_resnet, locate, small_stem_replaces_convolution
+from models.build import SMALL_IMAGE, is_timm_resnet, located, small_stem_replaces_convolution
 from utils.checkpoint import checkpoint
 from utils.checkpoint.resume import ResumePoint
 from utils.config.groups.model import ModelSettings
 from utils.config.image_size import Size, size_of, size_text
 from utils.config.settings import UserError
 from utils.data.formats.class_folders import some
-from utils.optim.head import head_parameters, output_layers
+from utils.optim.head import head_parameters, output_layers, outputs_of
 
 AUXILIARY = {"GoogLeNet": ("aux1.", "aux2."), "Inception3": ("AuxLogits.",)}  # torchvision's, used in training only
 
@@ -34,7 +34,7 @@ def preprocessing_of(arch: str, testing: bool) -> tuple[dict[str, Any], str]:
     may have a larger image and another crop for ``testing`` than for training. Downloads nothing. Raises ``UserError``
     for a network without weights.
     """
-    library, name = locate(arch)
+    library, name = located(arch)
     if library == "own":
         raise UserError(f"--pretrained: there are no pretrained weights of {name}")
     return _of_timm(name, testing) if library == "timm" else _of_torchvision(name)
@@ -111,12 +111,13 @@ def _share(size: int, resized: int) -> float:
 
 def classes_of(arch: str) -> int:
     """The number of classes of the weights' last layer; 0 if they have none."""
-    library, name = locate(arch)
+    library, name = located(arch)
     if library == "torchvision":
         return len(_torchvision_weights(name).meta["categories"])
     import timm
 
-    return timm.get_pretrained_cfg(name).num_classes
+    config = timm.get_pretrained_cfg(name)
+    return 0 if config is None else config.num_classes
 
 
 def _torchvision_weights(name: str) -> Any:
@@ -136,7 +137,7 @@ def load_start(model: nn.Module, state: dict[str, Any], path: Path, new_head: bo
     weights = of_other_channels(model, adapted(model, checkpoint.weights_of(state, path)))
     _refuse_other_stem(model, weights, path)
     head = head_parameters(model)
-    classes = len(output_layers(model)[-1].weight)
+    classes = outputs_of(output_layers(model)[-1])
     trained = next((len(weights[name]) for name in head if name in weights and weights[name].ndim), 0)
     if new_head:
         kept = {name: value for name, value in weights.items() if name not in head}

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from models.build import build_model, locate, unknown_arch
+from models.build import build_model, located, unknown_arch
 from models.load import Loaded, load_model
 from models.starting_weights import classes_of, preprocessing_of
 from utils.checkpoint.resume import ResumePoint
@@ -38,6 +38,7 @@ def build_loss(
     settings = args.loss
     override = args.run.resume_override
     weights = None
+    assert data.train is not None
     labels = data.train.labels.cpu()[first_samples(len(data.train), args)]
     if settings.class_weights is not None:
         weights = class_weights(labels, data.classes, settings.class_weights)
@@ -106,7 +107,7 @@ def _of_library(name: str) -> LibraryNetwork:
     """A network of timm or torchvision with its pretrained weights, whose classes are ImageNet's."""
     if mistake := unknown_arch(name):
         raise UserError(f"is no file or folder, and {mistake.partition(': ')[2].replace('own, ', '', 1)}")
-    if locate(name)[0] == "own":
+    if located(name)[0] == "own":
         raise UserError("has no pretrained weights; give the path of a checkpoint that you have trained")
     values, weights = preprocessing_of(name, testing=False)
     preprocessing = Preprocessing.from_state(values, weights)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lints and tests, several files at a time; installs what is missing first. Takes pytest's flags:
+# Lints, checks types and tests, several files at a time; installs what is missing first. Takes pytest's flags:
 #
 #   bash scripts/test.sh tests/utils -x
 set -euo pipefail
@@ -9,4 +9,5 @@ ready_python requirements-dev.txt
 
 "$PYTHON" -m ruff check
 "$PYTHON" -m ruff format --check
+"$PYTHON" -m mypy
 run_pytest "$@"

@@ -14,7 +14,7 @@ VERSION = PYPROJECT["project"]["version"]
 
 
 def test_the_group_dev_is_what_requirements_dev_adds():
-    lines = (ROOT / "requirements-dev.txt").read_text().splitlines()
+    lines = [line.partition("#")[0].strip() for line in (ROOT / "requirements-dev.txt").read_text().splitlines()]
     assert lines[:2] == ["-r requirements.txt", "-r requirements-tools.txt"]
     assert PYPROJECT["dependency-groups"]["dev"] == lines[2:]
 

@@ -17,12 +17,10 @@ each.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
 
 from utils.config.datasets import OF_PLUGIN, SPECS, DatasetSpec
-from utils.config.plugins import add, added
+from utils.config.plugins import Function, add, added
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 Decorator = Callable[[Function], Function]
 IMAGE_SIZE = 224
 MEAN_AND_STD = (0.5, 0.25)

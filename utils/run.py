@@ -93,14 +93,24 @@ class Run:
     @property
     def folder_to_resume(self) -> Path | None:
         """The folder in which the run continues; None when it gets a new one."""
-        return self.resume_point and self.resume_point.folder
+        return None if self.resume_point is None else self.resume_point.folder
+
+    @property
+    def begun(self) -> ResumePoint:
+        """The checkpoint of a run that continues."""
+        assert self.resume_point is not None
+        return self.resume_point
+
+    @property
+    def own_folder(self) -> RunFolder:
+        """The folder of a run that has opened it."""
+        assert self.run_folder is not None
+        return self.run_folder
 
     @property
     def is_finished(self) -> bool:
         """True if the run to resume has nothing left to do."""
-        return self.position is not None and Progress.from_state(self.resume_point.state["progress"]).is_finished(
-            self.args
-        )
+        return self.position is not None and Progress.from_state(self.begun.state["progress"]).is_finished(self.args)
 
     def warn(self, line: str) -> None:
         """Print a warning, and keep it for the log. For one process, or for all where they differ."""
@@ -127,19 +137,19 @@ class Run:
         with self.distributed.raise_on_all_ranks():
             self.writer = build_writer(
                 self.is_main,
-                self.run_folder.folder,
+                self.own_folder.folder,
                 progress=self.args.logging.progress,
                 resumed=self.position,
                 once_locked=self._take_as_last if folder else None,
             )
         if folder:
-            self.resume_point = dataclasses.replace(self.resume_point, path=last_of(folder))
+            self.resume_point = dataclasses.replace(self.begun, path=last_of(folder))
         if self.is_main and self.args.logging.track:
             anew = self.args.run.resume_override
-            self.writer.attach(tracking.Tracking(self.args, self.run_folder.folder, anew, self.writer.log))
+            self.writer.attach(tracking.Tracking(self.args, self.own_folder.folder, anew, self.writer.log))
 
     def _take_as_last(self) -> None:
-        for line in take_as_last(self.resume_point):
+        for line in take_as_last(self.begun):
             self.warn(line)
 
     def save_settings(self) -> None:
@@ -149,7 +159,7 @@ class Run:
         An existing one is kept as ``config.1.yaml``, the next as ``config.2.yaml``.
         """
         made_by = ", ".join(f"{name} {version}" for name, version in versions().items())
-        folder = self.run_folder.folder
+        folder = self.own_folder.folder
         path = folder / "config.yaml"
         if path.is_file():
             kept = (folder / f"config.{number}.yaml" for number in itertools.count(1))
@@ -161,15 +171,15 @@ class Run:
 
     def show_settings(self, charts: dict[str, dict[str, list[str]]]) -> None:
         """Tell TensorBoard what ``save_settings`` has saved, and which ``charts`` to make."""
-        text = (self.run_folder.folder / "config.yaml").read_text(encoding="utf-8") if self.is_main else ""
+        text = (self.own_folder.folder / "config.yaml").read_text(encoding="utf-8") if self.is_main else ""
         self.writer.text("Settings", text, step=self.position[1] if self.position else 0)
         self.writer.table_row(table_row(self.args))
         self.writer.charts(charts)
 
     def warn_of_little_space(self) -> None:
         """Warn when the disk has too little room for the checkpoints to come, judged by the first. For rank 0."""
-        folder = self.run_folder.folder
-        checkpoints = self.run_folder.checkpoints
+        folder = self.own_folder.folder
+        checkpoints = self.own_folder.checkpoints
         first = (checkpoints / "initial.pt").stat().st_size + bytes_of(checkpoints / "initial.pt")
         free = shutil.disk_usage(checkpoints).free
         needed = CHECKPOINTS_KEPT * STATES_PER_WEIGHT * first
@@ -185,7 +195,7 @@ class Run:
         """The first lines of the log: what runs where, by the ``rows`` of the plan."""
         self.plan = {title: text for title, text in rows.items() if text != "none"}
         log = self.writer.log
-        log(f"Run {self.run_folder.folder}")
+        log(f"Run {self.own_folder.folder}")
         log(f"Command: main.py {shlex.join(self.argv)}", to_console=False)
         if self.position is not None and self.is_main:  # where a run begins, config.yaml says
             log(self._provenance(), to_console=False)
@@ -197,7 +207,7 @@ class Run:
     def log_end(self, progress: Progress, report: AnyReport) -> None:
         """The last lines of a finished run."""
         args = self.args
-        folder = self.run_folder.folder
+        folder = self.own_folder.folder
         log = self.writer.log
         cut = cut_words(args.data.max_val_batches)
         for doubt in doubts(self.writer.rows, args.data.dataname):
@@ -228,7 +238,7 @@ class Run:
         """
         if not self.is_main:
             return
-        point = self.resume_point
+        point = self.begun
         values = self.args.result_values()
         progress = Progress.from_state(point.state["progress"])
         early = stopped_early(self.args, progress)

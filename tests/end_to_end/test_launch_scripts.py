@@ -265,8 +265,8 @@ def test_quickstart_makes_an_environment_once(place):
 def test_test_sh_lints_and_hands_its_flags_to_pytest(place):
     done = place.run("test.sh", "tests/utils", "-x")
     assert place.done() == ["venv", "install requirements-dev.txt"]
-    *lints, tests = done.stdout.splitlines()[-3:]
-    assert lints == ["-m ruff check", "-m ruff format --check"]
+    *lints, tests = done.stdout.splitlines()[-4:]
+    assert lints == ["-m ruff check", "-m ruff format --check", "-m mypy"]
     assert re.fullmatch(r"-m pytest -n [2-8] --dist loadfile --no-loadscope-reorder tests/utils -x", tests)
 
 

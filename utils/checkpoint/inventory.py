@@ -29,9 +29,9 @@ def parts(state: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, dict):
             if not all(isinstance(key, str | int) for key in value):
                 raise ValueError(f"{path or 'it'} has keys that are not names")
-            items = value.items()
+            items = list(value.items())
         elif isinstance(value, list | tuple):
-            items = enumerate(value)
+            items = list(enumerate(value))
         else:
             continue
         waiting += [(f"{path}/{key}" if path else f"{key}", item, depth + 1) for key, item in items]

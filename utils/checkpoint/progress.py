@@ -166,7 +166,7 @@ class Progress:
         problems += [
             f"progress/{name} is {str(state[name])[:40]}"
             for name, item in fields.items()
-            if name in state and not _possible(name, item.type, state[name])
+            if name in state and not _possible(name, str(item.type), state[name])
         ]
         if problems:
             return problems

@@ -93,8 +93,9 @@ class ResumePoint:
     def classes(self) -> tuple[str, ...] | None:
         """The classes' names in label order; None if the checkpoint does not say."""
         names = self.state.get("classes")
-        known = isinstance(names, list) and all(isinstance(name, str) for name in names)
-        return tuple(names) if known else None
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            return None
+        return tuple(names)
 
     @property
     def fingerprint(self) -> str | None:
@@ -278,6 +279,7 @@ def take_as_last(point: ResumePoint) -> list[str]:
     """
     if not point.path.is_file() or sha256(point.path) != point.digest:
         raise UserError(f"{point.path}: another process has continued the run; the same command goes on from there")
+    assert point.folder is not None  # whose lock is held
     checkpoints = point.folder / "checkpoints"
     if point.path.absolute() != last_of(point.folder).absolute():
         checkpoint.Checkpointer(checkpoints, is_main=True).take_as_last(point.path)

@@ -56,10 +56,10 @@ class Places(NamedTuple):
 
     def part(self, keys: Keys, whole: torch.Tensor) -> torch.Tensor:
         """The part of this process of a ``whole`` tensor on the CPU, or that tensor if it is not spread."""
-        from torch.distributed.tensor import distribute_tensor
+        from torch.distributed.tensor import DTensor, distribute_tensor
 
         like = self._like(keys, whole.shape)
-        if like is None:
+        if not isinstance(like, DTensor):
             return whole
         return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
@@ -231,10 +231,10 @@ class Shards:
 
         room = {}
         for name, one in self.tensors.items():
-            whole = places is None
-            room[name] = (
-                torch.empty(one.shape, dtype=one.dtype) if whole else places.empty(one.keys, one.shape, one.dtype)
-            )
+            if places is None:
+                room[name] = torch.empty(one.shape, dtype=one.dtype)
+            else:
+                room[name] = places.empty(one.keys, one.shape, one.dtype)
         try:
             with _quiet(), torch.no_grad():
                 dcp.load(
@@ -263,7 +263,7 @@ class Shards:
         """The description in torch's classes."""
         from torch.distributed.checkpoint import metadata as meta
 
-        tensors = {}
+        tensors: dict[str, meta.STORAGE_TYPES] = {}
         stored = {}
         for name, one in self.tensors.items():
             chunks = [meta.ChunkStorageMetadata(at, sizes) for at, sizes, *_ in one.pieces]

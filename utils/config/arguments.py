@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from utils.config import plugins
 from utils.config.field import CHECKPOINT, DEFAULT, FLAG, RECIPE, not_empty
@@ -120,7 +120,7 @@ class CommandLine:
         if mistakes:
             raise UserError(*mistakes, on_all_ranks=True)  # all processes have the same command line
         derive(given)
-        made = {
+        made: dict[str, Any] = {
             name: group(**{option.name: values[option.name] for option in dataclasses.fields(group)})
             for name, group in GROUPS.items()
         }
@@ -136,7 +136,7 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # argparse would print its usage and exit
+    def error(self, message: str) -> NoReturn:  # argparse would print its usage and exit
         raise argparse.ArgumentTypeError(message)
 
 
@@ -257,7 +257,7 @@ def _read_recipe(config: str) -> tuple[Path, dict[str, Any], list[str]]:
     mistakes = [f"recipe {path}: {_shown(key)} is given twice; keep one" for key in twice]
     allowed = [name for name, option in OPTIONS.items() if option.metadata["in_recipe"]]
     known = {}
-    names = set(map(_text, content))
+    given = set(map(_text, content))
     for key, value in content.items():
         name = _text(key).replace("-", "_")
         if name in allowed:
@@ -268,10 +268,10 @@ def _read_recipe(config: str) -> tuple[Path, dict[str, Any], list[str]]:
         elif name in OPTIONS:
             mistakes.append(f"recipe {path}: {_shown(key)} belongs on the command line; remove it here")
         else:
-            advice = meant(_text(key), allowed, names)
+            advice = meant(_text(key), allowed, given)
             mistakes.append(f"recipe {path}: {_shown(key)} is not a setting{advice}")
-    words = [*names, *map(_text, content.values())]
-    unasked = silent_defaults([f"--{name}" for name in names], words) if mistakes else []
+    words = [*given, *map(_text, content.values())]
+    unasked = silent_defaults([f"--{name}" for name in given], words) if mistakes else []
     return path, known, [*mistakes, *(f"recipe {path}: {line}" for line in unasked)]
 
 
@@ -399,10 +399,10 @@ def _scalar(option: dataclasses.Field, raw: Any) -> tuple[Any, str | None]:
             if isinstance(raw, float) and not raw.is_integer():
                 raise ValueError
             return int(raw), None
-        value = float(raw)
+        number = float(raw)
     except (ValueError, OverflowError):
         return None, f"{_shown(raw)}: must be {kinds}"
-    return (value, None) if math.isfinite(value) else (None, f"{_shown(raw)}: must be a finite number")
+    return (number, None) if math.isfinite(number) else (None, f"{_shown(raw)}: must be a finite number")
 
 
 _KINDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}

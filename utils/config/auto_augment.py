@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from utils.config.spelling import meant_value
 
@@ -17,8 +17,8 @@ MOST_STEPS = 16  # operations one after the other, or chains side by side
 class _Option(NamedTuple):
     """An option of a timm string: its default, what converts its text, and the least and largest value."""
 
-    default: float | str | None
-    convert: Callable[[str], float | str] = int
+    default: Any  # a number, or text where ``convert`` is str
+    convert: Callable[[str], Any] = int
     least: float = 0
     most: float = 1000
 
@@ -97,7 +97,7 @@ def read_policy(text: str) -> PolicyName:
     return PolicyName(TIMM, name, options)
 
 
-def _read_option(name: str, section: str) -> tuple[str, float | str]:
+def _read_option(name: str, section: str) -> tuple[str, Any]:
     known = _TIMM[name]
     if section.startswith("t") and "t" in known:
         if section[1:] not in _SETS[1:]:

@@ -6,7 +6,13 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Group = TypeVar("Group", bound="DataclassInstance")
 
 LARGEST_INT = 2**31 - 1
 MEASURED = "auto"  # a value to be found by measurement when a run begins
@@ -163,26 +169,29 @@ def setting(default: Any, help: str, **declared: Any) -> Any:
     return field(default=default, metadata={"help": help, **declared})
 
 
-def group(**common: Any) -> Callable[[type], type]:
-    """A frozen dataclass of settings, which declare ``common`` unless they say otherwise."""
+def group(**common: Any) -> Callable[[type[Group]], type[Group]]:
+    """A frozen dataclass is one of settings, which declare ``common`` unless they say otherwise."""
 
-    def decorate(cls: type) -> type:
-        made = dataclass(frozen=True)(cls)
+    def decorate(made: type[Group]) -> type[Group]:
         for option in fields(made):
             declared = vars(Declaration(**{"earlier": option.default, **common, **option.metadata}))
             assert declared["shapes"] in ("", *SHAPED), declared["shapes"]
-            kind = re.match(r"(?:tuple\[)?(\w+)", option.type).group(1)
-            many = "tuple[" in option.type
+            annotation = str(option.type)  # text, by the module's ``from __future__ import annotations``
+            kind = annotation.removeprefix("tuple[").replace("]", " ").replace(",", " ").split()[0]
+            many = "tuple[" in annotation
             effect = declared["effect"]
             usual = {"str": None if declared["choices"] else all_not_empty if many else not_empty, "int": positive_int}
-            option.metadata = declared | {
-                "check": declared["check"] or usual.get(kind),
-                "effect": effect if isinstance(effect, tuple) else (effect,),
-                "synonyms": tuple(declared["synonyms"].split()),
-                "many": many,
-                "alone": many and not option.type.startswith("tuple["),  # equal numbers are one, outside a tuple
-                "type": {"int": int, "float": float, "str": str, "bool": bool}[kind],
-            }
+            option.metadata = MappingProxyType(
+                declared
+                | {
+                    "check": declared["check"] or usual.get(kind),
+                    "effect": effect if isinstance(effect, tuple) else (effect,),
+                    "synonyms": tuple(declared["synonyms"].split()),
+                    "many": many,
+                    "alone": many and not annotation.startswith("tuple["),  # equal numbers are one, outside a tuple
+                    "type": {"int": int, "float": float, "str": str, "bool": bool}[kind],
+                }
+            )
         return made
 
     return decorate

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from utils.config.datasets import SPECS
 from utils.config.field import safe_name
@@ -26,6 +26,9 @@ from utils.config.settings import UserError
 
 # The settings whose choices an entry's name joins; an entry of another kind is looked up where its name is used.
 KIND_OF = {"loss": "loss", "lr_policy": "lr_policy", "dataname": "dataset", "augment": "augmentation"}
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -127,11 +130,13 @@ def _load(path: Path) -> None:
     if twins:
         raise UserError(f"--plugin {path}: {twins[0]} has the same name; rename one", on_all_ranks=True)
     name = f"plugin_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path, loader=_Source(name, str(path), source))
+    loader = _Source(name, str(path), source)
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None  # as always where a loader is given
     module = sys.modules[name] = importlib.util.module_from_spec(spec)  # known: its classes can be pickled for workers
     _loading.append(path)
     try:
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except UserError:
         raise
     except Exception as error:
@@ -151,10 +156,10 @@ def _refuse(path: Path, error: Exception, what: str = "") -> NoReturn:
     raise UserError(message, on_all_ranks=not what) from error
 
 
-def add(kind: str, name: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def add(kind: str, name: str, **options: Any) -> Callable[[Function], Function]:
     """A decorator that enters a function under ``name``. Raises ``UserError`` for a name that is taken."""
 
-    def enter(make: Callable[..., Any]) -> Callable[..., Any]:
+    def enter(make: Function) -> Function:
         if not _loading:  # imported as a module of a user's program
             return make
         file = _loading[-1]

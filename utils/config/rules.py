@@ -196,9 +196,10 @@ def absolute_paths(values: dict[str, Any]) -> dict[str, str]:
 
 def of_policy(policy: str, epochs: int) -> dict[str, Any]:
     """The settings of a learning-rate policy that nobody has given."""
-    return {
+    chosen: dict[str, dict[str, Any]] = {
         "multistep": {"lr_milestones": (0.5 * epochs, 0.75 * epochs)},
         "step": {"lr_step_epochs": epochs / 3},
         "one-cycle": {"lr_pct_start": 0.3, "lr_div_factor": 25.0},  # those of torch's OneCycleLR
         "triangular": {"lr_pct_start": 0.23, "lr_div_factor": 5.0},  # those of airbench94
-    }.get(policy, {})
+    }
+    return chosen.get(policy, {})

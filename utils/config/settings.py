@@ -12,7 +12,7 @@ import functools
 import os
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from utils.config.field import DEFAULT, MEASURED
 from utils.config.groups.augmentation import AugmentationSettings
@@ -25,6 +25,9 @@ from utils.config.groups.model import ModelSettings
 from utils.config.groups.optimisation import OptimisationSettings
 from utils.config.groups.precision import PrecisionSettings
 from utils.config.groups.run import RunSettings
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 class UserError(ValueError):
@@ -131,10 +134,10 @@ class Settings:
 
 
 # The groups by their names, in order.
-GROUPS = {
+GROUPS: dict[str, type[DataclassInstance]] = {
     option.name: type(option.default)
     for option in dataclasses.fields(Settings)
-    if dataclasses.is_dataclass(option.default)
+    if dataclasses.is_dataclass(option.default) and not isinstance(option.default, type)
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -16,8 +16,11 @@ from utils.optim.gradient_penalty import gradient_norm, twice_differentiable
 class Labelled(Protocol):
     """A batch: float images (m, c, h, w) and int64 targets (n,), n <= m; images beyond n only fill up."""
 
-    images: torch.Tensor
-    targets: torch.Tensor
+    @property
+    def images(self) -> torch.Tensor: ...
+
+    @property
+    def targets(self) -> torch.Tensor: ...
 
 
 class Outputs(NamedTuple):
@@ -53,15 +56,20 @@ def forward(
     count = len(batch.targets)
     with twice_differentiable(bool(penalty)), autocast:
         logits = network(batch.images)[:count]
-        loss = _loss(criterion, logits, batch) if count else logits.sum()
-    losses = dict(loss) if isinstance(loss, dict) else {}
-    if losses:
-        loss = sum(losses.values())
+        given = _loss(criterion, logits, batch) if count else logits.sum()
+    losses = dict(given) if isinstance(given, dict) else {}
+    loss = _sum_of(given)
     if penalty and count:
+        assert isinstance(network, torch.nn.Module) and scaler is not None
         losses = losses or {"criterion": loss}
         losses["grad_penalty"] = penalty * gradient_norm(loss, network.parameters(), scaler)
         loss = loss + losses["grad_penalty"]
     return Outputs(logits, loss, losses)
+
+
+def _sum_of(loss: Loss) -> torch.Tensor:
+    total: Any = sum(loss.values()) if isinstance(loss, dict) else loss
+    return total
 
 
 def _loss(criterion: Callable[..., Loss], logits: torch.Tensor, batch: Labelled) -> Loss:

@@ -83,7 +83,7 @@ class NonFiniteStepHandler:
         self.undo()
         batches = self.train_loader.replay_step(progress.epoch, progress.step_in_epoch)
         if self.args.precision.dump_bad_batch and self.folder is not None:
-            self._dump(batches, progress, scale)
+            self._dump(self.folder, batches, progress, scale)
         self.seed(progress)
         finding = examine(
             self.model,
@@ -123,10 +123,11 @@ class NonFiniteStepHandler:
     def _seed(self, progress: Progress) -> int:
         return step_seed(self.args.run.seed, progress.step, self.distributed.rank)
 
-    def _dump(self, batches: list[Batch], progress: Progress, scale: torch.Tensor) -> None:
+    def _dump(self, folder: Path, batches: list[Batch], progress: Progress, scale: torch.Tensor) -> None:
         """Save all that ``scripts/amp_audit.py --batch`` needs to repeat this rank's part of the step."""
+        assert self.description is not None  # a run with a folder has one
         path = save_bad_batch(
-            self.folder / "bad_batches",
+            folder / "bad_batches",
             {
                 **{name: self.description[name] for name in ("arch", "settings", "classes")},
                 "known": mean_known(self.train_loader.source.labels),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import nn
 from utils.loop.hooks import call
 from utils.loop.test_time_augmentation import in_views
 from utils.loop.validation import validate
-from utils.record.metrics import Report
+from utils.record.multilabel import AnyReport
 from utils.record.pictures import due
 from utils.record.pictures.collector import Collector, Gathered, MultilabelCollector
 
@@ -20,11 +21,11 @@ def may_be_due(loop: Any) -> bool:
     return bool(loop.class_names) and due.may_be(loop.progress, loop.args)
 
 
-def validate_in_views(loop: Any, model: nn.Module, pictured: bool) -> tuple[Report, Gathered | None]:
+def validate_in_views(loop: Any, model: nn.Module, pictured: bool) -> tuple[AnyReport, Gathered | None]:
     """The validation of ``model`` in the views of --tta and, if ``pictured``, what pictures of it need."""
     network = in_views(model, loop.args.data.tta)
     collector = None
-    before_batch = [partial(call, loop.hooks.before_validation_batch, loop)]
+    before_batch: list[Callable[[Any], None]] = [partial(call, loop.hooks.before_validation_batch, loop)]
     if pictured:
         loader = loop.validation_loader
         kind = MultilabelCollector if loader.multilabel else Collector

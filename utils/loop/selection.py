@@ -16,7 +16,7 @@ def update_best(progress: Progress, row: dict[str, float], args: Settings, whole
     stopping. A validation whose loss is not finite is never the best, nor an improvement. Call it before
     ``Progress.finish_epoch``.
     """
-    epoch = row["epoch"]
+    epoch = int(row["epoch"])
     sound = math.isfinite(row["val_loss"])
     run = args.run
     metric = best_metric(run)

@@ -193,8 +193,9 @@ class Recorded:
 
     def passes(self, batches: Sequence[Batch], passed: Passed) -> Gradient:
         if self._made is None:
-            self._record(batches)
+            made = self._record(batches)
         else:
+            made = self._made
             for own, batch in zip(self._batches, batches, strict=True):
                 for name, kept in own.tensors.items():
                     kept.copy_(batch.tensors[name])
@@ -205,26 +206,28 @@ class Recorded:
         _noted(self._step.scaler).update({key: dict(own) for key, own in self._unscaled.items()})
         _pass_on(batches, self._outputs, passed)
         # The host reads these when the next step has overwritten what the graph made.
-        measured = [(parameters, torch.stack([*norms]).unbind()) for parameters, norms in self._made.measured]
-        return Gradient(self._made.norm.clone(), self._made.scale.clone(), measured)
+        measured: Measured = [(parameters, torch.stack([*norms]).unbind()) for parameters, norms in made.measured]
+        return Gradient(made.norm.clone(), made.scale.clone(), measured)
 
-    def _record(self, batches: Sequence[Batch]) -> None:
-        self._batches = [
-            replace(batch, **{name: tensor.clone() for name, tensor in batch.tensors.items()}) for batch in batches
-        ]
+    def _record(self, batches: Sequence[Batch]) -> Gradient:
+        self._batches = [_copy_of(batch) for batch in batches]
         self._outputs: list[Outputs] = []
         keep = self._outputs.append
-        self._made = self._of_passes.record(
+        made = self._of_passes.record(
             lambda: self._step.launch_passes(self._batches, lambda _, outputs: keep(outputs.detached()))
         )
         self._gradients = [(p, p.grad) for p in self._step.model.parameters() if p.grad is not None]
         self._unscaled = {key: dict(own) for key, own in _noted(self._step.scaler).items()}
+        self._made = made
+        return made
 
     def update(self, gradient: Gradient) -> torch.Tensor | None:
         if self._of_update is None:
             return self._step.launch_update(gradient)
         if self._flags is None:
-            self._flags = self._of_update.record(lambda: self._step.launch_update(self._made))
+            made = self._made
+            assert made is not None  # by the passes, before
+            self._flags = self._of_update.record(lambda: self._step.launch_update(made))
         else:
             self._of_update.replay()
             _noted(self._step.scaler).clear()
@@ -275,6 +278,12 @@ def updates_by_kernels(step: Step) -> bool:
 def _noted(scaler: torch.amp.GradScaler) -> dict[int, dict[str, Any]]:
     """Notes of the scaler on each optimizer in this step; none if it is disabled."""
     return scaler._per_optimizer_states if scaler.is_enabled() else {}
+
+
+def _copy_of(batch: Batch) -> Batch:
+    """The batch in memory of its own."""
+    copies: dict[str, Any] = {name: tensor.clone() for name, tensor in batch.tensors.items()}
+    return replace(batch, **copies)
 
 
 def _shape(batch: Batch) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from utils.runtime.console import INTERRUPTED
 
@@ -51,7 +51,7 @@ class StopSignals:
         self.received = 0
         self._end_at_once = end_at_once
         self._begun = self._holding = self._over = False
-        self._before: dict[int, object] = {}
+        self._before: dict[int, Any] = {}
 
     @contextmanager
     def held(self) -> Iterator[None]:

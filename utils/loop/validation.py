@@ -72,9 +72,10 @@ def validate(
     release(network)
     sums = distributed.all_reduce_sum(torch.cat([meter.sums, *(column[:, None] for column in columns)], 1)).sum(0)
     if answers is not None:
-        report = answers.report(distributed)
+        report: AnyReport = answers.report(distributed)
         numbers = sums.tolist()
     else:
+        assert not isinstance(meter, MultilabelMeter)
         (classes,) = distributed.all_reduce_max([meter.classes])  # some ranks may have had no batch
         class_sums = distributed.all_reduce_sum(meter.class_sums(int(classes)))
         read = torch.cat([sums.view(torch.int64), class_sums]).cpu()  # both at once: the host waits for the device once

@@ -122,6 +122,7 @@ class _Sums:
         for layer, (count, summed, squares) in zip(self.layers, self.total.split(self.sizes, dim=1), strict=True):
             mean = summed / count
             variance = ((squares - count * mean**2) / (count - 1)).clamp(min=0)
+            assert layer.running_mean is not None and layer.running_var is not None  # of such layers
             mean = mean.to(layer.running_mean.dtype)
             variance = variance.to(layer.running_var.dtype)
             sound = mean.isfinite() & variance.isfinite()

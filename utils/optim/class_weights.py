@@ -114,10 +114,12 @@ def read_weights(path: Path, classes: Sequence[str]) -> list[float]:
 
 
 def _of_csv(text: str) -> list[tuple[str, str]]:
-    rows = [tuple(cell.strip() for cell in row) for row in csv.reader(text.splitlines(), strict=True) if any(row)]
-    for row in rows:
-        if len(row) != 2:
-            raise ValueError(f"{','.join(row)!r}")
+    rows = []
+    for row in csv.reader(text.splitlines(), strict=True):
+        if any(row) and len(row) != 2:
+            raise ValueError(f"{','.join(cell.strip() for cell in row)!r}")
+        if any(row):
+            rows.append((row[0].strip(), row[1].strip()))
     return rows[1:] if rows and rows[0] == ("class", "weight") else rows
 
 

@@ -60,7 +60,7 @@ class GradientClipper:
         """
         # nn.utils.get_total_norm without its sorting by devices and types, which took as long as the norms themselves.
         present = [[parameter for parameter in part if parameter.grad is not None] for part in self._parts]
-        own = present if self._over_ranks is None else [_own_parts(part) for part in present]
+        own: Sequence[Sequence[Any]] = present if self._over_ranks is None else [_own_parts(part) for part in present]
         measured = [torch._foreach_norm([holder.grad for holder in part]) for part in own]
         self.measured = [*zip(present, measured, strict=True)]
         totals = [torch.linalg.vector_norm(torch.stack(norms)) for norms in measured]
@@ -84,7 +84,7 @@ class GradientClipper:
 
 def _own_parts(parameters: Iterable[nn.Parameter]) -> list[Any]:
     """For each sharded parameter something whose ``grad`` is this process's part of the gradient."""
-    return [SimpleNamespace(grad=local(parameter.grad)) for parameter in parameters]
+    return [SimpleNamespace(grad=local(p.grad)) for p in parameters if p.grad is not None]
 
 
 def _over_finite(norms: list[torch.Tensor]) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
@@ -115,11 +115,12 @@ def clip_adaptively(parameters: Iterable[nn.Parameter], share: float) -> None:
         return
     parameters.sort(key=lambda parameter: parameter.ndim <= 1)  # as _unit_norms orders them
     limits = _unit_norms([p.detach() for p in parameters]).clamp_(min=1e-3).mul_(share)
-    sizes = _unit_norms([p.grad for p in parameters])
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    sizes = _unit_norms(gradients)
     factors = torch.where(sizes < limits, 1.0, limits / sizes.clamp_(min=1e-6))
     of_each = factors.split([len(p) if p.ndim > 1 else 1 for p in parameters])
     shaped = [f.view(-1, *[1] * (p.ndim - 1)) if p.ndim else f[0] for f, p in zip(of_each, parameters, strict=True)]
-    torch._foreach_mul_([p.grad for p in parameters], shaped)
+    torch._foreach_mul_(gradients, shaped)
 
 
 def _unit_norms(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from utils.config.groups.loss import OF_EACH_CLASS, LossSettings
 from utils.config.settings import UserError
 
 Loss = torch.Tensor | dict[str, torch.Tensor]
+AnyLoss = TypeVar("AnyLoss", torch.Tensor, dict[str, torch.Tensor], Loss)
 
 
 class WeightedCrossEntropy(nn.Module):
@@ -25,6 +26,8 @@ class WeightedCrossEntropy(nn.Module):
     torch gives each class's part of it that class's: of 100 images of one class and one of another, the 5 % of either
     that the rare class gets of a smoothed common image would outweigh the other 95. ``weights``: float (classes,).
     """
+
+    weights: torch.Tensor
 
     def __init__(self, weights: torch.Tensor, label_smoothing: float) -> None:
         super().__init__()
@@ -59,6 +62,8 @@ class BinaryCrossEntropy(nn.Module):
     ``weights`` are factors of the terms of images that show the class.
     """
 
+    weights: torch.Tensor | None
+
     def __init__(
         self,
         label_smoothing: float,
@@ -84,19 +89,19 @@ class BinaryCrossEntropy(nn.Module):
             smoothed = self._smoothed(_shares(targets, logits), self.label_smoothing / logits.shape[1])
             loss = self.mean(logits, smoothed, weights, positive)
         else:
-            loss = self._of_several_labels(logits, targets.to(logits.dtype))
+            loss = self._of_several_labels(logits, targets.to(logits.dtype), self.known)
         return loss * logits.shape[1] if self.sum_classes else loss
 
     def _smoothed(self, targets: torch.Tensor, least: float) -> torch.Tensor:
         targets = targets * (1 - self.label_smoothing) + least
         return targets if self.threshold is None else targets.gt(self.threshold).to(targets.dtype)
 
-    def _of_several_labels(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def _of_several_labels(self, logits: torch.Tensor, targets: torch.Tensor, known: float) -> torch.Tensor:
         positive = None if self.weights is None else self.weights.to(logits.dtype)
         if self.positive_weight is not None:
             positive = self.positive_weight * (logits.new_ones(()) if positive is None else positive)
         terms = self.terms(logits, self._smoothed(targets.nan_to_num(0), self.label_smoothing / 2), positive)
-        return terms.masked_fill(targets.isnan(), 0).sum() / (len(targets) * self.known)
+        return terms.masked_fill(targets.isnan(), 0).sum() / (len(targets) * known)
 
     def mean(
         self,
@@ -160,6 +165,8 @@ class FocalLoss(nn.Module):
     float (classes,), the paper's alpha, which count as those of ``WeightedCrossEntropy``.
     """
 
+    weights: torch.Tensor | None
+
     def __init__(self, gamma: float, label_smoothing: float, weights: torch.Tensor | None = None) -> None:
         super().__init__()
         self.gamma = gamma
@@ -181,7 +188,7 @@ class FocalLoss(nn.Module):
         return (terms - uniform * image_weights(targets, weights)[:, None] * factors * logs).sum(1).mean()
 
 
-def mean_loss(criterion: Callable[..., Loss], weights: torch.Tensor | None, *tensors: torch.Tensor) -> Loss:
+def mean_loss(criterion: Callable[..., AnyLoss], weights: torch.Tensor | None, *tensors: torch.Tensor) -> AnyLoss:
     """The mean of ``criterion``'s loss over n images, or with ``weights``, float (n,), of each one's times its weight.
 
     ``tensors``: what ``criterion`` takes, (n, ...) each. It divides by n, not by the weights of these n, for the same

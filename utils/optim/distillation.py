@@ -29,6 +29,10 @@ class Teacher(nn.Module):
     where theirs is another. ``order``: the student's classes among the teacher's, int64 (classes,), None if they agree.
     """
 
+    scale: torch.Tensor | None
+    shift: torch.Tensor | None
+    order: torch.Tensor | None
+
     def __init__(
         self,
         network: nn.Module,
@@ -48,7 +52,7 @@ class Teacher(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        if self.scale is not None:
+        if self.scale is not None and self.shift is not None:
             images = images * self.scale + self.shift
         if images.shape[-2:] != (size := sides(self.size)):
             images = functional.interpolate(images, size, mode="bilinear", antialias=True)

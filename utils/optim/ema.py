@@ -52,6 +52,7 @@ class WeightAverage:
 
     def load_state(self, state: Mapping[str, Any] | None) -> None:
         """Restore what ``state`` gave."""
+        assert state is not None  # one that may not have begun has a method of its own
         load_state_dict(self.module, state["model"])
 
 
@@ -131,7 +132,7 @@ class EpochAverage(WeightAverage):
 
     def load_state(self, state: Mapping[str, Any] | None) -> None:
         self.has_begun = state is not None
-        if self.has_begun:
+        if state is not None:
             super().load_state(state)
 
 
@@ -151,7 +152,7 @@ class ScheduleFreeAverage(WeightAverage):
         self._has_moved = False
 
     @property
-    def module(self) -> nn.Module:
+    def module(self) -> nn.Module:  # type: ignore[override]  # read-only, and copied when asked for
         if self._has_moved:
             self._copy()
         return self._module
@@ -169,6 +170,7 @@ class ScheduleFreeAverage(WeightAverage):
         self._has_moved = True
 
     def load_state(self, state: Mapping[str, Any] | None) -> None:
+        assert state is not None
         load_state_dict(self._module, state["model"])
         self._has_moved = False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -14,6 +15,9 @@ from utils.config.settings import UserError
 from utils.config.spelling import or_nearest
 from utils.optim.head import head_parameters
 from utils.optim.optimizers import Optimizers
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 BACKBONE = ("all-but-head", "backbone")  # patterns for everything but the last layer
 
@@ -99,6 +103,7 @@ class Freezing:
         for network in filter(None, (model, average)):
             for name in self.norms if not self.all_statistics else ():
                 layer = network.get_submodule(name)
+                assert isinstance(layer, _KeepsStatistics)
                 layer.keeps_statistics = frozen and (network is model or not self.begin)
                 layer.train(network.training)
         return True
@@ -155,14 +160,15 @@ def _matches(pattern: str, names: Iterable[str], model: nn.Module) -> list[str]:
 def _keep_statistics(layer: nn.Module, from_the_start: bool) -> None:
     # A subclass, so that it holds for copies too, and whoever calls train() on the network.
     layer.__class__ = type(type(layer).__name__, (_KeepsStatistics, type(layer)), {})
+    assert isinstance(layer, _KeepsStatistics)
     layer.keeps_statistics = from_the_start
     layer.train(layer.training)
 
 
-class _KeepsStatistics:
+class _KeepsStatistics(nn.Module):
     """Mixed into a batch norm's class: stays in evaluation mode while ``keeps_statistics``."""
 
     keeps_statistics: bool
 
-    def train(self, mode: bool = True) -> nn.Module:
+    def train(self, mode: bool = True) -> Self:
         return super().train(mode and not self.keeps_statistics)

@@ -73,7 +73,8 @@ def _without_decay(settings: OptimisationSettings, model: nn.Module) -> set[str]
         exempt.update(fitting)
     if not settings.decay_norm_bias:
         exempt.update(name for name, parameter in named.items() if parameter.ndim <= 1)
-        for pattern in model.no_weight_decay() if hasattr(model, "no_weight_decay") else ():
+        of_timm = getattr(model, "no_weight_decay", tuple)
+        for pattern in of_timm():
             exempt.update(fnmatch.filter(named, pattern))
     return exempt
 
@@ -129,10 +130,11 @@ def layer_numbers(model: nn.Module) -> dict[str, int]:
     parameters taken apart. A part without matrices or filters (a norm), or a parameter beside the parts (a class
     token), belongs to the layer before it, or to the first.
     """
-    if hasattr(model, "group_matcher"):
+    matcher = getattr(model, "group_matcher", None)
+    if matcher is not None:
         from timm.models import group_parameters
 
-        numbers = group_parameters(model, model.group_matcher(coarse=False), reverse=True)
+        numbers = group_parameters(model, matcher(coarse=False), reverse=True)
     else:
         numbers = {name: n for n, names in enumerate(_blocks(model)) for name in names}
     last = max(numbers.values())

@@ -20,12 +20,18 @@ def output_layers(model: nn.Module) -> list[nn.Module]:
     timm's networks name their classifier, which may be several heads (distillation, several branches) or contain a
     hidden layer; in other networks it is the last linear layer or convolution.
     """
-    classifier = model.get_classifier() if hasattr(model, "get_classifier") else ()
+    of_timm = getattr(model, "get_classifier", None)
+    classifier = () if of_timm is None else of_timm()
     heads = classifier if isinstance(classifier, tuple | list) else (classifier,)
     layers = [layer for head in heads for layer in _linear(head)]
     if not layers:
         return _linear(model)[-1:]
-    return [layer for layer in layers if len(layer.weight) == len(layers[-1].weight)]
+    return [layer for layer in layers if outputs_of(layer) == outputs_of(layers[-1])]
+
+
+def outputs_of(layer: nn.Module) -> int:
+    """The number of a linear layer's or convolution's outputs."""
+    return len(layer.get_parameter("weight"))
 
 
 def _linear(module: nn.Module) -> list[nn.Module]:

@@ -29,8 +29,9 @@ class Held(ABC):
 
     _step_supports_amp_scaling = True
     reads_flag = False
-    found_inf: torch.Tensor
+    found_inf: Any  # where the host has read the flag already, a bool
     flag: torch.Tensor
+    was_held: bool  # of those that read it
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
@@ -62,7 +63,6 @@ class HeldByHost(Held):
     """
 
     reads_flag = True
-    was_held: bool
 
     def _step(self, flag: torch.Tensor | bool) -> None:
         self.was_held = bool(flag)
@@ -92,11 +92,11 @@ class HeldByKernel(Held):
         self._begin_momentum()
         numbers = [group["lr"] for group in self.param_groups]
         self._set_rates(self.rates or numbers)
-        self.optimizer.found_inf = flag
+        vars(self.optimizer)["found_inf"] = flag
         try:
             self.optimizer.step()
         finally:
-            del self.optimizer.found_inf
+            del vars(self.optimizer)["found_inf"]
             self._set_rates(numbers)
 
     def _set_rates(self, rates: Sequence[Any]) -> None:

@@ -21,8 +21,8 @@ class Lookahead:
         self.every = every
         self.alpha = alpha
         self._fast = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._state = {"steps": 0, "slow": [parameter.detach().clone() for parameter in self._fast]}
-        optimizer.lookahead_state = self._state  # for who holds the optimizer still (``utils/optim/held.py``)
+        self._state: dict[str, Any] = {"steps": 0, "slow": [parameter.detach().clone() for parameter in self._fast]}
+        vars(optimizer)["lookahead_state"] = self._state  # for who holds the optimizer still (``utils/optim/held.py``)
         optimizer.register_step_post_hook(self._step)
         optimizer.register_state_dict_post_hook(self._save)
         optimizer.register_load_state_dict_pre_hook(self._load)

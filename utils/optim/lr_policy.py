@@ -50,8 +50,8 @@ class LRPolicy:
     cycle_decay: float = 1.0
     power: float = 2.0
     step_length: float = 1
-    pct_start: float | None = None
-    div_factor: float | None = None
+    pct_start: float = 0.0
+    div_factor: float = 1.0
     swa_step: int | None = None
     swa_lr: float = 0.0
     warmup_lr: float | None = None
@@ -201,10 +201,10 @@ def build_lr_policy(
         cycle_decay=settings.lr_cycle_decay,
         power=settings.lr_power,
         step_length=max(1.0, (settings.lr_step_epochs or 0) * steps_per_epoch),
-        pct_start=settings.lr_pct_start,
-        div_factor=settings.lr_div_factor,
+        pct_start=settings.lr_pct_start or 0.0,
+        div_factor=settings.lr_div_factor or 1.0,
         swa_step=(constant_from - 1) * steps_per_epoch if constant_from else None,
-        swa_lr=average.swa_lr if constant_from else 0.0,
+        swa_lr=(average.swa_lr or 0.0) if average is not None and constant_from else 0.0,
         warmup_lr=settings.warmup_lr,
         warmup_prefix=settings.warmup_prefix,
         hold_steps=steps_per_epoch if settings.lr_per_epoch else 1,
@@ -229,7 +229,7 @@ def _shape(policy: LRPolicy, settings: OptimisationSettings, steps: int) -> Iter
     if settings.optimizer in SCHEDULE_FREE:
         yield "the optimizer averages the weights instead of a schedule"
     if policy.policy == "multistep":
-        yield f"x {policy.gamma:g} at epochs {', '.join(f'{epoch:g}' for epoch in settings.lr_milestones)}"
+        yield f"x {policy.gamma:g} at epochs {', '.join(f'{epoch:g}' for epoch in settings.lr_milestones or ())}"
     if policy.policy == "step":
         yield f"x {policy.gamma:g} every {settings.lr_step_epochs:g} epochs"
     if policy.policy == "poly":

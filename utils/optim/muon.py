@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import timm.optim
@@ -24,10 +23,10 @@ class Muon(timm.optim.Muon):
     """
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # hidden steps take no closure
         """Take a step; ``closure`` must be None."""
         assert closure is None
-        gradients = {}
+        gradients: dict[nn.Parameter, torch.Tensor | None] = {}
         for group in self.param_groups:
             together = [parameter for parameter in group["params"] if self._is_flat(parameter, group)]
             if together:
@@ -49,18 +48,18 @@ class Muon(timm.optim.Muon):
         )
 
     def _step_together(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
-        gradients = [parameter.grad for parameter in parameters]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]  # all have one
         momenta = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
         momentum = group["momentum"]
         if group["weight_decay"]:
-            torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_mul_([*parameters], 1 - group["lr"] * group["weight_decay"])
         torch._foreach_lerp_(momenta, gradients, 1.0 - momentum)
         wanted = torch._foreach_lerp(gradients, momenta, momentum) if group["nesterov"] else momenta
         shapes: dict[Any, list[tuple[nn.Parameter, torch.Tensor]]] = {}
         for parameter, direction in zip(parameters, wanted, strict=True):
             alike = (parameter.shape, parameter.stride(), parameter.dtype, parameter.device)
             shapes.setdefault(alike, []).append((parameter, direction))
-        moves: dict[float, tuple[list[nn.Parameter], list[torch.Tensor]]] = {}  # by the factor of the steps
+        moves: dict[float, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}  # by the factor of the steps
         for pairs in shapes.values():
             own, directions = map(list, zip(*pairs, strict=True))
             update = orthogonalised(directions, group, together=own[0].device.type != "cpu")

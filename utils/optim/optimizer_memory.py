@@ -67,17 +67,19 @@ def step_bytes(settings: OptimisationSettings, model: nn.Module) -> int:
     with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
         warnings.simplefilter("ignore")
         twin = copy.deepcopy(model, memo)
-        optimizer = build_optimizer(settings, twin)
+        built = build_optimizer(settings, twin)
+        optimizers = built if isinstance(built, tuple) else (built,)
         for parameter in twin.parameters():
             parameter.grad = torch.empty_like(parameter)
-        old = [*twin.parameters(), *twin.buffers(), *(parameter.grad for parameter in twin.parameters())]
-        state = []
+        old = [*twin.parameters(), *twin.buffers(), *(one.grad for one in twin.parameters() if one.grad is not None)]
+        state: list[torch.Tensor] = []
         for _ in range(2):
             largest = _Largest([*old, *state])
             # What fails there, such as a kernel that knows no shapes, may work: what was made until then is needed.
             with suppress(Exception), largest:
-                optimizer.step()
-            state = _tensors(optimizer.state_dict()["state"])
+                for optimizer in optimizers:
+                    optimizer.step()
+            state = _tensors([optimizer.state_dict()["state"] for optimizer in optimizers])
     return largest.bytes + sum(tensor.nbytes for tensor in state)
 
 

@@ -63,7 +63,7 @@ class OptimizerArguments:
     def __bool__(self) -> bool:
         return bool(self._values)
 
-    def of(self, kind: type[torch.optim.Optimizer], without: Collection[str] = ()) -> dict[str, Any]:
+    def of(self, kind: Callable[..., Any], without: Collection[str] = ()) -> dict[str, Any]:
         """Arguments that the constructor of ``kind`` has, except ``without``. Raises ``UserError`` for a wrong type."""
         parameters = {
             name: parameter
@@ -150,11 +150,12 @@ def _of_plugin(make: plugins.Entry) -> Builder:
     return build
 
 
-def _fused(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
+def _fused(kind: Callable[..., Any], groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
     """The optimizer as one kernel over all parameters: the fastest of torch's three ways on CPU and GPU."""
     sharded = any(isinstance(p, nn.Parameter) and hasattr(p, "to_local") for group in groups for p in group["params"])
     # torch's DTensor, of which a sharded network consists, knows no fused SGD.
-    return kind(groups, **({"foreach": True} if sharded else {"fused": True}), **options)
+    options["foreach" if sharded else "fused"] = True
+    return kind(groups, **options)
 
 
 Builder = Callable[[OptimisationSettings, nn.Module, OptimizerArguments], Optimizers]
@@ -162,7 +163,7 @@ Builder = Callable[[OptimisationSettings, nn.Module, OptimizerArguments], Optimi
 
 def _one(kind: type[torch.optim.Optimizer], *own: str) -> Builder:
     """Builder of a single optimizer, which takes ``own`` of the settings besides the learning rate."""
-    make = partial(_fused, kind) if kind.__module__.startswith("torch.") else kind
+    make: Callable[..., Any] = partial(_fused, kind) if kind.__module__.startswith("torch.") else kind
 
     def build(settings: OptimisationSettings, model: nn.Module, arguments: OptimizerArguments) -> torch.optim.Optimizer:
         given = {name: getattr(settings, name) for name in own} | arguments.of(kind)
@@ -277,7 +278,8 @@ def _hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
     last = output_layers(model)
     kinds = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
     layers = [module for module in model.modules() if isinstance(module, kinds) and module not in last]
-    return [layer.weight for layer in layers if layer.weight.requires_grad]
+    weights = (layer.get_parameter("weight") for layer in layers)
+    return [weight for weight in weights if weight.requires_grad]
 
 
 def has_momentum(name: str) -> bool:
@@ -295,7 +297,7 @@ def unknown_optimizer(name: str) -> str | None:
         return None
     import timm.optim
 
-    known = timm.optim.list_optimizers()
+    known = [str(other) for other in timm.optim.list_optimizers()]
     if name in known:
         return None
     if name.removeprefix("lookahead_") in (name, *OWN, *known) and (advice := advice_on(name, known)):

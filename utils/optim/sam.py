@@ -19,7 +19,7 @@ class SharpnessAware:
     """
 
     def __init__(self, settings: OptimisationSettings, parameters: Sequence[nn.Parameter]) -> None:
-        self.parameters = list(parameters)
+        self.parameters: list[torch.Tensor] = [*parameters]
         self.rho = settings.sam_rho
         self.adaptive = settings.sam_adaptive
         self._kept = [torch.empty_like(parameter) for parameter in self.parameters]
@@ -33,7 +33,7 @@ class SharpnessAware:
         """
         torch._foreach_copy_(self._kept, self.parameters)
         there = [parameter for parameter in self.parameters if parameter.grad is not None]
-        gradients = [parameter.grad for parameter in there]
+        gradients = [parameter.grad for parameter in there if parameter.grad is not None]
         torch._foreach_mul_(gradients, torch.ones_like(scale) / scale)
         if self.adaptive:
             torch._foreach_mul_(gradients, torch._foreach_abs(there))

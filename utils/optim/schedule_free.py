@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+Tensors = list[torch.Tensor] | tuple[torch.Tensor, ...]
+
 
 class ScheduleFreeSGD(torch.optim.Optimizer):
     """SGD without a schedule: Defazio et al., The road less scheduled, 2024, algorithm 1 with z as the base sequence.
@@ -31,7 +33,7 @@ class ScheduleFreeSGD(torch.optim.Optimizer):
         super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": 0.0, **counts})
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self) -> None:  # type: ignore[override]  # no step of ours takes a closure
         """A step of all parameters with a gradient."""
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
@@ -55,9 +57,9 @@ class ScheduleFreeSGD(torch.optim.Optimizer):
         torch._foreach_copy_(parameters, z)
         torch._foreach_lerp_(parameters, x, group["momentum"])
 
-    def _directions(self, parameters: list[torch.Tensor], steps: int) -> list[torch.Tensor]:
+    def _directions(self, parameters: list[torch.Tensor], steps: int) -> Tensors:
         """Directions that the learning rate multiplies; ``steps``: their number with this one."""
-        return [parameter.grad for parameter in parameters]
+        return [parameter.grad for parameter in parameters if parameter.grad is not None]  # all have one
 
 
 class ScheduleFreeAdamW(ScheduleFreeSGD):
@@ -76,7 +78,7 @@ class ScheduleFreeAdamW(ScheduleFreeSGD):
         self.beta2 = betas[1]
         self.eps = eps
 
-    def _directions(self, parameters: list[torch.Tensor], steps: int) -> list[torch.Tensor]:
+    def _directions(self, parameters: list[torch.Tensor], steps: int) -> Tensors:
         gradients = super()._directions(parameters, steps)
         for parameter in parameters:
             if "exp_avg_sq" not in self.state[parameter]:

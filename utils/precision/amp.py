@@ -101,7 +101,7 @@ def never_called(
     return tuple(name for name in names if name not in called)
 
 
-class _InFloat32:
+class _InFloat32(nn.Module):
     """Mixed into a module's class: ``forward`` without autocast, on float32 inputs."""
 
     autocast_device: str

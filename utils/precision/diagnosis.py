@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -24,9 +24,14 @@ UNSEEN = "nothing when the step was repeated (a sum over processes overflowed, o
 class IndexedBatch(Protocol):
     """A batch, as this module needs it, such as ``utils/data/loaders.py``'s ``Batch``."""
 
-    targets: torch.Tensor
-    indices: np.ndarray
-    weight: float
+    @property
+    def targets(self) -> torch.Tensor: ...
+
+    @property
+    def indices(self) -> np.ndarray: ...
+
+    @property
+    def weight(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class BadStep:
     ) -> BadStep:
         """Combine what all ranks found; ``all_samples`` are those of the whole step."""
         samples = [sample for finding in findings for sample in finding.samples]
-        position = {"step": step, "epoch": epoch, "scale": scale}
+        position: dict[str, Any] = {"step": step, "epoch": epoch, "scale": scale}
         seen = next((finding for finding in findings if finding.layers), None)
         if seen is None:
             origin = next((finding.too_large for finding in findings if finding.too_large), UNSEEN)
@@ -122,7 +127,7 @@ def too_many_skips(count: int, step: int, epoch: int, scale: float) -> str:
 def examine(
     model: nn.Module,
     passes: Iterable[IndexedBatch],
-    forward: Callable[[IndexedBatch], tuple[torch.Tensor, ...]],
+    forward: Callable[[Any], tuple[Any, ...]],
     backward: Callable[[IndexedBatch, torch.Tensor], None],
     rank: int,
     scaled: bool = False,
@@ -145,7 +150,7 @@ def examine(
             return loss
 
         with torch.compiler.set_stance("force_eager"):
-            finding = find_non_finite(model, run, lambda loss, part=part: backward(part, loss))
+            finding = find_non_finite(model, run, partial(backward, part))
         if found:
             continue
         found = finding
@@ -163,5 +168,5 @@ def _too_large(model: nn.Module) -> str:
     if not gradients or torch.linalg.vector_norm(torch.stack(torch._foreach_norm([*gradients.values()]))).isfinite():
         return ""
     largest = {name: float(gradient.abs().max()) for name, gradient in gradients.items() if gradient.numel()}
-    name = max(largest, key=largest.get)
+    name = max(largest, key=lambda one: largest[one])
     return f"the gradient's norm; its values are finite, up to {largest[name]:.1e} in {name}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,9 +43,9 @@ def watching(
     that holds others reports after them. The network itself has the name ''.
     """
 
-    def before(name: str, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+    def before(seen: Seen, name: str, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         for tensor in tensors_in(arguments):
-            inputs(name, module, tensor.detach())
+            seen(name, module, tensor.detach())
 
     def after(name: str, module: nn.Module, output: Any) -> None:
         for tensor in tensors_in(output):
@@ -57,7 +58,7 @@ def watching(
     handles = []
     for name, module in model.named_modules():
         if inputs is not None:
-            handles.append(module.register_forward_pre_hook(lambda m, args, name=name: before(name, m, args)))
+            handles.append(module.register_forward_pre_hook(partial(before, inputs, name)))
         handles.append(module.register_forward_hook(lambda m, args, output, name=name: after(name, m, output)))
     try:
         yield
@@ -113,7 +114,7 @@ def find_non_finite(
     if not records:
         return found
     finite = torch.stack([flag for *_, flag in records]).tolist()
-    bad = {kind: [] for kind in ("inputs", "outputs", "gradients")}
+    bad: dict[str, list[Any]] = {kind: [] for kind in ("inputs", "outputs", "gradients")}
     fed: dict[str, bool] = {}  # whether the running call of a module got finite inputs
     for (kind, name, _, _), is_finite in zip(records, finite, strict=True):
         if kind == "inputs":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,12 @@ class StepRecord(NamedTuple):
     lr: float
     gradient_norm: float
     loss_scale: float
+
+    @classmethod
+    def of(cls, numbers: Sequence[float]) -> StepRecord:
+        """From its ``numbers``, as ``Progress.last_step`` keeps them."""
+        step, epoch, *rest = numbers
+        return cls(int(step), int(epoch), *rest)
 
 
 CURVES = StepRecord._fields
@@ -68,7 +74,8 @@ class Curves:
             return
         self._blocks = [np.concatenate(self._blocks)]
         with whole_file(self._whole) as file:
-            np.savez(file, **named(self._blocks[0]))
+            arrays: dict[str, Any] = named(self._blocks[0])
+            np.savez(file, **arrays)
         self._rest.unlink(missing_ok=True)  # a kill before leaves rows twice, which ``restore`` handles
         self._appended = 1
         self._changed = False
@@ -85,7 +92,7 @@ class Curves:
     def _read_rest(self, after: float) -> np.ndarray:
         """The rows that follow step ``after`` without a gap, up to one that a kill has cut."""
         content = self._rest.read_bytes() if self._rest.is_file() else b""
-        rows = []
+        rows: list[np.ndarray] = []
         for start in range(0, len(content), SEALED_BYTES):
             sealed = content[start : start + SEALED_BYTES]
             row = np.frombuffer(sealed, NUMBER, len(CURVES)) if len(sealed) == SEALED_BYTES else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from utils.checkpoint.progress import Progress
@@ -73,8 +74,8 @@ EPOCH_SCALARS = (
     EpochScalar("val_top5", _of("validation", "top5"), "Top5/Test", labels=ONE),
     EpochScalar("val_map", _of("validation", "map"), "MAP/Test", labels=SEVERAL),
     EpochScalar("val_count", _of("validation", "count")),
-    EpochScalar("max_val_batches", lambda epoch: epoch.validation and epoch.max_val_batches),
-    EpochScalar("images_per_second", lambda epoch: epoch.training and round(epoch.images_per_second, 1)),
+    EpochScalar("max_val_batches", lambda epoch: epoch.max_val_batches if epoch.validation else None),
+    EpochScalar("images_per_second", lambda epoch: round(epoch.images_per_second, 1) if epoch.training else None),
     EpochScalar("seconds", lambda epoch: round(epoch.seconds, 3)),
     EpochScalar("skipped_steps", lambda epoch: epoch.progress.skipped_steps),
     EpochScalar("partly_skipped_steps", lambda epoch: epoch.progress.partly_skipped_steps),
@@ -108,12 +109,16 @@ def validation_tags(multilabel: bool) -> list[str]:
     return [scalar.tag for scalar in (*EPOCH_SCALARS, *RAW_SCALARS) if scalar.tag and scalar.labels in labels]
 
 
+def _own(name: str, epoch: Epoch) -> float | None:
+    return epoch.validation.own.get(name) if epoch.validation else None
+
+
 def _of_plugins() -> Iterator[EpochScalar]:
     """The metrics of users' files."""
     for name, metric in plugins.added("metric").items():
         yield EpochScalar(
             f"{PREFIX}{name}",
-            lambda epoch, name=name: epoch.validation and epoch.validation.own.get(name),
+            partial(_own, name),
             f"{name}/Test",
             metric.options["lower_is_better"],
         )
@@ -129,8 +134,8 @@ def row_of(epoch: Epoch) -> dict[str, float]:
 def points_of(row: dict[str, float]) -> dict[str, float]:
     """The points in TensorBoard that belong to ``row``."""
     scalars = (*EPOCH_SCALARS, *RAW_SCALARS, *_of_plugins())
-    tagged = (scalar for scalar in scalars if scalar.tag and scalar.column in row)
-    return {scalar.tag: row[scalar.column] for scalar in tagged}
+    tagged = (scalar for scalar in scalars if scalar.column in row)
+    return {scalar.tag: row[scalar.column] for scalar in tagged if scalar.tag}
 
 
 def tagged_columns() -> list[str]:
@@ -197,7 +202,11 @@ def stopping_metric(settings: RunSettings) -> Metric:
 def strange_metrics(settings: RunSettings, labels: Sequence[str] = (ONE, SEVERAL)) -> list[str]:
     """A message for the user for each metric that does not exist with so many ``labels`` an image."""
     known = metrics(labels)
-    words = {(ONE,): " with one label an image", (SEVERAL,): " with several labels an image"}.get(tuple(labels), "")
+    known_words: dict[tuple[str, ...], str] = {
+        (ONE,): " with one label an image",
+        (SEVERAL,): " with several labels an image",
+    }
+    words = known_words.get(tuple(labels), "")
     mistakes = []
     for setting in ("best_metric", "early_stopping_metric"):
         name = getattr(settings, setting)

@@ -41,7 +41,7 @@ class EventFile:
         """Write the points in ``summary`` to the file."""
         self._write(self._event(wall_time=time.time(), step=step, summary=summary))
 
-    def _write(self, event: object) -> None:
+    def _write(self, event: Any) -> None:
         self._records.write(event.SerializeToString())
         self._records.flush()
 
@@ -79,7 +79,8 @@ def rewind(folder: Path, steps: int) -> set[tuple[int, str]]:
             if event.HasField("file_version"):
                 header = header or record
             elif event.HasField("summary") and event.step <= steps:
-                kept[(str(event.step), *(value.tag for value in event.summary.value))] = record
+                key = (str(event.step), *(value.tag for value in event.summary.value))
+                kept[key] = record
     _replace(paths[0], [*([header] if header else []), *kept.values()])
     for path in paths[1:]:
         path.unlink()

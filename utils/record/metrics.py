@@ -141,13 +141,13 @@ class ClassificationMeter:
     def _add_waiting(self) -> None:
         if not self._waiting:
             return
-        rows, losses, logits, targets = zip(*self._waiting, strict=True)
+        rows, losses, all_logits, all_targets = zip(*self._waiting, strict=True)
         self._waiting = []
         self._waiting_numbers = 0
         device = self._sums.device
-        counts = [len(part) for part in targets]
-        logits = torch.cat(logits)
-        targets = torch.cat(targets)
+        counts = [len(part) for part in all_targets]
+        logits = torch.cat(all_logits)
+        targets = torch.cat(all_targets)
         hits = self._hits(logits, targets)
         passes = to_device(torch.tensor([rows, counts]), device)
         sample_rows = passes[0].repeat_interleave(passes[1], output_size=sum(counts))
@@ -271,7 +271,8 @@ class ClassReport:
         """From ``ValidationMeter.class_sums``, added up over ranks; None of no sample."""
         numbers = sums.cpu().numpy()
         classes, bins = np.split(numbers, [len(numbers) - 3 * (BINS + 1)])
-        return cls(*classes.reshape(3, -1), bins.reshape(3, -1)) if classes.any() else None
+        support, predicted, right = classes.reshape(3, -1)
+        return cls(support, predicted, right, bins.reshape(3, -1)) if classes.any() else None
 
     @classmethod
     def of(cls, logits: torch.Tensor, labels: torch.Tensor) -> ClassReport | None:

@@ -8,7 +8,7 @@ them; ``counted`` says how many classes the means are of. All figures are in per
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
@@ -277,7 +277,7 @@ AnyReport = Report | MultilabelReport
 
 def report_of(numbers: Sequence[float]) -> AnyReport:
     """The report with these ``numbers``, of one label an image or of several."""
-    kind = Report if len(numbers) == COUNT + 1 else MultilabelReport
+    kind: Callable[..., AnyReport] = Report if len(numbers) == COUNT + 1 else MultilabelReport
     return kind(*numbers[:-1], round(numbers[-1]))
 
 

@@ -100,12 +100,10 @@ class Reporter:
     def begin_epoch(self, progress: Progress, steps_per_epoch: int) -> None:
         """Start the clocks of an epoch, or of the rest of one."""
         self.steps_per_epoch = steps_per_epoch
-        self._began = self._step_began = time.perf_counter()
-        self._between_seconds = self._began - self._trained if self._trained else 0.0
+        self._began = self._step_began = now = time.perf_counter()
+        self._between_seconds = now - self._trained if self._trained else 0.0
         self._seconds_before = progress.epoch_seconds
-        self._epoch_mark = self._window_mark = Mark(
-            self._began, progress.step, progress.samples_seen, self._data_seconds
-        )
+        self._epoch_mark = self._window_mark = Mark(now, progress.step, progress.samples_seen, self._data_seconds)
 
     @property
     def awaits_first_step(self) -> bool:
@@ -117,8 +115,9 @@ class Reporter:
         self._step_began = now = time.perf_counter()
         if not self.awaits_first_step:
             return
+        assert self._began is not None  # by ``begin_epoch``
         self._after_first_step = Mark(now, progress.step, progress.samples_seen, self._data_seconds)
-        last = StepRecord(*progress.last_step)
+        last = StepRecord.of(progress.last_step)
         self.writer.log(
             f"epoch {last.epoch}/{self.epochs}  step {progress.step_in_epoch}/{self.steps_per_epoch}  "
             f"loss {last.loss:.4f}  first step after {now - self._began:.1f} s, {self._data_seconds:.1f} s of them for "
@@ -135,6 +134,7 @@ class Reporter:
 
     def epoch_seconds(self) -> float:
         """Seconds that the epoch has taken so far, without the pauses before it was resumed."""
+        assert self._began is not None  # by ``begin_epoch``
         return self._seconds_before + time.perf_counter() - self._began
 
     def keep_time(self, progress: Progress) -> None:
@@ -174,7 +174,7 @@ class Reporter:
     def window(self, progress: Progress, bar: tqdm | None) -> None:
         """TensorBoard points for the steps since the last ones, and a log line, unless the epoch's follows at once."""
         report = self.kind.from_sums(progress.window_sums)
-        last = StepRecord(*progress.last_step)
+        last = StepRecord.of(progress.last_step)
         speed, wait = self._pace(self._window_mark, progress, time.perf_counter())
         points = {
             "Loss/Training": report.loss,
@@ -208,7 +208,7 @@ class Reporter:
 
     def _line(self, progress: Progress, what: str, sums: list[float], mark: Mark) -> str:
         """A log line about the steps with these ``sums``, those since ``mark``."""
-        last = StepRecord(*progress.last_step)
+        last = StepRecord.of(progress.last_step)
         text = self.kind.from_sums(sums).text(self.with_top5, self.mixes(last.epoch - 1))
         losses = "".join(f"  {name} {loss:.4f}" for name, loss in progress.named_losses(sums).items())
         now = time.perf_counter()
@@ -227,8 +227,9 @@ class Reporter:
         epoch's sums must still be in ``progress``. The speed is that of this process's steps, NaN if it did none.
         """
         training = self.kind.from_sums(progress.epoch_sums)
+        assert self._trained is not None  # by ``end_training``
         images_per_second, _ = self._pace(self._epoch_mark, progress, self._trained)
-        last = StepRecord(*progress.last_step)
+        last = StepRecord.of(progress.last_step)
         return row_of(
             Epoch(
                 progress,
@@ -252,7 +253,9 @@ class Reporter:
             self.writer.log(f"epoch {row['epoch']}/{self.epochs}  not validated  epoch {row['seconds']:.1f} s")
             return
         points = points_of(row)
-        self.writer.scalars({tag: points[tag] for tag in points if self.with_top5 or "Top5" not in tag}, row["step"])
+        self.writer.scalars(
+            {tag: points[tag] for tag in points if self.with_top5 or "Top5" not in tag}, int(row["step"])
+        )
         what = "epoch" if "train_loss" in row else "took"  # the late validation of an epoch, alone
         raw_text = f"  (raw weights {self._text(raw)})" if raw is not None and raw is not result else ""
         self.writer.log(
@@ -272,7 +275,9 @@ class Reporter:
         """Points of the best whole epoch so far, which compare runs in the HPARAMS table."""
         if progress.best_epoch:
             figures = {self.kind.HEADLINE: progress.best_top1, self.best_metric.name: progress.best_value}
-            self.writer.scalars({_best_tag(name): value for name, value in figures.items()}, progress.step)
+            self.writer.scalars(
+                {_best_tag(name): value for name, value in figures.items() if value is not None}, progress.step
+            )
 
     def charts(self) -> dict[str, dict[str, list[str]]]:
         """Charts to show together: training and validation."""
@@ -281,7 +286,7 @@ class Reporter:
         return {"Training and validation": {name: [f"{name}/(Training|Test|Test_raw)$"] for name in names}}
 
     def _training_points(self, report: AnyReport) -> dict[str, float]:
-        if self.multilabel:
+        if isinstance(report, MultilabelReport):
             return {} if math.isnan(report.micro_f1) else {"Micro_F1/Training": report.micro_f1}
         return {"Top1/Training": report.top1, **({"Top5/Training": report.top5} if self.with_top5 else {})}
 
@@ -319,7 +324,7 @@ class Reporter:
         done = progress.step - mark.step
         if not done:
             return ""
-        in_epoch = self.steps_per_epoch - progress.step_in_epoch
+        in_epoch: float = self.steps_per_epoch - progress.step_in_epoch
         in_run = min(
             in_epoch + (self.epochs - progress.epoch - 1) * self.steps_per_epoch, self.max_steps - progress.step
         )

@@ -125,7 +125,9 @@ def _recipe(args: Settings) -> list[str]:
 def _data_folder(args: Settings) -> list[str]:
     """The name of the folder where ``folder`` or ``shards`` in the path does not tell which one."""
     data = args.data
-    return [os.path.basename(os.path.abspath(data.datapath))] if SPECS[data.dataname].of_the_user else []
+    if data.datapath is None or not SPECS[data.dataname].of_the_user:
+        return []
+    return [os.path.basename(os.path.abspath(data.datapath))]
 
 
 def _changes(args: Settings) -> list[str]:

@@ -34,9 +34,9 @@ def evaluation_header(point: ResumePoint | None, model: torch.nn.Module) -> list
     if point is None:
         return []
     progress = point.state.get("progress")  # bare weights have none
-    made = isinstance(progress, dict) and "step" in progress
-    reached = f", after epoch {progress.get('epoch')}, step {progress['step']}" if made else ""
-    its_best = progress.get("best_epoch") if made and point.folder is not None else None
+    progress = progress if isinstance(progress, dict) and "step" in progress else {}
+    reached = f", after epoch {progress.get('epoch')}, step {progress['step']}" if progress else ""
+    its_best = progress.get("best_epoch") if point.folder is not None else None
     is_other = its_best and its_best != progress["epoch"] and point.path.name != "best.pt"
     better = f"; the best epoch is {its_best}, of {point.path.with_name('best.pt')}" if is_other else ""
     lines = [f"Evaluating {point.path}{reached}{better}"]
@@ -111,7 +111,7 @@ def figures(report: AnyReport, max_val_batches: int | None = None) -> str:
 def checkpoint_description(args: Settings, data: Data, criterion: torch.nn.Module | None = None) -> dict[str, Any]:
     """The parts of a checkpoint that do not change during a run."""
     teacher = {"teacher": criterion.teacher.state_in_checkpoint} if isinstance(criterion, Distillation) else {}
-    loss = criterion.criterion if isinstance(criterion, Distillation) else criterion
+    loss: Any = criterion.criterion if isinstance(criterion, Distillation) else criterion
     weights = {"class_weights": loss.weights.tolist(), "weighs_images": True} if args.loss.class_weights else {}
     return {
         **teacher,

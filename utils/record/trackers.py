@@ -188,7 +188,7 @@ def _mlflow_key(tag: str) -> str:
 
 def _offline_steps(path: Path) -> Iterator[int]:
     """The steps in a file of wandb's, records of protobuf in LevelDB's log format; a cut last one is passed over."""
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]  # made when it is imported
 
     content = path.read_bytes()
     position = 7  # behind wandb's header

@@ -99,10 +99,12 @@ class Tracking:
     @staticmethod
     def _tell(process: subprocess.Popen[str], line: str) -> None:
         with suppress(OSError):  # it has ended, which ``end`` reports
+            assert process.stdin is not None  # a pipe
             process.stdin.write(f"{line}\n")
             process.stdin.flush()
 
     def _pass_on(self, name: str, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None  # a pipe
         for line in process.stdout:
             self._log(f"warning: --track {name}: {line.rstrip()}; the run goes on, and what it lacks is sent later")
 

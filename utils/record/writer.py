@@ -82,7 +82,8 @@ class Writer:
         self.silent = silent
         self.show_bars = progress and sys.stderr.isatty()
         self.rows: list[dict[str, Any]] = []
-        self._log = self._events = self._tracking = None
+        self._log = self._events = None
+        self._tracking: Tracking | None = None
         if folder is None:
             return
         try:
@@ -103,15 +104,20 @@ class Writer:
         if last_row != epochs or restored != steps:
             self.log(f"warning: {folder}: metrics.csv or metrics.npz lacks what was recorded before; it stays lost")
 
+    def _own_folder(self) -> Path:
+        assert self.folder is not None
+        return self.folder
+
     def _read(self, name: str, read: Callable[[Path], T]) -> T | None:
         """``read`` of the file ``name``, None without one. A damaged file is set aside, and the run goes on."""
-        path = self.folder / name
+        folder = self._own_folder()
+        path = folder / name
         if not path.is_file():
             return None
         try:
             return read(path)
         except Exception:  # csv, zipfile and NumPy raise many kinds of errors for damaged files
-            os.replace(path, self.folder / f"{name}.damaged")
+            os.replace(path, folder / f"{name}.damaged")
             self.log(f"warning: {path} cannot be read; it is kept as {name}.damaged, and begun anew")
             return None
 
@@ -211,17 +217,17 @@ class Writer:
     def table_row(self, settings: Mapping[str, Any]) -> None:
         """The run's row in TensorBoard's HPARAMS table."""
         if self._events:
-            self._renew(board.hyperparameters(settings))
+            self._renew(self._events, board.hyperparameters(settings))
 
     def charts(self, charts: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
         """Charts of several tags in TensorBoard, by category and title (see ``board.layout``)."""
         if self._events:
-            self._renew(board.layout(charts))
+            self._renew(self._events, board.layout(charts))
 
-    def _renew(self, summary: Summary) -> None:
+    def _renew(self, events: EventFile, summary: Summary) -> None:
         """Write what is there once, in place of what the run began with."""
-        self._events.add(summary, 0)
-        forget(self.folder, {value.tag for value in summary.value}, self._events.path)
+        events.add(summary, 0)
+        forget(self._own_folder(), {value.tag for value in summary.value}, events.path)
 
     def pictures(self, gathered: Gathered, classes: Sequence[str], step: int) -> None:
         """Confusion matrix, worst mistakes and precision-recall curves in TensorBoard, and the projector's files."""
@@ -241,7 +247,7 @@ class Writer:
         for tag in self._new(curves_of, step):
             self._events.add(board.precision_recall(tag, curves_of[tag]), step)
         if gathered.points:
-            projector.write(self.folder, gathered.points, classes)
+            projector.write(self._own_folder(), gathered.points, classes)
 
     def _new(self, tags: Iterable[str], step: int) -> list[str]:
         """List the ``tags`` that have no point at ``step``: a stop may come between two points."""
@@ -269,7 +275,7 @@ class Writer:
 
         Of several labels an image, that of their average precisions.
         """
-        if self.folder and rows:
+        if self._events and rows:
             name = next(name for name in OF_A_CLASS if name in rows[0])
             values = np.array([row[name] for row in rows if row["val_count"]])
             for tag in self._new([OF_A_CLASS[name]], step):
@@ -283,7 +289,7 @@ class Writer:
                 file.writelines(f"{path}\n" for path in paths)
 
     def _write_csv(self, name: str, rows: Sequence[dict[str, Any]]) -> None:
-        with whole_file(self.folder / name, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        with whole_file(self._own_folder() / name, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
             out = csv.DictWriter(file, fieldnames=_columns(rows))
             out.writeheader()
             out.writerows(rows)
@@ -366,7 +372,8 @@ def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:
 
     An epoch that is not validated lacks some; --resume-override may end some and begin others.
     """
-    columns = list(max(reversed(rows), key=len))
+    longest = max(len(row) for row in rows)
+    columns = list(next(row for row in reversed(rows) if len(row) == longest))
     for row in rows:
         for before, name in pairwise([None, *row]):
             if name not in columns:

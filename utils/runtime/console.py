@@ -13,7 +13,7 @@ import sys
 import time
 from contextlib import suppress
 from types import FrameType
-from typing import TextIO
+from typing import Any, TextIO
 
 INTERRUPTED = 130  # what shells report for Ctrl-C
 OLDEST = (3, 10)  # as in pyproject.toml
@@ -123,7 +123,7 @@ def _open_missing() -> None:
 class _Outliving(io.FileIO):
     """A stream that becomes /dev/null once its other end is closed."""
 
-    def write(self, data: bytes) -> int | None:
+    def write(self, data: Any) -> int:
         try:
             return super().write(data)
         except OSError as error:
@@ -141,11 +141,12 @@ def _outliving(stream: TextIO | None, number: int) -> TextIO:
     if stream is None:
         return io.TextIOWrapper(io.BufferedWriter(raw), errors="backslashreplace", line_buffering=True)
     stream.flush()
+    write_through = getattr(stream, "write_through", False)
     return io.TextIOWrapper(
-        raw if stream.write_through else io.BufferedWriter(raw),
+        raw if write_through else io.BufferedWriter(raw),
         encoding=stream.encoding,
         errors=stream.errors,
         newline="\n",
-        line_buffering=stream.line_buffering,
-        write_through=stream.write_through,
+        line_buffering=bool(stream.line_buffering),
+        write_through=write_through,
     )

@@ -68,7 +68,9 @@ class Distributed:
                     timeout=self.timeout,
                     device_id=self.device if self.device.type == "cuda" else None,
                 )
-            self.gloo_group = torch.distributed.new_group(backend="gloo", timeout=self.timeout)
+            group = torch.distributed.new_group(backend="gloo", timeout=self.timeout)
+            assert isinstance(group, torch.distributed.ProcessGroup)  # as for every member of it
+            self.gloo_group = group
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -200,7 +202,7 @@ class Distributed:
 
     def unwrap(self, network: torch.nn.Module) -> None:
         """End what ``wrap`` gave, as other parameters train from now on: the model then needs another wrapper."""
-        if self.world_size > 1:
+        if isinstance(network, torch.nn.parallel.DistributedDataParallel):
             network._remove_autograd_hooks()  # the object may live on, and would exchange gradients again
 
     def _settle(self, wrapped: torch.nn.parallel.DistributedDataParallel, image_shape: tuple[int, ...]) -> None:
@@ -222,7 +224,9 @@ class Distributed:
         """Around forward and backward: ranks exchange gradients only in a step's last pass."""
         # Whole gradients, kept until the last pass, would take the room that sharding saves: it adds up parts.
         waits = self.world_size > 1 and more_to_come and not is_sharded(model)
-        return model.no_sync() if waits else nullcontext()
+        return (
+            model.no_sync() if waits and isinstance(model, torch.nn.parallel.DistributedDataParallel) else nullcontext()
+        )
 
     def seed(self, seed: int) -> None:
         """Seed this process's device generators: torch.manual_seed without its bookkeeping."""
@@ -237,7 +241,7 @@ class Distributed:
                 torch.distributed.broadcast(buffer, src=0)
 
 
-def _bf16_hook(state, bucket):  # DDP refuses annotations that are texts, as all are here
+def _bf16_hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are texts, as all are here
     """Torch's own hook under another name: torch refuses its own where it was built without CUDA, though gloo can."""
     return bf16_compress_hook(state, bucket)
 

@@ -62,6 +62,7 @@ class LongWork:
             self._ended.set()
             self._all_ended.wait()
         except _Interrupt:
+            assert self._error is not None  # what interrupts has set it
             raise self._error from None
         finally:
             with self._lock:

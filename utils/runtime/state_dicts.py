@@ -16,5 +16,5 @@ def load_state_dict(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> N
     refuses weights without it. Raises ``RuntimeError`` if they do not fit.
     """
     versioned = OrderedDict(weights)
-    versioned._metadata = module.state_dict()._metadata
+    vars(versioned)["_metadata"] = vars(module.state_dict())["_metadata"]
     module.load_state_dict(versioned)

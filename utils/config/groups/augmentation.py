@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from utils.config.auto_augment import CHOICES, EXAMPLES, policy_check
@@ -31,6 +32,7 @@ def _jitters(v: Any) -> str | None:
 
 
 @group(in_evaluation=False)
+@dataclass(frozen=True)
 class AugmentationSettings:
     """Augmentation of training images."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from utils.config.field import Needs, between, ends_before, group, positive, setting
@@ -15,6 +16,7 @@ def _epoch_or_fraction(value: float) -> str | None:
 
 
 @group(in_evaluation=False)
+@dataclass(frozen=True)
 class AverageSettings:
     """Averages of the weights, whose result counts in validation."""
 
@@ -69,8 +71,10 @@ class AverageSettings:
     def first_averaged_epoch(self, epochs: int) -> int | None:
         """The epoch, from 1, of a run of ``epochs`` that --swa-start-epoch means; None without it."""
         start = self.swa_start_epoch
-        if start is None or start >= 1:
-            return start and int(start)
+        if start is None:
+            return None
+        if start >= 1:
+            return int(start)
         return min(epochs, round(start * epochs) + 1)
 
     @staticmethod

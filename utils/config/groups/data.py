@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from utils.config.datasets import OF_PLUGIN, SPECS
@@ -77,6 +78,7 @@ def _one_group(pattern: str) -> str | None:
 
 
 @group()
+@dataclass(frozen=True)
 class DataSettings:
     """Images and their batches."""
 
@@ -413,7 +415,7 @@ class DataSettings:
         synonyms="train-batch-size per-device-train-batch-size per-gpu-batch-size bs batch",
         inherited=False,
     )
-    global_batch_size: int | None = setting(
+    global_batch_size: int = setting(  # None until the settings are resolved
         None,
         "images per optimizer step, over all processes and accumulation [batch size x processes x accumulate]",
         check=between(1, 2**24),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from utils.config.field import Needs, between, group, setting
 
 _SEVERAL = Needs("several processes", lambda v: v.processes > 1)
 
 
 @group(in_evaluation=False)
+@dataclass(frozen=True)
 class ExchangeSettings:
     """Exchange of gradients between processes."""
 

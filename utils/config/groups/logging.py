@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from utils.config.field import group, setting
 
 TRACKERS = ("csv", "mlflow", "wandb")
 
 
 @group(affects_result=False, in_evaluation=False)
+@dataclass(frozen=True)
 class LoggingSettings:
     """Logging and saving."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from utils.config.field import Needs, between, group, not_negative, positive, setting
@@ -39,6 +40,7 @@ def _divides_targets(v: Any) -> str | None:
 
 
 @group(in_evaluation=False, shapes="loss")
+@dataclass(frozen=True)
 class LossSettings:
     """The training loss; validation always measures cross entropy, or that of each class of several labels."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from utils.config.datasets import LARGE_IMAGES_ARCH, SMALL_IMAGES_ARCH, SPECS
@@ -32,10 +33,11 @@ def _has_statistics(v: Any) -> bool:
 
 
 @group()
+@dataclass(frozen=True)
 class ModelSettings:
     """The network and the weights that it begins with."""
 
-    arch: str | None = setting(
+    arch: str = setting(  # None until the settings are resolved
         None,
         "network: own, timm or torchvision name; timm/NAME or torchvision/NAME picks the library, "
         "hf_hub:ORG/NAME a network of timm's on the Hugging Face Hub "

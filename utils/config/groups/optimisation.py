@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from utils.config.field import Needs, between, group, not_negative, positive, setting
@@ -74,6 +75,7 @@ def _pairs(values: tuple[str, ...]) -> str | None:
 
 
 @group(in_evaluation=False)
+@dataclass(frozen=True)
 class OptimisationSettings:
     """Optimizer and schedule; ``--evaluate`` uses none of it."""
 
@@ -93,7 +95,7 @@ class OptimisationSettings:
         example="lamb",
         within="--lr 0.1",
     )
-    lr: float | None = setting(
+    lr: float = setting(  # None until the settings are resolved
         None,
         "peak learning rate [0.1 for sgd, 1 for schedulefree-sgd, 0.001 for others]",
         check=positive,

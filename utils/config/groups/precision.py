@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from utils.config.field import LARGEST_INT, MEASURED, Needs, between, group, setting
@@ -15,6 +16,7 @@ def _reaches_layers(v: Any) -> str | None:
 
 
 @group()
+@dataclass(frozen=True)
 class PrecisionSettings:
     """The dtype to compute in."""
 

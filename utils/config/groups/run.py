@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from utils.config.field import (
@@ -20,6 +21,7 @@ _STOPS = Needs("--early-stopping")
 
 
 @group(affects_result=False)
+@dataclass(frozen=True)
 class RunSettings:
     """Folder, beginning and end of a run."""
 

@@ -39,7 +39,7 @@ class Validated(Protocol):
 class Mistake(NamedTuple):
     """A wrong answer: the sample's number, its class, the answer and its probability, and uint8 pixels (c, h, w)."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # in place of tuple.index, which a record of numbers does not need
     target: int
     predicted: int
     share: float
@@ -49,7 +49,7 @@ class Mistake(NamedTuple):
 class Point(NamedTuple):
     """A sample's number, class and answer, float32 features (d,), and uint8 pixels (c, 32, 32)."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # in place of tuple.index, which a record of numbers does not need
     target: int
     predicted: int
     features: np.ndarray
@@ -113,7 +113,7 @@ class Collector(nn.Module):
         self._counts: torch.Tensor | None = None  # the matrix and the curves, flat
         self._worst: tuple[torch.Tensor, ...] = ()  # probability, number, class, answer, pixels
         self._points: list[tuple[torch.Tensor, ...]] = []
-        self._batch: Validated | None = None
+        self._batch: Validated
         self._features = SeenFeatures(of)
 
     def close(self) -> None:
@@ -203,8 +203,8 @@ class Collector(nn.Module):
 
     def gather(self, distributed: Distributed) -> Gathered:
         """Everything that the ranks have seen, on every rank. A synchronisation point."""
-        counts = self._counts if self._counts is not None else self._no_counts(distributed.device)
-        counts = distributed.all_reduce_sum(counts).cpu().numpy()
+        own = self._counts if self._counts is not None else self._no_counts(distributed.device)
+        counts = distributed.all_reduce_sum(own).cpu().numpy()
         mine = [_on_host(Mistake, self._worst)], [_on_host(Point, part) for part in self._points]
         mistakes = []
         points = []

@@ -9,6 +9,8 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from utils.record.pictures.collector import NO_CLASS, Mistake
 
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+
 INK = (33, 33, 33)
 GREY = (110, 110, 110)
 WHITE = (255, 255, 255)
@@ -84,7 +86,7 @@ def as_image(pixels: np.ndarray, side: int) -> Image.Image:
     return ImageOps.pad(image, (side, side), resampling, WHITE)
 
 
-def _upright(text: str, font: ImageFont.FreeTypeFont, ink: tuple[int, int, int] = GREY) -> Image.Image:
+def _upright(text: str, font: Font, ink: tuple[int, int, int] = GREY) -> Image.Image:
     """A text that reads from the bottom to the top."""
     width = max(1, round(font.getlength(text)))
     line = Image.new("RGB", (width, 16), WHITE)
@@ -92,7 +94,7 @@ def _upright(text: str, font: ImageFont.FreeTypeFont, ink: tuple[int, int, int] 
     return line.rotate(90, expand=True)
 
 
-def _fitting(name: str, rest: str, font: ImageFont.FreeTypeFont) -> str:
+def _fitting(name: str, rest: str, font: Font) -> str:
     """``name`` cut until it fits into a tile with ``rest``."""
     for length in range(40, 0, -1):
         text = _printable(name, length) + rest
