@@ -37,7 +37,7 @@ fi
 if [[ -z ${recipe:-} ]]; then
   exec "$PYTHON" "$ROOT/scripts/list_recipes.py"
 fi
-processes=${NPROC:-$("$PYTHON" -c 'import torch; print(max(1, torch.cuda.device_count()))')}
+processes=${NPROC:-$("$PYTHON" -c 'import torch; print(max(1, torch.accelerator.device_count()))')}
 if [[ -n ${NNODES:-} ]]; then
   where=(--nnodes "$NNODES" --rdzv-backend c10d --rdzv-endpoint "$RDZV_ENDPOINT" --rdzv-id "$RDZV_ID")
 else

@@ -204,7 +204,7 @@ def slots(processes: int | str) -> Slots:
 
     from utils.runtime.cpu import cores
 
-    gpus = torch.cuda.device_count()
+    gpus = torch.accelerator.device_count()
     count = (gpus or max(1, cores() // 2)) if processes == "auto" else processes
     return Slots(count, threads=max(1, cores() // count), gpus=gpus)
 

@@ -36,6 +36,7 @@ from utils.precision.amp import autocast
 from utils.record.multilabel import AnyReport, report_of
 from utils.record.reporter import Reporter
 from utils.record.writer import Writer
+from utils.runtime.devices import runs_ahead
 from utils.runtime.distributed import Distributed, RankInfo
 
 NOTHING = Extras()
@@ -119,7 +120,7 @@ class TraVal:
             self.model, self.train_loader, self.args, self.distributed, self.writer, folder, self.description
         )
         waiting = [type(own.optimizer).__name__ for own in self.active if own.reads_flag]
-        if waiting and self.device.type != "cpu":
+        if waiting and runs_ahead(self.device):
             self.writer.log(f"{', '.join(waiting)}: no flag on the device can hold it, so each step waits for the host")
         self.sums = StepSums(self.args.logging.print_freq, self.distributed, self.multilabel)
         self._one = torch.ones((), device=self.device)

@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from utils.record.provenance import processor
+from utils.runtime import devices
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -47,8 +48,8 @@ def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> Spread
 
 def synchronise(device: torch.device) -> None:
     """Wait for what the GPU still has to do; a CPU is never behind."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 def timed(work: Callable[[], T], device: torch.device) -> tuple[float, T]:
@@ -110,8 +111,8 @@ def failure_of(error: Exception, compiled: bool) -> str:
 
 def device_name(device: torch.device) -> str:
     """The device's product name; a CPU with the number of threads in use."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+    if device.type != "cpu":
+        return devices.name(device) or device.type
     return f"{processor()} CPU, {torch.get_num_threads()} thread(s)"
 
 

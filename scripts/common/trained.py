@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from scripts.common.command_line import say, share, warn, whole
 from utils.config import arguments
+from utils.config.groups.run import DEVICES
 from utils.config.settings import Settings, UserError
 from utils.record.run_folder import RunFolder
 
@@ -54,9 +55,7 @@ def add_best(parser: argparse.ArgumentParser) -> None:
 def add_run_arguments(parser: argparse.ArgumentParser, several: bool = False) -> None:
     """``add_run``, and how to run its network."""
     add_run(parser, several)
-    parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="[auto: a GPU if there is one]"
-    )
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="[auto: a GPU if there is one]")
     parser.add_argument(
         "--amp", choices=FORMATS, help="mixed precision [as the run, otherwise off on a CPU, fp16 on a GPU]"
     )

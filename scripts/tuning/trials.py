@@ -42,7 +42,7 @@ from utils.data.formats.readers import MemoryImages
 from utils.data.loaders import RESIDENT_MEMORY_SHARE, shown_otherwise_resident
 from utils.precision.amp import resolve_amp
 from utils.runtime.cpu import cores_per_process
-from utils.runtime.distributed import memory_bytes
+from utils.runtime.devices import memory_bytes
 from utils.train_validation import TrainingFailure
 
 SHARES_STEPS = 10
@@ -197,5 +197,5 @@ def reason_of(error: Exception) -> str:
 def _forget_others(device: torch.device) -> None:
     """Free memory and worker processes of the set-ups already measured."""
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    if device.type != "cpu":
+        torch.accelerator.empty_cache()

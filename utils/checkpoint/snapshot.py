@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from utils.runtime.devices import runs_ahead
+
 
 class Snapshot:
     """Copies nested dicts and lists of tensors into CPU memory, which it reuses for the next copy.
@@ -26,7 +28,7 @@ class Snapshot:
         events: dict[torch.device, torch.cuda.Event] = {}
         seen: dict[tuple[Any, ...], torch.Tensor] = {}
         copy = self._copy(state, (), seen)
-        for device in {key[0] for key in seen if key[0].type == "cuda"}:
+        for device in {key[0] for key in seen if runs_ahead(key[0])}:
             events[device] = torch.cuda.current_stream(device).record_event()
 
         def complete() -> None:
@@ -51,6 +53,6 @@ class Snapshot:
     def _place(self, path: tuple[str | int, ...], like: torch.Tensor) -> torch.Tensor:
         kept = self._kept.get(path)
         if kept is None or (kept.dtype, kept.shape, kept.stride()) != (like.dtype, like.shape, like.stride()):
-            kept = torch.empty_like(like, device="cpu", pin_memory=like.device.type == "cuda")
+            kept = torch.empty_like(like, device="cpu", pin_memory=runs_ahead(like.device))
             self._kept[path] = kept
         return kept

@@ -39,7 +39,8 @@ from utils.data.sampling import build_sampling, first_samples
 from utils.data.sources import MicroBatchReader, ResidentSource, Source, StreamSource, keys_of
 from utils.data.transforms import BatchTransform
 from utils.runtime.cpu import cores_per_process
-from utils.runtime.distributed import Distributed, memory_bytes, to_device
+from utils.runtime.devices import memory_bytes, runs_ahead, to_device
+from utils.runtime.distributed import Distributed
 
 PASS_SIZE = 64  # images in a pass without gradients: memory enough to train on 8 is enough to evaluate these
 RESIDENT_MEMORY_SHARE = 0.25  # of the device's memory that --loader auto lets a resident data set take
@@ -316,7 +317,7 @@ class DevicePrefetcher:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device) if runs_ahead(device) else None
 
     def __call__(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         return self._on_own_stream(batches) if self._stream is not None else batches

@@ -14,7 +14,7 @@ from utils.data.augment.base import MIX_STREAM
 from utils.data.augmentations import inside, take
 from utils.data.sample_plan import MicroBatch, sample_uniforms
 from utils.data.sources import keys_of
-from utils.runtime.distributed import to_device
+from utils.runtime.devices import to_device
 
 MIX_NUMBERS = 5  # of a pair or a step: its share, mixup or CutMix, the box's row and column, whether it is mixed at all
 

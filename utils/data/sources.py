@@ -23,7 +23,7 @@ from utils.data.images.view import View
 from utils.data.resolution import Resolution
 from utils.data.sample_plan import MicroBatch, sample_uniforms
 from utils.data.worker_pool import WorkerPool, in_shared_memory, shared_bytes
-from utils.runtime.distributed import to_device
+from utils.runtime.devices import runs_ahead, to_device
 
 # Micro-batches of one epoch with their uint8 images (m, c, h, w) and int64 labels (m,), concatenated.
 Item = tuple[list[MicroBatch], torch.Tensor, torch.Tensor]
@@ -156,7 +156,7 @@ class StreamSource:
         self.device = device
         self.read_ahead = read_ahead
         self.workers = measured_workers(reader, cores) if workers == "auto" else workers
-        self._pool = WorkerPool(reader, self.workers, pin=device.type == "cuda", keep=True)
+        self._pool = WorkerPool(reader, self.workers, pin=runs_ahead(device), keep=True)
 
     def __len__(self) -> int:
         return len(self.reader.images)

@@ -19,7 +19,7 @@ from torch.nn import functional
 from utils.config.image_size import Size, enlarged, sides
 from utils.data.augment.base import Augmentation, Numbers, Samples
 from utils.data.augmentations import fused, in_range
-from utils.runtime.distributed import to_device
+from utils.runtime.devices import to_device
 
 ENLARGED_PIXELS = 2**26  # of the images that are enlarged at once to crop their middle
 

@@ -58,7 +58,7 @@ class StepSums:
         lrs, norms, scales = zip(*self.pending, strict=True)
         columns = [self.meter.sums, *(self.meter.column(name)[:, None] for name in self._loss_names)]
         sums = self.distributed.all_reduce_sum(torch.cat(columns, dim=1)[:steps])
-        rows = torch.cat([torch.stack([torch.stack(norms), torch.stack(scales)], dim=1).double(), sums], dim=1).tolist()
+        rows = torch.cat([torch.stack([torch.stack(norms), torch.stack(scales)], dim=1).to(sums), sums], dim=1).tolist()
         self.pending.clear()
         self.meter.reset()
         first = progress.step - steps + 1

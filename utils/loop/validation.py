@@ -19,6 +19,7 @@ from utils.record.metrics import ClassReport, Report, ValidationMeter
 from utils.record.multilabel import AnyReport, MultilabelMeter, ValidationAnswers
 from utils.record.pictures.collector import Collector
 from utils.record.writer import Writer
+from utils.runtime.devices import exact_device
 from utils.runtime.distributed import Distributed
 from utils.runtime.sharding import idle_pass, release
 
@@ -100,4 +101,4 @@ def _mean(metric: plugins.Entry, logits: torch.Tensor, targets: torch.Tensor) ->
             f"--plugin {metric.file}: metric {metric.name} must return a value for each of {len(targets)} images, a "
             f"tensor of the shape ({len(targets)},), not {given}"
         )
-    return values.double().mean()
+    return values.to(exact_device(values.device), torch.float64).mean()

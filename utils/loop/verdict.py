@@ -11,6 +11,7 @@ import torch
 from utils.optim.clipping import Measured
 from utils.optim.held import Held, held
 from utils.precision.buffers import BufferCopy
+from utils.runtime.devices import runs_ahead
 
 
 class Verdict(NamedTuple):
@@ -42,7 +43,7 @@ class Mailbox:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._event = torch.cuda.Event() if device.type == "cuda" else None
+        self._event = torch.cuda.Event() if runs_ahead(device) else None
         self._numbers = torch.empty(0)
 
     def send(self, numbers: torch.Tensor) -> None:

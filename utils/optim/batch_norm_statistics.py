@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from utils.runtime.devices import exact_device
 from utils.runtime.distributed import Distributed
 from utils.runtime.sharding import idle_pass, release
 
@@ -80,7 +81,7 @@ class _Sums:
     def __init__(self, layers: list[_BatchNorm], device: torch.device) -> None:
         self.layers = layers
         self.sizes = [layer.num_features for layer in layers]
-        self.total = torch.zeros(3, sum(self.sizes), dtype=torch.float64, device=device)
+        self.total = torch.zeros(3, sum(self.sizes), dtype=torch.float64, device=exact_device(device))
         self._row = torch.zeros_like(self.total)
         self._of_layer = dict(zip(layers, self._row.split(self.sizes, dim=1), strict=True))
 
@@ -107,8 +108,8 @@ class _Sums:
         mean, variance = torch.zeros(2, layer.num_features, device=values.device)
         # The kernels of batch norm itself: several times as fast as torch.var_mean.
         functional.batch_norm(values, mean, variance, training=True, momentum=1.0)
-        mean = mean.double()
-        variance = variance.double()
+        mean = mean.to(row)
+        variance = variance.to(row)
         row += torch.stack([torch.full_like(mean, count), count * mean, (count - 1) * variance + count * mean**2])
 
     def take(self) -> torch.Tensor:

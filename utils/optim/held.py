@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from utils.precision.buffers import Vectors
+from utils.runtime.devices import runs_ahead
 from utils.runtime.sharding import local
 
 # Random numbers of its own decide on the host what Kron launches, so a flag on the device cannot hold it still.
@@ -196,7 +197,7 @@ def _numbers(holder: dict[str, Any]) -> dict[str, Any]:
 def held(optimizer: torch.optim.Optimizer, device: torch.device) -> Held:
     """``optimizer``, to be held still by a flag, in the cheapest way that it allows on ``device``."""
     kind = type(optimizer)
-    if device.type == "cpu" or kind.__name__ in READ_BY_HOST or kind.__module__.partition(".")[0] not in TRIED:
+    if not runs_ahead(device) or kind.__name__ in READ_BY_HOST or kind.__module__.partition(".")[0] not in TRIED:
         return HeldByHost(optimizer)
     # Dampening does not hold for a first momentum, which zeros to begin with would make a second one.
     fused = all(group.get("fused") and not group.get("dampening") for group in optimizer.param_groups)

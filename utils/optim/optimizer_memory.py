@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from utils.config.groups.optimisation import OptimisationSettings
 from utils.config.settings import UserError
 from utils.optim.optimizers import OWN, build_optimizer
-from utils.runtime.distributed import memory_bytes
+from utils.runtime.devices import memory_bytes
 
 
 class _Largest(TorchDispatchMode):

@@ -18,6 +18,7 @@ from utils.config.field import MEASURED
 from utils.config.groups.precision import PrecisionSettings
 from utils.config.settings import UserError
 from utils.config.spelling import or_nearest
+from utils.runtime.devices import scales_losses
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -30,7 +31,7 @@ def resolve_amp(settings: PrecisionSettings, device: torch.device) -> str:
     if settings.amp == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise UserError(f"--amp bf16: {torch.cuda.get_device_name(device)} has no bfloat16 arithmetic; use --amp fp16")
     chosen = None if settings.amp == MEASURED else settings.amp
-    return chosen or ("fp16" if device.type == "cuda" else "off")
+    return chosen or ("fp16" if scales_losses(device) else "off")
 
 
 def build_scaler(settings: PrecisionSettings, device: torch.device) -> torch.amp.GradScaler:

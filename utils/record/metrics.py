@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from utils.runtime.distributed import to_device
+from utils.runtime.devices import exact_device, to_device
 
 LOSS, TOP1, TOP5, COUNT = range(4)
 BINS = 15  # of the calibration error, as in Guo et al.
@@ -104,8 +104,8 @@ class ClassificationMeter:
     """
 
     def __init__(self, rows: int, device: torch.device) -> None:
-        self._sums = torch.zeros(rows, 4, dtype=torch.float64, device=device)
-        self._first = torch.tensor([1, 5], device=device)
+        self._sums = torch.zeros(rows, 4, dtype=torch.float64, device=exact_device(device))
+        self._first = torch.tensor([1, 5], device=self._sums.device)
         self.named: dict[str, torch.Tensor] = {}
         self._waiting: list[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]] = []
         self._waiting_numbers = 0
@@ -127,7 +127,7 @@ class ClassificationMeter:
         self._waiting.append((row, loss.detach(), logits.detach(), targets))
         self._waiting_numbers += logits.numel()
         for name, value in (named or {}).items():
-            self.column(name)[row] += value.detach().double() * len(targets)
+            self.column(name)[row] += value.detach().to(self._sums) * len(targets)
         if self._waiting_numbers > WAITING_NUMBERS:
             self._add_waiting()
 
@@ -146,13 +146,13 @@ class ClassificationMeter:
         self._waiting_numbers = 0
         device = self._sums.device
         counts = [len(part) for part in all_targets]
-        logits = torch.cat(all_logits)
-        targets = torch.cat(all_targets)
+        logits = torch.cat(all_logits).to(device)
+        targets = torch.cat(all_targets).to(device)
         hits = self._hits(logits, targets)
         passes = to_device(torch.tensor([rows, counts]), device)
         sample_rows = passes[0].repeat_interleave(passes[1], output_size=sum(counts))
         self._sums[:, TOP1:COUNT].index_add_(0, sample_rows, hits.double())
-        weighted = torch.stack(losses).double() * passes[1]
+        weighted = torch.stack(losses).to(self._sums) * passes[1]
         self._sums[:, LOSS].index_add_(0, passes[0], weighted)
         self._sums[:, COUNT].index_add_(0, passes[0], passes[1].double())
         self._count(logits, targets, hits[:, 0])
@@ -192,8 +192,8 @@ class ValidationMeter(ClassificationMeter):
     def __init__(self, rows: int, device: torch.device) -> None:
         super().__init__(rows, device)
         self.classes = 0  # not known before the first logits
-        self._class_sums = torch.zeros(0, dtype=torch.int64, device=device)
-        self._edges = bin_edges(device)[1:]  # upper ends
+        self._class_sums = torch.zeros(0, dtype=torch.int64, device=self._sums.device)
+        self._edges = bin_edges(self._sums.device)[1:]  # upper ends
 
     def class_sums(self, classes: int) -> torch.Tensor:
         """int64 (3 * classes + 3 * (BINS + 1),): samples, predictions and hits of each class, then samples, hits and

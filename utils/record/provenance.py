@@ -25,7 +25,7 @@ GIT_SECONDS = 10
 def machine(distributed: Distributed) -> str:
     """The processes and their device, with its name: '1 process(es) on cpu, 2 thread(s) each (EPYC 7763, 2 cores)'."""
     where = f"{distributed.world_size} process(es) on {distributed.describe_device()}"
-    return where if distributed.device.type == "cuda" else f"{where} ({processor()}, {cores()} core(s))"
+    return where if distributed.device.type != "cpu" else f"{where} ({processor()}, {cores()} core(s))"
 
 
 def processor() -> str:

@@ -22,6 +22,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from utils.config.groups.exchange import ExchangeSettings
 from utils.config.groups.run import RunSettings
 from utils.config.settings import UserError, plan_words
+from utils.runtime import devices
 from utils.runtime.cpu import keep_freed_memory, threads_per_process
 from utils.runtime.heartbeat import Heartbeat
 from utils.runtime.long_work import LongWork
@@ -49,8 +50,8 @@ class Distributed:
         except UserError as error:
             error.on_all_ranks = ranks.local_rank > 0  # one process of each machine reports it
             raise
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
+        if self.device.type != "cpu":
+            torch.accelerator.set_device_index(self.device.index)
 
     def __enter__(self) -> Distributed:
         _set_determinism(self.deterministic)
@@ -64,9 +65,9 @@ class Distributed:
         if self.world_size > 1:
             with _first_contact():
                 torch.distributed.init_process_group(
-                    backend="nccl" if self.device.type == "cuda" else "gloo",
+                    backend=torch.distributed.get_default_backend_for_device(self.device),
                     timeout=self.timeout,
-                    device_id=self.device if self.device.type == "cuda" else None,
+                    device_id=self.device if self.device.type != "cpu" else None,
                 )
             group = torch.distributed.new_group(backend="gloo", timeout=self.timeout)
             assert isinstance(group, torch.distributed.ProcessGroup)  # as for every member of it
@@ -84,8 +85,9 @@ class Distributed:
 
     def describe_device(self) -> str:
         """The device in words, for the log."""
-        if self.device.type == "cuda":
-            return f"cuda ({torch.cuda.get_device_name(self.device)})"
+        if self.device.type != "cpu":
+            untested = "" if self.device.type == "cuda" else ", untested"
+            return f"{self.device.type} ({devices.name(self.device) or 'GPU'}{untested})"
         return f"cpu, {torch.get_num_threads()} thread(s) each"
 
     def describe(self, model: torch.nn.Module, exchange: ExchangeSettings | None) -> dict[str, str]:
@@ -186,7 +188,7 @@ class Distributed:
         """
         if self.world_size == 1 or is_sharded(model):
             return model
-        ids = [self.device.index] if self.device.type == "cuda" else None
+        ids = [self.device.index] if self.device.type != "cpu" else None
         wrapped = torch.nn.parallel.DistributedDataParallel(
             model,
             device_ids=ids,
@@ -231,8 +233,11 @@ class Distributed:
     def seed(self, seed: int) -> None:
         """Seed this process's device generators: torch.manual_seed without its bookkeeping."""
         torch.default_generator.manual_seed(seed)
-        if self.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():  # of a step that draws nothing
-            torch.cuda.manual_seed(seed)
+        graphed = (
+            self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        )  # of a step that draws nothing
+        if self.device.type != "cpu" and not graphed:
+            torch.get_device_module(self.device).manual_seed(seed)
 
     def broadcast_buffers(self, model: torch.nn.Module) -> None:
         """Copy rank 0's buffers (batch-norm statistics) to all ranks; they differ after a training step."""
@@ -248,18 +253,6 @@ def _bf16_hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses an
 
 def _log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A small CPU tensor on ``device``; to a GPU through pinned memory, so that the host does not wait."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
-
-
-def memory_bytes(device: torch.device) -> int:
-    """The device's total memory."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def lost_contact(error: RuntimeError) -> str | None:
@@ -288,12 +281,16 @@ def _first_contact() -> Iterator[None]:
 
 
 def _choose_device(settings: RunSettings, ranks: RankInfo) -> torch.device:
-    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    kind = devices.accelerator()
+    fits = settings.device in ("auto", kind)
+    available = torch.accelerator.device_count() if kind and fits else 0
     if settings.device == "cpu" or (settings.device == "auto" and not available and not settings.gpu_ids):
         return torch.device("cpu")
     if not available:
-        asked = "--gpu-ids" if settings.gpu_ids else "--device cuda"
-        raise UserError(f"{asked}: torch {torch.__version__} sees no GPU here; use --device cpu or repair the driver")
+        asked = "--gpu-ids" if settings.gpu_ids else f"--device {settings.device}"
+        other = f"{kind} or cpu" if kind else "cpu or repair the driver"
+        no_such = "such " if kind else ""
+        raise UserError(f"{asked}: torch {torch.__version__} sees no {no_such}GPU here; use --device {other}")
     ids = settings.gpu_ids or tuple(range(available))
     if settings.gpu_ids and len(ids) != ranks.local_world_size:
         raise UserError(
@@ -306,7 +303,7 @@ def _choose_device(settings: RunSettings, ranks: RankInfo) -> torch.device:
         raise UserError(
             f"{ranks.local_world_size} processes but {len(ids)} GPUs; lower torchrun's --nproc-per-node or --device cpu"
         )
-    return torch.device("cuda", ids[ranks.local_rank])
+    return torch.device(kind, ids[ranks.local_rank])
 
 
 def _set_determinism(deterministic: bool) -> None:

@@ -16,6 +16,8 @@ from utils.config.field import (
     setting,
 )
 
+ACCELERATORS = ("cuda", "mps", "xpu")  # NVIDIA and AMD, Apple, Intel
+DEVICES = ("auto", "cpu", *ACCELERATORS)
 _NEW_FOLDER = Needs("a new run: a continued one stays in its folder", lambda v: not v.continues or v.resume == "auto")
 _STOPS = Needs("--early-stopping")
 
@@ -77,9 +79,7 @@ class RunSettings:
         synonyms="use-deterministic-algorithms",
         inherited=False,
     )
-    device: str = setting(
-        "auto", "device to compute on", choices=("auto", "cpu", "cuda"), synonyms="accelerator", inherited=False
-    )
+    device: str = setting("auto", "device to compute on", choices=DEVICES, synonyms="accelerator", inherited=False)
     gpu_ids: tuple[int, ...] | None = setting(
         None,
         "GPUs that this machine's processes use, one each",

@@ -12,7 +12,7 @@ import torch
 
 from utils.data.augment.base import ERASE_STREAM, Augmentation, Numbers, Samples
 from utils.data.sample_plan import hashes
-from utils.runtime.distributed import to_device
+from utils.runtime.devices import to_device
 
 AREA = (0.02, 1 / 3)  # of the image, for all boxes together
 ASPECT = (0.3, 1 / 0.3)  # height / width, log-uniform

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from utils.runtime.distributed import to_device
+from utils.runtime.devices import to_device
 
 Pair = tuple[np.ndarray | float, np.ndarray | float]  # across and down
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from utils.data.augment.geometry import MATRICES, mirrored, warp
-from utils.runtime.distributed import to_device
+from utils.runtime.devices import to_device
 
 # uint8 (k, c, h, w) and an argument for each image, float64 (k,) on the host, to levels 0 to 255, which are cut off to
 # whole ones.
