@@ -139,6 +139,8 @@ def calibration(bins: Sequence[Bin], temperature: Temperature | None) -> str:
     ]
     if temperature.at_limit:
         lines.append("warning: the fitted images determine no temperature, so this one means nothing")
+    elif fit.loss_after > fit.loss_before and fit.calibration_error_after > fit.calibration_error_before:
+        lines.append("warning: on the others it makes both worse; more images would determine it better")
     if temperature.not_fitted_on:
         lines.append(f"warning: it is fitted on no image of these classes: {some(temperature.not_fitted_on)}")
     return "\n".join(lines)

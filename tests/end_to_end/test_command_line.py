@@ -54,6 +54,7 @@ WRONG_IN_WHAT_IT_NAMES = [
     ("--arch torchvision/alexnet", ("--arch torchvision/alexnet", "8-pixel", "--image-size")),
     ("--arch conv2 --pretrained", ("--pretrained", "conv2")),
     ("--dataname mnist --datapath missing", ("--datapath missing", "no such folder", "--download")),
+    ("--dataname folder --datapath missing --labels a.csv", ("--datapath missing", "the paths in a.csv are below it")),
     ("--dataname cifar10 --datapath .", ("--datapath .", "cifar10", "--download")),
     ("--dataname folder --datapath .", ("--datapath .", "folder", "train/")),
     ("--dataname folder --datapath . --val-split 0.1", ("--datapath .", "class folders")),

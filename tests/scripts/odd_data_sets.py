@@ -307,6 +307,17 @@ SETS: dict[str, Odd] = {
         "differ only by case or blanks",
         "class names alike",
     ),
+    "several labels in a name": Odd(
+        changed(
+            lambda root, _: [
+                moved(f"{s}/{a}", f"{s}/{b}")(root, _)
+                for s in ("train", "val")
+                for a, b in (("a", "cat;dog"), ("b", "dog; cat"))
+            ]
+        ),
+        "give --label-separator ';'",
+        "joined class names: 2 of 2",
+    ),
     "numbers as names": Odd(
         changed(
             lambda root, _: [

@@ -659,7 +659,8 @@ def _splits(
         return read_own(plugins.added("dataset")[name], settings)
     root = Path(settings.datapath or ".")
     if not root.is_dir():
-        raise UserError(f"--datapath {root}: no such folder; {name}: {SPECS[name].source}")
+        what = f"the paths in {settings.labels} are below it" if settings.labels else f"{name}: {SPECS[name].source}"
+        raise UserError(f"--datapath {root}: no such folder; {what}")
     if name == "hf":
         return read_tables(settings, lister, evaluate)
     if settings.is_table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -34,6 +35,7 @@ COMPARED_BYTES = 2**26
 SHOWN = 3  # classes or files in a line
 ENOUGH = 3  # images of a class that all differ from those of another
 BRIGHTER, STANDARD_ERRORS, COMPARED_MEANS = 32, 5, 8  # levels; images of a split
+JOINED_BY = ";|,"  # labels in one cell
 UNBALANCED = 10.0  # largest over smallest class
 TINY = 4  # pixels a side, of which no network makes anything
 LONG = 4.0  # times the shorter side
@@ -379,6 +381,7 @@ def of_classes(counts: Sequence[np.ndarray], classes: Sequence[str], several: bo
         if len(names) > 1:
             quoted = " and ".join(map(repr, names))
             found.append(("class names alike", f"classes {quoted} differ only by case or blanks; make them one"))
+    found += [] if several else _joined(classes)
     filled = counts[0][counts[0] > 0]
     if len(filled) and filled.max() >= UNBALANCED * filled.min():
         ratio = f"the largest class has {filled.max() / filled.min():.0f} times the training images of the smallest"
@@ -388,6 +391,19 @@ def of_classes(counts: Sequence[np.ndarray], classes: Sequence[str], several: bo
         share = 100 / counts[1].sum()
         found.append(("few to validate", f"no class has two images to validate on: one is {share:.3g} % of top-1"))
     return found
+
+
+def _joined(classes: Sequence[str]) -> list[tuple[str, str]]:
+    """Class names that are lists of labels: two of their parts, or more, stand in other names, too."""
+    for separator in JOINED_BY:
+        parts = {name: {part.strip() for part in name.split(separator)} for name in classes}
+        times = Counter(part for found in parts.values() for part in found if part)
+        lists = [name for name, found in parts.items() if sum(times[part] > 1 for part in found) > 1]
+        if lists:
+            what = f"{len(lists):,} of {len(classes):,} class names are joined of several, such as {lists[0]!r}"
+            hint = f"if an image has several labels, give --label-separator {separator!r}"
+            return [("joined class names", f"{what}; {hint}")]
+    return []
 
 
 # ------------------------------------------------------------------------------------------- equal files

@@ -132,6 +132,8 @@ def test_groups_stay_on_one_side_of_val_split(flat, tmp_path):
     assert [of_file[path.rsplit("/", 1)[1]] for path in data.train.paths] == data.train.groups.tolist()
     alone = read(folder, labels, "--val-split", "0.3", "--group-column", "off")
     assert set(alone.train.paths) != set(data.train.paths)
+    assert data.origin == f"{labels}, 27 rows; columns: path, label, group patient_id (guessed)"
+    assert alone.origin == f"{labels}, 27 rows; columns: path, label; not read: patient_id", "nor a misspelt one"
 
 
 def test_a_table_to_evaluate_needs_neither_splits_nor_training_rows(flat, tmp_path):

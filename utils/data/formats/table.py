@@ -134,7 +134,7 @@ def read_table(settings: DataSettings) -> Table:
     group = _groups(cells["group"], mistakes) if "group" in cells else None
     weight = _weights(cells["weight"], mistakes) if "weight" in cells else None
     mistakes.refuse()
-    words = source.described(len(file), columns, given)
+    words = source.described(len(file), columns, given, several)
     return Table(root, files, file, label, texts, f"--labels {path}", words, mistakes.at, split, group, weight)
 
 
@@ -472,11 +472,19 @@ class _Source:
                 )
         return table.cast(pyarrow.schema([(name, pyarrow.string()) for name in table.column_names]))
 
-    def described(self, rows: int, columns: dict[str, str], given: dict[str, str | None]) -> str:
-        """The file, which columns are read, and which of them nobody has named."""
-        shown = [f"{role} {name}{' (guessed)' * (given[role] is None)}" for role, name in columns.items()]
+    def described(
+        self, rows: int, columns: dict[str, str], given: dict[str, str | None], own: Sequence[str] = ()
+    ) -> str:
+        """The file, which columns are read, which of them nobody has named, and which are not read."""
+        shown = [
+            role if name == role else f"{role} {name}{' (guessed)' * (given[role] is None)}"
+            for role, name in columns.items()
+        ]
+        read = {*columns.values(), *own}
+        others = [printable(name) for name in self.names if name not in read]
+        unread = f"; not read: {some(others, 5)}" if others else ""
         separator = {",": "", "\t": "; separated by tabs"}.get(self.separator, f"; separated by {self.separator}")
-        return f"{self.file}, {rows:,} rows; columns: {', '.join(shown)}{separator}"
+        return f"{self.file}, {rows:,} rows; columns: {', '.join(shown)}{unread}{separator}"
 
     def place(self, row: int) -> str:
         """The place of a row: its number in a Parquet file, from 1; its line in a CSV file."""
