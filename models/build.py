@@ -358,7 +358,7 @@ def check_forward(
     try:
         shape = tuple(model(torch.zeros(1, channels, *sides(image_size))).shape)
     except Exception as error:  # as in build_model
-        reason = " ".join(str(error).split())[:300]
+        reason = plugins.mistake(error) or " ".join(str(error).split())[:300]
         raise UserError(
             f"--arch {arch} does not take {pixels_text(image_size)} images ({reason}); try another {flag}"
         ) from error

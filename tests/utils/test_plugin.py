@@ -250,6 +250,11 @@ MISTAKES = {
     "from utils.plugin import dataset\n@dataset('mine')\ndef f(path):\n    return [(0, 5)], [(0, 0)], 'ab'\n": (
         "train: item 0 has label 5 of 2 classes"
     ),
+    "from utils.plugin import dataset\nclass Data(list):\n    targets = [0]\n    def __getitem__(self, i):\n        return no\n"
+    "@dataset('mine', fixed_size=True)\ndef f(path):\n    return Data([0]), Data([0]), 'ab'\n": "line 5: NameError: name 'no'",
+    "from torch import nn\nclass Net(nn.Linear):\n    def forward(self, x):\n        return no if self.training else super().forward(x.flatten(1))\n"
+    + NETWORK
+    + "return Net(64, 10)\n": "line 4: NameError: name 'no'",
 }
 
 
@@ -257,7 +262,7 @@ MISTAKES = {
 def test_a_mistake_in_a_file_is_one_line_with_its_place(text, tmp_path, capsys):
     file = written(tmp_path, text)
     own = {"network": "--arch", "loss": "--loss", "augmentation": "--augment", "dataset": "--dataname"}
-    kind = next((kind for kind in own if f"@{kind}('mine')" in text), None)
+    kind = next((kind for kind in own if f"@{kind}('mine'" in text), None)
     arch = "resnet18" if "resnet18" in text else "fc"
     flags = ["--arch", arch, *([own[kind], "mine"] if kind else [])]
     output = tmp_path / "runs"

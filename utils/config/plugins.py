@@ -148,12 +148,25 @@ def _load(path: Path) -> None:
 
 def _refuse(path: Path, error: Exception, what: str = "") -> NoReturn:
     """Raise ``UserError`` with the line of the user's file in which ``error`` arose."""
+    message = _line(path, error, what)
+    raise UserError(message, on_all_ranks=not what) from error
+
+
+def mistake(error: BaseException) -> str | None:
+    """One line about an ``error`` that arose below a line of a user's file; None for others, and those of a GPU."""
+    if type(error).__name__ in ("OutOfMemoryError", "AcceleratorError"):
+        return None
+    passed = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
+    file = next((path for path in _loaded.digests if str(path) in passed), None)
+    return _line(file, error) if file else None
+
+
+def _line(path: Path, error: BaseException, what: str = "") -> str:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
     place = f"{path}, line {line}" if line else str(path)
     reason = " ".join(str(error).split())[:300]
-    message = f"--plugin {place}: {what and f'{what}: '}{type(error).__name__}{reason and f': {reason}'}"
-    raise UserError(message, on_all_ranks=not what) from error
+    return f"--plugin {place}: {what and f'{what}: '}{type(error).__name__}{reason and f': {reason}'}"
 
 
 def add(kind: str, name: str, **options: Any) -> Callable[[Function], Function]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from utils.config import plugins
 from utils.config.settings import UserError
 from utils.loop.stop_signals import StoppedAtOnce
 from utils.runtime.console import INTERRUPTED, lacks_package
@@ -35,7 +36,11 @@ def report(error: BaseException, ranks: RankInfo, signal_received: int) -> int:
 
         reason = lost_contact(error)
     if reason is None:
-        raise error
+        own = plugins.mistake(error)
+        if own is None:
+            raise error
+        print(f"{NAME}: {own}", file=sys.stderr)
+        return MISTAKE
     if signal_received:  # the other ranks received one, too, and ended first
         stop = StoppedAtOnce(signal_received, "as the others were ending")
         print(stop_line(stop), file=sys.stderr)
