@@ -13,6 +13,7 @@ from torch import nn
 from utils.config.groups.optimisation import OptimisationSettings
 from utils.config.settings import UserError
 from utils.optim.groups import parameter_groups
+from utils.optim.held import held
 from utils.optim.optimizers import build_optimizer, unknown_optimizer
 
 
@@ -79,7 +80,7 @@ def test_the_scaler_leaves_a_fused_step_out_where_the_host_sees_it(name, finite)
     optimizer.register_step_post_hook(lambda *_: moved.append(True))
     scaler.scale(model(torch.ones(2, 1, 8, 8)).sum() * (1 if finite else math.inf)).backward()
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    scaler.step(optimizer)
+    scaler.step(held(optimizer, torch.device("cpu")))
     assert bool(moved) is finite
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)) is not finite
 
