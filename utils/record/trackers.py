@@ -213,7 +213,7 @@ def _offline_steps(path: Path) -> Iterator[int]:
 
 
 class Points:
-    """The points of the run in ``folder`` by step, as its files grow; those that were taken are forgotten.
+    """The points of the run in ``folder`` by step, as its files grow: each tag and step once, the first that is read.
 
     Values are TensorBoard's, of float32, in as few digits as tell them apart. Columns of metrics.csv that have no tag
     become ``Epoch/COLUMN``.
@@ -225,7 +225,7 @@ class Points:
         self._files = [RawEventFileLoader(str(path)) for path in sorted(folder.glob(NAMES))]
         self._table = folder / "metrics.csv"
         self._left_out = {"step", "seconds", *tagged}
-        self._of_rows: set[tuple[int, str]] = set()
+        self._known: set[tuple[int, str]] = set()
         self._by_step: dict[int, dict[str, Point]] = defaultdict(dict)
         self._newest = -1
 
@@ -246,7 +246,7 @@ class Points:
                 for value in event.summary.value:
                     if value.HasField("simple_value"):
                         shortest = float(str(np.float32(value.simple_value)))
-                        self._by_step[event.step].setdefault(value.tag, Point(shortest, event.wall_time))
+                        self._add(event.step, value.tag, Point(shortest, event.wall_time))
                         self._newest = max(self._newest, event.step)
 
     def _read_rows(self) -> None:
@@ -255,11 +255,14 @@ class Points:
         now = time.time()
         with open(self._table, newline="", encoding="utf-8", errors="surrogateescape") as file:
             for row in csv.DictReader(file):
-                step = int(row["step"])
                 for column, text in row.items():
-                    if text and column not in self._left_out and (step, column) not in self._of_rows:
-                        self._of_rows.add((step, column))
-                        self._by_step[step][f"Epoch/{column}"] = Point(float(text), now)
+                    if text and column not in self._left_out:
+                        self._add(int(row["step"]), f"Epoch/{column}", Point(float(text), now))
+
+    def _add(self, step: int, tag: str, point: Point) -> None:
+        if (step, tag) not in self._known:
+            self._known.add((step, tag))
+            self._by_step[step][tag] = point
 
 
 def mirror(job: Job, tracker: Tracker, ended: Callable[[float], str], say: Callable[[str], None]) -> bool:

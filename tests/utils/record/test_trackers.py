@@ -128,6 +128,13 @@ def test_the_newest_step_waits_until_it_is_whole(run, tmp_path):
     assert stopped.ends == [False]
 
 
+def test_a_point_that_is_read_again_is_not_sent_again(run):
+    points = trackers.Points(run, TAGGED)
+    first = points.take(everything=True)
+    points._files = trackers.Points(run, TAGGED)._files  # from their beginnings
+    assert first and points.take(everything=True) == []
+
+
 def test_offline_steps_of_wandb_are_read_up_to_a_cut_record(tmp_path):
     pytest.importorskip("wandb", reason="the package wandb is not installed")
     from wandb.proto.wandb_internal_pb2 import Record
