@@ -381,7 +381,7 @@ def of_classes(counts: Sequence[np.ndarray], classes: Sequence[str], several: bo
         if len(names) > 1:
             quoted = " and ".join(map(repr, names))
             found.append(("class names alike", f"classes {quoted} differ only by case or blanks; make them one"))
-    found += [] if several else _joined(classes)
+    found += _joined(classes)
     filled = counts[0][counts[0] > 0]
     if len(filled) and filled.max() >= UNBALANCED * filled.min():
         ratio = f"the largest class has {filled.max() / filled.min():.0f} times the training images of the smallest"

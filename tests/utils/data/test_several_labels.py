@@ -11,6 +11,7 @@ from PIL import Image
 from scripts import pack
 from tests.utils.data.loading import make, steps_of
 from utils.config.arguments import parse
+from utils.config.groups.augmentation import AugmentationSettings
 from utils.config.settings import UserError
 from utils.data.datasets import get_data
 from utils.data.formats.several_labels import LabelLists, of_column
@@ -75,7 +76,7 @@ def test_lists_in_a_cell_give_all_labels_an_empty_one_none_and_a_separator_alone
     data = read(*flags(tree, "lists.csv", ("--label-separator", ";")))
     assert data.classes == NAMES
     assert data.train.labels.tolist() == [[-1] * 3 if None in row else list(row) for row in ROWS]
-    assert any("no label of 3 images is known" in line for line in data.warnings)
+    assert any("3 image(s) without any known label" in line for line in data.warnings)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +178,7 @@ class Drawn(Mixing):
 
 @pytest.mark.parametrize(("kept", "first"), [(0.25, [math.nan, math.nan, 0.25]), (0.0, [1.0, math.nan, 0.0])])
 def test_a_mixed_pair_lacks_the_labels_that_either_lacks_and_an_image_alone_only_its_own(kept, first):
-    mixing = Drawn(1.0, 0.0, 3, 0)
+    mixing = Drawn(AugmentationSettings(mixup=1.0), 3, 0)
     object.__setattr__(mixing, "kept", kept)
     batch = MicroBatch(0, 0, np.arange(2), 2, 1.0, True)
     labels = torch.tensor([[math.nan, 0.0, 1.0], [1.0, math.nan, 0.0]])

@@ -550,7 +550,7 @@ def read_labels(
         end = ""
         if settings.label_separator is not None:
             end = f"; write {settings.label_separator} where an image shows none of the classes"
-        warnings = (f"{table.flag}: no label of {count:,} images is known, which count nothing{end}",)
+        warnings = (f"{table.flag}: {count:,} image(s) without any known label, which no figure counts{end}",)
     if len(strange := used[unknown[used]]):
         line = f"{table.at(strange[0], 'label')} {{}} is no class of {whose or 'the rows to train on'}"
         line = line.format(printable(table.texts[table.label[strange[0]]][:80]))
