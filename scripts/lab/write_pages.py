@@ -44,7 +44,7 @@ python main.py --dataname folder --datapath DIR --arch resnet50 --lr 0.5 --batch
 `./distributed_train.sh N` is `torchrun --nproc-per-node N main.py`; `validate.py` is `main.py --evaluate`.
 
 **This, or timm's `train.py`?** timm's when you need what the last table lists: several image sizes in a batch, more
-schedules and optimizers with every switch, Weights & Biases, years of use on many GPUs. This one when a run has to
+schedules and optimizers with every switch, years of use on many GPUs. This one when a run has to
 survive kills with the same bits, when validation must count each image once, or when images are small. Both train the
 same networks, and `scripts/export.py RUN --to timm` gives a trained one back to timm.
 """
@@ -95,7 +95,7 @@ def settings_row(option: dataclasses.Field) -> str:
     flag = " ".join(filter(None, (meta["short"], flag_of(option.name))))
     values = f"; one of {', '.join(f'`{choice}`' for choice in meta['choices'])}" if meta["choices"] else ""
     free = "" if meta["affects_result"] else " *Free.*"
-    return row([f"`{flag}`", default(option.default), f"{meta['help']}{values}.{free}"])
+    return row([f"`{flag}`", default(option.default), f"{meta['help'].replace('%%', '%')}{values}.{free}"])
 
 
 def default(value: object) -> str:
