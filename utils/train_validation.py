@@ -74,7 +74,8 @@ class TraVal:
         # bare: its names are the checkpoint's
         self.model = model
         self.ema = extras.ema
-        self.train_loader = train_loader
+        if train_loader is not None:
+            self.train_loader = train_loader  # without one it only validates
         self.validation_loader = validation_loader
         self.optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer or ())
         self.criterion = criterion
@@ -88,8 +89,8 @@ class TraVal:
         self.hooks = extras.hooks
         self.writer = writer or Writer(silent=True)
         self.checkpointer = extras.checkpointer
-        self.description = extras.description
-        self.class_names = (self.description or {}).get("classes", ())
+        self.description = extras.description or {}
+        self.class_names = self.description.get("classes", ())
         self.multilabel = extras.multilabel
         self.reporter = Reporter(
             self.writer,
@@ -103,7 +104,7 @@ class TraVal:
         self.consensus = StopConsensus(distributed, extras.stop_signals)
         self.bad_images = BadImages(args.data.skip_bad_images, distributed, self.writer)
         self.progress = Progress()
-        self.verdicts: Verdicts | None = None
+        self.verdicts = Verdicts((), scaler, self.device)
         self._has_begun_step = False
         self._show_first_batch = True
         self.autocast = autocast(args.precision, self.device)
@@ -223,7 +224,7 @@ class TraVal:
             passed(batch, outputs)
         scale = self.loss_scale()
         for optimizer in self.active:
-            self.scaler.unscale_(optimizer)
+            self.scaler.unscale_(optimizer)  # type: ignore[arg-type]  # Held is what it needs of an optimizer
         norm = self.clip()  # clipping and the logged norm are of the true gradient
         return Gradient(norm, scale, self.clip.measured)
 
@@ -235,7 +236,7 @@ class TraVal:
         """
         self.verdicts.hold_unless_finite(gradient.norm)
         for optimizer in reversed(self.active):  # the shortest first, for those that read their flag on the host
-            self.scaler.step(optimizer)
+            self.scaler.step(optimizer)  # type: ignore[arg-type]  # as above
         flags = self.verdicts.put_back(self.watch.buffers)
         self.scaler.update()
         return flags
@@ -245,7 +246,7 @@ class TraVal:
 
         The host waits for that step, not for what it has launched since.
         """
-        if self.verdicts is None or not self.verdicts.is_pending:
+        if not self.verdicts.is_pending:
             return
         verdict = self.verdicts.read()
         self.progress.advance(-1)
@@ -284,14 +285,14 @@ class TraVal:
         """
         self.settle()
         call(self.hooks.before_validation, self)
-        averaged = self.ema is not None and self.ema.has_begun
+        average = self.ema.module if self.ema is not None and self.ema.has_begun else None
         with_pictures = report and pictured.may_be_due(self)
         self.consensus.begin()
-        result, gathered = pictured.validate_in_views(self, self.model, with_pictures and not averaged)
+        result, gathered = pictured.validate_in_views(self, self.model, with_pictures and average is None)
         raw = result
-        if averaged:
+        if average is not None:
             batch_norm_statistics.recompute(
-                self.ema.module,
+                average,
                 self.train_loader,
                 epoch,
                 self.args.average.ema_bn_batches,
@@ -299,7 +300,7 @@ class TraVal:
                 self.autocast,
                 self.stop_if_requested,
             )
-            result, gathered = pictured.validate_in_views(self, self.ema.module, with_pictures)
+            result, gathered = pictured.validate_in_views(self, average, with_pictures)
         self.bad_images.collect(self.progress)
         call(self.hooks.after_validation, self, result)
         if report:
@@ -437,7 +438,7 @@ class TraVal:
 
     def state(self) -> dict[str, Any]:
         """What changes during training, at an optimizer-step boundary. Several optimizers make a list."""
-        assert self.verdicts is None or not self.verdicts.is_pending, "a step whose verdict the host has not read"
+        assert not self.verdicts.is_pending, "a step whose verdict the host has not read"
         return {
             "model": self.model.state_dict(),
             "ema": self.ema.state() if self.ema is not None else None,
@@ -470,14 +471,15 @@ class TraVal:
 
         If the previous write failed, all ranks end.
         """
-        if not names or self.checkpointer is None:
+        checkpointer = self.checkpointer
+        if not names or checkpointer is None:
             return
         self.reporter.keep_time(self.progress)
 
         def save() -> None:
             self.writer.flush()
             call(self.hooks.before_save, self, names)
-            self.checkpointer.save(left or {**self.description, **self.state()}, *names)
+            checkpointer.save(left or {**self.description, **self.state()}, *names)
             call(self.hooks.after_save, self, names)
 
         self.distributed.broadcast_buffers(self.model)
@@ -492,6 +494,7 @@ class TraVal:
 
     def keep_best(self) -> None:
         """Save the best checkpoint if the run's folder lacks it and this is its state; otherwise log that it does."""
+        assert self.checkpointer is not None  # a run that goes on has a folder
         progress = self.progress
         path = self.checkpointer.folder / "best.pt"
         if not progress.best_epoch or self.distributed.run_on_rank0(path.is_file):

@@ -6,7 +6,7 @@ need no more than the part that they belong to.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -32,11 +32,11 @@ class Loop(Protocol):
 
     model: nn.Module
     ema: WeightAverage | None
-    optimizers: Sequence[torch.optim.Optimizer]
+    optimizers: tuple[torch.optim.Optimizer, ...]
     clip: GradientClipper
     args: Settings
     distributed: Distributed
-    checkpointer: Checkpointer
+    checkpointer: Checkpointer | None
     description: dict[str, Any]
     progress: Progress
 
@@ -114,6 +114,7 @@ class Shards(Attachment):
         return Places.of(loop.model, loop.ema.module if loop.ema is not None else None, loop.optimizers[0])
 
     def write(self, loop: Loop) -> dict[str, Any]:
+        assert loop.checkpointer is not None  # nothing is written without one
         if loop.ema is not None:
             loop.distributed.broadcast_buffers(loop.ema.module)
         loop.wait_for_checkpoint()  # which then removes the shards that nothing needs any more

@@ -42,7 +42,7 @@ class NonFiniteStepHandler:
         distributed: Distributed,
         writer: Writer,
         folder: Path | None,
-        description: dict[str, Any] | None,
+        description: dict[str, Any],
     ) -> None:
         self.model = model
         self.train_loader = train_loader
@@ -125,7 +125,6 @@ class NonFiniteStepHandler:
 
     def _dump(self, folder: Path, batches: list[Batch], progress: Progress, scale: torch.Tensor) -> None:
         """Save all that ``scripts/amp_audit.py --batch`` needs to repeat this rank's part of the step."""
-        assert self.description is not None  # a run with a folder has one
         path = save_bad_batch(
             folder / "bad_batches",
             {

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from utils.config.settings import Settings
 from utils.data.loaders import Batch
+from utils.loop.attachments import Attachment
 from utils.loop.forward import Outputs
 from utils.loop.hooks import Hooks
 from utils.loop.verdict import Verdicts
@@ -49,7 +50,7 @@ class Step(Protocol):
     verdicts: Verdicts
     hooks: Hooks
     args: Settings
-    attachments: Sequence[Any]
+    attachments: list[Attachment]
     distributed: Distributed
     device: torch.device
     writer: Writer

@@ -19,7 +19,8 @@ from utils.runtime.sharding import idle_pass, release
 class Loader(Protocol):
     """A training loader, as ``recompute`` needs it."""
 
-    image_shape: tuple[int, int, int]
+    @property
+    def image_shape(self) -> tuple[int, int, int]: ...
 
     def shared_out(self, epoch: int, steps: int) -> tuple[int, Iterator[Any]]:
         """The number of forward passes over all ranks, and this rank's batches."""

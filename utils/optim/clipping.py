@@ -12,6 +12,7 @@ from torch import nn
 
 from utils.config.groups.optimisation import OptimisationSettings
 from utils.optim.head import output_layers
+from utils.optim.held import Held
 from utils.runtime.sharding import is_sharded, local
 
 # For each part of a gradient, the parameters that have one and their norms before clipping, tensors ().
@@ -37,7 +38,7 @@ class GradientClipper:
         self,
         settings: OptimisationSettings,
         model: nn.Module,
-        optimizers: Sequence[torch.optim.Optimizer],
+        optimizers: Sequence[torch.optim.Optimizer | Held],
         each_skips: bool,
         over_ranks: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
