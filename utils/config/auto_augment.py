@@ -64,7 +64,7 @@ class PolicyName:
 
     library: str
     name: str
-    options: dict[str, float | str]
+    options: dict[str, Any]
 
 
 def read_policy(text: str) -> PolicyName:

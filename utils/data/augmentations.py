@@ -64,7 +64,8 @@ class Flip(Augmentation):
         return (torch.from_numpy(~flips if self.alternating and samples.epoch % 2 else flips)[:, 0],)
 
     def apply(self, images: torch.Tensor, *numbers: torch.Tensor) -> torch.Tensor:
-        return flip_some(images, *numbers, axis=2 if self.vertical else 3)
+        (flips,) = numbers
+        return flip_some(images, flips, axis=2 if self.vertical else 3)
 
     def __str__(self) -> str:
         return "vertical-flip" if self.vertical else "alternating-flip" if self.alternating else "flip"
@@ -140,7 +141,8 @@ class ResizedCrop(Augmentation):
         return () if self.while_decoding else (torch.from_numpy(samples.uniforms(CROP_STREAM, 4)),)
 
     def apply(self, images: torch.Tensor, *numbers: torch.Tensor) -> torch.Tensor:
-        shown = resized_crop(images.float(), *numbers, self.size, self.interpolation, self.least_area)
+        (uniforms,) = numbers
+        shown = resized_crop(images.float(), uniforms, self.size, self.interpolation, self.least_area)
         return in_range(shown, self.interpolation)
 
     def __str__(self) -> str:
@@ -163,10 +165,12 @@ class Cutout(Augmentation):
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """The centres' row and column: int64 (n, 2)."""
-        return (torch.from_numpy((samples.uniforms(CUTOUT_STREAM, 2) * np.float32(sides(self.size))).astype(np.int64)),)
+        centres = samples.uniforms(CUTOUT_STREAM, 2) * np.array(sides(self.size), dtype=np.float32)
+        return (torch.from_numpy(centres.astype(np.int64)),)
 
     def apply(self, images: torch.Tensor, *numbers: torch.Tensor) -> torch.Tensor:
-        return cut_out(images, *numbers, self.side)
+        (centres,) = numbers
+        return cut_out(images, centres, self.side)
 
     def __str__(self) -> str:
         return f"cutout of {self.side} px"
@@ -180,7 +184,7 @@ class PluginAugmentation(Augmentation):
 
     def __init__(self, function: plugins.Entry) -> None:
         self.function = function
-        self.normalised = function.options["normalised"]
+        self.normalised = function.options["normalised"]  # type: ignore[misc]  # of the class for all others
 
     def __str__(self) -> str:
         return f"{self.function.name} ({self.function.file.name})"
@@ -231,6 +235,16 @@ def _rotation(context: Context) -> Sometimes:
     )
 
 
+def _policy(context: Context) -> Augmentation:
+    assert context.settings.auto_augment is not None
+    return build_policy(context.settings.auto_augment, context.mean)
+
+
+def _jitter(context: Context) -> ColorJitter:
+    assert context.settings.color_jitter is not None
+    return ColorJitter.of(context.settings.color_jitter, context.settings.color_jitter_prob)
+
+
 def _grey(context: Context) -> Sometimes:
     probability = context.settings.grayscale_prob
     return Sometimes(f"grayscale ({100 * probability:g} % of the images)", "Color", GREY_STREAM, probability)
@@ -250,8 +264,8 @@ def _erasing(context: Context) -> RandomErasing:
 # By the settings that switch them on, applied in this order after the others.
 BY_FLAG: dict[str, Callable[[Context], Augmentation]] = {
     "rotation": _rotation,
-    "auto_augment": lambda context: build_policy(context.settings.auto_augment, context.mean),
-    "color_jitter": lambda context: ColorJitter.of(context.settings.color_jitter, context.settings.color_jitter_prob),
+    "auto_augment": _policy,
+    "color_jitter": _jitter,
     "grayscale_prob": _grey,
     "gaussian_blur_prob": _blur,
     "random_erase": _erasing,

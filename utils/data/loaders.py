@@ -123,7 +123,7 @@ class TrainLoader:
             "Augmentation": (", ".join(map(str, self.transform.augmentations)) or "none") + compiled,
             "Mixing": str(self.mixing or "none"),
         }
-        if plan.sampling is not None:
+        if plan.sampling is not None and data.train is not None:
             rows["Sampling"] = plan.sampling.describe(data.train.labels.cpu(), data.classes)
         if self.resolution is not None:
             rows["Training size"] = self.resolution.table(epochs)
@@ -172,6 +172,7 @@ class TrainLoader:
         drawn = None
         shape = self.source.stored_shape
         if shape is not None:
+            assert isinstance(micro_batches, list)  # as those of a source in memory are
             epoch = micro_batches[0].epoch
             drawn = self._transform(epoch).draw(keys_of(micro_batches), epoch, shape, self.source.device)
         begin = 0
@@ -320,25 +321,24 @@ class DevicePrefetcher:
         self._stream = torch.cuda.Stream(device) if runs_ahead(device) else None
 
     def __call__(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        return self._on_own_stream(batches) if self._stream is not None else batches
+        return batches if self._stream is None else self._on_stream(self._stream, batches)
 
-    def _on_own_stream(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        stream = self._stream
+    def _on_stream(self, stream: torch.cuda.Stream, batches: Iterator[Batch]) -> Iterator[Batch]:
         stream.wait_stream(torch.cuda.current_stream(self.device))  # which may still be writing the images
 
         def prepare() -> tuple[Batch | None, torch.cuda.Event]:
             with torch.cuda.stream(stream):
                 return next(batches, None), stream.record_event()
 
-        ahead = prepare()
-        while ahead[0] is not None:
-            (batch, ready) = ahead
+        (batch, ready) = prepare()
+        while batch is not None:
             ahead = prepare()
             training = torch.cuda.current_stream(self.device)
             training.wait_event(ready)
             for tensor in batch.tensors.values():  # so that it is not overwritten before training has read it
                 tensor.record_stream(training)
             yield batch
+            (batch, ready) = ahead
 
 
 def loaders(
@@ -371,17 +371,20 @@ def loaders(
         plan = sample_plan(data.train, args, distributed.rank, distributed.world_size)
         mixes = args.augmentation.mixes(epoch=0)
         transform = _training_transform(data, args, channels_last, not (reads_memory or data.spec.fixed_size))
+        source = sources.build(data.train, True, workers)
         train = TrainLoader(
-            sources.build(data.train, True, workers),
+            source,
             plan,
             transform,
             Mixing(args.augmentation, len(data.classes), args.run.seed) if mixes else None,
             sources.resolution,
             relative_weights(data.train, args),
         )
-        workers = workers if resident else train.source.workers
+        workers = source.workers if isinstance(source, StreamSource) else workers
     validation = sources.build(data.validation, False, workers)
-    reading = "" if resident or args.run.dry_run else f", {validation.workers} worker(s)"
+    reading = ""
+    if isinstance(validation, StreamSource) and not args.run.dry_run:
+        reading = f", {validation.workers} worker(s)"
     if not reads_memory and settings.decode == "cpu":
         reading += f", {decoder()}"
     evaluating = replace(
@@ -465,7 +468,7 @@ class _SourceBuilder:
             least_area=self.args.augmentation.crop_min_area,  # of what training shows
         )
         if self.resident and not self.args.run.dry_run:
-            processes = cores_per_process(1) if workers == "auto" else workers  # one process of a host decodes
+            processes = workers if isinstance(workers, int) else cores_per_process(1)  # one process of a host decodes
             return ResidentSource(self._in_memory(images, view, processes), self.distributed.device, policy)
         reader = MicroBatchReader(
             images,
@@ -558,7 +561,8 @@ def choose(data: Data, settings: DataSettings, device: torch.device) -> tuple[bo
     of_one *= files[0].dtype.itemsize if files else 1
     size = sum(
         images.pixels.numel() if isinstance(images, MemoryImages) else len(images) * of_one
-        for images in filter(None, (data.train, data.validation))
+        for images in (data.train, data.validation)
+        if images is not None
     )
     memory = memory_bytes(device)
     fits = size <= RESIDENT_MEMORY_SHARE * memory

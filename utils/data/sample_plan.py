@@ -11,9 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _BITS = 2**64 - 1
@@ -57,7 +60,12 @@ class MicroBatch:
 class Epochs(Protocol):
     """Epochs that do not hold each sample exactly once; see ``Sampling`` in utils/data/sampling.py."""
 
-    repeats: int
+    @property
+    def repeats(self) -> int: ...
+
+    def __hash__(self) -> int: ...
+
+    def describe(self, labels: torch.Tensor, classes: tuple[str, ...]) -> str: ...
 
     def epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray | None]:
         """The samples in order and which copy each is: int64 (num_samples,) each. None: all are the first."""
@@ -150,7 +158,9 @@ class SamplePlan:
         places = np.arange(begin, self._start(step + 1))
         if self.sampling is None or self.sampling.repeats == 1:
             return places
-        return begin + np.argsort(self._epoch(epoch)[1][places], kind="stable")
+        copies = self._epoch(epoch)[1]
+        assert copies is not None  # of samples that are repeated
+        return begin + np.argsort(copies[places], kind="stable")
 
     def _start(self, step: int) -> int:
         """Begin of a step in an epoch's order; for the step after the last, the end of the last one."""

@@ -81,6 +81,7 @@ class Sampling:
     @cached_property
     def _classes(self) -> list[np.ndarray]:
         """The samples of each class that has any."""
+        assert self.labels is not None
         order = np.argsort(self.labels, kind="stable")
         _, firsts = np.unique(self.labels[order], return_index=True)
         return np.split(self.available[order], firsts[1:])
@@ -165,6 +166,7 @@ class WindowedOrder:
         Pearson's chi square over its degrees of freedom, 1 if the shards are mixed; and the total variation distance,
         the share of the images that would have to be of another class.
         """
+        assert self.labels is not None
         labels = np.unique(self.labels[self.available], return_inverse=True)[1]
         classes = int(labels.max()) + 1
         shares = np.bincount(labels, minlength=classes) / len(labels)
@@ -186,8 +188,8 @@ def build_sampling(images: Images, args: Settings) -> Sampling | WindowedOrder |
             raise UserError("--shard-window: the training images do not lie in shards; remove it")
         available = first_samples(len(labels), args)
         shards = images.paths.shards.astype(np.int64)
-        labels = labels.cpu().numpy() if labels.ndim == 1 else None
-        return WindowedOrder(args.run.seed, shards, args.data.shard_window, available, labels)
+        classes = labels.cpu().numpy() if labels.ndim == 1 else None
+        return WindowedOrder(args.run.seed, shards, args.data.shard_window, available, classes)
     repeats = args.augmentation.repeated_augmentation
     balanced = args.data.balanced_sampler
     if repeats == 1 and not balanced and args.data.train_samples is None:

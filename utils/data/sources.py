@@ -40,8 +40,13 @@ class Source(Protocol):
     lie in memory; None if they are read when it is their turn.
     """
 
-    labels: torch.Tensor
-    stored_shape: tuple[int, int] | None
+    device: torch.device
+
+    @property
+    def labels(self) -> torch.Tensor: ...
+
+    @property
+    def stored_shape(self) -> tuple[int, int] | None: ...
 
     def __len__(self) -> int: ...
 
@@ -71,7 +76,7 @@ class ResidentSource:
         self.pixels = images.pixels.to(device)
         self.labels = images.labels.to(device)
         self._unreadable = images.unreadable
-        self.stored_shape = tuple(self.pixels.shape[-2:])
+        self.stored_shape = (self.pixels.shape[-2], self.pixels.shape[-1])
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -155,7 +160,7 @@ class StreamSource:
         self.reader = reader
         self.device = device
         self.read_ahead = read_ahead
-        self.workers = measured_workers(reader, cores) if workers == "auto" else workers
+        self.workers = workers if isinstance(workers, int) else measured_workers(reader, cores)
         self._pool = WorkerPool(reader, self.workers, pin=runs_ahead(device), keep=True)
 
     def __len__(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property, lru_cache, partial
 
 import numpy as np
@@ -52,7 +52,7 @@ class BatchTransform:
         ``drawn``: those numbers, if ``draw`` has given them already.
         """
         if drawn is None:
-            drawn = self.draw(keys, epoch, tuple(images.shape[-2:]), images.device)
+            drawn = self.draw(keys, epoch, (images.shape[-2], images.shape[-1]), images.device)
         return self._on_device(images, drawn)
 
     def draw(self, keys: np.ndarray, epoch: int, shape: tuple[int, int], device: torch.device) -> list[Numbers]:
@@ -89,7 +89,8 @@ class BatchTransform:
             return self
         if size not in self._other_sizes:  # kept, because each is compiled on its own
             augmentations = tuple(
-                replace(one, size=size) if hasattr(one, "size") else one for one in self.augmentations
+                replace(one, size=size) if is_dataclass(one) and hasattr(one, "size") else one
+                for one in self.augmentations
             )
             self._other_sizes[size] = replace(self, size=size, augmentations=augmentations)
         return self._other_sizes[size]

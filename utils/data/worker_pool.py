@@ -157,6 +157,7 @@ def _end_of(process: multiprocessing.process.BaseProcess) -> str:
     """The end of a worker and what to do, in one line."""
     who = f"process {process.pid}, which reads images,"
     code = process.exitcode
+    assert code is not None  # it has ended
     if code == -signal.SIGKILL:
         return (
             f"{who} was killed (SIGKILL), by hand or because memory ran out; start again with fewer --workers, "
@@ -269,6 +270,7 @@ class ChildHandler:
                 signal.signal(signal.SIGCHLD, self)
 
     def __call__(self, number: int, frame: Any) -> None:
+        assert self._torchs is not None  # ``install`` found it
         try:
             self._torchs(number, frame)
         except RuntimeError:

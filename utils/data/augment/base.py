@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -59,10 +59,10 @@ class Augmentation(ABC):
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """Numbers (n, ...) for stored images of ``height`` x ``width`` pixels, on the CPU; () if nothing is to do."""
 
-    def prepared(self, height: int, width: int, *numbers: torch.Tensor | np.ndarray) -> Numbers:
+    def prepared(self, height: int, width: int, *numbers: Any) -> Numbers:
         """Numbers (n, ...) for ``apply``, worked out on the images' device from those that ``draw`` gave."""
         return numbers
 
     @abstractmethod
-    def apply(self, images: torch.Tensor, *numbers: torch.Tensor | np.ndarray) -> torch.Tensor:
+    def apply(self, images: torch.Tensor, *numbers: Any) -> torch.Tensor:
         """The images (n, c, h, w), augmented by what ``draw`` gave, ``prepared`` on their device."""

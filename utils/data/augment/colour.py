@@ -28,8 +28,8 @@ class ColorJitter(Augmentation):
     @classmethod
     def of(cls, values: Sequence[float], probability: float) -> ColorJitter:
         """``values``: one for brightness, contrast and saturation; or three; or four with the hue."""
-        amounts = (*values, 0.0) if len(values) == 3 else (*values * 3, 0.0) if len(values) == 1 else tuple(values)
-        return cls(amounts, probability)
+        brightness, contrast, saturation, *hue = tuple(values) * (3 if len(values) == 1 else 1)
+        return cls((brightness, contrast, saturation, hue[0] if hue else 0.0), probability)
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """Operations and arguments, (n, 4) each."""
@@ -45,7 +45,8 @@ class ColorJitter(Augmentation):
         return np.where(applied, order, -1), np.take_along_axis(arguments, order, axis=1)
 
     def apply(self, images: torch.Tensor, *numbers: np.ndarray) -> torch.Tensor:
-        return apply_layers(whole_levels(images), JITTER, *numbers, Canvas())
+        choices, arguments = numbers
+        return apply_layers(whole_levels(images), JITTER, choices, arguments, Canvas())
 
     def __str__(self) -> str:
         names = ("brightness", "contrast", "saturation", "hue")
@@ -77,7 +78,8 @@ class Sometimes(Augmentation):
 
     def apply(self, images: torch.Tensor, *numbers: np.ndarray) -> torch.Tensor:
         images = images if self.keeps_levels else whole_levels(images)
-        return apply_layers(images, (self.operation,), *numbers, Canvas())
+        choices, arguments = numbers
+        return apply_layers(images, (self.operation,), choices, arguments, Canvas())
 
     def __str__(self) -> str:
         return self.text

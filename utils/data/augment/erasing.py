@@ -66,8 +66,8 @@ class RandomErasing(Augmentation):
         elif self.mode == "rand":
             values = normals(keys, np.zeros(len(keys), dtype=np.int64), images.shape[1])[box]
         flat = images.as_strided((images.numel(),), (1,))
-        places, values = (to_device(torch.from_numpy(each.reshape(-1)), images.device) for each in (places, values))
-        flat.index_copy_(0, places, values)
+        at, filling = (to_device(torch.from_numpy(each.reshape(-1)), images.device) for each in (places, values))
+        flat.index_copy_(0, at, filling)
 
     def __str__(self) -> str:
         boxes = "a box" if self.count == 1 else f"1 to {self.count} boxes"

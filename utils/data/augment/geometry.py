@@ -37,9 +37,9 @@ def _inverse(
 
 def _sheared(axis: int, amounts: np.ndarray, height: int, width: int) -> np.ndarray:
     """``amounts``: pixels to the side a row, or with ``axis`` 1 down a column; the upper left corner stays."""
-    shear = [0.0, 0.0]
-    shear[axis] = np.radians(np.degrees(np.arctan(amounts)))
-    return _inverse(np.zeros(len(amounts)), shear=tuple(shear), centre=(-0.5 * width, -0.5 * height))
+    angles = np.radians(np.degrees(np.arctan(amounts)))
+    shear: Pair = (0.0, angles) if axis else (angles, 0.0)
+    return _inverse(np.zeros(len(amounts)), shear=shear, centre=(-0.5 * width, -0.5 * height))
 
 
 # Arguments float64 (k,), height and width to the matrices of ``warp``.
@@ -128,8 +128,9 @@ def _maps(matrices: np.ndarray, height: int, width: int, device: torch.device) -
                 _KEPT[key] = tuple(each.clone() for each in one)
     maps = [new[key] if key in new else _KEPT[key] for key in keys]
     if len(maps) == 1:
-        return tuple(each[None, None] for each in maps[0])
-    return tuple(torch.stack(each)[:, None] for each in zip(*maps, strict=True))
+        return maps[0][0][None, None], maps[0][1][None, None]
+    of_all, inside_of_all = (torch.stack(each)[:, None] for each in zip(*maps, strict=True))
+    return of_all, inside_of_all
 
 
 def _nearest(places: torch.Tensor, size: int) -> torch.Tensor:

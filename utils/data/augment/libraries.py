@@ -176,7 +176,7 @@ def _timm_ranges(translation: float) -> dict[str, Arguments]:
     def nothing(levels: np.ndarray, *_: Any) -> np.ndarray:
         return np.zeros(len(levels))
 
-    ranges = dict.fromkeys(("AutoContrast", "Equalize", "Invert"), nothing)
+    ranges: dict[str, Arguments] = dict.fromkeys(("AutoContrast", "Equalize", "Invert"), nothing)
     ranges |= {"ShearX": either_way(0.3), "ShearY": either_way(0.3), "Rotate": either_way(30.0)}
     ranges |= {"TranslateXRel": translate(1), "TranslateYRel": translate(0)}
     ranges |= {name: lambda levels, *_: part(1.8, levels) + 0.1 for name in _MOVING}
