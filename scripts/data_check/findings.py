@@ -292,10 +292,11 @@ def _groups(survey: Survey, findings: Findings) -> None:
     _, sizes = np.unique(np.concatenate([train, validation]).astype(str), return_counts=True)
     flattered = flattered_by_random(sizes)
     if flattered > 0:
+        kept = "" if len(shared) or not len(validation) else "this split keeps them whole, but "
         findings.note(
             "groups",
             len(sizes),
-            f"{len(sizes):,} groups of {sizes.mean():.1f} images; a random split of one image in five would have "
+            f"{len(sizes):,} groups of {sizes.mean():.1f} images; {kept}a random split of one image in five would have "
             f"trained on the group of {100 * flattered:.0f} % of its validation images, and flatter: keep groups "
             "whole, as --folds and --val-split do",
         )

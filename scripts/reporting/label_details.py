@@ -81,18 +81,24 @@ def states(answers: LabelAnswers, sample: int) -> dict[int, int]:
 
 
 def metrics_of(predictions: LabelPredictions) -> list[ShownMetric]:
-    """Name, value and small print of the main figures: those of the validation, as main.py --evaluate gives them."""
+    """Name, value and small print of the main figures: those of the validation, as main.py --evaluate gives them.
+
+    The average precision of a guess is a label's share of the images.
+    """
     report = predictions.report
     of = predictions.by_class
     figures = {name: getattr(report, name) for name in Resampled._fields}
     spans = intervals(resampled(predictions.scores, predictions.targets), figures)
     words = {name: f"95 %: {max(0, low):.1f} to {min(100, high):.1f}" for name, (low, high) in spans.items()}
+    there = of.support > 0
+    guessing = 100 * float(np.mean(of.support[there] / of.known[there])) if there.any() else 0.0
     total = len(predictions.classes)
     counted = f"{total} labels" if of.counted == total else f"{of.counted} of {total} labels are there"
     return [
-        ShownMetric("mAP", shown(report.map, "%"), words["map"]),
-        ShownMetric("Macro F1", shown(report.macro_f1, "%"), words["macro_f1"]),
-        ShownMetric("Micro F1", shown(report.micro_f1, "%"), words["micro_f1"]),
+        ShownMetric("mAP", shown(report.map, "%"), f"{words['map']}; guessing: {guessing:.1f}"),
+        ShownMetric("Macro F1 at 0.5", shown(report.macro_f1, "%"), words["macro_f1"]),
+        ShownMetric("Micro F1 at 0.5", shown(report.micro_f1, "%"), words["micro_f1"]),
+        ShownMetric("Tuned macro F1", shown(of.tuned_macro_f1, "%"), "each label's own threshold"),
         ShownMetric("AUROC", shown(of.auroc, "%"), counted),
         ShownMetric("Loss", shown(report.loss), f"{report.count:,} images"),
     ]

@@ -539,7 +539,9 @@ def test_groups_in_both_splits_are_a_fault_and_how_far_a_random_split_flatters_a
     line += ["--split-column", "off", "--val-split", "0.3"]
     assert check_data.main([*line, "--workers", "0", "--output", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
-    assert "groups in both splits" not in said and "- groups: 30 groups of 2.0 images" in said
+    assert (
+        "groups in both splits" not in said and "- groups: 30 groups of 2.0 images; this split keeps them whole" in said
+    )
 
 
 def test_the_share_that_a_random_split_flatters_is_that_of_random_splits():

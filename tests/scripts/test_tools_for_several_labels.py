@@ -16,6 +16,7 @@ from scripts.evaluation.files import JSON_FILE, save
 from scripts.evaluation.result import Evaluation
 from scripts.evaluation.several_labels import class_rows, compare, summary
 from scripts.predict import PredictionRow, refuse_separator_in, writer
+from scripts.reporting import label_details
 from utils.config.settings import UserError
 from utils.data.formats.readers import MemoryImages
 from utils.record.multilabel import MultilabelReport
@@ -94,6 +95,15 @@ def test_a_summary_counts_every_known_label_once_and_says_how_many_classes_count
     assert found["given_micro_f1"] == pytest.approx(100 * metrics.f1_score(truth, own, average="micro"))
     text = labels_report.overall(found, made, DESCRIPTION)
     assert "4 of 5 classes have positive labels here" in text and "chosen on these images" in text
+
+
+def test_the_report_says_what_guessing_reaches_and_which_thresholds_a_figure_has():
+    made = answers(missing=0)
+    shown = {metric.name: metric for metric in label_details.metrics_of(made)}
+    truth = made.labels.numpy()[:, :4]  # the fifth class has no positives
+    chance = np.mean([metrics.average_precision_score(column, np.zeros(len(column))) for column in truth.T])
+    assert f"guessing: {100 * chance:.1f}" in shown["mAP"].small
+    assert shown["Tuned macro F1"].value == f"{made.report.tuned_macro_f1:.2f} %"
 
 
 def test_a_resample_has_the_figures_of_its_images_repeated_and_intervals_cover():
