@@ -103,7 +103,7 @@ def test_the_report_says_what_guessing_reaches_and_which_thresholds_a_figure_has
     truth = made.labels.numpy()[:, :4]  # the fifth class has no positives
     chance = np.mean([metrics.average_precision_score(column, np.zeros(len(column))) for column in truth.T])
     assert f"guessing: {100 * chance:.1f}" in shown["mAP"].small
-    assert shown["Tuned macro F1"].value == f"{made.report.tuned_macro_f1:.2f} %"
+    assert shown["Tuned macro F1"].value == f"{made.by_class.tuned_macro_f1:.2f} %"
 
 
 def test_a_resample_has_the_figures_of_its_images_repeated_and_intervals_cover():
