@@ -10,7 +10,7 @@ LARGEST_SIDE = 8192  # pixels, more than any network takes
 Size = int | tuple[int, int]
 
 
-def sides(size: Size) -> tuple[int, int]:
+def sides(size: int | tuple[int, ...]) -> tuple[int, int]:
     """Height and width."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -153,14 +153,13 @@ class Data:
         """Data whose images are shown as ``known`` weights expect, unless ``settings`` say otherwise."""
         preprocessing, line = resolve(settings, known, self.found)
         begun = known.max_shift if known is not None and self.spec.max_shift is None else None
-        train, validation = (in_colour_of(preprocessing, images) for images in (self.train, self.validation))
         return dataclasses.replace(
             self,
             preprocessing=preprocessing,
             preprocessing_line=line,
             begun_max_shift=begun,
-            train=train,
-            validation=validation,
+            train=None if self.train is None else in_colour_of(preprocessing, self.train),
+            validation=in_colour_of(preprocessing, self.validation),
         )
 
     def refuse_differences(self, distributed: Distributed) -> None:
@@ -190,6 +189,7 @@ class Data:
         """Path below ``--datapath``, split and label of each image of a table."""
         for split, images in (("train", self.train), ("val", self.validation)):
             if images is not None:
+                assert isinstance(images, ImageFiles) and isinstance(images.paths, FilePaths)  # of a table
                 yield from zip(images.paths.below(), repeat(split), images.labels.numpy(), strict=False)
 
     @cached_property
@@ -205,11 +205,12 @@ class Data:
 
     def changed_since(self, trained: ResumePoint) -> str:
         """Images of a table that were others, or had another label or split, in ``trained``; '' if none is known."""
-        known = None if self.rows is None else trained.read().get("rows")
-        if known is None:
+        rows = self.rows
+        known = None if rows is None else trained.read().get("rows")
+        if rows is None or known is None:
             return ""
         then = dict(known.tolist())
-        now = self.rows.tolist()
+        now = rows.tolist()
         changed = {place for place, (path, label) in enumerate(now) if then.get(path, label) != label}
         added = {place for place, (path, _) in enumerate(now) if path not in then}
         lost = len(then.keys() - {path for path, _ in now})
@@ -231,7 +232,8 @@ class Data:
         """
         digest = hashlib.sha256("\0".join(self.classes).encode(errors="surrogatepass"))  # folders' names
         contents: list[bytes] | None = None
-        for images in filter(None, (self.train, self.validation)):
+        splits: tuple[Images | None, ...] = (self.train, self.validation)
+        for images in [images for images in splits if images]:
             digest.update(images.labels.cpu().numpy().tobytes())
             if images.weights is not None:
                 digest.update(images.weights.numpy().tobytes())
@@ -244,11 +246,11 @@ class Data:
         return joined(digest.hexdigest(), contents)
 
 
-def in_colour_of(preprocessing: Preprocessing, images: Images | None) -> Images | None:
+def in_colour_of(preprocessing: Preprocessing, images: Images) -> Images:
     """Images whose files are read in the mode and range of ``preprocessing``; in memory, with its channels."""
     if isinstance(images, ImageFiles):
         return dataclasses.replace(images, colour=preprocessing.colour)
-    if images is None or images.pixels.shape[1] == preprocessing.channels:
+    if images.pixels.shape[1] == preprocessing.channels:
         return images
     held = images.pixels.shape[1]
     if {held, preprocessing.channels} != {1, 3}:
@@ -367,6 +369,7 @@ def get_test_data(
     if of_test:
         settings = dataclasses.replace(settings, val_split=None, folds=None, fold=None)
     if settings.divides_training and not division_is_explicit:
+        assert trained is not None  # whose division it is
         data, notes = _validated_in_training(settings, device, trained, lister)
         if data is not None:
             return dataclasses.replace(data, train=None)
@@ -447,8 +450,9 @@ def _validated_in_training(
     A tree that has moved since is recognised by its fingerprint.
     """
     in_place = settings.datapath is None or is_at(trained.state, settings)
+    root = None if settings.datapath is None else Path(settings.datapath)
     in_folders = settings.labels is None and settings.val_split is not None
-    if in_folders and validation_folder(Path(settings.datapath)):
+    if in_folders and root and validation_folder(root):
         return None, ()
     try:
         data = get_data(settings, device, lister, trained).known_to(trained, settings, lister)
@@ -458,10 +462,11 @@ def _validated_in_training(
         data = None
     if data and (same_images(data.fingerprint, trained.fingerprint) or in_place):
         return data, ()
-    if settings.folds is not None and settings.labels is None and find_splits(Path(settings.datapath)):
+    if settings.folds is not None and settings.labels is None and root and find_splits(root):
         return None, ()
-    by_names = data is not None and settings.val_split_by != "draw"
-    seen = f", perhaps {len(data.train):,} of {len(data.train) + len(data.validation):,} by their names" * by_names
+    seen = ""
+    if data is not None and data.train is not None and settings.val_split_by != "draw":
+        seen = f", perhaps {len(data.train):,} of {len(data.train) + len(data.validation):,} by their names"
     flags = _flags_of(dataclasses.asdict(settings))
     return None, (
         f"--datapath {settings.datapath}: is not what {trained.path} was trained on, so all of its images are "
@@ -479,6 +484,7 @@ def _changed_since_validated(data: Data, settings: DataSettings, trained: Resume
     """A line if the images are no longer those that training validated on at this place; elsewhere none are."""
     if trained.fingerprint is None or not is_at(trained.state, settings):
         return ""
+    assert isinstance(data.validation, ImageFiles)  # of class folders
     if ends_with(trained.fingerprint, _some_contents(data.validation.paths)):
         return trained.seen
     return f"the validation images have changed since {trained.path} was trained, perhaps on some of these"
@@ -519,6 +525,7 @@ def _seen(validation: Images, fingerprint: str, settings: DataSettings, trained:
     exact = same_images(then.fingerprint, trained.fingerprint)
     if not exact and own["val_split_by"] == "draw":
         return f"{unknown}: the draw of older versions takes others when images are added or removed"
+    assert isinstance(validation, ImageFiles)
     shown = set(validation.paths)
     seen = sum(path in shown for path in then.train.paths)
     if exact:
@@ -532,13 +539,15 @@ def _seen(validation: Images, fingerprint: str, settings: DataSettings, trained:
 def _data(settings: DataSettings, splits: Splits) -> Data:
     spec = SPECS[settings.dataname]
     train, validation, classes, warnings, origin = splits
+    assert validation is not None
     if spec.classes is not None and len(classes) != spec.classes:
         raise UserError(
             f"--datapath {settings.datapath}: {len(classes)} classes where {settings.dataname} has {spec.classes}; "
             "use --dataname folder for another set"
         )
     if len(classes) < 2 and validation.labels.ndim == 1:
-        where = "" if settings.dataname == "shards" else hint(Path(settings.datapath), settings.dataname)
+        advises = settings.datapath is not None and settings.dataname != "shards"
+        where = hint(Path(settings.datapath or "."), settings.dataname) if advises else ""
         raise UserError(
             f"--datapath {settings.datapath}: holds one class, {classes[0]}; a classifier needs two or more"
             + (where and f"; {where}")
@@ -554,7 +563,7 @@ def _data(settings: DataSettings, splits: Splits) -> Data:
         preprocessing=preprocessing,
         preprocessing_line=line,
         classes=classes,
-        train=in_colour_of(preprocessing, train),
+        train=None if train is None else in_colour_of(preprocessing, train),
         validation=in_colour_of(preprocessing, validation),
         warnings=warnings,
         origin=origin,
@@ -588,9 +597,8 @@ def _lacking(
 ) -> Iterator[str]:
     """Warnings about classes without a validation image, and about those that only validation images have."""
     where = _flags_of(dataclasses.asdict(settings)) if settings.folds else f"--datapath {settings.datapath}"
-    trained, validated = (
-        class_counts(images.labels, len(classes)) if images is not None else None for images in (train, validation)
-    )
+    trained = None if train is None else class_counts(train.labels, len(classes))
+    validated = class_counts(validation.labels, len(classes))
     if len(none := np.flatnonzero(validated == 0)):
         yield (
             f"{where}: {len(none)} of {len(classes)} classes have no validation image, and the results say nothing "
@@ -666,8 +674,8 @@ def _splits(
     if settings.is_table:
         splits = read_labels(
             settings,
-            Colour(SPECS[name].colour, settings.pixel_range),
-            classes=known and known.classes,
+            _colour(settings),
+            classes=known.classes if known else None,
             whose=str(known.path) if known else "",
             evaluate=evaluate,
             of_test=of_test,
@@ -679,6 +687,12 @@ def _splits(
             raise UserError(f"--datapath {root}: {_what_is_missing(root, name, evaluate)}")
         splits = reader()
     return splits if settings.class_map is None else in_order_of(Path(settings.class_map), splits)
+
+
+def _colour(settings: DataSettings) -> Colour:
+    """The mode and range that files are read in."""
+    given = settings.pixel_range
+    return Colour(SPECS[settings.dataname].colour, None if given is None else (given[0], given[1]))
 
 
 def _what_is_missing(root: Path, name: str, evaluate: bool) -> str:
@@ -712,7 +726,7 @@ def _reader(settings: DataSettings, lister: Lister = LISTER) -> Callable[[], Spl
     """A function that reads the files at ``--datapath``; None if they are missing."""
     root = Path(settings.datapath or ".")
     name = settings.dataname
-    colour = Colour(SPECS[name].colour, settings.pixel_range)
+    colour = _colour(settings)
     if name == "shards" or holds_shards(root):
         ensure_index(root, silent)  # of a tool; main.py has called ``prepare``
     if holds_shards(root):
@@ -738,5 +752,5 @@ def _reader(settings: DataSettings, lister: Lister = LISTER) -> Callable[[], Spl
             return None
         return lambda: class_folders.read_tree(tree, colour, lister)
     own = OWN_FILES.get(name)
-    place = own and own.find(root)
-    return place and (lambda: own.read(place))
+    place = own.find(root) if own else None
+    return None if own is None or place is None else partial(own.read, place)

@@ -207,7 +207,7 @@ def _mapped(path: Path, layout: Layout) -> Decoded | None:
         # Mode c is a private map: processes share a page until one of them writes to it and gets a copy.
         pixels = np.lib.format.open_memmap(path, mode="c")
         shape, dtype = layout
-        kind = np.uint8 if dtype == torch.uint8 else np.float32
+        kind = np.dtype(np.uint8 if dtype == torch.uint8 else np.float32)
         if (pixels.dtype, pixels.shape, pixels.flags.c_contiguous) != (kind, shape, True):
             return None
         with open(path, "rb") as file:

@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,6 +52,19 @@ class Seen(NamedTuple):
     problem: str = ""
 
 
+class Known(NamedTuple):
+    """``Seen`` of an image that can be read."""
+
+    label: str
+    split: str
+    name: str
+    facts: Look
+
+
+def _known(looks: Sequence[Seen]) -> list[Known]:
+    return [Known(one.label, one.split, one.name, one.facts) for one in looks if one.facts is not None]
+
+
 def doubts(
     train: Images | None,
     validation: Images,
@@ -90,7 +104,7 @@ def doubts(
 def lost_levels(images: ImageFiles, classes: Sequence[str], root: str | None) -> list[str]:
     """Lines about contents of ``images`` that a trained network, which reads them in their colour, does not see."""
     looks = list(_sampled("val", images, classes, root))
-    known = [one for one in looks if one.facts is not None]
+    known = _known(looks)
     pixel_range = range_of(images.colour)
     few = None if keeps_levels(images.colour) else _few_levels(known, pixel_range, trained=True)
     found = [few, _beyond(known, pixel_range, trained=True), _alpha(known)]
@@ -128,7 +142,7 @@ def _sampled(split: str, images: ImageFiles, classes: Sequence[str], root: str |
         except Exception as error:  # each of Pillow's readers fails in its own ways on a damaged file
             facts = None
             problem = getattr(error, "reason", None) or why_unreadable(error)
-        label = "" if several else classes[images.labels[number]]
+        label = "" if several else classes[int(images.labels[number])]
         yield Seen(label, split, below(path, root), facts, problem)
 
 
@@ -162,7 +176,7 @@ def below(path: str, root: str | None) -> str:
 
 def remarks(looks: Sequence[Seen], colour: str) -> list[tuple[str, str]]:
     """Remarks on the images' facts, which are read in ``colour``: the kind of each, and its text."""
-    known = [one for one in looks if one.facts is not None]
+    known = _known(looks)
     pixel_range = range_of(colour)
     found = [_beyond(known, pixel_range), _alpha(known) if channels_of(colour) != 4 else None]
     if not keeps_levels(colour):
@@ -209,7 +223,7 @@ def counted(count: int) -> str:
     return f"{count:,} image{'s' * (count != 1)}"
 
 
-def _names(looks: Sequence[Seen]) -> str:
+def _names(looks: Sequence[Known]) -> str:
     return some((one.name for one in looks), SHOWN)
 
 
@@ -217,7 +231,7 @@ def _of_class(label: str) -> str:
     return f"class {printable(label)} " if label else ""  # of images whose class is not known
 
 
-def _by_class(looks: Sequence[Seen]) -> dict[str, list[Look]]:
+def _by_class(looks: Sequence[Known]) -> dict[str, list[Look]]:
     groups: dict[str, list[Look]] = {}
     for one in looks:
         groups.setdefault(one.label, []).append(one.facts)
@@ -225,12 +239,12 @@ def _by_class(looks: Sequence[Seen]) -> dict[str, list[Look]]:
 
 
 def _few_levels(
-    looks: Sequence[Seen], pixel_range: tuple[float, float] | None, trained: bool = False
+    looks: Sequence[Known], pixel_range: tuple[float, float] | None, trained: bool = False
 ) -> tuple[str, str] | None:
     """Numbers of more than 8 bits of which little is left: of all, or of a class."""
     deep = [one for one in looks if one.facts.low is not None]
     extremes = {
-        label: (min(one.low for one in facts), max(one.high for one in facts), facts[0].bits)
+        label: (min(one.extremes[0] for one in facts), max(one.extremes[1] for one in facts), facts[0].bits)
         for label, facts in _by_class(deep).items()
     }
     if not deep or (pixel_range is None and deep[0].facts.bits == 32):  # those are read as they are, or not at all
@@ -258,9 +272,9 @@ def _few_levels(
     return "few levels", f"{bits}-bit images use few levels{whole}: {'; '.join(parts)}{more}{advice}"
 
 
-def _cut_levels(looks: Sequence[Seen]) -> tuple[str, str] | None:
+def _cut_levels(looks: Sequence[Known]) -> tuple[str, str] | None:
     """Numbers of more than 8 bits that are read as 256 levels."""
-    deep = [one for one in looks if one.facts.low is not None and one.facts.high > 255]
+    deep = [one for one in looks if one.facts.low is not None and one.facts.extremes[1] > 255]
     if not deep:
         return None
     words = f"{counted(len(deep))} of more than 8 bits, seen in 256 levels unless --levels all keeps theirs"
@@ -277,7 +291,7 @@ def advised(low: float, high: float, bits: int) -> str:
 
 
 def _beyond(
-    looks: Sequence[Seen], pixel_range: tuple[float, float] | None, trained: bool = False
+    looks: Sequence[Known], pixel_range: tuple[float, float] | None, trained: bool = False
 ) -> tuple[str, str] | None:
     """Numbers that ``--pixel-range`` cuts off, or a range that no image needs."""
     if pixel_range is None or not looks:
@@ -288,26 +302,28 @@ def _beyond(
         return "no range", f"the images have 8 bits, and the network was trained with {words} on images of more"
     if not deep:
         return "no range", f"{words} does nothing: the images have 8 bits"
-    outside = [one for one in deep if one.facts.low < pixel_range[0] or one.facts.high > pixel_range[1]]
+    lowest, highest = pixel_range
+    outside = [one for one in deep if one.facts.extremes[0] < lowest or one.facts.extremes[1] > highest]
     if not outside:
         return None
-    low = min(one.facts.low for one in outside)
-    high = max(one.facts.high for one in outside)
+    low = min(one.facts.extremes[0] for one in outside)
+    high = max(one.facts.extremes[1] for one in outside)
     return "cut off", (
         f"numbers of {counted(len(outside))} lie beyond {words} ({low:g} to {high:g}) and are cut off: "
         f"{_names(outside)}"
     )
 
 
-def _alpha(looks: Sequence[Seen]) -> tuple[str, str] | None:
+def _alpha(looks: Sequence[Known]) -> tuple[str, str] | None:
     """An alpha channel that says something: it differs inside an image, or between images."""
     held = [one for one in looks if one.facts.alpha is not None]
-    if len({level for one in held for level in one.facts.alpha}) < 2:
+    if len({level for one in held for level in one.facts.alpha or ()}) < 2:
         return None
     parts = []
     for label, facts in _by_class(held).items():
-        low = min(one.alpha[0] for one in facts)
-        high = max(one.alpha[1] for one in facts)
+        ranges = [one.alpha for one in facts if one.alpha is not None]
+        low = min(low for low, _ in ranges)
+        high = max(high for _, high in ranges)
         parts.append(_of_class(label) + str(low) + (f" to {high}" if high > low else ""))
     more = f" and {len(parts) - SHOWN:,} classes more" if len(parts) > SHOWN else ""
     return "alpha", (
@@ -324,7 +340,7 @@ _TRAITS = {
 }
 
 
-def _told_by(by: str, groups: Sequence[str], looks: Sequence[Seen]) -> Iterator[tuple[str, str]]:
+def _told_by(by: str, groups: Sequence[str], looks: Sequence[Known]) -> Iterator[tuple[str, str]]:
     """Traits that all images of a class, or of a split, have and none of another has; only the first such trait."""
     for trait, value in _TRAITS.items():
         values: dict[str, list[str]] = {}
@@ -348,7 +364,7 @@ def _told_by(by: str, groups: Sequence[str], looks: Sequence[Seen]) -> Iterator[
         return
 
 
-def _brighter(looks: Sequence[Seen]) -> tuple[str, str] | None:
+def _brighter(looks: Sequence[Known]) -> tuple[str, str] | None:
     """Validation images that are far brighter or darker than those of training, as if inverted."""
     means = {
         split: np.array([one.facts.seen[1] for one in looks if one.split == split and one.facts.seen])
@@ -453,8 +469,8 @@ def _equal(files: dict[str, ImageFiles]) -> list[list[Place]]:
     """Groups of files with the same bytes; only those that share their size are read, as long as they are few bytes."""
     by_size: dict[int, list[Place]] = {}
     for split, images in files.items():
-        labels = images.labels.tolist()
-        labels = map(tuple, labels) if images.labels.ndim > 1 else labels
+        rows = images.labels.tolist()
+        labels = map(tuple, rows) if images.labels.ndim > 1 else rows
         for number, (path, label) in enumerate(zip(images.paths, labels, strict=True)):
             with suppress(OSError):
                 by_size.setdefault(os.stat(path).st_size, []).append(Place(split, number, label, path))
@@ -467,7 +483,7 @@ def _equal(files: dict[str, ImageFiles]) -> list[list[Place]]:
                 break
             for place in places:
                 with suppress(OSError):
-                    by_content.setdefault(sha256(place.path), []).append(place)
+                    by_content.setdefault(sha256(Path(place.path)), []).append(place)
     return [places for places in by_content.values() if len(places) > 1]
 
 

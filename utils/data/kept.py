@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import IO, TYPE_CHECKING
 
 from utils.data.progress_log import Log, silent
 from utils.runtime import files
@@ -87,7 +87,7 @@ def remove_abandoned(folder: Path) -> None:
 
 
 @contextmanager
-def whole_file(path: Path, reserved: int = 0) -> Iterator[BinaryIO]:
+def whole_file(path: Path, reserved: int = 0) -> Iterator[IO[bytes]]:
     """A file to write, which bears the name ``path`` once the block has ended well, also after a power cut.
 
     ``reserved``: bytes for which there must be room now, so that a full disk fails before long work and not after it.
@@ -101,7 +101,7 @@ def whole_file(path: Path, reserved: int = 0) -> Iterator[BinaryIO]:
         file.truncate()
 
 
-def _reserve(file: BinaryIO, size: int) -> None:
+def _reserve(file: IO[bytes], size: int) -> None:
     try:
         os.posix_fallocate(file.fileno(), 0, size)
     except OSError as error:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps
+from PIL.ImageFile import ImageFile
 
 from utils.config.datasets import SPECS, Channels, DatasetSpec
 from utils.config.groups.data import CROP_MODES, INTERPOLATIONS, MOST_CHANNELS, DataSettings
@@ -122,6 +123,7 @@ class Preprocessing(Channels):
         if isinstance(image, Image.Image) and not is_array(self.colour):
             do_not_map(image)
             if self.pixel_range is not None and ";16" in raw_mode(image):  # of which Pillow would load 8 bits
+                assert isinstance(image, ImageFile) and image.fp is not None  # not loaded yet
                 image.fp.seek(0)
                 image = open_image(io.BytesIO(image.fp.read()), self.colour)
             return to_tensor(in_colour(ImageOps.exif_transpose(image), self.colour, image.format))
@@ -148,7 +150,7 @@ class Preprocessing(Channels):
     def from_state(cls, state: Any, where: object) -> Preprocessing:
         """The inverse of ``state()``; raises ``UserError`` that names ``where`` the state is from if it is invalid."""
         names = [field.name for field in fields(cls)]
-        values = (
+        values: dict[str, Any] = (
             {name: state.get(name, _GOOD_IF_MISSING.get(name)) for name in names} if isinstance(state, dict) else {}
         )
         bad = [name for name, good in _GOOD.items() if name not in values or not good(values[name])]
@@ -156,7 +158,9 @@ class Preprocessing(Channels):
             bad = ["std"]
         if bad:
             raise UserError(f"{where}: says no usable {bad[0].replace('_', ' ')} of its preprocessing; give another")
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        for name, value in values.items():
+            values[name] = tuple(value) if isinstance(value, list) else value
+        return cls(**values)
 
 
 def _are_numbers(values: Any, counts: Sequence[int] = range(1, MOST_CHANNELS + 1), above: float = -math.inf) -> bool:
@@ -168,7 +172,7 @@ def _are_numbers(values: Any, counts: Sequence[int] = range(1, MOST_CHANNELS + 1
 
 
 _GOOD_IF_MISSING = {"pixel_range": None, "levels": "256"}
-_GOOD = {
+_GOOD: dict[str, Callable[[Any], bool]] = {
     "image_size": is_size,
     "val_image_size": is_size,
     "mean": _are_numbers,

@@ -129,8 +129,10 @@ def _unpack_validation(archive: tarfile.TarFile, root: Path, work: Path, log: Lo
 
 def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
     """Write a member into ``folder``, whatever folder its name contains."""
+    content = archive.extractfile(member)
+    assert content is not None  # of a file
     with open(folder / Path(member.name).name, "xb") as file:
-        shutil.copyfileobj(archive.extractfile(member), file)
+        shutil.copyfileobj(content, file)
 
 
 def refuse_half_unpacked(folder: Path) -> None:

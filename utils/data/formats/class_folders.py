@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from utils.config.settings import UserError
+from utils.data.formats.file_paths import FilePaths
 from utils.data.formats.listing import IMAGE_ENDINGS, LINKED, Lister, is_image
 from utils.data.formats.readers import OWN_FILES, ImageFiles, Splits
 
@@ -136,7 +137,7 @@ def image_files(
     """
     there = class_names(root)
     if not set(there) <= set(classes):  # some are left out, and may be large
-        there = [name for name in there if name in classes]
+        there = tuple(name for name in there if name in classes)
         lister = dataclasses.replace(lister, folder=None)
     paths, labels, unread = lister.list(root, there).of(classes)
     empty = np.flatnonzero(np.bincount(labels, minlength=len(classes)) == 0)
@@ -153,6 +154,7 @@ def holds_images(folder: Path) -> bool:
 
 def _deeper(tree: Path, images: ImageFiles, classes: Sequence[str]) -> list[str]:
     """A warning if the folders in ``tree`` hold only folders, which may be the intended classes."""
+    assert isinstance(images.paths, FilePaths)
     if images.paths.in_one_level or any(path.count(b"/") == 1 for path in images.paths.below()):
         return []
     return [
@@ -211,7 +213,7 @@ def hint(root: Path, name: str, evaluate: bool = False) -> str:
     if validation := validation_folder(root):
         return f"it holds {validation.name}/ and no train/: add it (only --evaluate needs none)"
     if inner := [folder for folder in folders if find_splits(folder)]:
-        splits = [path for folder in inner for path in find_splits(folder)]
+        splits = [path for folder in inner for path in find_splits(folder) or ()]
         return f"it holds {_names(root, splits)}: use --datapath {inner[0]}"
     if named := [path for path in folders if SETS_BY_FOLDER.get(path.name, name) != name]:
         return f"it holds {_names(root, named)}/: use --dataname {SETS_BY_FOLDER[named[0].name]}"

@@ -12,7 +12,7 @@ import torch
 
 from utils.config.settings import UserError
 from utils.data.formats.class_folders import some
-from utils.data.formats.readers import ImageFiles, Splits
+from utils.data.formats.readers import Images, Splits
 
 
 def read_class_map(file: Path) -> tuple[str, ...]:
@@ -63,7 +63,7 @@ def in_order_of(file: Path, splits: Splits) -> Splits:
     return splits._replace(train=parts[0], validation=parts[1], classes=classes, warnings=warnings)
 
 
-def _relabelled(images: ImageFiles, labels: torch.Tensor) -> ImageFiles:
+def _relabelled(images: Images, labels: torch.Tensor) -> Images:
     """The images of classes that have one of the new ``labels``, int64 (old classes,), -1 for none, with that."""
     chosen = images.take(np.flatnonzero((labels[images.labels] >= 0).numpy()))
     return replace(chosen, labels=labels[chosen.labels])

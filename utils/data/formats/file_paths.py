@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
+
+from utils.data.images.stored import ImagePaths
 
 NUL = b"\0"  # the one byte that no path contains
 
 
-class FilePaths(Sequence[str]):
+class FilePaths(ImagePaths):
     """Paths of files below the folder ``tree``, as a sequence that cannot be changed.
 
     ``names``: uint8 (bytes,), the paths below ``tree`` joined by zero bytes. ``ends``: int64 (n,), where each ends. A
@@ -33,7 +35,7 @@ class FilePaths(Sequence[str]):
     def __len__(self) -> int:
         return len(self.ends)
 
-    def __getitem__(self, index: int) -> str:
+    def __getitem__(self, index: int) -> str:  # type: ignore[override]  # no slices, but ``take``
         place = index + len(self) if index < 0 else index
         if not 0 <= place < len(self):
             raise IndexError(index)

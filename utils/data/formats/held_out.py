@@ -67,6 +67,7 @@ def hold_out(splits: Splits, settings: DataSettings, trained: ResumePoint | None
     ``UserError``.
     """
     images = splits.train
+    assert images is not None
     folds = None
     told: tuple[str, ...] = ()
     if settings.folds is not None:
@@ -141,6 +142,7 @@ def held_out(
     if labels.ndim > 1:
         return _held_out_of_several(keys, len(labels), settings), ()
     if settings.val_split_by == "draw":
+        assert settings.val_split is not None
         return _drawn(labels, classes, settings.val_split), ()
     hashes = _hashes(keys, len(labels))
     chosen = hashes < _share(settings)
@@ -185,6 +187,7 @@ def _held_out_groups(images: Images, classes: Sequence[str], settings: DataSetti
     """
     if settings.val_split_by == "draw":
         raise UserError("--val-split-by draw: draws single images of a group; leave it out, or give --group-column off")
+    assert images.groups is not None
     chosen = _hashes(map(_key_of_group, images.groups), len(images)) < _share(settings)
     labels = images.labels.numpy()
     if labels.ndim > 1:
@@ -253,19 +256,21 @@ def folds_of(images: Images, classes: Sequence[str], settings: DataSettings, kep
     scikit-learn's splitters, so that the folds depend on the seed and on which images there are, not on their order.
     Beside images that have a fold, the others go where their classes have the fewest.
     """
+    count = settings.folds
+    assert count is not None
     keys = [*keys_of(images, classes)]
     hashes = _hashes(keys, len(keys), settings.fold_seed)
     units = hashes
     if images.groups is not None:
         units = _hashes(map(_key_of_group, images.groups), len(keys), settings.fold_seed)
     units, unit_of = np.unique(units, return_inverse=True)  # sorted, so numbered in the order of the hashes
-    strata = strata_of(images.labels.numpy(), settings.folds)
+    strata = strata_of(images.labels.numpy(), count)
     fold_of_unit = _known(kept, hashes, unit_of, len(units), settings, images)
     if (fold_of_unit >= 0).any():
-        _spread(fold_of_unit, unit_of, strata, settings.folds)
+        _spread(fold_of_unit, unit_of, strata, count)
     else:
         fold_of_unit = _dealt(unit_of, len(units), strata, settings, images.groups is not None)
-    return Folds(hashes, fold_of_unit[unit_of].astype(np.uint8), settings.folds, settings.fold_seed)
+    return Folds(hashes, fold_of_unit[unit_of].astype(np.uint8), count, settings.fold_seed)
 
 
 def strata_of(labels: np.ndarray, folds: int) -> np.ndarray:
@@ -294,6 +299,7 @@ def _known(
     fold_of_unit[unit_of[known]] = folds
     apart = known[fold_of_unit[unit_of[known]] != folds]
     if len(apart):
+        assert images.groups is not None
         names = sorted(set(images.groups[apart]))  # images of one key alone have one hash, and so one fold
         raise UserError(
             f"--folds {settings.folds}: {len(names)} group(s) have images in several of the folds that are kept "
@@ -307,6 +313,7 @@ def _dealt(unit_of: np.ndarray, units: int, strata: np.ndarray, settings: DataSe
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
     count = settings.folds
+    assert count is not None
     if units < count:
         what = "groups" if grouped else "images"
         raise UserError(f"--folds {count}: there are only {units} {what} to train on")

@@ -40,9 +40,11 @@ def read_tables(settings: DataSettings, lister: Lister, evaluate: bool = False) 
     ``lister`` says where converted files are kept, and tells of it. Raises ``UserError``.
     """
     library()
+    assert settings.datapath is not None
     root = Path(settings.datapath)
     train, validation = _chosen_splits(root, settings, evaluate)
     first = train or validation
+    assert first is not None
     features = read_features(first)
     image = chosen_column(features, settings.image_column, "--image-column", f"{root}, {first.name}")
     if settings.label_columns is not None:
@@ -67,8 +69,8 @@ def read_tables(settings: DataSettings, lister: Lister, evaluate: bool = False) 
     images = []
     for table in tables:
         numbers = numbered(_plain(table.values), classes, label, table.name)
-        lists = isinstance(table.values, LabelLists)
-        labels = table.values.matrix(numbers, len(classes)) if lists else numbers
+        values = table.values
+        labels = values.matrix(numbers, len(classes)) if isinstance(values, LabelLists) else numbers
         images.append(_images(root, table, image, labels))
     return Splits(images[0] if train else None, images[-1] if validation else None, classes)
 
@@ -83,6 +85,8 @@ def _columns_of_classes(
 ) -> Splits:
     """The images of tables with a column for each class. Raises ``UserError``."""
     classes = settings.label_columns
+    assert classes is not None
+    assert lister.folder is not None
     log = lister.progress.log if lister.is_main else silent
     images = []
     for split in filter(None, found):
@@ -132,6 +136,7 @@ def _read(root: Path, found: Found, image: str, label: str, lister: Lister) -> _
     for column, flag in ((image, "--image-column"), (label, "--label-column")):
         if column not in features:
             raise UserError(f"{flag} {column}: {root}, {found.name} has the columns {', '.join(features)}")
+    assert lister.folder is not None
     log = lister.progress.log if lister.is_main else silent
     dataset = read_split(found, [image, label], lister.folder, log)
     kind = _of_list(features[label]) or features[label]

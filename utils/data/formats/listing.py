@@ -234,7 +234,9 @@ class Lister:
 
     def _whole(self, tree: Path, classes: Sequence[str]) -> Listing:
         with self.progress.counting(f"Listing {tree}", None, "files") as advance:
-            return list_folders(os.fspath(tree), classes, advance)
+            listing = list_folders(os.fspath(tree), classes, advance)
+        assert listing is not None  # it may take any time
+        return listing
 
 
 def _file_of(tree: Path, folder: Path) -> str:

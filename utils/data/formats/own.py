@@ -14,7 +14,7 @@ from utils.config.datasets import SPECS, DatasetSpec
 from utils.config.groups.data import DataSettings
 from utils.config.plugins import Entry
 from utils.config.settings import UserError
-from utils.data.formats.readers import ImageFiles, MemoryImages, Splits
+from utils.data.formats.readers import ImageFiles, Images, MemoryImages, Splits
 from utils.data.images.stored import NumberedImages
 
 LOOKED_AT = 32  # images of a split whose content is part of the fingerprint
@@ -73,17 +73,18 @@ def read_own(entry: Entry, settings: DataSettings) -> Splits:
     *datasets, classes = given
     classes = tuple(map(str, classes))
     spec = SPECS[entry.name]
-    splits = []
+    splits: list[Images] = []
     for name, dataset in zip(("train", "val"), datasets, strict=True):
         labels = _labels(dataset, len(classes), f"{where}, {name}")
         images = Items(dataset, f"{entry.name}/{name}")
         splits.append(_in_memory(images, labels, spec) if spec.fixed_size else ImageFiles(images, labels, spec.colour))
-    return Splits(*splits, classes)
+    return Splits(splits[0], splits[1], classes)
 
 
 def _in_memory(images: Items, labels: torch.Tensor, spec: DatasetSpec) -> MemoryImages:
     pixels = torch.empty(len(images), spec.channels, spec.image_size, spec.image_size, dtype=torch.uint8)
-    for number, image in enumerate(images):
+    for number in range(len(images)):
+        image = images[number]
         with Image.open(io.BytesIO(image.content())) as opened:
             array = np.array(opened.convert(spec.colour))
         if array.shape[:2] != pixels.shape[2:]:

@@ -20,6 +20,7 @@ from utils.config.image_size import sides
 from utils.config.settings import UserError
 from utils.data.images.decoding import dtype_of
 from utils.data.images.levels import channels_of
+from utils.data.images.stored import ImagePaths
 
 # Rows of the digits to train on, then those to validate on: train_test_split's with test_size=360, stratified, and
 # random_state=0, kept here so that results do not depend on scikit-learn's version.
@@ -84,6 +85,7 @@ class ImageFiles:
 
     def take(self, places: np.ndarray) -> ImageFiles:
         """The images at ``places``, int64 (m,), in that order."""
+        assert isinstance(self.paths, ImagePaths)
         return replace(
             self,
             paths=self.paths.take(places),
@@ -98,8 +100,8 @@ Images = MemoryImages | ImageFiles
 
 def class_counts(labels: torch.Tensor, classes: int) -> np.ndarray:
     """The number of images of each class, int64 (classes,)."""
-    labels = labels.cpu().numpy()
-    return (labels == 1).sum(0) if labels.ndim > 1 else np.bincount(labels, minlength=classes)
+    numbers = labels.cpu().numpy()
+    return (numbers == 1).sum(0) if numbers.ndim > 1 else np.bincount(numbers, minlength=classes)
 
 
 class Splits(NamedTuple):
@@ -124,8 +126,8 @@ def read_digits(*_: Any) -> Splits:
     table = _digits_table()
     pixels = np.round(table[:, :-1].reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)
     order = np.array(DIGITS_SPLIT.read_text(encoding="utf-8").split(), dtype=np.int64)
-    splits = (_in_memory(pixels, table[:, -1], indices) for indices in np.split(order, [DIGITS_TRAINING]))
-    return Splits(*splits, _numbers(10))
+    train, validation = (_in_memory(pixels, table[:, -1], indices) for indices in np.split(order, [DIGITS_TRAINING]))
+    return Splits(train, validation, _numbers(10))
 
 
 def _digits_table() -> np.ndarray:
@@ -157,14 +159,16 @@ def make_synthetic(settings: DataSettings, device: torch.device) -> Splits:
     """Random images and labels made on the device, for benchmarks: no data path to wait for."""
     spec = SPECS["synthetic"]
     size = settings.image_size or spec.image_size
+    classes = spec.classes
+    assert classes is not None
     generator = torch.Generator(device).manual_seed(0)
 
     def random_images(count: int) -> MemoryImages:
         shape = (SYNTHETIC_DIFFERENT, settings.in_channels or spec.channels, *sides(size))
         pixels = torch.randint(0, 256, shape, dtype=torch.uint8, device=device, generator=generator)
-        return MemoryImages(pixels, torch.randint(0, spec.classes, (count,), device=device, generator=generator))
+        return MemoryImages(pixels, torch.randint(0, classes, (count,), device=device, generator=generator))
 
-    return Splits(random_images(SYNTHETIC_TRAINING), random_images(SYNTHETIC_VALIDATION), _numbers(spec.classes))
+    return Splits(random_images(SYNTHETIC_TRAINING), random_images(SYNTHETIC_VALIDATION), _numbers(classes))
 
 
 # ------------------------------------------------------------------------ torchvision's own files
@@ -202,7 +206,9 @@ def remove_damaged_idx(place: Path) -> None:
 
 def read_idx(place: Path, kind: str) -> Splits:
     """MNIST or FashionMNIST, the ``kind``, from idx files (LeCun's format: magic, sizes big-endian, then bytes)."""
-    train_images, train_labels, test_images, test_labels = (_read_idx_file(_idx_file(place, n)) for n in _IDX_NAMES)
+    train_images, train_labels, test_images, test_labels = (
+        _read_idx_file(path) for name in _IDX_NAMES if (path := _idx_file(place, name))
+    )
     for images, labels in ((train_images, train_labels), (test_images, test_labels)):
         if images.ndim != 3 or labels.shape != images.shape[:1] or labels.max(initial=0) > 9:
             raise UserError(f"--datapath {place}: images and labels do not belong together; fetch them again")
@@ -240,7 +246,7 @@ def read_cifar(root: Path, kind: str) -> Splits:
     except RuntimeError as error:
         raise UserError(f"--datapath {root}: {reader.base_folder} is damaged or not whole; fetch it again") from error
     images = [_in_memory(split.data.transpose(0, 3, 1, 2), np.asarray(split.targets)) for split in (train, test)]
-    return Splits(*images, tuple(train.classes))
+    return Splits(images[0], images[1], tuple(train.classes))
 
 
 def download(root: Path, kind: str) -> None:

@@ -106,6 +106,7 @@ class TablePaths(FilePaths):
 
 def read_table(settings: DataSettings) -> Table:
     """The table that ``--labels`` names. Raises ``UserError`` with a line for the first mistake of each kind."""
+    assert settings.labels is not None and settings.datapath is not None
     path = Path(settings.labels)
     root = Path(settings.datapath)
     source = _Source.of(path)
@@ -145,6 +146,7 @@ def table_of_names(settings: DataSettings) -> Table:
     """
     import pyarrow
 
+    assert settings.datapath is not None and settings.class_from_name is not None
     root = Path(settings.datapath)
     pattern = re.compile(settings.class_from_name)
     paths = []
@@ -163,7 +165,7 @@ def table_of_names(settings: DataSettings) -> Table:
             f"--class-from-name: no class is in the name of {printable(wrong[0])} by {pattern.pattern}{more}; "
             "give another one, such as '([^_]+)_' for what stands before the first _"
         )
-    label, texts = _coded(pyarrow.chunked_array([[found[1] for found in matches]], pyarrow.string()))
+    label, texts = _coded(pyarrow.chunked_array([[found[1] for found in matches if found]], pyarrow.string()))
     split = np.array([SPLITS.get(path.partition("/")[0].lower(), -1) for path in paths], dtype=np.int8)
     how = "before the last number" if pattern.pattern == BEFORE_THE_NUMBER else f"by the pattern {pattern.pattern}"
     words = f"in the names of {len(paths):,} files, {how}: {texts[label[0]]} of {printable(paths[0])}"
@@ -229,8 +231,8 @@ def _weights(cells: pyarrow.ChunkedArray, mistakes: _Mistakes) -> np.ndarray:
 
 def _number(text: str | None) -> float:
     try:
-        return float(text)
-    except (TypeError, ValueError):
+        return np.nan if text is None else float(text)
+    except ValueError:
         return np.nan
 
 
@@ -338,7 +340,7 @@ class _Mistakes:
         self.columns = columns
         self.lines: list[str] = []
 
-    def add(self, role: str, rows: Sequence[int], words: str, cells: Any = None) -> None:
+    def add(self, role: str, rows: Sequence[int] | np.ndarray, words: str, cells: Any = None) -> None:
         """A line about the first of these rows, its cell in ``cells``, and how many more there are."""
         if not len(rows):
             return
@@ -412,8 +414,8 @@ class _Source:
                 mistakes.append(f"--{role}-column {name}: {there}")
             elif name is None and guess is None and role in ("path", "label"):
                 mistakes.append(f"--{role}-column COLUMN is needed: {there}")
-            elif name != NO_COLUMN and (name or guess):
-                columns[role] = name or guess
+            elif name != NO_COLUMN and (column := name or guess):
+                columns[role] = column
         for role, name in columns.items():
             other = next(other for other in columns if columns[other] == name)
             if other != role:
@@ -561,7 +563,7 @@ def read_labels(
         train, validation = (rows[~unknown[rows]] for rows in (train, validation))
     origin = table.words + (f"; {len(unused):,} rows of val and test are not used" if len(unused) else "")
     images = [_images(table, rows, labels, colour) if len(rows) else None for rows in (train, validation)]
-    return Splits(*images, names, warnings, origin)
+    return Splits(images[0], images[1], names, warnings, origin)
 
 
 def _numbered(
@@ -572,6 +574,7 @@ def _numbered(
     The classes are those of a checkpoint, or those of the rows ``named_by``.
     """
     if table.label.ndim > 1:
+        assert settings.label_columns is not None
         names = tuple(classes or settings.label_columns)
         if set(names) != set(settings.label_columns):
             raise UserError(f"--label-columns: are other classes than those of {whose}: {some(names)}")

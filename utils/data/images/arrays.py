@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import io
 import warnings
-from collections.abc import Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -65,7 +63,7 @@ def array_header(path: str | BinaryIO) -> Header | None:
     return Header((shape[1], shape[0]), shape[2], bits_of(np.dtype(dtype)), "TIFF")
 
 
-def levels_of(path: str | BinaryIO, colour: str, formats: Sequence[str] | None = None) -> np.ndarray:
+def levels_of(path: str | BinaryIO, colour: str, formats: list[str] | tuple[str, ...] | None = None) -> np.ndarray:
     """The levels of an image file, upright, for a ``colour`` that is read as an array: (h, w, channels).
 
     Raises ``ValueError`` for a file of another number of channels, or of numbers without a known range.
@@ -113,10 +111,11 @@ def _levels(numbers: np.ndarray, pixel_range: tuple[float, float] | None, keeps:
             )
         else:
             pixel_range = (0, 255)
-    if not keeps:
-        return numbers if bits == 8 else to_8_bits(numbers, pixel_range)
     if bits == 8:
-        return numbers.astype(np.float32)
+        return numbers.astype(np.float32) if keeps else numbers
+    assert pixel_range is not None
+    if not keeps:
+        return to_8_bits(numbers, pixel_range)
     low, high = pixel_range
     levels = (numbers.astype(np.float64) - low) * (255 / (high - low))
     if np.isnan(levels).any():
@@ -128,19 +127,21 @@ def _levels(numbers: np.ndarray, pixel_range: tuple[float, float] | None, keeps:
 
 
 def _start(path: str | BinaryIO) -> bytes:
-    if isinstance(path, io.BytesIO):
-        return bytes(path.getbuffer()[:8])
-    with open(path, "rb") as file:
-        return file.read(8)
+    if isinstance(path, str):
+        with open(path, "rb") as file:
+            return file.read(8)
+    path.seek(0)
+    return path.read(8)
 
 
 def _file(path: str | BinaryIO) -> BinaryIO:
-    return (
-        NamedBytes(str(path), path.getvalue()) if isinstance(path, io.BytesIO) else NamedBytes(path, content_of(path))
-    )
+    if isinstance(path, str):
+        return NamedBytes(path, content_of(path))
+    path.seek(0)
+    return NamedBytes(str(path), path.read())
 
 
-def numbers_in(path: str | BinaryIO, channels: int, formats: Sequence[str] | None = None) -> np.ndarray:
+def numbers_in(path: str | BinaryIO, channels: int, formats: list[str] | tuple[str, ...] | None = None) -> np.ndarray:
     """The numbers of a file, upright, as stored, for one who reads so many channels."""
     start = _start(path)
     if start.startswith(RAW):

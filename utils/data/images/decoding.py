@@ -10,13 +10,14 @@ from __future__ import annotations
 import errno
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import metadata
 from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.ImageFile import ImageFile
 
 from utils.config.image_size import Size
 from utils.config.settings import UserError
@@ -47,7 +48,7 @@ class UnreadableImage(UserError):
         return type(self), (self.path, self.reason)
 
 
-def open_image(path: str | BinaryIO, colour: str, formats: Sequence[str] | None = None) -> Image.Image:
+def open_image(path: str | BinaryIO, colour: str, formats: list[str] | tuple[str, ...] | None = None) -> Image.Image:
     """The image of a path or an open binary file, upright (EXIF rotation applied), in mode ``colour`` ('L' or 'RGB').
 
     A ``Colour`` says the range of numbers of more than 8 bits.
@@ -57,7 +58,7 @@ def open_image(path: str | BinaryIO, colour: str, formats: Sequence[str] | None 
     return _read(path, lambda file: _open_image(file, colour, formats))
 
 
-def read_pixels(path: str | BinaryIO, colour: str, formats: Sequence[str] | None = None) -> torch.Tensor:
+def read_pixels(path: str | BinaryIO, colour: str, formats: list[str] | tuple[str, ...] | None = None) -> torch.Tensor:
     """The pixels of a path or an open binary file, upright, (channels, h, w) in channels-last memory.
 
     uint8, or float32 from 0 to 255 for a ``Colour`` that keeps all levels. Raises what ``open_image`` raises.
@@ -93,7 +94,7 @@ def why_unreadable(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _open_image(path: str | BinaryIO, colour: str, formats: Sequence[str] | None) -> Image.Image:
+def _open_image(path: str | BinaryIO, colour: str, formats: list[str] | tuple[str, ...] | None) -> Image.Image:
     if is_array(colour):
         return for_people(levels_of(path, colour, formats))
     if isinstance(path, str) and path.lower().endswith(".npy"):
@@ -104,8 +105,9 @@ def _open_image(path: str | BinaryIO, colour: str, formats: Sequence[str] | None
         if image.format == "EPS":
             raise ValueError("is PostScript, a program, which is not run")  # Pillow would, in Ghostscript
         do_not_map(image)
-        if range_of(colour) is not None and (numbers := numbers_of(image, path)) is not None:
-            return in_colour(Image.fromarray(to_8_bits(numbers, range_of(colour))), colour)
+        pixel_range = range_of(colour)
+        if pixel_range is not None and (numbers := numbers_of(image, path)) is not None:
+            return in_colour(Image.fromarray(to_8_bits(numbers, pixel_range)), colour)
         image.load()
         ImageOps.exif_transpose(image, in_place=True)
         return in_colour(image, colour, image.format)
@@ -113,7 +115,7 @@ def _open_image(path: str | BinaryIO, colour: str, formats: Sequence[str] | None
 
 def do_not_map(image: Image.Image) -> None:
     """Let Pillow read a TIFF file: it maps one into memory with width and height exchanged if EXIF says to turn it."""
-    if image.format == "TIFF":
+    if isinstance(image, ImageFile) and image.format == "TIFF":
         image.filename = ""
 
 
@@ -137,7 +139,7 @@ def for_people(levels: np.ndarray) -> Image.Image:
     return picture
 
 
-def decode_crop(path: str, view: View, colour: str, uniforms: np.ndarray | None = None) -> torch.Tensor:
+def decode_crop(path: str | NamedBytes, view: View, colour: str, uniforms: np.ndarray | None = None) -> torch.Tensor:
     """A crop of a file (channels, h, w), of the dtype of ``read_pixels``, in channels-last memory.
 
     With ``uniforms`` (22 numbers in [0, 1)) a random-resized-crop for training, otherwise what ``view`` shows in
@@ -151,24 +153,25 @@ def decode_crop(path: str, view: View, colour: str, uniforms: np.ndarray | None 
 
 
 def decode_box(
-    path: str, view: View, colour: str, uniforms: np.ndarray | None = None
+    path: str | NamedBytes, view: View, colour: str, uniforms: np.ndarray | None = None
 ) -> tuple[torch.Tensor, Placement | None]:
     """The pixels of a file that ``decode_crop`` resizes, uint8 (channels, h, w), and their place in the view."""
-    path = loaded(path)
-    plain = read_plain_jpeg(path, colour)
+    source = loaded(path)
+    plain = read_plain_jpeg(source, colour)
     if plain is not None:
         data, width, height = plain
         box, place = boxes(view, width, height, uniforms)
         pixels = jpeg.decode_region(data, box)
         if pixels is not None:
             return pixels.permute(2, 0, 1), place
-    pixels = read_pixels(path, colour)
-    box, place = boxes(view, *reversed(pixels.shape[1:]), uniforms)
+    pixels = read_pixels(source, colour)
+    height, width = pixels.shape[1:]
+    box, place = boxes(view, width, height, uniforms)
     left, top, right, bottom = box
     return pixels[:, top:bottom, left:right], place
 
 
-def decode_whole(path: str, size: Size, colour: str) -> torch.Tensor:
+def decode_whole(path: str | NamedBytes, size: Size, colour: str) -> torch.Tensor:
     """A whole file as uint8 (channels, h, w), in channels-last memory; resampled only if its size differs.
 
     Raises what ``open_image`` raises.
@@ -183,12 +186,12 @@ def decoder() -> str:
     return f"torchvision {metadata.version('torchvision')}, whole images"
 
 
-def loaded(path: str) -> str | BinaryIO:
+def loaded(path: str | NamedBytes) -> str | NamedBytes:
     """``path``, or the content of a stored image. Raises what ``open_image`` raises."""
     return _read(path, lambda file: file)
 
 
-def read_plain_jpeg(path: str | BinaryIO, colour: str) -> tuple[bytes, int, int] | None:
+def read_plain_jpeg(path: str | NamedBytes, colour: str) -> tuple[bytes, int, int] | None:
     """Content, width and height of a plain JPEG file; None for all files that Pillow must read."""
     if colour != "RGB" or is_array(colour):
         return None  # Pillow makes grey from rounded RGB

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -130,12 +130,13 @@ def _no_other_use_of_free_memory(device: torch.device) -> Iterator[None]:
         yield
         return
     torch.cuda.current_stream(device).synchronize()
-    fills = deterministic.fill_uninitialized_memory
-    deterministic.fill_uninitialized_memory = False
+    switch: Any = deterministic  # a module whose property no type checker sees
+    fills = switch.fill_uninitialized_memory
+    switch.fill_uninitialized_memory = False
     try:
         yield
     finally:
-        deterministic.fill_uninitialized_memory = fills
+        switch.fill_uninitialized_memory = fills
 
 
 def _crop_and_resize(images: list[torch.Tensor], batch: MixedBatch) -> torch.Tensor:

@@ -126,7 +126,10 @@ def _import_nvimgcodec() -> ModuleType | None:
     before = {name: os.environ[name] for name in names if name in os.environ}
     try:
         with tempfile.TemporaryDirectory() as folder:
-            extensions = Path(util.find_spec("nvidia.nvimgcodec").origin).parent / "extensions"
+            package = util.find_spec("nvidia.nvimgcodec")
+            if package is None or package.origin is None:
+                return None
+            extensions = Path(package.origin).parent / "extensions"
             (plug_in,) = extensions.glob("libjpeg_turbo_ext*")
             (Path(folder) / plug_in.name).symlink_to(plug_in)
             os.environ.update(zip(names, (folder, "0"), strict=True))
@@ -148,6 +151,7 @@ _thread = threading.local()
 def _decoder_of_this_thread() -> tuple[Any, Any]:
     """nvImageCodec's decoder, on the CPU without further threads, and its parameters; made once per thread."""
     if getattr(_thread, "process", None) != os.getpid():  # a forked process must not use its parent's decoder
+        assert nvimgcodec is not None
         decoder = nvimgcodec.Decoder(
             device_id=nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY,
             max_num_cpu_threads=1,

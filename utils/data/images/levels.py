@@ -70,6 +70,7 @@ def in_colour(image: Image.Image, colour: str, file_format: str | None = None) -
         image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))
     elif image.mode in ("I", "F"):
         lowest, highest = image.getextrema()
+        assert not isinstance(lowest, tuple) and not isinstance(highest, tuple)  # of one band
         if image.mode == "F" or not 0 <= lowest <= highest <= 255:
             kind = "floats" if image.mode == "F" else "integers"
             raise ValueError(
@@ -125,13 +126,14 @@ def numbers_of(image: Image.Image, path: str | BinaryIO) -> np.ndarray | None:
 
 def raw_mode(image: Image.Image) -> str:
     """Storage of a file's pixels, in Pillow's words; empty once it is loaded."""
-    args = image.tile[0][3] if getattr(image, "tile", None) else ""
+    tile = getattr(image, "tile", None)
+    args = tile[0][3] if tile else ""
     return args if isinstance(args, str) else str(args[0]) if args else ""
 
 
 def other_order(args: str | tuple[str, ...]) -> str | tuple[str, ...]:
     """Pillow's raw mode, or its arguments of which that is the first, with the bytes of a number exchanged."""
-    if not isinstance(args, str):
-        return (other_order(args[0]), *args[1:])
-    order = {"N": sys.byteorder[0].upper()}.get(args[-1], args[-1])
-    return args[:-1] + ("B" if order == "L" else "L")
+    mode = args if isinstance(args, str) else args[0]
+    order = {"N": sys.byteorder[0].upper()}.get(mode[-1], mode[-1])
+    other = mode[:-1] + ("B" if order == "L" else "L")
+    return other if isinstance(args, str) else (other, *args[1:])

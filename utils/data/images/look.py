@@ -48,6 +48,12 @@ class Look(NamedTuple):
     lost: bytes = b""
 
     @property
+    def extremes(self) -> tuple[float, float]:
+        """``low`` and ``high`` of numbers of more than 8 bits."""
+        assert self.low is not None and self.high is not None
+        return self.low, self.high
+
+    @property
     def pixels(self) -> int:
         """Pixels to decode for what the header does not say; of a JPEG file few are enough."""
         return self.size[0] * self.size[1] // (32 if self.file_format in ("JPEG", "MPO") else 1)

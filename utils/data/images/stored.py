@@ -45,7 +45,15 @@ class Numbered(Stored):
         return _numbered, (self.source.key, self.number)
 
 
-class NumberedImages(Sequence[str], ABC):
+class ImagePaths(Sequence[str], ABC):
+    """Paths of images, or what stands for them, as a sequence without slices."""
+
+    @abstractmethod
+    def take(self, places: np.ndarray) -> ImagePaths:
+        """The images at ``places``, int64 (m,), in that order."""
+
+
+class NumberedImages(ImagePaths):
     """The images of a split, called ``name``, as a sequence of names; each ``Numbered`` is made when it is asked for.
 
     ``places``: their numbers, int64 (n,), at first those of all.
@@ -60,7 +68,7 @@ class NumberedImages(Sequence[str], ABC):
     def __len__(self) -> int:
         return len(self.places)
 
-    def __getitem__(self, index: int) -> Numbered:
+    def __getitem__(self, index: int) -> Numbered:  # type: ignore[override]  # no slices, but ``take``
         return _numbered(self.key, int(self.places[index]))
 
     def take(self, places: np.ndarray) -> Any:

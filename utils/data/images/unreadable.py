@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
@@ -19,6 +20,12 @@ REFUSE = "refuse"
 REPLACE = "replace"
 LEAVE_OUT = "leave out"
 MOST_IN_A_ROW = 100  # more suggest a missing disk or folder, not bad images
+
+
+class Read(Protocol):
+    """Reads an image with the random numbers of a sample into a place of the batch, or raises ``UnreadableImage``."""
+
+    def __call__(self, image: int, /, sample: int, place: int) -> None: ...
 
 
 def first_readable(index: int, count: int, read: Callable[[int], None]) -> tuple[int, list[str]]:
@@ -40,9 +47,7 @@ def first_readable(index: int, count: int, read: Callable[[int], None]) -> tuple
     ) from last
 
 
-def read_micro_batch(
-    micro_batch: MicroBatch, count: int, policy: str, read: Callable[[int, int, int], None]
-) -> tuple[MicroBatch, np.ndarray]:
+def read_micro_batch(micro_batch: MicroBatch, count: int, policy: str, read: Read) -> tuple[MicroBatch, np.ndarray]:
     """Read ``micro_batch``'s images, of a set of ``count``: gives it as read, and the images that it shows (int64).
 
     ``read(image, sample, place)`` reads one image with the random numbers of the batch's ``sample``-th sample into

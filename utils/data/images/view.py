@@ -75,7 +75,8 @@ class View:
         offsets = list(map(_offset, resized, shown))
         (left, right), (top, bottom) = map(self._span, lengths, resized, offsets, shown)
         box = (first[0] + left, first[1] + top, first[0] + right, first[1] + bottom)
-        return Placement(box, left, top, *map(_factor, lengths, resized), *offsets)
+        across, down = map(_factor, lengths, resized)
+        return Placement(box, left, top, across, down, *offsets)
 
     def _resized(self, width: int, height: int) -> tuple[int, int]:
         down, across = enlarged(self.size, self.crop_pct)

@@ -215,11 +215,11 @@ def _add(root: Path, path: Path, found: _Found) -> None:
     for key, sample in samples.items():
         fault = sample.fault or ("has no image" if sample.row is None else None)
         fault = fault or ("has no label (.cls, or .json with label)" if sample.label is None else None)
-        if fault is None and re.fullmatch("-[0-9]+", sample.label):
+        if fault is None and re.fullmatch("-[0-9]+", sample.label or ""):
             fault = f"has the label {sample.label}, which is no class (-1 often stands for unknown)"
-        if fault is None and sample.row[0] + sample.row[1] > size:
+        if fault is None and sample.row is not None and sample.row[0] + sample.row[1] > size:
             fault = "is cut off"
-        if fault:
+        if fault or sample.row is None or sample.label is None:
             found.problems.append(f"{path}/{key}: {fault}")
             continue
         offset, length, head, name = sample.row
@@ -249,7 +249,9 @@ def _take(sample: _Sample, ending: str, info: tarfile.TarInfo, tar: tarfile.TarF
         name = info.name.encode("utf-8", "surrogateescape")
         sample.row = (info.offset_data, info.size, head, name)
     elif ending in ("cls", "json"):
-        label = _label(ending, tar.extractfile(info).read())
+        content = tar.extractfile(info)
+        assert content is not None  # of a file
+        label = _label(ending, content.read())
         if label is None:
             return
         if sample.label not in (None, label):

@@ -6,7 +6,6 @@ import hashlib
 import os
 import zlib
 from collections import OrderedDict
-from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
@@ -22,7 +21,7 @@ from utils.data.formats.readers import ImageFiles, Splits
 from utils.data.formats.shards.foreign import FOREIGN
 from utils.data.formats.shards.index import ANEW, BLOCK, CONTENTS, Contents, Split, read_contents
 from utils.data.images.levels import range_of
-from utils.data.images.stored import Stored
+from utils.data.images.stored import ImagePaths, Stored
 
 COPY = ".shard"  # the ending of a shard's copy in a local folder
 MOST_OPEN = 256  # files that a process keeps open; systems allow 1024
@@ -49,7 +48,7 @@ def read_shards(root: Path, colour: str, skip_bad: bool = False) -> Splits:
         words = "{:g} {:g}".format(*packed)
         raise UserError(f"--pixel-range: the shards in {root} were packed with {words}; give --pixel-range {words}")
     problems = contents.made.get("problems", ())
-    warnings = ()
+    warnings: tuple[str, ...] = ()
     if problems:
         count = contents.made["left_out"]
         told = problems[0] + (f" (and {count - 1:,} more)" if count > 1 else "")
@@ -58,8 +57,8 @@ def read_shards(root: Path, colour: str, skip_bad: bool = False) -> Splits:
         warnings = (f"--datapath {root}: left out: {told}",)
     if contents.made.get(FOREIGN) and not contents.made.get("listed"):
         _refuse_classes_of_validation_alone(contents)
-    images = (images_of(contents, name, colour) for name in ("train", "val"))
-    return Splits(*images, contents.classes, warnings)
+    train, validation = (images_of(contents, name, colour) for name in ("train", "val"))
+    return Splits(train, validation, contents.classes, warnings)
 
 
 def _refuse_classes_of_validation_alone(contents: Contents) -> None:
@@ -76,8 +75,8 @@ def _refuse_classes_of_validation_alone(contents: Contents) -> None:
 def images_of(contents: Contents, name: str, colour: str) -> ImageFiles:
     """The images of a split."""
     split = contents.splits[name]
-    labels = split.records["label"]
-    labels = torch.from_numpy(labels.astype(np.int8 if labels.ndim > 1 else np.int64))
+    numbers = split.records["label"]
+    labels = torch.from_numpy(numbers.astype(np.int8 if numbers.ndim > 1 else np.int64))
     return ImageFiles(Members(contents.folder, split), labels, colour)
 
 
@@ -120,7 +119,7 @@ class Member(Stored):
         return content
 
 
-class Members(Sequence[str]):
+class Members(ImagePaths):
     """The images of a split as a sequence of names; each ``Member`` is made when it is asked for.
 
     So the memory does not grow with the number of images: the records are mapped from the index file.
@@ -133,7 +132,7 @@ class Members(Sequence[str]):
     def __len__(self) -> int:
         return len(self.split.records)
 
-    def __getitem__(self, index: int) -> Member:
+    def __getitem__(self, index: int) -> Member:  # type: ignore[override]  # no slices, but ``take``
         record = self.split.records[index]
         shard = self.files[record["shard"]]
         member = Member(f"{shard}/{record['name'].decode('utf-8', 'surrogateescape')}")
