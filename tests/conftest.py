@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 
+import hypothesis
 import pytest
 from filelock import FileLock
 
@@ -21,6 +22,9 @@ os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/compi
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 # A shell's & has its commands ignore Ctrl-C, and so would every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# A property holds or not, however busy the machine is.
+hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("busy")
 gc.disable()  # imports and collected tests are millions of objects, to be gone through again and again for no garbage
 
 
