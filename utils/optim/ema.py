@@ -51,8 +51,9 @@ class WeightAverage:
         return {"model": self.module.state_dict()} if self.has_begun else None
 
     def load_state(self, state: Mapping[str, Any] | None) -> None:
-        """Restore what ``state`` gave."""
-        assert state is not None  # one that may not have begun has a method of its own
+        """Restore what ``state`` gave. Raises ``TypeError`` for None, unless an average may not have begun."""
+        if state is None:
+            raise TypeError("the average of the weights is missing")
         load_state_dict(self.module, state["model"])
 
 
@@ -170,7 +171,8 @@ class ScheduleFreeAverage(WeightAverage):
         self._has_moved = True
 
     def load_state(self, state: Mapping[str, Any] | None) -> None:
-        assert state is not None
+        if state is None:
+            raise TypeError("the average of the weights is missing")
         load_state_dict(self._module, state["model"])
         self._has_moved = False
 
