@@ -19,10 +19,10 @@ from utils.config.datasets import SPECS
 from utils.config.field import CHECKPOINT, RECIPE
 from utils.config.settings import Settings, UserError
 from utils.record.doubts import doubts
-from utils.record.multilabel import MultilabelReport
 from utils.record.provenance import COMMIT, MACHINE, PLAN, UNKNOWN
 from utils.record.run_folder import read_table
 
+SEVERAL_LABELS = "map"  # MultilabelReport.HEADLINE, which torch comes with
 FREE = {"seed"}  # runs that differ in it alone are repetitions
 LAST_LINE = re.compile(r"^\S+ \S+ val_(top1|map)=\S+ .* val_epoch=(\d+) best_\1=(\S+) ", re.MULTILINE)
 STOPPED_EARLY = re.compile(r"^\S+ \S+ Stopped early", re.MULTILINE)
@@ -88,7 +88,7 @@ def counts_for(result: RunResult, wanted: Settings) -> bool:
     name tells which those are, but of the user's own images (``--dataname folder``) only their place does.
     """
     args = result.args
-    wanted = wanted.of_several_labels() if result.headline == MultilabelReport.HEADLINE else wanted
+    wanted = wanted.of_several_labels() if result.headline == SEVERAL_LABELS else wanted
     places = {os.path.realpath(one.data.datapath or "") for one in (args, wanted)}
     return matches(args, wanted) and (len(places) == 1 or not SPECS[wanted.data.dataname].of_the_user)
 

@@ -15,6 +15,7 @@ from scripts.amp_walkthrough import without_dropout
 from scripts.audit import walkthrough
 from scripts.audit.walkthrough import Start, agreement, network, relative_error, single_layer, tolerance
 from utils.config.groups.precision import PrecisionSettings
+from utils.precision.amp import Scaler
 
 CPU = torch.device("cpu")
 PRINTED = 5e-5  # half of the last printed digit
@@ -149,12 +150,12 @@ def test_a_step_of_sgd_is_taken_and_the_model_stays_as_it_was():
 
 def wrong_unscale(monkeypatch, factor):
     """``unscale_`` gives ``factor(scale)`` times the true gradient."""
-    original = torch.amp.GradScaler._unscale_grads_
+    original = Scaler._unscale_grads_
 
     def planted(self, optimizer, inv_scale, found_inf, allow_fp16):
         return original(self, optimizer, inv_scale * factor(1 / inv_scale), found_inf, allow_fp16)
 
-    monkeypatch.setattr(torch.amp.GradScaler, "_unscale_grads_", planted)
+    monkeypatch.setattr(Scaler, "_unscale_grads_", planted)
 
 
 def test_a_missing_unscale_is_red(monkeypatch, capsys):

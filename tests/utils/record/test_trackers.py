@@ -219,7 +219,7 @@ def test_a_killed_and_resumed_run_has_each_step_once(tmp_path, monkeypatch):
     try:
         client = mlflow.MlflowClient()
         output = tmp_path / "runs"
-        flags = [*FLAGS[2:], *"--epochs 60 --print-freq 7 --save-every-steps 50 --track csv mlflow wandb".split()]
+        flags = [*FLAGS[2:], *"--epochs 200 --print-freq 7 --save-every-steps 50 --track csv mlflow wandb".split()]
         process = start(*flags, "--output", output)
 
         def under_way():
