@@ -3,13 +3,18 @@
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
-from pip._vendor import tomli
 
 from tests.test_structure import ROOT
 
-PYPROJECT = tomli.loads((ROOT / "pyproject.toml").read_text())
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # comes with pytest. pip's own copy is none to take: after an import of pip, setuptools' distutils cannot load
+    import tomli as tomllib
+
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 VERSION = PYPROJECT["project"]["version"]
 
 
