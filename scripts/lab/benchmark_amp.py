@@ -1,12 +1,11 @@
 """What mixed precision gains on this device: time and memory of a training step in each dtype.
 
     python scripts/lab/benchmark_amp.py                          # the MLP of PyTorch's recipe
-    python scripts/lab/benchmark_amp.py --arch resnet50 --channels-last --compile
     python scripts/lab/benchmark_amp.py --accounting             # what main.py's training step adds to a bare loop
     python scripts/lab/benchmark_amp.py --accounting --ema-decay 0.999     # and a moving average of the weights
 
-Prints a table and writes it as amp.csv (accounting.csv) to --output. Heavy imports are inside the functions: --help and
-mistakes answer at once.
+Prints a table and writes it as amp.csv (accounting.csv) to --output. What a network of your own gains, doctor.py says.
+Heavy imports are inside the functions: --help and mistakes answer at once.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ if TYPE_CHECKING:
 
 NAME = "benchmark_amp.py"
 FORMATS = ("fp32", "tf32", "fp16", "bf16")
+ACCOUNTING = "--accounting"
 # What each kind of benchmark takes, and its defaults. Another kind's flag is a mistake.
 KINDS = {
-    "the MLP": {"width": 4096, "layers": 3, "batch_size": 512, "steps": 50, "rounds": 3},
-    "--arch": {"image_size": 224, "classes": 1000, "batch_size": 128, "steps": 20, "rounds": 3},
-    "--accounting": {
+    "the MLP": {"width": 4096, "layers": 3, "batch_size": 512, "steps": 50, "rounds": 3, "only": FORMATS},
+    ACCOUNTING: {
+        "arch": "resnet18",
         "image_size": 32,
-        "classes": 10,
         "batch_size": 128,
         "steps": 50,
         "rounds": 6,
@@ -56,13 +55,8 @@ KINDS = {
 BARE = "bare loop"
 OURS = "TraVal.training_step"
 AVERAGE = "with a moving average"
-STATISTICS = "batch-norm statistics"
-COLUMNS = {BARE: "bare", OURS: "training_step", AVERAGE: "average", STATISTICS: "statistics"}
-COSTS = {
-    OURS: "Accounting costs {}.",
-    AVERAGE: "Accounting and moving average together cost {}.",
-    STATISTICS: "Computing the average's batch-norm statistics takes, for each training batch, {} of a step.",
-}
+COLUMNS = {BARE: "bare", OURS: "training_step", AVERAGE: "average"}
+COSTS = {OURS: "Accounting costs {}.", AVERAGE: "Accounting and moving average together cost {}."}
 
 
 def main(argv: list[str]) -> int:
@@ -80,19 +74,16 @@ def main(argv: list[str]) -> int:
 def build_parser() -> ToolParser:
     parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
     number = {"type": whole(1, 2**24), "metavar": "N"}
-    parser.add_argument("--arch", "-a", metavar="NAME", help="a network, named as for main.py [an MLP; resnet18]")
     parser.add_argument("--width", **number, help="inputs and outputs of each layer of the MLP [4096]")
     parser.add_argument("--layers", **number, help="linear layers of the MLP [3]")
-    parser.add_argument("--image-size", **number, help="pixels, with --arch [224; with --accounting 32]")
-    parser.add_argument("--classes", **number, help="outputs, with --arch [1000; with --accounting 10]")
-    parser.add_argument("--batch-size", "-b", **number, help="samples a step [512; networks 128]")
-    parser.add_argument("--steps", **number, help="timed steps a round [50; with --arch 20]")
+    parser.add_argument("--batch-size", "-b", **number, help="samples a step [512; with --accounting 128]")
+    parser.add_argument("--steps", **number, help="timed steps a round [50]")
     parser.add_argument("--rounds", **number, help="rounds of each row, interleaved [3; with --accounting 6]")
     parser.add_argument("--only", nargs="+", choices=FORMATS, metavar="FORMAT", help=f"of {', '.join(FORMATS)} [all]")
-    parser.add_argument("--channels-last", action="store_true", help="each format again in this memory format")
-    parser.add_argument("--compile", action="store_true", help="each format again with torch.compile")
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="leave a GPU's peak memory out")
-    parser.add_argument("--accounting", action="store_true", help="compare main.py's training step with a bare loop")
+    parser.add_argument(ACCOUNTING, action="store_true", help="compare main.py's training step with a bare loop")
+    parser.add_argument("--arch", "-a", metavar="NAME", help="with --accounting: a network, as for main.py [resnet18]")
+    parser.add_argument("--image-size", **number, help="with --accounting: pixels [32]")
     parser.add_argument(
         "--amp", choices=("off", "fp16", "bf16"), help="with --accounting [fp16 on a GPU, off on a CPU]"
     )
@@ -105,26 +96,15 @@ def build_parser() -> ToolParser:
 
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
-    """The flags with their kind's defaults. Raises ``UserError`` with all that contradict each other."""
+    """The flags with their kind's defaults. Raises ``UserError`` with all that are another kind's."""
     own = build_parser().parse_args(argv)
-    kind = "--accounting" if own.accounting else "--arch" if own.arch else "the MLP"
-    mistakes = []
-    for name in dict.fromkeys(name for defaults in KINDS.values() for name in defaults):
-        if name in KINDS[kind]:
-            setattr(own, name, KINDS[kind][name] if getattr(own, name) is None else getattr(own, name))
-        elif getattr(own, name) is not None:
-            goes_with = " or ".join(other for other, defaults in KINDS.items() if name in defaults)
-            mistakes.append(
-                f"{flag_of(name)} goes with {goes_with}, and this measures {kind.replace('--arch', own.arch or '')}"
-            )
-    if kind == "the MLP" and own.channels_last:
-        mistakes.append("--channels-last: the MLP's inputs have no channels; add --arch NAME")
-    if own.accounting:
-        own.arch = own.arch or "resnet18"
-        given = {"--only": own.only, "--channels-last": own.channels_last, "--compile": own.compile}
-        mistakes += [f"{flag} chooses rows, and --accounting has none; leave one out" for flag in given if given[flag]]
-    if mistakes:
-        raise UserError(*mistakes)
+    kind, other = reversed(KINDS) if own.accounting else KINDS
+    foreign = [name for name in KINDS[other].keys() - KINDS[kind].keys() if getattr(own, name) is not None]
+    if foreign:
+        raise UserError(*(f"{flag_of(name)} goes with {other}, and this measures {kind}" for name in sorted(foreign)))
+    for name, default in KINDS[kind].items():
+        if getattr(own, name) is None:
+            setattr(own, name, default)
     return own
 
 
@@ -132,33 +112,31 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def benchmark(own: argparse.Namespace, distributed: Distributed) -> int:
-    """Measure all rows, print the table and write it to the output folder."""
-
+    """Measure all formats, print the table and write it to the output folder."""
     from scripts.common.timing import failure_of, unsupported
-    from scripts.lab.benchmarks.steps import HEADERS, cells, csv_row, make_rows, time_round
+    from scripts.lab.benchmarks.steps import HEADERS, cells, csv_row, mlp, time_round
 
     device = distributed.device
-    workload = make_workload(own)
-    formats = [name for name in FORMATS if not own.only or name in own.only]
-    skipped = {name: reason for name in formats if (reason := unsupported(name, device))}
-    rows = make_rows([n for n in formats if n not in skipped], channels_last=own.channels_last, compiled=own.compile)
-    if not rows:
+    workload = mlp(own.width, own.layers, own.batch_size, own.steps)
+    skipped = {name: reason for name in own.only if (reason := unsupported(name, device))}
+    formats = [name for name in FORMATS if name in own.only and name not in skipped]
+    if not formats:
         raise UserError(*(f"--only {name}: {reason}" for name, reason in skipped.items()))
     folder = make_folder(own.output)
     about = begin(own, workload.text, device)
-    sides = {row: partial(time_round, workload, row, device) for row in rows}
-    rounds, failures = in_rounds(sides, own.rounds, lambda row, error: failure_of(error, row.compiled))
-    first = [] if rows[0] in failures else rounds[rows[0]]
-    found = [csv_row(row, rounds[row], first, workload.batch_size, failures.get(row, "")) for row in rows]
+    sides = {name: partial(time_round, workload, own.steps, name, device) for name in formats}
+    rounds, failures = in_rounds(sides, own.rounds, lambda _, error: failure_of(error, compiled=False))
+    first = [] if formats[0] in failures else rounds[formats[0]]
+    rows = [csv_row(name, rounds[name], first, own.batch_size, failures.get(name, "")) for name in formats]
     memory = own.memory and device.type == "cuda"
-    shown = [cells(row.label, figures, memory) for row, figures in zip(rows, found, strict=True)]
+    shown = [cells(row, memory) for row in rows]
     print(table(HEADERS[: len(shown[0])], shown))
-    print(f"Time: median of the rounds; speed-up: median of the rounds' own ratios to {rows[0].label}.")
+    print(f"Time: median of the rounds; speed-up: median of the rounds' own ratios to {formats[0]}.")
     if memory:
         print("Peak memory: the most that all tensors together took during the timed steps (max_memory_allocated).")
     for name, reason in skipped.items():
         print(f"{name} is left out: {reason}.")
-    write_rows(folder / "amp.csv", [row | about for row in found])
+    write_rows(folder / "amp.csv", [row | about for row in rows])
     return 0 if len(failures) < len(rows) else 1
 
 
@@ -173,7 +151,7 @@ def begin(own: argparse.Namespace, what: str, device: torch.device) -> dict[str,
     return {"device": place, "torch": torch.__version__, "workload": what, "steps": own.steps}
 
 
-def in_rounds(sides: dict[Any, Callable[[], Any]], rounds: int, *failure_of: Callable[[Any, Exception], str]) -> Any:
+def in_rounds(sides: dict[str, Callable[[], Any]], rounds: int, *failure_of: Callable[[str, Exception], str]) -> Any:
     """See ``interleaved``; says when a round is done."""
     from scripts.common.timing import interleaved
 
@@ -194,37 +172,20 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     print(f"File: {path}")
 
 
-def make_workload(own: argparse.Namespace) -> Workload:
-    """The workload of the flags. Raises ``UserError`` for an unknown network."""
-    from scripts.lab.benchmarks.steps import classification, mlp
-
-    if not own.arch:
-        return mlp(own.width, own.layers, own.batch_size, own.steps)
-    from models import build_model, unknown_arch
-    from utils.config.groups.model import ModelSettings
-
-    if mistake := unknown_arch(own.arch):
-        raise UserError(mistake)
-
-    def build() -> nn.Module:
-        settings = ModelSettings(arch=own.arch)
-        return build_model(settings, classes=own.classes, channels=3, image_size=own.image_size)
-
-    return classification(
-        own.arch, build, image_size=own.image_size, classes=own.classes, batch_size=own.batch_size, steps=own.steps
-    )
-
-
 # --------------------------------------------------------------------------------------- accounting
 
 
 def account(own: argparse.Namespace, distributed: Distributed) -> int:
     """Compare main.py's training step with a bare loop: same weights, same batch, rounds interleaved."""
+    from models import unknown_arch
     from scripts.common.timing import Spread, ratios, timed, warm_up
+    from scripts.lab.benchmarks.steps import classification
 
+    if mistake := unknown_arch(own.arch):
+        raise UserError(mistake)
     device = distributed.device
     args = accounting_settings(own, device)
-    workload = make_workload(own)
+    workload = classification(own.arch, own.image_size, own.batch_size)
     folder = make_folder(own.output)
     about = begin(own, f"{workload.text}, mixed precision {args.precision.amp}", device)
     sides = loops(args, workload, distributed)
@@ -238,7 +199,7 @@ def account(own: argparse.Namespace, distributed: Distributed) -> int:
     print(table(["step", "ms a step", "min - max"], rows))
     for name, words in COSTS.items():
         if name in ms:
-            print(words.format(cost(ratios(ms[name], ms[BARE]), name == STATISTICS)))
+            print(words.format(cost(ratios(ms[name], ms[BARE]))))
     print(f"Medians of {own.rounds} ratios to the bare loop's round beside it; sums are read every {own.steps} steps.")
     columns = {f"{COLUMNS[name]}_ms": values for name, values in ms.items()}
     columns |= {f"{COLUMNS[name]}_ratio": [a / b for a, b in zip(ms[name], ms[BARE], strict=True)] for name in ms}
@@ -247,34 +208,25 @@ def account(own: argparse.Namespace, distributed: Distributed) -> int:
     return 0
 
 
-def cost(ratio: Spread, whole: bool) -> str:
-    """Meaning of a ratio to the bare loop: how much is added, or with ``whole`` how much it is."""
-    median, low, high = (f"{100 * each:.2f}" if whole else f"{100 * (each - 1):+.2f}" for each in ratio)
-    shown = f"{median} % ({low} to {high} %)"
-    unclear = not whole and ratio.low < 1 < ratio.high
-    return shown + "; rounds disagree on the sign: more of them, or an idle machine, will tell" * unclear
+def cost(ratio: Spread) -> str:
+    """What a ratio to the bare loop says is added."""
+    median, low, high = (f"{100 * (each - 1):+.2f}" for each in ratio)
+    unclear = ratio.low < 1 < ratio.high
+    hint = "; rounds disagree on the sign: more of them, or an idle machine, will tell" if unclear else ""
+    return f"{median} % ({low} to {high} %){hint}"
 
 
 def loops(args: Settings, workload: Workload, distributed: Distributed) -> dict[str, Callable[[int], None]]:
     """A function for each side, by its name, that runs so many steps; all begin with the same weights."""
-    import torch
-
-    from scripts.lab.benchmarks.steps import Training
-    from utils.optim.batch_norm_statistics import layers_with_statistics
-
-    torch.manual_seed(0)
-    batches = workload.make_batches(distributed.device)
-    network = workload.build().to(distributed.device)
-    bare = copy.deepcopy(network), batches, workload.criterion, args.precision, distributed.device
+    training = workload.start(args.precision, distributed.device)
+    network = training.network
     without = dataclasses.replace(args, average=dataclasses.replace(args.average, ema_decay=None))
     sides = {
-        BARE: Training(*bare, momentum=workload.momentum).run,
-        OURS: accounted(without, copy.deepcopy(network), *batches[0], distributed),
+        BARE: training.run,
+        OURS: accounted(without, copy.deepcopy(network), *training.batches[0], distributed),
     }
     if args.average.ema_decay is not None:
-        sides[AVERAGE] = accounted(args, copy.deepcopy(network), *batches[0], distributed)
-        if layers_with_statistics(network):
-            sides[STATISTICS] = statistics(args, copy.deepcopy(network), batches[0][0], distributed)
+        sides[AVERAGE] = accounted(args, copy.deepcopy(network), *training.batches[0], distributed)
     return sides
 
 
@@ -332,23 +284,6 @@ def accounted(
             if traval.sums.full:
                 traval.collect()
         traval.collect()  # as train() does every --print-freq steps: a synchronisation point
-
-    return run
-
-
-def statistics(
-    args: Settings, network: nn.Module, images: torch.Tensor, distributed: Distributed
-) -> Callable[[int], None]:
-    """A function that computes the network's batch-norm statistics over the one batch that many times."""
-    from utils.data.loaders import PASS_SIZE
-    from utils.optim.batch_norm_statistics import recompute
-    from utils.precision.amp import autocast
-
-    parts = [SimpleNamespace(images=part) for part in images.split(PASS_SIZE)]
-    loader = SimpleNamespace(shared_out=lambda _, steps: (steps * len(parts), iter(parts * steps)))
-
-    def run(steps: int) -> None:
-        recompute(network, loader, 0, steps, distributed, autocast(args.precision, images.device), lambda: None)
 
     return run
 

@@ -1,7 +1,6 @@
-"""Time and memory of a training step in one dtype after the other.
+"""A bare training step: PyTorch's AMP recipe in one dtype after the other, and a network for others to be held against.
 
-The default workload is that of PyTorch's recipe "Automatic Mixed Precision": an MLP of linear layers with
-ReLU between, mean squared error, plain SGD.
+The recipe, "Automatic Mixed Precision", trains an MLP of linear layers with ReLU between by mean squared error and SGD.
 """
 
 from __future__ import annotations
@@ -15,41 +14,23 @@ import torch
 from torch import nn
 
 from scripts.common.timing import Spread, ratios, timed, warm_up
+from utils.config.groups.model import ModelSettings
 from utils.config.groups.precision import PrecisionSettings
 from utils.precision.amp import autocast, build_scaler
 
 AMP = {"fp32": "off", "tf32": "off", "fp16": "fp16", "bf16": "bf16"}
 LR = 0.001
+CLASSES = 10
 HEADERS = ("format", "ms a step", "min - max", "images/s", "speed-up", "peak MB", "memory")
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
-
-
-class StepVariant(NamedTuple):
-    """One way to compute a training step; ``format`` is a key of ``AMP``."""
-
-    format: str
-    channels_last: bool = False
-    compiled: bool = False
-
-    @property
-    def label(self) -> str:
-        """The row's name in tables and pictures."""
-        name = "fp16 + scaler" if self.format == "fp16" else self.format
-        return name + ", channels-last" * self.channels_last + ", compiled" * self.compiled
-
-
-def make_rows(formats: Sequence[str], *, channels_last: bool, compiled: bool) -> list[StepVariant]:
-    """All formats as they are, then again in each wanted variant: channels-last, compiled, both."""
-    variants = [(a, b) for b in (False, True) for a in (False, True) if a <= channels_last and b <= compiled]
-    return [StepVariant(name, *variant) for variant in variants for name in formats]
 
 
 # ------------------------------------------------------------------------------------------ the step
 
 
 class Training:
-    """A network, its batches and the step that every row runs; the scaler is disabled where it is not needed.
+    """A network, its batches and the step of a bare loop; the scaler is disabled where it is not needed.
 
     ``batches``: (inputs, targets) on ``device``, used in turn.
     """
@@ -95,20 +76,12 @@ class Workload(NamedTuple):
     make_batches: Callable[[torch.device], Batches]
     criterion: nn.Module
     momentum: float
-    batch_size: int
-    steps: int
 
-    def start(self, row: StepVariant, device: torch.device) -> Training:
-        """Network and data on ``device``, as ``row`` wants them."""
+    def start(self, settings: PrecisionSettings, device: torch.device) -> Training:
+        """Network and data on ``device``, trained in this precision."""
         torch.manual_seed(0)
         batches = self.make_batches(device)
         network = self.build().to(device)
-        if row.channels_last:
-            network = network.to(memory_format=torch.channels_last)
-            batches = [(images.contiguous(memory_format=torch.channels_last), targets) for images, targets in batches]
-        if row.compiled:
-            network.compile()
-        settings = PrecisionSettings(amp=AMP[row.format])
         return Training(network, batches, self.criterion, settings, device, momentum=self.momentum)
 
 
@@ -127,23 +100,26 @@ def mlp(width: int, layers: int, batch_size: int, steps: int) -> Workload:
         return [(torch.randn(shape, device=device), torch.randn(shape, device=device)) for _ in range(steps)]
 
     text = f"MLP of {layers} linear layers {width}-{width}, batch {batch_size}"
-    return Workload(text, build, make_batches, nn.MSELoss(), 0.0, batch_size, steps)
+    return Workload(text, build, make_batches, nn.MSELoss(), 0.0)
 
 
-def classification(
-    name: str, build: Callable[[], nn.Module], *, image_size: int, classes: int, batch_size: int, steps: int
-) -> Workload:
-    """The network that ``build`` makes, on one batch of random images that every step uses again.
+def classification(arch: str, image_size: int, batch_size: int) -> Workload:
+    """The network that main.py calls ``arch``, on one batch of random images that every step uses again.
 
     Images: float32 (batch_size, 3, image_size, image_size), standard normal. Targets: int64 (batch_size,).
     """
 
+    def build() -> nn.Module:
+        from models import build_model
+
+        return build_model(ModelSettings(arch=arch), classes=CLASSES, channels=3, image_size=image_size)
+
     def make_batches(device: torch.device) -> Batches:
         images = torch.randn(batch_size, 3, image_size, image_size, device=device)
-        return [(images, torch.randint(classes, (batch_size,), device=device))]
+        return [(images, torch.randint(CLASSES, (batch_size,), device=device))]
 
-    text = f"{name}, {classes} classes, images 3x{image_size}x{image_size}, batch {batch_size}"
-    return Workload(text, build, make_batches, nn.CrossEntropyLoss(), 0.9, batch_size, steps)
+    text = f"{arch}, {CLASSES} classes, images 3x{image_size}x{image_size}, batch {batch_size}"
+    return Workload(text, build, make_batches, nn.CrossEntropyLoss(), 0.9)
 
 
 # ------------------------------------------------------------------------------------- measurements
@@ -169,32 +145,30 @@ def tf32(allowed: bool) -> Iterator[None]:
         matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
-def time_round(workload: Workload, row: StepVariant, device: torch.device) -> Round:
-    """A round of ``row``; all data are made before the clock."""
+def time_round(workload: Workload, steps: int, form: str, device: torch.device) -> Round:
+    """A round of so many ``steps`` in ``form``, a key of ``AMP``; all data are made before the clock."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    if row.compiled:
-        torch.compiler.reset()  # past its limit of variants of one function, torch.compile quietly stops compiling
-    with tf32(row.format == "tf32"):
-        training = workload.start(row, device)
+    with tf32(form == "tf32"):
+        training = workload.start(PrecisionSettings(amp=AMP[form]), device)
         warm_up(training.run, device)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        seconds, _ = timed(lambda: training.run(workload.steps), device)
+        seconds, _ = timed(lambda: training.run(steps), device)
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-    return Round(seconds / workload.steps, peak)
+    return Round(seconds / steps, peak)
 
 
 # ---------------------------------------------------------------------------------------- conclusions
 
 
 def csv_row(
-    row: StepVariant, rounds: Sequence[Round], first: Sequence[Round], batch_size: int, failure: str = ""
+    form: str, rounds: Sequence[Round], first: Sequence[Round], batch_size: int, failure: str = ""
 ) -> dict[str, Any]:
-    """Figures of ``row``: milliseconds, bytes, and ratios to the ``first`` row's rounds; None for the unknown.
+    """Figures of a format: milliseconds, bytes, and ratios to the ``first`` format's rounds; None for the unknown.
 
-    A speed-up of 2 means half the first row's time. ``first``: empty where that row failed.
+    A speed-up of 2 means half the first one's time. ``first``: empty where that one failed.
     """
     seconds = [one.seconds for one in rounds]
     peak = speed_up = memory_ratio = None
@@ -206,7 +180,7 @@ def csv_row(
         least = max(one.peak_bytes or 0 for one in first)
         memory_ratio = peak / least if peak is not None and least else None
     return {
-        **row._asdict(),
+        "format": form,
         **dict(zip(("ms_per_step", "ms_min", "ms_max"), ms, strict=True)),
         "images_per_second": None if failure else 1000 * batch_size / ms[0],
         "speed_up": speed_up,
@@ -216,8 +190,9 @@ def csv_row(
     }
 
 
-def cells(label: str, row: Mapping[str, Any], memory: bool) -> list[str]:
+def cells(row: Mapping[str, Any], memory: bool) -> list[str]:
     """A row of text below ``HEADERS``, whose last two columns hold memory and are there only with it."""
+    label = "fp16 + scaler" if row["format"] == "fp16" else row["format"]
     width = len(HEADERS) if memory else len(HEADERS) - 2
     if row["failure"]:
         return [label, row["failure"], *[""] * (width - 2)]
