@@ -30,9 +30,8 @@ from utils.config.groups.data import DataSettings
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import Settings, UserError, flag_of
 from utils.data.datasets import Data, get_data
-from utils.data.formats.hugging_face import Rows
 from utils.data.formats.readers import ImageFiles, Images, MemoryImages
-from utils.data.formats.shards.members import Members
+from utils.data.images.stored import NumberedImages
 from utils.data.preprocessing import Preprocessing
 from utils.optim.head import output_layers
 from utils.precision.amp import resolve_amp
@@ -233,7 +232,7 @@ def key_of(loaded: Loaded, args: Settings, images: Images, device: torch.device)
     digest.update(images.labels.cpu().numpy().tobytes())
     if isinstance(images, MemoryImages):
         digest.update(images.pixels.cpu().numpy().tobytes())
-    elif isinstance(images.paths, Members | Rows):
+    elif isinstance(images.paths, NumberedImages):
         digest.update(images.paths.identity.encode())
     else:
         for path in images.paths:

@@ -32,18 +32,18 @@ from utils.data.formats.class_folders import LISTER, find_splits, hint, some, tr
 from utils.data.formats.class_map import in_order_of
 from utils.data.formats.file_paths import FilePaths
 from utils.data.formats.held_out import Folds, hold_out
-from utils.data.formats.hugging_face import SAVED, Rows, read_tables
+from utils.data.formats.hugging_face import SAVED, read_tables
 from utils.data.formats.listing import Lister
-from utils.data.formats.own import Items, read_own
+from utils.data.formats.own import read_own
 from utils.data.formats.readers import IN_MEMORY, OWN_FILES, ImageFiles, Images, Splits, class_counts
 from utils.data.formats.shards.foreign import ensure_index
 from utils.data.formats.shards.index import read_contents
-from utils.data.formats.shards.members import Members, holds_shards, read_shards
+from utils.data.formats.shards.members import holds_shards, read_shards
 from utils.data.formats.table import read_labels
 from utils.data.images.arrays import Header, array_header
 from utils.data.images.levels import Colour, grey_of
 from utils.data.images.look import header
-from utils.data.images.stored import opened
+from utils.data.images.stored import NumberedImages, opened
 from utils.data.preprocessing import KnownPreprocessing, Preprocessing, resolve
 from utils.data.progress_log import Log, ProgressLog, silent
 from utils.runtime.distributed import Distributed
@@ -239,7 +239,7 @@ class Data:
                 digest.update(images.weights.numpy().tobytes())
             if isinstance(images, ImageFiles):
                 digest.update(_names(images))
-                if not isinstance(images.paths, Members | Rows | Items):
+                if not isinstance(images.paths, NumberedImages):
                     contents = (contents or []) + _some_contents(images.paths)
             else:
                 digest.update(images.pixels.cpu().numpy().tobytes())
@@ -263,7 +263,7 @@ def in_colour_of(preprocessing: Preprocessing, images: Images) -> Images:
 
 def _names(images: ImageFiles) -> bytes:
     """Folder and name of each file, joined by zero bytes, or what stands for the images in a larger file."""
-    if isinstance(images.paths, Members | Rows | Items):
+    if isinstance(images.paths, NumberedImages):
         return images.paths.identity.encode()
     if isinstance(images.paths, FilePaths):
         return images.paths.ends_of_paths()

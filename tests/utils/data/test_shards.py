@@ -3,7 +3,9 @@
 import io
 import json
 import os
+import pickle
 import subprocess
+import sys
 import tarfile
 
 import numpy as np
@@ -123,6 +125,16 @@ def test_tar_files_that_others_wrote_are_indexed_and_read_by_number(foreign):
     args = parse(["--dataname", "shards", "--datapath", str(foreign), "--shard-window", "1", "-b", "5"])
     plan = sample_plan(data.train, args, 0, 1)
     assert {frozenset(plan.step_indices(0, step)) for step in (0, 1)} == {frozenset(range(5)), frozenset(range(5, 10))}
+
+
+def test_a_process_that_is_sent_the_images_and_was_not_forked_reads_the_same(foreign):
+    paths = read(foreign).train.paths.take(np.array([3, 0, 7]))
+    code = (
+        "import pickle, sys; paths = pickle.load(sys.stdin.buffer); image = pickle.loads(pickle.dumps(paths[1]))\n"
+        "sys.stdout.buffer.write(pickle.dumps(([str(path) for path in paths], paths.identity, image.content())))"
+    )
+    sent = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(paths), capture_output=True, check=True)
+    assert pickle.loads(sent.stdout) == ([*map(str, paths)], paths.identity, paths[1].content())
 
 
 def test_verifying_vouches_only_for_what_it_has_compared(foreign, capsys):

@@ -14,35 +14,24 @@ import numpy as np
 RAW = b"\x93NUMPY"  # how a .npy file begins: uint8 pixels (height, width) or (height, width, 3), not compressed
 
 
-class Stored(str, ABC):
-    """The name of an image inside something larger; it stands wherever a path does."""
-
-    @property
-    @abstractmethod
-    def version(self) -> str:
-        """Text that changes when the image does."""
-
-    @abstractmethod
-    def content(self) -> bytes:
-        """The image file's bytes. Raises ``OSError`` if they cannot be read or are damaged."""
-
-
-class Numbered(Stored):
-    """An image of ``source``, named SPLIT[NUMBER]."""
+class Stored(str):
+    """The name of an image inside something larger, its ``source``; it stands wherever a path does."""
 
     source: NumberedImages
     number: int
 
     @property
     def version(self) -> str:
+        """Text that changes when the image does."""
         return self.source.version_of(self.number)
 
     def content(self) -> bytes:
+        """The image file's bytes. Raises ``OSError`` if they cannot be read or are damaged."""
         return self.source.read(self.number)
 
     def __reduce__(self) -> Any:
-        """Across processes goes the number; a source is known to all that were forked from the one that made it."""
-        return _numbered, (self.source.key, self.number)
+        """Across processes goes the number alone; both know the source."""
+        return _stored, (self.source.key, self.number)
 
 
 class ImagePaths(Sequence[str], ABC):
@@ -54,28 +43,42 @@ class ImagePaths(Sequence[str], ABC):
 
 
 class NumberedImages(ImagePaths):
-    """The images of a split, called ``name``, as a sequence of names; each ``Numbered`` is made when it is asked for.
+    """The images of a split, called ``name``, as a sequence of names; each ``Stored`` is made when it is asked for.
 
-    ``places``: their numbers, int64 (n,), at first those of all.
+    ``places``: their numbers, int64 (n,), at first those of all. Processes that are forked from the one that made it,
+    or that it is sent to, know it by its ``key``.
     """
 
     def __init__(self, name: str, count: int) -> None:
         self.name = name
         self.places = np.arange(count)
         self.key = len(_sources)
-        _sources.append(self)
+        _sources[self.key] = self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        _sources[self.key] = self
 
     def __len__(self) -> int:
         return len(self.places)
 
-    def __getitem__(self, index: int) -> Numbered:  # type: ignore[override]  # no slices, but ``take``
-        return _numbered(self.key, int(self.places[index]))
+    def __getitem__(self, index: int) -> Stored:  # type: ignore[override]  # no slices, but ``take``
+        return _stored(self.key, int(self.places[index]))
 
     def take(self, places: np.ndarray) -> Any:
         """The images at ``places``, int64 (m,), in that order."""
         taken = copy(self)
         taken.places = self.places[places]
         return taken
+
+    def name_of(self, number: int) -> str:
+        """The name of an image in messages, SPLIT[NUMBER] by default."""
+        return f"{self.name}[{number}]"
+
+    @property
+    @abstractmethod
+    def identity(self) -> str:
+        """Text that is equal for equal images in equal order, wherever they lie."""
 
     @abstractmethod
     def read(self, number: int) -> bytes:
@@ -86,12 +89,13 @@ class NumberedImages(ImagePaths):
         """Text that changes when the image of a number does."""
 
 
-_sources: list[NumberedImages] = []
+_sources: dict[int, NumberedImages] = {}
 
 
-def _numbered(key: int, number: int) -> Numbered:
-    image = Numbered(f"{_sources[key].name}[{number}]")
-    image.source = _sources[key]
+def _stored(key: int, number: int) -> Stored:
+    source = _sources[key]
+    image = Stored(source.name_of(number))
+    image.source = source
     image.number = number
     return image
 

@@ -7,8 +7,6 @@ import os
 import zlib
 from collections import OrderedDict
 from contextlib import suppress
-from copy import copy
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from utils.data.formats.readers import ImageFiles, Splits
 from utils.data.formats.shards.foreign import FOREIGN
 from utils.data.formats.shards.index import ANEW, BLOCK, CONTENTS, Contents, Split, read_contents
 from utils.data.images.levels import range_of
-from utils.data.images.stored import ImagePaths, Stored
+from utils.data.images.stored import NumberedImages
 
 COPY = ".shard"  # the ending of a shard's copy in a local folder
 MOST_OPEN = 256  # files that a process keeps open; systems allow 1024
@@ -77,93 +75,74 @@ def images_of(contents: Contents, name: str, colour: str) -> ImageFiles:
     split = contents.splits[name]
     numbers = split.records["label"]
     labels = torch.from_numpy(numbers.astype(np.int8 if numbers.ndim > 1 else np.int64))
-    return ImageFiles(Members(contents.folder, split), labels, colour)
+    return ImageFiles(Members(contents.folder, name, split), labels, colour)
 
 
-class Member(Stored):
-    """An image in a shard, named SHARD/MEMBER. It carries all that reading it needs, also into another process."""
+class Members(NumberedImages):
+    """The images of a split in shards, each named SHARD/MEMBER; their records stay in the mapped index file."""
 
-    shard: str
-    offset: int
-    size: int
-    head: int
-    crc: int | None
-    changed: int
+    def __init__(self, folder: Path, name: str, split: Split) -> None:
+        super().__init__(name, len(split.records))
+        self.split = split
+        self.files = [str((folder / shard.file).absolute()) for shard in split.shards]
+        self._identity = split.identity
 
-    @property
-    def version(self) -> str:
-        if self.crc is None:  # then only the shard's time shows that its bytes are others
-            return f"{self.size}\0{self.head}\0{self.offset}\0{self.changed}"
-        return f"{self.size}\0{self.head}\0{self.crc}"
+    def name_of(self, number: int) -> str:
+        record = self.split.records[number]
+        return f"{self.files[record['shard']]}/{record['name'].decode('utf-8', 'surrogateescape')}"
 
-    def content(self) -> bytes:
+    def version_of(self, number: int) -> str:
+        """Names its size and headers, and the CRC-32 of its bytes; where there is none, the time of its shard."""
+        record = self.split.records[number]
+        if self.split.checked:
+            return f"{record['size']}\0{record['head']}\0{record['crc']}"
+        changed = self.split.shards[record["shard"]].changed
+        return f"{record['size']}\0{record['head']}\0{record['offset']}\0{changed}"
+
+    def read(self, number: int) -> bytes:
         """The image file's bytes, read together with the tar header before them, which must be the one indexed.
 
         Raises ``UserError`` if something else lies there: the index is stale, and any image would be a wrong one.
         Raises ``OSError`` if the bytes are damaged or cannot be read.
         """
-        place = self.offset - BLOCK, BLOCK + self.size
+        record = self.split.records[number]
+        shard = self.files[record["shard"]]
+        place = int(record["offset"]) - BLOCK, BLOCK + int(record["size"])
         if (copies := _open_shards.copies) is not None:
             with suppress(OSError, UserError):  # no copy, or one that is not right: that changes the speed alone
-                return self._checked(_open_shards.read(copy_of(self.shard, copies), *place))
-        return self._checked(_open_shards.read(self.shard, *place))
+                return self._checked(number, _open_shards.read(copy_of(shard, copies), *place))
+        return self._checked(number, _open_shards.read(shard, *place))
 
-    def _checked(self, data: bytes) -> bytes:
-        if len(data) >= BLOCK and zlib.crc32(data[:BLOCK]) != self.head:
-            raise UserError(f"{self}: does not lie where the index says, so the shard was replaced or damaged; {ANEW}")
-        if len(data) != BLOCK + self.size:
-            raise OSError(f"the shard ends {BLOCK + self.size - len(data):,} bytes too early")
+    def _checked(self, number: int, data: bytes) -> bytes:
+        record = self.split.records[number]
+        size = BLOCK + int(record["size"])
+        if len(data) >= BLOCK and zlib.crc32(data[:BLOCK]) != record["head"]:
+            name = self.name_of(number)
+            raise UserError(f"{name}: does not lie where the index says, so the shard was replaced or damaged; {ANEW}")
+        if len(data) != size:
+            raise OSError(f"the shard ends {size - len(data):,} bytes too early")
         content = data[BLOCK:]
-        if self.crc is not None and zlib.crc32(content) != self.crc:
+        if self.split.checked and zlib.crc32(content) != record["crc"]:
             raise OSError("its bytes are not those that were packed: their CRC-32 differs")
         return content
-
-
-class Members(ImagePaths):
-    """The images of a split as a sequence of names; each ``Member`` is made when it is asked for.
-
-    So the memory does not grow with the number of images: the records are mapped from the index file.
-    """
-
-    def __init__(self, folder: Path, split: Split) -> None:
-        self.split = split
-        self.files = [str((folder / shard.file).absolute()) for shard in split.shards]
-
-    def __len__(self) -> int:
-        return len(self.split.records)
-
-    def __getitem__(self, index: int) -> Member:  # type: ignore[override]  # no slices, but ``take``
-        record = self.split.records[index]
-        shard = self.files[record["shard"]]
-        member = Member(f"{shard}/{record['name'].decode('utf-8', 'surrogateescape')}")
-        member.shard = shard
-        member.offset = int(record["offset"])
-        member.size = int(record["size"])
-        member.head = int(record["head"])
-        member.crc = int(record["crc"]) if self.split.checked else None
-        member.changed = self.split.shards[record["shard"]].changed
-        return member
 
     @property
     def shards(self) -> np.ndarray:
         """The number of each image's shard: uint32 (n,)."""
-        return self.split.records["shard"]
+        return self.split.records["shard"][self.places]
 
     @property
     def names(self) -> np.ndarray:
         """The name of each image in its shard: bytes (n,)."""
-        return self.split.records["name"]
+        return self.split.records["name"][self.places]
 
     @property
     def identity(self) -> str:
-        """Text that is equal for equal bytes in equal order, wherever they lie."""
-        return self.split.identity
+        return self._identity
 
     def take(self, places: np.ndarray) -> Members:
-        """The images at ``places``, int64 (m,), in that order."""
-        identity = hashlib.sha256(self.split.identity.encode() + places.astype("<i8").tobytes()).hexdigest()
-        taken = copy(self)
-        taken.split = replace(self.split, records=self.split.records[places], identity=identity)
+        taken = super().take(places)
+        taken._identity = hashlib.sha256(self._identity.encode() + places.astype("<i8").tobytes()).hexdigest()
         return taken
 
 

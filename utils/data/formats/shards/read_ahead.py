@@ -64,7 +64,8 @@ class ReadAhead:
         if not self.is_first:
             yield self
             return
-        lasts = last_needs([self.members.shards[samples] for samples in batches])
+        shards = self.members.shards
+        lasts = last_needs([shards[samples] for samples in batches])
         self._passed = -1
         self._stop = False
         thread = threading.Thread(target=self._copy_all, args=(lasts,), daemon=True, name="shards read ahead")
