@@ -105,6 +105,7 @@ class WatchedRun:
         program = [*(launcher if self.ranks > 1 else []), str(PROGRAM)]
         line = [sys.executable, *program, *self.flags, "--output", str(self.folder / "runs"), *more_flags]
         environment = {**os.environ, "HOOK_RECORD": str(self.records)}
+        began = time.time()
         # A killed launcher's temporary files are removed with this folder.
         with (
             TemporaryDirectory(prefix="verify_resume_", ignore_cleanup_errors=True) as environment["TMPDIR"],
@@ -116,9 +117,11 @@ class WatchedRun:
         ):
             try:
                 if self._reaches(process, kill, stall_seconds):
-                    alive, place = kill_tree(process.pid, look=lambda: (process.poll() is None, self.place()))
-                    if alive and place.loop != records.DONE:
-                        self.landed.append(place)
+                    alive, place, saving = kill_tree(
+                        process.pid, look=lambda: (process.poll() is None, self.place(), self.is_saving(began))
+                    )
+                    if alive and place.point != records.DONE:
+                        self.landed.append(place._replace(saving=saving))
                         return True
                     return False
             finally:
@@ -146,6 +149,11 @@ class WatchedRun:
 
     def place(self) -> records.Position:
         return records.place(self.records)
+
+    def is_saving(self, began: float) -> bool:
+        """True if a file is being written that was not before ``began``, a kill's remains aside."""
+        found = (self.folder / "runs").rglob(".*.tmp")
+        return any(path.stat().st_mtime >= began for path in found)
 
     def last_lines(self) -> str:
         return "\n".join(self.output.read_text(errors="replace").splitlines()[-LAST_LINES:])

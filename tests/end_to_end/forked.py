@@ -20,6 +20,7 @@ IMPORTED = [
     "scripts.verification.hooked_main",
     "tests.faults.faulty_main",
     "scripts.verification.hooks",
+    "tests.faults.points",
     "utils.train_validation",
     "utils.record.writer",
     "models",

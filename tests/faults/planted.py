@@ -15,7 +15,6 @@ import signal
 from dataclasses import dataclass, field
 
 from scripts.verification.processes import kill_tree
-from scripts.verification.records import IN_A_SAVE, IN_TRAINING
 
 SIGNALS = {
     "kill": signal.SIGKILL,
@@ -25,6 +24,22 @@ SIGNALS = {
     "usr1": signal.SIGUSR1,
 }
 ACTIONS = (*SIGNALS, "killall", "exit", "nan", "enospc")
+IN_TRAINING = {  # and what is said about them besides their step
+    "step": ("epoch",),  # at its beginning
+    "forward": ("epoch", "pass"),
+    "update": ("epoch",),
+    "after_step": ("epoch",),  # before what is due then: a log line, a checkpoint
+    "validation": ("epoch", "batch"),  # a moving average's batches follow the raw weights'
+    "epoch_end": ("epoch",),  # after validation, before the epoch's row and checkpoints
+}
+IN_A_SAVE = (
+    "copy",  # when=before and after the state is handed over
+    "write",  # half of the file is written
+    "flush",  # all of it is, but it may not be on the disk
+    "manifest",  # when=before and after the digests are entered, nth=1 and 2
+    "prune",  # when=before and after last.pt becomes previous.pt
+    "rename",  # when=before and after a checkpoint (name=last) gets its name
+)
 
 
 @dataclass

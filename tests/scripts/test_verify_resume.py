@@ -15,9 +15,9 @@ from torch.utils.tensorboard import SummaryWriter
 from scripts import verify_resume
 from scripts.verification import processes, records
 from scripts.verification.comparison import compare, points, steps, unequal
-from scripts.verification.hooks import wrap
 from scripts.verification.runs import Timeline, WatchedRun
 from tests.faults.planted import Fault
+from tests.faults.points import wrap
 from utils.config.settings import UserError
 
 # -------------------------------------------------------------------------------------------- faults
@@ -79,17 +79,30 @@ def test_marks_are_read_as_they_were_written(tmp_path):
     marks = records.Marks(tmp_path / "rank0.now")
     assert records.place(tmp_path) == records.Position()
     marks.set("forward", 12)
-    marks.set("rename", 10)
     place = records.place(tmp_path)
-    assert str(place) == "in step 12, after a forward pass, saving step 10 (rename)"
-    assert place.kind == "in validation or saving"
+    assert str(place) == "in step 12, after a forward pass" and place.kind == "in training"
     assert (place.has_done(11), place.has_done(12)) == (True, False)
+    saving = place._replace(saving=True)
+    assert str(saving) == "in step 12, after a forward pass, saving" and saving.kind == "in validation or saving"
     marks.set("after_step", 12)
     assert records.place(tmp_path).has_done(12)
-    for point in records.LOOP:
+    for point in records.POINTS:
         marks.set(point, 7)
         place = records.place(tmp_path)
-        assert (place.loop, place.step, "{" in str(place)) == (point, 7, False)
+        assert (place.point, place.step, "{" in str(place)) == (point, 7, False)
+
+
+def test_a_file_that_is_being_written_says_that_a_kill_met_a_save_and_what_an_earlier_kill_left_does_not(tmp_path):
+    folder = tmp_path / "runs" / "digits" / "fc" / "time" / "checkpoints"
+    folder.mkdir(parents=True)
+    run = WatchedRun(tmp_path, [], 1)
+    began = time.time()
+    (folder / "last.pt").touch()
+    (folder / ".last.tmp").touch()
+    os.utime(folder / ".last.tmp", (began - 60, began - 60))
+    assert not run.is_saving(began)
+    (folder / ".last.tmp").touch()
+    assert run.is_saving(began)
 
 
 def test_a_line_that_a_kill_cut_is_left_out_and_the_next_start_goes_on_below_it(tmp_path):
