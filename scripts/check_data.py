@@ -25,10 +25,8 @@ from utils.config.groups.data import DataSettings
 from utils.runtime.cpu import cores_per_process
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from scripts.data_check.findings import Findings
-    from scripts.data_check.survey import Survey
+    from scripts.data_check.survey import Inspected, Survey
 
 NAME = "check_data.py"
 
@@ -57,11 +55,11 @@ def main(argv: list[str]) -> int:
             "\n".join(written(measure(survey.images[0], workers=workers, progress=progress), survey, args.data, folder))
         )
         return 0
-    records, damage = inspect(survey, workers=workers, progress=progress)
-    findings = judge(survey, records, damage)
+    inspected = inspect(survey, workers=workers, progress=progress)
+    findings = judge(survey, inspected)
     seconds = time.monotonic() - began
-    report = "\n".join(report_lines(args.data, survey, records, damage, findings))
-    write_files(folder, report, survey, records, damage, findings)
+    report = "\n".join(report_lines(args.data, survey, inspected, findings))
+    write_files(folder, report, survey, inspected, findings)
     print(report)
     print(f"\nChecked in {seconds:.1f} s, {len(survey) / seconds:,.0f} images/s with {workers} worker(s)")
     print(f"Files: {', '.join(str(folder / name) for name in ('report.txt', 'images.csv', 'damaged.txt'))}")
@@ -86,9 +84,7 @@ def default_folder(settings: DataSettings) -> str:
     return f"checks/{settings.dataname}_{Path(settings.datapath or '').resolve().name}"
 
 
-def report_lines(
-    settings: DataSettings, survey: Survey, records: np.ndarray, damage: dict[int, str], findings: Findings
-) -> list[str]:
+def report_lines(settings: DataSettings, survey: Survey, inspected: Inspected, findings: Findings) -> list[str]:
     """The report: verdict, findings, notes, tables."""
     from scripts.data_check import tables
     from scripts.data_check.labels import label_tables
@@ -102,11 +98,11 @@ def report_lines(
         "",
         *tables.finding_lines(findings),
     ]
-    sections = [tables.damage_lines(survey, damage), tables.class_table(survey)]
+    sections = [tables.damage_lines(survey, inspected.damage), tables.class_table(survey)]
     sections += label_tables(survey) if survey.several else []
-    sections.append(tables.size_table(records))
+    sections.append(tables.size_table(inspected.readable))
     if survey.paths is not None:
-        sections.append(tables.kind_table(records))
+        sections.append(tables.kind_table(inspected.readable))
     for section in filter(None, sections):
         lines += ["", section]
     return lines

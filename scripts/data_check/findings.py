@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from scripts.data_check.labels import count_together, splits_of
-from scripts.data_check.survey import Survey, class_names, looks
+from scripts.data_check.survey import Inspected, Survey, class_names
 from utils.config.image_size import sides, size_text
 from utils.data.decoded import FOLDER
-from utils.data.first_look import counted, of_classes, remarks
+from utils.data.first_look import Seen, counted, of_classes, remarks
 from utils.data.formats import class_folders
 from utils.data.formats.class_folders import printable
 from utils.data.formats.listing import is_image, unread_ending
@@ -71,19 +72,28 @@ class Findings:
     def note(self, kind: str, count: int, text: str) -> None:
         self.notes.append(Remark(kind, count, text))
 
+    def images(
+        self, to: list[Remark], kind: str, count: int, what: str, names: Iterable[str], advice: str = ""
+    ) -> None:
+        """A fault or a note about ``count`` images, of which ``names`` gives the first."""
+        named = some(islice(names, EXAMPLES), count=count)
+        to.append(Remark(kind, count, f"{counted(count)} {what}: {named}{advice}"))
+
     def problem(self, index: int, text: str) -> None:
         self.problems.setdefault(int(index), []).append(text)
 
 
-def judge(survey: Survey, records: np.ndarray, damage: dict[int, str]) -> Findings:
-    """Findings about a survey and its records: all that is wrong or remarkable (see ``survey.inspect``)."""
+def judge(survey: Survey, inspected: Inspected) -> Findings:
+    """Findings about a survey and its images: all that is wrong or remarkable."""
     findings = Findings()
+    records, damage, looks = inspected
     if survey.refusal is not None:
         findings.fault("refusal of training", 1, " ".join(survey.refusal.split()))
     _classes(survey, findings)
     if damage:
-        named = some(f"{survey.name(index)} {reason}" for index, reason in sorted(damage.items()))
-        findings.fault("damaged", len(damage), f"{counted(len(damage))} cannot be decoded: {named}; replace or remove")
+        names = (f"{survey.name(index)} {reason}" for index, reason in sorted(damage.items()))
+        what = "cannot be decoded"
+        findings.images(findings.faults, "damaged", len(damage), what, names, "; replace or remove")
         for index, reason in damage.items():
             findings.problem(index, f"damaged: {reason}")
     _duplicates(survey, records, findings)
@@ -91,7 +101,7 @@ def judge(survey: Survey, records: np.ndarray, damage: dict[int, str]) -> Findin
     if survey.paths is not None:
         _files(survey, records, findings)
         _sizes(survey, records, findings)
-        _contents(survey, records, findings)
+        _contents(survey, looks, findings)
     _ignored(survey, findings)
     return findings
 
@@ -200,12 +210,8 @@ def _duplicates(survey: Survey, records: np.ndarray, findings: Findings) -> None
         _add_conflicts(survey, split, equal_images, findings)
     for split, pairs in repeats.items():
         if pairs:
-            named = some((_pair(survey, pair) for pair in pairs[:EXAMPLES]), count=len(pairs))
-            findings.note(
-                "repeated",
-                len(pairs),
-                f"{counted(len(pairs))} of {split} with the pixels of another of the class: {named}",
-            )
+            what = f"of {split} with the pixels of another of the class"
+            findings.images(findings.notes, "repeated", len(pairs), what, (_pair(survey, pair) for pair in pairs))
             for index, other in pairs:
                 findings.problem(index, f"repeats {survey.name(other)}")
 
@@ -231,13 +237,9 @@ def _add_leaks(survey: Survey, records: np.ndarray, leaked: Sequence[tuple[int, 
     how = "" if survey.paths is None else f" ({files:,} the same file, {len(leaked) - files:,} the same pixels)"
     labels = f", {elsewhere:,} of them under another class" if elsewhere else ""
     percent = share(len(leaked), len(survey) - survey.training)
-    named = some((_pair(survey, pair) for pair in leaked[:EXAMPLES]), count=len(leaked))
-    findings.fault(
-        "in both splits",
-        len(leaked),
-        f"{counted(len(leaked))} of val ({percent}) with the pixels of one of train{how}{labels}: {named}; "
-        "remove one of each pair",
-    )
+    what = f"of val ({percent}) with the pixels of one of train{how}{labels}"
+    names = (_pair(survey, pair) for pair in leaked)
+    findings.images(findings.faults, "in both splits", len(leaked), what, names, "; remove one of each pair")
     for index, other in leaked:
         findings.problem(index, f"also in train: {survey.name(other)}")
         findings.problem(other, f"also in val: {survey.name(index)}")
@@ -323,41 +325,41 @@ def _sizes(survey: Survey, records: np.ndarray, findings: Findings) -> None:
     short = np.minimum(width, height)
     long = np.maximum(width, height)
 
-    def add(chosen: np.ndarray, to: Callable[[str, int, str], None], kind: str, what: str, advice: str) -> None:
+    def add(chosen: np.ndarray, to: list[Remark], kind: str, what: str, advice: str) -> None:
         places = np.flatnonzero(known & chosen)
         if len(places):
-            named = some((f"{survey.name(i)} ({width[i]}x{height[i]})" for i in places[:EXAMPLES]), count=len(places))
-            to(kind, len(places), f"{counted(len(places))} {what}: {named}{advice}")
+            names = (f"{survey.name(i)} ({width[i]}x{height[i]})" for i in places)
+            findings.images(to, kind, len(places), what, names, advice)
             for place in places:
                 findings.problem(place, f"{kind}: {width[place]}x{height[place]}")
 
     if survey.spec.fixed_size:
         wrong = (width != side) | (height != side)
-        add(wrong, findings.fault, "wrong size", f"not {side}x{side}", "; they would be resampled, replace them")
+        add(wrong, findings.faults, "wrong size", f"not {side}x{side}", "; they would be resampled, replace them")
     else:
         down, across = sides(survey.image_size)
         scale = np.minimum(height / down, width / across)
         size = size_text(survey.image_size)
-        add(scale < TOO_SMALL, findings.note, "small", f"below half of the {size} pixels that the network sees", "")
+        add(scale < TOO_SMALL, findings.notes, "small", f"below half of the {size} pixels that the network sees", "")
         add(
             width * height > HUGE_PIXELS,
-            findings.note,
+            findings.notes,
             "huge",
             f"above {HUGE_PIXELS / 1e6:.0f} million pixels",
             "; shrink them once, and each epoch is faster",
         )
         add(
             long > EXTREME_RATIO * short,
-            findings.note,
+            findings.notes,
             "extreme ratio",
             f"more than {EXTREME_RATIO:.0f} times as long as wide",
             "; a crop shows little of them",
         )
 
 
-def _contents(survey: Survey, records: np.ndarray, findings: Findings) -> None:
+def _contents(survey: Survey, looks: Sequence[Seen], findings: Findings) -> None:
     """Contents of the files that a network does not see, or sees otherwise in one class or split than in another."""
-    for kind, text in remarks(looks(survey, records), survey.colour):
+    for kind, text in remarks(looks, survey.colour):
         if kind != "extreme ratio":  # see ``_sizes``
             (findings.fault if kind in LOST else findings.note)(kind, 0, text)
 
@@ -372,8 +374,8 @@ def _files(survey: Survey, records: np.ndarray, findings: Findings) -> None:
         findings.note("converted", odd.total(), f"{counted(odd.total())} not in mode {colour}: {modes}")
     rotated = np.flatnonzero(known & records["rotated"])
     if len(rotated):
-        named = some(map(survey.name, rotated[:EXAMPLES]), count=len(rotated))
-        findings.note("EXIF rotation", len(rotated), f"{counted(len(rotated))} turned upright when read: {named}")
+        what = "turned upright when read"
+        findings.images(findings.notes, "EXIF rotation", len(rotated), what, map(survey.name, rotated))
         for place in rotated:
             findings.problem(place, "EXIF rotation")
     other = [
@@ -383,8 +385,8 @@ def _files(survey: Survey, records: np.ndarray, findings: Findings) -> None:
         and not path.lower().endswith(FORMATS.get(kind := records["format"][place].decode(), ()))
     ]
     if other:
-        named = some((f"{survey.name(place)} is {kind}" for place, kind in other[:EXAMPLES]), count=len(other))
-        findings.note("other format", len(other), f"{counted(len(other))} not in the format of their ending: {named}")
+        names = (f"{survey.name(place)} is {kind}" for place, kind in other)
+        findings.images(findings.notes, "other format", len(other), "not in the format of their ending", names)
         for place, kind in other:
             findings.problem(place, f"is {kind}")
 
@@ -407,19 +409,15 @@ def _ignored(survey: Survey, findings: Findings) -> None:
         ]
         kinds |= {"beside the splits": beside} if beside else {}
     if loose:
-        findings.fault(
-            "outside class folders",
-            len(loose),
-            f"{counted(len(loose))} in no class folder, and so not read: {some(sorted(loose))}; move them into one",
-        )
+        what = "in no class folder, and so not read"
+        advice = "; move them into one"
+        findings.images(findings.faults, "outside class folders", len(loose), what, sorted(loose), advice)
     if unread:
         endings = Counter(unread_ending(path)[0] for path in unread)
         counts = ", ".join(f"{ending} {count:,}" for ending, count in endings.most_common())
-        findings.fault(
-            "formats that are not read",
-            len(unread),
-            f"{counted(len(unread))} ({counts}): {some(sorted(unread))}; convert them to JPEG or PNG",
-        )
+        advice = "; convert them to JPEG or PNG"
+        kind = "formats that are not read"
+        findings.images(findings.faults, kind, len(unread), f"({counts})", sorted(unread), advice)
     for kind, paths in kinds.items():
         if kind == NO_ENDING:
             endings = Counter(os.path.splitext(path)[1] or "none" for path in paths)

@@ -14,14 +14,13 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from scripts.common.output import write_text
-from scripts.data_check.survey import CHUNK, Survey
+from scripts.data_check.survey import Survey, in_chunks
 from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError, as_flag
 from utils.data.formats.readers import ImageFiles, Images, MemoryImages
 from utils.data.images.decoding import read_pixels
 from utils.data.images.levels import keeps_levels
 from utils.data.progress_log import ProgressLog
-from utils.data.worker_pool import WorkerPool
 
 FILE = "statistics.yaml"
 
@@ -51,13 +50,8 @@ def measure(images: Images, *, workers: int, progress: ProgressLog) -> Statistic
     """Statistics of ``images``, read by ``workers`` processes. Raises ``UserError`` for one that cannot be read."""
     if isinstance(images, MemoryImages):
         return of_pixels(images.pixels.cpu().numpy(), len(images.pixels))
-    chunks = [range(first, min(first + CHUNK, len(images))) for first in range(0, len(images), CHUNK)]
-    parts = []
-    with progress.counting("Measuring", len(images), "images") as advance:
-        for chunk, part in zip(chunks, WorkerPool(_Chunk(images), min(workers, len(chunks))).read(chunks), strict=True):
-            parts.append(part)
-            advance(len(chunk))
-    return joined(parts)
+    chunks = in_chunks(_Chunk(images), len(images), "Measuring", workers=workers, progress=progress)
+    return joined([part for _, part in chunks])
 
 
 class _Chunk(Dataset):

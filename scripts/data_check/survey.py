@@ -11,12 +11,12 @@ import io
 import multiprocessing
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from utils.data.formats.readers import ImageFiles, Images
 from utils.data.images.arrays import array_header
 from utils.data.images.decoding import open_image, read_pixels
 from utils.data.images.levels import Colour, is_array
-from utils.data.images.look import Look, kind_of, look
+from utils.data.images.look import Look, look
 from utils.data.images.stored import NamedBytes, content_of
 from utils.data.progress_log import ProgressLog
 from utils.data.worker_pool import WorkerPool
@@ -57,17 +57,10 @@ RECORD = np.dtype(
         ("mode", "S8"),
         ("format", "S8"),
         ("rotated", "?"),
-        ("bits", "u1"),
-        ("further", "u1"),
-        ("frames", "u2"),
-        ("numbers", "f8", 2),
-        ("alpha", "i2", 2),
-        ("seen", "f4", 3),
     ]
 )
+UNREAD = (b"", b"", 0, 0, b"", b"", False)
 SEPARATOR = "; "  # of an image's labels, in words
-NO_FACTS = (0, 0, 0, (np.nan,) * 2, (-1,) * 2, (np.nan,) * 3)  # those of a ``Look``, which has None
-UNREAD = (b"", b"", 0, 0, b"", b"", False, *NO_FACTS)
 
 
 @dataclass(frozen=True)
@@ -207,57 +200,93 @@ def _images_of(tree: Path, classes: Sequence[str], colour: str) -> ImageFiles:
 # ------------------------------------------------------------------------------------------ each image
 
 
-def inspect(survey: Survey, *, workers: int, progress: ProgressLog) -> tuple[np.ndarray, dict[int, str]]:
-    """Examine every image: ``RECORD`` (n,) in the survey's order, and the reason for each damaged one.
+class Inspected(NamedTuple):
+    """Every image of a survey as a ``RECORD`` (n,), and the reason for each damaged one, by its number.
 
-    Files are read by ``workers`` processes (0: in place). Memory grows by about 80 bytes per image. Raises
-    ``UserError`` if a process is killed from outside.
+    ``looks``: facts of the readable files with something remarkable, and of the others enough to speak of all.
+    """
+
+    records: np.ndarray
+    damage: dict[int, str]
+    looks: list[Seen]
+
+    @property
+    def readable(self) -> np.ndarray:
+        """The records of the images that can be decoded."""
+        return self.records[self.records["pixel_hash"] != b""]
+
+
+def in_chunks(
+    work: Dataset, count: int, what: str, *, workers: int, progress: ProgressLog
+) -> Iterator[tuple[range, Any]]:
+    """Ranges of ``count`` images, and what ``work`` makes of each in one of ``workers`` processes (0: in place)."""
+    chunks = [range(first, min(first + CHUNK, count)) for first in range(0, count, CHUNK)]
+    with progress.counting(what, count, "images") as advance, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create")  # --workers is the user's choice
+        for chunk, made in zip(chunks, WorkerPool(work, min(workers, len(chunks))).read(chunks), strict=True):
+            yield chunk, made
+            advance(len(chunk))
+
+
+def inspect(survey: Survey, *, workers: int, progress: ProgressLog) -> Inspected:
+    """Examine every image. Memory grows by about 80 bytes per image.
+
+    Raises ``UserError`` if a process is killed from outside.
     """
     if survey.paths is None:
-        return np.concatenate([_of_pixels(images.pixels.numpy()) for images in survey.images]), {}
-    records = np.empty(len(survey), dtype=RECORD)
-    damage = {}
-    chunks = [range(first, min(first + CHUNK, len(survey))) for first in range(0, len(survey), CHUNK)]
+        return Inspected(np.concatenate([_of_pixels(images.pixels.numpy()) for images in survey.images]), {}, [])
+    found = Inspected(np.empty(len(survey), dtype=RECORD), {}, [])
     stop = multiprocessing.Event()
     inspector = _ChunkInspector(survey.paths, survey.colour, stop)
     try:
-        with progress.counting("Checking", len(survey), "images") as advance, warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="This DataLoader will create")  # --workers is the user's choice
-            pool = WorkerPool(inspector, min(workers, len(chunks)))
-            for chunk, (chunk_records, damaged) in zip(chunks, pool.read(chunks), strict=True):
-                records[chunk.start : chunk.stop] = chunk_records
-                damage.update(damaged)
-                advance(len(chunk))
+        for chunk, (rows, damage, looks) in in_chunks(
+            inspector, len(survey), "Checking", workers=workers, progress=progress
+        ):
+            found.records[chunk.start : chunk.stop] = rows
+            found.damage.update(damage)
+            for index, facts in looks.items():
+                found.looks.append(Seen(survey.label_of(index), survey.split_of(index), survey.name(index), facts))
     finally:
         stop.set()
-    return records, damage
+    return found
 
 
 class _ChunkInspector(Dataset):
-    """Work of a worker: the records of a range of the files, and the damaged ones."""
+    """Work of a worker: records of a range of the files, why some are damaged, and facts of some of the others."""
 
     def __init__(self, paths: Sequence[str], colour: str, stop: Any) -> None:
         self.paths = paths
         self.colour = colour
         self.stop = stop
+        self.compared = np.zeros(len(paths), dtype=bool)
+        self.compared[np.linspace(0, len(paths) - 1, min(len(paths), SPOKEN_OF)).astype(int)] = True
 
-    def __getitem__(self, chunk: range) -> tuple[np.ndarray, dict[int, str]]:
+    def __getitem__(self, chunk: range) -> tuple[np.ndarray, dict[int, str], dict[int, Look]]:
         rows = []
         damage = {}
+        looks = {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's, about metadata and large images: no damage to the pixels
             for index in chunk:
                 if self.stop.is_set():  # the main process was interrupted and waits for this one to end
                     break
-                row, problem = inspect_file(self.paths[index], self.colour)
+                row, found = inspect_file(self.paths[index], self.colour)
                 rows.append(row)
-                if problem:
-                    damage[index] = problem
-        return np.array(rows, dtype=RECORD), damage
+                if isinstance(found, str):
+                    damage[index] = found
+                elif self.compared[index] or is_remarkable(found):
+                    looks[index] = found
+        return np.array(rows, dtype=RECORD), damage, looks
 
 
-def inspect_file(path: str, colour: str) -> tuple[tuple[Any, ...], str | None]:
-    """A file as a ``RECORD``, with the size that training sees, and why it is damaged; None if it is not.
+def is_remarkable(found: Look) -> bool:
+    """True if a network may not see all of a file, or sees one level in it."""
+    is_plain = found.seen is not None and found.seen[0] == found.seen[2]
+    return found.bits > 8 or found.further > 0 or found.frames > 1 or found.alpha is not None or is_plain
+
+
+def inspect_file(path: str, colour: str) -> tuple[tuple[Any, ...], Look | str]:
+    """A file as a ``RECORD``, with the size that training sees, and its facts, or why it is damaged.
 
     The file is read once: the bytes that are hashed are those that are decoded.
     """
@@ -268,64 +297,32 @@ def inspect_file(path: str, colour: str) -> tuple[tuple[Any, ...], str | None]:
     sha256 = hashlib.sha256(data).digest()
     if not data:
         return (sha256, *UNREAD[1:]), "is empty (0 bytes)"
-    about = UNREAD[4:]
+    kinds = UNREAD[4:]
     size = (0, 0)
     try:
         if is_array(colour) or array_header(NamedBytes(path, data)) is not None:
-            return _inspect_array(NamedBytes(path, data), colour, sha256), None
+            return _inspect_array(NamedBytes(path, data), colour, sha256)
         with Image.open(io.BytesIO(data)) as header:  # reads no pixels; open_image gives only pixels
             kinds = (header.mode.encode(), (header.format or "").encode(), _is_rotated(header))
             size = header.size
-            about = (*kinds, *NO_FACTS)
         image = open_image(io.BytesIO(data), colour)
         found = look(io.BytesIO(data), colour, image)
-        about = (*about[:3], *_facts(found))
-        return (sha256, pixel_hash(colour, image.size, image.tobytes() + found.lost), *image.size, *about), None
+        content = pixel_hash(colour, image.size, image.tobytes() + found.lost)
+        return (sha256, content, *image.size, *kinds), found._replace(size=image.size)
     except Exception as error:  # training would stop at this file, whatever the error is
-        return (sha256, b"", *size, *about), reason(error)
+        return (sha256, b"", *size, *kinds), reason(error)
 
 
-def _inspect_array(file: NamedBytes, colour: str, sha256: bytes) -> tuple[Any, ...]:
-    """The ``RECORD`` of a file that is read as an array, or holds one."""
+def _inspect_array(file: NamedBytes, colour: str, sha256: bytes) -> tuple[tuple[Any, ...], Look]:
+    """``inspect_file`` of one that is read as an array, or holds one."""
     pixels = read_pixels(file, colour)
     found = look(file, colour)
-    width, height = reversed(pixels.shape[1:])
+    height, width = pixels.shape[1:]
     channels = {"grey": 1, "colour": 3}.get(found.kind) or int(found.kind.partition(" ")[0])
     mode = {(1, 8): "L", (3, 8): "RGB"}.get((channels, found.bits), f"{channels}x{found.bits}")
-    kinds = (mode.encode(), found.file_format.encode(), False)
-    content = pixels.permute(1, 2, 0).numpy().tobytes() + found.lost
-    return sha256, pixel_hash(colour, (width, height), content), width, height, *kinds, *_facts(found)
-
-
-def _facts(found: Look) -> tuple[Any, ...]:
-    """The last fields of a ``RECORD``."""
-    numbers = (np.nan,) * 2 if found.low is None else (found.low, found.high)
-    return found.bits, found.further, min(found.frames, 65535), numbers, found.alpha or (-1, -1), found.seen
-
-
-def looks(survey: Survey, records: np.ndarray) -> list[Seen]:
-    """The readable images with something remarkable, and of the others enough to speak of all."""
-    odd = (records["bits"] > 8) | (records["further"] > 0) | (records["frames"] > 1) | (records["alpha"][:, 0] >= 0)
-    odd |= records["seen"][:, 0] == records["seen"][:, 2]
-    odd[np.linspace(0, len(records) - 1, min(len(records), SPOKEN_OF)).astype(int)] = True
-    found = []
-    for index in np.flatnonzero(odd & (records["bits"] > 0)).tolist():
-        record = records[index]
-        low, high = record["numbers"].tolist()
-        facts = Look(
-            kind_of(record["mode"].decode()),
-            int(record["bits"]),
-            record["format"].decode(),
-            (int(record["width"]), int(record["height"])),
-            *((None, None) if np.isnan(low) else (low, high)),
-            tuple(record["alpha"].tolist()) if record["alpha"][0] >= 0 else None,
-            int(record["further"]),
-            int(record["frames"]),
-            tuple(record["seen"].tolist()),
-        )
-        name = survey.name(index)
-        found.append(Seen(survey.label_of(index), survey.split_of(index), name, facts))
-    return found
+    content = pixel_hash(colour, (width, height), pixels.permute(1, 2, 0).numpy().tobytes() + found.lost)
+    row = (sha256, content, width, height, mode.encode(), found.file_format.encode(), False)
+    return row, found._replace(size=(width, height))
 
 
 def _is_rotated(image: Image.Image) -> bool:
@@ -347,8 +344,7 @@ def _of_pixels(pixels: np.ndarray) -> np.ndarray:
     _, channels, height, width = pixels.shape
     mode = {1: "L", 3: "RGB"}[channels]
     rows = [
-        (b"", pixel_hash(mode, (width, height), image.tobytes()), width, height, mode, b"", False, *NO_FACTS)
-        for image in pixels
+        (b"", pixel_hash(mode, (width, height), image.tobytes()), width, height, mode, b"", False) for image in pixels
     ]
     return np.array(rows, dtype=RECORD)
 

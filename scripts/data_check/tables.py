@@ -10,7 +10,7 @@ import numpy as np
 from scripts.common.command_line import table
 from scripts.common.output import write_csv, write_text
 from scripts.data_check.findings import Findings, class_counts
-from scripts.data_check.survey import HASH_BYTES, Survey, hexadecimal, printable
+from scripts.data_check.survey import HASH_BYTES, Inspected, Survey, hexadecimal, printable
 from utils.data.first_look import counted
 
 SHOWN_DAMAGED = 20
@@ -65,9 +65,8 @@ def _ratio(counts: np.ndarray) -> str:
     return f"{counts.max() / counts.min():.2f}" if counts.min() else "-"
 
 
-def size_table(records: np.ndarray) -> str:
+def size_table(known: np.ndarray) -> str:
     """Widths and heights of the images that can be decoded; one line if all have the same size."""
-    known = records[records["pixel_hash"] != b""]
     if not len(known):
         return "Sizes: no image can be decoded"
     sizes = len(np.unique(np.stack([known["width"], known["height"]]), axis=1).T)
@@ -78,9 +77,8 @@ def size_table(records: np.ndarray) -> str:
     return table((f"{sizes:,} sizes", "min", "median", "max"), rows)
 
 
-def kind_table(records: np.ndarray) -> str:
+def kind_table(known: np.ndarray) -> str:
     """Formats and modes of the files that can be decoded, most frequent first."""
-    known = records[records["pixel_hash"] != b""]
     pairs = Counter(zip(known["format"].tolist(), known["mode"].tolist(), strict=True))
     rows = [[kind.decode(), mode.decode(), f"{count:,}"] for (kind, mode), count in pairs.most_common()]
     return table(("format", "mode", "images"), rows)
@@ -89,18 +87,17 @@ def kind_table(records: np.ndarray) -> str:
 # ---------------------------------------------------------------------------------------------- files
 
 
-def write_files(
-    folder: Path, report: str, survey: Survey, records: np.ndarray, damage: dict[int, str], findings: Findings
-) -> None:
+def write_files(folder: Path, report: str, survey: Survey, inspected: Inspected, findings: Findings) -> None:
     """Write ``report.txt``, ``images.csv`` and ``damaged.txt`` (path, tab and reason per line)."""
+    damaged = sorted(inspected.damage.items())
     write_text(folder / "report.txt", report + "\n")
-    write_text(folder / "damaged.txt", "".join(f"{survey.paths[one]}\t{damage[one]}\n" for one in sorted(damage)))
-    rows = (_csv_row(survey, index, records[index], findings) for index in range(len(survey)))
+    write_text(folder / "damaged.txt", "".join(f"{survey.paths[one]}\t{why}\n" for one, why in damaged))
+    rows = (_csv_row(survey, index, record, findings) for index, record in enumerate(inspected.records))
     write_csv(folder / "images.csv", rows, COLUMNS)
 
 
 def _csv_row(survey: Survey, index: int, record: np.void, findings: Findings) -> dict[str, object]:
-    sha256, pixel_hash, width, height, mode, kind, *_ = record.item()
+    sha256, pixel_hash, width, height, mode, kind, _ = record.item()
     cells = [
         survey.name(index) if survey.paths is None else survey.paths[index],
         survey.split_of(index),
