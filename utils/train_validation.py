@@ -286,7 +286,7 @@ class TraVal:
         self.settle()
         call(self.hooks.before_validation, self)
         average = self.ema.module if self.ema is not None and self.ema.has_begun else None
-        with_pictures = report and pictured.may_be_due(self)
+        with_pictures = report and bool(self.class_names) and pictured.may_be_due(self.progress, self.args)
         self.consensus.begin()
         result, gathered = pictured.validate_in_views(self, self.model, with_pictures and average is None)
         raw = result

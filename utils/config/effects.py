@@ -16,46 +16,33 @@ from utils.config.settings import Settings, all_settings, as_flag, as_text
 
 
 class Facts(NamedTuple):
-    """Facts on which the ``effect`` of a setting may depend besides the settings.
+    """Facts on which the ``effect`` of a setting may depend besides the settings."""
 
-    ``continues``: the run goes on in an existing folder. ``precision``: 'off', 'fp16' or 'bf16'. ``augmentation``:
-    its names, with the data set's own filled in. ``multilabel``: images have several labels. ``colour``: the images
-    have colour. ``in_memory``: the data set
-    comes as pixels, not as files. ``cuts_validation``: not all validation images are validated.
-    ``any_size``: its images are of any size. ``resizes``: they are resized. ``resident``: they are all kept in the
-    device's memory. ``steps_per_epoch``: 0 with ``--evaluate``. ``remainder``: an epoch's images beyond the last full
-    global batch. ``layers``: all modules of the network. ``has_filters``: it has convolutions. ``gathers_statistics``:
-    it updates running statistics of batch norms in training. ``freezes_more_norms``: ``--freeze-bn`` keeps some of them
-    that ``--freeze`` does not. ``trains_backbone``: more than the layers that output the logits train in some epoch.
-    ``rates_differ``: some parameters that train have a learning rate other than ``--lr``.
-    ``never_called``: those of ``--fp32-layers`` that a forward pass leaves out.
-    """
-
-    continues: bool
+    continues: bool  # the run goes on in an existing folder
     on_gpu: bool
-    precision: str
+    precision: str  # 'off', 'fp16' or 'bf16'
     processes: int
     local_processes: int
-    augmentation: tuple[str, ...]
+    augmentation: tuple[str, ...]  # its names, with the data set's own filled in
     classes: int
-    multilabel: bool
-    colour: bool
-    in_memory: bool
-    cuts_validation: bool
-    any_size: bool
-    resizes: bool
-    resident: bool
+    multilabel: bool  # images have several labels
+    colour: bool  # images have colour
+    in_memory: bool  # the data set comes as pixels, not as files
+    cuts_validation: bool  # not all validation images are validated
+    any_size: bool  # images are of any size
+    resizes: bool  # images are resized
+    resident: bool  # all images are kept in the device's memory
     has_momentum: bool
     warmup_steps: int
-    steps_per_epoch: int
-    remainder: int
-    layers: tuple[Any, ...]
-    has_filters: bool
-    gathers_statistics: bool
-    freezes_more_norms: bool
-    trains_backbone: bool
-    rates_differ: bool
-    never_called: tuple[str, ...]
+    steps_per_epoch: int  # 0 with --evaluate
+    remainder: int  # an epoch's images beyond the last full global batch
+    layers: tuple[Any, ...]  # all modules of the network
+    has_filters: bool  # the network has convolutions
+    gathers_statistics: bool  # it updates running statistics of batch norms in training
+    freezes_more_norms: bool  # --freeze-bn keeps some of these that --freeze does not
+    trains_backbone: bool  # more than the layers that output the logits train in some epoch
+    rates_differ: bool  # some parameters that train have a learning rate other than --lr
+    never_called: tuple[str, ...]  # those of --fp32-layers that a forward pass leaves out
 
 
 def without_effect(args: Settings, facts: Facts) -> list[str]:

@@ -23,7 +23,7 @@ from utils.config.arguments import parse
 from utils.loop import pictured
 from utils.record import board
 from utils.record.pictures import collector as collecting
-from utils.record.pictures import drawing, due, projector
+from utils.record.pictures import drawing, projector
 from utils.record.pictures.collector import Collector, Mistake, Point
 from utils.record.writer import Writer
 
@@ -194,13 +194,15 @@ def test_views_of_an_image_have_the_mean_of_their_features():
 )
 def test_pictures_are_gathered_after_the_epochs_that_may_want_them(flags, epochs_with_pictures):
     args = parse(["--epochs", "6", *flags])
-    seen = [epoch for epoch in range(1, 7) if due.may_be(Progress(epoch=epoch - 1, stopping_epoch=1), args)]
+    seen = [epoch for epoch in range(1, 7) if pictured.may_be_due(Progress(epoch=epoch - 1, stopping_epoch=1), args)]
     assert seen == epochs_with_pictures
 
 
 def test_a_run_cut_by_max_steps_has_pictures_of_its_last_validation():
     args = parse(["--epochs", "6", "--max-steps", "30"])
-    assert due.may_be(Progress(epoch=1, step=30), args) and not due.may_be(Progress(epoch=0, step=23), args)
+    assert pictured.may_be_due(Progress(epoch=1, step=30), args) and not pictured.may_be_due(
+        Progress(epoch=0, step=23), args
+    )
 
 
 # --------------------------------------------------------------------------------------------- drawn

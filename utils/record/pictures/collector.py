@@ -7,13 +7,14 @@ of ranks. Nothing is read on the host before the end.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
+from utils.data.loaders import Batch
 from utils.data.transforms import for_people
 from utils.optim.head import SeenFeatures
 from utils.runtime.distributed import Distributed
@@ -26,14 +27,6 @@ MOST_POINTS = 1000  # images in the projector
 THUMBNAIL = 32  # pixels a side, of the images in the projector
 NO_CLASS = -1
 LONGEST_SIDE = 128  # pixels a side, of the mistakes
-
-
-class Validated(Protocol):
-    """A batch of validation: normalised images (m, c, h, w), int64 targets (n,), the samples' numbers (n,)."""
-
-    images: torch.Tensor
-    targets: torch.Tensor
-    indices: np.ndarray
 
 
 class Mistake(NamedTuple):
@@ -113,14 +106,14 @@ class Collector(nn.Module):
         self._counts: torch.Tensor | None = None  # the matrix and the curves, flat
         self._worst: tuple[torch.Tensor, ...] = ()  # probability, number, class, answer, pixels
         self._points: list[tuple[torch.Tensor, ...]] = []
-        self._batch: Validated
+        self._batch: Batch
         self._features = SeenFeatures(of)
 
     def close(self) -> None:
         """Stop looking at the network."""
         self._features.close()
 
-    def before_batch(self, batch: Validated) -> None:
+    def before_batch(self, batch: Batch) -> None:
         """The batch whose images come next."""
         self._batch = batch
 
