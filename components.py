@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +12,6 @@ from models import unknown_arch
 from models.oversized import oversized_layer
 from models.prepare import (
     Prepared,
-    WeightsFile,
     known_preprocessing,
     prepare_network,
     prepare_to_evaluate,
@@ -132,7 +132,7 @@ def build(run: Run) -> Components:
     with distributed.raise_on_all_ranks(), distributed.without_timeout("Reading the data"):
         weights = read_weights(args) if point is None else None
         known = known_preprocessing(args, point, weights)
-        data = run.images.to_train_on(args.data, point or (weights and weights.point)).shown_to(known, args.data)
+        data = run.images.to_train_on(args.data, point or weights).shown_to(known, args.data)
         if point is not None and args.run.resume_override:
             refuse_other_head(point, data.classes, data.multilabel)
         elif point is not None:
@@ -176,7 +176,7 @@ def build_to_evaluate(run: Run) -> Components:
     point = run.resume_point
     _begin(args, distributed, evaluate=True)
     with distributed.raise_on_all_ranks(), distributed.without_timeout("Reading the data"):
-        weights = None if point is None else WeightsFile(point.read(), point.path)
+        weights = None if point is None else dataclasses.replace(point, state=point.read())
         known = known_preprocessing(args, point, weights, evaluates=True)
         data = run.images.to_evaluate(args, point).shown_to(known, args.data)
         if point is not None:

@@ -31,18 +31,6 @@ START_IMAGES = 5000
 OLDER_MAX_SHIFT = 28  # of images of any size, whatever theirs was, before checkpoints held it
 
 
-class WeightsFile(NamedTuple):
-    """A checkpoint's content and its path."""
-
-    state: dict[str, Any]
-    path: Path
-
-    @property
-    def point(self) -> ResumePoint:
-        """The checkpoint as what it was trained with and on."""
-        return ResumePoint(self.path, self.state, digest="")
-
-
 class Prepared(NamedTuple):
     """A network on its device.
 
@@ -83,15 +71,14 @@ ONLY_TRAINED: dict[str, Any] = {"sync_bn": False, "grad_checkpointing": False, "
 
 
 def prepare_network(
-    args: Settings, data: Data, device: torch.device, resume_point: ResumePoint | None, weights: WeightsFile | None
+    args: Settings, data: Data, device: torch.device, resume_point: ResumePoint | None, weights: ResumePoint | None
 ) -> Prepared:
     """The network that ``args`` describe, ready to train on ``data``'s classes and images on ``device``.
 
     Raises ``UserError`` when the weights do not fit, or when a flag asks of the network what torch cannot compute.
     """
     settings = dataclasses.replace(args.model, **(BEGUN if resume_point is not None else {}))
-    trained_from = weights or resume_point
-    trained_size = _image_size_of(None if trained_from is None else trained_from.state)
+    trained_size = _image_size_of(weights or resume_point)
     model = _built(settings, data, data.image_size)
     resolution = build_resolution(args, data.image_size)
     for size in resolution.sizes(args.optimisation.epochs) if resolution else ():
@@ -101,7 +88,7 @@ def prepare_network(
     model.to(device)
     channels_last = to_memory_format(args, model, device)
     if weights is not None:
-        untrained = load_start(model, *weights, settings.new_head, data.classes)
+        untrained = load_start(model, weights.state, weights.path, settings.new_head, data.classes)
     if settings.sync_bn:
         model = synchronised(model, device)
     if settings.grad_checkpointing:
@@ -117,13 +104,13 @@ def prepare_network(
     return Prepared(model, origin, untrained, stem, channels_last, freezing)
 
 
-def prepare_to_evaluate(args: Settings, data: Data, device: torch.device, weights: WeightsFile | None) -> Prepared:
+def prepare_to_evaluate(args: Settings, data: Data, device: torch.device, weights: ResumePoint | None) -> Prepared:
     """The network with the ``weights`` of a checkpoint, or else its library's, ready to validate on ``device``.
 
     Raises ``UserError`` when the weights do not fit, or when a flag asks of the network what torch cannot compute.
     """
     settings = dataclasses.replace(args.model, **ONLY_TRAINED, **(BEGUN if weights is not None else {}))
-    trained_size = _image_size_of(weights and weights.state)
+    trained_size = _image_size_of(weights)
     stem_size = trained_size or data.image_size
     model = _built(settings, data, stem_size)
     stem = stem_line(model, stem_size, trained_size)
@@ -133,7 +120,7 @@ def prepare_to_evaluate(args: Settings, data: Data, device: torch.device, weight
     channels_last = to_memory_format(args, model, device)
     origin = "pretrained weights"
     if weights is not None:
-        checkpoint.load_weights(model, checkpoint.weights_of(*weights), weights.path)
+        checkpoint.load_weights(model, checkpoint.weights_of(weights.state, weights.path), weights.path)
         origin = f"weights of {weights.path}"
     freezing = build_freezing(settings, model)
     keep_in_fp32(model, args.precision.fp32_layers or (), device)
@@ -208,11 +195,11 @@ def _refuse_without_determinism(
         refuse_without_determinism(model, images, autocast(args.precision, device), training)
 
 
-def read_weights(args: Settings) -> WeightsFile | None:
-    """The content of ``--weights``, if a run begins from some."""
+def read_weights(args: Settings) -> ResumePoint | None:
+    """The checkpoint of ``--weights``, if a run begins from some, with its tensors."""
     if not args.model.weights:
         return None
-    weights = WeightsFile(checkpoint.load(Path(args.model.weights)), Path(args.model.weights))
+    weights = ResumePoint.whole(Path(args.model.weights))
     stored = weights.state.get("settings")
     for name in shaping("network"):
         if isinstance(stored, dict) and stored.get(name) is True and not getattr(args.model, name):
@@ -221,15 +208,15 @@ def read_weights(args: Settings) -> WeightsFile | None:
     return weights
 
 
-def _image_size_of(state: dict[str, Any] | None) -> Size | None:
+def _image_size_of(point: ResumePoint | None) -> Size | None:
     """The size of the images that a checkpoint's weights were trained on; None where it does not say."""
-    preprocessing = (state or {}).get("preprocessing")
+    preprocessing = None if point is None else point.state.get("preprocessing")
     size = preprocessing.get("image_size") if isinstance(preprocessing, dict) else None
     return (tuple(size) if isinstance(size, list) else size) if is_size(size) else None
 
 
 def known_preprocessing(
-    args: Settings, resume_point: ResumePoint | None, weights: WeightsFile | None, evaluates: bool = False
+    args: Settings, resume_point: ResumePoint | None, weights: ResumePoint | None, evaluates: bool = False
 ) -> KnownPreprocessing | None:
     """The preprocessing that the weights were trained with, if they record it or their library knows it.
 

@@ -146,7 +146,7 @@ def of_architecture(arch: str, flags: Sequence[str]) -> Loaded:
         torch.manual_seed(args.run.seed)
         network = build_model(args.model, classes=len(data.classes), **shape)
     if weights is not None:
-        load_start(network, *weights, True, data.classes)
+        load_start(network, weights.state, weights.path, True, data.classes)
     elif not args.model.pretrained:
         warn(f"{arch}: its weights are random, those of --seed {args.run.seed}; give --pretrained or --weights FILE")
     return Loaded(

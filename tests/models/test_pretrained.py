@@ -21,10 +21,10 @@ from timm.models import _registry
 import main
 from components import build, build_to_evaluate
 from models import build_model, hub
-from models.prepare import WeightsFile, known_preprocessing
+from models.prepare import known_preprocessing
 from models.starting_weights import begins_anew, preprocessing_of
 from tests.faults.small_run import told
-from utils.checkpoint.resume import find
+from utils.checkpoint.resume import ResumePoint, find
 from utils.config import arguments
 from utils.config.groups.model import ModelSettings
 from utils.config.image_size import sides
@@ -229,12 +229,12 @@ def test_timms_weights_in_a_file_are_shown_what_pretrained_shows_them(tree, tmp_
 )
 def test_what_is_assumed_of_weights_in_a_file_of_another_program(line, source, mean):
     args = arguments.parse([*line.split(), "--datapath", "d", "--weights", "f.pth"])
-    known = known_preprocessing(args, None, WeightsFile({"fc.weight": torch.zeros(2, 2)}, Path("f.pth")))
+    known = known_preprocessing(args, None, ResumePoint(Path("f.pth"), {"fc.weight": torch.zeros(2, 2)}, ""))
     if source is None:
         assert known is None
     else:
         assert known.source == f"{source}, assumed for f.pth" and known.preprocessing.mean[0] == mean
-    ours = WeightsFile({"format": 3, "model": {}, "preprocessing": {"mean": [0.3]}}, Path("f.pt"))
+    ours = ResumePoint(Path("f.pt"), {"format": 3, "model": {}, "preprocessing": {"mean": [0.3]}}, "")
     assert known_preprocessing(args, None, ours) is None
 
 

@@ -60,6 +60,11 @@ class ResumePoint:
         hub_networks.remember(state.get(hub_networks.KEY))
         return cls(path, _plain_parts(state), digest, folder)
 
+    @classmethod
+    def whole(cls, path: Path) -> ResumePoint:
+        """A checkpoint that is used once, for its weights: ``state`` has the tensors, too."""
+        return cls(path, checkpoint.load(path), digest="")
+
     def read(self, places: Places | None = None) -> dict[str, Any]:
         """The whole state, on the CPU: tensors from the file, all else as in ``state``. Each process calls it.
 
