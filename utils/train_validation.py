@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
-from tqdm import tqdm
 
 from utils.checkpoint.progress import Progress
 from utils.config.settings import Settings
 from utils.data.loaders import Batch, TrainLoader, ValidationLoader
-from utils.loop import pictured
 from utils.loop.attachments import attachments_of
 from utils.loop.bad_images import BadImages
 from utils.loop.extras import Extras
@@ -26,18 +21,16 @@ from utils.loop.selection import update_best
 from utils.loop.step_graph import Gradient, launcher
 from utils.loop.step_sums import StepSums
 from utils.loop.stop_signals import StopConsensus, Stopped
+from utils.loop.validation import pictures_may_be_due, validate_average, validate_in_views, write_pictures
 from utils.loop.verdict import Verdict, Verdicts
-from utils.optim import batch_norm_statistics
 from utils.optim.clipping import GradientClipper
 from utils.optim.freezing import has_trainable
-from utils.optim.groups import lr_scales
 from utils.optim.optimizers import load_states
 from utils.precision.amp import autocast
 from utils.record.multilabel import AnyReport, report_of
 from utils.record.reporter import Reporter
-from utils.record.writer import Writer
+from utils.record.writer import Bar, Writer
 from utils.runtime.devices import runs_ahead
-from utils.runtime.distributed import Distributed, RankInfo
 
 NOTHING = Extras()
 
@@ -59,10 +52,10 @@ class TraVal:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: torch.nn.Module,
         train_loader: TrainLoader | None,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
-        criterion: nn.Module,
+        criterion: torch.nn.Module,
         scaler: torch.amp.GradScaler,
         args: Settings,
         validation_loader: ValidationLoader | None,
@@ -80,10 +73,9 @@ class TraVal:
         self.optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer or ())
         self.criterion = criterion
         self.scaler = scaler
-        distributed = extras.distributed or Distributed(RankInfo(), args.run, args.precision.tf32)
         self.args = args
-        self.distributed = distributed
-        self.device = distributed.device
+        self.distributed = extras.processes(args)
+        self.device = self.distributed.device
         self.lr_policy = extras.lr_policy
         self.run_name = curr_scen_name
         self.hooks = extras.hooks
@@ -97,12 +89,12 @@ class TraVal:
             args,
             scaled=scaler.is_enabled(),
             classes=len(self.class_names),
-            lr_scales=lr_scales(self.optimizers),
+            optimizers=self.optimizers,
             multilabel=self.multilabel,
         )
         self.attachments = attachments_of(model, args, extras.freezing)
-        self.consensus = StopConsensus(distributed, extras.stop_signals)
-        self.bad_images = BadImages(args.data.skip_bad_images, distributed, self.writer)
+        self.consensus = StopConsensus(self.distributed, extras.stop_signals)
+        self.bad_images = BadImages(args.data.skip_bad_images, self.distributed, self.writer)
         self.progress = Progress()
         self.verdicts = Verdicts((), scaler, self.device)
         self._has_begun_step = False
@@ -174,8 +166,9 @@ class TraVal:
         self.network.train()
         self.consensus.begin()
         self.reporter.begin_epoch(self.progress, steps)
-        under_way = partial(self.reporter.under_way, self.progress)
-        with self.writer.bar(steps, self.progress.step_in_epoch, title, "step", under_way) as bar:
+        with self.writer.bar(
+            steps, self.progress.step_in_epoch, title, "step", lambda: self.reporter.under_way(self.progress)
+        ) as bar:
             for _, passes in itertools.groupby(self._batches(epoch), key=lambda batch: batch.number):
                 self.training_step(passes)
                 bar.update()
@@ -261,7 +254,7 @@ class TraVal:
         if self._has_begun_step:
             self._end_after_too_many_skips()
 
-    def forward(self, network: nn.Module, batch: Batch) -> Outputs:
+    def forward(self, network: torch.nn.Module, batch: Batch) -> Outputs:
         """Logits and loss of a training batch. ``network``: ``model``, or ``network``, which also adds up gradients."""
         call(self.hooks.before_forward, self, batch)
         penalty = self.args.optimisation.grad_penalty
@@ -286,21 +279,12 @@ class TraVal:
         self.settle()
         call(self.hooks.before_validation, self)
         average = self.ema.module if self.ema is not None and self.ema.has_begun else None
-        with_pictures = report and bool(self.class_names) and pictured.may_be_due(self.progress, self.args)
+        with_pictures = report and bool(self.class_names) and pictures_may_be_due(self.progress, self.args)
         self.consensus.begin()
-        result, gathered = pictured.validate_in_views(self, self.model, with_pictures and average is None)
+        result, gathered = validate_in_views(self, self.model, with_pictures and average is None)
         raw = result
         if average is not None:
-            batch_norm_statistics.recompute(
-                average,
-                self.train_loader,
-                epoch,
-                self.args.average.ema_bn_batches,
-                self.distributed,
-                self.autocast,
-                self.stop_if_requested,
-            )
-            result, gathered = pictured.validate_in_views(self, average, with_pictures)
+            result, gathered = validate_average(self, average, epoch, with_pictures)
         self.bad_images.collect(self.progress)
         call(self.hooks.after_validation, self, result)
         if report:
@@ -347,7 +331,7 @@ class TraVal:
         """Seed the randomness of the step by its position, as at its beginning."""
         self.watch.seed(self.progress)
 
-    def _after_step(self, epoch: int, bar: tqdm) -> None:
+    def _after_step(self, epoch: int, bar: Bar) -> None:
         """What is due between two steps: a log line, a checkpoint, or the end after too many skipped steps."""
         logging = self.args.logging
         progress = self.progress
@@ -372,7 +356,7 @@ class TraVal:
             names = dict.fromkeys(itertools.chain(*self.distributed.gather(self.clip.overflowed(verdict.measured))))
             bad = self.watch.explain_part(self.progress, verdict.scale, list(names))
         else:
-            with self.watch.set_aside() if self._has_begun_step else nullcontext():
+            with self.watch.set_aside(self._has_begun_step):
                 bad = self.watch.explain(self.progress, verdict.scale, self.forward)
         if not self.scaler.is_enabled():
             self.sums.take_back_step()
@@ -428,7 +412,7 @@ class TraVal:
             self.writer.classes([*result.by_class.rows(self.class_names)], progress.step)
         self.writer.epoch(row)
         finished = progress.is_finished(self.args)
-        pictured.write(self, gathered, finished)
+        write_pictures(self, gathered, finished)
         saved = finished or progress.epoch % self.args.logging.save_every_epochs == 0
         # 'last' comes last: once it says that the run is finished, the others exist.
         names = {"best": best, "final": finished, "last": saved}

@@ -59,8 +59,11 @@ class NonFiniteStepHandler:
         self.buffers.restore()
 
     @contextmanager
-    def set_aside(self) -> Iterator[None]:
-        """Around the explanation of an earlier step: afterwards gradients and buffers are again what they were."""
+    def set_aside(self, has_begun: bool) -> Iterator[None]:
+        """Around the explanation of an earlier step: gradients and buffers of one that ``has_begun`` are kept."""
+        if not has_begun:
+            yield
+            return
         now = BufferCopy(self.model)
         gradients = [(p, p.grad, p.grad.clone()) for p in self.model.parameters() if p.grad is not None]
         yield

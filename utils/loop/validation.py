@@ -5,19 +5,25 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from utils.checkpoint.progress import Progress
 from utils.config import plugins
-from utils.config.settings import UserError
+from utils.config.settings import Settings, UserError
 from utils.data.loaders import Batch, ValidationLoader
 from utils.loop.bad_images import BadImages
 from utils.loop.forward import forward
+from utils.loop.hooks import call
+from utils.loop.test_time_augmentation import in_views
+from utils.optim import batch_norm_statistics
 from utils.record.metrics import ClassReport, Report, ValidationMeter
 from utils.record.multilabel import AnyReport, MultilabelMeter, ValidationAnswers
-from utils.record.pictures.collector import Collector
+from utils.record.pictures.collector import Collector, Gathered, MultilabelCollector
 from utils.record.writer import Writer
 from utils.runtime.devices import exact_device
 from utils.runtime.distributed import Distributed
@@ -102,3 +108,69 @@ def _mean(metric: plugins.Entry, logits: torch.Tensor, targets: torch.Tensor) ->
             f"tensor of the shape ({len(targets)},), not {given}"
         )
     return values.to(exact_device(values.device), torch.float64).mean()
+
+
+# ------------------------------------------------------------------------------- within a training
+
+OFF = "off"  # of --picture-epochs
+
+
+def pictures_may_be_due(progress: Progress, args: Settings) -> bool:
+    """Before the validation of an epoch: whether pictures of it may be wanted. Early stopping decides afterwards."""
+    wanted = args.logging.picture_epochs != OFF
+    return wanted and (progress.may_end(args) or _every_few_epochs(progress.epoch + 1, args))
+
+
+def _every_few_epochs(epoch: int, args: Settings) -> bool:
+    every = args.logging.picture_epochs
+    return isinstance(every, int) and epoch % every == 0
+
+
+def validate_in_views(loop: Any, model: nn.Module, pictured: bool) -> tuple[AnyReport, Gathered | None]:
+    """The validation of ``model`` in the views of --tta and, if ``pictured``, what pictures of it need.
+
+    ``loop``: the ``TraVal`` that validates.
+    """
+    network = in_views(model, loop.args.data.tta)
+    collector = None
+    before_batch: list[Callable[[Any], None]] = [partial(call, loop.hooks.before_validation_batch, loop)]
+    if pictured:
+        loader = loop.validation_loader
+        kind = MultilabelCollector if loader.multilabel else Collector
+        collector = kind(network, model, len(loop.class_names), len(loader.source), loader.transform.to_pixels)
+        network = collector
+        before_batch.append(collector.before_batch)
+    report = validate(
+        network,
+        loop.validation_loader,
+        loop.distributed,
+        loop.autocast,
+        loop.writer,
+        loop.bad_images,
+        loop.stop_if_requested,
+        lambda batch: call(before_batch, batch),
+    )
+    if collector is None:
+        return report, None
+    collector.close()
+    return report, collector.gather(loop.distributed)
+
+
+def validate_average(loop: Any, average: nn.Module, epoch: int, pictured: bool) -> tuple[AnyReport, Gathered | None]:
+    """The same of the ``average`` of the weights, with batch-norm statistics of its own over samples of ``epoch``."""
+    batch_norm_statistics.recompute(
+        average,
+        loop.train_loader,
+        epoch,
+        loop.args.average.ema_bn_batches,
+        loop.distributed,
+        loop.autocast,
+        loop.stop_if_requested,
+    )
+    return validate_in_views(loop, average, pictured)
+
+
+def write_pictures(loop: Any, gathered: Gathered | None, finished: bool) -> None:
+    """Write the pictures if they are due now that the epoch has ended, and with it perhaps the run."""
+    if gathered is not None and (finished or _every_few_epochs(loop.progress.epoch, loop.args)):
+        loop.writer.pictures(gathered, loop.class_names, loop.progress.step)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
+import torch
 from tqdm import tqdm
 
 from utils.checkpoint.progress import NOTHING, Progress
 from utils.config import plugins
 from utils.config.settings import Settings
+from utils.optim.groups import lr_scales
 from utils.record.curves import StepRecord
 from utils.record.doubts import doubts
 from utils.record.epoch_scalars import (
@@ -47,8 +48,8 @@ class Reporter:
     """Turns ``Progress`` and reports into text and points, and keeps the clocks for the speeds.
 
     ``scaled``: whether the loss is scaled; otherwise no scale and no skipped steps are charted. ``classes``: their
-    number; ``shows_top5`` of it. ``lr_scales``: factors of the learning rate
-    by the names of the parameters that have them; at most ``MOST_RATES`` of them are charted, evenly spread.
+    number; ``shows_top5`` of it. Of the learning rates that parameters
+    of ``optimizers`` have of their own, at most ``MOST_RATES`` are charted, evenly spread.
     ``multilabel``: images have several labels.
     """
 
@@ -59,14 +60,14 @@ class Reporter:
         *,
         scaled: bool,
         classes: int,
-        lr_scales: Mapping[str, float] = MappingProxyType({}),
+        optimizers: Iterable[torch.optim.Optimizer] = (),
         multilabel: bool = False,
     ) -> None:
         self.scaled = scaled
         self.kind = MultilabelReport if multilabel else Report
         self.multilabel = multilabel
         self.with_top5 = shows_top5(classes)
-        self.lr_scales = _spread(lr_scales, MOST_RATES)
+        self.lr_scales = _spread(lr_scales(optimizers), MOST_RATES)
         self.mixes = args.augmentation.mixes
         if self.mixes(epoch=0) and multilabel:
             writer.describe({"Micro_F1/Training": SEVERAL_MIXED})

@@ -52,6 +52,9 @@ _POSITIVE_EDGES = 1e-12 * 1.1 ** np.arange(774)
 HISTOGRAM_EDGES = [*-_POSITIVE_EDGES[::-1], 0, *_POSITIVE_EDGES]  # those of torch's SummaryWriter
 
 
+Bar = tqdm
+
+
 class _Bar(tqdm):
     """A bar that counts even where it is not shown."""
 

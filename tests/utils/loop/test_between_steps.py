@@ -13,7 +13,7 @@ from torch import nn
 from tests.utils.test_train_validation import Overflow, make, parameters
 from utils import train_validation
 from utils.config.settings import UserError
-from utils.loop import pictured, step_sums
+from utils.loop import step_sums, validation
 from utils.record.metrics import Report
 from utils.record.writer import Writer
 from utils.runtime.distributed import Distributed
@@ -77,7 +77,7 @@ def results(monkeypatch):
         top1, loss = given.pop(0)
         return Report(loss, top1, 100.0, 360)
 
-    monkeypatch.setattr(pictured, "validate", validate)
+    monkeypatch.setattr(validation, "validate", validate)
     return given
 
 

@@ -8,7 +8,7 @@ import pytest
 import main
 from tests.end_to_end.processes import load, rows
 from tests.utils.loop.test_between_steps import THREE_STEPS, names, results, watched  # noqa: F401 - a fixture
-from utils.loop import pictured
+from utils.loop import validation
 from utils.record.metrics import Report
 
 VALUES = (50, 60, 60, 55, 99)
@@ -45,7 +45,7 @@ def test_a_run_that_is_cut_and_goes_on_stops_after_the_same_epoch(results, cut):
 def stopped(tmp_path, monkeypatch, capsys):
     """A run of main.py that stops after epoch 3 of 20, and its output."""
     given = [Report(loss, 50.0, 90.0, 360) for loss in (1.0, 2.0, 3.0)]
-    monkeypatch.setattr(pictured, "validate", lambda *_: given.pop(0))
+    monkeypatch.setattr(validation, "validate", lambda *_: given.pop(0))
     monkeypatch.chdir(tmp_path)
     assert main.main([*FLAGS, "--resume", "auto"]) == 0
     (run,) = tmp_path.glob("runs/digits/fc/*")
@@ -78,14 +78,14 @@ def test_resume_auto_reports_it_as_finished_and_more_patience_goes_on(stopped, c
     assert last.partition(" run=")[0] == lines[-1].partition(" run=")[0]
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     given = [Report(4.0, 50.0, 90.0, 360)]
-    monkeypatch.setattr(pictured, "validate", lambda *_: given.pop(0))
+    monkeypatch.setattr(validation, "validate", lambda *_: given.pop(0))
     more = ["--resume", str(run), "--resume-override", "--early-stopping", "3", "--device", "cpu"]
     assert main.main(more) == 0 and len(rows(run)) == 4
 
 
 def test_a_run_whose_figure_never_was_finite_ends_as_others_do(tmp_path, monkeypatch, capsys):
     given = [Report(math.nan, 0.0, 0.0, 360)] * 2
-    monkeypatch.setattr(pictured, "validate", lambda *_: given.pop(0))
+    monkeypatch.setattr(validation, "validate", lambda *_: given.pop(0))
     flags = [*FLAGS, "--output", str(tmp_path), "--resume", "auto"]
     assert main.main(flags) == 0
     *lines, last = capsys.readouterr().out.splitlines()
@@ -101,7 +101,7 @@ def test_a_run_whose_figure_never_was_finite_ends_as_others_do(tmp_path, monkeyp
 def test_another_metric_makes_a_resume_forget_the_best(stopped, capsys, monkeypatch):
     run, _ = stopped
     given = [Report(4.0, 40.0, 90.0, 360), Report(4.0, 40.0, 90.0, 360)]
-    monkeypatch.setattr(pictured, "validate", lambda *_: given.pop(0))
+    monkeypatch.setattr(validation, "validate", lambda *_: given.pop(0))
     more = ["--resume", str(run), "--resume-override", "--early-stopping", "9", "--best-metric", "top1"]
     assert main.main([*more, "--device", "cpu", "--max-steps", "92"]) == 0
     output = capsys.readouterr()
@@ -122,7 +122,7 @@ def test_other_validation_images_or_views_make_a_resume_forget_the_best(
     """Otherwise a figure of all images would be the one that figures of a few have to beat."""
     run, _ = stopped
     given = [Report(4.0, 30.0, 90.0, 64)] * 2
-    monkeypatch.setattr(pictured, "validate", lambda *_: given.pop(0))
+    monkeypatch.setattr(validation, "validate", lambda *_: given.pop(0))
     more = ["--resume", str(run), "--resume-override", "--early-stopping", "9", *flags]
     assert main.main([*more, "--device", "cpu", "--max-steps", "92"]) == 0
     output = capsys.readouterr()

@@ -7,7 +7,7 @@ import pytest
 
 import main
 from tests.end_to_end.processes import load, points
-from utils.loop import pictured
+from utils.loop import validation
 from utils.record.metrics import Report
 
 FLAGS = ["--device", "cpu", "--arch", "fc", "--no-progress", "--amp", "off"]
@@ -23,7 +23,7 @@ def validate(monkeypatch):
         time.sleep(0.003)
         return Report(1.0, given.pop(0), 90.0, 360)
 
-    monkeypatch.setattr(pictured, "validate", validate)
+    monkeypatch.setattr(validation, "validate", validate)
     return given
 
 

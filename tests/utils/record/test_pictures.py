@@ -20,7 +20,7 @@ from torch.utils.tensorboard import summary
 import main
 from utils.checkpoint.progress import Progress
 from utils.config.arguments import parse
-from utils.loop import pictured
+from utils.loop import validation
 from utils.record import board
 from utils.record.pictures import collector as collecting
 from utils.record.pictures import drawing, projector
@@ -194,13 +194,17 @@ def test_views_of_an_image_have_the_mean_of_their_features():
 )
 def test_pictures_are_gathered_after_the_epochs_that_may_want_them(flags, epochs_with_pictures):
     args = parse(["--epochs", "6", *flags])
-    seen = [epoch for epoch in range(1, 7) if pictured.may_be_due(Progress(epoch=epoch - 1, stopping_epoch=1), args)]
+    seen = [
+        epoch
+        for epoch in range(1, 7)
+        if validation.pictures_may_be_due(Progress(epoch=epoch - 1, stopping_epoch=1), args)
+    ]
     assert seen == epochs_with_pictures
 
 
 def test_a_run_cut_by_max_steps_has_pictures_of_its_last_validation():
     args = parse(["--epochs", "6", "--max-steps", "30"])
-    assert pictured.may_be_due(Progress(epoch=1, step=30), args) and not pictured.may_be_due(
+    assert validation.pictures_may_be_due(Progress(epoch=1, step=30), args) and not validation.pictures_may_be_due(
         Progress(epoch=0, step=23), args
     )
 
@@ -362,7 +366,7 @@ def test_the_charts_lay_over_another_what_the_run_has(run):
 
 
 def test_without_pictures_nothing_looks_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(pictured, "Collector", None)
+    monkeypatch.setattr(validation, "Collector", type("Unwanted", (), {}))
     assert main.main([*FLAGS, "--max-steps", "2", "--picture-epochs", "off", "--output", str(tmp_path)]) == 0
     (folder,) = tmp_path.glob("digits/fc/*")
     assert not {tag for (tag, _), _ in points_of(folder)} & TAGS and not (folder / "projector").exists()
