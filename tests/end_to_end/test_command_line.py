@@ -1,23 +1,9 @@
 """The program's answers to wrong command lines: exit code 2, a line a mistake, nothing created."""
 
-import subprocess
-import sys
-
 import pytest
 
 import main
-from tests.end_to_end.forked import ROOT, Forked
-
-HELP_AND_WHAT_IT_IMPORTED = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import main
-try:
-    main.main(sys.argv[2:])
-except SystemExit as end:
-    print("exit", end.code)
-print("heavy", sorted({"torch", "torchvision", "timm", "numpy", "sklearn", "yaml"} & set(sys.modules)))
-"""
+from tests.end_to_end.forked import Forked
 
 
 @pytest.fixture
@@ -103,20 +89,6 @@ def test_an_environment_that_cannot_be_is_one_line(rank, world_size, local_rank,
 
 
 # ------------------------------------------------------------------------------- real processes
-
-
-@pytest.mark.parametrize(
-    ("argv", "answer", "imported"),
-    [(["--help"], ["exit 0"], []), (["--epochs", "0"], [], ["yaml"])],  # the table of other programs' flags
-    ids=["help", "wrong"],
-)
-def test_help_and_mistakes_import_nothing_heavy(argv, answer, imported, workplace):
-    command = [sys.executable, "-c", HELP_AND_WHAT_IT_IMPORTED, str(ROOT), *argv]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    lines = done.stdout.splitlines()
-    assert [line for line in lines if line.startswith("exit")] == answer
-    assert lines[-1] == f"heavy {imported}"
-    assert (done.stderr == "" and "--dataname" in done.stdout and "--resume" in done.stdout) == bool(answer)
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -39,11 +39,6 @@ MIXTURES = {
         "--warmup-epochs 0.2",
         [10, 23],
     ),
-    "SAM, muon, scaler": (
-        "--epochs 2 --sam-rho 0.1 --optimizer muon --amp fp16 --init-scale 4194304 --layer-decay 0.7 --lookahead 5 0.8 "
-        "--ema-decay 0.9",
-        [10, 23],
-    ),
     "SAM, accumulation, one cycle, arguments": (
         "--epochs 2 --sam-rho 1 --sam-adaptive --optimizer adamw --accumulate 2 --lr-policy one-cycle --lr-base 0.002 "
         "--clip-grad-norm 1 --opt-eps 0.001 --opt-betas 0.8 0.95 --opt-kwargs amsgrad=true",

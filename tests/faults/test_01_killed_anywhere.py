@@ -72,9 +72,7 @@ def test_the_tool_when_it_is_stopped_takes_its_training_and_its_folder_along(tmp
 POINTS = {
     "before the first step": "killall step step=1",
     "between two forward passes of a step": "killall forward step=30 pass=1",
-    "before the update": "killall update step=31",
     "after the last step of an epoch": "killall after_step step=44",
-    "in validation": "killall validation step=44 batch=3",
     "in the validation of the moving average": "killall validation step=44 batch=6",
     "at an epoch's end": "killall epoch_end epoch=2",
 }

@@ -3,7 +3,6 @@
 import io
 import os
 import pickle
-import sys
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -12,8 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from scripts import amp_audit, amp_walkthrough, doctor
-from scripts.common.command_line import run_tool
 from tests.faults.small_run import FLAGS, Attack, copy_of, save_as, told, with_contents
 from utils.checkpoint import checkpoint
 from utils.config.settings import UserError
@@ -38,7 +35,7 @@ WAYS = {
     "a zip file": zipped,
 }
 RUN = (*FLAGS, "--epochs", "1")
-READERS = {  # the path of the checkpoint and of its run -> a command line
+READERS = {  # the path of the checkpoint and of its run -> a command line; tools: tests/scripts/test_bad_input_of_tools.py
     "resume file": lambda path, run: ("--resume", path),
     "resume folder": lambda path, run: ("--resume", run),
     "resume auto": lambda path, run: (*RUN, "--max-steps", "1", "--resume", "auto"),
@@ -46,14 +43,6 @@ READERS = {  # the path of the checkpoint and of its run -> a command line
     "evaluate": lambda path, run: ("--evaluate", "--resume", path),
     "evaluate folder": lambda path, run: ("--evaluate", "--resume", run),
     "evaluate weights": lambda path, run: (*RUN, "--evaluate", "--weights", path),
-}
-TOOLS = {
-    "audit": (amp_audit.NAME, amp_audit.main, lambda path, run: ("--resume", path)),
-    "audit folder": (amp_audit.NAME, amp_audit.main, lambda path, run: ("--resume", run)),
-    "audit batch": (amp_audit.NAME, amp_audit.main, lambda path, run: ("--batch", path)),
-    "audit weights": (amp_audit.NAME, amp_audit.main, lambda path, run: (*RUN, "--weights", path)),
-    "walkthrough": (amp_walkthrough.NAME, amp_walkthrough.main, lambda path, run: ("--resume", path)),
-    "doctor": (doctor.NAME, doctor.main, lambda path, run: ("--resume", path)),
 }
 
 
@@ -88,18 +77,6 @@ def test_each_way_to_read_a_checkpoint_answers_code_in_it_with_one_line(run, tmp
     else:
         assert code == 2 and "warning" not in lines[-1]
         assert len(list(run.parent.iterdir())) == 1, "nothing is begun"
-
-
-@pytest.mark.parametrize("tool", TOOLS)
-def test_code_in_a_checkpoint_never_runs_in_a_tool(run, tmp_path, capsys, monkeypatch, tool):
-    target = tmp_path / "attacked"
-    name, entry, line = TOOLS[tool]
-    monkeypatch.setattr(sys, "argv", [name, *map(str, line(with_attacks(run, target), run))])
-    assert run_tool(name, entry) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert not target.exists()
-    assert all(line.startswith(f"{name}: ") for line in lines) and "last.pt" in "".join(lines)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]
 
 
 def test_the_attack_works_where_nothing_guards_against_it(tmp_path):

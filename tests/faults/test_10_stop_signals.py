@@ -65,14 +65,11 @@ def sending_at(call, numbers, function=lambda *_: None):
 
 # Each: a point of training, at which of its calls the signals come, and the step after which the run must stop.
 MOMENTS = {
-    "between two steps": ("after_update", 30, (signal.SIGTERM,), 30),
     "within a step": ("before_forward", 61, (signal.SIGUSR1,), None),  # steps that are skipped repeat their passes
     "in an update": ("before_update", 30, (signal.SIGTERM,), 30),
     "at the last step of an epoch": ("before_update", 23, (signal.SIGTERM,), 23),
-    "in validation": ("before_validation_batch", 8, (signal.SIGTERM,), 23),
     "in the average's validation": ("before_validation_batch", 12 + 8, (signal.SIGTERM,), 23),
     "while saving": ("sha256", 2, (signal.SIGUSR1,), None),
-    "twice": ("before_update", 30, (signal.SIGTERM, signal.SIGTERM), 30),
     "both": ("before_update", 30, (signal.SIGUSR1, signal.SIGTERM), 30),
 }
 

@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits, load_sample_images
 import main
 from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import FINAL_LINE, rows
-from tests.helpers import image_tree
+from tests.helpers import image_tree, png_that_says
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.datasets import get_data
@@ -94,11 +94,7 @@ def text(path):
 
 
 def enormous_png(path):
-    def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", bytes(100)) + chunk(b"IEND", b""))
+    path.write_bytes(png_that_says(100_000, 100_000))
 
 
 def enormous_jpeg(path):

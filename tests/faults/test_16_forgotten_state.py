@@ -69,17 +69,10 @@ def test_a_part_of_another_kind_is_named(trained, tmp_path):
         checkpoint.load_run(tmp_path / "part.pt")
 
 
-@pytest.mark.parametrize(
-    "path", ["progress/samples_seen", "optimizer/state/1/momentum_buffer", "scaler/scale", "ema/model/layers.3.bias"]
-)
-def test_the_program_refuses_and_names_what_is_missing(run, capsys, path):
-    for name in ("last", "best", "final", "initial"):
-        file = run / f"checkpoints/{name}.pt"
-        state = checkpoint.load(file)
-        if name == "initial" and path.startswith("optimizer"):
-            file.unlink()  # no step, no momentum
-        else:
-            save_as(file, without(state, path))
+def test_the_program_refuses_and_names_what_is_missing(run, capsys):
+    path = "ema/model/layers.3.bias"
+    for file in (run / "checkpoints").glob("*.pt"):
+        save_as(file, without(checkpoint.load(file), path))
     code, (line,) = told(capsys, ("--resume", run / "checkpoints/last.pt"))
     assert code == 2 and path in line
     code, lines = told(capsys, ("--resume", run))

@@ -27,6 +27,7 @@ from scripts.common.command_line import run_tool
 from tests.helpers import png_that_says
 
 LONG = "x" * 300  # longer than a file system lets a name be
+CODE = "it holds GLOBAL posix.system"
 TOOLS = {tool.NAME.removesuffix(".py"): tool for tool in (evaluate, explain, export, predict, report, serve)}
 OF_SETTINGS = {
     tool.NAME.removesuffix(".py"): tool for tool in (amp_audit, amp_walkthrough, check_data, doctor, find_lr, pack)
@@ -52,7 +53,7 @@ NO_RUNS = {
     "a\nb": "a b: no such run",
     "text.pt": "is not a checkpoint",
     "truncated.pt": "is not a checkpoint",
-    "code.pt": "it holds GLOBAL posix.system",
+    "code.pt": CODE,
     "foreign.pt": "does not name its network",
 }
 # A tool's line after RUN, and what the lines on stderr say.
@@ -128,13 +129,18 @@ LINES = (
     ("doctor", "--batch-size 0", "--batch-size"),
     ("doctor", "--output ", "--output"),
     ("doctor", "--arch nonesuch", "--arch 'nonesuch'"),
+    ("doctor", "--resume code.pt", CODE),
     ("amp_walkthrough", "--no-such-flag", "'--no-such-flag' is not a flag"),
     ("amp_walkthrough", "--arch nonesuch", "--arch 'nonesuch'"),
+    ("amp_walkthrough", "--resume code.pt", CODE),
     ("amp_audit", "--batches none", "--batches: 'none'"),
     ("amp_audit", "--arch resnet19", "resnet18"),
     ("amp_audit", "--batch gone.pt", "--batch gone.pt: no such"),
     ("amp_audit", "--batch foreign.pt", "--dump-bad-batch (it lacks"),
     ("amp_audit", "--batch text.pt", "--batch text.pt: is not a checkpoint"),
+    ("amp_audit", "--batch code.pt", CODE),
+    ("amp_audit", "--resume code.pt", CODE),
+    ("amp_audit", "--arch fc --weights code.pt", CODE),
     ("check_data", "--dataname synthetic", "nothing to check"),
     ("check_data", "--dataname folder", "--datapath"),
     ("check_data", "--dataname folder --datapath gone", "no such folder"),

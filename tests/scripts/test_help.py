@@ -1,4 +1,4 @@
-"""--help of each command answers at once: it imports nothing that takes long."""
+"""--help of each command, and main.py's answer to a mistake, come at once: nothing is imported that takes long."""
 
 import re
 import subprocess
@@ -16,14 +16,26 @@ COMMANDS = sorted(
 )
 
 
-@pytest.mark.parametrize("command", [ROOT / "main.py", *COMMANDS], ids=lambda path: path.name)
-def test_help_imports_nothing_slow(command):
-    line = [sys.executable, "-X", "importtime", command, "--help"]
-    done = subprocess.run(line, capture_output=True, text=True, check=True, timeout=120)
-    assert command.name in done.stdout
+def answer(*line, code):
+    """What such a command prints, and the modules that it imports."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *line], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == code, done.stderr
     imported = set(re.findall(r"\| +(\w+)$", done.stderr, re.MULTILINE))
     assert "argparse" in imported or "re" in imported, "the list of imports was read"
-    assert imported & set(SLOW) == set()
+    return done.stdout, imported
+
+
+@pytest.mark.parametrize("command", [ROOT / "main.py", *COMMANDS], ids=lambda path: path.name)
+def test_help_imports_nothing_slow(command):
+    text, imported = answer(command, "--help", code=0)
+    assert command.name in text and imported & set(SLOW) == set()
+
+
+def test_a_mistake_imports_nothing_slow():
+    text, imported = answer(ROOT / "main.py", "--epochs", "0", code=2)
+    assert text == "" and imported & set(SLOW) == set()
 
 
 def test_the_programs_help_is_not_the_launchers():

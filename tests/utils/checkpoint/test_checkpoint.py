@@ -68,8 +68,9 @@ class Killed(BaseException):
     """Stands for a kill: nothing after it runs."""
 
 
-@pytest.mark.parametrize("call", range(12))
-def test_a_kill_between_any_two_file_operations_leaves_the_newest_or_the_one_before(tmp_path, monkeypatch, call):
+@pytest.mark.parametrize("names", [["last"], ["best", "last"], ["final", "last"]], ids=" ".join)
+@pytest.mark.parametrize("call", range(16))
+def test_a_kill_between_any_two_file_operations_leaves_the_newest_or_the_one_before(tmp_path, monkeypatch, call, names):
     """Each os.replace, os.link and os.fsync in turn is the last thing that the process does."""
     saver = Checkpointer(tmp_path, is_main=True)
     save(saver, state(1), "last")
@@ -90,7 +91,7 @@ def test_a_kill_between_any_two_file_operations_leaves_the_newest_or_the_one_bef
         monkeypatch.setattr(os, name, killing(getattr(os, name)))
     monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)
     try:
-        save(saver, state(3), "last")
+        save(saver, state(3), *names)
         killed = False
     except Killed:
         killed = True

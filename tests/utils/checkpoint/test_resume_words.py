@@ -1,11 +1,7 @@
-"""What ``--resume`` says: why it begins anew, what a folder lacks, and which of two settings it goes on with."""
-
-import re
-import shutil
+"""What ``--resume`` says: what a folder stands for, and which of two settings it goes on with."""
 
 import pytest
 
-import main
 from tests.end_to_end.processes import load
 from tests.faults.small_run import FLAGS, begin, copy_of, told
 from utils.config.settings import as_flag, as_text
@@ -19,39 +15,6 @@ def run(small_run, tmp_path, monkeypatch):
     return copy_of(small_run("--max-steps", 2), tmp_path, monkeypatch)
 
 
-def another(run, time, seed):
-    """A copy of ``run`` begun at ``time``, with another seed in its config.yaml."""
-    other = run.with_name(f"{time}_other")
-    shutil.copytree(run, other)
-    text, count = re.subn(r"(?m)^seed: 0\b.*", f"seed: {seed}  # flag", (other / "config.yaml").read_text())
-    assert count == 1
-    (other / "config.yaml").write_text(text)
-
-
-# ------------------------------------------------------------------------------------------ --resume auto
-
-AUTO = (*FLAGS, "--max-steps", 1, "--resume", "auto")
-
-
-def test_auto_that_begins_anew_says_which_settings_of_the_nearest_run_differ(run, capsys):
-    another(run, "2001-01-01_00-00-00", seed=3)
-    code, (line,) = told(capsys, (*AUTO, "--lr", 0.2, "--ema-decay", 0.99))
-    begins = f"main.py: warning: --resume auto: begins a new run; the nearest, {run}, has "
-    assert code == 0 and line == f"{begins}--lr 0.1 where this has 0.2, --ema-decay 0.9 where this has 0.99"
-    made = {folder for folder in run.parent.iterdir() if "lr0.2" in folder.name}
-    assert len(made) == 1 and line.removeprefix("main.py: ") in (made.pop() / "log.txt").read_text()
-
-
-def test_auto_says_nothing_where_it_goes_on_or_where_there_is_no_run(run, tmp_path, capsys):
-    another(run, "2999-01-01_00-00-00", seed=3)
-    assert told(capsys, (*FLAGS, "--max-steps", 3, "--resume", "auto")) == (0, [])
-    assert load(run, "last.pt")["progress"]["step"] == 3
-    assert told(capsys, (*AUTO, "--output", tmp_path / "elsewhere")) == (0, [])
-
-
-# ------------------------------------------------------------------------------------------ --resume PATH
-
-
 def test_the_folder_of_a_runs_checkpoints_is_as_good_as_the_run(run, capsys, monkeypatch):
     whole = run.absolute()
     monkeypatch.chdir(whole)
@@ -59,11 +22,6 @@ def test_the_folder_of_a_runs_checkpoints_is_as_good_as_the_run(run, capsys, mon
     assert load(whole, "last.pt")["progress"]["step"] == 3
     assert list(whole.parent.iterdir()) == [whole]
     assert sorted(path.name for path in whole.iterdir() if path.is_dir()) == ["checkpoints", "projector"]
-
-
-def test_evaluation_takes_the_folder_of_the_checkpoints_too(run, capsys):
-    assert main.main([*CPU, "--evaluate", "--resume", str(run / "checkpoints")]) == 0
-    assert f"Evaluating {run}/checkpoints/last.pt" in capsys.readouterr().out
 
 
 def test_what_was_left_to_the_schedule_follows_other_epochs_with_a_line_for_each(tmp_path, capsys):

@@ -6,18 +6,13 @@ import re
 import pytest
 
 from tests.utils.config.examples import OPTIONS, context, example
+from tests.utils.config.test_argument_mistakes import mistakes_of
 from utils.config import arguments, rules
 from utils.config.field import DEFAULT, FLAG
 from utils.config.rules import Given, contradictions
 from utils.config.settings import GROUPS, UserError, all_settings, flag_of
 
 DEFAULTS = {option.name: option.default for _, option in all_settings()}
-
-
-def mistakes_of(*argv, world_size=1):
-    with pytest.raises(UserError) as error:
-        arguments.parse(list(argv), world_size)
-    return error.value.mistakes
 
 
 def test_a_contradiction_depends_on_what_it_looks_at_and_on_every_setting_that_its_line_names():
@@ -36,14 +31,14 @@ def test_a_line_names_settings_that_exist():
 
 def test_what_would_be_released_before_it_is_frozen_is_refused():
     for freeze, unfreeze in ((3, 2), (2, 2)):
-        (line,) = mistakes_of("--freeze", "a", "--freeze-epoch", str(freeze), "--unfreeze-epoch", str(unfreeze))
+        (line,) = mistakes_of(["--freeze", "a", "--freeze-epoch", str(freeze), "--unfreeze-epoch", str(unfreeze)])
         assert line.startswith(f"--freeze-epoch {freeze} is not below --unfreeze-epoch {unfreeze}")
     arguments.parse(["--freeze", "a", "--freeze-epoch", "1", "--unfreeze-epoch", "2"])
 
 
 def test_rare_classes_are_made_up_for_once():
     flags = ("--balanced-sampler", "--class-weights", "balanced")
-    (line,) = mistakes_of(*flags)
+    (line,) = mistakes_of(flags)
     assert line == "--balanced-sampler and --class-weights both make up for rare classes, together twice; give one"
     older = {"balanced_sampler": True, "class_weights": "balanced"}
     assert arguments.parse(["--resume", "R"], 1, older).data.balanced_sampler, "a run of a version without the rule"
@@ -54,12 +49,12 @@ def test_defaults_contradict_nothing():
 
 
 def test_a_setting_that_cannot_be_read_contradicts_nothing():
-    assert mistakes_of("--epochs", "many", "--warmup-epochs", "30") == ["--epochs 'many': must be a whole number"]
-    assert len(mistakes_of("--epochs", "many", "--warmup-epochs", "30", "--nesterov", "--momentum", "0")) == 2
+    assert mistakes_of(["--epochs", "many", "--warmup-epochs", "30"]) == ["--epochs 'many': must be a whole number"]
+    assert len(mistakes_of(["--epochs", "many", "--warmup-epochs", "30", "--nesterov", "--momentum", "0"])) == 2
 
 
 def test_a_data_set_that_is_not_known_is_not_taken_for_the_default_one():
-    (line,) = mistakes_of("--dataname", "cifar11", "--datapath", "data", "--download", "--val-split", "0.1")
+    (line,) = mistakes_of(["--dataname", "cifar11", "--datapath", "data", "--download", "--val-split", "0.1"])
     assert line.startswith("--dataname 'cifar11'")
 
 
@@ -84,9 +79,9 @@ def test_what_needs_whole_weights_contradicts_a_sharded_model_and_nothing_else_d
             "grad_compression",
         ),
     }
-    (line,) = mistakes_of("--shard-model", "--grad-compression", "bf16", world_size=2)
+    (line,) = mistakes_of(["--shard-model", "--grad-compression", "bf16"], world_size=2)
     assert line == "--shard-model contradicts --grad-compression bf16, which is for whole gradients; remove one"
-    (line,) = mistakes_of("--shard-model", "--optimizer", "lamb", world_size=2)
+    (line,) = mistakes_of(["--shard-model", "--optimizer", "lamb"], world_size=2)
     assert line == "--shard-model needs --optimizer sgd, adam or adamw, which treat each number by itself, not lamb"
     arguments.parse(["--shard-model", "--compile", "--optimizer", "lamb"]), "which one process does not shard"
 

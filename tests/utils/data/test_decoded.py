@@ -1,11 +1,8 @@
 """Decoded images come from one whole file that one process wrote, or are decoded; never from anything else."""
 
 import errno
-import multiprocessing
 import os
 import re
-import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,7 +24,6 @@ from utils.data.progress_log import ProgressLog
 
 SIZE = 8
 COUNT = 12
-PATIENCE = 60  # seconds, on busy cores
 
 
 def write_tree(root, count=COUNT, seed=0):
@@ -348,49 +344,10 @@ def test_a_folder_that_cannot_be_made_is_one_warning_and_the_images_stay_in_memo
     assert folder.read_text() == "a file in its place"
 
 
-@pytest.mark.parametrize("place", ["posix_fallocate", "fsync"])  # before and after decoding
-def test_a_full_disk_is_one_warning_and_nothing_half_written_stays(tree, folder, monkeypatch, place):
+def test_a_full_disk_is_one_warning_and_nothing_half_written_stays(tree, folder, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, place, full, raising=False)
+    monkeypatch.setattr(os, "fsync", full)  # after decoding; other moments: test_kept.py
     assert_decoded_in_memory(tree, folder)
     assert names(folder) == []
-
-
-# ------------------------------------------------------------------------------------------ processes
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_a_killed_process_leaves_no_valid_file_no_process_and_no_trouble(tree, folder, tmp_path, monkeypatch):
-    real = cache.decode_crop
-
-    def decode_and_stay(*arguments):
-        (tmp_path / "at work").touch()
-        time.sleep(PATIENCE)
-        return real(*arguments)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(cache, "decode_crop", decode_and_stay)
-        process = multiprocessing.get_context("fork").Process(
-            target=decoded, args=(files_of(tree), folder, SIZE, True, 2)
-        )
-        process.start()
-        wait_until((tmp_path / "at work").exists)
-    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    assert workers
-    process.kill()
-    process.join()
-    assert not any(name.endswith(".npy") for name in names(folder))
-    wait_until(lambda: not any(Path(f"/proc/{worker}/cwd").exists() for worker in workers))
-    lines = []
-    assert torch.equal(decoded(files_of(tree), folder, lines=lines), decoded(files_of(tree), None))
-    assert len(names(folder)) == 1 and names(folder)[0].endswith(".npy")
-    assert len(lines) == 1 and "made in" in lines[0]
-
-
-def wait_until(condition):
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.02)

@@ -383,12 +383,3 @@ def test_resident_images_and_worker_processes_read_the_same_rows(saved, tmp_path
     assert torch.equal(here, there)
     for _ in ("decoded", "kept"):
         assert torch.equal(batches(*RESIDENT), here) and len([*Path(tmp_path).glob("*.npy")]) == 2
-
-
-def test_folds_hold_out_each_training_row_once_and_leave_the_other_split_alone(saved):
-    parts = [read(saved, "--folds", "3", "--fold", str(fold)) for fold in range(3)]
-    held = [path for part in parts for path in part.validation.paths]
-    assert sorted(held) == sorted(read(saved).train.paths) and len(held) == 24
-    for part in parts:
-        assert {*part.train.paths} == {*held} - {*part.validation.paths}
-        assert set(np.bincount(part.validation.labels)) <= {2, 3}, "8 of each class in three folds"
