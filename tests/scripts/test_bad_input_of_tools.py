@@ -17,22 +17,26 @@ from scripts import (
     evaluate,
     explain,
     export,
+    features,
     find_lr,
     pack,
     predict,
     report,
     serve,
+    sweep,
+    verify_resume,
 )
 from scripts.common.command_line import run_tool
 from tests.helpers import png_that_says
 
 LONG = "x" * 300  # longer than a file system lets a name be
 CODE = "it holds GLOBAL posix.system"
-TOOLS = {tool.NAME.removesuffix(".py"): tool for tool in (evaluate, explain, export, predict, report, serve)}
+TOOLS = {tool.NAME.removesuffix(".py"): tool for tool in (evaluate, explain, export, features, predict, report, serve)}
 OF_SETTINGS = {
-    tool.NAME.removesuffix(".py"): tool for tool in (amp_audit, amp_walkthrough, check_data, doctor, find_lr, pack)
+    tool.NAME.removesuffix(".py"): tool
+    for tool in (amp_audit, amp_walkthrough, check_data, doctor, find_lr, pack, sweep, verify_resume)
 }  # which take no RUN
-# What each tool is told beside RUN.
+# What each tool is told beside RUN; that of features.py may be a network's name, too.
 REST = {
     "evaluate": "--device cpu --no-progress --output evaluation",
     "explain": "good.png --device cpu --output heat.png",
@@ -154,6 +158,64 @@ LINES = (
         "--resume",
         "--picture",
     ),
+    ("sweep", "digits/fc --set momentun=1", "--set momentun=1: momentun is not a setting (did you mean momentum?)"),
+    ("sweep", "digits/fc --set lr", "--set lr: write setting=value,value such as lr=0.05,0.1"),
+    ("sweep", "digits/fc --set lr=1,,2", "--set lr=1,,2: write setting=value,value such as lr=0.05,0.1"),
+    ("sweep", "digits/fc --set lr=1,1", "--set lr=1,1: a value is given twice"),
+    ("sweep", "digits/fc --set lr=0.05 --set lr=0.1", "--set lr is given twice; write lr=0.05,0.1"),
+    ("sweep", "digits/fc --set lr=0.05,0.1 --lr=1", "--lr contradicts --set lr=...; remove one"),
+    ("sweep", "digits/fc --set optimizer=sgd,adam -oadamw", "--optimizer contradicts --set optimizer=...; remove"),
+    ("sweep", "digits/fc --set nesterov=true --no-nesterov", "--nesterov contradicts --set nesterov=...; remove"),
+    ("sweep", "digits/fc --set lr=0.1,1e-1", "--set: lr=0.1 and lr=1e-1 may be the same training; leave one out"),
+    ("sweep", "digits/fc --set amp=off,auto", "--set: amp=off and amp=auto may be the same training"),
+    ("sweep", "digits/fc --set lr=0.1,fast", "--lr 'fast': must be a number"),
+    ("sweep", "digits/fc --set nesterov=1", "--set nesterov=1: the values of --nesterov are true and false"),
+    ("sweep", "digits/fc --set seed=1,2", "--seed cannot be varied"),
+    ("sweep", "digits/fc --set print-freq=1,2", "--print-freq cannot be varied"),
+    ("sweep", "digits/fc --seed 1", "--seed is not for a sweep; remove it"),
+    ("sweep", "digits/fc --folds 3 --fold 1", "--fold is not for a sweep; remove it"),
+    ("sweep", "digits/fc --folds 3 --set fold-seed=1,2", "--fold-seed cannot be varied"),
+    ("sweep", "digits/fc --folds 1", "argument --folds: '1': must be at least 2"),
+    ("sweep", "digits/fc --seeds 0", "argument --seeds: '0': must be at least 1"),
+    ("sweep", "digits/fc --processes some", "--processes 'some': must be a whole number, or auto"),
+    ("sweep", "digits/fx", "--config 'digits/fx': no such recipe or file (did you mean digits/fc?)"),
+    ("sweep", "digits/fc --search 3", "--search needs --set NAME=LOW..HIGH or --set NAME=VALUE,VALUE, what to search"),
+    ("sweep", "digits/fc --search 3 --set lr=1..0.1", "--set lr=1..0.1: the lower end of a range comes first"),
+    ("sweep", "digits/fc --search 3 --set lr=0..1:log", "--set lr=0..1:log: a logarithmic range begins above 0"),
+    ("sweep", "digits/fc --search 3 --set lr=a..1", "--set lr=a..1: the ends of a range are numbers, such as lr=LOW.."),
+    ("sweep", "digits/fc --search 3 --set epochs=1.5..3", "--set epochs=1.5..3: the ends of a range are whole numbers"),
+    ("sweep", "digits/fc --search 3 --set lr=0.1", "--set lr=0.1: one value leaves nothing to search; give the flag -"),
+    ("sweep", "digits/fc --search 3 --set lr=0.1,1 --set lr=0.1..2", "--set lr is given twice; remove one"),
+    ("sweep", "digits/fc --search 3 --set lr=0.1..2 --lr 1", "--lr contradicts --set lr=...; remove one"),
+    ("sweep", "digits/fc --search 3 --set lr=-1..2", "--lr '-1': must be"),
+    ("sweep", "digits/fc --search 3 --set best-metric=top1,loss", "fix --best-metric"),
+    ("sweep", "digits/fc --search 3 --set batch-size=32,64", "--batch-size cannot be varied; vary --global-batch-size"),
+    ("sweep", "digits/fc --search 3 --set lr=0.1..1 --early-stopping 2", "--search: --early-stopping would choose the"),
+    ("sweep", "digits/fc --search 3 --set epochs=2..4 --pruner median", "--set varies epochs; leave it out"),
+    ("sweep", "digits/fc --set lr=0.1..1", "--set lr=0.1..1: a range needs --search N; list the values instead"),
+    ("sweep", "digits/fc --best 2", "--best needs --search N"),
+    ("features", "--split test", "--split test: of digits no test images are read"),
+    ("features", "--neighbours 0", "--neighbours"),
+    ("features", "--no-such-flag", "'--no-such-flag' is not a flag"),
+    ("features", "--arch conv2", "--arch: network and preprocessing are those of"),
+    ("features", "--crop-pct 0.5", "--crop-pct: network and preprocessing are those of"),
+    ("features", "--output /dev/null/folder", "cannot be made"),
+    ("verify_resume", "--kills 0", "--kills: '0': must be at least 1"),
+    ("verify_resume", "--ranks many", "--ranks: 'many': must be a whole number"),
+    ("verify_resume", "--workers-cycle 0 -1", "--workers-cycle"),
+    ("verify_resume", "--archh fc", "'--archh' is not a flag"),
+    ("verify_resume", "--resume auto", "--resume: the tool starts and continues the runs itself"),
+    ("verify_resume", "--evaluate --pretrained --arch resnet18 --image-size 224", "--evaluate: the tool starts"),
+    ("verify_resume", "--output x", "--output: both runs go to separate folders"),
+    ("evaluate", "--distance", "--distance needs --store"),
+    ("evaluate", "--store new.pt --split train", "--store contradicts --split train"),
+    ("evaluate", "--store dangling.pt", "exists already"),
+    ("evaluate", "--store new.txt", "must be the name of a .pt file"),
+    ("evaluate", "--store nowhere/new.pt", "its folder does not exist"),
+    ("evaluate", "--other-images none", "--other-images none: is no folder"),
+    ("evaluate", "--other-images empty", "empty: holds no images"),
+    ("evaluate", "--reject-below 80", "must be at most 1"),
+    ("evaluate", "--reject-below nan", "must be a finite number"),
     ("find_lr", "--picture a.jpg", "must be the name of a .png file"),
     ("find_lr", "--picture .", "must be the name of a .png file"),
     ("find_lr", "--start-lr 0", "'0': must be"),
@@ -228,7 +290,7 @@ def told(tool, words, monkeypatch, capsys):
     ]
 
 
-@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("tool", REST)
 def test_what_is_no_run_is_told_in_a_line(tool, monkeypatch, capsys):
     for run, text in NO_RUNS.items():
         code, lines = told(tool, [run, *REST[tool].split()], monkeypatch, capsys)

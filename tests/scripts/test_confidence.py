@@ -456,31 +456,6 @@ def test_only_some_training_images_are_fitted_on_and_all_classes_are_among_them(
     assert len(chosen) == 300 and len(set(chosen.numbers.tolist())) == 300 and np.ptp(chosen.numbers) > 1200
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--distance"], "--distance needs --store"),
-        (["--store", "new.pt", "--split", "train"], "--store contradicts --split train"),
-        (["--store", "there.pt"], "there.pt: exists already"),
-        (["--store", "new.txt"], "must be the name of a .pt file"),
-        (["--store", "none/new.pt"], "its folder does not exist"),
-        (["--other-images", "none"], "--other-images none: is no folder"),
-        (["--other-images", "empty"], "empty: holds no images"),
-        (["--reject-below", "80"], "must be at most 1"),
-        (["--reject-below", "nan"], "must be a finite number"),
-    ],
-    ids=str,
-)
-def test_mistakes_are_one_line(digits_run, tmp_path, monkeypatch, flags, words):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "there.pt").touch()
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError) as raised:
-        evaluate.main([digits_run, *flags, *QUIET])
-    (line,) = raised.value.mistakes
-    assert words in line and sorted(path.name for path in tmp_path.iterdir()) == ["empty", "there.pt"]
-
-
 def test_a_copy_is_not_stored_again(kept, tmp_path):
     with pytest.raises(UserError, match="is such a copy already"):
         evaluate.main([str(kept), "--store", str(tmp_path / "twice.pt"), *QUIET])

@@ -88,44 +88,6 @@ def test_weights_to_begin_with_are_among_what_can_be_varied():
     assert [arguments.parse([*t.flags, "--resume", "auto"]).model.weights for t in found] == ["a/b.pt", None]
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["digits/fc", "--set", "momentun=1"], "--set momentun=1: momentun is not a setting (did you mean momentum?)"),
-        (["digits/fc", "--set", "lr"], "--set lr: write setting=value,value such as lr=0.05,0.1"),
-        (["digits/fc", "--set", "lr=1,,2"], "--set lr=1,,2: write setting=value,value such as lr=0.05,0.1"),
-        (["digits/fc", "--set", "lr=1,1"], "--set lr=1,1: a value is given twice"),
-        (["digits/fc", "--set", "lr=0.05", "--set", "lr=0.1"], "--set lr is given twice; write lr=0.05,0.1"),
-        (["digits/fc", "--set", "lr=0.05,0.1", "--lr=1"], "--lr contradicts --set lr=...; remove one"),
-        (
-            ["digits/fc", "--set", "optimizer=sgd,adam", "-oadamw"],
-            "--optimizer contradicts --set optimizer=...; remove",
-        ),
-        (["digits/fc", "--set", "nesterov=true", "--no-nesterov"], "--nesterov contradicts --set nesterov=...; remove"),
-        (["digits/fc", "--set", "lr=0.1,1e-1"], "--set: lr=0.1 and lr=1e-1 may be the same training; leave one out"),
-        (["digits/fc", "--set", "amp=off,auto"], "--set: amp=off and amp=auto may be the same training"),
-        (["digits/fc", "--set", "lr=0.1,fast"], "--lr 'fast': must be a number"),
-        (["digits/fc", "--set", "nesterov=1"], "--set nesterov=1: the values of --nesterov are true and false"),
-        (["digits/fc", "--set", "seed=1,2"], "--seed cannot be varied"),
-        (["digits/fc", "--set", "print-freq=1,2"], "--print-freq cannot be varied"),
-        (["digits/fc", "--seed", "1"], "--seed is not for a sweep; remove it"),
-        (["digits/fc", "--folds", "3", "--fold", "1"], "--fold is not for a sweep; remove it"),
-        (["digits/fc", "--folds", "3", "--set", "fold-seed=1,2"], "--fold-seed cannot be varied"),
-        (["digits/fc", "--folds", "1"], "argument --folds: '1': must be at least 2"),
-        (["digits/fc", "--seeds", "0"], "argument --seeds: '0': must be at least 1"),
-        (["digits/fc", "--processes", "some"], "--processes 'some': must be a whole number, or auto"),
-        (["digits/fx"], "--config 'digits/fx': no such recipe or file (did you mean digits/fc?)"),
-        ([], "the following arguments are required: RECIPE"),
-    ],
-)
-def test_a_mistake_is_one_line_and_nothing_is_made(argv, message, capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    code, said = told(argv, capsys, monkeypatch)
-    assert (code, said.out, said.err.count("\n")) == (2, "", 1)
-    assert said.err.startswith(f"sweep.py: {message}") or message in said.err
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_run_is_its_last_validation_beside_the_best_and_the_time_of_its_epochs(tmp_path):
     run = read_run(keep_run(tmp_path / "a", ["--arch", "fc", "--epochs", "3"], [90.0, 95.0, 93.0]))
     assert (run.final, run.best, run.epochs, run.seconds) == (93.0, 95.0, 3, 4.5)

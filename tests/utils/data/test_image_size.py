@@ -42,12 +42,6 @@ def test_one_number_is_a_square_and_two_are_height_and_width(flags, size, tmp_pa
     assert size_of(*sides(size)) == size
 
 
-@pytest.mark.parametrize("flags", [("12", "20", "3"), ("0", "20"), ("8193", "2"), ("12.5", "20")])
-def test_other_sizes_are_refused_in_one_line(flags):
-    with pytest.raises(UserError, match=r"^--image-size"):
-        parse(["--image-size", *flags], 1)
-
-
 def test_a_shift_moves_each_axis_by_up_to_an_eighth_of_its_own_side():
     images = coordinates()
     shift = Shift(None)

@@ -110,27 +110,6 @@ def test_what_does_not_fit_the_data_set_is_one_line(dataname, flags, words):
         resolved(dataname, *flags)
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ("--std", "0"),
-        ("--std", "-1"),
-        ("--mean", "nan"),
-        ("--crop-pct", "0"),
-        ("--crop-pct", "1.2"),
-        ("--crop-mode", "middle"),
-        ("--interpolation", "nearest"),
-        ("--val-image-size", "0"),
-        ("--pixel-range", "0"),
-        ("--pixel-range", "9", "0"),
-        ("--pixel-range", "0", "nan"),
-    ],
-)
-def test_values_that_cannot_be_are_refused(flags):
-    with pytest.raises(UserError, match=flags[0]):
-        parse(list(flags))
-
-
 def test_a_network_that_does_not_take_the_size_of_evaluation_is_one_line(capsys):
     code, (line,) = told(capsys, ("--device", "cpu", "--arch", "conv2", "--val-image-size", 16, "--dry-run"))
     assert code == 2 and "does not take 16-pixel images" in line and "try another --val-image-size" in line

@@ -134,22 +134,6 @@ def test_what_was_saved_between_the_average_and_its_statistics_is_known():
     assert not average_moved_since_validation(state | {"ema": {}, "progress": {"averaged_step": "x"}})
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("--swa-start-epoch 5 --ema-decay 0.9", "are two averages of the weights; give one"),
-        ("--swa-start-epoch 21", "--swa-start-epoch 21 is beyond --epochs 20"),
-        ("--swa-start-epoch 5 --ema-bn-batches 0", "need batch-norm statistics of their own"),
-        ("--swa-start-epoch 1.5", "must be a whole epoch, or a fraction below 1"),
-        ("--swa-start-epoch 0", "must be more than 0"),
-    ],
-)
-def test_what_contradicts_it_is_refused(line, words, capsys):
-    assert main.main(line.split()) == 2
-    (message,) = capsys.readouterr().err.splitlines()
-    assert words in message
-
-
 def test_a_run_saves_evaluates_and_refuses_to_drop_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     flags = ["--device", "cpu", "--arch", "fc", "--no-progress"]

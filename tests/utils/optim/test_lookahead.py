@@ -7,9 +7,7 @@ from torch import nn
 
 from tests.utils.optim.test_optimizers import network, weights_after_steps
 from tests.utils.test_train_validation import make, parameters, steps
-from utils.config.arguments import parse
 from utils.config.groups.optimisation import OptimisationSettings
-from utils.config.settings import UserError
 from utils.optim.lookahead import Lookahead
 from utils.optim.optimizers import build_optimizer, unknown_optimizer
 
@@ -80,13 +78,6 @@ def test_skipped_steps_do_not_count():
     traval = make(*flags, criterion=Infinite())
     steps(traval, 3)
     assert traval.progress.skipped_steps == 3 and traval.state()["optimizer"]["lookahead"]["steps"] == 0
-
-
-@pytest.mark.parametrize("value", ["6", "0 0.5", "1.5 0.5", "6 0", "6 1.1", "6 0.5 1"])
-def test_what_is_no_interval_and_fraction_is_refused(value):
-    with pytest.raises(UserError) as caught:
-        parse(["--lookahead", *value.split()])
-    assert caught.value.mistakes[0].startswith("--lookahead")
 
 
 def test_timms_prefix_is_answered_with_the_flag():

@@ -218,23 +218,6 @@ def test_a_run_evaluates_begins_another_and_continues_with_x(tmp_path, capsys):
 # --------------------------------------------------------------------------------------- settings
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ("--lr-policy cosine", "--lr-policy cosine contradicts --optimizer schedulefree-sgd, whose learning rate is"),
-        ("--lr-policy one-cycle --warmup-epochs 1", "--lr-policy one-cycle contradicts --optimizer schedulefree-sgd"),
-        ("--ema-decay 0.9", "--ema-decay contradicts --optimizer schedulefree-sgd, which averages the weights itself"),
-        ("--swa-start-epoch 3", "--swa-start-epoch contradicts --optimizer schedulefree-sgd, which averages"),
-        ("--lookahead 6 0.5", "--lookahead contradicts --optimizer schedulefree-sgd, which averages"),
-        ("--ema-bn-batches 0", "need batch-norm statistics of their own"),
-    ],
-)
-def test_what_contradicts_it_is_refused(flags, words, capsys):
-    assert main.main([*SGD, *flags.split()]) == 2
-    (message,) = capsys.readouterr().err.splitlines()
-    assert words in message
-
-
 def test_the_schedule_is_constant_by_default_and_after_the_warm_up(tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("lr-policy: cosine\n")
