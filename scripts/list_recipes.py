@@ -19,7 +19,10 @@ NAME = "list_recipes.py"
 def main(argv: list[str]) -> int:
     build_parser().parse_args(argv)
     found = recipes()
-    rows = [[recipe.name, recipe.reference_figure, recipe.measured_figure] for recipe in found]
+    rows = [
+        [recipe.name, "of another split" if recipe.on_own_split else recipe.reference_figure, recipe.measured_figure]
+        for recipe in found
+    ]
     print(table(["recipe", "literature", "measured"], rows))
     print(f"\n{len(found)} recipes. bash scripts/launch.sh RECIPE DATA trains one; its header in configs/ says more.")
     return 0

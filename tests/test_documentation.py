@@ -357,10 +357,48 @@ FIGURES = {
         CPU: r"reaches ([\d.]+) % with two threads and ([\d.]+) % with one",
     },
     "how finetune ends": {
-        "README.md": r"for at most (\d+) epochs",
-        "configs/finetune.yaml": r"epochs: (\d+)",
+        "README.md": r"for at most (\d+) epochs and ends when the validation loss has not improved for (\d+)",
+        "configs/finetune.yaml": r"epochs: (\d+) early-stopping: (\d+)",
+    },
+    "images of ImageNet": {
+        "docs/distributed.md": r"ImageNet has ([\d,]+) images",
+        "docs/limits.md": r"90 epochs of ([\d,]+) images",
+    },
+    "weights of ResNet-50": {
+        "docs/distributed.md": r"ResNet-50 ([\d.]+) million",
+        "docs/limits.md": r"ResNet-50's ([\d.]+) million",
+    },
+    "validation images of Imagenette": {
+        CPU: r"Imagenette's ([\d,]+) validation images",
+        "docs/export.md": r"([\d,]+) validation images, in float32",
+        "docs/limits.md": r"three of Imagenette's ([\d,]+)\.",
+    },
+    "the digits after python main.py": {
+        "README.md": r"val_top1=(99.72)22",
+        "docs/export.md": r"top-1 ([\d.]+) % before",
+        "docs/limits.md": r"% or ([\d.]+) %, depending",
     },
 }
+# Numbers of four digits and more that stand on several pages by chance, most of them shares of 360 images.
+COINCIDENCES = {
+    "88.89",
+    "93.34",
+    "94.01",
+    "95.28",
+    "96.94",
+    "97.22",
+    "97.78",
+    "98.33",
+    "98.36",
+    "99.17",
+    "99.44",
+    "99.72",
+    "1024",
+    "4096",
+    "65536",
+}
+MADE_PAGES = {RESULTS, "docs/settings.md", "docs/coming_from_timm.md", "docs/coming_from_torchvision.md"}
+NUMBER = r"(?<![\w.,:/#=-])(\d{1,3}(?:,\d{3})+|\d+\.\d+|\d{4,})(?![\w.]*\d|[/\w-])"
 
 
 def told(page, words):
@@ -375,6 +413,28 @@ def told(page, words):
 def test_a_figure_is_the_same_on_all_its_pages(figure):
     said = {page: told(page, words) for page, words in FIGURES[figure].items()}
     assert len(said) > 1 and len(set(said.values())) == 1, said
+
+
+def test_a_number_of_four_digits_on_several_pages_is_in_the_table_above():
+    """Otherwise nobody notices when one of the pages changes. Years and round numbers are left out."""
+    pages = {page: text for page, text in PAGES.items() if page not in MADE_PAGES}
+    pages |= {path: text for path, text in HEADERS.items() if path.startswith("configs/")}
+    watched = {
+        (page, number)
+        for figure in FIGURES.values()
+        for page, words in figure.items()
+        for number in re.findall(r"[\d,.]*\d", " ".join(filter(None, told(page, words))))
+    }
+    standing = {}
+    for page, text in pages.items():
+        for number in set(re.findall(NUMBER, " ".join(text.split()))) - COINCIDENCES:
+            if len(re.sub("[.,]", "", number).strip("0")) >= 4 and not re.fullmatch(r"(19|20)\d\d", number):
+                standing.setdefault(number, set()).add(page)
+    several = {number: where for number, where in standing.items() if len(where) > 1}
+    written = {number: where for number, where in several.items() if any(page in PAGES for page in where)}
+    assert len(written) > 10
+    left = {number: {page for page in where if (page, number) not in watched} for number, where in written.items()}
+    assert {number: where for number, where in left.items() if where} == {}
 
 
 # ------------------------------------------------------------------------------------ completeness

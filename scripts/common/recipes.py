@@ -43,7 +43,12 @@ class Recipe:
         found = FIGURE.search(self.measured)
         if not found:
             return "not measured"
-        return f"{found[0]} (own split)" if OWN_SPLIT in self.measured else found[0]
+        return f"{found[0]} (own split)" if self.on_own_split else found[0]
+
+    @property
+    def on_own_split(self) -> bool:
+        """Whether the measured figure is of other test images than the literature's."""
+        return OWN_SPLIT in self.measured
 
 
 def recipes() -> list[Recipe]:

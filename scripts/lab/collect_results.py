@@ -72,12 +72,19 @@ not the data set's, so these figures stand beside no one else's; on the data set
 ESTIMATES_HEAD = """
 ## Not measured here
 
-No run of these recipes is kept. Beside literature's top-1 stands how long a training should take on machines A and D:
-3 x the multiply-adds of an image's forward pass x training images x epochs, at the rate of `imagenette/resnet10t` on A
-(152 thousand million a second) and of ResNet-50 in bf16 on D (40.6 million million, from [its
-images/s](benchmarks/h100.md)). Reading images and validation come on top, and a GPU does not reach its rate with small
-images: `mnist/conv4` took 48 s on D, where this gives 3 s.
+No run of these recipes is kept. Beside the literature's top-1 stand two estimates:
+
+- **Time**: 3 x the multiply-adds of an image's forward pass x training images x epochs, at the rate of
+  `imagenette/resnet10t` on A (152 thousand million a second) and of ResNet-50 in bf16 on D (40.6 million million, from
+  [its images/s](benchmarks/h100.md)). Reading images and validation come on top, and a GPU does not reach its rate with
+  small images: `mnist/conv4` took 48 s on D, where this gives 3 s.
+- **Memory** of a step in half precision, with the whole global batch in one forward pass on one GPU, or an eighth of it
+  on each of eight. For each weight: 4 bytes, 4 for its gradient, 4 for the optimizer's state (8 with Adam and LAMB),
+  4 for a moving average, 2 for autocast's copy. For each image: 2 bytes for each number that the forward pass keeps for
+  the backward pass; `--accumulate N` divides this part by N. Libraries, workspaces and images held in memory come on
+  top. No GPU has measured it. The recipes measured above need less than 2 GB by this formula.
 """
+GPUS = {1: "one GPU", 8: "each of eight"}
 # The rows that README shows: recipe and machine.
 IN_README = (
     ("digits/conv2", "B"),
@@ -229,11 +236,12 @@ def page(rows: Sequence[Row], unmeasured: Sequence[Recipe], machines: Machines) 
         for letter, machine in machines.known.items()
         if "multiply_adds_per_second" in machine
     }
-    lines += [ESTIMATES_HEAD, f"| recipe | literature | {' | '.join(f'on {letter}' for letter in rates)} |"]
-    lines.append("|---|---|" + "---|" * len(rates))
+    titles = [*(f"time on {letter}" for letter in rates), *(f"memory, {count}" for count in GPUS.values())]
+    lines += [ESTIMATES_HEAD, f"| recipe | literature | {' | '.join(titles)} |", "|---|---|" + "---|" * len(titles)]
     for recipe in unmeasured:
-        times = [estimates.duration(recipe.name, rate) for rate in rates.values()]
-        lines.append(f"| {' | '.join([recipe.name, recipe.reference_figure, *times])} |")
+        cells = [estimates.duration(recipe.name, rate) for rate in rates.values()]
+        cells += [estimates.memory(recipe.name, gpus) for gpus in GPUS]
+        lines.append(f"| {' | '.join([recipe.name, recipe.reference_figure, *cells])} |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,12 +1,17 @@
-"""The hours that a recipe would take where nobody has run it, from its network's multiply-adds."""
+"""The hours and the memory that a recipe would take where nobody has run it, from its network alone."""
 
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
 from utils.config import arguments
 from utils.config.datasets import SPECS
 from utils.config.image_size import sides
+from utils.config.settings import Settings
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 TRAINING_IMAGES = {
     "digits": 1_437,
@@ -18,6 +23,7 @@ TRAINING_IMAGES = {
     "imagenette": 9_469,
 }
 CLASSES_OF_A_FOLDER = 10  # Imagenette's
+STATES = {"sgd": 1, "muon-sgd": 1}  # numbers that an optimizer keeps for each weight; others: 2
 PASSES = 3  # a backward pass takes twice the arithmetic of a forward pass
 
 
@@ -31,22 +37,63 @@ def training_multiply_adds(recipe: str) -> int:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
+    args = settings(recipe)
+    counter = FlopCounterMode(display=False)
+    network, image = network_and_image(args)
+    with torch.no_grad(), counter:
+        network.eval()(image)
+    images = TRAINING_IMAGES[recipe.partition("/")[0]] * args.optimisation.epochs
+    return counter.get_total_flops() // 2 * PASSES * images
+
+
+@functools.cache
+def training_bytes(recipe: str, gpus: int) -> int:
+    """Bytes that a step of ``recipe`` in half precision takes on each of ``gpus`` GPUs, which share its global batch.
+
+    In float32, weights, gradients, the optimizer's state and a moving average; in half precision, autocast's copy of
+    the weights and all values that a forward pass keeps for the backward pass.
+    """
+    import torch
+
+    args = settings(recipe)
+    network, image = network_and_image(args)
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    own = {value.untyped_storage()._cdata for value in network.state_dict().values()}
+    kept: dict[int, int] = {}  # bytes of each storage
+
+    def note(value: Tensor) -> Tensor:
+        size = 2 if value.is_floating_point() else value.element_size()
+        kept[value.untyped_storage()._cdata] = value.untyped_storage().nbytes() // value.element_size() * size
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
+        logits = network.train()(image.repeat(2, 1, 1, 1))  # batch norm wants two images
+    activations = sum(size for storage, size in kept.items() if storage not in own) // len(logits)
+    state = STATES.get(args.optimisation.optimizer, 2) + (args.average.ema_decay is not None)
+    images = (args.data.global_batch_size or args.data.batch_size) // (gpus * args.optimisation.accumulate)
+    return parameters * (4 + 4 + 4 * state + 2) + images * activations
+
+
+def settings(recipe: str) -> Settings:
+    """Settings of ``recipe``."""
+    return arguments.parse(["--config", recipe, "--datapath", "DATA"])
+
+
+def network_and_image(args: Settings) -> tuple[nn.Module, Tensor]:
+    """The network of a recipe, large ones without their numbers, and one black image for it."""
+    import torch
+
     from models import build_model
     from models.small import OWN
 
-    args = arguments.parse(["--config", recipe, "--datapath", "DATA"])
     spec = SPECS[args.data.dataname]
     size = args.data.image_size or spec.image_size
-    device = "cpu" if args.model.arch in OWN else "meta"  # large ones without their numbers
+    device = "cpu" if args.model.arch in OWN else "meta"
     with torch.device(device):
         network = build_model(
             args.model, classes=spec.classes or CLASSES_OF_A_FOLDER, channels=spec.channels, image_size=size
         )
-    counter = FlopCounterMode(display=False)
-    with torch.no_grad(), counter:
-        network.eval()(torch.zeros(1, spec.channels, *sides(size), device=device))
-    images = TRAINING_IMAGES[recipe.partition("/")[0]] * args.optimisation.epochs
-    return counter.get_total_flops() // 2 * PASSES * images
+    return network, torch.zeros(1, spec.channels, *sides(size), device=device)
 
 
 def duration(recipe: str, multiply_adds_per_second: float) -> str:
@@ -57,3 +104,11 @@ def duration(recipe: str, multiply_adds_per_second: float) -> str:
     if hours < 1:
         return f"{60 * hours:.0f} min"
     return f"{hours:,.0f} h" if hours >= 10 else f"{hours:.1f} h"
+
+
+def memory(recipe: str, gpus: int) -> str:
+    """What a step of ``recipe`` takes on each of ``gpus`` GPUs, such as '28 GB'; 'below 1 GB' under that."""
+    gigabytes = training_bytes(recipe, gpus) / 1e9
+    if gigabytes < 1:
+        return "below 1 GB"
+    return f"{gigabytes:.0f} GB" if gigabytes >= 10 else f"{gigabytes:.1f} GB"

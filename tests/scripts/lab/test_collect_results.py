@@ -32,6 +32,7 @@ def quick(request, monkeypatch):
     """Estimates without building every recipe's network, but where the page itself is compared."""
     if request.function is not test_page_readme_and_headers_show_what_the_kept_runs_give:
         monkeypatch.setattr(collect_results.estimates, "training_multiply_adds", lambda recipe: 10**15)
+        monkeypatch.setattr(collect_results.estimates, "training_bytes", lambda recipe, gpus: 10**9)
 
 
 @pytest.fixture
