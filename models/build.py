@@ -149,7 +149,7 @@ def locate(arch: str) -> tuple[str, str] | None:
 
 
 def located(arch: str) -> tuple[str, str]:
-    """As ``locate``, for a name that is known."""
+    """Locate a name that is known, as ``locate``."""
     place = locate(arch)
     assert place is not None, arch
     return place

@@ -62,7 +62,7 @@ class Confidence:
 
     @classmethod
     def from_state(cls, state: Any, path: Path) -> Confidence | None:
-        """From a checkpoint's entry, None if it has none. Raises ``UserError`` if it is no such entry."""
+        """Confidence of a checkpoint's entry, None if it has none. Raises ``UserError`` if it is no such entry."""
         if state is None:
             return None
         try:

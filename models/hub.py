@@ -27,7 +27,7 @@ REACH_SECONDS = 10.0  # for the name server and all addresses together
 
 @contextmanager
 def reaching(url: str) -> Iterator[None]:
-    """Around what fetches from ``url``: without a connection, the libraries look into their caches or fail at once.
+    """Context of what fetches from ``url``: without a connection, the libraries look into their caches or fail at once.
 
     ``OSError`` then says which host cannot be reached, and why. A connection that stands is given all the time that it
     needs. ``HF_HUB_VERBOSITY``, ``HF_DEBUG`` and ``HF_ENDPOINT`` keep their effect. Where a proxy connects for us,

@@ -92,7 +92,7 @@ def build_teacher(source: str, data: Data, device: torch.device) -> Teacher:
 
 
 def other_teacher(teacher: Teacher, resume_point: ResumePoint) -> str:
-    """In words, that ``teacher`` is not the one of the run to resume; '' if it is, or if that run has none."""
+    """Words that ``teacher`` is not the one of the run to resume; '' if it is, or if that run has none."""
     begun = resume_point.state.get("teacher")
     digest = begun.get("digest") if isinstance(begun, dict) else None
     if digest in (None, teacher.origin.digest):  # a run without one differs in its settings

@@ -124,7 +124,7 @@ class TraVal:
         return any(changes)
 
     def _prepare_trainable(self) -> None:
-        """What depends on which parameters train: their optimizers, the exchange of gradients, clipping, SAM."""
+        """Prepare what depends on which parameters train: optimizers, the exchange of gradients, clipping, SAM."""
         self.verdicts = Verdicts(filter(has_trainable, self.optimizers), self.scaler, self.device)
         self.active = self.verdicts.optimizers
         static = self.args.optimisation.accumulate == 1 and not self.args.optimisation.grad_penalty
@@ -182,7 +182,7 @@ class TraVal:
         return self.reporter.kind.from_sums(self.progress.epoch_sums)
 
     def training_step(self, batches: Iterable[Batch]) -> None:
-        """One optimizer step over one or more forward passes, whose gradients add up.
+        """Take an optimizer step over one or more forward passes, whose gradients add up.
 
         The host launches it and reads nothing: a flag on the device says whether the gradient was finite, and holds
         weights, optimizer and buffers still if it was not. The host hears of it in ``settle``: in the middle of the
@@ -332,7 +332,7 @@ class TraVal:
         self.watch.seed(self.progress)
 
     def _after_step(self, epoch: int, bar: Bar) -> None:
-        """What is due between two steps: a log line, a checkpoint, or the end after too many skipped steps."""
+        """Do what is due between two steps: a log line, a checkpoint, or the end after too many skipped steps."""
         logging = self.args.logging
         progress = self.progress
         first = self.reporter.awaits_first_step
@@ -421,7 +421,7 @@ class TraVal:
     # ------------------------------------------------------------------------------ checkpoints
 
     def state(self) -> dict[str, Any]:
-        """What changes during training, at an optimizer-step boundary. Several optimizers make a list."""
+        """State that changes during training, at an optimizer-step boundary. Several optimizers make a list."""
         assert not self.verdicts.is_pending, "a step whose verdict the host has not read"
         return {
             "model": self.model.state_dict(),
@@ -436,7 +436,7 @@ class TraVal:
         return states if len(states) > 1 else states[0]
 
     def places(self) -> Any:
-        """Which part of each tensor of ``state()`` belongs to this process; None if all do."""
+        """Parts of the tensors of ``state()`` that belong to this process; None if all do."""
         return next(filter(None, (part.places(self) for part in self.attachments)), None)
 
     def load_state(self, state: dict[str, Any]) -> None:

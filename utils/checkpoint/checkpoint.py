@@ -313,7 +313,7 @@ def _safetensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def load_run(path: Path) -> dict[str, Any]:
-    """As ``load``, for a checkpoint to continue from: every part must be there and of its kind."""
+    """Load, as ``load``, a checkpoint to continue from: every part must be there and of its kind."""
     state = load(path, outline=True)
     lacking = [key for key in KEYS if key not in state]
     if not lacking and state["format"] != FORMAT:

@@ -13,7 +13,7 @@ LARGEST = 10  # times the file's size: tensors may share or repeat numbers
 
 
 def parts(state: Any) -> Iterator[tuple[str, Any]]:
-    """Every part of nested dicts, lists and tuples with its path, such as ``progress/step``.
+    """Parts of nested dicts, lists and tuples, each with its path, such as ``progress/step``.
 
     Raises ``ValueError`` if ``state`` is nested too deeply, has too many parts, or keys other than text and numbers.
     """

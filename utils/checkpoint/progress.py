@@ -145,12 +145,12 @@ class Progress:
         self.window_sums = list(NOTHING)
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Fields for a checkpoint."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Progress:
-        """From a checkpoint's, which ``problems`` finds nothing wrong with."""
+        """Progress of a checkpoint, with which ``problems`` finds nothing wrong."""
         # Older ones have no other metric than top-1, and have not watched for early stopping.
         older = {"best_value": state["best_top1"] if state["best_epoch"] else None, "stopping_epoch": state["epoch"]}
         return cls(**older | state)

@@ -52,7 +52,7 @@ class ResumePoint:
 
     @classmethod
     def of(cls, path: Path, state: dict[str, Any], folder: Path | None = None) -> ResumePoint:
-        """From what was read from ``path``."""
+        """Checkpoint of what was read from ``path``."""
         try:
             digest = sha256(path)
         except FileNotFoundError:  # another process replaces it at this moment
@@ -120,7 +120,7 @@ class ResumePoint:
         return f"--resume {shlex.quote(str(self.folder or self.path))} --resume-override"
 
     def differences(self, args: Settings) -> dict[str, str]:
-        """For each setting that affects the result and differs, by its name: both values as flags."""
+        """Lines by the names of settings that affect the result and differ: both values as flags."""
         begun = DEFAULTS | self.state["settings"]
         begun |= absolute_paths(begun) | unused(begun) | unused(args.values())
         return {
@@ -248,7 +248,7 @@ class ResumePoint:
 
     @contextmanager
     def fitting(self) -> Iterator[None]:
-        """Around loading the state: what does not fit the run becomes a ``UserError``."""
+        """Context of loading the state: what does not fit the run becomes a ``UserError``."""
         try:
             yield
         except UserError:

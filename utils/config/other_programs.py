@@ -31,7 +31,7 @@ class Program(NamedTuple):
 
 
 class OtherPrograms(NamedTuple):
-    """Other training programs; ``common``: flags of theirs that many scripts have, too.
+    """Programs that train, other than this; ``common``: flags of theirs that many scripts have, too.
 
     ``values``: what a value is called here. ``values_instead``: one choice of the setting that a value belongs to, and
     what to write. ``bare``, ``other_meaning``: what a flag of ours means elsewhere, told if it has no

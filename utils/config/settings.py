@@ -63,7 +63,7 @@ class Settings:
     changed: frozenset[str] = frozenset()
 
     def values(self) -> dict[str, Any]:
-        """Every setting by its name, in the order of the groups; tuples become lists."""
+        """Values of all settings by their names, in the order of the groups; tuples become lists."""
         values = {option.name: getattr(getattr(self, group), option.name) for group, option in all_settings()}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
@@ -143,7 +143,7 @@ GROUPS: dict[str, type[DataclassInstance]] = {
 
 @functools.cache
 def all_settings() -> tuple[tuple[str, dataclasses.Field], ...]:
-    """Every setting as (group, field), in order. No two settings share a name."""
+    """Settings as (group, field), all in order. No two settings share a name."""
     return tuple((name, option) for name, group in GROUPS.items() for option in dataclasses.fields(group))
 
 

@@ -101,5 +101,5 @@ def key_of(name: str) -> str:
 
 
 def first_few(texts: list[str], most: int = 6) -> str:
-    """Up to ``most`` of ``texts``, and how many more there are."""
+    """List up to ``most`` of ``texts``, and how many more there are."""
     return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")

@@ -27,7 +27,7 @@ WITHOUT_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def claimed(path: Path, waiting: str = "", log: Log = silent) -> Iterator[None]:
-    """Within it, this process alone makes ``path``, of all on all hosts that claim it.
+    """Claim ``path``: within it, this process alone makes it, of all on all hosts that claim it.
 
     Logs ``waiting`` before it waits for another one: look again whether there is still something to make. Raises
     ``OSError`` if nothing can be written beside ``path``. On a file system without locks nobody waits.

@@ -349,7 +349,7 @@ def loaders(
     channels_last: bool,
     progress: ProgressLog | None = None,
 ) -> tuple[TrainLoader | None, ValidationLoader, str]:
-    """Both loaders of this process, and in words which kind was chosen and why; to evaluate, none for training.
+    """Loaders of this process, and in words which kind was chosen and why; to evaluate, none for training.
 
     In a dry run no image is read before the first batch and nothing is kept. ``progress`` takes what the one process
     of a host that decodes has to log; by default lines are printed.

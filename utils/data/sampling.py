@@ -146,7 +146,7 @@ class WindowedOrder:
         return np.array_split(order, -(-len(order) // self.window))
 
     def describe(self, labels: torch.Tensor, classes: tuple[str, ...]) -> str:
-        """As ``Sampling.describe``."""
+        """Describe an epoch, as ``Sampling.describe``."""
         return str(self)
 
     def __str__(self) -> str:

@@ -56,7 +56,7 @@ class BatchTransform:
         return self._on_device(images, drawn)
 
     def draw(self, keys: np.ndarray, epoch: int, shape: tuple[int, int], device: torch.device) -> list[Numbers]:
-        """Each augmentation's numbers for images of ``shape`` (height, width), row by row; tensors on ``device``.
+        """Draw each augmentation's numbers for images of ``shape`` (height, width), row by row; tensors on ``device``.
 
         Drawn for several batches together, they are the same and come to the device in fewer launches.
         """
@@ -171,7 +171,7 @@ class BatchTransform:
 
 
 def for_people(pixels: torch.Tensor) -> torch.Tensor:
-    """Of pixels (..., c, h, w), what a picture shows: the first three channels, or of fewer the first."""
+    """Channels of pixels (..., c, h, w) that a picture shows: the first three, or of fewer the first."""
     return pixels[..., : 3 if pixels.shape[-3] >= 3 else 1, :, :]
 
 

@@ -209,7 +209,7 @@ def run_signals_blocked() -> Iterator[None]:
 
 
 def ignore_run_signals(training: int, _: int) -> None:
-    """In a worker: end with process ``training``, or when it says so, but not on a signal meant for the whole run.
+    """End a worker with process ``training``, or when it says so, but not on a signal meant for the whole run.
 
     The training process answers those: it finishes its step, for which it may need another batch, and saves. Here they
     are blocked from the beginning (see ``run_signals_blocked``).
@@ -279,7 +279,7 @@ class ChildHandler:
 
     @contextmanager
     def raising_if(self, worker_ended: Callable[[], bool]) -> Iterator[None]:
-        """Within it, the handler raises if ``worker_ended``."""
+        """Let the handler raise, within it, if ``worker_ended``."""
         self._worker_ended = worker_ended
         try:
             yield

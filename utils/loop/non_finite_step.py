@@ -60,7 +60,7 @@ class NonFiniteStepHandler:
 
     @contextmanager
     def set_aside(self, has_begun: bool) -> Iterator[None]:
-        """Around the explanation of an earlier step: gradients and buffers of one that ``has_begun`` are kept."""
+        """Context of the explanation of an earlier step: gradients and buffers of one that ``has_begun`` are kept."""
         if not has_begun:
             yield
             return

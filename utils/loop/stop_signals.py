@@ -35,7 +35,7 @@ class StoppedAtOnce(BaseException):
 
 
 class StopSignals:
-    """As a context manager: SIGTERM and SIGUSR1 raise ``StoppedAtOnce``; in ``held`` they and SIGINT are only noted.
+    """Context in which SIGTERM and SIGUSR1 raise ``StoppedAtOnce``; in ``held`` they and SIGINT are only noted.
 
     There, a second SIGINT raises ``KeyboardInterrupt``, for a user who does not want to wait; any other signal after
     the first changes nothing.
@@ -55,7 +55,7 @@ class StopSignals:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Around training, which polls ``received`` where it can stop."""
+        """Context of training, which polls ``received`` where it can stop."""
         self._begun = self._holding = True
         try:
             yield

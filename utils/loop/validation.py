@@ -116,7 +116,7 @@ OFF = "off"  # of --picture-epochs
 
 
 def pictures_may_be_due(progress: Progress, args: Settings) -> bool:
-    """Before the validation of an epoch: whether pictures of it may be wanted. Early stopping decides afterwards."""
+    """True, before an epoch's validation, if pictures of it may be wanted. Early stopping decides afterwards."""
     wanted = args.logging.picture_epochs != OFF
     return wanted and (progress.may_end(args) or _every_few_epochs(progress.epoch + 1, args))
 

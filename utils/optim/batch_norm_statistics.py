@@ -88,7 +88,7 @@ class _Sums:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Inside, layers normalise by the batch, as without running statistics, and count their inputs."""
+        """Let layers, inside, normalise by the batch, as without running statistics, and count their inputs."""
         kept = [(layer, layer.running_mean, layer.running_var) for layer in self.layers]
         hooks = [layer.register_forward_pre_hook(self._add) for layer in self.layers]
         for layer in self.layers:

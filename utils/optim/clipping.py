@@ -84,7 +84,7 @@ class GradientClipper:
 
 
 def _own_parts(parameters: Iterable[nn.Parameter]) -> list[Any]:
-    """For each sharded parameter something whose ``grad`` is this process's part of the gradient."""
+    """Stand-ins for sharded parameters: the ``grad`` of each is this process's part of the gradient."""
     return [SimpleNamespace(grad=local(p.grad)) for p in parameters if p.grad is not None]
 
 

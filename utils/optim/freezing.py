@@ -117,7 +117,7 @@ class Freezing:
         return bool(self.names or self.norms)
 
     def __str__(self) -> str:
-        """In words, for log and plan."""
+        """Words for log and plan."""
         parts = []
         if self.patterns:
             since = f" from the end of epoch {self.begin}" if self.begin else ""

@@ -16,7 +16,7 @@ from utils.config.settings import UserError
 
 
 def twice_differentiable(needed: bool) -> AbstractContextManager:
-    """Around a forward pass whose gradient will be differentiated: fused attention has no second derivative."""
+    """Context of a forward pass whose gradient will be differentiated: fused attention has no second derivative."""
     return sdpa_kernel(SDPBackend.MATH) if needed else nullcontext()
 
 

@@ -10,7 +10,7 @@ STATE = "lookahead"  # its key in the optimizer's state_dict
 
 
 class Lookahead:
-    """After each ``every`` steps of ``optimizer``, goes from the slow weights ``alpha`` of the way to the optimizer's.
+    """Goes from slow weights ``alpha`` of the way to the optimizer's, after each ``every`` of its steps.
 
     Zhang et al., Lookahead optimizer: k steps forward, 1 step back, 2019. The slow weights begin as the initial
     weights, as in the paper; timm's class begins with those after the first ``every`` steps. Steps that a scaler skips

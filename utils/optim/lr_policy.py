@@ -158,7 +158,7 @@ def _triangular(policy: LRPolicy, step: int) -> float:
 
 
 def _half_cosine(time: float) -> float:
-    """From 1 at time 0 to 0 at time 1."""
+    """Fall from 1 at time 0 to 0 at time 1."""
     return (1 + math.cos(math.pi * time)) / 2
 
 

@@ -109,7 +109,7 @@ class BadStep:
 
 
 def too_many_skips(count: int, step: int, epoch: int, scale: float) -> str:
-    """Why a run ends after ``count`` skipped steps in a row, and what to do; ``scale`` is what the next would have."""
+    """Reason to end after ``count`` skipped steps in a row, and what to do; ``scale`` is what the next would have."""
     steps = f"{count} steps" if count > 1 else "1 step"
     if scale > 1:
         advice = "begin with a lower --init-scale (65536 is usual), or allow more with --max-skipped-steps"
@@ -163,7 +163,7 @@ def examine(
 
 
 def _too_large(model: nn.Module) -> str:
-    """If the norm of the gradient overflows, what it is and its largest value."""
+    """Words about a gradient whose norm overflows, with its largest value; '' if it does not."""
     gradients = {name: local(p.grad).float() for name, p in model.named_parameters() if p.grad is not None}
     if not gradients or torch.linalg.vector_norm(torch.stack(torch._foreach_norm([*gradients.values()]))).isfinite():
         return ""

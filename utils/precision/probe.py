@@ -36,7 +36,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 def watching(
     model: nn.Module, *, inputs: Seen | None = None, outputs: Seen | None = None, gradients: Seen | None = None
 ) -> Iterator[None]:
-    """In this context every module of ``model`` reports, in the order of computation.
+    """Let every module of ``model`` report in this context, in the order of computation.
 
     Each callback takes (name, module, tensor): ``inputs`` before the module runs, ``outputs`` after, and
     ``gradients`` the gradient of the loss (scaled, if the loss was) with respect to an output. A module

@@ -29,7 +29,7 @@ class StepRecord(NamedTuple):
 
     @classmethod
     def of(cls, numbers: Sequence[float]) -> StepRecord:
-        """From its ``numbers``, as ``Progress.last_step`` keeps them."""
+        """Record of ``numbers``, as ``Progress.last_step`` keeps them."""
         step, epoch, *rest = numbers
         return cls(int(step), int(epoch), *rest)
 

@@ -173,7 +173,7 @@ class Metric(NamedTuple):
 
     @property
     def words(self) -> str:
-        """For people: ``highest val_top1``."""
+        """Words for people: ``highest val_top1``."""
         return f"{'lowest' if self.lower_is_better else 'highest'} {self.column}"
 
 
@@ -230,7 +230,7 @@ def _no_such(setting: str, name: str, known: Collection[str], words: str = "") -
 
 
 def stopping_rule(settings: RunSettings) -> str:
-    """In words, when training stops early."""
+    """Rule by which training stops early, in words."""
     delta = f" by more than {settings.early_stopping_delta:g}" if settings.early_stopping_delta else ""
     column = stopping_metric(settings).column
     return f"after {settings.early_stopping} epoch(s) in which {column} has not improved{delta}"

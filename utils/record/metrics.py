@@ -43,7 +43,7 @@ class Report:
 
     @classmethod
     def from_sums(cls, sums: list[float]) -> Report:
-        """From summed loss, top-1 and top-5 hits, and count."""
+        """Report on summed loss, top-1 and top-5 hits, and count."""
         loss, top1, top5, count = sums[: COUNT + 1]
         if not count:
             return cls(math.nan, math.nan, math.nan, 0)
@@ -56,14 +56,14 @@ class Report:
 
     @property
     def numbers(self) -> list[float]:
-        """For a checkpoint."""
+        """Numbers in a checkpoint."""
         return [self.loss, self.top1, self.top5, self.count]
 
     def __str__(self) -> str:
         return self.text()
 
     def text(self, with_top5: bool = True, mixed: bool = False) -> str:
-        """For the log. ``mixed``: the accuracies are those of mixed images."""
+        """Figures for the log. ``mixed``: the accuracies are those of mixed images."""
         of = " (mixed)" if mixed else ""
         top5 = f"top5{of} {self.top5:.2f}  " if with_top5 else ""
         return f"top1{of} {self.top1:.2f}  {top5}loss {self.loss:.4f}"
@@ -176,7 +176,7 @@ class ClassificationMeter:
         return self.named[name]
 
     def reset(self) -> None:
-        """Back to zero."""
+        """Set all sums back to zero."""
         self._waiting = []
         self._waiting_numbers = 0
         for sums in (self._sums, *self.named.values()):
@@ -268,7 +268,7 @@ class ClassReport:
 
     @classmethod
     def from_sums(cls, sums: torch.Tensor) -> ClassReport | None:
-        """From ``ValidationMeter.class_sums``, added up over ranks; None of no sample."""
+        """Report on ``ValidationMeter.class_sums``, added up over ranks; None of no sample."""
         numbers = sums.cpu().numpy()
         classes, bins = np.split(numbers, [len(numbers) - 3 * (BINS + 1)])
         support, predicted, right = classes.reshape(3, -1)

@@ -117,7 +117,7 @@ class MultilabelClasses:
 
     @classmethod
     def of(cls, scores: np.ndarray, targets: np.ndarray) -> MultilabelClasses | None:
-        """Of ``scores`` float64 (n, k) and ``targets`` int8 (n, k); None of no image."""
+        """Figures of ``scores`` float64 (n, k) and ``targets`` int8 (n, k); None of no image."""
         if not len(scores):
             return None
         order = np.random.Generator(np.random.Philox(key=HALVES)).permutation(len(scores))
@@ -238,14 +238,14 @@ class MultilabelReport:
 
     @classmethod
     def from_sums(cls, sums: Sequence[float]) -> MultilabelReport:
-        """From the sums of training: loss, twice the right answers, labels and answers together, and count."""
+        """Report from the sums of training: loss, twice the right answers, labels and answers together, and count."""
         loss, right, both, count = sums[: COUNT + 1]
         micro_f1 = 100 * right / both if both else math.nan
         return cls(loss / count if count else math.nan, math.nan, math.nan, micro_f1, round(count))
 
     @classmethod
     def of(cls, logits: torch.Tensor, targets: torch.Tensor) -> MultilabelReport:
-        """From ``logits`` and ``targets``, floats (n, classes) with NaN for missing, on the CPU."""
+        """Report on ``logits`` and ``targets``, floats (n, classes) with NaN for missing, on the CPU."""
         by_class = MultilabelClasses.of(scores_of(logits), known_targets(targets))
         if by_class is None:
             return cls(math.nan, math.nan, math.nan, math.nan, 0)
@@ -259,14 +259,14 @@ class MultilabelReport:
 
     @property
     def numbers(self) -> list[float]:
-        """For a checkpoint; ``report_of`` reads it."""
+        """Numbers in a checkpoint; ``report_of`` reads them."""
         return [self.loss, self.map, self.macro_f1, self.micro_f1, self.count]
 
     def __str__(self) -> str:
         return self.text()
 
     def text(self, with_top5: bool = True, mixed: bool = False) -> str:
-        """For the log. ``mixed``: of mixed images."""
+        """Figures for the log. ``mixed``: of mixed images."""
         of = " (mixed)" if mixed else ""
         means = "" if self.by_class is None else f"mAP {self.map:.2f}  macro F1 {self.macro_f1:.2f}  "
         return f"{means}micro F1{of} {self.micro_f1:.2f}  loss {self.loss:.4f}"

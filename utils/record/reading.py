@@ -22,7 +22,7 @@ LAST_STEP = 2**-24  # from the largest float32 below 1
 
 @dataclass(frozen=True)
 class OneLabel:
-    """Each image is of one class: probabilities share 1 among the classes, and the largest is the answer."""
+    """Reading of one class an image: probabilities share 1 among the classes, and the largest is the answer."""
 
     activation: ClassVar[str] = "softmax"
     answer: ClassVar[str] = "class"  # what an answer is, in words
@@ -67,7 +67,7 @@ class OneLabel:
 
 @dataclass(frozen=True)
 class SeveralLabels(OneLabel):
-    """Each class is a label by itself: its probability is the sigmoid of its logit, from its threshold on it is given.
+    """Labels, each by itself: its probability is the sigmoid of its logit, and from its threshold on it is given.
 
     ``thresholds``: of the probabilities, one a class.
     """

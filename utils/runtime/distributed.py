@@ -106,7 +106,7 @@ class Distributed:
         return tensor
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Every rank's ``tensor``, of one shape on all of them, in the order of ranks, on every rank."""
+        """Tensors of all ranks, of one shape on all of them, in the order of ranks, on every rank."""
         if self.world_size == 1:
             return [tensor]
         gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
@@ -141,7 +141,7 @@ class Distributed:
 
     @contextmanager
     def without_timeout(self, what: str) -> Iterator[None]:
-        """Around work that may take some ranks much longer than others: ends when it has ended on all of them.
+        """Context of work that may take some ranks much longer than others: ends when it has ended on all of them.
 
         ``--timeout`` then limits a rank's silence, not its work. All ranks must enter it; ``what`` is logged if it
         takes long, for a single process, too.
@@ -156,7 +156,7 @@ class Distributed:
             yield
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's (picklable) ``value``, in the order of ranks, on every rank."""
+        """Values of all ranks (picklable), in their order, on every rank."""
         gathered: list[Any] = [value] * self.world_size
         if self.world_size > 1:
             torch.distributed.all_gather_object(gathered, value)
@@ -223,7 +223,7 @@ class Distributed:
                 buffer.copy_(before)
 
     def no_sync(self, model: torch.nn.Module, more_to_come: bool) -> AbstractContextManager:
-        """Around forward and backward: ranks exchange gradients only in a step's last pass."""
+        """Context of forward and backward: ranks exchange gradients only in a step's last pass."""
         # Whole gradients, kept until the last pass, would take the room that sharding saves: it adds up parts.
         waits = self.world_size > 1 and more_to_come and not is_sharded(model)
         return (
@@ -256,7 +256,7 @@ def _log(line: str) -> None:
 
 
 def lost_contact(error: RuntimeError) -> str | None:
-    """In one line, a collective's error when another process has ended or is silent; None for all other errors."""
+    """Line about a collective's error when another process has ended or is silent; None for all other errors."""
     text = " ".join(str(error).split())
     if not (isinstance(error, torch.distributed.DistError) or "gloo" in text):
         return None
@@ -265,7 +265,7 @@ def lost_contact(error: RuntimeError) -> str | None:
 
 @contextmanager
 def _first_contact() -> Iterator[None]:
-    """Around the processes' first contact: a missing variable or a used port becomes a ``UserError``."""
+    """Turn a missing variable or a used port at the processes' first contact into a ``UserError``."""
     try:
         yield
     except torch.distributed.DistNetworkError as error:

@@ -14,7 +14,7 @@ SHORT_SECONDS = 5  # work that takes no longer is not spoken for: a slow start i
 
 
 class Heartbeat:
-    """Around work: gives ``log`` the line ``words()`` whenever this process has said nothing for ``SILENCE_SECONDS``.
+    """Context of work: gives ``log`` the line ``words()`` when this process has said nothing for ``SILENCE_SECONDS``.
 
     A thread of its own does so, even while a step takes minutes or data does not come. It must read no tensor and enter
     no collective, so ``words`` may use only what the host knows.

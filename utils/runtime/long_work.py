@@ -46,7 +46,7 @@ class LongWork:
 
     @contextmanager
     def done(self) -> Iterator[None]:
-        """Around the work: ends when it has ended on all processes, and only then raises the work's own error.
+        """Context of the work: ends when it has ended on all processes, and only then raises the work's own error.
 
         Raises ``RuntimeError`` of torch.distributed as soon as another process is lost, ``UserError`` on all processes
         after ``LONGEST_SECONDS``. A stop signal ends it at once.

@@ -47,7 +47,7 @@ class Canvas:
 
 @contextmanager
 def _one_thread(device: torch.device) -> Iterator[None]:
-    """On a CPU, compute with one thread: many short operations wait longer for threads than these save.
+    """Compute on a CPU with one thread: many short operations wait longer for threads than these save.
 
     More so beside workers that keep all cores busy.
     """

@@ -28,7 +28,7 @@ class LabelLists(NamedTuple):
 
     @classmethod
     def split(cls, cells: Sequence[str | None], separator: str) -> LabelLists:
-        """From texts of names between separators. An empty one is unknown, a separator alone is none of the classes."""
+        """Split names between separators. An empty text is unknown, a separator alone is none of the classes."""
         lists = [[name for part in (cell or "").split(separator) if (name := part.strip())] for cell in cells]
         values = np.array([name for names in lists for name in names], dtype=object)
         rows = np.repeat(np.arange(len(lists)), [len(names) for names in lists])
@@ -36,7 +36,7 @@ class LabelLists(NamedTuple):
 
     @classmethod
     def of_arrow(cls, cells: Any) -> LabelLists:
-        """From a ``pyarrow.ChunkedArray`` of lists of whole numbers or texts. A missing list is unknown."""
+        """Labels of a ``pyarrow.ChunkedArray`` of lists of whole numbers or texts. A missing list is unknown."""
         import pyarrow
         import pyarrow.compute as compute
 

@@ -88,7 +88,7 @@ class TablePaths(FilePaths):
 
     @classmethod
     def of(cls, root: Path, files: pyarrow.LargeBinaryArray) -> TablePaths:
-        """From at least one path below ``root``."""
+        """Make them of at least one path below ``root``."""
         import pyarrow
         import pyarrow.compute as compute
 

@@ -120,7 +120,7 @@ def _decode_files(files: list[torch.Tensor], paths: list[str], device: torch.dev
 
 @contextmanager
 def _no_other_use_of_free_memory(device: torch.device) -> Iterator[None]:
-    """Inside, any stream may write at once to memory that torch's allocator hands out on ``device``.
+    """Let any stream write, inside, at once to memory that torch's allocator hands out on ``device``.
 
     torchvision allocates the images on the current stream, and nvJPEG writes them on its own stream without waiting.
     The current stream may still be reading crops from memory that was freed meanwhile; and with deterministic

@@ -50,7 +50,7 @@ class Point(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """Of all n samples of a validation, over all ranks.
+    """Counts, mistakes and points of all n samples of a validation, over all ranks.
 
     ``confusion``: int64 (classes, classes), a row for each true class; None of too many classes. ``curves``: int64
     (1 + k, 2, THRESHOLDS): samples by the probability of a class, in bins of equal width, apart for samples of other

@@ -60,7 +60,7 @@ class ReadAhead:
 
     @contextmanager
     def of(self, batches: Sequence[np.ndarray]) -> Iterator[ReadAhead]:
-        """Within it, the shards of ``batches``, the numbers of their samples, are copied ahead of their use."""
+        """Copy, within it, the shards of ``batches``, the numbers of their samples, ahead of their use."""
         if not self.is_first:
             yield self
             return
