@@ -236,7 +236,7 @@ def is_cropped(shown: Preprocessing) -> bool:
 
 def opening(shown: Preprocessing) -> str:
     """The source of ``opened(path)``: an image file, upright and with 8 bits, as ``decoding.open_image`` reads it."""
-    parts = (levels.is_deep, levels.raw_mode, levels.other_order, levels.numbers_of, levels.to_8_bits)
+    parts = (levels.is_deep, levels.raw_mode, levels.other_order, levels.numbers_of, levels.scaled, levels.to_8_bits)
     is_array = levels.is_array(shown.colour)
     return _filled("opened", shown=shown, is_array=is_array, sources="\n\n".join(map(inspect.getsource, parts))).rstrip(
         "\n"

@@ -42,27 +42,17 @@ TINY = 4  # pixels a side, of which no network makes anything
 LONG = 4.0  # times the shorter side
 
 
+UNREAD = Look("", 0, "", (0, 0))  # the facts of an image that cannot be read
+
+
 class Seen(NamedTuple):
     """An image's class and split ('train' or 'val'), its name for messages, and its facts; or why it is unreadable."""
 
     label: str
     split: str
     name: str
-    facts: Look | None
-    problem: str = ""
-
-
-class Known(NamedTuple):
-    """``Seen`` of an image that can be read."""
-
-    label: str
-    split: str
-    name: str
     facts: Look
-
-
-def _known(looks: Sequence[Seen]) -> list[Known]:
-    return [Known(one.label, one.split, one.name, one.facts) for one in looks if one.facts is not None]
+    problem: str = ""
 
 
 def doubts(
@@ -104,7 +94,7 @@ def doubts(
 def lost_levels(images: ImageFiles, classes: Sequence[str], root: str | None) -> list[str]:
     """Lines about contents of ``images`` that a trained network, which reads them in their colour, does not see."""
     looks = list(_sampled("val", images, classes, root))
-    known = _known(looks)
+    known = [one for one in looks if not one.problem]
     pixel_range = range_of(images.colour)
     few = None if keeps_levels(images.colour) else _few_levels(known, pixel_range, trained=True)
     found = [few, _beyond(known, pixel_range, trained=True), _alpha(known)]
@@ -131,7 +121,6 @@ def _sampled(split: str, images: ImageFiles, classes: Sequence[str], root: str |
     several = images.labels.ndim > 1  # then all count as of one class, whose name is not known
     for number in sample(np.zeros(len(images), int) if several else images.labels.numpy()).tolist():
         path = images.paths[number]
-        facts = None
         problem = ""
         try:
             file = opened(path)
@@ -140,7 +129,7 @@ def _sampled(split: str, images: ImageFiles, classes: Sequence[str], root: str |
                 left -= facts.pixels
                 facts = look(file, images.colour)
         except Exception as error:  # each of Pillow's readers fails in its own ways on a damaged file
-            facts = None
+            facts = UNREAD
             problem = getattr(error, "reason", None) or why_unreadable(error)
         label = "" if several else classes[int(images.labels[number])]
         yield Seen(label, split, below(path, root), facts, problem)
@@ -176,7 +165,7 @@ def below(path: str, root: str | None) -> str:
 
 def remarks(looks: Sequence[Seen], colour: str) -> list[tuple[str, str]]:
     """Remarks on the images' facts, which are read in ``colour``: the kind of each, and its text."""
-    known = _known(looks)
+    known = [one for one in looks if not one.problem]
     pixel_range = range_of(colour)
     found = [_beyond(known, pixel_range), _alpha(known) if channels_of(colour) != 4 else None]
     if not keeps_levels(colour):
@@ -223,7 +212,7 @@ def counted(count: int) -> str:
     return f"{count:,} image{'s' * (count != 1)}"
 
 
-def _names(looks: Sequence[Known]) -> str:
+def _names(looks: Sequence[Seen]) -> str:
     return some((one.name for one in looks), SHOWN)
 
 
@@ -231,7 +220,7 @@ def _of_class(label: str) -> str:
     return f"class {printable(label)} " if label else ""  # of images whose class is not known
 
 
-def _by_class(looks: Sequence[Known]) -> dict[str, list[Look]]:
+def _by_class(looks: Sequence[Seen]) -> dict[str, list[Look]]:
     groups: dict[str, list[Look]] = {}
     for one in looks:
         groups.setdefault(one.label, []).append(one.facts)
@@ -239,7 +228,7 @@ def _by_class(looks: Sequence[Known]) -> dict[str, list[Look]]:
 
 
 def _few_levels(
-    looks: Sequence[Known], pixel_range: tuple[float, float] | None, trained: bool = False
+    looks: Sequence[Seen], pixel_range: tuple[float, float] | None, trained: bool = False
 ) -> tuple[str, str] | None:
     """Numbers of more than 8 bits of which little is left: of all, or of a class."""
     deep = [one for one in looks if one.facts.low is not None]
@@ -272,7 +261,7 @@ def _few_levels(
     return "few levels", f"{bits}-bit images use few levels{whole}: {'; '.join(parts)}{more}{advice}"
 
 
-def _cut_levels(looks: Sequence[Known]) -> tuple[str, str] | None:
+def _cut_levels(looks: Sequence[Seen]) -> tuple[str, str] | None:
     """Numbers of more than 8 bits that are read as 256 levels."""
     deep = [one for one in looks if one.facts.low is not None and one.facts.extremes[1] > 255]
     if not deep:
@@ -291,7 +280,7 @@ def advised(low: float, high: float, bits: int) -> str:
 
 
 def _beyond(
-    looks: Sequence[Known], pixel_range: tuple[float, float] | None, trained: bool = False
+    looks: Sequence[Seen], pixel_range: tuple[float, float] | None, trained: bool = False
 ) -> tuple[str, str] | None:
     """Numbers that ``--pixel-range`` cuts off, or a range that no image needs."""
     if pixel_range is None or not looks:
@@ -314,7 +303,7 @@ def _beyond(
     )
 
 
-def _alpha(looks: Sequence[Known]) -> tuple[str, str] | None:
+def _alpha(looks: Sequence[Seen]) -> tuple[str, str] | None:
     """An alpha channel that says something: it differs inside an image, or between images."""
     held = [one for one in looks if one.facts.alpha is not None]
     if len({level for one in held for level in one.facts.alpha or ()}) < 2:
@@ -340,7 +329,7 @@ _TRAITS = {
 }
 
 
-def _told_by(by: str, groups: Sequence[str], looks: Sequence[Known]) -> Iterator[tuple[str, str]]:
+def _told_by(by: str, groups: Sequence[str], looks: Sequence[Seen]) -> Iterator[tuple[str, str]]:
     """Traits that all images of a class, or of a split, have and none of another has; only the first such trait."""
     for trait, value in _TRAITS.items():
         values: dict[str, list[str]] = {}
@@ -364,7 +353,7 @@ def _told_by(by: str, groups: Sequence[str], looks: Sequence[Known]) -> Iterator
         return
 
 
-def _brighter(looks: Sequence[Known]) -> tuple[str, str] | None:
+def _brighter(looks: Sequence[Seen]) -> tuple[str, str] | None:
     """Validation images that are far brighter or darker than those of training, as if inverted."""
     means = {
         split: np.array([one.facts.seen[1] for one in looks if one.split == split and one.facts.seen])

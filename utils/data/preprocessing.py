@@ -18,8 +18,8 @@ from utils.config.groups.data import CROP_MODES, INTERPOLATIONS, MOST_CHANNELS, 
 from utils.config.image_size import LARGEST_SIDE, Size, enlarged, is_size, size_text
 from utils.config.settings import UserError
 from utils.data.images.arrays import Header, of_colour
-from utils.data.images.decoding import LEVELS, do_not_map, open_image, read_pixels, to_tensor
-from utils.data.images.levels import Colour, in_colour, is_array, raw_mode
+from utils.data.images.decoding import LEVELS, open_image, read_pixels, to_tensor
+from utils.data.images.levels import Colour, do_not_map, in_colour, is_array, raw_mode
 from utils.data.images.view import View, resized
 from utils.data.transforms import BatchTransform
 

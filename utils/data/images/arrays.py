@@ -14,11 +14,14 @@ from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 from utils.config.settings import UserError
 from utils.data.images.levels import (
     channels_of,
+    do_not_map,
     is_deep,
     keeps_levels,
     numbers_of,
     range_of,
     raw_mode,
+    refuse_unknown_range,
+    scaled,
     to_8_bits,
 )
 from utils.data.images.stored import RAW, NamedBytes, content_of
@@ -98,29 +101,14 @@ def _levels(numbers: np.ndarray, pixel_range: tuple[float, float] | None, keeps:
     bits = bits_of(numbers.dtype)
     if numbers.dtype.kind not in "uif":
         raise ValueError(f"holds {numbers.dtype}, which are no levels; save whole numbers or floats")
-    if bits > 8 and pixel_range is None:
-        lowest, highest = numbers.min(), numbers.max()
-        if bits == 16:
-            pixel_range = (0, 65535)
-            if not keeps:
-                return (numbers >> 8).astype(np.uint8)  # as of a 16-bit PNG file
-        elif numbers.dtype.kind == "f" or not 0 <= lowest <= highest <= 255:
-            kind = "floats" if numbers.dtype.kind == "f" else "integers"
-            raise ValueError(
-                f"its levels, {kind} from {lowest:g} to {highest:g}, have no known range; give --pixel-range LOW HIGH"
-            )
-        else:
-            pixel_range = (0, 255)
     if bits == 8:
         return numbers.astype(np.float32) if keeps else numbers
-    assert pixel_range is not None
-    if not keeps:
-        return to_8_bits(numbers, pixel_range)
-    low, high = pixel_range
-    levels = (numbers.astype(np.float64) - low) * (255 / (high - low))
-    if np.isnan(levels).any():
-        raise ValueError("its levels hold NaN; save it with numbers alone")
-    return levels.clip(0, 255).astype(np.float32)
+    if pixel_range is None and bits == 16 and not keeps:
+        return (numbers >> 8).astype(np.uint8)  # as of a 16-bit PNG file
+    if pixel_range is None and bits == 32:
+        refuse_unknown_range(numbers)
+    pixel_range = pixel_range or (0, 65535 if bits == 16 else 255)
+    return scaled(numbers, pixel_range).astype(np.float32) if keeps else to_8_bits(numbers, pixel_range)
 
 
 # ------------------------------------------------------------------------------------------ each kind of file
@@ -149,8 +137,7 @@ def numbers_in(path: str | BinaryIO, channels: int, formats: list[str] | tuple[s
     if start.startswith(TIFF) and _is_for_tifffile(path, channels):
         return _of_tiff(path)
     with Image.open(path, formats=formats) as image:
-        if image.format == "TIFF":
-            image.filename = ""  # Pillow would exchange width and height, see ``do_not_map``
+        do_not_map(image)
         if (numbers := numbers_of(image, path)) is not None:
             return numbers
         image.load()

@@ -17,13 +17,12 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
-from PIL.ImageFile import ImageFile
 
 from utils.config.image_size import Size
 from utils.config.settings import UserError
 from utils.data.images import jpeg
 from utils.data.images.arrays import levels_of, of_colour
-from utils.data.images.levels import in_colour, is_array, keeps_levels, numbers_of, range_of, to_8_bits
+from utils.data.images.levels import do_not_map, in_colour, is_array, keeps_levels, numbers_of, range_of, to_8_bits
 from utils.data.images.stored import RAW, NamedBytes, content_of, opened
 from utils.data.images.view import LEAST_AREA, Box, Placement, View, resized
 
@@ -111,12 +110,6 @@ def _open_image(path: str | BinaryIO, colour: str, formats: list[str] | tuple[st
         image.load()
         ImageOps.exif_transpose(image, in_place=True)
         return in_colour(image, colour, image.format)
-
-
-def do_not_map(image: Image.Image) -> None:
-    """Let Pillow read a TIFF file: it maps one into memory with width and height exchanged if EXIF says to turn it."""
-    if isinstance(image, ImageFile) and image.format == "TIFF":
-        image.filename = ""
 
 
 def _raw_image(file: BinaryIO, colour: str) -> Image.Image:

@@ -8,6 +8,7 @@ from typing import BinaryIO
 import numpy as np
 import torch
 from PIL import Image, ImageOps
+from PIL.ImageFile import ImageFile
 
 SIXTEEN_BITS_AS_I = ("PNG", "PPM")  # formats whose 16-bit images Pillow opens in its mode of 32 bits
 
@@ -69,14 +70,7 @@ def in_colour(image: Image.Image, colour: str, file_format: str | None = None) -
         # Pillow clips 16-bit grey instead of scaling it.
         image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))
     elif image.mode in ("I", "F"):
-        lowest, highest = image.getextrema()
-        assert not isinstance(lowest, tuple) and not isinstance(highest, tuple)  # of one band
-        if image.mode == "F" or not 0 <= lowest <= highest <= 255:
-            kind = "floats" if image.mode == "F" else "integers"
-            raise ValueError(
-                f"its levels, {kind} from {lowest:g} to {highest:g}, have no known range; give --pixel-range LOW HIGH, "
-                "or save it with 8 or 16 bits"
-            )
+        refuse_unknown_range(np.asarray(image))
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
     return image if image.mode == colour else image.convert(colour)
@@ -88,13 +82,35 @@ def grey_of(pixels: torch.Tensor) -> torch.Tensor:
     return ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16).to(torch.uint8)[:, None]
 
 
-def to_8_bits(numbers: np.ndarray, pixel_range: tuple[float, float]) -> np.ndarray:
-    """``numbers`` as uint8: from 0 at LOW to 255 at HIGH of ``pixel_range``, linear and rounded; cut off beyond it."""
+def refuse_unknown_range(numbers: np.ndarray) -> None:
+    """Raise ``ValueError`` for numbers of 32 bits that may be other levels than those of 8."""
+    lowest, highest = numbers.min(), numbers.max()
+    if numbers.dtype.kind == "f" or not 0 <= lowest <= highest <= 255:
+        kind = "floats" if numbers.dtype.kind == "f" else "integers"
+        raise ValueError(
+            f"its levels, {kind} from {lowest:g} to {highest:g}, have no known range; give --pixel-range LOW HIGH, or "
+            "save it with 8 or 16 bits"
+        )
+
+
+def scaled(numbers: np.ndarray, pixel_range: tuple[float, float]) -> np.ndarray:
+    """``numbers`` as float64: from 0 at LOW to 255 at HIGH of ``pixel_range``, linear; cut off beyond it."""
     low, high = pixel_range
     levels = (numbers.astype(np.float64) - low) * (255 / (high - low))
     if np.isnan(levels).any():
         raise ValueError("its levels hold NaN; save it with numbers alone")
-    return np.rint(levels.clip(0, 255)).astype(np.uint8)
+    return levels.clip(0, 255)
+
+
+def to_8_bits(numbers: np.ndarray, pixel_range: tuple[float, float]) -> np.ndarray:
+    """``numbers`` ``scaled`` and rounded to uint8."""
+    return np.rint(scaled(numbers, pixel_range)).astype(np.uint8)
+
+
+def do_not_map(image: Image.Image) -> None:
+    """Let Pillow read a TIFF file: it maps one into memory with width and height exchanged if EXIF says to turn it."""
+    if isinstance(image, ImageFile) and image.format == "TIFF":
+        image.filename = ""
 
 
 def numbers_of(image: Image.Image, path: str | BinaryIO) -> np.ndarray | None:
@@ -112,7 +128,7 @@ def numbers_of(image: Image.Image, path: str | BinaryIO) -> np.ndarray | None:
     for swapped in (False,) if is_deep(image) else (False, True):
         with Image.open(path) as half:
             if half.format == "TIFF":
-                half.filename = ""  # Pillow maps such a file into memory, and exchanges its sides if EXIF says to turn
+                half.filename = ""  # as ``do_not_map``, which a model card's program lacks
             if swapped:
                 make = getattr(type(half.tile[0]), "_make", tuple)  # a named tuple from Pillow 11 on
                 half.tile = [make([*tile[:3], other_order(tile[3])]) for tile in half.tile]
