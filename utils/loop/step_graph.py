@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
-from utils.config.settings import Settings
+from utils.config.settings import Settings, UserError
 from utils.data.loaders import Batch
 from utils.loop.attachments import Attachment
 from utils.loop.forward import Outputs
@@ -57,15 +57,29 @@ class Step(Protocol):
 
     def launch_passes(self, batches: Iterable[Batch], passed: Passed) -> Gradient: ...
     def launch_update(self, gradient: Gradient) -> torch.Tensor | None: ...
+    def seed_step(self) -> None: ...
+
+
+class NotRecorded(Exception):
+    """Operations that no graph can stand for; the message says which in a line. Nothing of them has been executed."""
 
 
 def launcher(step: Step) -> Step | StepGraphs:
     """Launcher of the two parts of each step: ``step`` itself, or graphs of it if the settings ask for them."""
-    asked = step.args.model.cuda_graph
-    reason = asked != "off" and reason_against(step)
+    if step.args.model.cuda_graph == "off":
+        return step
+    reason = reason_against(step)
     if reason:
-        step.writer.log(f"--cuda-graph {asked}: steps are launched one operation at a time: {reason}")
-    return step if asked == "off" or reason else StepGraphs(step)
+        go_without(step, reason)
+    return step if reason else StepGraphs(step)
+
+
+def go_without(step: Step, reason: str) -> None:
+    """Log that steps are not recorded; with ``--cuda-graph on`` on a GPU, raise ``UserError`` instead."""
+    asked = step.args.model.cuda_graph
+    if asked == "on" and step.device.type == "cuda":
+        raise UserError(f"--cuda-graph on: no graph can stand for a step: {reason}; auto launches it as it is")
+    step.writer.log(f"--cuda-graph {asked}: steps are launched one operation at a time: {reason}")
 
 
 def reason_against(step: Step) -> str | None:
@@ -92,13 +106,25 @@ class CudaGraph:
     _pool: Any = None
 
     def record(self, function: Callable[[], Any]) -> Any:
-        """Record ``function`` and run it; gives what it returned, in memory that each replay overwrites."""
+        """Record ``function`` and run it; gives what it returned, in memory that each replay overwrites.
+
+        Raises ``NotRecorded``. A recording that fails leaves torch on the stream of the recording, and its random
+        numbers waiting for the end of it: both are set right here.
+        """
         if CudaGraph._pool is None:
             CudaGraph._pool = torch.cuda.graph_pool_handle()
         self._graph = torch.cuda.CUDAGraph()
-        # Other threads may use pinned memory meanwhile: the loader's and the checkpointer's.
-        with torch.cuda.graph(self._graph, pool=CudaGraph._pool, capture_error_mode="thread_local"):
-            made = function()
+        stream = torch.cuda.current_stream()
+        try:
+            # Other threads may use pinned memory meanwhile: the loader's and the checkpointer's.
+            with torch.cuda.graph(self._graph, pool=CudaGraph._pool, capture_error_mode="thread_local"):
+                made = function()
+        except Exception as error:
+            torch.cuda.set_stream(stream)
+            generator = torch.cuda.default_generators[stream.device_index]
+            generator.graphsafe_set_state(torch.Generator(stream.device))
+            reason = error.__context__ or error  # what ended the recording, not that its end was no good, either
+            raise NotRecorded(str(reason).partition("\n")[0] or type(reason).__name__) from error
         self._graph.replay()
         return made
 
@@ -111,32 +137,37 @@ class StepGraphs:
     """Launches the steps of ``step``: as they are at first, and as graphs once as many in a row were alike.
 
     A step of another shape, such as an epoch's last one, is launched as it is. So are all if two of one shape do not
-    launch the same operations, with the same numbers: what an optimizer computes on the host would stand still.
+    launch the same operations, with the same numbers: what an optimizer computes on the host would stand still; and if
+    one cannot be recorded.
     """
 
     def __init__(self, step: Step) -> None:
         self._step = step
         self._recorded: dict[tuple[Any, ...], Recorded] = {}
         self._now: Recorded | None = None
-        self._seen: list[tuple[Any, list[str]]] = []
+        self._watched: list[tuple[Any, list[str]]] = []  # shapes and operations of the steps in a row
         self._operations: Operations | None = None
         self._random: set[str] = set()
         self._gives_up = False
-        for own in step.verdicts.optimizers:
-            if isinstance(own, HeldByKernel):
-                own.rates_on_device()
+        self._rates = [own for own in step.verdicts.optimizers if isinstance(own, HeldByKernel)]
+        for own in self._rates:
+            own.rates_on_device()
 
     def launch_passes(self, batches: Iterable[Batch], passed: Passed) -> Gradient:
         """As ``TraVal.launch_passes``."""
         batches = list(batches)
-        shape = tuple(map(_shape, batches))
-        self._now = None
-        self._operations = None
-        if not self._gives_up and shape not in self._recorded:
-            self._watch(shape)
-        if shape in self._recorded and not self._gives_up:
-            self._now = self._recorded[shape]
-            return self._now.passes(batches, passed)
+        self._now = self._operations = None
+        if not self._gives_up:
+            self._watch_or_record(tuple(map(_shape, batches)))
+        if self._now is not None:
+            try:
+                return self._now.passes(batches, passed)
+            except NotRecorded as error:
+                self._give_up(f"one cannot be recorded: {error}")
+                for parameter in self._step.model.parameters():
+                    parameter.grad = None
+                _noted(self._step.scaler).clear()
+                self._step.seed_step()
         if self._operations is None:
             return self._step.launch_passes(batches, passed)
         made: list[Outputs] = []
@@ -147,36 +178,43 @@ class StepGraphs:
 
     def launch_update(self, gradient: Gradient) -> torch.Tensor | None:
         """As ``TraVal.launch_update``."""
-        for own in self._step.verdicts.optimizers:
-            if isinstance(own, HeldByKernel):
-                own.send_rates()
+        for own in self._rates:
+            own.send_rates()
         if self._now is not None:
-            return self._now.update(gradient)
-        watched = self._operations if updates_by_kernels(self._step) else None
-        with watched or nullcontext():
+            noted = _noted_by(self._step.scaler)
+            try:
+                return self._now.update(gradient)
+            except NotRecorded as error:
+                self._give_up(f"an update cannot be recorded: {error}")
+                _noted(self._step.scaler).update(noted)
+        with (updates_by_kernels(self._step) and self._operations) or nullcontext():
             return self._step.launch_update(gradient)
 
-    def _watch(self, shape: tuple[Any, ...]) -> None:
-        """Watch a step that may be recorded later, or have its shape recorded from now on."""
-        if self._seen and self._seen[-1][0] != shape:
-            self._seen.clear()
-        if len(self._seen) == WARM_UP:
-            *_, (_, before), (_, after) = self._seen
-            if self._step.args.optimisation.sam_rho and self._random:
-                self._give_up(f"--sam-rho seeds the second pass on the host, for {', '.join(sorted(self._random))}")
-            elif before != after:
-                self._give_up(f"two of them differ, {_difference(before, after)}")
-            else:
-                self._recorded[shape] = Recorded(self._step)
-            self._seen.clear()
+    def _watch_or_record(self, shape: tuple[Any, ...]) -> None:
+        """Choose graphs for a step of ``shape`` if there are any or it is their turn; or watch what it launches."""
+        if shape in self._recorded:
+            self._now = self._recorded[shape]
             return
-        self._operations = Operations(self._random)
-        self._seen.append((shape, self._operations.seen))
+        if self._watched and self._watched[-1][0] != shape:
+            self._watched.clear()
+        if len(self._watched) < WARM_UP:
+            self._operations = Operations(self._random)
+            self._watched.append((shape, self._operations.seen))
+            return
+        *_, (_, before), (_, after) = self._watched
+        self._watched.clear()
+        if self._step.args.optimisation.sam_rho and self._random:
+            self._give_up(f"--sam-rho seeds the second pass on the host, for {', '.join(sorted(self._random))}")
+        elif before != after:
+            self._give_up(f"two of them differ, {_difference(before, after)}")
+        else:
+            self._now = self._recorded[shape] = Recorded(self._step)
 
     def _give_up(self, reason: str) -> None:
         self._gives_up = True
-        asked = self._step.args.model.cuda_graph
-        self._step.writer.log(f"--cuda-graph {asked}: steps are launched one operation at a time: {reason}")
+        self._now = None
+        self._recorded.clear()
+        go_without(self._step, reason)
 
 
 class Recorded:
@@ -193,10 +231,11 @@ class Recorded:
         self._flags: torch.Tensor | None = None
 
     def passes(self, batches: Sequence[Batch], passed: Passed) -> Gradient:
-        if self._made is None:
+        """As ``TraVal.launch_passes``. Raises ``NotRecorded`` the first time."""
+        made = self._made
+        if made is None:
             made = self._record(batches)
         else:
-            made = self._made
             for own, batch in zip(self._batches, batches, strict=True):
                 for name, kept in own.tensors.items():
                     kept.copy_(batch.tensors[name])
@@ -205,8 +244,8 @@ class Recorded:
                 parameter.grad = gradient
         # What unscaling has noted on the host, which the scaler forgets after each step.
         _noted(self._step.scaler).update({key: dict(own) for key, own in self._unscaled.items()})
-        _pass_on(batches, self._outputs, passed)
-        # The host reads these when the next step has overwritten what the graph made.
+        # All else is copied: the host reads it, and sums add it up, when further steps have overwritten it.
+        _pass_on(batches, tree_map(torch.clone, self._outputs[: len(batches)]), passed)
         measured: Measured = [(parameters, torch.stack([*norms]).unbind()) for parameters, norms in made.measured]
         return Gradient(made.norm.clone(), made.scale.clone(), measured)
 
@@ -218,16 +257,17 @@ class Recorded:
             lambda: self._step.launch_passes(self._batches, lambda _, outputs: keep(outputs.detached()))
         )
         self._gradients = [(p, p.grad) for p in self._step.model.parameters() if p.grad is not None]
-        self._unscaled = {key: dict(own) for key, own in _noted(self._step.scaler).items()}
+        self._unscaled = _noted_by(self._step.scaler)
         self._made = made
         return made
 
     def update(self, gradient: Gradient) -> torch.Tensor | None:
+        """As ``TraVal.launch_update``. Raises ``NotRecorded`` the first time."""
+        made = self._made
+        assert made is not None  # by the passes, before
         if self._of_update is None:
             return self._step.launch_update(gradient)
         if self._flags is None:
-            made = self._made
-            assert made is not None  # by the passes, before
             self._flags = self._of_update.record(lambda: self._step.launch_update(made))
         else:
             self._of_update.replay()
@@ -279,6 +319,10 @@ def updates_by_kernels(step: Step) -> bool:
 def _noted(scaler: torch.amp.GradScaler) -> dict[int, dict[str, Any]]:
     """Notes of the scaler on each optimizer in this step; none if it is disabled."""
     return scaler._per_optimizer_states if scaler.is_enabled() else {}
+
+
+def _noted_by(scaler: torch.amp.GradScaler) -> dict[int, dict[str, Any]]:
+    return {key: dict(own) for key, own in _noted(scaler).items()}
 
 
 def _copy_of(batch: Batch) -> Batch:

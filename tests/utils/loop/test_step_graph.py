@@ -1,5 +1,8 @@
 """Steps as graphs: recorded on a CPU by a stand-in, they give the bits of steps that are launched as they are."""
 
+from contextlib import suppress
+from unittest import mock
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -8,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 from tests.helpers import equal
 from tests.utils.loop.test_between_steps import watched
 from tests.utils.loop.test_late_verdict import BATCHES, CASES, FP16, PATTERNS, Net, told_of
+from utils.config.settings import UserError
 from utils.loop import step_graph, verdict
 from utils.loop.hooks import Hooks
 from utils.optim import held
@@ -58,15 +62,19 @@ def recording(monkeypatch):
     choose = held.held
     monkeypatch.setattr(verdict, "held", lambda optimizer, _: choose(optimizer, torch.device("cuda")))
     monkeypatch.setattr(step_graph, "CudaGraph", Counted)
-    against = step_graph.reason_against
 
-    def on_a_gpu(step):
-        step.device = torch.device("cuda")
-        reason = against(step)
-        step.device = torch.device("cpu")
-        return reason
+    def on_a_gpu(decide):
+        def decided(step, *reason):
+            step.device = torch.device("cuda")
+            try:
+                return decide(step, *reason)
+            finally:
+                step.device = torch.device("cpu")
 
-    monkeypatch.setattr(step_graph, "reason_against", on_a_gpu)
+        return decided
+
+    for name in ("reason_against", "go_without"):
+        monkeypatch.setattr(step_graph, name, on_a_gpu(getattr(step_graph, name)))
     return tapes
 
 
@@ -109,11 +117,16 @@ def test_graphs_change_no_bit_and_no_word(case, pattern, recording):
     for name, value in plain.state().items():
         if name != "progress":
             assert equal(graphs.state()[name], value), name
-    assert told_of(graphs) == told_of(plain)
+    assert told_of(graphs) == told_of(plain) and curves(graphs) == curves(plain)
     by_kernels = case in ("sgd", "adamw", "accumulation")
     replayed = [tape.replayed for tape in recording]
     assert len(replayed) == 1 + by_kernels, "one for the passes, and one for the update where torch's kernels make it"
     assert min(replayed) >= 10, "of 24 steps, 3 come before, one records, and 2 are ragged"
+
+
+def curves(traval):
+    """The rows of all steps: loss, top-1, top-5, learning rate, gradient norm and loss scale; NaN as text."""
+    return [str(row) for (rows,) in traval.writer.of("curves") for row in rows]
 
 
 class WithRates:
@@ -223,7 +236,7 @@ def test_sharpness_aware_steps_without_random_numbers_are_recorded_too(pattern, 
     plain, graphs = run("off"), run("auto")
     assert graphs.progress.skipped_steps == len(PATTERNS[pattern])
     assert all(equal(graphs.state()[name], value) for name, value in plain.state().items() if name != "progress")
-    assert told_of(graphs) == told_of(plain)
+    assert told_of(graphs) == told_of(plain) and curves(graphs) == curves(plain)
     assert len(recording) == 2 and min(tape.replayed for tape in recording) >= 10
 
 
@@ -251,3 +264,45 @@ def test_steps_that_do_not_launch_the_same_are_not_recorded(recording):
     (line,) = [line for (line, *_) in recorder.of("log") if "--cuda-graph" in line]
     assert "two of them differ, aten.mul.Tensor((128, 10), 1.02) and aten.mul.Tensor((128, 10), 1.03)" in line
     assert recording == []
+
+
+def failing(traval, part):
+    """A class of graphs that cannot record ``part`` of a step of ``traval``.
+
+    As on a GPU, what was launched meanwhile has not been executed, and what the host has done is done.
+    """
+
+    class Failing(Tape):
+        made = 0
+
+        def record(self, function):
+            Failing.made += 1
+            if Failing.made != 1 + (part == "update"):
+                return super().record(function)
+            state = (traval.model.state_dict(), [own.state_dict() for own in traval.optimizers], traval.scaler._scale)
+            kept = [(tensor, tensor.clone()) for tensor in tree_leaves(state) if isinstance(tensor, torch.Tensor)]
+            with mock.patch.object(traval.scaler, "update", side_effect=InterruptedError), suppress(InterruptedError):
+                function()
+            for tensor, before in kept:
+                tensor.detach().copy_(before)
+            raise step_graph.NotRecorded("operation not permitted when stream is capturing")
+
+    return Failing
+
+
+@pytest.mark.parametrize("part", ["passes", "update"])
+def test_what_cannot_be_recorded_is_launched_as_it_is_and_no_bit_changes(part, recording, monkeypatch):
+    flags = f"{BATCHES} {FP16} --ema-decay 0.9 --max-skipped-steps 9"
+    whole, _ = built(flags, "auto", (2, 5, 8))
+    whole.fit()
+    traval, _ = built(flags, "auto", (2, 5, 8))
+    monkeypatch.setattr(step_graph, "CudaGraph", failing(traval, part))
+    traval.fit()
+    assert all(equal(traval.state()[name], value) for name, value in whole.state().items() if name != "progress")
+    assert told_of(traval) == told_of(whole) and curves(traval) == curves(whole)
+    (line,) = [line for (line, *_) in traval.writer.of("log") if "--cuda-graph" in line]
+    assert line.endswith("cannot be recorded: operation not permitted when stream is capturing")
+    with pytest.raises(UserError, match="--cuda-graph on: .* not permitted when stream is capturing; auto launches"):
+        insisting, _ = built(flags, "on")
+        monkeypatch.setattr(step_graph, "CudaGraph", failing(insisting, part))
+        insisting.fit()

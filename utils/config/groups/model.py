@@ -185,7 +185,7 @@ class ModelSettings:
     cuda_graph: str = setting(
         "off",
         "launch whole steps as CUDA graphs, with learning rates in float32; auto: where a graph can stand for a step; "
-        "on: with several processes, too",
+        "on: with several processes, too, and end the run where none can",
         choices=("auto", "on", "off"),
         in_evaluation=False,
         effect=Needs("a GPU", lambda v: v.on_gpu),
