@@ -86,9 +86,13 @@ def test_any_words_are_taken_and_read_back_or_are_told_in_lines(tmp_path, argv):
 
 @pytest.mark.parametrize("value", [*NUMBERS, *TEXTS], ids=lambda value: ascii(value)[:20])
 def test_each_setting_answers_every_number_and_text_above(value, tmp_path):
-    for flag in FLAGS:
+    read = set()  # what the value has become: one setting of each kind is saved and read
+    for option, flag in zip(OPTIONS, FLAGS, strict=True):
         result, _ = answer([f"{flag}={value}"])
-        assert result is None or reads_back(result, tmp_path), flag
+        if result is None or (kind := repr(result.values()[option.name])) in read:
+            continue
+        assert reads_back(result, tmp_path), flag
+        read.add(kind)
 
 
 # ---------------------------------------------------------------------------------------- recipes

@@ -14,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import main
 from tests.end_to_end.processes import differences, start
 from tests.helpers import wait_for
+from utils.checkpoint import checkpoint
 from utils.record import trackers, tracking
 from utils.record.trackers import FINISHED, STOPPED, Job, mirror
 
@@ -231,6 +232,8 @@ def test_a_killed_and_resumed_run_has_each_step_once(tmp_path, monkeypatch):
         process.communicate()
         (folder,) = output.glob("digits/fc/*")
         assert not (folder / "checkpoints" / "final.pt").exists()
+        _, saved = checkpoint.newest(folder / "checkpoints", print)
+        flags += ["--max-steps", str(saved["progress"]["step"] + 60)]  # beyond the kill, which came within 50 of it
         assert main.main([*FLAGS[:2], *flags, "--output", str(output), "--resume", str(folder)]) == 0
 
         there = logged(folder)
