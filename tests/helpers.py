@@ -1,5 +1,6 @@
 """What tests of several rooms share: small class folders, waiting, and the comparison of nested states."""
 
+import csv
 import struct
 import time
 import zlib
@@ -52,6 +53,12 @@ def wait_for(condition, seconds=60):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return given
+
+
+def csv_rows(path):
+    """The rows of a table with a header, each a dict of texts."""
+    with open(path, newline="", encoding="utf-8", errors="surrogateescape") as file:
+        return list(csv.DictReader(file))
 
 
 def equal(left, right):

@@ -1,6 +1,5 @@
 """Confidence one can use: the temperature that a copy keeps, in every tool; what is rejected; distances of features."""
 
-import csv
 import dataclasses
 import json
 from itertools import pairwise, permutations
@@ -25,6 +24,7 @@ from scripts.evaluation import distance as distances
 from scripts.evaluation.distance import Separation, fit_distance
 from scripts.evaluation.rejection import Curve, Rejection
 from scripts.evaluation.summary import fit_temperature
+from tests.helpers import csv_rows
 from tests.scripts.common.test_predictions import CPU, tree_of_digits
 from tests.scripts.test_evaluate import answers, guesses
 from tests.scripts.test_export import (
@@ -65,11 +65,6 @@ def evaluated(capsys, *line):
     capsys.readouterr()
     assert evaluate.main([*map(str, line), *QUIET]) == 0
     return capsys.readouterr().out
-
-
-def rows_of(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 # ------------------------------------------------------------------------------------- the copy
@@ -221,7 +216,7 @@ def test_predict_and_serve_give_the_calibrated_probabilities_and_reject_below(ke
     line = [str(kept), str(tmp_path), "--reject-below", "0.8", "--top-k", "2", "--workers", "0", "--device", "cpu"]
     for ending in ("csv", "jsonl"):
         assert predict.main([*line, "--output", str(tmp_path / f"rows.{ending}")]) == 0
-    rows = rows_of(tmp_path / "rows.csv")
+    rows = csv_rows(tmp_path / "rows.csv")
     lines = [json.loads(text) for text in (tmp_path / "rows.jsonl").read_text().splitlines()]
     sure = best.values >= 0.8
     assert 5 < sure.sum() < 35
@@ -257,7 +252,7 @@ def test_the_distance_that_predict_prints_is_that_of_the_features(digits_run, ke
     (tmp_path / "b.png").write_text("no image")
     line = [str(kept), str(tmp_path / "a.png"), str(tmp_path / "b.png"), "--device", "cpu", "--workers", "0"]
     assert predict.main([*line, "--output", str(tmp_path / "rows.csv")]) == 1
-    good, bad = rows_of(tmp_path / "rows.csv")
+    good, bad = csv_rows(tmp_path / "rows.csv")
     training, validation = (
         predict_split(load_model(digits_run), dataclasses.replace(CPU, split=split), features=True)
         for split in ("train", "val")
@@ -428,7 +423,7 @@ def test_other_images_are_told_apart_and_pictured(digits_run, photos, tmp_path, 
     area = sklearn.metrics.roc_auc_score([1] * 360 + [0] * 8, np.concatenate(scores))
     assert found["distance"]["auroc"] == pytest.approx(100 * area, abs=0.01) and area > 0.9
     rejection = content["rejection"]
-    rows = rows_of(tmp_path / "out/predictions.csv")
+    rows = csv_rows(tmp_path / "out/predictions.csv")
     taken = [row["right"] == "1" for row in rows if float(row["probability"]) >= 0.8]
     assert (rejection["accepted"], rejection["right"]) == (len(taken), sum(taken))
     for name in ("coverage.png", "other_images.png"):

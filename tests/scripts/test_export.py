@@ -30,7 +30,7 @@ from scripts.exporting import checking, images, onnx_files, reload, steps
 from scripts.exporting.card import Exported, card, code, preparation
 from scripts.exporting.formats import FORMATS, Place
 from scripts.exporting.subject import Subject
-from tests.helpers import altered
+from tests.helpers import altered, csv_rows
 from tests.scripts.test_export_zoo import save_checkpoint, shown_at
 from tests.utils.data.deep_files import png, tiff
 from utils.config.settings import UserError
@@ -394,8 +394,7 @@ def test_the_cards_preparation_of_any_numbers_is_that_of_validation(tmp_path, na
 
 
 def test_the_card_states_figures_of_exactly_these_weights(digits_run):
-    with open(Path(digits_run) / "metrics.csv", newline="") as file:
-        row = list(csv.DictReader(file))[-1]
+    row = csv_rows(Path(digits_run) / "metrics.csv")[-1]
     loaded = load_model(digits_run)
     average, raw = (Subject.of(loaded, raw, inside=False) for raw in (False, True))
     assert average.figures["count"] == 360
@@ -448,8 +447,7 @@ def test_figures_that_are_no_result_are_called_doubtful(digits_run, tmp_path):
     seen = dataclasses.replace(loaded, seen="old.pt was trained on these")
     assert "; doubtful: old.pt was trained on these |" in card_of(seen)
     table = tmp_path / "run/metrics.csv"
-    with open(table, newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(table)
     rows[-1] |= {"val_loss": "2.302585", "guessing_loss": "2.302585", "answers_nats": "0"}
     with open(table, "w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])

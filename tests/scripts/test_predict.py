@@ -1,6 +1,5 @@
 """Predictions of files: the figures of validation, a line for each file whatever it holds, and nothing half-written."""
 
-import csv
 import json
 import os
 import signal
@@ -24,7 +23,7 @@ from scripts.exporting.card import Exported, card
 from scripts.exporting.checking import Check
 from scripts.exporting.subject import Subject
 from scripts.predict import rows_of
-from tests.helpers import altered
+from tests.helpers import altered, csv_rows
 from utils.data.images import decoding
 from utils.record.reading import OneLabel
 
@@ -60,15 +59,10 @@ def predicted(*line, code=0):
     assert predict.main([*map(str, line), "--device", "cpu"]) == code
 
 
-def read_csv(path):
-    with open(path, newline="", encoding="utf-8", errors="surrogateescape") as file:
-        return list(csv.DictReader(file))
-
-
 @pytest.mark.parametrize("flags", [(), ("--tta", "flip-shift"), ("--batch-size", "5", "--workers", "2")])
 def test_probabilities_are_those_of_validation(run, data, tmp_path, flags):
     predicted(run, data / "val", "--output", tmp_path / "all.csv", "--top-k", "2", *flags)
-    rows = {row["path"]: row for row in read_csv(tmp_path / "all.csv")}
+    rows = {row["path"]: row for row in csv_rows(tmp_path / "all.csv")}
     chosen = Chosen(device="cpu", workers="0", progress=False, tta=flags[1] if flags[:1] == ("--tta",) else None)
     theirs = predict_split(open_run(run, device="cpu"), chosen)
     assert len(rows) == len(theirs) == 24
@@ -97,7 +91,7 @@ def test_of_a_network_whose_loss_judged_each_class_alone_it_is_said_that_probabi
 def test_raw_weights_give_other_probabilities_than_the_average(run, data, tmp_path):
     for name, flags in (("raw", ["--raw"]), ("average", [])):
         predicted(run, data / "val", "--output", tmp_path / f"{name}.csv", *flags)
-    assert read_csv(tmp_path / "raw.csv") != read_csv(tmp_path / "average.csv")
+    assert csv_rows(tmp_path / "raw.csv") != csv_rows(tmp_path / "average.csv")
 
 
 def test_json_lines_say_what_the_csv_says_and_stdout_what_the_file_says(run, data, tmp_path, capsys):
@@ -107,7 +101,7 @@ def test_json_lines_say_what_the_csv_says_and_stdout_what_the_file_says(run, dat
     capsys.readouterr()
     predicted(*line)
     assert capsys.readouterr().out == (tmp_path / "a.csv").read_text()
-    for row, text in zip(read_csv(tmp_path / "a.csv"), (tmp_path / "a.jsonl").read_text().splitlines(), strict=True):
+    for row, text in zip(csv_rows(tmp_path / "a.csv"), (tmp_path / "a.jsonl").read_text().splitlines(), strict=True):
         one = json.loads(text)
         assert (one["path"], one["class"], one["error"]) == (row["path"], row["class"], None)
         assert one["probability"] == float(row["probability"]) and one["top"][1]["class"] == row["class_2"]
@@ -122,7 +116,7 @@ def test_images_that_cannot_be_read_are_rows_and_make_the_exit_code_1(digits_run
     (images / 'z\udcff, "odd"\n.png').write_bytes(b"")
     for ending in ("csv", "jsonl"):
         predicted(digits_run, images, tmp_path / "images" / "good.png", "--output", tmp_path / f"a.{ending}", code=1)
-    rows = read_csv(tmp_path / "a.csv")
+    rows = csv_rows(tmp_path / "a.csv")
     names = ["bad.png", "good.png", 'z\udcff, "odd"\n.png', "good.png"]
     assert [os.path.basename(row["path"]) for row in rows] == names
     assert [bool(row["error"]) for row in rows] == [True, False, True, False]

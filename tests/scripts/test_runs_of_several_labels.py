@@ -26,6 +26,7 @@ from scripts.evaluation.summary import fit_temperature
 from scripts.sweeps import outcomes
 from scripts.sweeps.cross_validation import cross_validate
 from scripts.sweeps.grid import trials
+from tests.helpers import csv_rows
 from utils.checkpoint import checkpoint
 from utils.record.reading import OneLabel, SeveralLabels
 
@@ -257,8 +258,7 @@ def test_folds_of_several_labels_are_cross_validated_by_mean_average_precision(f
         assert main([*trial.flags, "--output", str(tmp_path / "runs")]) == 0
     results = outcomes.finished(tmp_path / "runs", planned)
     lines = cross_validate(planned, results, tmp_path)
-    with open(tmp_path / "out_of_fold_seed0.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(tmp_path / "out_of_fold_seed0.csv")
     assert len(rows) == sum(COUNTS.values())
     with open(table / "labels.csv", newline="") as file:
         shown = {row["path"]: [name for name in NAMES if row[name] == "1"] for row in csv.DictReader(file)}
@@ -269,8 +269,7 @@ def test_folds_of_several_labels_are_cross_validated_by_mean_average_precision(f
         cells = zip(made.scores.T, made.targets.T, strict=True)
         by_hand.append(100 * np.mean([average_precision_score(t[t >= 0], s[t >= 0]) for s, t in cells]))
         assert results[trial].headline == "map" and results[trial].final == pytest.approx(by_hand[-1], abs=1e-3)
-    with open(tmp_path / "cross_validation.csv", newline="") as file:
-        (about,) = csv.DictReader(file)
+    (about,) = csv_rows(tmp_path / "cross_validation.csv")
     assert float(about["mean_map"]) == pytest.approx(np.mean(by_hand), abs=0.006)
     assert f"mAP {about['mean_map']} % over 3 runs" in lines[0]
     assert "final mAP" in outcomes.as_table(results)

@@ -1,7 +1,6 @@
 """A sweep trains each combination with each seed once, can be interrupted, and shows mean and spread of its runs."""
 
 import argparse
-import csv
 import dataclasses
 import shutil
 import signal
@@ -22,6 +21,7 @@ from scripts.common.runs import identity, read_run
 from scripts.sweeps import jobs, outcomes
 from scripts.sweeps.cross_validation import corrected_interval, cross_validate
 from scripts.sweeps.grid import Trial, trials
+from tests.helpers import csv_rows
 from utils.config import arguments
 from utils.config.settings import UserError
 from utils.data.datasets import get_data
@@ -204,8 +204,7 @@ def test_mean_and_spread_are_those_of_the_statistics_module(tmp_path):
     assert lines[2].split() == f"lr=0.05 3 92.20 +- {spread} 93.20 +- {spread} 3 s".split()
     assert lines[3].split()[:5] == ["lr=0.1", "2", "88.75", "+-", "1.06"]
     write_csv(tmp_path / "sweep.csv", outcomes.csv_rows(planned, results))
-    with open(tmp_path / "sweep.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(tmp_path / "sweep.csv")
     assert [(row["lr"], row["seed"]) for row in rows] == [(lr, seed) for lr in ("0.05", "0.1") for seed in "012"][:5]
     assert [float(row["val_top1"]) for row in rows] == finals
     outcomes.draw(tmp_path / "sweep.png", "a title", results)
@@ -452,15 +451,10 @@ def validated(tmp_path_factory):
     return folder, planned, outcomes.finished(folder / "runs", planned)
 
 
-def read_csv(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_each_training_image_has_one_prediction_by_the_network_that_did_not_see_it(validated):
     folder, planned, results = validated
     lines = cross_validate(planned, results, folder)
-    rows = read_csv(folder / "out_of_fold_seed0.csv")
+    rows = csv_rows(folder / "out_of_fold_seed0.csv")
     labels = get_data(arguments.parse([]).data, torch.device("cpu")).train.labels.tolist()
     assert [row["image"] for row in rows] == [f"train[{number}]" for number in range(1437)]
     assert [int(row["class"]) for row in rows] == labels
@@ -475,7 +469,7 @@ def test_each_training_image_has_one_prediction_by_the_network_that_did_not_see_
         assert sum(shares) == pytest.approx(1, abs=1e-5) and max(shares) == shares[int(row["predicted"])]
     hits = sum(row["class"] == row["predicted"] for row in rows)
     assert f"seed 0: {hits:,} of 1,437 right out of fold" in lines[1]
-    (about,) = read_csv(folder / "cross_validation.csv")
+    (about,) = csv_rows(folder / "cross_validation.csv")
     values = [results[trial].final for trial in planned]
     assert (about["runs"], about["seeds"], about["smallest_fold"]) == ("3", "1", "479")
     assert float(about["mean_top1"]) == pytest.approx(statistics.fmean(values), abs=0.005)

@@ -3,7 +3,6 @@
 A small program takes main.py's place: its figures are a function of the flags, so that the outcome is known.
 """
 
-import csv
 import os
 import shutil
 import signal
@@ -26,6 +25,7 @@ from scripts.sweeps import jobs
 from scripts.sweeps.search import Search, point_of, storage
 from scripts.sweeps.search_report import draw
 from scripts.sweeps.space import Space
+from tests.helpers import csv_rows
 from utils.config import arguments
 from utils.data.datasets import get_data
 from utils.record.epoch_scalars import Metric
@@ -97,12 +97,7 @@ def whole(program, tmp_path_factory):
 
 def searched(folder, *more, search=10):
     code = sweep.main(["digits/fc", "--search", str(search), *FLAGS, "--output", str(folder), *more])
-    return code, [row | {"folder": "", "seconds": ""} for row in read_csv(folder / "search.csv")]
-
-
-def read_csv(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
+    return code, [row | {"folder": "", "seconds": ""} for row in csv_rows(folder / "search.csv")]
 
 
 def test_a_package_that_a_search_lacks_is_one_line(capsys, monkeypatch):
@@ -175,7 +170,7 @@ def test_the_best_are_trained_with_other_seeds_and_reported_in_the_order_of_the_
     pruned = [row for row in rows if row["state"] == "pruned"]
     assert pruned and {int(row["epochs"]) for row in pruned} <= {2, 3, 4, 5, 6, 7}
     best = max((row for row in rows if row["state"] == "complete"), key=lambda row: float(row["val_top1"]))
-    final = read_csv(folder / "sweep.csv")
+    final = csv_rows(folder / "sweep.csv")
     assert len(final) == 4 and {row["seed"] for row in final} == {"1", "2"}
     assert all(float(row["val_top1"]) == pytest.approx(70 + float(row["lr"]), abs=1e-3) for row in final)
     assert (folder / "search.png").read_bytes()[:4] == b"\x89PNG"
@@ -218,7 +213,7 @@ def test_trials_that_fail_or_learned_nothing_are_told_and_do_not_win(fake_main, 
     assert all("the loss is not finite" in row["why"] for row in failed)
     assert all("nothing was learned" in row["why"] for row in dead)
     assert "failed, and cannot win: the loss is not finite" in said and "; cannot win: val_loss" in said
-    assert not {row["lr"] for row in (*failed, *dead)} & {row["lr"] for row in read_csv(tmp_path / "a/sweep.csv")}
+    assert not {row["lr"] for row in (*failed, *dead)} & {row["lr"] for row in csv_rows(tmp_path / "a/sweep.csv")}
 
 
 def test_a_folder_with_another_search_is_refused_and_says_what_differs(whole, monkeypatch, capsys):

@@ -17,6 +17,7 @@ from scripts.evaluation.result import Evaluation
 from scripts.evaluation.several_labels import class_rows, compare, summary
 from scripts.predict import PredictionRow, refuse_separator_in, writer
 from scripts.reporting import label_details
+from tests.helpers import csv_rows
 from utils.config.settings import UserError
 from utils.data.formats.readers import MemoryImages
 from utils.record.multilabel import MultilabelReport
@@ -175,8 +176,7 @@ def test_files_hold_every_image_and_class_and_missing_labels_stay_missing(tmp_pa
     content = json.loads((tmp_path / JSON_FILE).read_text())
     assert content["figures"]["map"] == pytest.approx(made.report.map)
     assert content["classes"][4]["average_precision"] is None, "JSON has no NaN"
-    with open(tmp_path / "targets.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(tmp_path / "targets.csv")
     cells = [[-1 if row[name] == "" else int(row[name]) for name in NAMES] for row in rows]
     assert (np.array(cells) == made.targets).all()
     with open(tmp_path / "scores.csv", newline="") as file:

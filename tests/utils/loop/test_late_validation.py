@@ -1,12 +1,12 @@
 """An epoch that ended without a validation gets one once nothing follows it: in its row, and as a whole epoch."""
 
-import csv
 import time
 
 import pytest
 
 import main
 from tests.end_to_end.processes import load, points
+from tests.helpers import csv_rows
 from utils.loop import validation
 from utils.record.metrics import Report
 
@@ -37,8 +37,7 @@ def run(tmp_path, validate):
 
 
 def table(run):
-    with open(run / "metrics.csv", newline="") as file:
-        return list(csv.DictReader(file))
+    return csv_rows(run / "metrics.csv")
 
 
 def training(rows):

@@ -8,13 +8,14 @@ import torch
 from timm.scheduler import CosineLRScheduler, PolyLRScheduler, StepLRScheduler
 from torch.optim import lr_scheduler
 
+from utils.config.arguments import parse
 from utils.config.groups.optimisation import (
     LR_POLICIES,
     RESTARTING_POLICIES,
     RISING_POLICIES,
     OptimisationSettings,
 )
-from utils.optim.lr_policy import POLICIES, LRPolicy, build_lr_policy
+from utils.optim.lr_policy import POLICIES, LRPolicy, build_lr_policy, describe
 
 # step: learning rate, for 12 steps with a highest rate of 0.4
 TABLES = {
@@ -280,3 +281,29 @@ def test_the_settings_reach_the_policy_and_their_epochs_become_steps():
     steps = {"total_steps": 90, "warmup_steps": 3, "milestones": (20, 45), "step_length": 15, "cycle_steps": 25}
     expected = LRPolicy("multistep", 0.2, gamma=0.5, hold_steps=10, **steps, **rest, **cycles)
     assert build_lr_policy(settings, steps_per_epoch=10) == expected
+
+
+# Of eight epochs: rates at their quarters, at the end of the warm-up and in the last step, worked out by hand.
+WORDS = {
+    "--lr 0.2 --lr-policy multistep": "multistep  epoch 0: 0.2  epoch 2: 0.2  epoch 4: 0.02  epoch 6: 0.002  "
+    "epoch 7.9: 0.002; x 0.1 at epochs 4, 6",
+    "--lr 0.2 --lr-policy step --lr-step-epochs 3 --lr-min 0.01 --warmup-epochs 1 --warmup-lr 0.02": "step  "
+    "epoch 0: 0.02  epoch 1: 0.2  epoch 2: 0.2  epoch 4: 0.02  epoch 6: 0.01  epoch 7.9: 0.01; x 0.1 every 3 epochs; "
+    "not below 0.01; warm-up over 1 epochs from 0.02",
+    "--lr-base 0.1 --lr-base-size 32 --lr-policy poly --lr-power 2 --swa-start-epoch 5 --swa-lr 0.03": "poly  "
+    "epoch 0: 0.2  epoch 2: 0.1125  epoch 4: 0.03  epoch 6: 0.03  epoch 7.9: 0.03; power 2; "
+    "constant from epoch 5 on; peak 0.2 = --lr-base 0.1 x 64 / 32",
+    "--lr-base 0.1 --lr-base-size 16 --lr-base-scale sqrt --lr-cycle-epochs 4 --lr-cycle-decay 0.5": "cosine  "
+    "epoch 0: 0.2  epoch 2: 0.1  epoch 4: 0.1  epoch 6: 0.05  epoch 7.9: 0.0001541; restarts at epochs 4 at 0.5 of the "
+    "peak before; peak 0.2 = --lr-base 0.1 x sqrt(64 / 16)",
+    "--lr 0.2 --lr-policy linear --lr-per-epoch --warmup-epochs 2 --no-warmup-prefix": "linear  epoch 0: 0.1  "
+    "epoch 2: 0.15  epoch 4: 0.1  epoch 6: 0.05  epoch 7.9: 0.025; warm-up over 2 epochs, in which the schedule begins; "
+    "changes with each epoch",
+}
+
+
+@pytest.mark.parametrize("flags", WORDS)
+def test_the_words_hold_rates_along_the_run_and_what_shapes_them(flags):
+    args = parse(["--epochs", "8", *flags.split()])
+    policy = build_lr_policy(args.optimisation, 10, args.average)
+    assert describe(policy, args.optimisation, 10, args.data.global_batch_size) == WORDS[flags]

@@ -1,6 +1,5 @@
 """Metrics against numpy, torch and scikit-learn, the calibration error against its formula written out."""
 
-import csv
 import math
 import warnings
 
@@ -12,6 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.end_to_end.processes import rows
 from tests.faults.small_run import begin
+from tests.helpers import csv_rows
 from utils.record import metrics
 from utils.record.metrics import (
     COUNT,
@@ -371,8 +371,7 @@ def test_a_run_writes_them_in_its_row_its_line_of_evaluation_and_by_class(tmp_pa
     run = begin(tmp_path, "--max-steps", 23)
     row = rows(run)[-1]
     shown = capsys.readouterr()
-    with open(run / "class_metrics.csv", newline="") as file:
-        by_class = list(csv.DictReader(file))
+    by_class = csv_rows(run / "class_metrics.csv")
     assert [line["class"] for line in by_class] == [str(digit) for digit in range(10)]
     assert sum(int(line["val_count"]) for line in by_class) == int(row["val_count"]) == 360
     hits = sum(float(line["val_accuracy"]) * int(line["val_count"]) for line in by_class) / 360

@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.tensorboard import summary
 
 import main
+from tests.helpers import csv_rows
 from utils.checkpoint.progress import Progress
 from utils.config.arguments import parse
 from utils.loop import validation
@@ -301,8 +302,7 @@ def test_each_tag_and_step_is_there_once_also_after_a_resume(run):
 
 def test_the_pictures_are_of_the_result_that_counts(run):
     folder, kept = run
-    with open(folder / "metrics.csv", newline="") as file:
-        last = list(csv.DictReader(file))[-1]
+    last = csv_rows(folder / "metrics.csv")[-1]
     matrix = kept[-1].confusion
     assert last["val_top1"] != last["raw_val_top1"], "the average's figures are not those of the raw weights"
     assert float(last["val_top1"]) == pytest.approx(100 * np.trace(matrix) / matrix.sum(), abs=1e-3)
@@ -312,8 +312,7 @@ def test_the_pictures_are_of_the_result_that_counts(run):
 
 def test_the_best_so_far_is_charted(run):
     folder, _ = run
-    with open(folder / "metrics.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(folder / "metrics.csv")
     best = {step: value.tensor.float_val[0] for (tag, step), value in points_of(folder) if tag == "Best/Top1"}
     assert best[45] == pytest.approx(max(float(row["val_top1"]) for row in rows), abs=1e-3)
 

@@ -1,6 +1,5 @@
 """What the console and metrics.csv report about training."""
 
-import csv
 import math
 import sys
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 from tqdm import tqdm
 
+from tests.helpers import csv_rows
 from utils.checkpoint.progress import Progress
 from utils.config.arguments import parse
 from utils.record import reporter as reporter_module
@@ -369,8 +369,7 @@ def test_metrics_csv_has_six_significant_digits_of_floats_and_whole_counts_also_
         writer = Writer(tmp_path, progress=False, resumed=(1, 0) if epoch == 2 else None)
         writer.epoch(row | {"epoch": epoch})
         writer.close()
-    with open(tmp_path / "metrics.csv", newline="", encoding="utf-8") as file:
-        assert list(csv.DictReader(file)) == [expected, expected | {"epoch": "2"}]
+    assert csv_rows(tmp_path / "metrics.csv") == [expected, expected | {"epoch": "2"}]
 
 
 def columns_after(folder, *rows):
@@ -379,9 +378,8 @@ def columns_after(folder, *rows):
         writer = Writer(folder, progress=False, resumed=(epochs, 0) if epochs else None)
         writer.epoch({"epoch": epochs + 1} | row)
         writer.close()
-    with open(folder / "metrics.csv", newline="", encoding="utf-8") as file:
-        table = csv.DictReader(file)
-        return table.fieldnames, list(table)
+    table = csv_rows(folder / "metrics.csv")
+    return list(table[0]), table
 
 
 def test_no_column_of_an_earlier_epoch_is_lost_when_later_ones_have_others(tmp_path):

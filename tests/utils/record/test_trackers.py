@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import main
 from tests.end_to_end.processes import differences, start
-from tests.helpers import wait_for
+from tests.helpers import csv_rows, wait_for
 from utils.checkpoint import checkpoint
 from utils.record import trackers, tracking
 from utils.record.trackers import FINISHED, STOPPED, Job, mirror
@@ -237,8 +237,7 @@ def test_a_killed_and_resumed_run_has_each_step_once(tmp_path, monkeypatch):
         assert main.main([*FLAGS[:2], *flags, "--output", str(output), "--resume", str(folder)]) == 0
 
         there = logged(folder)
-        with open(folder / "scalars.csv", newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = csv_rows(folder / "scalars.csv")
         table = {(int(row["step"]), row["tag"]): float(row["value"]) for row in rows}
         assert len(table) == len(rows)
         assert same(table, there)
