@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 
 from models import unknown_arch
-from models.oversized import oversized_layer
 from models.prepare import (
     Prepared,
     known_preprocessing,
+    oversized_layer,
     prepare_network,
     prepare_to_evaluate,
     read_weights,
@@ -22,11 +22,10 @@ from models.training_loss import build_loss
 from utils.checkpoint.checkpoint import Checkpointer
 from utils.checkpoint.override import refuse_other_head
 from utils.config import plugins
-from utils.config.effects import without_effect
 from utils.config.settings import Settings, UserError
 from utils.data.datasets import Data, prepare
 from utils.data.loaders import TrainLoader, ValidationLoader, loaders
-from utils.loop.facts import facts_of
+from utils.loop.effects import facts_of, without_effect
 from utils.loop.hooks import Hooks
 from utils.loop.stop_signals import StopSignals
 from utils.optim import clipping, criterion, ema, lr_policy, optimizers
@@ -130,7 +129,7 @@ def build(run: Run) -> Components:
     point = run.resume_point
     _begin(args, distributed, evaluate=False)
     with distributed.raise_on_all_ranks(), distributed.without_timeout("Reading the data"):
-        weights = read_weights(args) if point is None else None
+        weights = read_weights(args.model) if point is None else None
         known = known_preprocessing(args, point, weights)
         data = run.images.to_train_on(args.data, point or weights).shown_to(known, args.data)
         if point is not None and args.run.resume_override:

@@ -16,7 +16,7 @@ from utils.checkpoint import checkpoint
 from utils.checkpoint.resume import ResumePoint
 from utils.config.datasets import SPECS
 from utils.config.groups.model import ModelSettings
-from utils.config.image_size import Size, is_size
+from utils.config.image_size import Size, is_size, pixels_text
 from utils.config.settings import Settings, UserError, flag_of, plan_words, shaping
 from utils.data.datasets import Data
 from utils.data.loaders import TrainLoader
@@ -28,6 +28,9 @@ from utils.precision.amp import autocast, keep_in_fp32, resolve_amp
 from utils.runtime.determinism import refuse_without_determinism
 
 START_IMAGES = 5000
+# weights of a linear layer, and its share of the network's parameters
+MOST_WEIGHTS = 20_000_000
+MOST_SHARE = 0.9
 OLDER_MAX_SHIFT = 28  # of images of any size, whatever theirs was, before checkpoints held it
 
 
@@ -141,6 +144,28 @@ def _built(settings: ModelSettings, data: Data, stem_size: Size) -> torch.nn.Mod
     return model
 
 
+def oversized_layer(arch: str, model: torch.nn.Module, image_size: Size) -> str | None:
+    """A line about a linear layer on flattened pixels that is nearly all of a large network; otherwise None.
+
+    Such a layer grows with the square of the image's side: conv2, published for 32 pixels, has 4 million weights there
+    and 205 million for photographs of 224. A large last layer, for many classes, does not count. VGG's first linear
+    layer has 74 % of 138 million parameters, as published, and passes.
+    """
+    total = sum(parameter.numel() for parameter in model.parameters())
+    for name, module in model.named_modules():
+        if not isinstance(module, torch.nn.Linear) or module.in_features < module.out_features:
+            continue
+        weights = module.weight.numel()
+        if weights > MOST_WEIGHTS and weights > MOST_SHARE * total:
+            return (
+                f"--arch {arch}: of its {total:,} parameters, {weights:,} are weights of the one layer {name}, for "
+                f"{module.in_features:,} numbers that {pixels_text(image_size)} images leave it; a network that "
+                "pools them, such as --arch resnet18, or a smaller --image-size usually does better with less memory "
+                "and time"
+            )
+    return None
+
+
 def start_from_images(model: torch.nn.Module, loader: TrainLoader) -> None:
     """Let a network that begins from training images see some, the same on any number of ranks.
 
@@ -195,14 +220,14 @@ def _refuse_without_determinism(
         refuse_without_determinism(model, images, autocast(args.precision, device), training)
 
 
-def read_weights(args: Settings) -> ResumePoint | None:
+def read_weights(settings: ModelSettings) -> ResumePoint | None:
     """The checkpoint of ``--weights``, if a run begins from some, with its tensors."""
-    if not args.model.weights:
+    if not settings.weights:
         return None
-    weights = ResumePoint.whole(Path(args.model.weights))
+    weights = ResumePoint.whole(Path(settings.weights))
     stored = weights.state.get("settings")
     for name in shaping("network"):
-        if isinstance(stored, dict) and stored.get(name) is True and not getattr(args.model, name):
+        if isinstance(stored, dict) and stored.get(name) is True and not getattr(settings, name):
             # They fit the network without it, which computes something else.
             raise UserError(f"--weights {weights.path}: was trained with {flag_of(name)}; give that flag, too")
     return weights

@@ -149,7 +149,7 @@ def sizes_for_weights(args: Settings, resume_point: ResumePoint | None) -> dict[
     from models.prepare import known_preprocessing, read_weights
     from utils.data.preprocessing import resolve
 
-    known = known_preprocessing(args, resume_point, None if resume_point is not None else read_weights(args))
+    known = known_preprocessing(args, resume_point, None if resume_point is not None else read_weights(args.model))
     shown, _ = resolve(args.data, known)
     return {"image_size": shown.image_size, "val_image_size": shown.val_image_size}
 

@@ -17,11 +17,10 @@ from utils.loop.extras import Extras
 from utils.loop.forward import Outputs, forward
 from utils.loop.hooks import call
 from utils.loop.non_finite_step import NonFiniteStepHandler
-from utils.loop.selection import update_best
 from utils.loop.step_graph import Gradient, launcher
 from utils.loop.step_sums import StepSums
 from utils.loop.stop_signals import StopConsensus, Stopped
-from utils.loop.validation import pictures_may_be_due, validate_average, validate_in_views, write_pictures
+from utils.loop.validation import pictures_may_be_due, update_best, validate_average, validate_in_views, write_pictures
 from utils.loop.verdict import Verdict, Verdicts
 from utils.optim.clipping import GradientClipper
 from utils.optim.freezing import has_trainable

@@ -138,7 +138,7 @@ def of_architecture(arch: str, flags: Sequence[str]) -> Loaded:
     chooses = any(flag.startswith(("--weights", "--no-pretrained", "--pretrained")) for flag in flags)
     pretrained = library != "own" and not chooses
     args = arguments.parse([f"--arch={arch}", *flags], checkpoint={"pretrained": pretrained})
-    weights = read_weights(args)
+    weights = read_weights(args.model)
     data = get_data(args.data, torch.device("cpu"))
     data = data.shown_to(known_preprocessing(args, None, weights, evaluates=True), args.data)
     shape = {"channels": data.spec.channels, "image_size": data.image_size}

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from models.build import OWN, _timm, _torchvision
-from models.oversized import MOST_WEIGHTS, oversized_layer
+from models.prepare import MOST_WEIGHTS, oversized_layer
 from tests.faults.small_run import told
 from utils.config.groups.model import ModelSettings
 

@@ -24,7 +24,7 @@ FLAG = "flag"
 
 # Takes a converted value and returns what it must be, or None if it is fine.
 Check = Callable[[Any], str | None]
-# Takes all settings and the run's facts by name (utils/config/effects.py); returns the end of a line that says why the
+# Takes all settings and the run's facts by name (utils/loop/effects.py); returns the end of a line that says why the
 # setting has no effect, or None if it has one.
 Effect = Callable[[Any], str | None]
 

@@ -3,7 +3,7 @@
 A contradiction is a mistake: it answers one question in two ways (which algorithm, schedule, weights or device), or
 asks for what cannot be done. Each group has its own (``contradictions`` in ``utils/config/groups/``); here stand those
 of an optimizer or a way to train that concerns several groups. A setting of something that the run does not have, such
-as the momentum of an optimizer without one, only has no effect and is reported (``utils/config/effects.py``).
+as the momentum of an optimizer without one, only has no effect and is reported (``utils/loop/effects.py``).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import pytest
 from utils.checkpoint.progress import Progress
 from utils.config.arguments import parse
 from utils.config.settings import UserError
-from utils.loop.selection import update_best
+from utils.loop.validation import update_best
 from utils.record.epoch_scalars import EPOCH_SCALARS, best_metric, metrics, stopping_metric, strange_metrics
 
 LOWER = {"loss", "ece"}

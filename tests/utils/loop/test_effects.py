@@ -9,9 +9,9 @@ from torch import nn
 from tests.faults.small_run import told
 from tests.utils.config.examples import OPTIONS, context, example
 from utils.config import arguments
-from utils.config.effects import Facts, without_effect
 from utils.config.groups.optimisation import RESTARTING_POLICIES
 from utils.config.settings import Settings, UserError, flag_of
+from utils.loop.effects import Facts, without_effect
 from utils.precision.amp import keep_in_fp32, never_called
 
 SMALL = ("--device", "cpu", "--arch", "fc", "--no-progress")
