@@ -306,7 +306,7 @@ FIGURES = {
     "ResNet-50 on an H100": {
         H100: r"`resnet50-bf16`, one round \| ([\d,]+) images/s",
         "docs/distributed.md": r"images/s of one GPU: ([\d,]+) with",
-        "docs/limits.md": r"at the ([\d,]+) images/s that",
+        "docs/limits.md": r"in bf16 at ([\d,]+) images/s",
     },
     "accounting on an H100": {
         H100: r"fp16 \|.*\| ([\d.]+)x \(([\d.]+) to ([\d.]+) in 8",
@@ -318,7 +318,7 @@ FIGURES = {
     },
     "half precision on an H100": {
         H100: r"float32 3.24 ms \| ([\d.]+)x \(.*?3.24 ms \| ([\d.]+)x .*fp16 \(([\d.]+)x\) .* bf16 \(([\d.]+)x\)",
-        "docs/mixed_precision.md": r"MLP trained ([\d.]+)x .*? and ([\d.]+)x faster .*? trained ([\d.]+)x and ([\d.]+)x",
+        "docs/mixed_precision.md": r"recipe trained ([\d.]+)x .*? and ([\d.]+)x faster .*? trained ([\d.]+)x and ([\d.]+)x",
     },
     "kills": {
         "README.md": r"(\d+) times `kill -9`",

@@ -61,7 +61,7 @@ def verdict(search: Search, results: Mapping[Trial, RunResult], images: int) -> 
         f"It reaches {figure}, trained on all training images, on the {images:,} validation images, which no trial saw",
     ]
     if len(points_of(results)) > 1:
-        lines.append("The others stand there to compare: the best of them by these images would be chosen by them")
+        lines.append("The other rows are for comparison: choosing the best of them would be choosing by these images")
     return "\n".join(lines)
 
 

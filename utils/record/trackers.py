@@ -2,7 +2,7 @@
 
 The queue is the run folder itself: TensorBoard's event files and metrics.csv are read as they grow, and each tag and
 step that the tracker lacks is sent. So nothing is lost while a tracker cannot be reached, and a resumed run sends what
-its killed process could not. What a tracker got from steps that a kill undid stands there: it is not sent again.
+its killed process could not. Points of steps that a kill undid stay in the tracker and are not sent again.
 """
 
 from __future__ import annotations

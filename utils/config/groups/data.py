@@ -202,7 +202,7 @@ class DataSettings:
     )
     group_column: str | None = setting(
         None,
-        "column of --labels with what images belong to that --val-split must not divide, such as a patient; off for "
+        "column of --labels that names a patient or the like, whose images --val-split keeps together; off for "
         "none [group, patient, subject, or these with _id, if there is one]",
         effect=_TABLE,
         example="a",
@@ -341,8 +341,8 @@ class DataSettings:
     )
     in_channels: int | None = setting(
         None,
-        "channels of an image that the network sees [those of the data set: 3, or 1 of grey ones; of .npy and TIFF "
-        "files of several bands what they hold]",
+        "channels of an image that the network sees [those of the data set: 3, or 1 if it is grey; all bands of .npy "
+        "files and of TIFF files of several bands]",
         check=between(1, MOST_CHANNELS),
         shapes="views of the validation images",
         synonyms="in-chans input-channels",

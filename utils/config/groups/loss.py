@@ -86,7 +86,7 @@ class LossSettings:
     )
     asymmetric_clip: float = setting(
         0.05,
-        "asymmetric: taken off the probabilities of classes that an image does not show, so that those below count "
+        "asymmetric: subtracted from the probabilities of classes that an image does not show; lower ones count "
         "nothing",
         check=between(0, 1, open_high=True),
         effect=_ASYMMETRIC,
