@@ -24,7 +24,7 @@ from models.prepare import BEGUN, known_preprocessing, read_weights
 from models.starting_weights import load_start
 from scripts.common.command_line import say, warn
 from scripts.common.output import whole_file
-from scripts.common.predictions import Chosen, picture, predict_split, read_images, settings_of
+from scripts.common.predictions import Chosen, picture, point_of, predict_split, read_images, settings_of
 from utils.config import arguments
 from utils.config.groups.data import DataSettings
 from utils.config.groups.model import ModelSettings
@@ -108,7 +108,7 @@ def on_data(loaded: Loaded, flags: Sequence[str]) -> Loaded:
     names = {name for _, _, layer in given.layers for name in layer}
     if fixed := sorted(names & OF_THE_RUN):
         raise UserError(f"{flag_of(fixed[0])}: network and preprocessing are those of {loaded.path}; leave it out")
-    begun = dict(loaded.settings)
+    begun = point_of(loaded).settings
     elsewhere = not names.isdisjoint(("dataname", "datapath", "config"))
     others = elsewhere or "labels" in names
     if others:
