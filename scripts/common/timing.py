@@ -61,6 +61,17 @@ def timed(work: Callable[[], T], device: torch.device) -> tuple[float, T]:
     return time.perf_counter() - began, result
 
 
+def busy_seconds(work: Callable[[], object]) -> float:
+    """The seconds that a GPU's kernels and copies take of ``work``, of which no two may run at once."""
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        work()
+        torch.cuda.synchronize()
+    return sum(event.self_device_time_total for event in profiled.key_averages()) / 1e6
+
+
 def warm_up(run: Callable[[int], None], device: torch.device) -> None:
     """Let ``run``, a function of the number of steps, do what is not to be timed."""
     timed(lambda: run(WARM_UP_STEPS), device)

@@ -39,11 +39,12 @@ PARTS = {
     "resnet50-fp16": "on a GPU: resnet50 in fp16, images in memory, against the bare loop and timm's train.py",
     "resnet50-bf16": "in bf16",
     "resnet50-compiled": "in fp16, compiled",
+    "vit-small-bf16": "on a GPU: ViT-S/16 in bf16, in the same way",
     "resident": "on a GPU: resnet18 on CIFAR-10 in its memory, against the bare loop",
     "jpeg-resnet18": "on a GPU: JPEG files decoded by the CPU and by the GPU, against images in memory",
     "jpeg-resnet50": "the same with resnet50",
 }
-ON_GPU = ("resnet50-fp16", "resnet50-bf16", "resnet50-compiled", "resident", "jpeg-resnet18", "jpeg-resnet50")
+ON_CPU = ("loop", "decode", "start-up")
 
 
 def main(argv: list[str]) -> int:
@@ -165,9 +166,10 @@ def matches(only: Sequence[str] | None, setup: Setup) -> Iterator[tuple[str, Mat
         "loop": loop.training,
         "decode": decode.decode,
         "start-up": start_up.start_up,
-        "resnet50-fp16": partial(gpu.resnet50, amp="fp16"),
-        "resnet50-bf16": partial(gpu.resnet50, amp="bf16"),
-        "resnet50-compiled": partial(gpu.resnet50, amp="fp16", compiled=True),
+        "resnet50-fp16": partial(gpu.in_memory, arch="resnet50", amp="fp16"),
+        "resnet50-bf16": partial(gpu.in_memory, arch="resnet50", amp="bf16"),
+        "resnet50-compiled": partial(gpu.in_memory, arch="resnet50", amp="fp16", compiled=True),
+        "vit-small-bf16": partial(gpu.in_memory, arch="vit_small_patch16_224", amp="bf16"),
         "resident": gpu.resident,
         "jpeg-resnet18": partial(gpu.jpeg, arch="resnet18"),
         "jpeg-resnet50": partial(gpu.jpeg, arch="resnet50"),
@@ -183,7 +185,7 @@ def matches(only: Sequence[str] | None, setup: Setup) -> Iterator[tuple[str, Mat
 
 def unfit(part: str, setup: Setup) -> str:
     """Reason for which ``part`` cannot be measured with ``setup``; '' if it can."""
-    if part in ON_GPU:
+    if part not in ON_CPU:
         return "" if setup.on_gpu or setup.tiny else "it needs a GPU"
     return "" if setup.on_cpu else "it measures the CPU, and --device cuda was given"
 

@@ -1,4 +1,4 @@
-"""What mixed precision gains on this device: time and memory of a training step in each dtype.
+"""What mixed precision gains on this device: time and memory of a training step in each dtype, on a GPU as a graph too.
 
     python scripts/lab/benchmark_amp.py                          # the MLP of PyTorch's recipe
     python scripts/lab/benchmark_amp.py --accounting             # what main.py's training step adds to a bare loop
@@ -54,9 +54,14 @@ KINDS = {
 }
 BARE = "bare loop"
 OURS = "TraVal.training_step"
+GRAPHS = "as CUDA graphs"
 AVERAGE = "with a moving average"
-COLUMNS = {BARE: "bare", OURS: "training_step", AVERAGE: "average"}
-COSTS = {OURS: "Accounting costs {}.", AVERAGE: "Accounting and moving average together cost {}."}
+COLUMNS = {BARE: "bare", OURS: "training_step", GRAPHS: "graphs", AVERAGE: "average"}
+COSTS = {
+    OURS: "Accounting costs {}.",
+    GRAPHS: "Accounting, with steps as graphs, costs {}.",
+    AVERAGE: "Accounting and moving average together cost {}.",
+}
 
 
 def main(argv: list[str]) -> int:
@@ -114,7 +119,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 def benchmark(own: argparse.Namespace, distributed: Distributed) -> int:
     """Measure all formats, print the table and write it to the output folder."""
     from scripts.common.timing import failure_of, unsupported
-    from scripts.lab.benchmarks.steps import HEADERS, cells, csv_row, mlp, time_round
+    from scripts.lab.benchmarks.steps import GRAPH, HEADERS, cells, csv_row, mlp, time_round
+    from utils.loop.step_graph import NotRecorded
 
     device = distributed.device
     workload = mlp(own.width, own.layers, own.batch_size, own.steps)
@@ -122,10 +128,16 @@ def benchmark(own: argparse.Namespace, distributed: Distributed) -> int:
     formats = [name for name in FORMATS if name in own.only and name not in skipped]
     if not formats:
         raise UserError(*(f"--only {name}: {reason}" for name, reason in skipped.items()))
+    if device.type == "cuda":
+        formats += [name + GRAPH for name in formats]
     folder = make_folder(own.output)
     about = begin(own, workload.text, device)
     sides = {name: partial(time_round, workload, own.steps, name, device) for name in formats}
-    rounds, failures = in_rounds(sides, own.rounds, lambda _, error: failure_of(error, compiled=False))
+
+    def failed(_: str, error: Exception) -> str:
+        return str(error) if isinstance(error, NotRecorded) else failure_of(error, compiled=False)
+
+    rounds, failures = in_rounds(sides, own.rounds, failed)
     first = [] if formats[0] in failures else rounds[formats[0]]
     rows = [csv_row(name, rounds[name], first, own.batch_size, failures.get(name, "")) for name in formats]
     memory = own.memory and device.type == "cuda"
@@ -178,7 +190,7 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 def account(own: argparse.Namespace, distributed: Distributed) -> int:
     """Compare main.py's training step with a bare loop: same weights, same batch, rounds interleaved."""
     from models import unknown_arch
-    from scripts.common.timing import Spread, ratios, timed, warm_up
+    from scripts.common.timing import Spread, busy_seconds, ratios, timed, warm_up
     from scripts.lab.benchmarks.steps import classification
 
     if mistake := unknown_arch(own.arch):
@@ -203,6 +215,10 @@ def account(own: argparse.Namespace, distributed: Distributed) -> int:
     print(f"Medians of {own.rounds} ratios to the bare loop's round beside it; sums are read every {own.steps} steps.")
     columns = {f"{COLUMNS[name]}_ms": values for name, values in ms.items()}
     columns |= {f"{COLUMNS[name]}_ratio": [a / b for a, b in zip(ms[name], ms[BARE], strict=True)] for name in ms}
+    if device.type == "cuda":
+        busy = {name: 1000 * busy_seconds(partial(run, own.steps)) / own.steps for name, run in sides.items()}
+        print("\n".join(f"The GPU is busy for {each:,.2f} ms of a step: {name}." for name, each in busy.items()))
+        columns |= {f"{COLUMNS[name]}_busy_ms": [each] * own.rounds for name, each in busy.items()}
     pairs = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     write_rows(folder / "accounting.csv", [{"round": n} | pair | about for n, pair in enumerate(pairs, 1)])
     return 0
@@ -218,13 +234,17 @@ def cost(ratio: Spread) -> str:
 
 def loops(args: Settings, workload: Workload, distributed: Distributed) -> dict[str, Callable[[int], None]]:
     """A function for each side, by its name, that runs so many steps; all begin with the same weights."""
-    training = workload.start(args.precision, distributed.device)
+    on_gpu = distributed.device.type == "cuda"
+    training = workload.start(args.precision, distributed.device, fused=on_gpu or None)
     network = training.network
     without = dataclasses.replace(args, average=dataclasses.replace(args.average, ema_decay=None))
     sides = {
         BARE: training.run,
         OURS: accounted(without, copy.deepcopy(network), *training.batches[0], distributed),
     }
+    if on_gpu:
+        graphs = dataclasses.replace(without, model=dataclasses.replace(args.model, cuda_graph="auto"))
+        sides[GRAPHS] = accounted(graphs, copy.deepcopy(network), *training.batches[0], distributed)
     if args.average.ema_decay is not None:
         sides[AVERAGE] = accounted(args, copy.deepcopy(network), *training.batches[0], distributed)
     return sides
@@ -266,7 +286,7 @@ def accounted(
     traval = TraVal(
         network,
         loader,
-        torch.optim.SGD(network.parameters(), lr=LR, momentum=0.9),
+        torch.optim.SGD(network.parameters(), lr=LR, momentum=0.9, fused=images.is_cuda or None),
         torch.nn.CrossEntropyLoss(),
         build_scaler(args.precision, distributed.device),
         args,

@@ -1,6 +1,6 @@
 """Measure everything that needs a GPU, piece by piece, and show it in one table with the aims.
 
-    python scripts/lab/gpu_results.py --cifar10 DIR --imagenette DIR --timm-train FILE --airbench FILE
+    python scripts/lab/gpu_results.py --cifar10 DIR --imagenette DIR --timm-train FILE --airbench DIR --hiverge DIR
     python scripts/lab/gpu_results.py --list                         # the pieces, what they need, how long they take
     python scripts/lab/gpu_results.py --only amp resident --seconds-limit 600
     python scripts/lab/gpu_results.py --tiny --output /tmp/tiny      # on a CPU: does everything run?
@@ -106,7 +106,8 @@ def build_parser() -> ToolParser:
     parser.add_argument("--cifar10", metavar="DIR", help="CIFAR-10 as for main.py")
     parser.add_argument("--imagenette", metavar="DIR", help="JPEG files in class folders below train/ and val/")
     parser.add_argument("--timm-train", metavar="FILE", help="timm's train.py")
-    parser.add_argument("--airbench", metavar="FILE", help="a script of cifar10-airbench, such as airbench94_muon.py")
+    parser.add_argument("--airbench", metavar="DIR", help="a checkout of cifar10-airbench")
+    parser.add_argument("--hiverge", metavar="DIR", help="a checkout of Hiverge's cifar10-speedrun")
     parser.add_argument("--rounds", type=whole(1, 100), default=2, metavar="N", help="measurements of each side [2]")
     parser.add_argument("--seconds", type=seconds, default=6.0, metavar="X", help="about how long one takes [6]")
     parser.add_argument(
@@ -120,9 +121,10 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """The checked flags, paths absolute. Raises ``UserError`` with all mistakes."""
     own = build_parser().parse_args(argv)
     mistakes = []
-    for name, kind in {"cifar10": "folder", "imagenette": "folder", "timm_train": "file", "airbench": "file"}.items():
+    for name in ("cifar10", "imagenette", "timm_train", "airbench", "hiverge"):
         if (value := getattr(own, name)) is not None:
-            if not (os.path.isdir if kind == "folder" else os.path.isfile)(value):
+            kind = "file" if name == "timm_train" else "folder"
+            if not (os.path.isfile if kind == "file" else os.path.isdir)(value):
                 mistakes.append(f"--{name.replace('_', '-')} {value}: no such {kind}")
             setattr(own, name, os.path.abspath(value))
     if mistakes:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures everything that needs a GPU and shows it in one table with the aims; see docs/benchmarks/h100.md:
 #
-#   bash scripts/lab/gpu_results.sh --cifar10 DIR --imagenette DIR --timm-train FILE --airbench FILE
+#   bash scripts/lab/gpu_results.sh --cifar10 DIR --imagenette DIR --timm-train FILE --airbench DIR --hiverge DIR
 #   bash scripts/lab/gpu_results.sh --list
 #
 # Takes the active environment's Python, or the first on PATH that has torch; unlike other scripts here it installs

@@ -1,5 +1,7 @@
 """A bare training step: PyTorch's AMP recipe in one dtype after the other, and a network for others to be held against.
 
+On a GPU the recipe's whole step is also recorded as a CUDA graph, in each dtype.
+
 The recipe, "Automatic Mixed Precision", trains an MLP of linear layers with ReLU between by mean squared error and SGD.
 """
 
@@ -16,8 +18,10 @@ from torch import nn
 from scripts.common.timing import Spread, ratios, timed, warm_up
 from utils.config.groups.model import ModelSettings
 from utils.config.groups.precision import PrecisionSettings
+from utils.loop.step_graph import WARM_UP, CudaGraph
 from utils.precision.amp import autocast, build_scaler
 
+GRAPH = " as a graph"  # after the name of a format
 AMP = {"fp32": "off", "tf32": "off", "fp16": "fp16", "bf16": "bf16"}
 LR = 0.001
 CLASSES = 10
@@ -32,7 +36,8 @@ Batches = list[tuple[torch.Tensor, torch.Tensor]]
 class Training:
     """A network, its batches and the step of a bare loop; the scaler is disabled where it is not needed.
 
-    ``batches``: (inputs, targets) on ``device``, used in turn.
+    ``batches``: (inputs, targets) on ``device``, used in turn. ``fused``: the kernel that takes the scaler's flag
+    on the device, where torch's default reads it on the host.
     """
 
     def __init__(
@@ -44,24 +49,47 @@ class Training:
         device: torch.device,
         *,
         momentum: float,
+        fused: bool | None = None,
     ) -> None:
         self.network = network
         self.batches = batches
         self.criterion = criterion
-        self.optimizer = torch.optim.SGD(network.parameters(), lr=LR, momentum=momentum)
+        self.optimizer = torch.optim.SGD(network.parameters(), lr=LR, momentum=momentum, fused=fused)
         self.autocast = autocast(settings, device)
         self.scaler = build_scaler(settings, device)
 
     def run(self, steps: int) -> None:
         """``steps`` optimizer steps and nothing else: no metric, no norm, no synchronisation."""
         for number in range(steps):
-            inputs, targets = self.batches[number % len(self.batches)]
-            with self.autocast:
-                loss = self.criterion(self.network(inputs), targets)
-            self.scaler.scale(loss).backward()
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            self.optimizer.zero_grad(set_to_none=True)
+            self.step(*self.batches[number % len(self.batches)])
+
+    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        with self.autocast:
+            loss = self.criterion(self.network(inputs), targets)
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+class RecordedTraining(Training):
+    """The same steps as one graph, after a few that are launched as they are; each batch is copied to the graph's."""
+
+    _launched = 0
+
+    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        self._launched += 1
+        if self._launched <= WARM_UP:
+            super().step(inputs, targets)
+        elif self._launched == WARM_UP + 1:
+            own = inputs.clone(), targets.clone()
+            self._own = own
+            self._graph = CudaGraph()
+            self._graph.record(lambda: Training.step(self, *own))
+        else:
+            for kept, given in zip(self._own, (inputs, targets), strict=True):
+                kept.copy_(given)
+            self._graph.replay()
 
 
 class Workload(NamedTuple):
@@ -77,12 +105,14 @@ class Workload(NamedTuple):
     criterion: nn.Module
     momentum: float
 
-    def start(self, settings: PrecisionSettings, device: torch.device) -> Training:
-        """Network and data on ``device``, trained in this precision."""
+    def start(
+        self, settings: PrecisionSettings, device: torch.device, kind: type[Training] = Training, **more: Any
+    ) -> Training:
+        """Network and data on ``device``, trained in this precision; ``more``: further arguments of ``kind``."""
         torch.manual_seed(0)
         batches = self.make_batches(device)
         network = self.build().to(device)
-        return Training(network, batches, self.criterion, settings, device, momentum=self.momentum)
+        return kind(network, batches, self.criterion, settings, device, momentum=self.momentum, **more)
 
 
 def mlp(width: int, layers: int, batch_size: int, steps: int) -> Workload:
@@ -146,12 +176,14 @@ def tf32(allowed: bool) -> Iterator[None]:
 
 
 def time_round(workload: Workload, steps: int, form: str, device: torch.device) -> Round:
-    """A round of so many ``steps`` in ``form``, a key of ``AMP``; all data are made before the clock."""
+    """A round of so many ``steps`` in ``form``, of ``AMP``, maybe as a graph; all data are made before the clock."""
+    name = form.removesuffix(GRAPH)
+    recorded: dict[str, Any] = {"kind": RecordedTraining, "fused": True} if form != name else {}
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    with tf32(form == "tf32"):
-        training = workload.start(PrecisionSettings(amp=AMP[form]), device)
+    with tf32(name == "tf32"):
+        training = workload.start(PrecisionSettings(amp=AMP[name]), device, **recorded)
         warm_up(training.run, device)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -192,7 +224,7 @@ def csv_row(
 
 def cells(row: Mapping[str, Any], memory: bool) -> list[str]:
     """A row of text below ``HEADERS``, whose last two columns hold memory and are there only with it."""
-    label = "fp16 + scaler" if row["format"] == "fp16" else row["format"]
+    label = row["format"].replace("fp16", "fp16 + scaler")
     width = len(HEADERS) if memory else len(HEADERS) - 2
     if row["failure"]:
         return [label, row["failure"], *[""] * (width - 2)]

@@ -1,4 +1,4 @@
-"""Run a script of cifar10-airbench on main.py's CIFAR-10, a few times instead of hundreds.
+"""Run a script of cifar10-airbench, or one made from it, on main.py's CIFAR-10, a few times instead of hundreds.
 
 python scripts/lab/gpu_table/airbench.py SCRIPT DATA FOLDER      # works in FOLDER, prints what the script prints
 """
@@ -21,7 +21,7 @@ def main(argv: list[str]) -> None:
     script, datapath, folder = argv
     text, replaced = MANY_RUNS.subn(f"for run in range({RUNS})", Path(script).read_text(encoding="utf-8"))
     if replaced != 1:
-        sys.exit(f"--airbench {script}: has no 'for run in range(N)', so its runs cannot be limited")
+        sys.exit(f"{script}: has no 'for run in range(N)', so its runs cannot be limited")
     place = Path(folder)
     write_images(datapath, place / "cifar10")
     limited = place / Path(script).name

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import csv
+import math
 import statistics
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[3] / "tests"
 PUBLISHED_SPEED_UP = 2.44  # of the AMP recipe's workload on an RTX 2060: 8.063 s in float32, 3.298 s with autocast
+BUSY_AIM = 1.1  # times the GPU's own work
 CIFAR_IMAGES = 50_000
+STEPS = {"training_step": "", "graphs": " as graphs", "average": " with a moving average"}
 RATIO = "ratio"
 FIGURE = "figure"
 
@@ -99,7 +102,7 @@ def test_lines(out: Path) -> list[Line]:
 
 
 def amp_lines(out: Path) -> list[Line]:
-    """The AMP recipe's MLP in each format against float32, as published and eight times as large."""
+    """The AMP recipe's MLP in each format, also as a graph, against float32; as published and eight times as large."""
     lines = []
     for folder, name, aim in (
         ("published", "MLP of PyTorch's AMP recipe", PUBLISHED_SPEED_UP),
@@ -112,7 +115,7 @@ def amp_lines(out: Path) -> list[Line]:
                 lines.append(Line(what, note=row["failure"]))
                 continue
             times = (float(row["ms_per_step"]), float(full["ms_per_step"]))
-            its_aim = aim if row["format"] == "fp16" else None
+            its_aim = aim if row["format"].startswith("fp16") else None
             about = (f"{what}: speed-up", "ms a step", "fp32")
             lines.append(Line(*about, *times, float(row["speed_up"]), kind=RATIO, aim=its_aim))
             if row["peak_bytes"]:
@@ -123,14 +126,22 @@ def amp_lines(out: Path) -> list[Line]:
 
 
 def accounting_lines(out: Path) -> list[Line]:
-    """What main.py's training step adds to a bare loop on one batch."""
+    """What main.py's training step adds to a bare loop on one batch, and how busy it keeps the GPU."""
     rows = read_csv(out / "accounting.csv")
     lines = []
-    for column, what in {"training_step": "training step", "average": "training step with a moving average"}.items():
-        ours, bare = (statistics.median(float(row[f"{name}_ms"]) for row in rows) for name in (column, "bare"))
-        ratios = [float(row[f"{column}_ratio"]) for row in rows]
-        about = (f"main.py's {what}, resnet18, 32 pixels, batch 128", "ms a step", "bare loop")
-        lines.append(Line(*about, ours, bare, statistics.median(ratios), min(ratios), max(ratios), RATIO))
+    for column, words in STEPS.items():
+        if f"{column}_ms" not in rows[0]:  # without a GPU
+            continue
+        what = f"main.py's training step{words}, resnet18, 32 pixels"
+        own = [float(row[f"{column}_ms"]) for row in rows]
+        for other in ("bare_ms", f"{column}_busy_ms"):
+            if other in rows[0]:
+                others = [float(row[other]) for row in rows]
+                ratios = [one / another for one, another in zip(own, others, strict=True)]
+                about = (what, "ms a step", "bare loop" if other == "bare_ms" else "the GPU's work in it")
+                figures = (statistics.median(own), statistics.median(others), statistics.median(ratios))
+                aim = BUSY_AIM if other != "bare_ms" and column != "average" else None
+                lines.append(Line(*about, *figures, min(ratios), max(ratios), RATIO, aim, at_least=False))
     return lines
 
 
@@ -152,63 +163,73 @@ def recipe_lines(out: Path, recipe: str, aim: float | None = None, clocked: bool
     """Top-1 and seconds of the runs in sweep.csv. ``clocked``: the seconds by airbench's clock too."""
     rows = read_csv(out / "sweep.csv")
     top1 = [float(row["val_top1"]) for row in rows]
+    interval = f", its mean within {half_width(top1):.2f} (95 %)" if len(top1) > 1 else ""
     lines = [
-        figure(f"{recipe}, {len(rows)} seed(s): top-1", "%", top1, aim),
+        figure(f"{recipe}, {len(rows)} seed(s): top-1{interval}", "%", top1, aim),
         figure(f"{recipe}: all epochs with validation", "s", [float(row["seconds"]) for row in rows]),
     ]
     if clocked:
-        seconds = [clocked_seconds(out / row["folder"]) for row in rows]
-        lines.append(figure(f"{recipe}: as airbench's clock counts", "s", seconds))
+        warm, cold = zip(*(clocked_seconds(out / row["folder"]) for row in rows), strict=True)
+        lines.append(figure(f"{recipe}: as airbench's clock counts", "s", warm))
+        lines.append(figure(f"{recipe}: warm-up beside it, in the first epoch", "s", cold))
     return lines
 
 
-def clocked_seconds(folder: Path) -> float:
-    """What airbench's clock would count of a run: training and the last validation, warmed up.
+def half_width(values: Sequence[float]) -> float:
+    """Half of the mean's 95 % interval, by Student's distribution."""
+    from scipy import stats
+
+    return float(stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def clocked_seconds(folder: Path) -> tuple[float, float]:
+    """What airbench's clock would count of a run, training and the last validation, warmed up; and the warm-up.
 
     Its clock stops for the validations within, and a run before has compiled and chosen algorithms. So the first epoch
-    counts as the median of the others.
+    counts as the median of the others, and what it took beyond that is the warm-up.
     """
     rows = read_csv(folder / "metrics.csv")
     training = [CIFAR_IMAGES / float(row["images_per_second"]) for row in rows]
     validation = max(0.0, float(rows[-1]["seconds"]) - training[-1])
-    warm = training[1:] or training
-    return sum(training[1:]) + statistics.median(warm) + validation
+    warm = statistics.median(training[1:] or training)
+    return sum(training[1:]) + warm + validation, training[0] - warm
 
 
-def airbench_lines(out: Path) -> list[Line]:
-    """airbench's runs, and beside them those of the piece 'fast'."""
+def airbench_lines(out: Path, script: str, aim: float | None = None) -> list[Line]:
+    """The runs of a script of airbench's kind, and beside them those of the pieces 'fast' and 'fast-graphs'."""
     log = (out / "log.txt").read_text(encoding="utf-8", errors="replace")
-    top1, seconds = zip(*airbench_runs(log), strict=True)
+    (_, cold), *runs = airbench_runs(log)  # the first run warms up, whatever its name
+    top1, seconds = zip(*runs, strict=True)
     lines = [
-        figure(f"airbench, {len(top1)} run(s): top-1", "%", [100 * value for value in top1]),
-        figure("airbench: its clock", "s", seconds),
+        figure(f"{script}, {len(top1)} run(s): top-1", "%", [100 * value for value in top1]),
+        figure(f"{script}: its clock", "s", seconds),
+        figure(f"{script}: its first run, which compiles and warms up", "s", [cold]),
     ]
-    what = "cifar10/airbench beside it"
-    sweep = out.parent / "fast" / "sweep.csv"
-    if not sweep.exists():
-        return [*lines, Line(what, note="left out: the piece 'fast' has no runs")]
-    ours = statistics.median(clocked_seconds(sweep.parent / row["folder"]) for row in read_csv(sweep))
     theirs = statistics.median(seconds)
-    ratio = ours / theirs
-    return [*lines, Line(what, "s", "airbench", ours, theirs, ratio, kind=RATIO, aim=1.0, at_least=False)]
+    for piece in ("fast", "fast-graphs"):
+        what = f"cifar10/airbench beside it, piece '{piece}'"
+        sweep = out.parent / piece / "sweep.csv"
+        if not sweep.exists():
+            lines.append(Line(what, note=f"left out: the piece '{piece}' has no runs"))
+            continue
+        ours = statistics.median(clocked_seconds(sweep.parent / row["folder"])[0] for row in read_csv(sweep))
+        lines.append(Line(what, "s", script, ours, theirs, ours / theirs, kind=RATIO, aim=aim, at_least=False))
+    return lines
 
 
-def airbench_runs(log: str) -> Iterator[tuple[float, float]]:
-    """Top-1 (a share) and seconds of each of airbench's runs but the warm-up, from the table that it prints.
-
-    A run's name stands in its first row alone; its last row has 'eval' for the epoch.
-    """
+def airbench_runs(log: str) -> list[tuple[float, float]]:
+    """Top-1 (a share) and seconds of each of the script's runs, from the last row of each in the table it prints."""
     names: list[str] = []
-    run = ""
+    runs = []
     for text in log.splitlines():
         cells = [cell.strip() for cell in text.strip().strip("|").split("|")]
         if "tta_val_acc" in cells:
             names = cells
         elif names and len(cells) == len(names):
             row = dict(zip(names, cells, strict=True))
-            run = row["run"] or run
-            if row["epoch"] == "eval" and run != "warmup":
-                yield float(row["tta_val_acc"]), float(row[names[-1]])
+            if row["epoch"] == "eval":
+                runs.append((float(row["tta_val_acc"]), float(row[names[-1]])))
+    return runs
 
 
 # ---------------------------------------------------------------------------------------- all pieces
@@ -229,13 +250,21 @@ def speed(part: str, what: str, seconds: int, rounds: str = "{rounds}", needs: t
 
 
 def training(name: str, what: str, seconds: int, recipe: str, tiny: str = "", **aims: object) -> Piece:
-    """A recipe with several seeds."""
-    recipe, seeds, data = recipe.split()
+    """A recipe with several seeds. ``recipe``: its name, the seeds, the flag of its data, and further flags."""
+    recipe, seeds, data, *more = recipe.split()
     command = f"scripts/sweep.py {recipe} --seeds {seeds} --datapath {{{data}}} --device {{device}} --output {{out}}"
     lines = partial(recipe_lines, recipe=recipe, **aims)
-    return Piece(name, what, seconds, (command,), lines, f"{TINY_RUN} {tiny}", (data,), resumes=True)
+    return Piece(name, what, seconds, (" ".join([command, *more]),), lines, f"{TINY_RUN} {tiny}", (data,), resumes=True)
 
 
+def rival(name: str, seconds: int, flag: str, script: str, aim: float | None = None) -> Piece:
+    """A script of airbench's kind, in the folder that ``flag`` names."""
+    command = f"scripts/lab/gpu_table/airbench.py {{{flag}}}/{script} {{cifar10}} {{out}}"
+    lines = partial(airbench_lines, script=script, aim=aim)
+    return Piece(name, f"{script} on the same images", seconds, (command,), lines, None, ("cifar10", flag))
+
+
+# The order in which a GPU's first minutes are best spent.
 PIECES = (
     Piece(
         "tests",
@@ -249,8 +278,8 @@ PIECES = (
         # A datacenter GPU is done with the published size before the host has launched the next kernels, so that its
         # ratios say more of the host; the larger one fills the GPU.
         "amp",
-        "PyTorch's AMP recipe in each dtype",
-        70,
+        "PyTorch's AMP recipe in each dtype, also as a graph",
+        140,
         (
             f"{AMP} --output {{out}}/published --rounds {{twice}}",
             f"{AMP} --output {{out}}/larger --rounds {{rounds}} --width 8192 --batch-size 4096 --steps 10 --no-memory",
@@ -258,28 +287,31 @@ PIECES = (
         amp_lines,
         TINY_MLP,
     ),
+    speed("resnet50-bf16", "resnet50 at 224 pixels in bf16 against a bare loop, timm, and itself as graphs", 290),
+    training("fast", "CIFAR-10 to 94 %, 25 seeds", 550, "cifar10/airbench 25 cifar10", aim=94.0, clocked=True),
+    rival("airbench94-muon", 300, "airbench", "airbench94_muon.py", aim=1.0),
+    training(
+        "fast-graphs",
+        "the same as graphs, five seeds",
+        120,
+        "cifar10/airbench 5 cifar10 --cuda-graph auto",
+        aim=94.0,
+        clocked=True,
+    ),
     Piece(
         "accounting",
-        "what main.py's step adds to a bare loop",
-        50,
-        (f"{AMP} --output {{out}} --accounting --ema-decay 0.999 --rounds {{four_times}}",),
+        "what main.py's step adds to a bare loop, and to the GPU's own work",
+        90,
+        (f"{AMP} --output {{out}} --accounting --batch-size 512 --ema-decay 0.999 --rounds {{four_times}}",),
         accounting_lines,
         "--arch conv2 --image-size 8 --batch-size 8 --steps 2 --rounds 1",
     ),
-    speed("resnet50-fp16", "resnet50 at 224 pixels in fp16 against a bare loop, timm, and itself as graphs", 290),
-    speed("resnet50-bf16", "the same in bf16", 290),
+    rival("airbench94", 60, "airbench", "legacy/airbench94.py"),
+    rival("hiverge", 300, "hiverge", "cifar10_speedrun.py"),
+    speed("resnet50-fp16", "as resnet50-bf16, in fp16", 290),
     speed("resnet50-compiled", "the same in fp16, compiled", 400),
+    speed("vit-small-bf16", "ViT-S/16 at 224 pixels in bf16 against the same", 250),
     speed("resident", "resnet18 on resident CIFAR-10 against a bare loop and itself as graphs", 225),
-    training("fast", "CIFAR-10 to 94 %, five seeds", 110, "cifar10/airbench 5 cifar10", aim=94.0, clocked=True),
-    Piece(
-        "airbench",
-        "airbench's own script on the same images",
-        200,
-        ("scripts/lab/gpu_table/airbench.py {airbench} {cifar10} {out}",),
-        airbench_lines,
-        None,
-        ("cifar10", "airbench"),
-    ),
     training(
         "resnet18-short",
         "resnet18 on CIFAR-10 to 95.28 %, three seeds",

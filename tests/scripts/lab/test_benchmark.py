@@ -329,7 +329,7 @@ def test_both_sides_of_a_gpu_row_get_the_same_network_batch_and_formats(setup, m
     monkeypatch.setattr(gpu, "main_run", lambda _, *flags, **__: commands.append(flags) or (lambda: 1.0))
     monkeypatch.setattr(gpu, "peer", lambda _, name, *flags: commands.append((name, *flags)) or (lambda: 1.0))
     given = replace(setup, timm_train="train.py", cifar10="DIR")
-    matches = [*gpu.resnet50(given, "bf16", compiled=True), *gpu.resident(given)]
+    matches = [*gpu.in_memory(given, "resnet50", "bf16", compiled=True), *gpu.resident(given)]
     assert [len(match.rivals) for match in matches] == [3, 2]
     for command in commands[:4]:
         said = " ".join(map(str, command))

@@ -25,6 +25,7 @@ from scripts.lab.benchmarks.steps import (
     mlp,
     tf32,
 )
+from tests.utils.loop.test_step_graph import Tape
 from utils.config.groups.precision import PrecisionSettings
 from utils.config.groups.run import RunSettings
 from utils.config.settings import UserError
@@ -306,3 +307,17 @@ def test_a_decay_that_is_none_and_one_without_accounting_are_refused(tool):
         tool.accounting_settings(tool.read_flags(["--accounting", "--ema-decay", "2"]), CPU)
     with pytest.raises(UserError, match="--ema-decay goes with --accounting"):
         tool.read_flags(["--ema-decay", "0.9"])
+
+
+@pytest.mark.parametrize("amp", ["off", "fp16", "bf16"])
+def test_a_whole_step_as_a_graph_gives_the_bits_of_the_step_as_it_is(amp, monkeypatch):
+    """The graph is a tape here, which refuses what the host reads."""
+    monkeypatch.setattr(steps, "CudaGraph", Tape)
+    workload = mlp(8, 2, 4, steps=3)
+    plain, graph = (
+        workload.start(PrecisionSettings(amp=amp), CPU, kind, fused=True) for kind in (Training, steps.RecordedTraining)
+    )
+    for training in (plain, graph):
+        training.run(9)
+    assert all(map(torch.equal, plain.network.parameters(), graph.network.parameters()))
+    assert not torch.equal(plain.network[0].weight, mlp(8, 2, 4, 3).start(PrecisionSettings(), CPU).network[0].weight)

@@ -10,9 +10,11 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import timm.data
 import torch
+from scipy import stats
 
 import main
 from scripts import sweep
@@ -164,14 +166,14 @@ def test_every_piece_runs_in_its_tiny_form_or_says_that_it_needs_a_gpu(measured)
     assert measured.code == 0, measured.printed
     done = {path.stem for path in (measured.folder / "pieces").glob("*.json")}
     assert done == {piece.name for piece in PIECES if piece.tiny is not None}
-    assert "airbench: left out: it needs a GPU" in measured.printed
+    assert "airbench94-muon: left out: it needs a GPU" in measured.printed
 
 
 def test_the_table_has_a_line_for_each_comparison_with_its_aim(measured):
-    for part in ("resnet50-fp16", "resnet50-bf16", "resnet50-compiled"):
+    for part in ("resnet50-fp16", "resnet50-bf16", "resnet50-compiled", "vit-small-bf16"):
         bare, graphs, timm_line = lines_of(measured, part)
         assert (bare.against, bare.aim) == ("bare loop, one batch", 0.98)
-        assert (timm_line.against, timm_line.aim) == ("timm's train.py, one batch", 1.2)
+        assert (timm_line.against, timm_line.aim) == ("timm's train.py, one batch", 1.0)
         assert (graphs.against, graphs.aim) == ("--cuda-graph auto", None)
         assert bare.ours > 0 and bare.other > 0 and timm_line.other > 0 and graphs.other > 0
     resident, graphs = lines_of(measured, "resident")
@@ -181,7 +183,8 @@ def test_the_table_has_a_line_for_each_comparison_with_its_aim(measured):
     assert amp["MLP of PyTorch's AMP recipe, fp16: speed-up"].aim == 2.44
     (top1, seconds) = lines_of(measured, "resnet18-short")
     assert (top1.aim, seconds.aim) == (95.28, None) and 0 <= top1.ours <= 100
-    assert len(lines_of(measured, "fast")) == 3 and len(lines_of(measured, "accounting")) == 2
+    assert len(lines_of(measured, "fast")) == 4 and lines_of(measured, "fast-graphs")[0].aim == 94
+    assert [line.against for line in lines_of(measured, "accounting")] == ["bare loop"] * 2
 
 
 def test_jpeg_files_are_compared_with_images_in_memory_and_with_timm_and_the_wait_is_shown(measured):
@@ -310,10 +313,20 @@ def test_airbenchs_runs_are_limited_and_read_without_its_warm_up(scripts, tmp_pa
     out = tmp_path / "files" / "airbench"
     airbench.main([str(scripts / "airbench94.py"), str(data.cifar10_tree(None, tmp_path)), str(out)])
     (out / "log.txt").write_text(capsys.readouterr().out)
-    top1, seconds, missing = commands.airbench_lines(out)
+    top1, seconds, cold, *missing = commands.airbench_lines(out, "airbench94.py")
     assert (top1.ours, top1.low, top1.high) == pytest.approx((94.02, 94.0, 94.04))
-    assert (seconds.ours, seconds.what) == (3.25, "airbench: its clock")
-    assert "no runs" in missing.note
+    assert (seconds.ours, seconds.what) == (3.25, "airbench94.py: its clock")
+    assert (cold.ours, len(missing)) == (53.25, 2) and all("no runs" in line.note for line in missing)
+    for piece, factor in (("fast", 1), ("fast-graphs", 2)):
+        (tmp_path / "files" / piece).mkdir()
+        (tmp_path / "files" / piece / "sweep.csv").write_text("folder\nrun\n")
+        (tmp_path / "files" / piece / "run").mkdir()
+        rows = [f"{epoch},{factor * 50000},{1.5 / factor}" for epoch in (1, 2)]
+        text = "\n".join(["epoch,images_per_second,seconds", *rows])
+        (tmp_path / "files" / piece / "run" / "metrics.csv").write_text(text + "\n")
+    eager, graphs = commands.airbench_lines(out, "airbench94.py", aim=1.0)[3:]
+    assert (eager.ours, eager.other, eager.result, eager.met) == (2.5, 3.25, 2.5 / 3.25, True)
+    assert graphs.ours == 1.25
     (tmp_path / "other.py").write_text("print('hello')")
     with pytest.raises(SystemExit, match="for run in range"):
         airbench.main([str(tmp_path / "other.py"), "", ""])
@@ -322,7 +335,33 @@ def test_airbenchs_runs_are_limited_and_read_without_its_warm_up(scripts, tmp_pa
 def test_airbenchs_clock_counts_training_warmed_up_and_the_last_validation(tmp_path):
     rows = ["1,98,10000,9.0", "2,196,25000,3.0", "3,294,50000,1.5", "4,392,25000,2.75"]  # 5, 2, 1 and 2 s of training
     (tmp_path / "metrics.csv").write_text("epoch,step,images_per_second,seconds\n" + "\n".join(rows) + "\n")
-    assert commands.clocked_seconds(tmp_path) == pytest.approx(2 + (2 + 1 + 2) + 0.75)
+    assert commands.clocked_seconds(tmp_path) == pytest.approx((2 + (2 + 1 + 2) + 0.75, 5 - 2))
+
+
+def test_the_interval_of_a_mean_is_students():
+    values = [93.9, 94.1, 94.0, 94.3]
+    low, high = stats.t.interval(0.95, 3, loc=np.mean(values), scale=stats.sem(values))
+    assert commands.half_width(values) == pytest.approx((high - low) / 2)
+
+
+def test_the_recipe_as_a_graph_has_the_published_aim_and_is_held_against_float32_as_it_is(tmp_path):
+    columns = "format,ms_per_step,speed_up,peak_bytes,memory_ratio,failure"
+    rows = ["fp32,3.0,1.0,,,", "fp16,1.5,2.0,,,", "fp16 as a graph,1.2,2.5,,,", "bf16 as a graph,,,,,no memory"]
+    for folder in ("published", "larger"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "amp.csv").write_text("\n".join([columns, *rows]) + "\n")
+    eager, graph, failed, *larger = commands.amp_lines(tmp_path)
+    assert (eager.aim, eager.met, graph.aim, graph.met) == (2.44, False, 2.44, True)
+    assert (graph.ours, graph.other, failed.note) == (1.2, 3.0, "no memory")
+    assert all(line.aim is None for line in larger) and len(larger) == 3
+
+
+def test_a_step_is_held_against_the_gpus_own_work(tmp_path):
+    columns = "bare_ms,training_step_ms,graphs_ms,bare_busy_ms,training_step_busy_ms,graphs_busy_ms"
+    (tmp_path / "accounting.csv").write_text(f"{columns}\n10,12,8,7.7,7.5,7.4\n10,13,8,7.7,7.5,7.4\n")
+    step, busy, graphs, busy_graphs = commands.accounting_lines(tmp_path)
+    assert (step.result, step.aim, busy.ours, busy.other, busy.met) == (1.25, None, 12.5, 7.5, False)
+    assert (graphs.result, busy_graphs.result, busy_graphs.aim, busy_graphs.met) == (0.8, 8 / 7.4, 1.1, True)
 
 
 def test_an_aim_is_a_least_or_a_largest_value():
@@ -371,7 +410,7 @@ def test_cells_show_ratios_and_figures(line, cells):
     [
         (["--only", "speed"], ["speed", "resnet50-fp16"]),
         (["--seconds-limit", "5"], ["--seconds-limit"]),
-        (["--cifar10", "/nowhere", "--airbench", "/no/file"], ["--cifar10 /nowhere", "--airbench /no/file"]),
+        (["--cifar10", "/no/where", "--timm-train", "/no/f"], ["/no/where: no such folder", "/no/f: no such file"]),
         (["--output", ""], ["--output"]),
     ],
 )
@@ -399,5 +438,6 @@ def test_the_shell_script_lists_the_pieces_with_what_is_missing():
     done = subprocess.run(line, capture_output=True, text=True, check=True, timeout=60)
     rows = {line.split()[0]: line for line in done.stdout.splitlines()[2:-1]}
     assert list(rows) == [piece.name for piece in PIECES]
-    assert rows["airbench"].endswith("left out: --cifar10 and --airbench is not given")
-    assert int(done.stdout.split("About ")[1].split()[0]) <= 45
+    assert rows["airbench94-muon"].endswith("left out: --cifar10 and --airbench is not given")
+    assert list(rows)[:4] == ["tests", "amp", "resnet50-bf16", "fast"], "a GPU's first minutes"
+    assert int(done.stdout.split("About ")[1].split()[0]) == round(sum(piece.seconds for piece in PIECES) / 60) <= 70
