@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -27,9 +28,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, each_of, make_folder, run_tool, say, warn
 from scripts.common.output import wrong_name
-from scripts.common.trained import add_rejection, add_run_arguments, find_run, open_run, refuse_rejection
+from scripts.common.trained import (
+    add_images_of_data,
+    add_rejection,
+    add_run_arguments,
+    add_views,
+    find_run,
+    open_run,
+    refuse_rejection,
+)
 from utils.checkpoint.fingerprint import same_images
-from utils.config.groups.data import VIEWS
 from utils.config.settings import Settings, UserError
 from utils.runtime.process import RankInfo, end_process
 
@@ -85,23 +93,8 @@ def build_parser() -> ToolParser:
     parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
     parser.usage = f"python scripts/{NAME} RUN [flag ...]"
     add_run_arguments(parser)
-    parser.add_argument(
-        "--split",
-        choices=("train", "val", "test"),
-        default="val",
-        help="val: what main.py validates on; train: without augmentation; test: a test/ beside val/ [val]",
-    )
-    parser.add_argument(
-        "--labels", metavar="FILE", help="table of the labels of the images in --datapath, instead of class folders"
-    )
-    parser.add_argument(
-        "--datapath",
-        metavar="FOLDER",
-        help="other images: class folders, or train/, val/, test/ of them; classes are matched by name",
-    )
-    parser.add_argument(
-        "--tta", choices=tuple(VIEWS), help="test-time augmentation: mean logits of several views [as the run]"
-    )
+    add_images_of_data(parser)
+    add_views(parser)
     parser.add_argument("--compare", metavar="RUN2", help="another network on the same images: which is better, where")
     parser.add_argument(
         "--store",
@@ -122,7 +115,6 @@ def build_parser() -> ToolParser:
     add_rejection(parser)
     parser.add_argument("--output", metavar="DIR", help="write JSON and CSV files there, with each image's prediction")
     parser.add_argument("--workers", metavar="{N,auto}", help="processes that read images, per process [as the run]")
-    parser.add_argument("--skip-bad-images", action="store_true", help="leave out unreadable images, and name them")
     parser.add_argument("--no-progress", dest="progress", action="store_false", help="no bar")
     return parser
 
@@ -179,8 +171,8 @@ def compare_with(
 ) -> Comparison | LabelComparison:
     """The comparison with the network ``other`` on the same images."""
     from scripts.common.predictions import Chosen, point_of, predict_split, settings_of
-    from scripts.evaluation.comparison import compare, with_data_settings_of
-    from scripts.evaluation.several_labels import compare as compare_labels
+    from scripts.evaluation.comparison import Comparison, with_data_settings_of
+    from scripts.evaluation.several_labels import LabelComparison
     from utils.data.datasets import seen_in_training
 
     chosen = Chosen.of(own)
@@ -189,7 +181,7 @@ def compare_with(
         if line := seen_in_training(predictions.images, loaded.fingerprint, settings, point_of(other)):
             warn(line)
     second = predict_split(with_data_settings_of(other, loaded), chosen, distributed)
-    return (compare_labels if loaded.reading.several else compare)(predictions, second)
+    return (LabelComparison if loaded.reading.several else Comparison).of(predictions, second)
 
 
 def measure_distance(
@@ -283,10 +275,7 @@ def validated_on(own: argparse.Namespace, place: object) -> bool:
 
 def present(own: argparse.Namespace, loaded: Loaded, description: dict[str, Any], found: Evaluation) -> None:
     """Print the report, and write the files."""
-    from scripts.evaluation import as_text
     from scripts.evaluation.files import save, write_all
-    from scripts.evaluation.labels_report import parts as parts_of_labels
-    from scripts.evaluation.labels_report import write_all as write_labels
     from scripts.evaluation.result import store
     from utils.record.summary import figures as last_line
 
@@ -294,11 +283,9 @@ def present(own: argparse.Namespace, loaded: Loaded, description: dict[str, Any]
     if kept := loaded.confidence:
         fitted = {"fitted": kept.fitted, "fitted_on_some_of_these_images": kept.images == found.images}
         description["kept"] = {"temperature": kept.temperature, **fitted}
-    several = predictions.reading.several
-    write = partial(write_labels if several else write_all, description=description, found=found)
+    write = partial(write_all, description=description, found=found)
     names = [] if own.output is None else save(Path(own.output), write)
-    found_parts = (parts_of_labels if several else parts_of_classes)(own.output, description, found)
-    parts = [as_text.heading(description, predictions.report.count), *found_parts]
+    parts = [*parts_of(own.output, description, found)]
     if names:
         parts.append(f"Files in {own.output}: {', '.join(names)}")
     print("\n\n".join(parts))
@@ -307,27 +294,26 @@ def present(own: argparse.Namespace, loaded: Loaded, description: dict[str, Any]
         say(f"{own.store} keeps {store(Path(own.store), loaded, found, description)}")
 
 
-def parts_of_classes(output: str | None, description: dict[str, Any], found: Evaluation) -> list[str]:
-    """The report on one label an image, in parts. ``output``: the folder of its files."""
-    from scripts.evaluation import as_text
+def parts_of(output: str | None, description: dict[str, Any], found: Evaluation) -> Iterator[str]:
+    """The report, in parts. ``output``: the folder of its files."""
+    from scripts.evaluation import as_text, labels_report
     from scripts.evaluation.summary import reliability
 
     predictions = found.predictions
-    rest = ["", ""] if output is None else [f"; see {output}/{name}.csv" for name in ("classes", "confusions")]
-    parts = [
-        as_text.overall(predictions),
-        *as_text.doubtful(predictions, description),
-        as_text.classes(predictions, rest[0]),
-        as_text.confusion(predictions, rest[1]),
-        as_text.calibration(reliability(predictions), found.temperature),
-    ]
+    kind, pairs = (labels_report, "cooccurrence") if predictions.reading.several else (as_text, "confusions")
+    rest = ["", ""] if output is None else [f"; see {output}/{name}.csv" for name in ("classes", pairs)]
+    yield as_text.heading(description, predictions.report.count)
+    yield kind.overall(predictions, description)
+    yield from as_text.doubtful(predictions, description)
+    yield kind.classes(predictions, rest[0])
+    yield kind.pairs(predictions, rest[1])
+    yield as_text.calibration(reliability(predictions), found.temperature)
     if found.rejection is not None:
-        parts.append(as_text.rejection(found.rejection))
+        yield as_text.rejection(found.rejection)
     if found.others is not None:
-        parts.append(as_text.others(found.others))
+        yield as_text.others(found.others)
     if found.comparison is not None:
-        parts.append(as_text.compared(found.comparison, as_text.checkpoints(description)))
-    return parts
+        yield kind.compared(found.comparison, as_text.checkpoints(description))
 
 
 if __name__ == "__main__":

@@ -36,11 +36,11 @@ from scripts.common.trained import (
     add_images,
     add_rejection,
     add_run_arguments,
+    add_views,
     find_run,
     open_run,
     refuse_rejection,
 )
-from utils.config.groups.data import VIEWS
 from utils.config.settings import UserError
 
 if TYPE_CHECKING:
@@ -87,9 +87,7 @@ def build_parser() -> ToolParser:
         help="likeliest classes of each image [1; of a network for several labels none beside the labels]",
     )
     add_rejection(parser)
-    parser.add_argument(
-        "--tta", choices=VIEWS, help="the mean logits of several views, as main.py's --tta [as the run]"
-    )
+    add_views(parser)
     parser.add_argument(
         "--workers", metavar="{N,auto}", help="processes that read images; 0: none, auto: one per core [auto]"
     )

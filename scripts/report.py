@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, run_tool
 from scripts.common.output import whole_file, wrong_name
-from scripts.common.trained import add_run_arguments
+from scripts.common.trained import add_images_of_data, add_run_arguments
 from utils.config.settings import UserError
 
 if TYPE_CHECKING:
@@ -56,12 +56,7 @@ def build_parser() -> ToolParser:
     parser.add_argument(
         "--output", metavar="FILE.html", help="the file to write [report.html in the run's folder; of several: here]"
     )
-    parser.add_argument("--split", choices=("train", "val", "test"), default="val", help="images to predict [val]")
-    parser.add_argument(
-        "--labels", metavar="FILE", help="table of the labels of the images in --datapath, instead of class folders"
-    )
-    parser.add_argument("--datapath", metavar="DIR", help="class folders to predict instead of the run's own images")
-    parser.add_argument("--skip-bad-images", action="store_true", help="leave out unreadable images, and name them")
+    add_images_of_data(parser)
     parser.add_argument(
         "--heat-maps",
         action="store_true",

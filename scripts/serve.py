@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, positive_number, run_tool, warn, whole
-from scripts.common.trained import add_rejection, add_run_arguments, find_run, open_run, refuse_rejection
-from utils.config.groups.data import VIEWS
+from scripts.common.trained import add_rejection, add_run_arguments, add_views, find_run, open_run, refuse_rejection
 from utils.config.settings import UserError
 from utils.runtime.cpu import cores_per_process
 
@@ -66,9 +65,7 @@ def main(argv: list[str]) -> int:
 def build_parser() -> ToolParser:
     parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
     add_run_arguments(parser)
-    parser.add_argument(
-        "--tta", choices=VIEWS, help="the mean logits of several views, as main.py's --tta [as the run]"
-    )
+    add_views(parser)
     add_rejection(parser)
     parser.add_argument(
         "--host", default=LOOPBACK, metavar="NAME", help=f"address to listen on [{LOOPBACK}: this machine]"

@@ -20,6 +20,7 @@ from scripts.audit.findings import (
 )
 from scripts.audit.record import Record
 from scripts.common.command_line import table
+from scripts.common.output import plain
 
 FORMAT = 3  # of the JSON file
 GROUPED = 3  # more findings than this of one kind, for information only, share a line
@@ -205,18 +206,9 @@ def as_json(audit: Audit, about: dict[str, Any], already_kept: Sequence[str]) ->
         "trials": [_trial(trial) for trial in audit.tried],
         "layers": layers(audit),
     }
-    return _finite(content)
+    return plain(content)
 
 
 def _trial(trial: Record) -> dict[str, Any]:
     names = ("format", "scale", "keep", "origin", "gradients_finite", "loss_finite", "error", "failure", "finite")
     return {name: getattr(trial, name) for name in names} | {"half_statistics": list(half_statistics(trial))}
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no nan and no infinity."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -53,3 +54,12 @@ def write_text(path: Path, text: str) -> None:
     """Write ``text`` in UTF-8. Raises ``UserError`` if that cannot be done."""
     with whole_file(path, f"--output {path}", mode="w", encoding="utf-8", errors="surrogateescape") as file:
         file.write(text)
+
+
+def plain(value: Any) -> Any:
+    """``value`` with None for numbers that JSON lacks."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

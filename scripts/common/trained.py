@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from scripts.common.command_line import say, share, warn, whole
 from utils.config import arguments
+from utils.config.groups.data import VIEWS
 from utils.config.groups.run import DEVICES
 from utils.config.settings import Settings, UserError
 from utils.record.run_folder import RunFolder
@@ -62,6 +63,31 @@ def add_run_arguments(parser: argparse.ArgumentParser, several: bool = False) ->
     parser.add_argument(
         "--batch-size", type=whole(1, 2**20), metavar="N", help="images per forward pass [as a process of the run]"
     )
+
+
+def add_images_of_data(parser: argparse.ArgumentParser) -> None:
+    """Flags that choose images of a data set, as ``Chosen`` takes them."""
+    parser.add_argument(
+        "--split",
+        choices=("train", "val", "test"),
+        default="val",
+        help="val: what main.py validates on; train: without augmentation; test: a test/ beside val/ [val]",
+    )
+    parser.add_argument(
+        "--labels", metavar="FILE", help="table of the labels of the images in --datapath, instead of class folders"
+    )
+    parser.add_argument(
+        "--datapath",
+        metavar="FOLDER",
+        help="other images: class folders, or train/, val/, test/ of them; classes are matched by name",
+    )
+    parser.add_argument("--skip-bad-images", action="store_true", help="leave out unreadable images, and name them")
+
+
+def add_views(parser: argparse.ArgumentParser) -> None:
+    """--tta."""
+    text = "test-time augmentation: the mean logits of several views, as main.py's --tta [as the run]"
+    parser.add_argument("--tta", choices=tuple(VIEWS), help=text)
 
 
 def settings_and_point(flags: Sequence[str], tool: str, required: bool = True) -> tuple[Settings, ResumePoint | None]:

@@ -45,7 +45,7 @@ def heading(description: dict[str, Any], images: int) -> str:
     return "\n".join(lines)
 
 
-def overall(predictions: Predictions) -> str:
+def overall(predictions: Predictions, _: dict[str, Any]) -> str:
     """Metrics of all images."""
     of = summary(predictions)
     bootstrap, wilson = (_span(of[f"top1_interval_{kind}"]) for kind in ("bootstrap", "wilson"))
@@ -101,7 +101,7 @@ def classes(predictions: Predictions, rest_is_in: str) -> str:
     return f"{title}\n{table(['class', 'images', 'precision', 'recall', 'F1', 'mostly taken for'], rows)}"
 
 
-def confusion(predictions: Predictions, rest_is_in: str) -> str:
+def pairs(predictions: Predictions, rest_is_in: str) -> str:
     """The matrix of a few classes; of many, the pairs that are most often taken for each other."""
     names = [short(name) for name in predictions.classes]
     if len(names) <= MOST_COLUMNS:

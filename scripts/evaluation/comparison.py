@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy.stats import binomtest, chi2
 
 from models.load import Loaded
 from scripts.common.answers import CONFIDENCE
-from scripts.common.predictions import PredictedImages, Predictions
+from scripts.common.predictions import AnyPredictions
 from utils.config.settings import UserError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 EXACT = 1000  # images on which one of the two is right, up to which McNemar's test is the exact binomial one
 RESAMPLES = 10_000
@@ -58,15 +61,24 @@ class ClassChange(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Comparison:
+class OnSameImages:
     """``first`` and ``second`` on the same n images.
 
     ``places``: where image i of these n is among the first's, and among the second's.
     """
 
-    first: Predictions
-    second: Predictions
+    first: Any
+    second: Any
     places: tuple[np.ndarray, np.ndarray]
+
+    @classmethod
+    def of(cls, first: AnyPredictions, second: AnyPredictions) -> Self:
+        """The comparison on the images of both. Raises ``UserError`` if there are none."""
+        return cls(first, second, same_images(first, second))
+
+
+class Comparison(OnSameImages):
+    """``Predictions`` of two networks."""
 
     @cached_property
     def right(self) -> tuple[np.ndarray, np.ndarray]:
@@ -163,12 +175,7 @@ def with_data_settings_of(second: Loaded, first: Loaded) -> Loaded:
     return dataclasses.replace(second, settings={**others, **same}, fingerprint=first.fingerprint)
 
 
-def compare(first: Predictions, second: Predictions) -> Comparison:
-    """The comparison on the images of both. Raises ``UserError`` if there are none."""
-    return Comparison(first, second, same_images(first, second))
-
-
-def same_images(first: PredictedImages, second: PredictedImages) -> tuple[np.ndarray, np.ndarray]:
+def same_images(first: AnyPredictions, second: AnyPredictions) -> tuple[np.ndarray, np.ndarray]:
     """Where the images of both are among the first's, and among the second's. Raises ``UserError`` if there are none.
 
     Images are the same if their ids are; the names of their classes then agree, too.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import errno
 import json
-import math
 import os
 import shutil
 import tempfile
@@ -14,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from scripts.common.answers import NO_CLASS
+from scripts.common.output import plain
 from scripts.common.predictions import Predictions
-from scripts.evaluation import picture
+from scripts.evaluation import picture, several_labels, summary
 from scripts.evaluation.as_text import doubts
 from scripts.evaluation.result import Evaluation
-from scripts.evaluation.summary import class_rows, confusion_matrix, reliability, share_of_class, summary
+from scripts.evaluation.summary import reliability
 from utils.config.settings import UserError
 from utils.record.metrics import Bin
 
@@ -60,49 +60,73 @@ def save(folder: Path, write: Callable[[Path], None]) -> list[str]:
 
 
 def write_all(work: Path, description: dict[str, Any], found: Evaluation) -> None:
-    """Write the files of an evaluation of one label an image into ``work``."""
+    """Write the files of an evaluation into ``work``."""
     predictions = found.predictions
-    comparison = found.comparison
+    several = predictions.reading.several
+    kind = several_labels if several else summary
     bins = reliability(predictions)
-    rows_of_classes = class_rows(predictions)
+    rows_of_classes = kind.class_rows(predictions)
     content = {
         **description,
-        "figures": summary(predictions),
+        "figures": kind.summary(predictions),
         "classes": rows_of_classes,
         "reliability": [one._asdict() for one in bins],
         "temperature": found.temperature and found.temperature._asdict(),
-        "rejection": found.rejection and found.rejection.figures(),
+        **({} if several else {"rejection": found.rejection and found.rejection.figures()}),
         "other_images": found.others and found.others.figures(),
-        "comparison": comparison and comparison.as_dict(),
+        "comparison": found.comparison and found.comparison.as_dict(),
         "notes": list(predictions.notes),
         "doubts": doubts(predictions, description),
     }
     (work / JSON_FILE).write_text(json.dumps(plain(content), indent=1) + "\n", encoding="utf-8")
-    names = predictions.classes
     write_csv(work / "classes.csv", list(rows_of_classes[0]), map(dict.values, rows_of_classes))
     write_csv(work / "reliability.csv", Bin._fields, bins)
+    (_write_labels if several else _write_classes)(work, found)
+    if found.others is not None:
+        picture.draw_others(work / "other_images.png", found.others)
+
+
+def _write_classes(work: Path, found: Evaluation) -> None:
+    """Files of one label an image alone."""
+    predictions = found.predictions
+    names = predictions.classes
     write_csv(work / "predictions.csv", PREDICTION, _prediction_rows(predictions))
     write_csv(
         work / "confusions.csv",
         ["class", "predicted", "images", "percent_of_class"],
         (
-            (names[one.label], names[one.predicted], one.count, share_of_class(predictions, one))
+            (names[one.label], names[one.predicted], one.count, summary.share_of_class(predictions, one))
             for one in predictions.confusions
         ),
     )
-    matrix = confusion_matrix(predictions)
+    matrix = summary.confusion_matrix(predictions)
     if matrix is not None:
         rows = ([name, *row] for name, row in zip(names, matrix.tolist(), strict=True))
         write_csv(work / "confusion_matrix.csv", ["class", *names], rows)
-    if comparison is not None:
-        rows = comparison.rows()
+    if found.comparison is not None:
+        rows = found.comparison.rows()
         write_csv(work / "comparison.csv", COMPARED, map(dict.values, rows))
         if rows:
-            picture.draw(work / "comparison.png", comparison)
+            picture.draw(work / "comparison.png", found.comparison)
     if found.rejection is not None:
         picture.draw_curve(work / "coverage.png", found.rejection)
-    if found.others is not None:
-        picture.draw_others(work / "other_images.png", found.others)
+
+
+def _write_labels(work: Path, found: Evaluation) -> None:
+    """Files of several labels an image alone."""
+    predictions = found.predictions
+    names = predictions.classes
+    pairs = ((names[one.first], names[one.second], one.true, one.given) for one in predictions.pairs)
+    write_csv(work / "cooccurrence.csv", ["class", "other_class", "images", "given"], pairs)
+    tables = {
+        "scores": (map("{:.6f}".format, row) for row in predictions.scores.tolist()),
+        "targets": (("" if one < 0 else one for one in row) for row in predictions.targets.tolist()),
+    }
+    for file, cells in tables.items():
+        columns = zip(predictions.ids, cells, strict=True)
+        write_csv(work / f"{file}.csv", ["image", *names], ((image, *row) for image, row in columns))
+    if found.comparison is not None:
+        write_csv(work / "comparison.csv", several_labels.LabelChange._fields, found.comparison.classes)
 
 
 def _prediction_rows(predictions: Predictions) -> Iterable[tuple[Any, ...]]:
@@ -122,12 +146,3 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[Any]]) 
         out = csv.writer(file)
         out.writerow(header)
         out.writerows(rows)
-
-
-def plain(value: Any) -> Any:
-    """``value`` with None for numbers that JSON lacks."""
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

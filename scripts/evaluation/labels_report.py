@@ -1,45 +1,21 @@
-"""An evaluation of several labels an image, as text and as files."""
+"""An evaluation of several labels an image, as text."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 from scripts.common.command_line import table
 from scripts.common.predictions import LabelPredictions
-from scripts.evaluation import as_text, picture
-from scripts.evaluation.as_text import MOST_CLASSES, ROWS, checkpoints, doubtful, doubts, short
-from scripts.evaluation.files import JSON_FILE, plain, write_csv
-from scripts.evaluation.result import Evaluation
-from scripts.evaluation.several_labels import LabelChange, LabelComparison, class_rows, summary
-from scripts.evaluation.summary import reliability
-from utils.record.metrics import Bin
+from scripts.evaluation.as_text import MOST_CLASSES, ROWS, short
+from scripts.evaluation.several_labels import LabelComparison, class_rows, summary
 from utils.record.multilabel import THRESHOLD
 
 NONE = "-"
 
 
-def parts(output: str | None, description: dict[str, Any], found: Evaluation) -> list[str]:
-    """The report on several labels an image, in parts. ``output``: the folder of its files."""
-    predictions = found.predictions
-    rest = ["", ""] if output is None else [f"; see {output}/{name}.csv" for name in ("classes", "cooccurrence")]
-    found_parts = [
-        overall(summary(predictions), predictions, description),
-        *doubtful(predictions, description),
-        classes(class_rows(predictions), rest[0]),
-        together(predictions, rest[1]),
-        as_text.calibration(reliability(predictions), found.temperature),
-    ]
-    if found.others is not None:
-        found_parts.append(as_text.others(found.others))
-    if found.comparison is not None:
-        found_parts.append(compared(found.comparison, checkpoints(description)))
-    return found_parts
-
-
-def overall(found: dict[str, Any], predictions: LabelPredictions, description: dict[str, Any]) -> str:
+def overall(predictions: LabelPredictions, description: dict[str, Any]) -> str:
     """Metrics of all images."""
+    found = summary(predictions)
     total = len(predictions.classes)
     counted = found["classes_with_positives"]
     means = "" if counted == total else f"; {counted} of {total} classes have positive labels here, of which it is"
@@ -87,9 +63,9 @@ def _cell(value: float | None, digits: int = 2) -> str:
     return NONE if value is None else f"{value:.{digits}f}"
 
 
-def classes(rows: list[dict[str, Any]], rest_is_in: str) -> str:
+def classes(predictions: LabelPredictions, rest_is_in: str) -> str:
     """Table of all classes, or of the worst by average precision. ``rest_is_in``: where the others are found."""
-    shown = rows
+    shown = rows = class_rows(predictions)
     title = "Classes"
     if len(rows) > MOST_CLASSES:
         ranked = sorted(rows, key=lambda row: (row["average_precision"] is None, row["average_precision"]))
@@ -112,16 +88,16 @@ def classes(rows: list[dict[str, Any]], rest_is_in: str) -> str:
     return f"{title}\n{table(heads, cells)}"
 
 
-def together(predictions: LabelPredictions, rest_is_in: str) -> str:
+def pairs(predictions: LabelPredictions, rest_is_in: str) -> str:
     """The pairs of labels that are together in truth and in the answers on the most different numbers of images."""
-    pairs = [pair for pair in predictions.pairs if pair.true != pair.given]
-    if not pairs:
+    found = [pair for pair in predictions.pairs if pair.true != pair.given]
+    if not found:
         return "Labels are given together as often as they are together"
     names = predictions.classes
     rows = [
-        [short(names[one.first]), short(names[one.second]), f"{one.true:,}", f"{one.given:,}"] for one in pairs[:ROWS]
+        [short(names[one.first]), short(names[one.second]), f"{one.true:,}", f"{one.given:,}"] for one in found[:ROWS]
     ]
-    more = f" (not shown: {len(pairs) - ROWS:,} more pairs{rest_is_in})" if len(pairs) > ROWS else ""
+    more = f" (not shown: {len(found) - ROWS:,} more pairs{rest_is_in})" if len(found) > ROWS else ""
     return f"Labels together: in truth and as given{more}\n{table(['label', 'with', 'images', 'given'], rows)}"
 
 
@@ -148,42 +124,3 @@ def compared(comparison: LabelComparison, checkpoints: tuple[str, str]) -> str:
         head = ["class", "positives", "A's AP", "B's AP", "B - A"]
         lines += ["", f"Classes that differ most{more}", table(head, rows)]
     return "\n".join(lines)
-
-
-# ---------------------------------------------------------------------------------------------------- files
-
-
-def write_all(work: Path, description: dict[str, Any], found: Evaluation) -> None:
-    """Write the files of an evaluation of several labels an image into ``work``."""
-    predictions = found.predictions
-    comparison = found.comparison
-    rows = class_rows(predictions)
-    bins = reliability(predictions)
-    names = predictions.classes
-    content = {
-        **description,
-        "figures": summary(predictions),
-        "classes": rows,
-        "reliability": [one._asdict() for one in bins],
-        "temperature": found.temperature and found.temperature._asdict(),
-        "other_images": found.others and found.others.figures(),
-        "comparison": comparison and comparison.as_dict(),
-        "notes": list(predictions.notes),
-        "doubts": doubts(predictions, description),
-    }
-    (work / JSON_FILE).write_text(json.dumps(plain(content), indent=1) + "\n", encoding="utf-8")
-    write_csv(work / "classes.csv", list(rows[0]), map(dict.values, rows))
-    pairs = ((names[one.first], names[one.second], one.true, one.given) for one in predictions.pairs)
-    write_csv(work / "cooccurrence.csv", ["class", "other_class", "images", "given"], pairs)
-    tables = {
-        "scores": (map("{:.6f}".format, row) for row in predictions.scores.tolist()),
-        "targets": (("" if one < 0 else one for one in row) for row in predictions.targets.tolist()),
-    }
-    for file, cells in tables.items():
-        columns = zip(predictions.ids, cells, strict=True)
-        write_csv(work / f"{file}.csv", ["image", *names], ((image, *row) for image, row in columns))
-    write_csv(work / "reliability.csv", Bin._fields, bins)
-    if found.others is not None:
-        picture.draw_others(work / "other_images.png", found.others)
-    if comparison is not None:
-        write_csv(work / "comparison.csv", LabelChange._fields, comparison.classes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import numpy as np
 from scripts.common.answers import CONFIDENCE, bootstrap_interval, wilson_interval
 from scripts.common.label_answers import Resampled, intervals, resampled
 from scripts.common.predictions import LabelPredictions
-from scripts.evaluation.comparison import same_images
+from scripts.evaluation.comparison import OnSameImages
 from utils.record.multilabel import THRESHOLD, MultilabelClasses, counts_at, f1_of, micro_f1_of
 
 FIGURES = ("map", "macro_f1", "micro_f1")
@@ -96,16 +95,8 @@ class LabelChange(NamedTuple):
     second: float
 
 
-@dataclass(frozen=True)
-class LabelComparison:
-    """``first`` and ``second`` on the same n images.
-
-    ``places``: where image i of these n is among the first's, and among the second's.
-    """
-
-    first: LabelPredictions
-    second: LabelPredictions
-    places: tuple[np.ndarray, np.ndarray]
+class LabelComparison(OnSameImages):
+    """``LabelPredictions`` of two networks."""
 
     @cached_property
     def sets(self) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -141,8 +132,3 @@ class LabelComparison:
         found = {f"{name}_difference": difference for name, (difference, _) in self.differences.items()}
         spans = {f"{name}_difference_interval": span for name, (_, span) in self.differences.items()}
         return {"images": len(self.places[0]), **found, **spans, "confidence": CONFIDENCE}
-
-
-def compare(first: LabelPredictions, second: LabelPredictions) -> LabelComparison:
-    """The comparison on the images of both. Raises ``UserError`` if there are none."""
-    return LabelComparison(first, second, same_images(first, second))

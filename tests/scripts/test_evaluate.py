@@ -63,7 +63,9 @@ def test_figures_are_those_of_the_products_validation():
     for name in ("macro_precision", "macro_recall", "macro_f1", "balanced_accuracy"):
         assert ours[name] == pytest.approx(getattr(theirs.by_class, name))
     assert theirs.top5 == pytest.approx(100 * (figures.rank < 5).mean())
-    assert "top-5" in as_text.overall(figures) and "top-5" not in as_text.overall(answers(*guesses(0, classes=5)))
+    assert "top-5" in as_text.overall(figures, {}) and "top-5" not in as_text.overall(
+        answers(*guesses(0, classes=5)), {}
+    )
     assert ours["calibration_error"] == theirs.by_class.ece
     (first, *_) = class_rows(figures)
     members = figures.truth == 0
@@ -92,7 +94,7 @@ def test_an_answer_that_is_no_number_is_wrong_and_files_stay_valid(tmp_path):
     content = json.loads((tmp_path / files.JSON_FILE).read_text(), parse_constant=pytest.fail)
     assert content["doubts"] == as_text.doubts(figures, of)
     assert content["figures"]["calibration_error"] is None
-    assert "for 1 images the network gives NaN" in as_text.overall(figures)
+    assert "for 1 images the network gives NaN" in as_text.overall(figures, {})
 
 
 def test_answers_that_tell_nothing_of_the_classes_are_doubtful_but_not_after_two_steps():
@@ -117,7 +119,7 @@ def test_an_answer_that_is_infinite_is_counted_and_calibrates_nothing(infinite):
     logits[-1, 0] = infinite
     figures = answers(logits, labels.roll(-1))
     assert (summary(figures)["infinite"], summary(figures)["not_a_number"]) == (1, 0)
-    assert "for 1 images the network gives an infinite number" in as_text.overall(figures)
+    assert "for 1 images the network gives an infinite number" in as_text.overall(figures, {})
     assert fit_temperature(figures) == fit_temperature(rest)
     assert str(reliability(figures)) == str(reliability(rest))
 
@@ -352,7 +354,7 @@ def test_a_thousand_classes_fit_on_a_screen_and_say_what_is_left_out():
     names = [f"a rather long name of a class, number {n}" for n in range(1000)]
     figures = answers(logits, labels, names)
     text = "\n".join(
-        [as_text.overall(figures), as_text.classes(figures, "; see X"), as_text.confusion(figures, "; see Y")]
+        [as_text.overall(figures, {}), as_text.classes(figures, "; see X"), as_text.pairs(figures, "; see Y")]
     )
     lines = text.splitlines()
     assert len(lines) < 40 and max(map(len, lines)) <= 120
@@ -371,7 +373,7 @@ def test_the_worst_classes_are_those_that_have_images():
 
 def test_class_names_cannot_write_to_the_terminal():
     figures = answers(*guesses(0, classes=3), ["\x1b[31mred", "two\nlines", "c"])
-    text = as_text.classes(figures, "") + as_text.confusion(figures, "")
+    text = as_text.classes(figures, "") + as_text.pairs(figures, "")
     assert "\x1b" not in text and "two?lines" in text
 
 

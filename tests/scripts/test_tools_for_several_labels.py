@@ -9,12 +9,13 @@ import pytest
 import torch
 from sklearn import metrics
 
+from scripts import evaluate
 from scripts.common.label_answers import LabelAnswers, Resampled, intervals, resampled
 from scripts.common.predictions import LabelPredictions
 from scripts.evaluation import labels_report
-from scripts.evaluation.files import JSON_FILE, save
+from scripts.evaluation.files import JSON_FILE, save, write_all
 from scripts.evaluation.result import Evaluation
-from scripts.evaluation.several_labels import class_rows, compare, summary
+from scripts.evaluation.several_labels import LabelComparison, class_rows, summary
 from scripts.predict import PredictionRow, refuse_separator_in, writer
 from scripts.reporting import label_details
 from tests.helpers import csv_rows
@@ -94,7 +95,7 @@ def test_a_summary_counts_every_known_label_once_and_says_how_many_classes_count
     assert found["exact_match"] == pytest.approx(100 * metrics.accuracy_score(truth, given))
     own = np.stack([made.scores[:, place] >= made.reading.thresholds[place] for place in range(5)], 1)
     assert found["given_micro_f1"] == pytest.approx(100 * metrics.f1_score(truth, own, average="micro"))
-    text = labels_report.overall(found, made, DESCRIPTION)
+    text = labels_report.overall(made, DESCRIPTION)
     assert "4 of 5 classes have positive labels here" in text and "chosen on these images" in text
 
 
@@ -132,13 +133,13 @@ def test_a_resample_has_the_figures_of_its_images_repeated_and_intervals_cover()
 
 def test_a_better_network_is_told_from_chance_and_an_equal_one_is_not():
     one, two = answers(sure=0.5, n=400), answers(sure=3.0, n=400)
-    better = compare(one, two)
+    better = LabelComparison.of(one, two)
     difference, (low, high) = better.differences["map"]
     assert 0 < low < difference < high
     assert difference == pytest.approx(two.report.map - one.report.map)
     assert [change.name for change in better.classes][-1] != "tree" and len(better.classes) == 4
     assert "more than chance explains" in labels_report.compared(better, ("a", "b"))
-    assert compare(one, one).differences["map"] == (0.0, (0.0, 0.0))
+    assert LabelComparison.of(one, one).differences["map"] == (0.0, (0.0, 0.0))
 
 
 def test_missed_and_superfluous_labels_leave_out_missing_ones_and_images_are_ordered_by_the_surest_mistake():
@@ -168,9 +169,9 @@ def test_labels_together_are_counted_where_both_are_known():
 def test_files_hold_every_image_and_class_and_missing_labels_stay_missing(tmp_path):
     made = answers()
     (tmp_path / "confusions.csv").write_text("of an earlier evaluation")
-    found = Evaluation(made, None, compare(made, answers(sure=3.0)))
-    names = save(tmp_path, lambda work: labels_report.write_all(work, DESCRIPTION, found))
-    assert "mAP" in labels_report.parts(str(tmp_path), DESCRIPTION, found)[0]
+    found = Evaluation(made, None, LabelComparison.of(made, answers(sure=3.0)))
+    names = save(tmp_path, lambda work: write_all(work, DESCRIPTION, found))
+    assert "mAP" in "\n".join(evaluate.parts_of(str(tmp_path), DESCRIPTION, found))
     assert sorted(path.name for path in tmp_path.iterdir()) == names
     assert JSON_FILE in names and "confusions.csv" not in names
     content = json.loads((tmp_path / JSON_FILE).read_text())
