@@ -85,10 +85,7 @@ class Progress:
 
     def may_end(self, args: Settings) -> bool:
         """True if the run may end with the current epoch, whose steps are done; its validation decides."""
-        ended = self.epoch + 1
-        patience = args.run.early_stopping
-        waited = patience is not None and ended - self.stopping_epoch >= patience
-        return ended >= args.optimisation.epochs or waited or self.is_trained(args)
+        return dataclasses.replace(self, epoch=self.epoch + 1).is_trained(args)
 
     def validation_is_due(self, args: Settings) -> bool:
         """True if the current epoch, whose steps are done, is validated, as is the last one before any kind of end."""

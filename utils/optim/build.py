@@ -1,18 +1,29 @@
-"""Everything that updates a network's weights, built together: optimizer, moving average and scaler."""
+"""Everything that updates a network's weights, built together: optimizer, moving average and scaler.
+
+What the optimizer's first step needs beside the weights is found before, without needing it.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import copy
+import warnings
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from utils.config.settings import Settings
+from utils.config.groups.optimisation import OptimisationSettings
+from utils.config.settings import Settings, UserError
 from utils.optim.ema import WeightAverage, build_average
 from utils.optim.freezing import Freezing
-from utils.optim.optimizer_memory import refuse_beyond_memory
-from utils.optim.optimizers import Optimizers, build_optimizer
+from utils.optim.optimizers import OWN, Optimizers, build_optimizer
 from utils.precision.amp import DTYPES, build_scaler, resolve_amp
 from utils.runtime import sharding
+from utils.runtime.devices import memory_bytes
 from utils.runtime.distributed import Distributed
 
 
@@ -25,7 +36,7 @@ class OptimizerParts(NamedTuple):
 
 
 def build_optimizer_parts(
-    args: Settings, model: torch.nn.Module, freezing: Freezing, distributed: Distributed
+    args: Settings, model: nn.Module, freezing: Freezing, distributed: Distributed
 ) -> OptimizerParts:
     """The parts that update ``model``, which ``--shard-model`` spreads over the processes. Raises ``UserError``."""
     twin = _spread(args, model, distributed)
@@ -36,7 +47,7 @@ def build_optimizer_parts(
     return OptimizerParts(optimizer, average, build_scaler(args.precision, distributed.device))
 
 
-def _spread(args: Settings, model: torch.nn.Module, distributed: Distributed) -> torch.nn.Module | None:
+def _spread(args: Settings, model: nn.Module, distributed: Distributed) -> nn.Module | None:
     """Spread ``model`` over the processes if ``--shard-model`` says so, before its optimizer is built.
 
     Gives the module that its moving average needs, spread alike; None without. Raises ``UserError``.
@@ -45,3 +56,74 @@ def _spread(args: Settings, model: torch.nn.Module, distributed: Distributed) ->
         return None
     dtype = DTYPES.get(resolve_amp(args.precision, distributed.device))
     return sharding.spread(model, distributed.device, dtype, with_copy=args.average.ema_decay is not None)
+
+
+# ------------------------------------------------------------------------------------ memory of the first step
+
+
+class _Largest(TorchDispatchMode):
+    """Remembers the most bytes that one operation read and made, without ``old`` tensors: both are there at once.
+
+    A number that is read is 1, a place or truth 0.
+    """
+
+    def __init__(self, old: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.old = {tensor.untyped_storage()._cdata for tensor in old}
+        self.bytes = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten._local_scalar_dense.default:
+            return 1.0 if args[0].is_floating_point() else 0
+        result = function(*args, **(kwargs or {}))
+        tensors = _tensors((args, kwargs, result))
+        storages = {(storage := tensor.untyped_storage())._cdata: storage.nbytes() for tensor in tensors}
+        self.bytes = max(self.bytes, sum(size for place, size in storages.items() if place not in self.old))
+        return result
+
+
+def refuse_beyond_memory(settings: OptimisationSettings, model: nn.Module, device: torch.device) -> None:
+    """Raise ``UserError`` if the first step cannot fit ``device``: on a CPU the system may kill the process."""
+    needed = step_bytes(settings, model)
+    there = memory_bytes(device)
+    if needed > there:
+        raise UserError(
+            f"--optimizer {settings.optimizer}: its first step on this network needs {needed / 1e9:,.0f} GB, and the "
+            f"{device.type} has {there / 1e9:,.0f} GB; choose another, or by --opt-kwargs what saves memory (timm's "
+            "kron: memory_save_mode=all_diag)"
+        )
+
+
+def step_bytes(settings: OptimisationSettings, model: nn.Module) -> int:
+    """Bytes that the first step needs at least: its state, and what its largest operation holds besides.
+
+    A twin of ``model`` on the meta device, where arrays have shapes and no content, takes that step, and another, in
+    which the state is there before. 0 for torch's own optimizers and ours, whose state is no more than a few times the
+    weights.
+    """
+    if settings.optimizer in OWN:
+        return 0
+    tensors = [*model.parameters(), *model.buffers()]
+    memo = {id(tensor): tensor.detach().to("meta").requires_grad_(tensor.requires_grad) for tensor in tensors}
+    memo |= {id(one): nn.Parameter(memo[id(one)], one.requires_grad) for one in model.parameters()}
+    with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
+        warnings.simplefilter("ignore")
+        twin = copy.deepcopy(model, memo)
+        built = build_optimizer(settings, twin)
+        optimizers = built if isinstance(built, tuple) else (built,)
+        for parameter in twin.parameters():
+            parameter.grad = torch.empty_like(parameter)
+        old = [*twin.parameters(), *twin.buffers(), *(one.grad for one in twin.parameters() if one.grad is not None)]
+        state: list[torch.Tensor] = []
+        for _ in range(2):
+            largest = _Largest([*old, *state])
+            # What fails there, such as a kernel that knows no shapes, may work: what was made until then is needed.
+            with suppress(Exception), largest:
+                for optimizer in optimizers:
+                    optimizer.step()
+            state = _tensors([optimizer.state_dict()["state"] for optimizer in optimizers])
+    return largest.bytes + sum(tensor.nbytes for tensor in state)
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]

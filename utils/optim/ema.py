@@ -171,10 +171,8 @@ class ScheduleFreeAverage(WeightAverage):
         self._has_moved = True
 
     def load_state(self, state: Mapping[str, Any] | None) -> None:
-        if state is None:
-            raise TypeError("the average of the weights is missing")
-        load_state_dict(self._module, state["model"])
         self._has_moved = False
+        super().load_state(state)
 
 
 def build_average(

@@ -7,8 +7,8 @@ from main import main
 from models.build import build_model
 from utils.config.arguments import parse
 from utils.config.groups.model import ModelSettings
-from utils.optim import optimizer_memory
-from utils.optim.optimizer_memory import step_bytes
+from utils.optim import build
+from utils.optim.build import step_bytes
 from utils.optim.optimizers import build_optimizer
 
 
@@ -41,7 +41,7 @@ def test_an_optimizer_that_cannot_fit_is_one_line_before_anything_begins(tmp_pat
     An operation that makes them anew, in another order, holds both.
     """
     monkeypatch.setattr(torch.backends.opt_einsum, "enabled", False)
-    monkeypatch.setattr(optimizer_memory, "memory_bytes", lambda device: 24 * 10**9)
+    monkeypatch.setattr(build, "memory_bytes", lambda device: 24 * 10**9)
     assert main(["--device", "cpu", "--arch", "conv2", "--optimizer", "kron", "--output", str(tmp_path)]) == 2
     # On a busy machine, another line may say that the process is alive.
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("main.py: ")]
