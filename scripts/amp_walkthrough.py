@@ -87,7 +87,7 @@ def of_layer(args: Settings, distributed: Distributed) -> int:
     titles = [f"{step.name} (scale {step.scale:g})" if step.scale != 1 else step.name for step in steps]
     print(f"\nStep 2, from these parameters in each precision\n\n{table(['', *titles], layer_rows(steps))}")
     print(LAYER_LEGEND)
-    return judge([walkthrough.agreement(step, steps[0]) for step in steps[1:]], distributed)
+    return print_verdict([walkthrough.agreement(step, steps[0]) for step in steps[1:]], distributed)
 
 
 def layer_rows(steps: Sequence[Step]) -> list[list[str]]:
@@ -150,7 +150,7 @@ def of_network(args: Settings, distributed: Distributed, resume_point: ResumePoi
     titles = ["", reference.name, *(a.step.name for a in agreements)]
     print(f"\n{table(titles, network_rows(reference, agreements))}")
     print(NETWORK_LEGEND)
-    return judge(agreements, distributed)
+    return print_verdict(agreements, distributed)
 
 
 def without_dropout(model: torch.nn.Module) -> int:
@@ -205,7 +205,7 @@ def dtypes(tensors: Sequence[torch.Tensor]) -> str:
     return ", ".join(dict.fromkeys(str(tensor.dtype).removeprefix("torch.") for tensor in tensors))
 
 
-def judge(agreements: Sequence[Agreement], distributed: Distributed) -> int:
+def print_verdict(agreements: Sequence[Agreement], distributed: Distributed) -> int:
     """Print a line for each precision and the verdict; returns the exit code."""
     from scripts.audit.walkthrough import formats
 

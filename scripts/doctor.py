@@ -277,7 +277,7 @@ def failure_of(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def print_memory(task: dict[str, Any], args: Settings, distributed: Distributed) -> int:
-    """For memory_in_child: measure and print the figures."""
+    """Measure and print the figures, for memory_in_child."""
     from models.training_loss import build_loss
     from scripts.tuning.memory import FitsOnCpu, search
     from utils.run import Run

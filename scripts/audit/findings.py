@@ -182,14 +182,14 @@ def audit(
             made.runs[name] = record
     made.notes = [f"{name} cannot run here: {why}" for name, why in made.failures.items()]
     if made.reference.loss_finite and made.reference.gradients_finite:
-        _judge(made)
+        _enter_findings(made)
         made.notes += _notes(made)
     else:
         made.findings = [_reference_finding(made.reference)]
     return made
 
 
-def _judge(made: Audit) -> None:
+def _enter_findings(made: Audit) -> None:
     """Enter findings and recommendation."""
     statistics = half_statistics(made.unscaled) | lengths_too_small(made)
     choice = made.recommendation = recommend(made, statistics)
@@ -509,7 +509,7 @@ def refusal(made: Audit, trial: Record, losing: Iterable[str] = ()) -> str:
 
 
 def _notes(made: Audit) -> Iterator[str]:
-    """What is worth knowing but is not a finding."""
+    """Facts worth knowing that are no finding."""
     most = {name: made.reference.seen("outputs", name).largest for name in made.reference.borders["outputs"]}
     tight = [
         f"{shown(name)} ({most[name]:.3g})"

@@ -120,7 +120,7 @@ def uniform(ingredients: Sequence[StateDict], score: Score) -> Soup:
 
 
 def greedy(ingredients: Sequence[StateDict], score: Score) -> Soup:
-    """From the best ingredient on, each joins if the mean with it scores at least as high (their recipe 1)."""
+    """The soup from the best ingredient on: each joins if the mean with it scores at least as high (their recipe 1)."""
     scores = [score(weights, False) for weights in ingredients]
     first, *others = sorted(range(len(scores)), key=lambda place: -scores[place])  # of equals, the first given
     kept = [first]

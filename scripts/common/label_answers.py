@@ -80,7 +80,7 @@ class LabelAnswers:
         return MultilabelClasses.of(self.scores, self.targets)
 
     @cached_property
-    def surest_mistake(self) -> np.ndarray:
+    def most_confident_mistake(self) -> np.ndarray:
         """float64 (n,): of an image's wrong answers, how far a probability is from the truth at most; 0 of none."""
         distance = np.abs(self.scores - (self.targets == 1))
         return np.where(self.missed | self.superfluous, distance, 0).max(1)
@@ -91,14 +91,14 @@ class LabelAnswers:
         return self.scores.max(1)
 
     def explained(self, image: int) -> int:
-        """The label that a heat map of an image explains: the surest mistake, or else the likeliest label."""
+        """The label that a heat map of an image explains: the most confident mistake, or else the likeliest."""
         wrong = self.missed[image] | self.superfluous[image]
         distance = np.abs(self.scores[image] - (self.targets[image] == 1))
         return int(np.argmax(np.where(wrong, distance, -1) if wrong.any() else self.scores[image]))
 
     def most_mistaken(self) -> np.ndarray:
-        """The images with a wrong answer, int64 (m,), those first of whose mistake the network is surest."""
-        order = np.argsort(-self.surest_mistake, kind="stable")
+        """The images with a wrong answer, int64 (m,), the most confident mistakes first."""
+        order = np.argsort(-self.most_confident_mistake, kind="stable")
         return order[~self.right[order]]
 
     def least_certain(self) -> np.ndarray:
@@ -170,7 +170,7 @@ def resampled(scores: np.ndarray, targets: np.ndarray) -> Resampled:
 
 
 def _drawn(count: int, resamples: int) -> Iterator[np.ndarray]:
-    """How often each of ``count`` images is in each resample, float64 (some, count), some resamples at a time."""
+    """Counts of each of ``count`` images in each resample, float64 (some, count), some resamples at a time."""
     random = np.random.default_rng(SEED)
     each = max(1, AT_ONCE // count)
     for start in range(0, resamples, each):

@@ -77,7 +77,7 @@ def fit_probe(features: np.ndarray, labels: np.ndarray, classes: int, groups: np
 def _left_out(
     features: np.ndarray, labels: np.ndarray, classes: int, strengths: Sequence[float], groups: np.ndarray | None
 ) -> tuple[dict[float, np.ndarray], dict[float, float], int]:
-    """By strength: probabilities of each image by the fold that left it out, and the folds' mean score in percent.
+    """Probabilities of each image by the fold that left it out, and the folds' mean score in percent, by strength.
 
     Also the number of folds: five, or as many as the largest class has images, or as there are groups.
     """

@@ -8,7 +8,7 @@ import platform
 import resource
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -62,14 +62,26 @@ def timed(work: Callable[[], T], device: torch.device) -> tuple[float, T]:
 
 
 def busy_seconds(work: Callable[[], object]) -> float:
-    """The seconds that a GPU's kernels and copies take of ``work``, of which no two may run at once."""
+    """The seconds of ``work`` in which a GPU computes or copies; 0 if its profiler does not show it."""
+    from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         work()
         torch.cuda.synchronize()
-    return sum(event.self_device_time_total for event in profiled.key_averages()) / 1e6
+    spans = [(e.time_range.start, e.time_range.end) for e in profiler.events() if e.device_type == DeviceType.CUDA]
+    return covered(spans) / 1e6
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """The length of the union of (start, end) spans."""
+    total = 0.0
+    reached = float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
 
 
 def warm_up(run: Callable[[int], None], device: torch.device) -> None:

@@ -147,7 +147,7 @@ def calibration(bins: Sequence[Bin], temperature: Temperature | None) -> str:
 
 
 def rejection(found: Rejection) -> str:
-    """What is accepted from a confidence on, and the area under the curve."""
+    """Coverage and accuracy from a confidence on, and the area under the curve."""
     of = found.figures()
     lines = [f"Answers with a probability of {found.below:g} or more"]
     coverage, accuracy = (of[f"{name}_interval_wilson"] for name in ("coverage", "accuracy"))
@@ -172,7 +172,7 @@ def _span(interval: tuple[float, float]) -> str:
 
 
 def others(found: Others) -> str:
-    """How well two scores tell other images from the evaluated ones."""
+    """Table of how well two scores tell other images from the evaluated ones."""
     rows = [[name, *(f"{one:.2f}" for one in values)] for name, values in found.separations.items()]
     own, other = found.distances
     usual = found.distance.usual

@@ -92,7 +92,7 @@ class Comparison(OnSameImages):
 
     @property
     def difference(self) -> float:
-        """By how many percentage points the second's top-1 is higher."""
+        """Percentage points by which the second's top-1 is higher."""
         return 100 * (self.counts.second - self.counts.first) / len(self.right[0])
 
     @cached_property
@@ -176,7 +176,7 @@ def with_data_settings_of(second: Loaded, first: Loaded) -> Loaded:
 
 
 def same_images(first: AnyPredictions, second: AnyPredictions) -> tuple[np.ndarray, np.ndarray]:
-    """Where the images of both are among the first's, and among the second's. Raises ``UserError`` if there are none.
+    """Places of the images of both among the first's, and among the second's. Raises ``UserError`` if there are none.
 
     Images are the same if their ids are; the names of their classes then agree, too.
     """

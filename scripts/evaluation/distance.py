@@ -45,7 +45,7 @@ def fit_distance(features: torch.Tensor, labels: torch.Tensor) -> Distance:
 
 
 class Separation(NamedTuple):
-    """How well a score tells the data set's own images from others, in percent.
+    """Success of a score in telling the data set's own images from others, in percent.
 
     ``auroc``: the chance that an image of the set is scored above one of the others. ``false_positives``: the share of
     the others that is taken for the set's at the threshold which takes 95 % of the set's, or the next more, for such.
@@ -56,7 +56,7 @@ class Separation(NamedTuple):
 
     @classmethod
     def of(cls, own: np.ndarray, others: np.ndarray) -> Separation:
-        """From scores, float (n,) and (m,), which are higher for the set's own; the lowest where they are NaN."""
+        """The separation by scores, float (n,) and (m,), higher for the set's own; the lowest where they are NaN."""
         from sklearn.metrics import roc_auc_score, roc_curve
 
         scores = np.concatenate([own, others])
@@ -88,7 +88,7 @@ class Others(NamedTuple):
 
     @property
     def separations(self) -> dict[str, Separation]:
-        """By score."""
+        """Separations by score."""
         farther, confidences = self.distances, self.confidences
         return {"distance": Separation.of(-farther[0], -farther[1]), "confidence": Separation.of(*confidences)}
 

@@ -32,7 +32,7 @@ class Curve(NamedTuple):
 
     @classmethod
     def of(cls, confidence: np.ndarray, right: np.ndarray) -> Curve:
-        """From each image's confidence, float (n,), and whether its answer is right, bool (n,); NaN comes last."""
+        """The curve of each image's confidence, float (n,), and whether its answer is right, bool (n,); NaN is last."""
         _, group, sizes = np.unique(-np.nan_to_num(confidence, nan=-1), return_inverse=True, return_counts=True)
         wrong = np.bincount(group, ~right)
         number = np.arange(1, len(right) + 1)
@@ -50,7 +50,7 @@ class Curve(NamedTuple):
 
 
 class Rejection(NamedTuple):
-    """What --reject-below ``below`` accepts: so many of ``images``, ``right`` of them rightly answered."""
+    """Outcome of --reject-below ``below``: so many of ``images`` accepted, ``right`` of them rightly answered."""
 
     below: float
     images: int

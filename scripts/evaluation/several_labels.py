@@ -110,7 +110,7 @@ class LabelComparison(OnSameImages):
 
     @cached_property
     def differences(self) -> dict[str, tuple[float, tuple[float, float]]]:
-        """By how many points each of ``FIGURES`` of the second is higher, with the bootstrap's 95 % interval.
+        """Points by which each of ``FIGURES`` of the second is higher, with the bootstrap's 95 % interval.
 
         Images are drawn in pairs.
         """

@@ -68,7 +68,7 @@ class Place:
 
     @classmethod
     def of(cls, output: str, name: str) -> Place:
-        """For --output ``output`` and format ``name``. Raises ``UserError`` if something is there already."""
+        """The place for --output ``output`` and format ``name``. Raises ``UserError`` if something is there already."""
         path = Path(output)
         kind = FORMATS[name]
         endings = [other.ending for other in FORMATS.values() if other.ending and other != kind]

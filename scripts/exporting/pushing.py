@@ -70,7 +70,7 @@ def _failing(said: str) -> Iterator[None]:
 
 
 def _told(error: Exception) -> str:
-    """What went wrong, in one line and without the token, which a server may have sent back."""
+    """The error in one line and without the token, which a server may have sent back."""
     text = " ".join(str(error).split())[:300] or type(error).__name__
     token = get_token()
     return text.replace(token, "<token>") if token else text

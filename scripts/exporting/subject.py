@@ -102,7 +102,7 @@ class Subject:
 
     @cached_property
     def arguments(self) -> dict[str, Any]:
-        """See ``constructor_arguments``; raises ``UserError``."""
+        """Arguments of the network's constructor (``constructor_arguments``); raises ``UserError``."""
         shown = self.loaded.preprocessing
         return constructor_arguments(
             self.shape_settings,

@@ -180,7 +180,7 @@ def most_doubtful(of: Study) -> list[Doubt]:
 
 
 def doubtful_words(of: Study) -> str:
-    """How many labels are doubted, and by what."""
+    """Number of labels that are doubted, and by what."""
     counts = ", ".join(
         f"{len(of.doubts_of(split)):,} of {labels:,} {NAMES[split]} {'labels' if of.several else 'images'}"
         for split, labels in of.known_labels.items()
@@ -195,7 +195,7 @@ def doubtful_words(of: Study) -> str:
 
 
 def duplicates_words(of: Study) -> str:
-    """How many pairs there are, and what counts as one."""
+    """Number of pairs, and what counts as one."""
     counts = ", ".join(
         f"{len(found):,} between {NAMES[one]} and {NAMES[two]} ({likeness_of_copies(of.parts[one]):.3f})"
         for (one, two), found in of.duplicates.items()
@@ -208,7 +208,7 @@ def duplicates_words(of: Study) -> str:
 
 
 def map_words(of: Study) -> str:
-    """What the map shows, and what it does not."""
+    """Words on what the map shows, and on what it does not."""
     return (
         f"Each dot is one of {len(of.mapped):,} {NAMES[of.scored]} images, in the colour of its class, ringed if its "
         "label is doubted and in the confident joint. Made by t-SNE: near dots are near in features; how far apart "

@@ -99,7 +99,7 @@ class Study:
         return (MultilabelReport if self.several else Report).HEADLINE
 
     def method(self, shares: np.ndarray) -> str:
-        """How one of the two figures comes about, in words."""
+        """Origin of one of the two figures, in words."""
         if shares is self.by_neighbours:
             return f"{self.places.shape[1]} nearest training images by cosine, each weighs exp(cosine / 0.07)"
         of = self.probe

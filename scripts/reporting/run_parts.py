@@ -147,7 +147,7 @@ def differing(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def legend(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
-    """For each run its group and what it is called there: both in the settings that were chosen and differ.
+    """Group of each run and its name there: both in the settings that were chosen and differ.
 
     A group agrees in all of them but the one with the most values, such as the seeds of a sweep; repetitions in it are
     numbered. Where that makes no group of several, each run has its own name, and no group.

@@ -156,7 +156,7 @@ def summarised(x: np.ndarray, y: np.ndarray, most: int, reduce: str) -> dict[str
 
 
 def numbers(values: Sequence[float] | np.ndarray, digits: int = 6) -> list[float | int | None]:
-    """For JSON: ``digits`` significant digits, whole numbers without a point, None for what is not finite."""
+    """Numbers for JSON: ``digits`` significant digits, whole numbers without a point, None for what is not finite."""
     return [number(value, digits) for value in values]
 
 

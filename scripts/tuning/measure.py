@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from scripts.common.timing import Spread, interleaved, ratios, synchronise, timed
+from scripts.common.timing import Spread, busy_seconds, interleaved, ratios, synchronise, timed
 from scripts.tuning.advice import Interleaved
 from utils.config.settings import Settings
 from utils.data.loaders import Batch, TrainLoader
@@ -282,21 +282,5 @@ def step_shares(subject: TrainingSetup, steps: int) -> dict[str, float]:
 
 def busy_share(subject: TrainingSetup, step_seconds: float) -> float | None:
     """The share of a step's ``step_seconds`` in which the GPU computes; None if its profiler does not show it."""
-    from torch.autograd import DeviceType
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        subject.measure_compute(PROFILED_STEPS, 1)
-    spans = [(e.time_range.start, e.time_range.end) for e in profiler.events() if e.device_type == DeviceType.CUDA]
-    busy_us = covered(spans)
-    return min(1.0, busy_us / 1e6 / PROFILED_STEPS / step_seconds) if busy_us else None
-
-
-def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """The length of the union of (start, end) spans."""
-    total = 0.0
-    reached = float("-inf")
-    for start, end in sorted(spans):
-        total += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return total
+    busy = busy_seconds(lambda: subject.measure_compute(PROFILED_STEPS, 1))
+    return min(1.0, busy / PROFILED_STEPS / step_seconds) if busy else None

@@ -47,7 +47,7 @@ def train_on_random(traval: TraVal, size: int, classes: int, channels_last: bool
 
 
 def no_loader(image_shape: tuple[int, ...]) -> SimpleNamespace:
-    """In place of a training loader, as far as ``TraVal`` needs one for single steps."""
+    """Stand-in for a training loader, as far as ``TraVal`` needs one for single steps."""
     plan = SimpleNamespace(step_indices=lambda *_: np.zeros(1, np.int64))
     return SimpleNamespace(image_shape=image_shape, plan=plan, steps_per_epoch=1)
 
@@ -112,7 +112,7 @@ class FitsOnCpu(Fits):
         return self.grown[size] <= self.room
 
     def _expected(self, size: int) -> float:
-        """From the two largest so far, on a straight line."""
+        """Bytes to expect: a straight line through the two largest batches so far."""
         *_, (smaller, fewer_bytes), (largest, its_bytes) = [(0, 0), *sorted(self.grown.items())]
         return its_bytes + (size - largest) * (its_bytes - fewer_bytes) / (largest - smaller)
 

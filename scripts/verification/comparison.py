@@ -131,7 +131,7 @@ def unequal(value: Any, other: Any) -> str:
 
 
 def _size(value: Any) -> int:
-    """How many values an entry holds."""
+    """Number of values that an entry holds."""
     if isinstance(value, tuple):
         return len(value)
     return torch.as_tensor(value).numel() if isinstance(value, torch.Tensor | np.ndarray) else 1

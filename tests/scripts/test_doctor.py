@@ -38,7 +38,7 @@ from scripts.tuning.advice import (
     to_measure_again,
 )
 from scripts.tuning.diagnosis import LEAST_BYTES, Memory, csv_rows, gain, memory_lines, report, trials_table, verdict
-from scripts.tuning.measure import TrainingSetup, Window, covered, interleaved_speeds, step_shares
+from scripts.tuning.measure import TrainingSetup, Window, interleaved_speeds, step_shares
 from scripts.tuning.memory import FitsOnCpu, FitsOnGpu, search
 from scripts.tuning.trials import FIRST_PAIRS, STAND_IN_IMAGES, Trials, examine, hardware_of
 from utils.config.settings import UserError
@@ -370,11 +370,6 @@ def test_interleaved_speeds_give_the_median_of_the_pairs_own_ratios():
 
     assert interleaved_speeds(side("a", 100), side("b", 150), 1e-9, 4) == Interleaved(exactly(100), exactly(150), 1.5)
     assert "".join(order[-8:]) == "abbaabba"
-
-
-def test_overlapping_kernels_count_once():
-    assert covered([(0, 2), (1, 3), (1.5, 2), (5, 6)]) == 4
-    assert covered([]) == 0
 
 
 # ---------------------------------------------------------------------------------- measurements

@@ -142,7 +142,7 @@ def test_a_better_network_is_told_from_chance_and_an_equal_one_is_not():
     assert LabelComparison.of(one, one).differences["map"] == (0.0, (0.0, 0.0))
 
 
-def test_missed_and_superfluous_labels_leave_out_missing_ones_and_images_are_ordered_by_the_surest_mistake():
+def test_missed_and_superfluous_labels_leave_out_missing_ones_and_images_are_ordered_by_the_most_confident_mistake():
     logits = torch.tensor([[4.0, -4.0], [-3.0, 3.0], [2.0, -2.0], [-5.0, 5.0]])
     labels = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 0.0], [float("nan"), 1.0]])
     made = LabelAnswers(logits, labels, SeveralLabels((0.5, 0.5)))
@@ -150,7 +150,7 @@ def test_missed_and_superfluous_labels_leave_out_missing_ones_and_images_are_ord
     assert made.superfluous.tolist() == [[False, False], [False, True], [True, False], [False, False]]
     assert made.right.tolist() == [True, False, False, True]
     assert made.most_mistaken().tolist() == [1, 2] and made.least_certain().tolist() == [0, 3]
-    assert made.surest_mistake[1] == pytest.approx(torch.sigmoid(torch.tensor(3.0, dtype=torch.float64)).item())
+    assert made.most_confident_mistake[1] == pytest.approx(torch.sigmoid(torch.tensor(3.0, dtype=torch.float64)).item())
 
 
 def test_labels_together_are_counted_where_both_are_known():

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from scripts.common.timing import Spread, failure_of, interleaved, ratios, timed
+from scripts.common.timing import Spread, covered, failure_of, interleaved, ratios, timed
 
 CPU = torch.device("cpu")
 
@@ -47,3 +47,8 @@ def test_memory_that_a_cpu_refuses_is_a_lack_of_memory():
         torch.empty(2**60, dtype=torch.uint8)
     assert failure_of(caught.value, compiled=False) == "out of memory"
     assert failure_of(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), compiled=True) == ""
+
+
+def test_overlapping_kernels_count_once():
+    assert covered([(0, 2), (1, 3), (1.5, 2), (5, 6)]) == 4
+    assert covered([]) == 0
