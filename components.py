@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from models import unknown_arch
+from models.build import unknown_arch
 from models.prepare import (
     Prepared,
     known_preprocessing,
@@ -217,21 +217,21 @@ def kept_compilation(run: Run) -> KeptCompilation:
     return KeptCompilation(Path(args.run.output), repr(recipe), machine(run.distributed), warn)
 
 
-def build_traval(
+def extras_of(
     run: Run,
     components: Components,
     checkpointer: Checkpointer | None = None,
     stop_signals: StopSignals | None = None,
     hooks: Hooks | None = None,
-) -> TraVal:
-    """The loop around the components; of a run without a folder, nothing is described for checkpoints."""
+) -> Extras:
+    """What the loop has of the run besides its components; without a folder, nothing is described for checkpoints."""
     folder = run.run_folder
     hooks = (hooks or Hooks()).and_of_plugins()
     if folder and (run.args.model.compile or run.args.model.compile_augment):
         kept = kept_compilation(run)
         if run.is_main:
             hooks.after_validation.append(lambda *_: kept.write_list())
-    extras = Extras(
+    return Extras(
         distributed=run.distributed,
         lr_policy=components.lr_policy,
         ema=components.ema,
@@ -242,6 +242,10 @@ def build_traval(
         hooks=hooks,
         multilabel=components.data.multilabel,
     )
+
+
+def build_traval(run: Run, components: Components, extras: Extras | None = None) -> TraVal:
+    """The loop around the components, with what the run adds to it."""
     return TraVal(
         components.model,
         components.train_loader,
@@ -251,6 +255,6 @@ def build_traval(
         run.args,
         components.validation_loader,
         writer=run.writer,
-        curr_scen_name=folder.name if folder else "",
-        extras=extras,
+        curr_scen_name=run.run_folder.name if run.run_folder else "",
+        extras=extras or extras_of(run, components),
     )

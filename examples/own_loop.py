@@ -1,31 +1,25 @@
-"""Own data set, network and loss: ``python examples/own_loop.py --epochs 5``. Repeat it after a kill: it goes on."""
+"""Own data set, network, loss and loop: ``python examples/own_loop.py --resume auto``; after a kill, repeat it."""
 
 import sys
 
 import torch
 from torch import nn
+from torch.utils.data import Dataset, Subset
 
 sys.path.insert(0, ".")  # the repository's folder
-from main import main
+from training import open_run
 from utils.plugin import dataset, loss, network
+from utils.train_validation import TraVal
 
 
-class Stripes(torch.utils.data.Dataset):
-    def __init__(self, numbers):
-        self.numbers = numbers
-
-    def __len__(self):
-        return len(self.numbers)
-
-    def __getitem__(self, index):
-        number = self.numbers[index]
-        image = torch.randint(99, (16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(number))
-        image[number % 16] = 255
-        return (image if number % 2 else image.T), number % 2
+class Bars(Dataset):
+    def __getitem__(self, number):
+        noise = torch.randint(99, (16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(number))
+        return noise.index_fill_(number % 2, torch.tensor(number % 16), 255), number % 2
 
 
-dataset("stripes", channels=1, image_size=16, fixed_size=True, augment=("shift",))(
-    lambda path: (Stripes(range(1000)), Stripes(range(1000, 1200)), ("vertical", "horizontal"))
+dataset("bars", channels=1, image_size=16, fixed_size=True, augment=["shift"])(
+    lambda path: (Subset(Bars(), range(1000)), Subset(Bars(), range(1000, 1200)), ("horizontal", "vertical"))
 )
 network("small")(
     lambda classes, channels, image_size: nn.Sequential(
@@ -35,5 +29,10 @@ network("small")(
 loss("brier")(lambda logits, targets: (logits.softmax(1) - nn.functional.one_hot(targets)).square().sum(1).mean())
 
 if __name__ == "__main__":
-    own = ["--plugin", __file__, "--dataname", "stripes", "--arch", "small", "--loss", "brier", "--resume", "auto"]
-    sys.exit(main([*own, *sys.argv[1:]]))
+    own = ["--plugin", __file__, "--dataname", "bars", "--arch", "small", "--loss", "brier"]
+    with open_run([*own, *sys.argv[1:]]) as run:
+        model, train, optimizer, criterion, scaler, val = run.parts
+        traval = TraVal(model, train, optimizer, criterion, scaler, run.args, val, writer=run.writer, extras=run.extras)
+        for epoch in run.epochs(traval):
+            traval.train(epoch)
+            traval.validation(epoch)

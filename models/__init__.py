@@ -1,6 +1,6 @@
 """Networks: own ones, and timm's and torchvision's by name; ``load_model`` gives that of a checkpoint."""
 
-from models.build import build_model, check_forward, unknown_arch
+from models.build import build_model
 from models.load import load_model
 
-__all__ = ["build_model", "check_forward", "load_model", "unknown_arch"]
+__all__ = ["build_model", "load_model"]

@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
             return print_memory(own.memory_of, args, distributed)
         import torch
 
-        from utils.train_validation import TrainingFailure
+        from utils.loop.stop_signals import TrainingFailure
 
         try:
             return examine(own, args, flags, distributed)

@@ -25,10 +25,13 @@ from utils.config.settings import UserError
 if TYPE_CHECKING:
     from scripts.reporting.sources import RunSource
 
+__all__ = ["main"]
+
 NAME = "report.py"
 
 
 def main(argv: list[str]) -> int:
+    """Write the page about a run, as the command with the words ``argv`` does; returns the exit code."""
     own = build_parser().parse_args(argv)
     if own.heat_maps and own.no_predictions:
         raise UserError("--heat-maps explains predictions, and --no-predictions makes none; leave out one of them")

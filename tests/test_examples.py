@@ -2,33 +2,112 @@
 
 import runpy
 import sqlite3
+import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+import torch
 
 from main import main
-from tests.end_to_end.processes import differences
-from tests.helpers import image_tree
+from tests.end_to_end.processes import FINAL_LINE, ROOT, curves, differences, rows
+from tests.helpers import image_tree, wait_for
+from training import open_run
+from utils.train_validation import TraVal
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+EXAMPLES = ROOT / "examples"
 FLAGS = ("--device", "cpu", "--no-progress")
 
 
-def ran(monkeypatch, name, *words):
-    monkeypatch.setattr(sys, "argv", [name, *map(str, words)])
-    with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
-    assert end.value.code == 0
+# --------------------------------------------------------------------------------- a loop of one's own
+
+LOOP = EXAMPLES / "own_loop.py"
+PARTS = ("--plugin", LOOP, "--dataname", "bars", "--arch", "small", "--loss", "brier")
+SMALL = (*FLAGS, "--epochs", 4, "--batch-size", 32)
 
 
-def test_an_own_data_set_network_and_loss_train_and_go_on_to_the_same_bits(tmp_path, monkeypatch):
-    for folder, *stops in (("whole",), ("cut", 7)):
-        for flags in (*(("--max-steps", stop) for stop in stops), ()):
-            ran(monkeypatch, "own_loop.py", *FLAGS, "--epochs", 1, "--output", tmp_path / folder, *flags)
-    runs = [next(tmp_path.glob(f"{folder}/stripes/small/*")) for folder in ("whole", "cut")]
+def loop(*words, processes=1):
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
+    line = [sys.executable, *launcher, LOOP, *SMALL, *words]
+    return subprocess.Popen([*map(str, line)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run_of(folder):
+    (run,) = folder.glob("bars/small/*")
+    return run
+
+
+def test_an_own_loop_that_is_killed_goes_on_to_the_bits_of_main_py_with_the_same_parts(tmp_path):
+    assert main([*map(str, (*PARTS, *SMALL, "--output", tmp_path / "straight"))]) == 0
+    words = ("--resume", "auto", "--save-every-steps", 5, "--output", tmp_path / "killed")
+    process = loop(*words)
+    wait_for(lambda: any(tmp_path.glob("killed/bars/small/*/checkpoints/last.pt")))
+    process.kill()
+    process.communicate()
+    assert not [*tmp_path.glob("killed/bars/small/*/checkpoints/final.pt")]
+    for said in ("Continuing ", " is finished: 4 epochs, 128 steps"):
+        again = loop(*words)
+        out, err = again.communicate()
+        assert again.returncode == 0 and said in out, err
+    runs = [run_of(tmp_path / folder) for folder in ("straight", "killed")]
     assert differences(*runs) == []
-    assert len((EXAMPLES / "own_loop.py").read_text().splitlines()) < 40
+    assert rows(runs[0]) == rows(runs[1])
+    assert curves(runs[0]) == curves(runs[1])
+    assert len(LOOP.read_text().splitlines()) < 40
+
+
+def test_an_own_loop_on_two_processes_validates_each_image_once(tmp_path, capsys):
+    process = loop("--max-steps", 3, "--output", tmp_path, processes=2)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    two = FINAL_LINE.fullmatch(out.splitlines()[-1])
+    assert main([*map(str, ("--plugin", LOOP, *FLAGS, "--evaluate", "--resume", run_of(tmp_path)))]) == 0
+    one = FINAL_LINE.fullmatch(capsys.readouterr().out.splitlines()[-1])
+    assert one["count"] == two["count"] == "200"
+    assert [one[name] for name in ("top1", "top5")] == [two[name] for name in ("top1", "top5")]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--epochs", "0"), "main.py: --epochs '0': must be at least 1\n"),
+        (("--loss", "brie"), "did you mean brier?"),
+        (("--dry-run",), "--dry-run: this program trains"),
+        (("--resume", "nowhere"), "nowhere"),
+    ],
+)
+def test_a_mistake_ends_an_own_loop_with_its_line_and_exit_code(words, said, tmp_path, capsys):
+    with pytest.raises(SystemExit) as end, open_run([*map(str, PARTS), "--output", str(tmp_path), *words]):
+        raise AssertionError("the loop began")
+    assert end.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_an_own_loop_that_ends_early_is_saved_and_what_it_makes_itself_is_told(tmp_path):
+    words = [*map(str, (*PARTS, *SMALL, "--lr", 0.01, "--output", tmp_path, "--resume", "auto"))]
+
+    def begun(run):
+        model, train, _, criterion, scaler, validation = run.parts
+        optimizer = torch.optim.Rprop(model.parameters())
+        return TraVal(
+            model, train, optimizer, criterion, scaler, run.args, validation, writer=run.writer, extras=run.extras
+        )
+
+    with open_run(words) as run:
+        for epoch in run.epochs(traval := begun(run)):
+            traval.train(epoch)
+            break
+    log = (run_of(tmp_path) / "log.txt").read_text()
+    assert "Optimizer: Rprop, which the program made" in log and "Loss: brier\n" in log
+    assert "was left after step 32; --resume auto continues" in log
+    with open_run(words) as run:
+        epochs = run.epochs(traval := begun(run))
+        assert next(epochs) == 0 and traval.progress.step == 32
+
+
+def test_an_own_mistake_in_the_loop_keeps_its_traceback(tmp_path):
+    words = [*map(str, (*PARTS, *SMALL, "--output", tmp_path))]
+    with pytest.raises(ZeroDivisionError), open_run(words):
+        1 / 0  # noqa: B018 - it raises
 
 
 def test_a_notebook_goes_from_images_to_a_network_and_its_page(tmp_path, monkeypatch):

@@ -1,4 +1,9 @@
-"""docs/python.md and the Python of README.md run as they stand, in a folder with a run and an image."""
+"""docs/python.md and the Python of README.md run as they stand, and the page names what the modules make public."""
+
+import ast
+import importlib
+import inspect
+import re
 
 import numpy as np
 import pytest
@@ -7,6 +12,8 @@ from PIL import Image
 import main
 from tests.test_documentation import PAGES
 from tests.test_documentation import blocks as blocks_of
+from tests.test_structure import trees
+from training import Training
 
 
 def python_blocks(page):
@@ -25,3 +32,26 @@ def test_the_blocks_run_one_after_the_other(page, tmp_path, monkeypatch, capsys)
     names = {}
     for block in found:
         exec(compile(block, page, "exec"), names)
+
+
+def test_the_page_lists_what_the_modules_declare_public_and_each_says_what_it_is():
+    section = PAGES["docs/python.md"].partition("## Public names\n")[2]
+    rows = [re.findall(r"`(\S+?)`", line) for line in section.splitlines() if line.startswith("| `")]
+    listed = {module: names for module, *names in rows}
+    declaring = [
+        module
+        for module, tree in trees().items()
+        if any("__all__" in ast.unparse(node).partition("=")[0] for node in tree.body if isinstance(node, ast.Assign))
+    ]
+    assert listed == {module: sorted(importlib.import_module(module).__all__) for module in declaring}
+    for module, names in listed.items():
+        for name in names:
+            made = getattr(importlib.import_module(module), name)
+            verbs = inspect.getmembers(made, inspect.isfunction) if inspect.isclass(made) else []
+            public = [made, *(verb for verb_name, verb in verbs if not verb_name.startswith("_"))]
+            assert [each.__qualname__ for each in public if not inspect.getdoc(each)] == [], name
+
+
+def test_what_the_page_says_of_a_run_is_there():
+    names = set(re.findall(r"`run\.(\w+)", PAGES["docs/python.md"]))
+    assert len(names) == 5 and names <= {*dir(Training), *Training.__dataclass_fields__}

@@ -21,6 +21,7 @@ LAYERS = (
     ("models", "utils.loop"),  # models.load_model reads checkpoints and makes their preprocessing
     ("utils.train_validation",),
     ("components",),
+    ("training",),
     ("main",),
     ("scripts.common",),
     ("scripts",),  # a command, or the folder of its parts
@@ -34,7 +35,7 @@ MANY_PARAMETERS = [("utils.train_validation", "__init__")]  # TraVal's, which us
 def source_files():
     """All Python files of the program."""
     folders = [path for name in ("models", "utils", "scripts") for path in (ROOT / name).rglob("*.py")]
-    return sorted([ROOT / "main.py", ROOT / "components.py", *folders])
+    return sorted([*ROOT.glob("*.py"), *folders])
 
 
 def module_of(path):
@@ -60,7 +61,9 @@ def imports_of(tree, modules):
             assert node.level == 0, "imports are absolute here"
             inner = [f"{node.module}.{alias.name}" for alias in node.names]
             found |= {name if name in modules else node.module for name in inner}
-    return {name for name in found if name.split(".")[0] in ("main", "components", "models", "utils", "scripts")}
+    return {
+        name for name in found if name.split(".")[0] in ("main", "training", "components", "models", "utils", "scripts")
+    }
 
 
 @functools.cache

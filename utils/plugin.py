@@ -21,6 +21,8 @@ from collections.abc import Callable, Sequence
 from utils.config.datasets import OF_PLUGIN, SPECS, DatasetSpec
 from utils.config.plugins import Function, add, added
 
+__all__ = ["augmentation", "dataset", "hook", "loss", "lr_policy", "metric", "network", "optimizer"]
+
 Decorator = Callable[[Function], Function]
 IMAGE_SIZE = 224
 MEAN_AND_STD = (0.5, 0.25)

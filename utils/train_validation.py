@@ -19,7 +19,7 @@ from utils.loop.hooks import call
 from utils.loop.non_finite_step import NonFiniteStepHandler
 from utils.loop.step_graph import Gradient, launcher
 from utils.loop.step_sums import StepSums
-from utils.loop.stop_signals import StopConsensus, Stopped
+from utils.loop.stop_signals import StopConsensus, Stopped, TrainingFailure
 from utils.loop.validation import pictures_may_be_due, update_best, validate_average, validate_in_views, write_pictures
 from utils.loop.verdict import Verdict, Verdicts
 from utils.optim.clipping import GradientClipper
@@ -31,11 +31,9 @@ from utils.record.reporter import Reporter
 from utils.record.writer import Bar, Writer
 from utils.runtime.devices import runs_ahead
 
+__all__ = ["Extras", "TraVal"]
+
 NOTHING = Extras()
-
-
-class TrainingFailure(RuntimeError):
-    """Training cannot continue; the message names the step, the reason and what to do."""
 
 
 class TraVal:
@@ -141,12 +139,16 @@ class TraVal:
 
     # ---------------------------------------------------------------------------------- verbs
 
+    def epochs(self) -> Iterator[int]:
+        """The epochs that are left, from ``progress`` on; the next one comes when one is trained and validated."""
+        while not self.progress.is_finished(self.args):
+            # The last may have been trained to be followed by others, and lack only its validation now.
+            lacks_validation = self.progress.step_in_epoch == 0 and self.progress.is_trained(self.args)
+            yield self.progress.epoch - lacks_validation
+
     def fit(self) -> AnyReport:
         """Train from ``progress`` to the end; returns the last validation's report."""
-        while not self.progress.is_finished(self.args):
-            epoch = self.progress.epoch
-            if self.progress.step_in_epoch == 0 and self.progress.is_trained(self.args):
-                epoch -= 1  # it was to be followed by others, was not validated, and lacks only that now
+        for epoch in self.epochs():
             self.train(epoch)
             if self.progress.validation_is_due(self.args):
                 self.validation(epoch, report=True)

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from utils.loop.stop_signals import TrainingFailure
 from utils.record.curves import StepRecord
 from utils.record.writer import Writer
-from utils.train_validation import TrainingFailure, TraVal
+from utils.train_validation import TraVal
 
 SMOOTHING = 0.9  # weight of the past in the running mean of the loss
 DIVERGED = 4.0  # times the lowest smoothed loss, as in fastai's finder

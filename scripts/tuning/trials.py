@@ -40,10 +40,10 @@ from utils.config.settings import UserError
 from utils.data.datasets import Data
 from utils.data.formats.readers import MemoryImages
 from utils.data.loaders import RESIDENT_MEMORY_SHARE, shown_otherwise_resident
+from utils.loop.stop_signals import TrainingFailure
 from utils.precision.amp import resolve_amp
 from utils.runtime.cpu import cores_per_process
 from utils.runtime.devices import memory_bytes
-from utils.train_validation import TrainingFailure
 
 SHARES_STEPS = 10
 # of windows, at first and in the loop

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 import main
+import training
 from tests.end_to_end.processes import ROOT
 from utils.loop.stop_signals import TRY_AGAIN
 from utils.runtime.console import INTERRUPTED
@@ -80,7 +81,7 @@ def test_a_rank_that_loses_the_others_ends_as_it_was_told_if_it_was(number, code
 
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(main, "find_run", lambda command_line, args, distributed: SimpleNamespace(args=args))
+    monkeypatch.setattr(training, "find_run", lambda command_line, args, distributed: SimpleNamespace(args=args))
     monkeypatch.setattr(main, "train", run)
     monkeypatch.setattr("utils.runtime.distributed.Distributed", lambda *_: nullcontext())
     assert main.main([]) == code

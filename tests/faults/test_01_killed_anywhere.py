@@ -128,8 +128,8 @@ FORGOTTEN = {
 def test_the_tool_says_different_and_what_differs_when_a_resume_forgets_something(straight, tmp_path, monkeypatch):
     for name in ("models", "utils", "scripts", "configs"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("components.py", "main.py"):
-        shutil.copy(ROOT / name, tmp_path)
+    for file in ROOT.glob("*.py"):
+        shutil.copy(file, tmp_path)
     for file, text, instead, _ in FORGOTTEN.values():
         source = (tmp_path / file).read_text()
         assert source.count(text) == 1, f"{file} no longer holds {text!r} once"

@@ -36,6 +36,8 @@ from utils.config.settings import (
 from utils.config.spelling import meant_value
 from utils.config.synonyms import assignment, meant, silent_defaults
 
+__all__ = ["parse"]
+
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 # bytes and values: far more than any recipe has
 LARGEST_RECIPE = 100_000

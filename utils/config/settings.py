@@ -29,6 +29,8 @@ from utils.config.groups.run import RunSettings
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+__all__ = ["Settings", "UserError"]
+
 
 class UserError(ValueError):
     """An error the user can fix; ``main.py`` prints it and ends with exit code 2.

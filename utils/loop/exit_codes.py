@@ -6,7 +6,7 @@ import sys
 
 from utils.config import plugins
 from utils.config.settings import UserError
-from utils.loop.stop_signals import StoppedAtOnce
+from utils.loop.stop_signals import Stopped, StoppedAtOnce, TrainingFailure
 from utils.runtime.console import INTERRUPTED, lacks_package
 from utils.runtime.process import RankInfo
 
@@ -24,6 +24,12 @@ def report(error: BaseException, ranks: RankInfo, signal_received: int) -> int:
         if ranks.is_main or not error.on_all_ranks:
             print("\n".join(f"{NAME}: {' '.join(line.split())}" for line in error.mistakes), file=sys.stderr)
         return MISTAKE
+    if isinstance(error, Stopped):  # the log has said it
+        return error.exit_code
+    if isinstance(error, TrainingFailure):
+        if ranks.is_main:
+            print(f"{NAME}: {error}", file=sys.stderr)
+        return FAILED
     if isinstance(error, ModuleNotFoundError):
         return lacks_package(NAME, error)
     if isinstance(error, KeyboardInterrupt | StoppedAtOnce):

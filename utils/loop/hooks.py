@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from utils.loop.forward import Outputs
     from utils.record.metrics import Report
 
+__all__ = ["Hooks"]
+
 
 class Caller(Protocol):
     """The first argument of every hook, the ``TraVal`` that calls it. ``progress`` counts the steps done."""

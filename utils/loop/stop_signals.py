@@ -18,6 +18,10 @@ TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: stopped with a checkpoint; the same
 POLL_SECONDS = 0.5  # between two exchanges about whether any rank received a signal
 
 
+class TrainingFailure(RuntimeError):
+    """Training cannot continue; the message names the step, the reason and what to do."""
+
+
 class Stopped(Exception):
     """Training received a stop signal and has saved its state; the message says at which step."""
 

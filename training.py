@@ -1,0 +1,258 @@
+"""A training in its run folder: what stands around ``TraVal`` in main.py, and by ``open_run`` in a user's program."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from components import Components, build, extras_of
+from utils.checkpoint.checkpoint import Checkpointer
+from utils.checkpoint.override import carry_over, refuse_other_groups, settings_to_go_on
+from utils.checkpoint.resume import ResumePoint, find
+from utils.config import arguments, hub_networks
+from utils.config.settings import Settings, UserError
+from utils.data.loaders import TrainLoader, ValidationLoader
+from utils.loop.exit_codes import report
+from utils.loop.extras import Extras
+from utils.loop.hooks import Hooks
+from utils.loop.stop_signals import Stopped, StoppedAtOnce, StopSignals
+from utils.optim.groups import parameter_groups
+from utils.optim.optimizers import Optimizers
+from utils.record.multilabel import report_of
+from utils.record.run_folder import RunFolder
+from utils.record.writer import Writer
+from utils.run import Run
+from utils.runtime.cpu import let_threads_wait_briefly
+from utils.runtime.distributed import Distributed
+from utils.runtime.garbage import garbage_collection
+from utils.runtime.process import RankInfo
+from utils.train_validation import TraVal
+
+__all__ = ["Parts", "Training", "open_run"]
+
+
+def find_run(command_line: arguments.CommandLine, args: Settings, distributed: Distributed) -> Run:
+    """The run with the checkpoint to resume or to evaluate, if any, whose settings replace the defaults of ``args``."""
+    run = Run(args, distributed, command_line.argv)
+
+    def find_point() -> ResumePoint | None:
+        wanted = args.of_several_labels() if args.run.resume == "auto" and run.images.multilabel(args.data) else args
+        return find(wanted, RunFolder.parent(args), run.warn, lambda: run.images.fingerprint(args.data))
+
+    point = distributed.run_on_rank0(find_point, long_work="Finding the run")
+    if point is None:
+        return run
+    hub_networks.remember(point.state.get(hub_networks.KEY))  # on the ranks that have not read it
+    if not args.run.resume_override:
+        point.refuse_other_plugins()
+    args = command_line.resolve(distributed.world_size, point.settings)
+    distributed.apply_tf32(args.precision.tf32)
+    if args.run.evaluate or not args.run.resume:
+        return dataclasses.replace(run, args=args, resume_point=point)
+    distributed.run_on_rank0(point.refuse_strange_files)
+    args = settings_to_go_on(point, args)
+    if point.state["settings"].get("deterministic") and not args.run.deterministic and run.is_main:
+        run.warn("the run was begun with --deterministic; without it the bits may differ from here on")
+    position = (point.state["progress"]["epoch"], point.state["progress"]["step"])
+    return dataclasses.replace(run, args=args, resume_point=point, position=position, found_at=point.path)
+
+
+class Parts(NamedTuple):
+    """What the settings say that a ``TraVal`` is made of, in the order of its arguments, all on the run's device."""
+
+    model: torch.nn.Module
+    train_loader: TrainLoader
+    optimizer: Optimizers
+    criterion: torch.nn.Module
+    scaler: torch.amp.GradScaler
+    validation_loader: ValidationLoader
+
+
+@dataclass
+class Training:
+    """A training that has its folder. ``extras``: what it adds to the loop, as ``TraVal`` takes it.
+
+    ``changed``: --resume-override goes on with other settings or data, which the folder has to record.
+    """
+
+    run: Run
+    components: Components
+    extras: Extras
+    changed: bool
+    traval: TraVal | None = None
+
+    @property
+    def args(self) -> Settings:
+        return self.run.args
+
+    @property
+    def writer(self) -> Writer:
+        return self.run.writer
+
+    @property
+    def parts(self) -> Parts:
+        own = self.components
+        assert own.train_loader is not None
+        return Parts(own.model, own.train_loader, own.optimizer, own.criterion, own.scaler, own.validation_loader)
+
+    def begin(self, traval: TraVal) -> None:
+        """Begin the run with ``traval``, or put ``traval`` where the run was."""
+        self.traval = traval
+        self.run.log_begin(self.components.describe(self.run) | self._made_otherwise(traval))
+        if self.run.resume_point is None:
+            self._begin_anew(traval)
+        else:
+            self._go_on(traval)
+
+    def epochs(self, traval: TraVal) -> Iterator[int]:
+        """Begin, or go on; then the epochs that are left, for ``traval.train`` and ``traval.validation``."""
+        self.begin(traval)
+        yield from traval.epochs()
+
+    def _made_otherwise(self, traval: TraVal) -> dict[str, str]:
+        """Rows of the plan for what the program has made itself, unlike the settings."""
+        made = {
+            "Network": (traval.model, self.parts.model),
+            "Loss": (traval.criterion, self.parts.criterion),
+            "Optimizer": (traval.optimizers, _several(self.parts.optimizer)),
+        }
+        own = {title: _name(own) for title, (own, named) in made.items() if own != named}
+        return {title: f"{name}, which the program made, not what the settings name" for title, name in own.items()}
+
+    def _begin_anew(self, traval: TraVal) -> None:
+        """Save the initial state and show TensorBoard what begins."""
+        run = self.run
+        run.distributed.run_on_rank0(run.save_settings)
+        run.show_settings(traval.reporter.charts())
+        run.writer.weights(traval.model)
+        traval.save_now("initial")
+        run.distributed.run_on_rank0(run.warn_of_little_space)
+
+    def _go_on(self, traval: TraVal) -> None:
+        """Load the checkpoint; with changed settings or data, which the folder has to record, save it as the last."""
+        run = self.run
+        point = run.begun
+        # Each rank reads. Nothing is saved before all have, and nothing keeps what was read.
+        with run.distributed.raise_on_all_ranks(), point.fitting():
+            traval.load_state(point.read(traval.places()))
+        run.writer.log("Continuing {} after epoch {}, step {}".format(run.found_at, *(run.position or ())))
+        traval.keep_best()
+        if self.changed or not run.distributed.run_on_rank0(lambda: point.is_recorded(run.args)):
+            traval.save_now("last")
+            run.distributed.run_on_rank0(run.save_settings)
+            run.show_settings(traval.reporter.charts())
+
+    def end(self) -> None:
+        """The last lines of the log; of a loop that was left before its end, save where it was."""
+        traval = self.traval
+        if traval is None:
+            return
+        traval.wait_for_checkpoint()
+        if traval.progress.is_finished(self.args):
+            self.run.log_end(traval.progress, report_of(traval.progress.last_validation))
+            return
+        traval.save_now("last")
+        step = traval.progress.step
+        self.writer.log(f"Run {self.run.own_folder.folder} was left after step {step}; --resume auto continues")
+
+
+def _several(optimizer: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
+    return optimizer if isinstance(optimizer, tuple) else (optimizer,)
+
+
+def _name(made: Any) -> str:
+    if isinstance(made, tuple):
+        return ", ".join(map(_name, made))
+    return getattr(made, "__name__", type(made).__name__)
+
+
+@contextmanager
+def opened(run: Run, stop_signals: StopSignals, hooks: Hooks | None = None) -> Iterator[Training]:
+    """The training of ``run``, from the beginning or from the resume point, until its folder is closed again."""
+    garbage_collection.freeze_imports()
+    components = build(run)
+    garbage_collection.freeze_imports()
+    run.distributed.run_on_rank0(lambda: components.warn_of_doubts(run), long_work="Looking at the data")
+    changed = _override(run, components)
+    run.open_folder()
+    checkpointer = Checkpointer(
+        run.own_folder.checkpoints, run.is_main, lambda line: run.writer.log(f"warning: {line}")
+    )
+    try:
+        with stop_signals.held():
+            extras = extras_of(run, components, checkpointer, stop_signals, hooks)
+            training = Training(run, components, extras, changed)
+            yield training
+            training.end()
+    except Stopped as stop:
+        run.writer.log(f"Run {run.own_folder.folder} {stop}")
+        raise
+    except (UserError, RuntimeError, KeyboardInterrupt) as error:
+        with suppress(OSError):
+            run.writer.log(f"Stopped: {str(error) or type(error).__name__}", to_console=False)
+        raise
+    except OSError as error:  # of the log, TensorBoard or the metrics files
+        folder = run.own_folder.folder
+        advice = "--resume auto continues" if folder.is_dir() else "it was removed; begin the run anew"
+        raise UserError(f"--output: cannot write {folder} ({error}); {advice}") from error
+    finally:
+        with suppress(OSError):  # what matters was flushed before
+            run.writer.close()
+        with suppress(UserError):  # another error is under way; otherwise this one would have been raised
+            checkpointer.wait()
+
+
+def _override(run: Run, components: Components) -> bool:
+    """Apply --resume-override to the resume point; warn of each difference. Returns whether there are any."""
+    point = run.resume_point
+    data = components.data
+    if point is None or not run.args.run.resume_override:
+        return False
+    with point.fitting():
+        refuse_other_groups(point, run.args, lambda own: parameter_groups(own, components.model))
+        state, differences = carry_over(
+            point, run.args, data.classes, data.fingerprint, components.steps_per_epoch, components.optimizer
+        )
+    run.resume_point = dataclasses.replace(point, state=state)
+    for line in differences if run.is_main else ():
+        run.warn(line)
+    return bool(differences)
+
+
+# ------------------------------------------------------------------------------------- users' programs
+
+
+@contextmanager
+def open_run(words: Sequence[str]) -> Iterator[Training]:
+    """A training for a program's own loop, with the run folder, exact resume and exit codes of main.py.
+
+    ``words``: a command line of main.py. With ``--plugin`` and the program's own path, what its decorators of
+    ``utils.plugin`` add has names for flags and tools, and a resume refuses a program that has changed.
+
+    Ends the program, as main.py does, with one line and exit code 2 for mistakes of the user's, with 75 after a stop
+    signal, and with 0 where ``--resume`` finds a finished run.
+    """
+    let_threads_wait_briefly()
+    ranks = RankInfo()
+    signals = StopSignals()
+    try:
+        ranks = RankInfo.from_environment()
+        command_line = arguments.read(words)
+        args = command_line.resolve(ranks.world_size)
+        if args.run.evaluate or args.run.dry_run:
+            raise UserError("--evaluate, --dry-run: this program trains; main.py has both", on_all_ranks=True)
+        with signals, Distributed(ranks, args.run, args.precision.tf32) as distributed:
+            run = find_run(command_line, args, distributed)
+            if run.is_finished:
+                run.report_finished()
+                sys.exit(0)
+            with opened(run, signals) as training:
+                yield training
+    except (Exception, KeyboardInterrupt, StoppedAtOnce) as error:
+        sys.exit(report(error, ranks, signals.received))
