@@ -12,8 +12,10 @@ from torch.nn import functional
 
 from main import main
 from models import load_model
+from scripts.evaluate import main as evaluate
 from tests.end_to_end.processes import curves, differences, train
 from tests.helpers import equal
+from utils.config import plugins
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.augment.base import Samples
@@ -228,6 +230,55 @@ def test_a_tool_is_told_if_the_file_is_not_the_one_of_the_training(whole, tmp_pa
         load_model(whole, plugins=[file])
 
 
+@pytest.mark.parametrize("flags", [("--loss", "mine"), ("--augment", "mine"), ("--dataname", "mine")])
+def test_a_tool_that_needs_more_than_the_network_names_the_file_to_give(flags, tmp_path, monkeypatch, capsys):
+    file = written(
+        tmp_path,
+        """
+        import numpy
+        from torch.nn.functional import cross_entropy
+        from utils.plugin import augmentation, dataset, loss
+
+        loss("mine")(cross_entropy)
+        augmentation("mine")(lambda images, numbers: images)
+        images = [(numpy.full((8, 8, 3), 40 * label, numpy.uint8), label) for label in (0, 1)]
+        dataset("mine", image_size=8, fixed_size=True)(lambda path: (images, images, "ab"))
+        """,
+    )
+    more = ["--arch", "fc", "--device", "cpu", "--no-progress", "--max-steps", "1", "--output", str(tmp_path / "runs")]
+    assert main(["--plugin", file, *flags, *more]) == 0
+    run = str(run_of(tmp_path))
+    plugins.load(())  # as a new process
+    load_model(run)  # the network alone needs no file
+    with pytest.raises(UserError, match=f"was trained with {' '.join(flags)} of mine.py; give that file by --plugin"):
+        evaluate([run, "--device", "cpu"])
+    assert evaluate([run, "--device", "cpu", "--plugin", file]) == 0
+
+
+def test_a_damaged_image_of_a_streamed_data_set_is_skipped_and_a_mistake_in_its_code_is_not(tmp_path, capsys):
+    text = """
+        import numpy
+        from utils.plugin import dataset
+
+        class Images(list):
+            @property
+            def targets(self):
+                return [index % 2 for index in range(len(self))]
+            def __getitem__(self, index):
+                if index == 20:
+                    raise ERROR("no such image")
+                return numpy.full((8, 8, 3), index, numpy.uint8), index % 2
+
+        dataset("mine", image_size=8)(lambda path: (Images(24 * [0]), Images(2 * [0]), "ab"))
+        """
+    for error, code in (("OSError", 0), ("KeyError", 2)):
+        file = written(tmp_path, text.replace("ERROR", error), f"{error}.py")
+        flags = ["--plugin", file, "--dataname", "mine", "--arch", "fc", "--augment", "none", "--skip-bad-images"]
+        more = ["--device", "cpu", "--workers", "1", "--epochs", "1", "--output", str(tmp_path / error)]
+        assert main([*flags, *more]) == code
+    assert "KeyError.py, line 11: mine/train[20]: KeyError: 'no such image'" in capsys.readouterr().err
+
+
 # ------------------------------------------------------------------------------------------ mistakes
 
 NETWORK = "from utils.plugin import network\n@network('mine')\ndef mine(classes, channels, image_size):\n    "
@@ -251,7 +302,15 @@ MISTAKES = {
         "train: item 0 has label 5 of 2 classes"
     ),
     "from utils.plugin import dataset\nclass Data(list):\n    targets = [0]\n    def __getitem__(self, i):\n        return no\n"
-    "@dataset('mine', fixed_size=True)\ndef f(path):\n    return Data([0]), Data([0]), 'ab'\n": "line 5: NameError: name 'no'",
+    "@dataset('mine', fixed_size=True)\ndef f(path):\n    return Data([0]), Data([0]), 'ab'\n": "line 5: mine/train[0]: NameError: name 'no'",
+    "from utils.plugin import dataset\n@dataset('mine')\ndef f(path):\n    class Data(list):\n        targets = [0]\n"
+    "    return Data([0, 0]), Data([0]), 'ab'\n": "train: 2 items have 1 targets",
+    "from utils.plugin import dataset\nclass Data(list):\n    targets = [0, 1]\n    def __getitem__(self, i):\n        return no\n"
+    "@dataset('mine')\ndef f(path):\n    return Data([0, 1]), Data([0, 1]), 'ab'\n": "line 5: mine/train[0]: NameError: name 'no'",
+    "from utils.plugin import optimizer\n@optimizer('mine')\ndef f(groups, lr):\n    return lr\n": "torch.optim.Optimizer, not float",
+    "import torch\nfrom utils.plugin import optimizer\n@optimizer('mine')\ndef f(groups, lr):\n    return torch.optim.LBFGS(groups, lr)\n": (
+        "mine.py: optimizer mine needs the loss again in its step, which has it once"
+    ),
     "from torch import nn\nclass Net(nn.Linear):\n    def forward(self, x):\n        return no if self.training else super().forward(x.flatten(1))\n"
     + NETWORK
     + "return Net(64, 10)\n": "line 4: NameError: name 'no'",
@@ -262,6 +321,7 @@ MISTAKES = {
 def test_a_mistake_in_a_file_is_one_line_with_its_place(text, tmp_path, capsys):
     file = written(tmp_path, text)
     own = {"network": "--arch", "loss": "--loss", "augmentation": "--augment", "dataset": "--dataname"}
+    own["optimizer"] = "--optimizer"
     kind = next((kind for kind in own if f"@{kind}('mine'" in text), None)
     arch = "resnet18" if "resnet18" in text else "fc"
     flags = ["--arch", arch, *([own[kind], "mine"] if kind else [])]

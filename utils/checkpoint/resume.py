@@ -82,13 +82,14 @@ class ResumePoint:
         """The settings that replace the defaults; empty for weights of another program.
 
         Without what equals the choice of the run's schedule for its epochs, which a checkpoint cannot tell from one
-        of the user's: with others it follows them.
+        of the user's: with others it follows them. Raises ``UserError`` for what only a file of --plugin adds.
         """
         known = {
             name for name, option in OPTIONS.items() if option.metadata["in_recipe"] and option.metadata["inherited"]
         }
         stored = self.state.get("settings")
         stored = stored if isinstance(stored, dict) else {}
+        plugins.refuse_missing(stored, self.path)
         left = _left_to_the_schedule(stored)
         if stored:
             stored = OF_OLDER_RUNS | stored

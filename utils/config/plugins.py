@@ -13,7 +13,8 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -45,12 +46,8 @@ class Entry:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        try:
+        with mistakes_of(self.file, f"{self.kind} {self.name}"):
             return self.make(*args, **kwargs)
-        except Exception as error:
-            if type(error).__name__ == "OutOfMemoryError":  # torch's, which main.py explains
-                raise
-            _refuse(self.file, error, f"{self.kind} {self.name}")
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -88,6 +85,17 @@ def choices(setting: str, own: tuple[str, ...]) -> tuple[str, ...]:
 def digests() -> dict[str, str]:
     """SHA-256 of the files in use, by name."""
     return {path.name: digest for path, digest in _loaded.digests.items()}
+
+
+def refuse_missing(settings: Mapping[str, Any], path: Path) -> None:
+    """Raise ``UserError`` if the ``settings`` of checkpoint ``path`` name what a file of its run adds, not loaded."""
+    files = ", ".join(Path(file).name for file in settings.get("plugin") or ())
+    for name, kind in KIND_OF.items() if files else ():
+        values = settings.get(name) or ()
+        for value in (values,) if isinstance(values, str) else values:
+            if value not in choices(name, _own(kind)):
+                made_with = f"was trained with --{name.replace('_', '-')} {value} of {files}"
+                raise UserError(f"{path}: {made_with}; give that file by --plugin")
 
 
 def describe() -> dict[str, str]:
@@ -144,6 +152,19 @@ def _load(path: Path) -> None:
     finally:
         _loading.pop()
     _loaded.digests[path] = hashlib.sha256(source).hexdigest()
+
+
+@contextmanager
+def mistakes_of(file: Path, what: str, but: type[Exception] = UserError) -> Iterator[None]:
+    """Around what a user's ``file`` does: an error, ``but`` for some, becomes a ``UserError`` with its line."""
+    try:
+        yield
+    except (UserError, but):
+        raise
+    except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, which main.py explains
+            raise
+        _refuse(file, error, what)
 
 
 def _refuse(path: Path, error: Exception, what: str = "") -> NoReturn:

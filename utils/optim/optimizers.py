@@ -145,16 +145,25 @@ def _builder(name: str) -> Builder:
 def _of_plugin(make: plugins.Entry) -> Builder:
     def build(settings: OptimisationSettings, model: nn.Module, arguments: OptimizerArguments) -> Optimizers:
         groups = parameter_groups(settings, model)
-        return make(groups, settings.lr, **arguments.of(make, without=("groups", "lr")))
+        optimizer = make(groups, settings.lr, **arguments.of(make, without=("groups", "lr")))
+        whose = f"--plugin {make.file}: optimizer {make.name}"
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise UserError(f"{whose} must return a torch.optim.Optimizer, not {type(optimizer).__name__}")
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise UserError(f"{whose} needs the loss again in its step, which has it once")
+        return optimizer
 
     return build
 
 
 def _fused(kind: Callable[..., Any], groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
-    """The optimizer as one kernel over all parameters: the fastest of torch's three ways on CPU and GPU."""
+    """The optimizer as one kernel over all parameters, the fastest way on CPU and GPU, where torch has that kernel."""
     sharded = any(isinstance(p, nn.Parameter) and hasattr(p, "to_local") for group in groups for p in group["params"])
     # torch's DTensor, of which a sharded network consists, knows no fused SGD.
-    options["foreach" if sharded else "fused"] = True
+    ways = inspect.signature(kind).parameters
+    way = "fused" if "fused" in ways and not sharded else "foreach"
+    options |= {way: True} if way in ways else {}
     return kind(groups, **options)
 
 

@@ -14,7 +14,7 @@ from utils.config.groups.optimisation import OptimisationSettings
 from utils.config.settings import UserError
 from utils.optim.groups import parameter_groups
 from utils.optim.held import held
-from utils.optim.optimizers import build_optimizer, unknown_optimizer
+from utils.optim.optimizers import OWN, _one, build_optimizer, unknown_optimizer
 
 
 def network():
@@ -67,6 +67,15 @@ def test_steps_equal_those_of_torchs_optimizer(settings, make):
     plain = network()
     found = weights_after_steps(ours, build_optimizer(settings, ours))
     torch.testing.assert_close(found, weights_after_steps(plain, make(plain.parameters())), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "kind", [torch.optim.ASGD, torch.optim.NAdam, torch.optim.Rprop], ids=lambda kind: kind.__name__
+)
+def test_one_of_torchs_without_a_fused_kernel_can_be_entered_and_takes_its_steps(kind, monkeypatch):
+    monkeypatch.setitem(OWN, "added", _one(kind))
+    settings = OptimisationSettings(optimizer="added", lr=0.01, weight_decay=0.0)
+    assert_same_steps(settings, lambda model: kind(model.parameters(), lr=0.01, foreach=True))
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])

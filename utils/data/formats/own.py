@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
+from utils.config import plugins
 from utils.config.datasets import SPECS, DatasetSpec
 from utils.config.groups.data import DataSettings
 from utils.config.plugins import Entry
@@ -23,20 +25,31 @@ LOOKED_AT = 32  # images of a split whose content is part of the fingerprint
 class Items(NumberedImages):
     """The images of a data set of a user's file."""
 
-    def __init__(self, dataset: Any, name: str) -> None:
+    def __init__(self, dataset: Any, name: str, file: Path) -> None:
         super().__init__(name, len(dataset))
         self._dataset = dataset
+        self._file = file
 
     @property
     def identity(self) -> str:
         """Digest of the split's name, its size and the content of some images."""
         places = np.linspace(0, len(self) - 1, min(len(self), LOOKED_AT)).round().astype(int)
-        contents = (hashlib.sha256(self[place].content()).hexdigest() for place in places.tolist())
+        contents = map(self._digest, self.places[places].tolist())
         return "\0".join((self.name, hashlib.sha256(self.places.tobytes()).hexdigest(), *contents))
 
+    def _digest(self, number: int) -> str:
+        try:
+            return hashlib.sha256(self.read(number)).hexdigest()
+        except OSError:  # of a damaged image, which decoding it reports
+            return "unreadable"
+
     def read(self, number: int) -> bytes:
-        """The image file of item ``number``; what is no file yet becomes a PNG, which loses nothing."""
-        image = self._dataset[number][0]
+        """The image file of item ``number``; what is no file yet becomes a PNG, which loses nothing.
+
+        An ``OSError`` is that of a damaged image; any other is a mistake in the user's file.
+        """
+        with plugins.mistakes_of(self._file, f"{self.name}[{number}]", but=OSError):
+            image = self._dataset[number][0]
         if isinstance(image, bytes | bytearray | memoryview):
             return bytes(image)
         image = image if isinstance(image, Image.Image) else Image.fromarray(_pixels(image, f"{self.name}[{number}]"))
@@ -46,7 +59,7 @@ class Items(NumberedImages):
 
     def version_of(self, number: int) -> str:
         """Names the data set's content as far as it says: by the digest of the image itself."""
-        return f"{self.name}[{number}]\0{hashlib.sha256(self.read(number)).hexdigest()}"
+        return f"{self.name}[{number}]\0{self._digest(number)}"
 
 
 def _pixels(image: Any, where: str) -> np.ndarray:
@@ -76,7 +89,7 @@ def read_own(entry: Entry, settings: DataSettings) -> Splits:
     splits: list[Images] = []
     for name, dataset in zip(("train", "val"), datasets, strict=True):
         labels = _labels(dataset, len(classes), f"{where}, {name}")
-        images = Items(dataset, f"{entry.name}/{name}")
+        images = Items(dataset, f"{entry.name}/{name}", entry.file)
         splits.append(_in_memory(images, labels, spec) if spec.fixed_size else ImageFiles(images, labels, spec.colour))
     return Splits(splits[0], splits[1], classes)
 
@@ -106,6 +119,8 @@ def _labels(dataset: Any, classes: int, where: str) -> torch.Tensor:
         raise
     except Exception as error:
         raise UserError(f"{where}: items must be (image, label) ({type(error).__name__}: {error})") from error
+    if len(labels) != len(dataset):
+        raise UserError(f"{where}: {len(dataset)} items have {len(labels)} targets")
     wrong = ((labels < 0) | (labels >= classes)).nonzero().flatten().tolist()
     if not len(labels) or wrong:
         which = f"item {wrong[0]} has label {labels[wrong[0]]} of {classes} classes" if wrong else "there are no items"
