@@ -16,21 +16,11 @@ from utils.config.settings import UserError
 # stochastic depth, 2016).
 DROP = ("drop_rate", "dropout")
 DROP_PATH = ("drop_path_rate", "stochastic_depth_prob")
-# What other settings decide, or what would load weights.
+# What else decides an argument: a setting, or the data; '' for what loads weights or is no one's to give.
 RESERVED = {
-    "self",
-    "num_classes",
-    "in_chans",
-    "img_size",
-    "image_size",
-    "classes",
-    "channels",
-    "size",
-    "weights",
-    "aux_logits",
-    "init_weights",
-    "transform_input",
-    "features",
+    **dict.fromkeys(("img_size", "image_size", "size"), "--image-size"),
+    **dict.fromkeys(("num_classes", "classes", "in_chans", "channels"), "the data set"),
+    **dict.fromkeys(("self", "weights", "aux_logits", "init_weights", "transform_input", "features"), ""),
 }
 
 
@@ -57,6 +47,8 @@ def options_of(settings: ModelSettings, constructor: Callable[[], Callable[..., 
         options[name] = value
     for item in settings.model_kwargs or ():
         name, value = read_keyword("--model-kwargs", item)
+        if decides := RESERVED.get(name):
+            raise UserError(f"--model-kwargs {item}: {decides} says that; leave it out here")
         if name not in accepted:
             raise not_accepted("--model-kwargs", item, settings.arch, accepted)
         if name in options:

@@ -5,10 +5,12 @@ import time
 
 import numpy as np
 import pytest
+import timm.data
 import torch
 from PIL import Image
 
 from scripts import evaluate, predict
+from tests.helpers import image_tree
 from tests.scripts.odd_data_sets import QUIET, SETS, Photos, deep, what_check_data_says, what_main_says, written
 from tests.utils.data.deep_files import png
 from utils.config.arguments import parse
@@ -52,6 +54,15 @@ def test_a_pixel_range_for_images_of_8_bits_is_said_to_do_nothing(photos, tmp_pa
     SETS["plain"].make(tmp_path / "data", photos)
     (line,) = what_main_says(tmp_path / "data", "--dry-run", "--pixel-range", "0", "9")
     assert "--pixel-range 0 9 does nothing: the images have 8 bits" in line
+
+
+def test_images_of_the_networks_size_that_timms_crop_enlarges_are_told_unless_the_crop_is_given(tmp_path):
+    image_tree(tmp_path / "data", {"train": 3, "val": 2}, size=32)
+    said = [what_main_says(tmp_path / "data", "--dry-run", *f"--image-size {flags}".split()) for flags in ("32", "48")]
+    given = what_main_says(tmp_path / "data", "--dry-run", "--image-size", "32", "--crop-pct", "0.875")
+    resize, *_ = timm.data.create_transform(32).transforms
+    words = f"have 32 x 32 pixels, and validation shows the middle of them, enlarged to {resize.size} x {resize.size}"
+    assert [sum(words in line for line in lines) for lines in (*said, given)] == [1, 0, 0]
 
 
 def test_data_of_which_nothing_can_be_read_leave_no_run_folder(photos, tmp_path):

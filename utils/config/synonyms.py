@@ -48,7 +48,9 @@ def meant(name: str, known: Iterable[str], others: Collection[str] = (), value: 
 
 
 def silent_defaults(names: Collection[str], words: Collection[str]) -> list[str]:
-    """A line on what the program does unasked that most of ``names`` are flags of; none unless several are its own.
+    """A line on what the program does unasked that most of ``names`` are flags of; none unless that is sure.
+
+    It is if several are its own, or if one is, and all three or more that are not ours are its flags.
 
     Names without dashes are ultralytics' arguments. ``words``: all of the command line; what it says is left out.
     """
@@ -65,7 +67,9 @@ def silent_defaults(names: Collection[str], words: Collection[str]) -> list[str]
         for silent in program.silent
         if words.isdisjoint(silent.unless) and not (silent.needs and words.isdisjoint(silent.needs))
     ]
-    if own[name] < 2 or not done:
+    foreign = {key_of(name) for name in names if name.startswith("-")} - OURS
+    are_all = own[name] > 0 and len(foreign) > 2 and _count(program, foreign, common=True) == len(foreign)
+    if not done or (own[name] < 2 and not are_all):
         return []
     unasked = "; ".join(done)
     return [f"these are flags of {program.title}, which also does, unasked (here each needs its flag): {unasked}"]

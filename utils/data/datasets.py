@@ -23,7 +23,7 @@ from utils.config import plugins
 from utils.config.datasets import SPECS, DatasetSpec
 from utils.config.field import CHECKPOINT
 from utils.config.groups.data import VIEWS, DataSettings
-from utils.config.image_size import Size, sides
+from utils.config.image_size import Size, enlarged, sides
 from utils.config.settings import Settings, UserError, as_flag
 from utils.data import first_look
 from utils.data.decoded import folder_for
@@ -140,6 +140,8 @@ class Data:
 
     def doubts(self, args: Settings) -> list[str]:
         """Remarks of a look at some of the images, a line each."""
+        shown = self.preprocessing
+        enlarges = shown.stored_size is None and shown.crop_pct < 1 and args.data.crop_pct is None
         return first_look.doubts(
             self.train,
             self.validation,
@@ -147,6 +149,9 @@ class Data:
             args.data.datapath,
             names_damaged=args.run.dry_run,
             skips_bad=args.data.skip_bad_images,
+            enlarged=(sides(shown.val_image_size), enlarged(shown.val_image_size, shown.crop_pct))
+            if enlarges
+            else None,
         )
 
     def shown_to(self, known: KnownPreprocessing | None, settings: DataSettings) -> Data:

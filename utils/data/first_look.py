@@ -63,11 +63,13 @@ def doubts(
     *,
     names_damaged: bool,
     skips_bad: bool = False,
+    enlarged: tuple[tuple[int, int], tuple[int, int]] | None = None,
 ) -> list[str]:
     """Lines that a user should know before training; of images in files. Bounded in files, bytes and pixels.
 
     ``names_damaged``: an image that cannot be read is said, too, which otherwise whoever reads it says. Raises
-    ``UserError`` if that is so of all of a split, unless ``skips_bad``.
+    ``UserError`` if that is so of all of a split, unless ``skips_bad``. ``enlarged``: height and width that validation
+    shows unasked, as the middle of images that it enlarges to the second height and width.
     """
     splits = {"train": train, "val": validation}
     files = {split: images for split, images in splits.items() if isinstance(images, ImageFiles) and len(images)}
@@ -81,6 +83,7 @@ def doubts(
     where = f"--datapath {root}: " if root else ""
     colour = next(iter(files.values())).colour
     lines = [f"{text} ({len(looks)} of the images were looked at)" for _, text in remarks(looks, colour)]
+    lines += _already_of_size(looks, enlarged)
     lines += _unreadable(looks, where, skips_bad)
     unreadable = [one for one in looks if one.problem]
     if unreadable and names_damaged:
@@ -89,6 +92,16 @@ def doubts(
     found = equal_files(files, root) + (of_classes(counts, classes, several) if train is not None else [])
     lines += [text for _, text in found]
     return [where + line for line in lines]
+
+
+def _already_of_size(looks: Sequence[Seen], enlarged: tuple[tuple[int, int], tuple[int, int]] | None) -> Iterator[str]:
+    """A line if all images have the size that validation shows, and are enlarged nevertheless, as timm does."""
+    if enlarged and {one.facts.size[::-1] for one in looks if not one.problem} == {enlarged[0]}:
+        shown, larger = ("{} x {}".format(*size) for size in enlarged)
+        yield (
+            f"the {len(looks)} images that were looked at have {shown} pixels, and validation shows the middle of "
+            f"them, enlarged to {larger}; --crop-pct 1 shows them whole"
+        )
 
 
 def lost_levels(images: ImageFiles, classes: Sequence[str], root: str | None) -> list[str]:

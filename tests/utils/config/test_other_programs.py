@@ -195,6 +195,7 @@ DOCUMENTED = {
     "EfficientNet-B2": "--data-dir d --model efficientnet_b2 -b 128 --sched step --epochs 450 --decay-epochs 2.4 "
     "--decay-rate .97 --opt rmsproptf --opt-eps .001 -j 8 --warmup-lr 1e-6 --weight-decay 1e-5 --drop 0.3 --drop-path 0.2 "
     "--model-ema-decay 0.9999 --aa rand-m9-mstd0.5 --remode pixel --reprob 0.2 --amp bf16 --lr .016",
+    "ViT of another size": "--data-dir d --model vit_base_patch16_clip_224 --img-size 240 --amp bf16 --model-kwargs img_size=240 patch_size=12",
     "ResNet-50 with JSD": "--data-dir d -b 64 --model resnet50 --sched cosine --epochs 200 --lr 0.05 --amp bf16 --remode "
     "pixel --reprob 0.6 --aug-splits 3 --aa rand-m9-mstd0.5-inc1 --resplit --split-bn --jsd --dist-bn reduce",
     "torchvision's MobileNetV2": "--data-path d --model mobilenet_v2 --epochs 300 --lr 0.045 --wd 0.00004 --lr-step-size 1 "
