@@ -21,7 +21,7 @@ from utils.checkpoint.resume import ResumePoint
 from utils.config.groups.model import ModelSettings
 from utils.config.image_size import Size, size_of, size_text
 from utils.config.settings import UserError
-from utils.data.formats.class_folders import some
+from utils.config.spelling import some
 from utils.optim.head import head_parameters, output_layers, outputs_of
 
 AUXILIARY = {"GoogLeNet": ("aux1.", "aux2."), "Inception3": ("AuxLogits.",)}  # torchvision's, used in training only

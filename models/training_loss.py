@@ -19,8 +19,8 @@ from models.starting_weights import classes_of, preprocessing_of
 from utils.checkpoint.resume import ResumePoint
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import Settings, UserError
+from utils.config.spelling import some
 from utils.data.datasets import Data
-from utils.data.formats.class_folders import some
 from utils.data.preprocessing import Preprocessing
 from utils.data.sampling import first_samples
 from utils.optim.class_weights import class_weights, refuse_other_weights

@@ -104,7 +104,7 @@ def explain(own: argparse.Namespace, names: Sequence[str]) -> tuple[list[Explain
 def explain_batch(predictor: Predictor, batch: ImageBatch, target: int | None) -> list[Explained]:
     """The images of a batch with their maps; warns of those that cannot be read or whose output is not finite."""
     from scripts.common.heat_map import heat_map
-    from utils.data.formats.class_folders import printable
+    from utils.config.spelling import printable
 
     loaded = predictor.loaded
     classes = [printable(name) for name in loaded.classes]

@@ -29,9 +29,10 @@ from utils.config import arguments
 from utils.config.datasets import SPECS
 from utils.config.groups.data import DataSettings
 from utils.config.settings import Settings, UserError
+from utils.config.spelling import some
 from utils.data.datasets import Data, get_data, get_test_data, in_colour_of
 from utils.data.first_look import lost_levels
-from utils.data.formats.class_folders import find_splits, some, test_folder, training_folder
+from utils.data.formats.class_folders import find_splits, test_folder, training_folder
 from utils.data.formats.hugging_face import find
 from utils.data.formats.readers import IN_MEMORY, ImageFiles, Images
 from utils.data.images.decoding import open_image

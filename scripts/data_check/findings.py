@@ -14,11 +14,11 @@ import numpy as np
 
 from scripts.data_check.labels import count_together, splits_of
 from scripts.data_check.survey import Inspected, Survey, class_names
+from utils.config import spelling
 from utils.config.image_size import sides, size_text
+from utils.config.spelling import printable
 from utils.data.decoded import FOLDER
 from utils.data.first_look import Seen, counted, of_classes, remarks
-from utils.data.formats import class_folders
-from utils.data.formats.class_folders import printable
 from utils.data.formats.listing import is_image, unread_ending
 
 EXAMPLES = 3  # named in a line
@@ -106,7 +106,7 @@ def judge(survey: Survey, inspected: Inspected) -> Findings:
     return findings
 
 
-some = partial(class_folders.some, shown=EXAMPLES)
+some = partial(spelling.some, shown=EXAMPLES)
 
 
 # --------------------------------------------------------------------------------------------- classes
@@ -150,7 +150,7 @@ def _labels(survey: Survey, findings: Findings) -> None:
     """Findings about images without a label, labels of which nothing can be learned, and labels that are one."""
     unknown = np.flatnonzero((survey.labels < 0).all(1))
     if len(unknown):
-        named = class_folders.some(map(survey.name, unknown[:EXAMPLES].tolist()), count=len(unknown))
+        named = spelling.some(map(survey.name, unknown[:EXAMPLES].tolist()), count=len(unknown))
         text = f"all labels are missing of {counted(len(unknown))}: {named}"
         findings.fault("no known label", len(unknown), text)
     empty = int(((survey.labels != 1).all(1) & (survey.labels == 0).any(1)).sum())
@@ -161,7 +161,7 @@ def _labels(survey: Survey, findings: Findings) -> None:
             names = [printable(survey.classes[one]) for one in np.flatnonzero(~(labels == value).any(0)).tolist()]
             if names and len(labels):
                 hidden = "its figures do not exist" if split == "validation" else "nothing can be learned of it"
-                text = f"{split} shows {class_folders.some(names)} {kind} of which that is known; {hidden}"
+                text = f"{split} shows {spelling.some(names)} {kind} of which that is known; {hidden}"
                 findings.note(f"labels {kind}", len(names), text)
     together = count_together(survey.labels)
     own = np.diagonal(together)
@@ -172,7 +172,7 @@ def _labels(survey: Survey, findings: Findings) -> None:
     ]
     if same:
         names = (" = ".join(printable(survey.classes[place]) for place in pair) for pair in same)
-        text = f"always together, never alone: {class_folders.some(names, count=len(same))}"
+        text = f"always together, never alone: {spelling.some(names, count=len(same))}"
         findings.note("labels that are one", len(same), text)
 
 

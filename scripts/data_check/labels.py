@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scripts.common.command_line import table
-from utils.data.formats.class_folders import printable
+from utils.config.spelling import printable
 
 if TYPE_CHECKING:
     from scripts.data_check.survey import Survey

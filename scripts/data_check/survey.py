@@ -28,10 +28,11 @@ from utils.config.datasets import SPECS, DatasetSpec
 from utils.config.groups.data import DataSettings
 from utils.config.image_size import Size
 from utils.config.settings import UserError
+from utils.config.spelling import printable
 from utils.data.datasets import get_data
 from utils.data.first_look import Seen
 from utils.data.formats import class_folders
-from utils.data.formats.class_folders import LISTER, find_splits, printable, training_folder
+from utils.data.formats.class_folders import LISTER, find_splits, training_folder
 from utils.data.formats.listing import Lister
 from utils.data.formats.readers import ImageFiles, Images
 from utils.data.images.arrays import array_header

@@ -10,7 +10,8 @@ import numpy as np
 from scripts.common.command_line import table
 from scripts.common.output import write_csv, write_text
 from scripts.data_check.findings import Findings, class_counts
-from scripts.data_check.survey import HASH_BYTES, Inspected, Survey, hexadecimal, printable
+from scripts.data_check.survey import HASH_BYTES, Inspected, Survey, hexadecimal
+from utils.config.spelling import printable
 from utils.data.first_look import counted
 
 SHOWN_DAMAGED = 20

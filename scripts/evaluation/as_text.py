@@ -11,7 +11,7 @@ from scripts.evaluation.comparison import Comparison
 from scripts.evaluation.distance import Others
 from scripts.evaluation.rejection import Rejection
 from scripts.evaluation.summary import Temperature, class_rows, confusion_matrix, share_of_class, summary
-from utils.data.formats.class_folders import printable, some
+from utils.config.spelling import printable, some
 from utils.record.doubts import doubts_of
 from utils.record.metrics import Bin, shows_top5
 

@@ -15,7 +15,7 @@ from scripts.reporting.feature_study import NAMES, Doubt, Study, answers_of, hea
 from scripts.reporting.page import FEATURE_PARTS, fill
 from scripts.reporting.series import number, numbers
 from scripts.reporting.thumbnails import Thumbnails
-from utils.data.formats.class_folders import printable
+from utils.config.spelling import printable
 
 SHOWN_QUERIES = 12
 SHOWN_NEIGHBOURS = 6  # of each

@@ -1,4 +1,4 @@
-"""Names and values that are spelled alike, and what other programs call a value."""
+"""Names in messages: those that are spelled alike, what other programs call a value, and the first of many."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ SHORTEST_PREFIX = 3
 MOST_SHOWN = 3
 LETTERS_AN_EDIT = 4
 MOST_EDITS = 2
+SHOWN = 10  # names in a line
 
 
 def meant_value(value: str, known: Iterable[str]) -> str:
@@ -100,6 +101,13 @@ def key_of(name: str) -> str:
     return name.lstrip("-").lower().replace("_", "-")
 
 
-def first_few(texts: list[str], most: int = 6) -> str:
-    """List up to ``most`` of ``texts``, and how many more there are."""
-    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
+def some(names: Iterable[str], shown: int = SHOWN, count: int | None = None) -> str:
+    """The first few of ``names`` in printable characters, and how many more there are, of ``count`` if it is given."""
+    names = list(names)
+    more = (len(names) if count is None else count) - shown
+    return ", ".join(map(printable, names[:shown])) + (f" and {more:,} more" if more > 0 else "")
+
+
+def printable(text: str) -> str:
+    """The name of a file or class in printable characters."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

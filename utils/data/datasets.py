@@ -25,10 +25,11 @@ from utils.config.field import CHECKPOINT
 from utils.config.groups.data import VIEWS, DataSettings
 from utils.config.image_size import Size, enlarged, sides
 from utils.config.settings import Settings, UserError, as_flag
+from utils.config.spelling import some
 from utils.data import first_look
 from utils.data.decoded import folder_for
 from utils.data.formats import archives, class_folders
-from utils.data.formats.class_folders import LISTER, find_splits, hint, some, training_folder, validation_folder
+from utils.data.formats.class_folders import LISTER, find_splits, hint, training_folder, validation_folder
 from utils.data.formats.class_map import in_order_of
 from utils.data.formats.file_paths import FilePaths
 from utils.data.formats.held_out import Folds, hold_out

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from utils.config.settings import UserError
-from utils.data.formats.class_folders import printable, some
+from utils.config.spelling import printable, some
 from utils.data.formats.readers import ImageFiles, Images, class_counts
 from utils.data.images.decoding import why_unreadable
 from utils.data.images.levels import channels_of, keeps_levels, range_of

@@ -15,7 +15,7 @@ from utils.config.groups.optimisation import (
     SCHEDULE_FREE,
     OptimisationSettings,
 )
-from utils.config.spelling import first_few
+from utils.config.spelling import some
 
 GAUSSIAN_WIDTHS = 3.0  # the gaussian policy ends at this many standard deviations, 1.1 % of its peak
 ROUNDING = 1e-6  # steps by which sums of floats may miss a whole step
@@ -238,7 +238,7 @@ def _shape(policy: LRPolicy, settings: OptimisationSettings, steps: int) -> Iter
         yield f"rises from 1/{policy.div_factor:g} of the peak over {policy.pct_start:g} of the steps"
     if policy.policy in RESTARTING_POLICIES and (restarts := policy.restarts()):
         decay = f" at {policy.cycle_decay:g} of the peak before" if policy.cycle_decay < 1 else ""
-        yield f"restarts at epochs {first_few([f'{step / steps:.3g}' for step in restarts])}{decay}"
+        yield f"restarts at epochs {some([f'{step / steps:.3g}' for step in restarts], 6)}{decay}"
     if policy.lr_min:
         yield f"not below {policy.lr_min:g}"
     if settings.warmup_epochs:

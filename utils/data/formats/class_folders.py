@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from utils.config.settings import UserError
+from utils.config.spelling import printable, some
 from utils.data.formats.file_paths import FilePaths
 from utils.data.formats.listing import IMAGE_ENDINGS, LINKED, Lister, is_image
 from utils.data.formats.readers import OWN_FILES, ImageFiles, Splits
@@ -22,7 +23,6 @@ from utils.data.formats.readers import OWN_FILES, ImageFiles, Splits
 TRAINING_FOLDERS = ("train", "training")
 VALIDATION_FOLDERS = ("val", "valid", "validation", "test")
 TEST_FOLDERS = ("test",)
-SHOWN = 10  # names in a line
 HINTED = 3  # names in a hint
 LOOKED_AT = 1000  # entries of a folder, to see what it holds
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".7z", ".rar")
@@ -184,18 +184,6 @@ def _left_out(endings: Counter[str], *trees: Path) -> tuple[str, ...]:
                 "into the folder of its class"
             )
     return tuple(warnings)
-
-
-def some(names: Iterable[str], shown: int = SHOWN, count: int | None = None) -> str:
-    """The first few of ``names`` in printable characters, and how many more there are, of ``count`` if it is given."""
-    names = list(names)
-    more = (len(names) if count is None else count) - shown
-    return ", ".join(map(printable, names[:shown])) + (f" and {more:,} more" if more > 0 else "")
-
-
-def printable(text: str) -> str:
-    """The name of a file or class in printable characters."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 # ------------------------------------------------------------------------- what else lies in a wrong folder

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from utils.config.settings import UserError
-from utils.data.formats.class_folders import some
+from utils.config.spelling import some
 from utils.data.formats.readers import Images, Splits
 
 

@@ -21,7 +21,7 @@ from utils.checkpoint import checkpoint
 from utils.checkpoint.resume import ResumePoint
 from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError
-from utils.data.formats.class_folders import some
+from utils.config.spelling import some
 from utils.data.formats.file_paths import FilePaths
 from utils.data.formats.readers import Images, Splits
 from utils.data.formats.shards.members import Members

@@ -18,7 +18,8 @@ import torch
 from utils.config.datasets import SPECS
 from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError
-from utils.data.formats.class_folders import TRAINING_FOLDERS, VALIDATION_FOLDERS, some
+from utils.config.spelling import some
+from utils.data.formats.class_folders import TRAINING_FOLDERS, VALIDATION_FOLDERS
 from utils.data.formats.listing import Lister
 from utils.data.formats.readers import ImageFiles, Splits
 from utils.data.formats.several_labels import LabelLists, of_column

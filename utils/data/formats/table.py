@@ -22,12 +22,8 @@ import torch
 
 from utils.config.groups.data import BEFORE_THE_NUMBER, TABLE_COLUMNS, DataSettings
 from utils.config.settings import UserError
-from utils.data.formats.class_folders import (
-    TRAINING_FOLDERS,
-    VALIDATION_FOLDERS,
-    printable,
-    some,
-)
+from utils.config.spelling import printable, some
+from utils.data.formats.class_folders import TRAINING_FOLDERS, VALIDATION_FOLDERS
 from utils.data.formats.file_paths import NUL, FilePaths
 from utils.data.formats.hugging_face import ENDING, LABEL_NAMES
 from utils.data.formats.listing import IMAGE_ENDINGS, THREADS, is_image

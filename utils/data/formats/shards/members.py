@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from utils.config.settings import UserError
-from utils.data.formats.class_folders import some
+from utils.config.spelling import some
 from utils.data.formats.readers import ImageFiles, Splits
 from utils.data.formats.shards.foreign import FOREIGN
 from utils.data.formats.shards.index import ANEW, BLOCK, CONTENTS, Contents, Split, read_contents
