@@ -26,6 +26,7 @@ from scripts.audit.record import (
     dtype_name,
     together,
 )
+from utils.config.spelling import some
 from utils.data.loaders import Batch
 
 FP16_LIMIT = 65504.0  # the largest float16
@@ -529,9 +530,8 @@ def _notes(made: Audit) -> Iterator[str]:
         yield f"a loss scale of {made.scale:g} overflows gradients, so training would skip steps{lower}"
     silent = [name for name, noise in made.noise.items() if noise > NOISE]
     if silent:
-        more = f" and {len(silent) - 3} more" if len(silent) > 3 else ""
         hint = "; a larger batch says more" if 2 * len(silent) > len(made.noise) else ""
-        yield f"gradients that are rounding noise in the reference too: {', '.join(silent[:3])}{more}{hint}"
+        yield f"gradients that are rounding noise in the reference too: {some(silent, 3)}{hint}"
     if (statistics or lengths) and made.runner.device.type == "cpu":
         yield (
             "on a GPU autocast also keeps layer and group norms, pow, rsqrt and vector norms in float32, on a CPU it "

@@ -29,6 +29,7 @@ from utils.checkpoint.progress import Progress
 from utils.checkpoint.sharded import SHARDS, Places, Shards, mapped, remove_unused
 from utils.checkpoint.snapshot import Snapshot
 from utils.config.settings import UserError
+from utils.config.spelling import some
 from utils.runtime.files import sha256, sync, whole_file
 from utils.runtime.state_dicts import load_state_dict
 
@@ -323,10 +324,7 @@ def load_run(path: Path) -> dict[str, Any]:
         )
     lacking = lacking or missing(state)
     if lacking:
-        more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
-        raise UserError(
-            f"{path}: lacks {', '.join(lacking[:5])}{more}; use it with --weights; a run cannot continue from it"
-        )
+        raise UserError(f"{path}: lacks {some(lacking, 5)}; use it with --weights; a run cannot continue from it")
     wrong = [*wrong_kinds(state), *Progress.problems(state["progress"])]
     if wrong:
         raise UserError(f"{path}: a run cannot continue from it: {'; '.join(wrong[:5])}")

@@ -25,6 +25,7 @@ from utils.config.field import DEFAULT, RECIPE
 from utils.config.groups.data import DataSettings
 from utils.config.rules import OPTIONS, Given, absolute_paths, derive, of_policy
 from utils.config.settings import GONE, IS_GONE, Settings, UserError, as_flag, as_text, unused
+from utils.config.spelling import some
 from utils.runtime.files import sha256
 
 SHOWN_CLASSES = SHOWN_SETTINGS = 5  # in a message
@@ -434,8 +435,7 @@ def _run_of(folder: Path) -> Path:
 def _differences(other: dict[str, Any], wanted: dict[str, Any]) -> str:
     """The first few settings of another run that are not the wanted ones, each with both values."""
     shown = [f"{as_flag(name, value)} where this has {as_text(wanted[name])}" for name, value in other.items()]
-    more = f" and {len(shown) - SHOWN_SETTINGS} more" if len(shown) > SHOWN_SETTINGS else ""
-    return ", ".join(shown[:SHOWN_SETTINGS]) + more
+    return some(shown, SHOWN_SETTINGS)
 
 
 def _plain_parts(value: Any) -> Any:
@@ -505,9 +505,7 @@ def _class_difference(classes: tuple[str, ...], begun: Any) -> str:
     phrases = [f"has {len(classes)} classes"]
     for word, names in (("lacks", set(begun) - set(classes)), ("adds", set(classes) - set(begun))):
         if names:
-            shown = sorted(names)[:SHOWN_CLASSES]
-            more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-            phrases.append(f"{word} {', '.join(shown)}{more}")
+            phrases.append(f"{word} {some(sorted(names), SHOWN_CLASSES)}")
     if len(phrases) == 1:
         phrases.append("in another order")
     return f"{', '.join(phrases)}, where there are {len(begun)}"

@@ -25,6 +25,7 @@ from utils.config.groups.model import ModelSettings
 from utils.config.groups.optimisation import OptimisationSettings
 from utils.config.groups.precision import PrecisionSettings
 from utils.config.groups.run import RunSettings
+from utils.config.spelling import some
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -160,9 +161,7 @@ def plan_words(group: Any) -> list[str]:
     for option in dataclasses.fields(group):
         value = getattr(group, option.name)
         if option.metadata["plan"] and value != option.default:
-            several = isinstance(value, tuple)
-            more = f" and {len(value) - MOST_SHOWN} more" if several and len(value) > MOST_SHOWN else ""
-            text = ", ".join(value[:MOST_SHOWN]) + more if several else as_text(value)
+            text = some(value, MOST_SHOWN) if isinstance(value, tuple) else as_text(value)
             words.append(option.metadata["plan"].format(text))
     return words
 

@@ -327,9 +327,8 @@ def _alpha(looks: Sequence[Seen]) -> tuple[str, str] | None:
         low = min(low for low, _ in ranges)
         high = max(high for _, high in ranges)
         parts.append(_of_class(label) + str(low) + (f" to {high}" if high > low else ""))
-    more = f" and {len(parts) - SHOWN:,} classes more" if len(parts) > SHOWN else ""
     return "alpha", (
-        f"the alpha channel of {counted(len(held))} differs ({', '.join(parts[:SHOWN])}{more}) and is not read: pixels "
+        f"the alpha channel of {counted(len(held))} differs ({some(parts, SHOWN)}) and is not read: pixels "
         "count with the colour that lies below it"
     )
 

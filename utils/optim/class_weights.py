@@ -13,6 +13,7 @@ import yaml
 
 from utils.config.groups.loss import BALANCED, LossSettings
 from utils.config.settings import UserError
+from utils.config.spelling import some
 
 
 def class_weights(labels: torch.Tensor, classes: Sequence[str], setting: str) -> torch.Tensor:
@@ -107,7 +108,7 @@ def read_weights(path: Path, classes: Sequence[str]) -> list[float]:
         ("has no weight of at least 0 for", [name for name, weight in rows if not _is_weight(weight)]),
     ):
         if wrong:
-            mistakes.append(f"--class-weights {path}: {text} {', '.join(wrong[:5])}{', ...' if len(wrong) > 5 else ''}")
+            mistakes.append(f"--class-weights {path}: {text} {some(wrong, 5)}")
     if mistakes:
         raise UserError(*mistakes)
     return [float(weights[name]) for name in classes]

@@ -17,6 +17,7 @@ import torch
 from torch.distributed import ProcessGroup
 
 from utils.config.settings import UserError
+from utils.config.spelling import some
 
 LONGEST_SECONDS = 24 * 3600  # for any work: after that it waits for something that will not happen
 FIRST_ROUND_SECONDS, ROUND_SECONDS = 0.01, 0.2  # between two rounds; each pause is twice the one before
@@ -90,7 +91,7 @@ class LongWork:
         began = monotonic()
         pause = FIRST_ROUND_SECONDS
         while at_work := self._round(monotonic() - began > LONGEST_SECONDS):
-            self.waiting_for = f", waiting for {_named(at_work)}"
+            self.waiting_for = f", waiting for rank {some(map(str, at_work), NAMED_RANKS)}"
             if self._ended.is_set():
                 sleep(pause)
             else:
@@ -107,13 +108,8 @@ class LongWork:
         at_work = state[:ranks].nonzero().flatten().tolist()
         if at_work and state[ranks]:
             raise UserError(
-                f"{self.what}: {_named(at_work)} is not done after {LONGEST_SECONDS / 3600:g} hours; find out what it "
-                "waits for, and start again",
+                f"{self.what}: rank {some(map(str, at_work), NAMED_RANKS)} is not done after "
+                f"{LONGEST_SECONDS / 3600:g} hours; find out what it waits for, and start again",
                 on_all_ranks=True,
             )
         return at_work
-
-
-def _named(ranks: list[int]) -> str:
-    more = f" and {len(ranks) - NAMED_RANKS} more" if len(ranks) > NAMED_RANKS else ""
-    return f"rank {', '.join(map(str, ranks[:NAMED_RANKS]))}{more}"
