@@ -66,6 +66,11 @@ def test_an_own_loop_on_two_processes_validates_each_image_once(tmp_path, capsys
     assert [one[name] for name in ("top1", "top5")] == [two[name] for name in ("top1", "top5")]
 
 
+def made(run):
+    model, train, optimizer, criterion, scaler, val = run.parts
+    return TraVal(model, train, optimizer, criterion, scaler, run.args, val, writer=run.writer, extras=run.extras)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -102,6 +107,21 @@ def test_an_own_loop_that_ends_early_is_saved_and_what_it_makes_itself_is_told(t
     with open_run(words) as run:
         epochs = run.epochs(traval := begun(run))
         assert next(epochs) == 0 and traval.progress.step == 32
+
+
+def test_a_loop_that_leaves_validation_out_gets_it_where_due_and_one_that_does_not_train_ends(tmp_path):
+    words = [*map(str, (*PARTS, *SMALL, "--val-every-epochs", 2, "--output"))]
+    with open_run([*words, str(tmp_path / "loop")]) as run:
+        for epoch in run.epochs(traval := made(run)):
+            traval.train(epoch)
+    assert main([*words, str(tmp_path / "straight")]) == 0
+    runs = [run_of(tmp_path / folder) for folder in ("loop", "straight")]
+    assert differences(*runs) == [] and rows(runs[0]) == rows(runs[1])
+    with (
+        pytest.raises(RuntimeError, match=r"epoch 1 was not trained; call train\(0\)"),
+        open_run([*words, str(tmp_path)]) as run,
+    ):
+        assert [*run.epochs(made(run))]
 
 
 def test_an_own_mistake_in_the_loop_keeps_its_traceback(tmp_path):

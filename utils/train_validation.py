@@ -140,20 +140,27 @@ class TraVal:
     # ---------------------------------------------------------------------------------- verbs
 
     def epochs(self) -> Iterator[int]:
-        """The epochs that are left, from ``progress`` on; the next one comes when one is trained and validated."""
+        """The epochs that are left, each to be trained; one that is not validated then is, where that is due."""
         while not self.progress.is_finished(self.args):
+            step = self.progress.step
+            is_trained = self.progress.is_trained(self.args)
             # The last may have been trained to be followed by others, and lack only its validation now.
-            lacks_validation = self.progress.step_in_epoch == 0 and self.progress.is_trained(self.args)
-            yield self.progress.epoch - lacks_validation
+            epoch = self.progress.epoch - (is_trained and self.progress.step_in_epoch == 0)
+            yield epoch
+            in_epoch = self.progress.step_in_epoch < self.train_loader.steps_per_epoch
+            if self.progress.step == step and in_epoch and not is_trained:
+                raise RuntimeError(f"epoch {epoch + 1} was not trained; call train({epoch})")
+            if self.progress.validated_step == self.progress.step:
+                continue
+            if self.progress.validation_is_due(self.args):
+                self.validation(epoch)
+            else:
+                self._end_epoch(None, None)
 
     def fit(self) -> AnyReport:
         """Train from ``progress`` to the end; returns the last validation's report."""
         for epoch in self.epochs():
             self.train(epoch)
-            if self.progress.validation_is_due(self.args):
-                self.validation(epoch, report=True)
-            else:
-                self._end_epoch(None, None)
         self.wait_for_checkpoint()
         return report_of(self.progress.last_validation)
 
