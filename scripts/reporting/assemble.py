@@ -79,6 +79,11 @@ def open_network(source: RunSource, own: argparse.Namespace) -> Loaded:
     return open_run(str(source.network), own.raw, own.device, best=own.best)
 
 
+def images_of(number: int, loaded: Loaded) -> str:
+    """Key of the images of run ``number``: two runs with the same one have the same images by their ids."""
+    return " ".join(map(str, (loaded.fingerprint or number, *map(loaded.settings.get, PLACE))))
+
+
 class PredictionParts:
     """Parts of the page that come from predictions, run by run; the logits of a run are let go before the next."""
 
@@ -92,7 +97,6 @@ class PredictionParts:
         self.without: list[tuple[str, str]] = []
         self.left_out: list[tuple[str, str]] = []
         self.room = DETAIL_BYTES
-        self.feature_room = FEATURE_JSON_BYTES
 
     def add(
         self, number: int, source: RunSource, record: RunRecord, loaded: Loaded, predictions: AnyPredictions, runs: int
@@ -109,7 +113,7 @@ class PredictionParts:
             classes=predictions.classes,
             ids=short_ids(predictions.ids),
             picture=predictions.picture,
-            source=" ".join(map(str, (loaded.fingerprint or number, *map(loaded.settings.get, PLACE)))),
+            source=images_of(number, loaded),
             heat_map=explainer(loaded) if self.own.heat_maps else None,
         )
         self.thumbnails.budget += (BUDGET_BYTES - FEATURE_BYTES * self.own.features) // runs
@@ -121,7 +125,8 @@ class PredictionParts:
         made = kind.detail(predicted, chosen, self.thumbnails, sides, runs)
         figures = label_details.metrics_of(predictions) if predictions.reading.several else metrics_of(predictions)
         words, agrees = self._check(predictions, record, loaded.path.name)
-        self._keep(source.name, made, predictions.classes)  # from here on, nothing fails
+        # from here on, nothing fails
+        self._keep("details", source.name, made, predictions.classes, "pictures, confusions and classes")
         self.figures[number] = figures
         if self.own.split == "val" and self.own.datapath is None:
             step = (loaded.progress or {}).get("step")
@@ -136,6 +141,7 @@ class PredictionParts:
         """Study the features of run ``number`` of ``runs``, which are kept in its folder."""
         say(f"features of {loaded.path}")
         self.thumbnails.budget += FEATURE_BYTES // runs
+        self.room += FEATURE_JSON_BYTES // runs
         chosen = Chosen.of(self.own)
         folder = source.folder and source.folder / "features"
         try:
@@ -150,20 +156,8 @@ class PredictionParts:
             reason = error.mistakes[0] if isinstance(error, UserError) else error
             self.left_out.append((source.name, f"Without features: {reason}"))
             return
-        names = self._classes(shown_labels(found)[1])
-        made = feature_part(found, accuracies(found), number, names, self.thumbnails)
-        self.feature_room -= len(as_json(made))
-        if self.feature_room < 0:
-            self.left_out.append((source.name, "features, for which this file has no room"))
-            return
-        self.data["features"].append(made)
-
-    def _classes(self, classes: Sequence[str]) -> int:
-        """Number of a list of names on the page; runs with the same names share them."""
-        names = [name.encode("utf-8", "replace").decode() for name in classes]
-        if names not in self.data["classes"]:
-            self.data["classes"].append(names)
-        return self.data["classes"].index(names)
+        made = feature_part(found, accuracies(found), number, self.thumbnails, images_of(number, loaded))
+        self._keep("features", source.name, made, shown_labels(found)[1], "features")
 
     def _check(self, predictions: AnyPredictions, record: RunRecord, checkpoint: str) -> tuple[str, bool | None]:
         """Words about the origin of the figures, and whether they agree with the run's."""
@@ -178,16 +172,21 @@ class PredictionParts:
             False,
         )
 
-    def _keep(self, name: str, made: dict[str, Any], classes: Sequence[str]) -> None:
-        """Put a run's part onto the page while there is room, for it grows with the number of classes."""
+    def _keep(self, part: str, name: str, made: dict[str, Any], classes: Sequence[str], what: str) -> None:
+        """Put a run's ``part`` onto the page while there is room, for it grows with the number of classes.
+
+        Runs with the same names of ``classes`` share them. ``what``: the part in words.
+        """
         shared = self.data["classes"]
         names = [name.encode("utf-8", "replace").decode() for name in classes]
         size = len(as_json(made)) + (0 if names in shared else len(as_json(names)))
         if size > self.room:
-            self.left_out.append((name, "pictures, confusions and classes, for which this file has no room"))
+            self.left_out.append((name, f"{what}, for which this file has no room"))
             return
         self.room -= size
-        self.data["details"].append(made | {"classes": self._classes(classes)})
+        if names not in shared:
+            shared.append(names)
+        self.data[part].append(made | {"classes": shared.index(names)})
 
 
 def metrics_of(predictions: Predictions) -> list[ShownMetric]:

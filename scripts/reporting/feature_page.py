@@ -72,16 +72,11 @@ def shown_labels(of: Study) -> tuple[dict[str, np.ndarray], list[str]]:
 
 
 def feature_part(
-    of: Study,
-    figures: Sequence[dict[str, Any]],
-    run: int,
-    classes: int,
-    thumbnails: Thumbnails,
-    source: str = "features",
+    of: Study, figures: Sequence[dict[str, Any]], run: int, thumbnails: Thumbnails, source: str
 ) -> dict[str, Any]:
-    """The JSON of run number ``run``. ``figures``: those of ``accuracies``.
+    """The JSON of run number ``run``. ``figures``: those of ``accuracies``; ``source``: see ``Predicted``.
 
-    The names of its labels (``shown_labels``) are number ``classes`` of the page's lists of classes.
+    Which of the page's lists of classes has the names of its labels (``shown_labels``), the caller adds.
     """
     rows = _Rows(of, thumbnails, source)
     queries = _spread(shown_labels(of)[0][of.scored], SHOWN_QUERIES)
@@ -114,7 +109,6 @@ def feature_part(
     notes = [f"{len(unread):,} pictures cannot be read, the first of them {unread[0]}"] if unread else []
     return {
         "run": run,
-        "classes": classes,
         "scored": f"{len(of.of_scored):,} {NAMES[of.scored]} images",
         "neighbourCount": of.places.shape[1],
         "rows": rows.rows,
@@ -264,7 +258,7 @@ def duplicate_rows(of: Study) -> list[dict[str, Any]]:
 def render_features(of: Study, loaded: Loaded, figures: Sequence[dict[str, Any]]) -> str:
     """A page of its own about the features of one network."""
     thumbnails = Thumbnails()
-    part = feature_part(of, figures, 0, 0, thumbnails)
+    part = feature_part(of, figures, 0, thumbnails, "") | {"classes": 0}
     data = {
         "runs": [{"name": str(loaded.path)}],
         "charts": [],

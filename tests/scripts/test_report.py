@@ -9,6 +9,7 @@ import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -210,11 +211,26 @@ def test_the_file_stays_small_with_many_classes_and_noisy_pictures():
 def test_runs_whose_classes_have_no_room_are_left_out_and_named(page):
     gathered = assemble.PredictionParts(thumbnails.Thumbnails(budget=0), None)
     for name in "abc":
-        gathered._keep(name, {"hits": [0] * (assemble.DETAIL_BYTES // 5)}, ("ape", "bee"))
+        made = {"hits": [0] * (assemble.DETAIL_BYTES // 5)}
+        gathered._keep("details", name, made, ("ape", "bee"), "pictures")
     assert len(gathered.data["details"]) == 2 and gathered.data["classes"] == [["ape", "bee"]]
     ((name, words),) = gathered.left_out
     assert name == "c" and "no room" in words
     assert page.data["details"][0]["order"] and page.data["classTable"] is None
+
+
+def test_pictures_of_features_are_those_of_the_runs_own_images(monkeypatch):
+    sources = []
+    monkeypatch.setattr(assemble, "embed", lambda *_: None)
+    monkeypatch.setattr(assemble, "study", lambda *_, **__: None)
+    monkeypatch.setattr(assemble, "accuracies", lambda _: [])
+    monkeypatch.setattr(assemble, "shown_labels", lambda _: ({}, ["a"]))
+    monkeypatch.setattr(assemble, "feature_part", lambda *given: sources.append(given[-1]) or {})
+    gathered = assemble.PredictionParts(thumbnails.Thumbnails(budget=0), SimpleNamespace())
+    for number, fingerprint in enumerate(("of mnist", "of digits", "of digits")):  # whose images have the same ids
+        loaded = SimpleNamespace(path="last.pt", fingerprint=fingerprint, settings={})
+        gathered.add_features(number, SimpleNamespace(folder=None, name="a"), loaded, 3)
+    assert sources[0] != sources[1] == sources[2]
 
 
 def test_several_runs_share_pictures_and_show_what_differs(digits_run, tmp_path):
