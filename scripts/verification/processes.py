@@ -9,38 +9,32 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 SECONDS_TO_END = 60  # of processes after SIGKILL; a write to a slow disk has to finish first
 
 
-class Process(NamedTuple):
-    """``parent`` is a process id; ``ended``: only its entry in the system's table is left."""
-
-    parent: int
-    ended: bool
-
-
-def processes() -> dict[int, Process]:
-    """All processes of this machine by their ids."""
+def processes() -> dict[int, int]:
+    """Living processes of this machine by their ids, each with its parent's."""
     found = {}
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended meanwhile
             # "pid (name) state parent ...", and the name may hold anything, brackets too
             state, parent = (place / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
-            found[int(place.name)] = Process(int(parent), state in "ZX")
+            if state not in "ZX":  # of which only the entry in the system's table is left
+                found[int(place.name)] = int(parent)
     if not found:  # no Linux
         lines = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True)
-        for pid, parent, state, *_ in map(str.split, lines.stdout.splitlines()):
-            found[int(pid)] = Process(int(parent), state.startswith("Z"))
+        rows = map(str.split, lines.stdout.splitlines())
+        found = {int(pid): int(parent) for pid, parent, state, *_ in rows if not state.startswith("Z")}
     return found
 
 
 def descendants(pid: int) -> set[int]:
-    """All processes that ``pid``, or one started by it, has started, in whatever session; without itself."""
-    table = processes()
+    """Processes that ``pid``, or one started by it, has started and that live, in whatever session; without itself."""
+    parents = processes()
     found: set[int] = set()
-    while new := {child for child, process in table.items() if process.parent in {pid, *found}} - found:
+    while new := {child for child, parent in parents.items() if parent in {pid, *found}} - found:
         found |= new
     return found
 
@@ -56,10 +50,7 @@ def kill_tree(pid: int, sparing: Iterable[int] = (), look: Callable[[], Any] = l
     seen = look()
     _send(stopped, signal.SIGKILL)
     deadline = time.monotonic() + SECONDS_TO_END
-    while time.monotonic() < deadline:
-        table = processes()
-        if all(each not in table or table[each].ended for each in stopped):
-            break
+    while time.monotonic() < deadline and stopped & processes().keys():
         time.sleep(0.01)
     return seen
 
