@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
 
     of = study(parts, own.split, own.neighbours, its_own=is_run and knows_classes(loaded))
     rows = accuracies(of)
-    present(of, rows, loaded, folder, own)
+    present(of, rows, loaded, folder)
     print(f"Features in {seconds:.1f} s, the rest in {of.seconds:.1f} s; {len(parts[TRAIN].features[0])} numbers each")
     knn, probe = (f"_{of.headline}={row['value']:.4f}" for row in rows)
     print(f"knn{knn} probe{probe} {own.split}_count={len(of.of_scored)} output={folder}")
@@ -118,7 +118,7 @@ def short(text: str) -> str:
     return text if len(text) <= LONGEST else f"...{text[3 - LONGEST :]}"
 
 
-def present(of: Study, rows: list[dict[str, Any]], loaded: Loaded, folder: Path, own: argparse.Namespace) -> None:
+def present(of: Study, rows: list[dict[str, Any]], loaded: Loaded, folder: Path) -> None:
     """Print the findings, of which ``rows`` are those of the classifiers, and write tables and page."""
     from scripts.reporting.feature_page import doubt_rows, duplicate_rows, render_features
     from scripts.reporting.feature_study import NAMES, heads

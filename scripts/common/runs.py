@@ -1,4 +1,4 @@
-"""Results of run folders: settings, accuracies, time, machine, commit and command."""
+"""Results of run folders: settings, accuracies, time, machine and command."""
 
 from __future__ import annotations
 
@@ -38,16 +38,15 @@ class RunResult:
     """A finished run. ``headline``: what it is measured by, 'top1', or 'map' of several labels an image.
 
     In percent: ``final`` of the last validation, ``best`` that of best.pt, NaN if no validation's loss was finite.
-    ``seconds``: of all epochs together, with validation, without start and pauses. ``machine`` and ``commit``: of
-    each start in turn that had others than those before. ``doubts``: signs that the network has learned nothing, so
-    that its figures are no result of the settings.
+    ``seconds``: of all epochs together, with validation, without start and pauses. ``machine``: of each start in turn
+    that had another than those before. ``doubts``: signs that the network has learned nothing, so that its figures
+    are no result of the settings.
     """
 
     folder: Path
     args: Settings
     command: str
     machine: str
-    commit: str
     epochs: int
     headline: str
     final: float
@@ -141,8 +140,7 @@ def read_run(folder: Path, tell: Callable[[str], None] = say) -> RunResult | Non
             folder=folder,
             args=args,
             command=about.get("command", UNKNOWN),
-            machine=_of_all_starts(about.get("machine", UNKNOWN), log, MACHINE),
-            commit=_of_all_starts(about.get("commit", UNKNOWN), log, COMMIT),
+            machine=_of_all_starts(about.get("machine", UNKNOWN), log),
             epochs=len(rows),
             headline=headline,
             final=finals[-1],
@@ -180,9 +178,9 @@ def _doubt(folder: Path, rows: list[dict[str, str]], log: str) -> str:
     return ""
 
 
-def _of_all_starts(first: str, log: str, beginning: str) -> str:
-    """Words of config.yaml about the ``first`` start, and of the log about later ones where they differ."""
-    later = [match[2] for match in WHERE.finditer(log) if match[1] == beginning]
+def _of_all_starts(first: str, log: str) -> str:
+    """Machine of the ``first`` start as config.yaml has it, and those of later ones in the log where they differ."""
+    later = [match[2] for match in WHERE.finditer(log) if match[1] == MACHINE]
     return "; then ".join(dict.fromkeys([first, *later]))
 
 

@@ -110,7 +110,6 @@ class PredictionParts:
         predicted = Predicted(
             run=number,
             answers=predictions,
-            classes=predictions.classes,
             ids=short_ids(predictions.ids),
             picture=predictions.picture,
             source=images_of(number, loaded),

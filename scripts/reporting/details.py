@@ -39,7 +39,6 @@ class Predicted:
 
     run: int
     answers: Answers | LabelAnswers
-    classes: tuple[str, ...]
     ids: Sequence[str]
     picture: Callable[[int], Image.Image]
     source: str

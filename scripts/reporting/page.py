@@ -177,7 +177,7 @@ def checked(content: PageContent) -> list[tuple[str, bool | None]]:
     agreeing = [check for check in content.checks if check[1]]
     if len(agreeing) < 2:
         return content.checks
-    words = f"{len(agreeing)} networks were validated again for this report, each with a top-1 that its run recorded."
+    words = f"{len(agreeing)} networks were validated again for this report, each with a figure that its run recorded."
     return [(words, True), *(check for check in content.checks if not check[1])]
 
 

@@ -197,7 +197,7 @@ def test_the_file_stays_small_with_many_classes_and_noisy_pictures():
     noise = Image.fromarray(generator.integers(0, 256, (150, 140, 3), dtype=np.uint8))
     names = tuple(f"a class with a rather long name, number {one}" for one in range(classes))
     ids = [f"{names[0]}/{number}.png" for number in range(n)]
-    predicted = details.Predicted(0, answers, names, ids, lambda place: noise, "noise")
+    predicted = details.Predicted(0, answers, ids, lambda place: noise, "noise")
     chosen = details.choose(predicted, 1)
     store = thumbnails.Thumbnails()
     sides = details.add_pictures(predicted, chosen, store, lambda: None)
@@ -373,7 +373,7 @@ def test_an_image_that_has_gone_is_left_out(predictions):
     def picture(place):
         raise OSError("it is gone")
 
-    predicted = details.Predicted(0, predictions, predictions.classes, predictions.ids, picture, "digits")
+    predicted = details.Predicted(0, predictions, predictions.ids, picture, "digits")
     chosen = details.choose(predicted, 1)
     store = thumbnails.Thumbnails()
     assert details.add_pictures(predicted, chosen, store, lambda: None) == {}

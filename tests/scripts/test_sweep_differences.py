@@ -19,7 +19,7 @@ def results_of(figures, folds=None, seeds=4):
     planned = trials("digits/fc", [f"lr={','.join(figures)}"], seeds, [], folds)
     values = [value for each in figures.values() for value in each]
     pairs = zip(planned, values, strict=True)
-    made = (RunResult(None, trial.args, "", "", "", 1, "top1", value, value, 1.0) for trial, value in pairs)
+    made = (RunResult(None, trial.args, "", "", 1, "top1", value, value, 1.0) for trial, value in pairs)
     return dict(zip(planned, made, strict=True))
 
 

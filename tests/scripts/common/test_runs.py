@@ -80,11 +80,10 @@ def test_epochs_that_are_not_validated_are_in_the_table_as_well(tmp_path):
     assert read(folder)[0].epochs == 3
 
 
-def test_a_run_names_the_machines_and_commits_of_all_its_starts_in_turn(tmp_path, monkeypatch):
+def test_a_run_names_the_machines_of_all_its_starts_in_turn(tmp_path, monkeypatch):
     monkeypatch.setattr(run_module, "machine", lambda _: "a computer")
-    monkeypatch.setattr(run_module, "commit", lambda: "0123456789")
     folder = begin(tmp_path, "--max-steps", "30")
     assert main.main([*SMALL, "--resume", str(folder), "--max-steps", "40"]) == 0
     monkeypatch.setattr(run_module, "machine", lambda _: "another")
     run, _ = read(folder, "--resume", folder)
-    assert (run.machine, run.commit) == ("a computer; then another", "0123456789")
+    assert run.machine == "a computer; then another"

@@ -38,7 +38,7 @@ def page(path, classes):
     answers = Answers(5 * torch.eye(classes)[predicted], torch.from_numpy(labels))
     names = (HOSTILE, *(f"class {one}" for one in range(1, classes)))
     grey = Image.new("L", (8, 8), 128)
-    one = Predicted(0, answers, names, [f"val[{n}]" for n in range(len(labels))], lambda _: grey, "x")
+    one = Predicted(0, answers, [f"val[{n}]" for n in range(len(labels))], lambda _: grey, "x")
     chosen = choose(one, 1)
     store = Thumbnails()
     made = detail(one, chosen, store, add_pictures(one, chosen, store, lambda: None), 1)
