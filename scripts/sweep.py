@@ -224,7 +224,7 @@ def show(own: argparse.Namespace, planned: Sequence[Trial], folder: Path, found:
     shown = [(outcomes.headers(results), outcomes.table_rows(results))]
     others = [trial.name for trial in planned if trial not in results]
     without = f"without a result: {', '.join(others)}\n" if others else ""
-    print(f"\n{outcomes.as_table(results)}\n{outcomes.doubts(results)}{without}", flush=True)
+    print(f"\n{table(*shown[0])}\n{outcomes.doubts(results)}{without}", flush=True)
     compared = differences.differences(results)
     if compared:
         best = differences.best_first(compared)

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from utils.config.datasets import OF_PLUGIN, SPECS, DatasetSpec
-from utils.config.plugins import Function, add, added
+from utils.config.datasets import OF_PLUGIN, DatasetSpec
+from utils.config.plugins import Function, add
 
 __all__ = ["augmentation", "dataset", "hook", "loss", "lr_policy", "metric", "network", "optimizer"]
 
@@ -119,11 +119,4 @@ def dataset(
         source=OF_PLUGIN,
         needs_datapath=False,
     )
-
-    def enter(make: Function) -> Function:
-        made = add("dataset", name)(make)
-        if added("dataset").get(name):
-            SPECS[name] = spec
-        return made
-
-    return enter
+    return add("dataset", name, spec=spec)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
 import re
@@ -18,10 +17,9 @@ from scripts.common.runs import RunResult, read_run
 from scripts.sweeps.grid import Trial
 from utils.config.settings import UserError
 from utils.runtime import console, heartbeat
+from utils.runtime.process import end_with_parent
 
 MAIN = Path(__file__).resolve().parents[2] / "main.py"
-LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-PR_SET_PDEATHSIG = 1
 LOOK_SECONDS = 0.1
 LONGEST_NAME = 100  # bytes, of an output's file; file systems take 255, encrypted ones fewer
 FIRST_STEP = "  first step after "  # in the line of main.py that says that it works
@@ -132,14 +130,9 @@ def _start(trial: Trial, folder: Path, slots: Slots, slot: int) -> RunningTraini
             stderr=subprocess.STDOUT,
             env=slots.environment(slot),
             start_new_session=True,  # a terminal's Ctrl-C reaches it through us alone, once
-            preexec_fn=_end_with_us if LIBC else None,  # noqa: PLW1509 - there is one thread
+            preexec_fn=end_with_parent,  # noqa: PLW1509 - there is one thread; a new sweep would wait for its folder
         )
     return RunningTraining(trial, process, slot, output, begins)
-
-
-def _end_with_us() -> None:
-    """Let a training that outlives a sweep ended by SIGKILL stop and save; a new sweep would wait for its folder."""
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _file_name(trial: Trial) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from scripts.common.answers import FIGURES
-from scripts.common.command_line import table
 from scripts.common.output import whole_file
 from scripts.common.runs import RunResult, counts_for, deviation, doubtful, read_run, run_folders
 from scripts.sweeps.grid import Trial
@@ -83,11 +82,6 @@ def table_rows(results: Mapping[Trial, RunResult]) -> list[list[str]]:
         seconds = f"{statistics.fmean(run.seconds for run in runs):.0f} s"
         rows.append([label(point, runs), str(len(runs)), final + doubtful(runs), best, seconds])
     return rows
-
-
-def as_table(results: Mapping[Trial, RunResult]) -> str:
-    """``table_rows`` as text."""
-    return table(headers(results), table_rows(results))
 
 
 def in_words(runs: Iterable[RunResult]) -> str:

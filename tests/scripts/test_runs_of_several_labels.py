@@ -272,5 +272,5 @@ def test_folds_of_several_labels_are_cross_validated_by_mean_average_precision(f
     (about,) = csv_rows(tmp_path / "cross_validation.csv")
     assert float(about["mean_map"]) == pytest.approx(np.mean(by_hand), abs=0.006)
     assert f"mAP {about['mean_map']} % over 3 runs" in lines[0]
-    assert "final mAP" in outcomes.as_table(results)
+    assert "final mAP" in outcomes.headers(results)
     assert all({"val_map", "best_map"} < row.keys() for row in outcomes.csv_rows(planned, results))

@@ -15,7 +15,7 @@ from PIL import Image
 
 import main
 from scripts import sweep
-from scripts.common.command_line import run_tool
+from scripts.common.command_line import run_tool, table
 from scripts.common.output import write_csv
 from scripts.common.runs import identity, read_run
 from scripts.sweeps import jobs, outcomes
@@ -60,6 +60,10 @@ def keep_run(folder, flags, top1, *, epochs=None, ended=True, best=None, log="",
     lines = ["Run x", *log.splitlines(), *[last] * ended]
     (folder / "log.txt").write_text("".join(f"{stamp} {line}\n" for line in lines))
     return folder
+
+
+def table_of(results):
+    return table(outcomes.headers(results), outcomes.table_rows(results))
 
 
 def told(argv, capsys, monkeypatch):
@@ -116,7 +120,7 @@ def test_the_best_of_a_run_is_that_of_its_best_checkpoint_if_it_has_one(tmp_path
     planned = trials("digits/fc", [], 2, ["--epochs", "1"])
     for number, (trial, best) in enumerate(zip(planned, (float("nan"), 90.0), strict=True)):
         keep_run(tmp_path / "runs" / str(number), trial.flags, [90.0], best=best)
-    shown = outcomes.as_table(outcomes.finished(tmp_path / "runs", planned)).splitlines()[2].split()
+    shown = table_of(outcomes.finished(tmp_path / "runs", planned)).splitlines()[2].split()
     assert shown[-8:-2] == ["90.00", "+-", "0.00", "nan", "+-", "nan"]
 
 
@@ -199,7 +203,7 @@ def test_mean_and_spread_are_those_of_the_statistics_module(tmp_path):
     for number, (trial, top1) in enumerate(zip(planned, finals, strict=False)):
         keep_run(tmp_path / "runs" / str(number), trial.flags, [top1 + 1, top1])
     results = outcomes.finished(tmp_path, planned)
-    lines = outcomes.as_table(results).splitlines()
+    lines = table_of(results).splitlines()
     spread = f"{statistics.stdev(finals[:3]):.2f}"
     assert lines[2].split() == f"lr=0.05 3 92.20 +- {spread} 93.20 +- {spread} 3 s".split()
     assert lines[3].split()[:5] == ["lr=0.1", "2", "88.75", "+-", "1.06"]
@@ -223,7 +227,7 @@ def test_figures_of_a_cut_validation_are_marked(tmp_path):
     planned = trials("digits/fc", [], 1, ["--epochs", "2", "--max-val-batches", "3"])
     keep_run(tmp_path / "runs" / "0", planned[0].flags, [91.0, 92.0])
     results = outcomes.finished(tmp_path, planned)
-    assert "as the recipe (cut: --max-val-batches 3)" in outcomes.as_table(results)
+    assert "as the recipe (cut: --max-val-batches 3)" in table_of(results)
     assert [row["max_val_batches"] for row in outcomes.csv_rows(planned, results)] == [3]
 
 
@@ -240,7 +244,7 @@ def test_a_dead_run_is_counted_beside_the_mean_and_named_below_it(tmp_path, caps
     half = "99.80 % of the answers are one class, and val_top1 after 20 step(s) is 40.00"
     assert [results[trial].doubts for trial in planned] == [(why,), (half,)]
     results[planned[1]] = dataclasses.replace(results[planned[1]], doubts=())
-    assert "25.05 +- 21.14, 1 doubtful  " in outcomes.as_table(results)
+    assert "25.05 +- 21.14, 1 doubtful  " in table_of(results)
     assert outcomes.doubts(results) == f"doubtful: seed=0: {why}\n"
     sweep.show(argparse.Namespace(recipe="digits/fc"), trials("digits/fc", [], 3, []), tmp_path, {})
     assert capsys.readouterr().out == "", "nothing to show yet"

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, MappingProxyType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from utils.config.datasets import SPECS
 from utils.config.field import safe_name
@@ -144,19 +144,19 @@ def _load(path: Path) -> None:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)  # known: its classes can be pickled for workers
     _loading.append(path)
     try:
-        loader.exec_module(module)
-    except UserError:
-        raise
-    except Exception as error:
-        _refuse(path, error)
+        with mistakes_of(path):
+            loader.exec_module(module)
     finally:
         _loading.pop()
     _loaded.digests[path] = hashlib.sha256(source).hexdigest()
 
 
 @contextmanager
-def mistakes_of(file: Path, what: str, but: type[Exception] = UserError) -> Iterator[None]:
-    """Around what a user's ``file`` does: an error, ``but`` for some, becomes a ``UserError`` with its line."""
+def mistakes_of(file: Path, what: str = "", but: type[Exception] = UserError) -> Iterator[None]:
+    """Around what a user's ``file`` does: an error, ``but`` for some, becomes a ``UserError`` with its line.
+
+    Without ``what``, the file is being loaded, on all ranks alike.
+    """
     try:
         yield
     except (UserError, but):
@@ -164,13 +164,7 @@ def mistakes_of(file: Path, what: str, but: type[Exception] = UserError) -> Iter
     except Exception as error:
         if type(error).__name__ == "OutOfMemoryError":  # torch's, which main.py explains
             raise
-        _refuse(file, error, what)
-
-
-def _refuse(path: Path, error: Exception, what: str = "") -> NoReturn:
-    """Raise ``UserError`` with the line of the user's file in which ``error`` arose."""
-    message = _line(path, error, what)
-    raise UserError(message, on_all_ranks=not what) from error
+        raise UserError(_line(file, error, what), on_all_ranks=not what) from error
 
 
 def mistake(error: BaseException) -> str | None:
@@ -209,6 +203,8 @@ def add(kind: str, name: str, **options: Any) -> Callable[[Function], Function]:
         if name in _loaded.entries.setdefault(kind, {}) or name in _own(kind):
             raise UserError(f"{where}: there is a {kind} {name} already; choose another name", on_all_ranks=True)
         _loaded.entries[kind][name] = entry
+        if kind == "dataset":
+            SPECS[name] = options["spec"]
         return make
 
     return enter
