@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -132,7 +133,8 @@ class Declaration:
     choices: tuple[str, ...] = ()
     words: tuple[str, ...] = ()  # allowed instead of a number
     bare: str = ""  # the value if the flag is given without one; --no-FLAG is then 'off'
-    check: Check | None = None  # without one, text that is no choice must not be empty, and a whole number positive
+    # Without one, text that is no choice must not be empty, a whole number positive, and another number not negative.
+    check: Check | None = None
     effect: Effect | tuple[Effect, ...] = ()  # in turn: why it has none in a run, which users are warned of
     unsharded: str = ""  # why it contradicts --shard-model
     plan: str = ""  # how the plan of a run names it, with {} for its value, where no part describes it
@@ -169,6 +171,9 @@ def setting(default: Any, help: str, **declared: Any) -> Any:
     return field(default=default, metadata={"help": help, **declared})
 
 
+training_setting = partial(setting, in_evaluation=False)  # of the parts that --evaluate does not have
+
+
 def group(**common: Any) -> Callable[[type[Group]], type[Group]]:
     """A frozen dataclass is one of settings, which declare ``common`` unless they say otherwise."""
 
@@ -180,7 +185,8 @@ def group(**common: Any) -> Callable[[type[Group]], type[Group]]:
             kind = annotation.removeprefix("tuple[").replace("]", " ").replace(",", " ").split()[0]
             many = "tuple[" in annotation
             effect = declared["effect"]
-            usual = {"str": None if declared["choices"] else all_not_empty if many else not_empty, "int": positive_int}
+            text = None if declared["choices"] else all_not_empty if many else not_empty
+            usual = {"str": text, "int": positive_int, "float": not_negative}
             option.metadata = MappingProxyType(
                 declared
                 | {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from utils.config.auto_augment import CHOICES, EXAMPLES, policy_check
-from utils.config.field import Needs, between, ends_before, group, not_negative, setting
+from utils.config.field import Needs, between, ends_before, group, setting
 
 ERASE_MODES = ("const", "rand", "pixel")
 MIX_MODES = ("pair", "batch")
@@ -120,13 +120,11 @@ class AugmentationSettings:
     mixup: float = setting(
         0.0,
         "mixup: blend pairs of images; alpha of the beta distribution, for example 0.2",
-        check=not_negative,
         synonyms="mixup-alpha",
     )
     cutmix: float = setting(
         0.0,
         "CutMix: paste a box of one image into another; alpha of the beta distribution, for example 1",
-        check=not_negative,
         synonyms="cutmix-alpha",
     )
     mixup_mode: str = setting(

@@ -6,16 +6,19 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from utils.config.datasets import OF_PLUGIN, SPECS
-from utils.config.field import DEFAULT, Needs, between, group, setting
+from utils.config.field import DEFAULT, Needs, between, group, setting, training_setting
 from utils.config.image_size import LARGEST_SIDE, Size
 
 CROP_MODES = ("center", "squash", "border")
 MOST_CHANNELS = 4096
 INTERPOLATIONS = ("bilinear", "bicubic")
 VIEWS = {"none": 1, "flip": 2, "flip-shift": 6}  # of an image in validation, by the names of --tta
+
+view_setting = partial(setting, shapes="views of the validation images")
 
 _IMAGE_FILES = Needs("images in files", lambda v: not v.in_memory)
 BEFORE_THE_NUMBER = r"(.*?)[\W_]*(?<!\d)\d+\.[^.]*$"  # what stands before the last number of a file's name
@@ -252,109 +255,97 @@ class DataSettings:
         example="a b",
         within="--dataname hf --datapath D",
     )
-    image_size: int | tuple[int, ...] | None = setting(
+    image_size: int | tuple[int, ...] | None = view_setting(
         None,
         "height and width of the network's input in pixels; one number: both [that of the weights or the data set]",
         check=_height_and_width,
         metavar="PIXELS",
         synonyms="img-size imgsz img train-crop-size resolution",
-        shapes="views of the validation images",
         example="16",
     )
-    val_image_size: int | tuple[int, ...] | None = setting(
+    val_image_size: int | tuple[int, ...] | None = view_setting(
         None,
         "height and width of validation's images; one number: both [image size]",
         check=_height_and_width,
         metavar="PIXELS",
         synonyms="val-crop-size val-img-size eval-crop-size",
-        shapes="views of the validation images",
         example="24",
         within="--arch timm/test_resnet",
     )
-    progressive_size: int | None = setting(
+    progressive_size: int | None = training_setting(
         None,
         "begin training with images whose shorter side has so many pixels; they grow to the image size",
         check=between(1, 8192),
         metavar="PIXELS",
-        in_evaluation=False,
         synonyms="min-res",
         example="4",
         within="--arch conv2a",
     )
-    progressive_step: int = setting(
+    progressive_step: int = training_setting(
         32,
         "pixels by which --progressive-size grows at least",
         check=between(1, 8192),
         metavar="PIXELS",
-        in_evaluation=False,
         effect=_PROGRESSIVE,
         example="2",
         within="--arch conv2a --progressive-size 4 --progressive-epochs 2 9",
     )
-    progressive_epochs: tuple[int, ...] | None = setting(
+    progressive_epochs: tuple[int, ...] | None = training_setting(
         None,
         "epochs after which --progressive-size starts and stops growing [74 %% and 86 %% of --epochs]",
         check=_first_and_last,
         metavar="EPOCH",
-        in_evaluation=False,
         effect=_PROGRESSIVE,
         example="2 9",
     )
-    crop_pct: float | None = setting(
+    crop_pct: float | None = view_setting(
         None,
         "side of validation's center crop as a fraction of the resized image [that of the weights, otherwise 0.875, "
         "or 1 if all images have one size]",
         check=between(0.01, 1),
         metavar="SHARE",
-        shapes="views of the validation images",
         example="0.5",
     )
-    crop_mode: str | None = setting(
+    crop_mode: str | None = view_setting(
         None,
         "validation resizes the shorter side and crops (center), both sides (squash), or the longer side and pads "
         "(border) [that of the weights or center]",
         choices=CROP_MODES,
         effect=Needs("images of any size", lambda v: v.any_size),
-        shapes="views of the validation images",
     )
-    interpolation: str | None = setting(
+    interpolation: str | None = view_setting(
         None,
         "interpolation when resizing [that of the weights or bilinear]",
         choices=INTERPOLATIONS,
         effect=Needs("images that are resized", lambda v: v.resizes),
-        shapes="views of the validation images",
         within="--image-size 16",
     )
-    mean: tuple[float, ...] | None = setting(
+    mean: tuple[float, ...] | None = view_setting(
         None,
         "mean of each channel, of pixels between 0 and 1 [that of the weights or the data set]",
         check=between(-100, 100),
-        shapes="views of the validation images",
         example="0.4",
     )
-    std: tuple[float, ...] | None = setting(
+    std: tuple[float, ...] | None = view_setting(
         None,
         "standard deviation of each channel [that of the weights or the data set]",
         check=between(0, 100, open_low=True),
-        shapes="views of the validation images",
         example="0.4",
     )
-    in_channels: int | None = setting(
+    in_channels: int | None = view_setting(
         None,
         "channels of an image that the network sees [those of the data set: 3, or 1 if it is grey; all bands of .npy "
         "files and of TIFF files of several bands]",
         check=between(1, MOST_CHANNELS),
-        shapes="views of the validation images",
         synonyms="in-chans input-channels",
         example="3",
     )
-    levels: str | None = setting(
+    levels: str | None = view_setting(
         None,
         "levels of images of more than 8 bits that the network sees: 256, or all of them, in four times the memory "
         "[those of the weights; 256, with other channels than 1 and 3 all]",
         choices=("256", "all"),
         effect=_IMAGE_FILES,
-        shapes="views of the validation images",
         within="--dataname folder --datapath D",
     )
     pixel_range: tuple[float, ...] | None = setting(
@@ -423,52 +414,46 @@ class DataSettings:
         shapes="samples",
         example="128",
     )
-    drop_last: bool = setting(
+    drop_last: bool = training_setting(
         False,
         "drop the images beyond an epoch's last full global batch, different ones in each epoch [the last one or two "
         "steps are smaller]",
-        in_evaluation=False,
         effect=Needs("a last step that is smaller than the others", lambda v: v.remainder > 0),
         shapes="samples",
         within="--batch-size 16",
     )
-    balanced_sampler: bool = setting(
+    balanced_sampler: bool = training_setting(
         False,
         "show each class equally often in an epoch, not each image exactly once",
-        in_evaluation=False,
         one_label="goes by the one class of each image; --class-weights balanced evens out several",
         shapes="samples",
     )
-    shard_window: int | None = setting(
+    shard_window: int | None = training_setting(
         None,
         "for images in shards: shuffle the shards, then the images within N shards at a time, for places where "
         "random reads are slow [all images with each other]",
-        in_evaluation=False,
         shapes="samples",
         example="4",
     )
-    shard_cache: str | None = setting(
+    shard_cache: str | None = training_setting(
         None,
         "local folder that shards are copied into before training needs them, where --datapath is slow",
         metavar="DIR",
         affects_result=False,
-        in_evaluation=False,
         effect=Needs("images in shards that stream (--loader stream)", lambda v: not v.resident),
         example="D",
     )
-    shard_cache_gb: float = setting(
+    shard_cache_gb: float = training_setting(
         20.0,
         "largest size of --shard-cache in GB",
         check=between(0.001, 1e6),
         metavar="GB",
         affects_result=False,
-        in_evaluation=False,
         effect=Needs("--shard-cache"),
     )
-    train_samples: int | None = setting(
+    train_samples: int | None = training_setting(
         None,
         "train on this many of the training images only, the first in the order of --seed, for a quick trial",
-        in_evaluation=False,
         synonyms="max-train-samples",
         shapes="samples",
         example="100",
@@ -497,12 +482,11 @@ class DataSettings:
         choices=("auto", "resident", "stream"),
         affects_result=False,
     )
-    tta: str = setting(
+    tta: str = view_setting(
         "none",
         "test-time augmentation: validate by the mean logits of an image and its mirror image (flip), or also of "
         "both moved by a pixel, 6 views (flip-shift)",
         choices=tuple(VIEWS),
-        shapes="views of the validation images",
     )
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from utils.config.field import Needs, between, group, not_negative, positive, setting
+from utils.config.field import Needs, between, group, positive, setting
 
 LOSSES = ("cross-entropy", "bce", "focal", "asymmetric")
 OF_EACH_CLASS = ("bce", "asymmetric")  # that take each class on its own, and so several labels an image
@@ -75,13 +75,11 @@ class LossSettings:
     asymmetric_gamma_neg: float = setting(
         4.0,
         "asymmetric: exponent of the factor p of classes that an image does not show, with probability p",
-        check=not_negative,
         effect=_ASYMMETRIC,
     )
     asymmetric_gamma_pos: float = setting(
         0.0,
         "asymmetric: exponent of the factor (1 - p) of classes that an image shows",
-        check=not_negative,
         effect=_ASYMMETRIC,
     )
     asymmetric_clip: float = setting(
@@ -95,7 +93,6 @@ class LossSettings:
     focal_gamma: float = setting(
         2.0,
         "focal: exponent of the factor (1 - p) of a class with probability p; 0 is cross entropy",
-        check=not_negative,
         effect=(Needs("--loss focal"), _LABELS),
     )
     class_weights: str | None = setting(

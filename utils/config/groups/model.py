@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from utils.config.datasets import LARGE_IMAGES_ARCH, SMALL_IMAGES_ARCH, SPECS
-from utils.config.field import Needs, between, ends_before, group, not_empty, setting
+from utils.config.field import Needs, between, ends_before, group, not_empty, setting, training_setting
 
 INITIALISATIONS = (
     "default",
@@ -60,27 +60,24 @@ class ModelSettings:
         synonyms="initial-checkpoint pretrained-path finetune",
         example="weights.pt",
     )
-    new_head: bool = setting(
+    new_head: bool = training_setting(
         False,
         "begin the last layer anew, for other classes than those of --weights or --pretrained",
-        in_evaluation=False,
         effect=Needs("--weights or --pretrained"),
     )
-    drop: float | None = setting(
+    drop: float | None = training_setting(
         None,
         "dropout before the last layer [that of the library]",
         check=between(0, 1, open_high=True),
-        in_evaluation=False,
         synonyms="dropout",
         plan="dropout {}",
         example="0.1",
         within="--arch timm/test_vit --image-size 32",
     )
-    drop_path: float | None = setting(
+    drop_path: float | None = training_setting(
         None,
         "stochastic depth: probability of skipping the last block, lower for earlier blocks [that of the library]",
         check=between(0, 1, open_high=True),
-        in_evaluation=False,
         plan="stochastic depth {}",
         example="0.1",
         within="--arch timm/test_vit --image-size 32",
@@ -106,63 +103,56 @@ class ModelSettings:
         shapes="network",
         within="--arch timm/resnet18",
     )
-    grad_checkpointing: bool = setting(
+    grad_checkpointing: bool = training_setting(
         False,
         "compute activations again in the backward pass: less memory, more time (timm's networks)",
         affects_result=False,
-        in_evaluation=False,
         synonyms="gradient-checkpointing",
         plan="activations computed again",
     )
-    sync_bn: bool = setting(
+    sync_bn: bool = training_setting(
         False,
         "batch norms normalise by the batches of all processes together (GPUs)",
-        in_evaluation=False,
         effect=Needs("several processes, and batch norm", lambda v: v.processes > 1 and _has_statistics(v)),
         plan="synchronised batch norm",
     )
-    shard_model: bool = setting(
+    shard_model: bool = training_setting(
         False,
         "spread parameters, gradients, average and optimizer state over the processes (torch's fully_shard): for "
         "networks that do not fit",
         affects_result=False,
-        in_evaluation=False,
         effect=Needs("several processes", lambda v: v.processes > 1),
     )
-    freeze: tuple[str, ...] | None = setting(
+    freeze: tuple[str, ...] | None = training_setting(
         None,
         "do not train these parameters: names of layers or parameters, with * for any text, or all-but-head; their "
         "batch norms keep their statistics too",
         metavar="PATTERN",
-        in_evaluation=False,
         shapes="state",
         example="features.0",
         within="--arch vgg11",
     )
-    freeze_epoch: int | None = setting(
+    freeze_epoch: int | None = training_setting(
         None,
         "train what --freeze names, too, for this many epochs, and freeze it then [freeze it from the start]",
-        in_evaluation=False,
         effect=(Needs("--freeze"), ends_before("freeze_epoch", "never freezes")),
         unsharded="changes in training which parameters have a gradient; --freeze works",
         shapes="state at all",
         example="5",
         within="--arch vgg11 --freeze features",
     )
-    unfreeze_epoch: int | None = setting(
+    unfreeze_epoch: int | None = training_setting(
         None,
         "train what --freeze names, too, after this many epochs",
-        in_evaluation=False,
         effect=(Needs("--freeze"), ends_before("unfreeze_epoch")),
         unsharded="changes in training which parameters have a gradient; --freeze works",
         shapes="state at all",
         example="5",
         within="--arch vgg11 --freeze features",
     )
-    freeze_bn: bool = setting(
+    freeze_bn: bool = training_setting(
         False,
         "normalise by the statistics that the network's batch norms begin with, and keep them",
-        in_evaluation=False,
         effect=Needs("batch norm with running statistics that --freeze does not keep", lambda v: v.freezes_more_norms),
         within="--arch vgg11",
     )
@@ -182,12 +172,11 @@ class ModelSettings:
         unsharded="compiles a network with whole weights",
         plan="compiled",
     )
-    cuda_graph: str = setting(
+    cuda_graph: str = training_setting(
         "off",
         "launch whole steps as CUDA graphs, with learning rates in float32; auto: where a graph can stand for a step; "
         "on: with several processes, too, and end the run where none can",
         choices=("auto", "on", "off"),
-        in_evaluation=False,
         effect=Needs("a GPU", lambda v: v.on_gpu),
         synonyms="cudagraph cuda-graphs cudagraphs",
         example="auto",
@@ -201,12 +190,11 @@ class ModelSettings:
         plan="compile mode {}",
     )
     compile_augment: bool = setting(False, "compile augmentation and normalisation with torch.compile")
-    init: str = setting(
+    init: str = training_setting(
         "default",
         "initialisation of convolution and linear weights (kaiming_normal_conv: of convolutions alone; "
         "sincos_positions: of a transformer's embedding of positions alone)",
         choices=INITIALISATIONS,
-        in_evaluation=False,
         example="xavier_normal",
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from utils.config.field import Needs, between, group, not_negative, positive, setting
+from utils.config.field import Needs, between, group, positive, setting
 
 LR_POLICIES = ("constant", "multistep", "cosine", "gaussian", "step", "linear", "poly", "one-cycle", "triangular")
 RISING_POLICIES = ("one-cycle", "triangular")  # these have a warm-up of their own
@@ -118,7 +118,6 @@ class OptimisationSettings:
     lr_min: float = setting(
         0.0,
         "lowest learning rate after the warm-up",
-        check=not_negative,
         effect=lambda v: "does nothing: --lr-policy constant never falls" if v.lr_policy == "constant" else None,
         synonyms="min-lr eta-min",
         example="0.01",
@@ -132,7 +131,6 @@ class OptimisationSettings:
     opt_eps: float | None = setting(
         None,
         "eps of the optimizer, which it adds to what it divides by [that of the optimizer]",
-        check=not_negative,
         synonyms="eps epsilon adam-epsilon",
         example="0.001",
         within="--optimizer adamw",
@@ -156,9 +154,7 @@ class OptimisationSettings:
     nesterov: bool = setting(
         False, "Nesterov momentum (sgd, muon-sgd)", effect=Needs("--optimizer sgd or muon-sgd"), drops_out=True
     )
-    weight_decay: float = setting(
-        5e-4, "weight decay", check=not_negative, synonyms="wd decay", shapes="groups", example="0.25"
-    )
+    weight_decay: float = setting(5e-4, "weight decay", synonyms="wd decay", shapes="groups", example="0.25")
     decay_norm_bias: bool = setting(True, "apply weight decay to norms and biases too", effect=_DECAYS, shapes="groups")
     weight_decay_except: tuple[str, ...] | None = setting(
         None,
@@ -273,7 +269,6 @@ class OptimisationSettings:
     warmup_epochs: float = setting(
         0.0,
         "epochs of linear warm-up",
-        check=not_negative,
         effect=(_at_the_full_rate, Needs("to be at least half a step", lambda v: v.warmup_steps > 0)),
         synonyms="lr-warmup-epochs warmup",
     )
@@ -328,7 +323,6 @@ class OptimisationSettings:
     grad_penalty: float = setting(
         0.0,
         "gradient penalty: add this factor times the gradient's norm to the loss of each forward pass",
-        check=not_negative,
         unsharded="differentiates whole gradients",
         shapes="loss",
     )
@@ -336,7 +330,6 @@ class OptimisationSettings:
         0.0,
         "sharpness-aware minimisation: how far from the weights the gradient is taken, for example 0.05; a step "
         "takes twice as long",
-        check=not_negative,
         unsharded="moves whole weights within a step",
     )
     sam_adaptive: bool = setting(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from utils.config.field import LARGEST_INT, MEASURED, Needs, between, group, setting
+from utils.config.field import LARGEST_INT, MEASURED, Needs, between, group, setting, training_setting
 
 _SCALER = Needs("--amp fp16", lambda v: v.precision == "fp16")
 
@@ -35,22 +35,20 @@ class PrecisionSettings:
         effect=Needs("a GPU", lambda v: v.on_gpu or not v.tf32),
         shapes="validation",
     )
-    init_scale: float = setting(
+    init_scale: float = training_setting(
         65536.0,
         "initial loss scale (fp16)",
         check=between(2.0**-24, 2.0**100),
-        in_evaluation=False,
         effect=_SCALER,
         synonyms="loss-scale",
         example="2",
         within="--amp fp16",
     )
-    max_skipped_steps: int = setting(
+    max_skipped_steps: int = training_setting(
         20,
         "stop after more than this many skipped steps in a row (fp16)",
         check=between(0, LARGEST_INT),
         affects_result=False,
-        in_evaluation=False,
         effect=_SCALER,
         within="--amp fp16",
     )
@@ -63,11 +61,10 @@ class PrecisionSettings:
         example="features",
         within="--amp bf16",
     )
-    dump_bad_batch: bool = setting(
+    dump_bad_batch: bool = training_setting(
         False,
         "save batch and weights of steps with a non-finite gradient, at most 10 files, for scripts/amp_audit.py "
         "--batch",
         affects_result=False,
-        in_evaluation=False,
         unsharded="saves whole weights from each process",
     )

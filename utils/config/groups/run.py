@@ -6,15 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from utils.config.field import (
-    LARGEST_INT,
-    Needs,
-    between,
-    group,
-    not_negative,
-    safe_name,
-    setting,
-)
+from utils.config.field import LARGEST_INT, Needs, between, group, safe_name, setting, training_setting
 
 ACCELERATORS = ("cuda", "mps", "xpu")  # NVIDIA and AMD, Apple, Intel
 DEVICES = ("auto", "cpu", *ACCELERATORS)
@@ -43,32 +35,29 @@ class RunSettings:
         synonyms="user-dir custom-module",
         example="examples/plugin.py",
     )
-    output: str = setting(
+    output: str = training_setting(
         "runs",
         "folder that holds all runs",
         metavar="DIR",
         in_recipe=False,
-        in_evaluation=False,
         effect=_NEW_FOLDER,
         synonyms="output-dir out-dir save-dir work-dir log-dir logdir default-root-dir out project runs-dir",
         example="D",
     )
-    name: str | None = setting(
+    name: str | None = training_setting(
         None,
         "text appended to the run folder's name",
         check=safe_name,
         metavar="TEXT",
-        in_evaluation=False,
         effect=_NEW_FOLDER,
         synonyms="experiment run-name exp-name",
         inherited=False,
         example="a",
     )
-    seed: int = setting(
+    seed: int = training_setting(
         0,
         "seed of initialisation, sample order and augmentation",
         check=between(0, LARGEST_INT),
-        in_evaluation=False,
         synonyms="manual-seed random-seed seed-everything",
         affects_result=True,
         shapes="samples",
@@ -112,55 +101,48 @@ class RunSettings:
         within="--pretrained",
     )
     dry_run: bool = setting(False, "print the plan and train nothing", in_recipe=False)
-    max_steps: int | None = setting(
+    max_steps: int | None = training_setting(
         None,
         "stop after this many optimizer steps in total (the learning rate still plans for --epochs)",
         in_recipe=False,
-        in_evaluation=False,
         example="3",
     )
-    val_every_epochs: int = setting(
+    val_every_epochs: int = training_setting(
         1,
         "epochs between two validations; the last epoch is always validated",
-        in_evaluation=False,
         synonyms="val-interval check-val-every-n-epoch eval-freq eval-interval validate-every",
         affects_result=True,
     )
-    best_metric: str = setting(
+    best_metric: str = training_setting(
         "top1",
         "validation metric that chooses best.pt: top1, top5, loss or another val_ column of metrics.csv; with several "
         "labels an image map by default",
-        in_evaluation=False,
         synonyms="eval-metric metric-for-best-model",
         affects_result=True,
         shapes="stopping",
         several_labels="map",
         example="loss",
     )
-    early_stopping: int | None = setting(
+    early_stopping: int | None = training_setting(
         None,
         "finish the run after this many epochs without improvement",
         metavar="PATIENCE",
-        in_evaluation=False,
         synonyms="patience early-stopping-patience",
         affects_result=True,
         example="3",
     )
-    early_stopping_metric: str | None = setting(
+    early_stopping_metric: str | None = training_setting(
         None,
         "validation metric that has to improve for --early-stopping [that of --best-metric]",
-        in_evaluation=False,
         effect=_STOPS,
         affects_result=True,
         shapes="stopping",
         example="loss",
         within="--early-stopping 1",
     )
-    early_stopping_delta: float = setting(
+    early_stopping_delta: float = training_setting(
         0.0,
         "smallest improvement of --early-stopping-metric that counts, in its own unit: percent for top1",
-        check=not_negative,
-        in_evaluation=False,
         effect=_STOPS,
         affects_result=True,
         example="50",
