@@ -59,7 +59,7 @@ def overall(predictions: Predictions, _: dict[str, Any]) -> str:
         ("balanced accuracy", f"{of['balanced_accuracy']:.2f} %", ""),
         ("calibration error", f"{of['calibration_error']:.2f} %", "expected, of 15 bins"),
     ]
-    lines = [f"{name:<18} {value:>9}  {note}".rstrip() for name, value, note in rows]
+    lines = metric_lines(rows)
     if of["not_a_number"]:
         lines.append(f"warning: for {of['not_a_number']:,} images the network gives NaN, which counts as wrong")
     if of["infinite"]:
@@ -68,6 +68,11 @@ def overall(predictions: Predictions, _: dict[str, Any]) -> str:
             "calibration leaves them out"
         )
     return "\n".join(lines)
+
+
+def metric_lines(rows: Sequence[tuple[str, str, str]]) -> list[str]:
+    """A line for each metric: name, value, note."""
+    return [f"{name:<18} {value:>9}  {note}".rstrip() for name, value, note in rows]
 
 
 def doubts(predictions: Predictions, description: dict[str, Any]) -> list[str]:
@@ -149,7 +154,6 @@ def calibration(bins: Sequence[Bin], temperature: Temperature | None) -> str:
 def rejection(found: Rejection) -> str:
     """Coverage and accuracy from a confidence on, and the area under the curve."""
     of = found.figures()
-    lines = [f"Answers with a probability of {found.below:g} or more"]
     coverage, accuracy = (of[f"{name}_interval_wilson"] for name in ("coverage", "accuracy"))
     rows = [
         (
@@ -164,7 +168,7 @@ def rejection(found: Rejection) -> str:
         ),
         ("AURC", f"{of['aurc']:.4f}", f"perfect order {of['aurc_perfect']:.4f}, random order {of['aurc_random']:.4f}"),
     ]
-    return "\n".join([*lines, *(f"{name:<18} {value:>9}  {note}" for name, value, note in rows)])
+    return "\n".join([f"Answers with a probability of {found.below:g} or more", *metric_lines(rows)])
 
 
 def _span(interval: tuple[float, float]) -> str:
@@ -214,17 +218,24 @@ def compared(comparison: Comparison, checkpoints: tuple[str, str]) -> str:
         "(bootstrap)",
         f"McNemar's test ({comparison.test}): p = {comparison.p_value:.4g}; {_verdict(comparison)}",
     ]
-    changed = [one for one in comparison.classes if one.first != one.second]
-    if changed:
-        rows = []
-        for one in changed[:ROWS]:
-            first, second = 100 * one.first / one.images, 100 * one.second / one.images
-            rows.append([short(one.name), f"{one.images:,}", f"{first:.2f}", f"{second:.2f}", f"{second - first:+.2f}"])
-        more = f" (not shown: {len(changed) - ROWS:,} more that differ)" if len(changed) > ROWS else ""
-        lines += ["", f"Classes that differ most{more}", table(["class", "images", "A %", "B %", "B - A"], rows)]
+    percents = [(name, n, 100 * first / n, 100 * second / n) for name, n, first, second in comparison.classes]
+    lines += changed_classes(percents, ["class", "images", "A %", "B %"])
     for second, letter in ((False, "A"), (True, "B")):
         lines += _images(comparison, second, letter)
     return "\n".join(lines)
+
+
+def changed_classes(classes: Sequence[tuple[str, int, float, float]], heads: list[str]) -> list[str]:
+    """Table of the ``classes`` that differ most, if any do: name, count, and the metric of either network."""
+    changed = [one for one in classes if one[2] != one[3]]
+    if not changed:
+        return []
+    rows = [
+        [short(name), f"{count:,}", f"{first:.2f}", f"{second:.2f}", f"{second - first:+.2f}"]
+        for name, count, first, second in changed[:ROWS]
+    ]
+    more = f" (not shown: {len(changed) - ROWS:,} more that differ)" if len(changed) > ROWS else ""
+    return ["", f"Classes that differ most{more}", table([*heads, "B - A"], rows)]
 
 
 def _verdict(comparison: Comparison) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from scripts.common.command_line import table
 from scripts.common.predictions import LabelPredictions
-from scripts.evaluation.as_text import MOST_CLASSES, ROWS, short
+from scripts.evaluation.as_text import MOST_CLASSES, ROWS, changed_classes, metric_lines, short
 from scripts.evaluation.several_labels import LabelComparison, class_rows, summary
 from utils.record.multilabel import THRESHOLD
 
@@ -45,7 +45,7 @@ def overall(predictions: LabelPredictions, description: dict[str, Any]) -> str:
             ("macro F1, own", _percent(found["given_macro_f1"]), f"the checkpoint's own thresholds{favours}"),
             ("micro F1, own", _percent(found["given_micro_f1"]), ""),
         ]
-    lines = [f"{name:<18} {value:>9}  {note}".rstrip() for name, value, note in rows]
+    lines = metric_lines(rows)
     known = found["known_labels"]
     missing = found["images"] * total - known
     share = f", {100 * missing / (missing + known):.1f} % are missing and in no figure" if missing else ""
@@ -108,19 +108,5 @@ def compared(comparison: LabelComparison, checkpoints: tuple[str, str]) -> str:
     for name, (difference, (low, high)) in comparison.differences.items():
         chance = "chance alone can explain it" if low <= 0 <= high else "more than chance explains"
         lines.append(f"{words[name]:<9} {difference:+.2f} points, 95 % interval {low:+.2f} to {high:+.2f}; {chance}")
-    changed = [one for one in comparison.classes if one.first != one.second]
-    rows = [
-        [
-            short(one.name),
-            f"{one.positives:,}",
-            f"{one.first:.2f}",
-            f"{one.second:.2f}",
-            f"{one.second - one.first:+.2f}",
-        ]
-        for one in changed[:ROWS]
-    ]
-    if rows:
-        more = f" (not shown: {len(changed) - ROWS:,} more that differ)" if len(changed) > ROWS else ""
-        head = ["class", "positives", "A's AP", "B's AP", "B - A"]
-        lines += ["", f"Classes that differ most{more}", table(head, rows)]
+    lines += changed_classes(comparison.classes, ["class", "positives", "A's AP", "B's AP"])
     return "\n".join(lines)
