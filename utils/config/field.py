@@ -166,8 +166,8 @@ SHAPED = {
 }
 
 
-def setting(default: Any, help: str, **declared: Any) -> Any:
-    """A setting, with what ``Declaration`` holds."""
+def setting(help: str, *, default: Any = None, **declared: Any) -> Any:
+    """A setting, with what ``Declaration`` holds; by default there is none."""
     return field(default=default, metadata={"help": help, **declared})
 
 

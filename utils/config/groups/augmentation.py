@@ -37,7 +37,6 @@ class AugmentationSettings:
     """Augmentation of training images."""
 
     augment: tuple[str, ...] | None = setting(
-        None,
         "training augmentation, or none [that of the data set]",
         choices=("none", *AUGMENTATIONS),
         metavar="NAME",
@@ -45,15 +44,14 @@ class AugmentationSettings:
         example="none",
     )
     max_shift: int | None = setting(
-        None,
         "largest shift in pixels of the stored image [that of the data set, or an eighth of the image's side]",
         check=between(1, 8192),
         effect=_SHIFT,
         example="2",
     )
     crop_min_area: float = setting(
-        0.08,
         "least part of an image's area that resized-crop shows",
+        default=0.08,
         check=between(0, 1, open_low=True),
         metavar="PART",
         effect=Needs("resized-crop in --augment", lambda v: "resized-crop" in v.augmentation),
@@ -61,10 +59,9 @@ class AugmentationSettings:
         within="--augment resized-crop",
     )
     shift_padding: str = setting(
-        "zero", "padding that the shift of --augment uncovers", choices=("zero", "reflect"), effect=_SHIFT
+        "padding that the shift of --augment uncovers", default="zero", choices=("zero", "reflect"), effect=_SHIFT
     )
     auto_augment: str | None = setting(
-        None,
         f"augmentation policy: {', '.join(CHOICES)}; timm's with options, such as {EXAMPLES}; or none",
         check=policy_check,
         metavar="POLICY",
@@ -72,13 +69,12 @@ class AugmentationSettings:
         example="ra",
     )
     rotation: float = setting(
-        0.0,
         "rotate by a random angle of at most this many degrees, for example 15",
+        default=0.0,
         check=between(0, 180),
         metavar="DEGREES",
     )
     color_jitter: tuple[float, ...] | None = setting(
-        None,
         "change brightness, contrast, saturation and hue at random by up to these amounts; one number for the first "
         "three",
         check=_jitter_check,
@@ -87,75 +83,77 @@ class AugmentationSettings:
         example="0.4",
     )
     color_jitter_prob: float = setting(
-        1.0, "probability of --color-jitter", check=between(0, 1, open_low=True), effect=Needs("--color-jitter")
+        "probability of --color-jitter", default=1.0, check=between(0, 1, open_low=True), effect=Needs("--color-jitter")
     )
     grayscale_prob: float = setting(
-        0.0,
         "probability that an image becomes grey",
+        default=0.0,
         check=between(0, 1),
         effect=Needs("colour images", lambda v: v.colour),
         within="--dataname synthetic --image-size 8",
     )
     gaussian_blur_prob: float = setting(
-        0.0, "probability that an image is blurred, by 0.1 to 2 pixels", check=between(0, 1)
+        "probability that an image is blurred, by 0.1 to 2 pixels", default=0.0, check=between(0, 1)
     )
     random_erase: float = setting(
-        0.0,
         "probability that boxes of an image are erased",
+        default=0.0,
         check=between(0, 1),
         metavar="PROB",
         synonyms="reprob random-erasing erasing",
     )
     random_erase_mode: str = setting(
-        "const",
         "erase with the mean (const), a random colour (rand) or noise (pixel)",
+        default="const",
         choices=ERASE_MODES,
         effect=_ERASING,
         synonyms="remode",
     )
     random_erase_count: int = setting(
-        1, "erase from 1 to this many boxes", check=between(1, 16), effect=_ERASING, synonyms="recount"
+        "erase from 1 to this many boxes", default=1, check=between(1, 16), effect=_ERASING, synonyms="recount"
     )
-    cutout: int = setting(0, "side in pixels of the square that cutout blanks in each image", check=between(0, 8192))
+    cutout: int = setting(
+        "side in pixels of the square that cutout blanks in each image", default=0, check=between(0, 8192)
+    )
     mixup: float = setting(
-        0.0,
         "mixup: blend pairs of images; alpha of the beta distribution, for example 0.2",
+        default=0.0,
         synonyms="mixup-alpha",
     )
     cutmix: float = setting(
-        0.0,
         "CutMix: paste a box of one image into another; alpha of the beta distribution, for example 1",
+        default=0.0,
         synonyms="cutmix-alpha",
     )
     mixup_mode: str = setting(
-        "pair",
         "draw how images are mixed for each pair, or once for all images of a step (batch)",
+        default="pair",
         choices=MIX_MODES,
         effect=_MIXING,
     )
     mixup_prob: float = setting(
-        1.0,
         "probability that --mixup or --cutmix mixes a pair, or a step",
+        default=1.0,
         check=between(0, 1, open_low=True),
         effect=_MIXING,
     )
     mixup_switch_prob: float = setting(
-        0.5,
         "with both --mixup and --cutmix: probability of --cutmix",
+        default=0.5,
         check=between(0, 1),
         effect=Needs("both --mixup and --cutmix"),
     )
     mixup_off_epoch: int = setting(
-        0,
         "train this many epochs with mixup and CutMix, the rest without; 0: all of them",
+        default=0,
         check=between(0, 10**6),
         effect=(_MIXING, ends_before("mixup_off_epoch")),
         example="15",
     )
     repeated_augmentation: int = setting(
-        1,
         "repeated augmentation: an epoch is as long, but shows fewer images, each this many times, augmented "
         "differently",
+        default=1,
         check=between(1, 64),
         synonyms="aug-repeats ra-reps repeated-aug",
         shapes="samples",

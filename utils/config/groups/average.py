@@ -21,28 +21,27 @@ class AverageSettings:
     """Averages of the weights, whose result counts in validation."""
 
     ema_decay: float | None = setting(
-        None,
         "decay of a moving average of the weights, for example 0.999; validation reports its results",
         check=between(0, 1, open_low=True, open_high=True),
         synonyms="model-ema-decay ema",
     )
     ema_warmup: bool = setting(
-        True,
         "let --ema-decay grow to its value: the first weights hardly count then",
+        default=True,
         effect=Needs("--ema-decay"),
         synonyms="model-ema-warmup",
     )
     ema_start_epoch: int = setting(
-        1,
         "begin the moving average in this epoch (from 1): until then it is the weights themselves",
+        default=1,
         check=between(1, 10**6),
         metavar="EPOCH",
         effect=(Needs("--ema-decay"), ends_before("ema_start_epoch", begins=True)),
     )
     ema_bn_batches: int = setting(
-        16,
         "training batches that give the average its batch-norm statistics before each validation; 3 take as long as "
         "a step",
+        default=16,
         check=between(0, 10**6),
         effect=Needs(
             "--ema-decay or --swa-start-epoch or a schedule-free optimizer, and batch norm in the network",
@@ -52,7 +51,6 @@ class AverageSettings:
         within="--arch vgg11 --ema-decay 0.9 --train-samples 95",
     )
     swa_start_epoch: float | None = setting(
-        None,
         "stochastic weight averaging: mean of the weights at the ends of all epochs from this one (from 1) or this "
         "fraction of --epochs on; validation reports its results",
         check=_epoch_or_fraction,
@@ -61,7 +59,6 @@ class AverageSettings:
         example="0.75",
     )
     swa_lr: float | None = setting(
-        None,
         "constant learning rate from the beginning of --swa-start-epoch on [that of --lr-policy]",
         check=positive,
         effect=Needs("--swa-start-epoch"),

@@ -86,15 +86,14 @@ class DataSettings:
     """Images and their batches."""
 
     dataname: str = setting(
-        "digits",
         "data set",
+        default="digits",
         choices=tuple(SPECS),
         synonyms="dataset dataset-name",
         example="synthetic",
         within="--image-size 8",
     )
     datapath: str | None = setting(
-        None,
         "folder that holds the data",
         metavar="DIR",
         affects_result=False,
@@ -104,30 +103,28 @@ class DataSettings:
         within="--dataname folder",
     )
     download: bool = setting(
-        False,
         "download the data set through torchvision if it is missing",
+        default=False,
         affects_result=False,
         synonyms="dataset-download",
         inherited=False,
         within="--dataname mnist --datapath D",
     )
     val_split: float | None = setting(
-        None,
         "fraction of a data set without val/ or test/ to validate on, for example 0.1",
         check=between(0, 1, open_low=True, open_high=True),
         metavar="SHARE",
         within="--dataname folder --datapath D",
     )
     val_split_by: str = setting(
-        "name",
         "what chooses the images of --val-split: class and name of each, or one draw over all; older runs keep theirs",
+        default="name",
         choices=("name", "draw"),
         earlier="draw",
         effect=Needs("--val-split"),
         drops_out=True,
     )
     folds: int | None = setting(
-        None,
         "split the training images into this many folds, each with the same share of each class, and validate on one "
         "of them (--fold); the images of a group stay together",
         check=between(2, 255),
@@ -136,7 +133,6 @@ class DataSettings:
         within="--folds 4 --fold 1",
     )
     fold: int | None = setting(
-        None,
         "fold to validate on, from 0 to --folds - 1; the others are trained on",
         check=between(0, 254),
         metavar="I",
@@ -145,14 +141,13 @@ class DataSettings:
         within="--folds 3 --fold 0",
     )
     fold_seed: int = setting(
-        0,
         "seed by which --folds deals out the images; --seed leaves the folds as they are",
+        default=0,
         check=between(0, 2**32 - 1),
         effect=Needs("--folds"),
         within="--folds 3 --fold 1",
     )
     folds_from: str | None = setting(
-        None,
         "run or checkpoint whose folds are kept: its images stay in theirs, and those that were added are spread",
         metavar="RUN",
         affects_result=False,  # the fingerprint tells what came of it
@@ -161,7 +156,6 @@ class DataSettings:
         within="--folds 3 --fold 1",
     )
     image_column: str | None = setting(
-        None,
         "column of the images in --dataname hf [the only one with images, or that of a usual name]",
         effect=_HF,
         synonyms="input-key image-column-name",
@@ -169,7 +163,6 @@ class DataSettings:
         within="--dataname hf --datapath D",
     )
     label_column: str | None = setting(
-        None,
         "column of the labels in --dataname hf [the only ClassLabel, or that of a usual name] or in --labels [label, "
         "class, target, category or another usual name]",
         effect=Needs("--dataname hf or --labels"),
@@ -178,7 +171,6 @@ class DataSettings:
         within="--dataname hf --datapath D",
     )
     labels: str | None = setting(
-        None,
         "labels of --dataname folder in a table, CSV or Parquet: columns path (below --datapath) and label, and if "
         "wanted split (train, val or test), group and weight",
         metavar="FILE",
@@ -188,7 +180,6 @@ class DataSettings:
         within="--dataname folder --datapath D",
     )
     path_column: str | None = setting(
-        None,
         "column of --labels with the images' paths; names without an ending get that of their file [path, image, "
         "filename, image_id or another usual name]",
         effect=_TABLE,
@@ -196,7 +187,6 @@ class DataSettings:
         within="--dataname folder --datapath D --labels F",
     )
     split_column: str | None = setting(
-        None,
         "column of --labels that says train, val or test; off for none [split, set, subset or partition, if there is "
         "one]",
         effect=_TABLE,
@@ -204,7 +194,6 @@ class DataSettings:
         within="--dataname folder --datapath D --labels F",
     )
     group_column: str | None = setting(
-        None,
         "column of --labels that names a patient or the like, whose images --val-split keeps together; off for "
         "none [group, patient, subject, or these with _id, if there is one]",
         effect=_TABLE,
@@ -212,7 +201,6 @@ class DataSettings:
         within="--dataname folder --datapath D --labels F",
     )
     weight_column: str | None = setting(
-        None,
         "column of --labels with each image's weight in the training loss, relative to the mean over the training "
         "images; off for none [weight or sample_weight, if there is one]",
         effect=_TABLE,
@@ -221,7 +209,6 @@ class DataSettings:
         within="--dataname folder --datapath D --labels F",
     )
     class_from_name: str | None = setting(
-        None,
         "take the classes of --dataname folder from the files' names: what stands before the last number, cat of "
         "cat.12.jpg, or what the group of a regular expression matches at the beginning, for example '([^_]+)_'",
         check=_one_group,
@@ -231,7 +218,6 @@ class DataSettings:
         within="--dataname folder --datapath D",
     )
     class_map: str | None = setting(
-        None,
         "file that gives the classes of --dataname folder their order: a name on each line, or lines name,number; "
         "images of other classes are left out",
         metavar="FILE",
@@ -240,7 +226,6 @@ class DataSettings:
         within="--dataname folder --datapath D",
     )
     label_separator: str | None = setting(
-        None,
         "what stands between several labels in a cell of the label column, such as ';'",
         metavar="TEXT",
         effect=Needs("--dataname hf or --labels"),
@@ -248,7 +233,6 @@ class DataSettings:
         within="--dataname hf --datapath D",
     )
     label_columns: tuple[str, ...] | None = setting(
-        None,
         "columns of several labels, one a class, which hold 1, 0, or nothing where the label is missing",
         metavar="NAME",
         effect=Needs("--dataname hf or --labels"),
@@ -256,7 +240,6 @@ class DataSettings:
         within="--dataname hf --datapath D",
     )
     image_size: int | tuple[int, ...] | None = view_setting(
-        None,
         "height and width of the network's input in pixels; one number: both [that of the weights or the data set]",
         check=_height_and_width,
         metavar="PIXELS",
@@ -264,7 +247,6 @@ class DataSettings:
         example="16",
     )
     val_image_size: int | tuple[int, ...] | None = view_setting(
-        None,
         "height and width of validation's images; one number: both [image size]",
         check=_height_and_width,
         metavar="PIXELS",
@@ -273,7 +255,6 @@ class DataSettings:
         within="--arch timm/test_resnet",
     )
     progressive_size: int | None = training_setting(
-        None,
         "begin training with images whose shorter side has so many pixels; they grow to the image size",
         check=between(1, 8192),
         metavar="PIXELS",
@@ -282,8 +263,8 @@ class DataSettings:
         within="--arch conv2a",
     )
     progressive_step: int = training_setting(
-        32,
         "pixels by which --progressive-size grows at least",
+        default=32,
         check=between(1, 8192),
         metavar="PIXELS",
         effect=_PROGRESSIVE,
@@ -291,7 +272,6 @@ class DataSettings:
         within="--arch conv2a --progressive-size 4 --progressive-epochs 2 9",
     )
     progressive_epochs: tuple[int, ...] | None = training_setting(
-        None,
         "epochs after which --progressive-size starts and stops growing [74 %% and 86 %% of --epochs]",
         check=_first_and_last,
         metavar="EPOCH",
@@ -299,7 +279,6 @@ class DataSettings:
         example="2 9",
     )
     crop_pct: float | None = view_setting(
-        None,
         "side of validation's center crop as a fraction of the resized image [that of the weights, otherwise 0.875, "
         "or 1 if all images have one size]",
         check=between(0.01, 1),
@@ -307,33 +286,28 @@ class DataSettings:
         example="0.5",
     )
     crop_mode: str | None = view_setting(
-        None,
         "validation resizes the shorter side and crops (center), both sides (squash), or the longer side and pads "
         "(border) [that of the weights or center]",
         choices=CROP_MODES,
         effect=Needs("images of any size", lambda v: v.any_size),
     )
     interpolation: str | None = view_setting(
-        None,
         "interpolation when resizing [that of the weights or bilinear]",
         choices=INTERPOLATIONS,
         effect=Needs("images that are resized", lambda v: v.resizes),
         within="--image-size 16",
     )
     mean: tuple[float, ...] | None = view_setting(
-        None,
         "mean of each channel, of pixels between 0 and 1 [that of the weights or the data set]",
         check=between(-100, 100),
         example="0.4",
     )
     std: tuple[float, ...] | None = view_setting(
-        None,
         "standard deviation of each channel [that of the weights or the data set]",
         check=between(0, 100, open_low=True),
         example="0.4",
     )
     in_channels: int | None = view_setting(
-        None,
         "channels of an image that the network sees [those of the data set: 3, or 1 if it is grey; all bands of .npy "
         "files and of TIFF files of several bands]",
         check=between(1, MOST_CHANNELS),
@@ -341,7 +315,6 @@ class DataSettings:
         example="3",
     )
     levels: str | None = view_setting(
-        None,
         "levels of images of more than 8 bits that the network sees: 256, or all of them, in four times the memory "
         "[those of the weights; 256, with other channels than 1 and 3 all]",
         choices=("256", "all"),
@@ -349,7 +322,6 @@ class DataSettings:
         within="--dataname folder --datapath D",
     )
     pixel_range: tuple[float, ...] | None = setting(
-        None,
         "numbers of images of more than 8 bits that become black and white: 0 1023 for 10 of 16 bits [16 bits: 0 "
         "65535; 32 bits: refused; that of the weights]",
         check=_low_and_high,
@@ -358,8 +330,8 @@ class DataSettings:
         example="0 1023",
     )
     workers: int | str = setting(
-        "auto",
         "data-loading processes per training process; 0: none, auto: as many as a measurement finds useful",
+        default="auto",
         words=("auto",),
         short="-w",
         check=between(0, 1024),
@@ -371,8 +343,8 @@ class DataSettings:
         example="2",
     )
     decode: str = setting(
-        "cpu",
         "where to decode, crop and resize JPEG files when images stream; gpu needs a GPU",
+        default="cpu",
         choices=("cpu", "gpu"),
         affects_result=False,
         effect=Needs(
@@ -380,7 +352,6 @@ class DataSettings:
         ),
     )
     cache_dir: str | None = setting(
-        None,
         "folder for decoded images and for the list of millions of image files [.decoded in --datapath]",
         metavar="DIR",
         affects_result=False,
@@ -391,14 +362,14 @@ class DataSettings:
         example="D",
     )
     skip_bad_images: bool = setting(
-        False,
         "skip unreadable images: training takes the next one instead, validation leaves them out",
+        default=False,
         affects_result=False,  # without unreadable images it changes nothing; with one, no run goes on without it
         effect=_IMAGE_FILES,
     )
     batch_size: int = setting(
-        64,
         "images per process and forward pass",
+        default=64,
         short="-b",
         check=between(1, 2**20),
         affects_result=False,
@@ -407,7 +378,6 @@ class DataSettings:
         inherited=False,
     )
     global_batch_size: int = setting(  # None until the settings are resolved
-        None,
         "images per optimizer step, over all processes and accumulation [batch size x processes x accumulate]",
         check=between(1, 2**24),
         effect=_VALIDATION_BATCH,
@@ -415,28 +385,26 @@ class DataSettings:
         example="128",
     )
     drop_last: bool = training_setting(
-        False,
         "drop the images beyond an epoch's last full global batch, different ones in each epoch [the last one or two "
         "steps are smaller]",
+        default=False,
         effect=Needs("a last step that is smaller than the others", lambda v: v.remainder > 0),
         shapes="samples",
         within="--batch-size 16",
     )
     balanced_sampler: bool = training_setting(
-        False,
         "show each class equally often in an epoch, not each image exactly once",
+        default=False,
         one_label="goes by the one class of each image; --class-weights balanced evens out several",
         shapes="samples",
     )
     shard_window: int | None = training_setting(
-        None,
         "for images in shards: shuffle the shards, then the images within N shards at a time, for places where "
         "random reads are slow [all images with each other]",
         shapes="samples",
         example="4",
     )
     shard_cache: str | None = training_setting(
-        None,
         "local folder that shards are copied into before training needs them, where --datapath is slow",
         metavar="DIR",
         affects_result=False,
@@ -444,22 +412,20 @@ class DataSettings:
         example="D",
     )
     shard_cache_gb: float = training_setting(
-        20.0,
         "largest size of --shard-cache in GB",
+        default=20.0,
         check=between(0.001, 1e6),
         metavar="GB",
         affects_result=False,
         effect=Needs("--shard-cache"),
     )
     train_samples: int | None = training_setting(
-        None,
         "train on this many of the training images only, the first in the order of --seed, for a quick trial",
         synonyms="max-train-samples",
         shapes="samples",
         example="100",
     )
     val_batch_size: int | None = setting(
-        None,
         "images per process and forward pass in validation [batch size]",
         check=between(1, 2**20),
         affects_result=False,
@@ -468,7 +434,6 @@ class DataSettings:
         example="9",
     )
     max_val_batches: int | None = setting(
-        None,
         "validate on the images of this many batches only (of --val-batch-size, or else of a step), chosen at random "
         "once, for a quick trial; each line about a validation says so",
         effect=Needs("more validation images than these batches hold", lambda v: v.cuts_validation),
@@ -477,15 +442,15 @@ class DataSettings:
         example="1",
     )
     loader: str = setting(
-        "auto",
         "resident: all images in device memory; stream: worker processes read them",
+        default="auto",
         choices=("auto", "resident", "stream"),
         affects_result=False,
     )
     tta: str = view_setting(
-        "none",
         "test-time augmentation: validate by the mean logits of an image and its mirror image (flip), or also of "
         "both moved by a pixel, 6 views (flip-shift)",
+        default="none",
         choices=tuple(VIEWS),
     )
 

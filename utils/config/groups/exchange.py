@@ -15,9 +15,9 @@ class ExchangeSettings:
     """Exchange of gradients between processes."""
 
     grad_compression: str = setting(
-        "off",
         "dtype in which gradients cross the network: bf16 halves the bytes, and rounds them and their sums to 8 "
         "significant bits",
+        default="off",
         choices=("off", "bf16"),
         effect=_SEVERAL,
         synonyms="gradient-compression comm-hook ddp-comm-hook",
@@ -25,7 +25,6 @@ class ExchangeSettings:
         plan="gradients in {}",
     )
     bucket_mb: int | None = setting(
-        None,
         "size in MiB of the buckets in which gradients are exchanged during the backward pass [25, the first 1, as "
         "torch does]",
         check=between(1, 2**14),

@@ -45,9 +45,9 @@ class LossSettings:
     """The training loss; validation always measures cross entropy, or that of each class of several labels."""
 
     loss: str = setting(
-        "cross-entropy",
         "training loss; bce: binary cross entropy of each class (the default with several labels an image), focal: "
         "less weight on what is learned well, asymmetric: bce with less weight on easy classes that are not shown",
+        default="cross-entropy",
         choices=LOSSES,
         several_labels="bce",
         synonyms="criterion loss-fn",
@@ -55,48 +55,46 @@ class LossSettings:
         example="bce",
     )
     label_smoothing: float = setting(
-        0.0,
         "label smoothing",
+        default=0.0,
         check=between(0, 1, open_high=True),
         synonyms="smoothing label-smoothing-factor",
         effect=_smooths,
     )
     bce_target_thresh: float | None = setting(
-        None,
         "bce: targets above this, after mixing and smoothing, become 1 and the others 0, for example 0.2",
         check=between(0, 1, open_high=True),
         effect=(_divides_targets, *_EACH_CLASS),
         within="--loss bce --mixup 0.2",
     )
-    bce_sum: bool = setting(False, "bce: the sum over classes instead of their mean", effect=_EACH_CLASS)
+    bce_sum: bool = setting("bce: the sum over classes instead of their mean", default=False, effect=_EACH_CLASS)
     bce_pos_weight: float | None = setting(
-        None, "bce: factor of the loss terms of classes that an image shows", check=positive, effect=_BCE, example="2"
+        "bce: factor of the loss terms of classes that an image shows", check=positive, effect=_BCE, example="2"
     )
     asymmetric_gamma_neg: float = setting(
-        4.0,
         "asymmetric: exponent of the factor p of classes that an image does not show, with probability p",
+        default=4.0,
         effect=_ASYMMETRIC,
     )
     asymmetric_gamma_pos: float = setting(
-        0.0,
         "asymmetric: exponent of the factor (1 - p) of classes that an image shows",
+        default=0.0,
         effect=_ASYMMETRIC,
     )
     asymmetric_clip: float = setting(
-        0.05,
         "asymmetric: subtracted from the probabilities of classes that an image does not show; lower ones count "
         "nothing",
+        default=0.05,
         check=between(0, 1, open_high=True),
         effect=_ASYMMETRIC,
         example="0.2",
     )
     focal_gamma: float = setting(
-        2.0,
         "focal: exponent of the factor (1 - p) of a class with probability p; 0 is cross entropy",
+        default=2.0,
         effect=(Needs("--loss focal"), _LABELS),
     )
     class_weights: str | None = setting(
-        None,
         "weights of the classes: balanced (by how rare they are), or a CSV or YAML file of names and weights; with "
         "several labels an image, of the images that show a class",
         metavar="{balanced,FILE}",
@@ -104,7 +102,6 @@ class LossSettings:
         example="balanced",
     )
     teacher: str | None = setting(
-        None,
         "distil from this trained network: a checkpoint, a run folder, or the name of a timm or torchvision network "
         "(downloads its pretrained weights)",
         metavar="PATH_OR_NAME",
@@ -114,18 +111,21 @@ class LossSettings:
         example="teacher.pt",
     )
     distillation: str = setting(
-        "soft",
         "compare with the teacher's probabilities (soft), or with its predictions as labels (hard)",
+        default="soft",
         choices=DISTILLATIONS,
         effect=_TEACHER,
         synonyms="distillation-type",
     )
     distillation_alpha: float = setting(
-        0.5, "share of the teacher's loss; that of the labels has the rest", check=between(0, 1), effect=_TEACHER
+        "share of the teacher's loss; that of the labels has the rest",
+        default=0.5,
+        check=between(0, 1),
+        effect=_TEACHER,
     )
     distillation_temperature: float = setting(
-        1.0,
         "temperature of both softmaxes in soft distillation; the loss is multiplied by its square",
+        default=1.0,
         check=positive,
         effect=Needs("--teacher and --distillation soft"),
         synonyms="distillation-tau kd-temperature",

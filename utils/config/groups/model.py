@@ -38,7 +38,6 @@ class ModelSettings:
     """The network and the weights that it begins with."""
 
     arch: str = setting(  # None until the settings are resolved
-        None,
         "network: own, timm or torchvision name; timm/NAME or torchvision/NAME picks the library, "
         "hf_hub:ORG/NAME a network of timm's on the Hugging Face Hub "
         f"[{SMALL_IMAGES_ARCH}, or {LARGE_IMAGES_ARCH} for {_LARGE_SETS}]",
@@ -48,12 +47,11 @@ class ModelSettings:
         example="conv4",
     )
     pretrained: bool = setting(
-        False,
         "start from the library's pretrained weights (downloads them)",
+        default=False,
         effect=Needs("no other weights to evaluate", lambda v: not (v.evaluate and (v.resume or v.weights))),
     )
     weights: str | None = setting(
-        None,
         "start from the weights in this file: a checkpoint of ours, timm's or torchvision's, or safetensors",
         check=_is_file_name,
         metavar="PATH",
@@ -61,12 +59,11 @@ class ModelSettings:
         example="weights.pt",
     )
     new_head: bool = training_setting(
-        False,
         "begin the last layer anew, for other classes than those of --weights or --pretrained",
+        default=False,
         effect=Needs("--weights or --pretrained"),
     )
     drop: float | None = training_setting(
-        None,
         "dropout before the last layer [that of the library]",
         check=between(0, 1, open_high=True),
         synonyms="dropout",
@@ -75,7 +72,6 @@ class ModelSettings:
         within="--arch timm/test_vit --image-size 32",
     )
     drop_path: float | None = training_setting(
-        None,
         "stochastic depth: probability of skipping the last block, lower for earlier blocks [that of the library]",
         check=between(0, 1, open_high=True),
         plan="stochastic depth {}",
@@ -83,7 +79,6 @@ class ModelSettings:
         within="--arch timm/test_vit --image-size 32",
     )
     model_kwargs: tuple[str, ...] | None = setting(
-        None,
         "arguments of the network's constructor in its library",
         metavar="NAME=VALUE",
         plan="{}",
@@ -92,8 +87,8 @@ class ModelSettings:
         within="--arch timm/test_vit --image-size 32",
     )
     blur_pool: bool = setting(
-        False,
         "blur what strided convolutions read, against aliasing",
+        default=False,
         effect=Needs(
             "a strided convolution of 16 or more input channels",
             lambda v: any(hasattr(layer, "blur") for layer in v.layers),
@@ -104,27 +99,26 @@ class ModelSettings:
         within="--arch timm/resnet18",
     )
     grad_checkpointing: bool = training_setting(
-        False,
         "compute activations again in the backward pass: less memory, more time (timm's networks)",
+        default=False,
         affects_result=False,
         synonyms="gradient-checkpointing",
         plan="activations computed again",
     )
     sync_bn: bool = training_setting(
-        False,
         "batch norms normalise by the batches of all processes together (GPUs)",
+        default=False,
         effect=Needs("several processes, and batch norm", lambda v: v.processes > 1 and _has_statistics(v)),
         plan="synchronised batch norm",
     )
     shard_model: bool = training_setting(
-        False,
         "spread parameters, gradients, average and optimizer state over the processes (torch's fully_shard): for "
         "networks that do not fit",
+        default=False,
         affects_result=False,
         effect=Needs("several processes", lambda v: v.processes > 1),
     )
     freeze: tuple[str, ...] | None = training_setting(
-        None,
         "do not train these parameters: names of layers or parameters, with * for any text, or all-but-head; their "
         "batch norms keep their statistics too",
         metavar="PATTERN",
@@ -133,7 +127,6 @@ class ModelSettings:
         within="--arch vgg11",
     )
     freeze_epoch: int | None = training_setting(
-        None,
         "train what --freeze names, too, for this many epochs, and freeze it then [freeze it from the start]",
         effect=(Needs("--freeze"), ends_before("freeze_epoch", "never freezes")),
         unsharded="changes in training which parameters have a gradient; --freeze works",
@@ -142,7 +135,6 @@ class ModelSettings:
         within="--arch vgg11 --freeze features",
     )
     unfreeze_epoch: int | None = training_setting(
-        None,
         "train what --freeze names, too, after this many epochs",
         effect=(Needs("--freeze"), ends_before("unfreeze_epoch")),
         unsharded="changes in training which parameters have a gradient; --freeze works",
@@ -151,14 +143,14 @@ class ModelSettings:
         within="--arch vgg11 --freeze features",
     )
     freeze_bn: bool = training_setting(
-        False,
         "normalise by the statistics that the network's batch norms begin with, and keep them",
+        default=False,
         effect=Needs("batch norm with running statistics that --freeze does not keep", lambda v: v.freezes_more_norms),
         within="--arch vgg11",
     )
     channels_last: str = setting(
-        "auto",
         "channels-last memory format; auto: where measurements found it faster",
+        default="auto",
         choices=("auto", "on", "off"),
         bare="on",
         affects_result=False,
@@ -166,34 +158,34 @@ class ModelSettings:
         example="on",
     )
     compile: bool = setting(
-        False,
         "compile the network with torch.compile",
+        default=False,
         synonyms="torchcompile torch-compile",
         unsharded="compiles a network with whole weights",
         plan="compiled",
     )
     cuda_graph: str = training_setting(
-        "off",
         "launch whole steps as CUDA graphs, with learning rates in float32; auto: where a graph can stand for a step; "
         "on: with several processes, too, and end the run where none can",
+        default="off",
         choices=("auto", "on", "off"),
         effect=Needs("a GPU", lambda v: v.on_gpu),
         synonyms="cudagraph cuda-graphs cudagraphs",
         example="auto",
     )
     compile_mode: str = setting(
-        "default",
         "mode of torch.compile for the network: reduce-overhead launches CUDA graphs, max-autotune tries kernels first",
+        default="default",
         choices=("default", "reduce-overhead", "max-autotune"),
         synonyms="torchcompile-mode",
         effect=Needs("--compile"),
         plan="compile mode {}",
     )
-    compile_augment: bool = setting(False, "compile augmentation and normalisation with torch.compile")
+    compile_augment: bool = setting("compile augmentation and normalisation with torch.compile", default=False)
     init: str = training_setting(
-        "default",
         "initialisation of convolution and linear weights (kaiming_normal_conv: of convolutions alone; "
         "sincos_positions: of a transformer's embedding of positions alone)",
+        default="default",
         choices=INITIALISATIONS,
         example="xavier_normal",
     )

@@ -80,15 +80,15 @@ class OptimisationSettings:
     """Optimizer and schedule; ``--evaluate`` uses none of it."""
 
     epochs: int = setting(
-        20,
         "passes over the training data",
+        default=20,
         check=between(1, 10**6),
         synonyms="max-epochs num-epochs n-epochs num-train-epochs",
     )
     optimizer: str = setting(
-        "sgd",
         "sgd, adam, adamw, muon (with adamw for all but matrices), muon-sgd, schedulefree-sgd, schedulefree-adamw or "
         "any timm optimizer by name",
+        default="sgd",
         short="-o",
         synonyms="opt optim",
         shapes="state",
@@ -96,47 +96,43 @@ class OptimisationSettings:
         within="--lr 0.1",
     )
     lr: float = setting(  # None until the settings are resolved
-        None,
         "peak learning rate [0.1 for sgd, 1 for schedulefree-sgd, 0.001 for others]",
         check=positive,
         synonyms="learning-rate init-lr lr0",
         example="0.2",
     )
     lr_base: float | None = setting(
-        None, "peak learning rate for --lr-base-size images per step, instead of --lr", check=positive, example="0.2"
+        "peak learning rate for --lr-base-size images per step, instead of --lr", check=positive, example="0.2"
     )
     lr_base_size: int = setting(
-        256, "global batch size that --lr-base is for", check=between(1, 2**24), effect=_FROM_BASE
+        "global batch size that --lr-base is for", default=256, check=between(1, 2**24), effect=_FROM_BASE
     )
     lr_base_scale: str | None = setting(
-        None,
         "--lr = --lr-base x (global batch size / --lr-base-size), or x the root of that [as timm: sqrt for "
         "optimizers with ada or lamb in their name, otherwise linear]",
         choices=("linear", "sqrt"),
         effect=_FROM_BASE,
     )
     lr_min: float = setting(
-        0.0,
         "lowest learning rate after the warm-up",
+        default=0.0,
         effect=lambda v: "does nothing: --lr-policy constant never falls" if v.lr_policy == "constant" else None,
         synonyms="min-lr eta-min",
         example="0.01",
     )
     momentum: float = setting(
-        0.9,
         "momentum of sgd (beta of schedulefree-sgd), and of timm's optimizers that have one",
+        default=0.9,
         check=between(0, 1, open_high=True),
         effect=lambda v: None if v.has_momentum else f"does nothing: --optimizer {v.optimizer} has none",
     )
     opt_eps: float | None = setting(
-        None,
         "eps of the optimizer, which it adds to what it divides by [that of the optimizer]",
         synonyms="eps epsilon adam-epsilon",
         example="0.001",
         within="--optimizer adamw",
     )
     opt_betas: tuple[float, ...] | None = setting(
-        None,
         "betas of the optimizer, the decays of its averages, for example 0.9 0.95 [those of the optimizer]",
         check=between(0, 1, open_high=True),
         metavar="BETA",
@@ -145,19 +141,19 @@ class OptimisationSettings:
         within="--optimizer adamw",
     )
     opt_kwargs: tuple[str, ...] | None = setting(
-        None,
         "further arguments of the optimizer's constructor in torch or timm, for example amsgrad=true",
         metavar="NAME=VALUE",
         shapes="state",
         within="--optimizer adamw",
     )
     nesterov: bool = setting(
-        False, "Nesterov momentum (sgd, muon-sgd)", effect=Needs("--optimizer sgd or muon-sgd"), drops_out=True
+        "Nesterov momentum (sgd, muon-sgd)", default=False, effect=Needs("--optimizer sgd or muon-sgd"), drops_out=True
     )
-    weight_decay: float = setting(5e-4, "weight decay", synonyms="wd decay", shapes="groups", example="0.25")
-    decay_norm_bias: bool = setting(True, "apply weight decay to norms and biases too", effect=_DECAYS, shapes="groups")
+    weight_decay: float = setting("weight decay", default=5e-4, synonyms="wd decay", shapes="groups", example="0.25")
+    decay_norm_bias: bool = setting(
+        "apply weight decay to norms and biases too", default=True, effect=_DECAYS, shapes="groups"
+    )
     weight_decay_except: tuple[str, ...] | None = setting(
-        None,
         "apply no weight decay to these parameters: names or globs, for example '*bn*'",
         metavar="PATTERN",
         effect=_DECAYS,
@@ -165,14 +161,12 @@ class OptimisationSettings:
         example="*.bias",
     )
     layer_decay: float | None = setting(
-        None,
         "layer-wise decay: each layer's learning rate is this times that of the layer after it, for example 0.75",
         check=between(0, 1, open_low=True),
         effect=_RATES_DIFFER,
         shapes="groups",
     )
     backbone_lr_scale: float | None = setting(
-        None,
         "learning rate of all but the last layer as a fraction of --lr, for example 0.1",
         check=between(0, 1000, open_low=True),
         metavar="SHARE",
@@ -180,7 +174,6 @@ class OptimisationSettings:
         shapes="groups",
     )
     lr_scale: tuple[str, ...] | None = setting(
-        None,
         "learning rate of some parameters as a multiple of --lr, by name or glob, for example '*.bias=2'; the first "
         "that fits counts",
         metavar="PATTERN=FACTOR",
@@ -189,14 +182,13 @@ class OptimisationSettings:
         shapes="groups",
     )
     lr_policy: str = setting(
-        "cosine",
         "learning-rate schedule after the warm-up; constant with schedule-free optimizers",
+        default="cosine",
         choices=LR_POLICIES,
         synonyms="sched scheduler lr-scheduler lr-schedule lr-scheduler-type",
         example="gaussian",
     )
     lr_milestones: tuple[float, ...] | None = setting(
-        None,
         "multistep: epochs after which the learning rate drops [50 %% and 75 %% of --epochs]",
         check=positive,
         metavar="EPOCH",
@@ -206,14 +198,13 @@ class OptimisationSettings:
         example="11 15",
     )
     lr_gamma: float = setting(
-        0.1,
         "multistep, step: factor of the learning rate at each drop",
+        default=0.1,
         check=between(0, 1, open_low=True),
         effect=Needs("--lr-policy multistep or step"),
         synonyms="gamma",
     )
     lr_step_epochs: float | None = setting(
-        None,
         "step: epochs between two drops of the learning rate [a third of --epochs]",
         check=positive,
         metavar="EPOCHS",
@@ -222,14 +213,13 @@ class OptimisationSettings:
         example="5",
     )
     lr_power: float = setting(
-        2.0,
         "poly: exponent of the remaining fraction of the schedule",
+        default=2.0,
         check=positive,
         effect=Needs("--lr-policy poly"),
         synonyms="power",
     )
     lr_cycle_epochs: float | None = setting(
-        None,
         "cosine, gaussian, linear, poly: start again after this many epochs, not counting the warm-up",
         check=positive,
         metavar="EPOCHS",
@@ -238,21 +228,20 @@ class OptimisationSettings:
         example="5",
     )
     lr_cycle_mul: float = setting(
-        1.0,
         "factor by which each cycle of --lr-cycle-epochs is longer than the one before",
+        default=1.0,
         check=between(1, 100),
         effect=_RESTARTS,
         synonyms="t-mult",
         example="2",
     )
     lr_cycle_decay: float = setting(
-        1.0,
         "factor by which the peak learning rate changes from cycle to cycle of --lr-cycle-epochs",
+        default=1.0,
         check=between(0, 1, open_low=True),
         effect=_RESTARTS,
     )
     lr_pct_start: float | None = setting(
-        None,
         "one-cycle, triangular: fraction of all steps over which the learning rate rises [0.3; triangular 0.23]",
         check=between(0, 1, open_high=True),
         metavar="SHARE",
@@ -260,20 +249,18 @@ class OptimisationSettings:
         example="0.5",
     )
     lr_div_factor: float | None = setting(
-        None,
         "one-cycle, triangular: begin at the peak learning rate divided by this [25; triangular 5]",
         check=between(1, 1e6),
         effect=_RISES,
         example="2",
     )
     warmup_epochs: float = setting(
-        0.0,
         "epochs of linear warm-up",
+        default=0.0,
         effect=(_at_the_full_rate, Needs("to be at least half a step", lambda v: v.warmup_steps > 0)),
         synonyms="lr-warmup-epochs warmup",
     )
     warmup_lr: float | None = setting(
-        None,
         "learning rate of the first step of the warm-up [--lr divided by its steps; with --lr-per-epoch by its epochs]",
         check=positive,
         effect=_WARMS_UP,
@@ -282,63 +269,60 @@ class OptimisationSettings:
         within="--warmup-epochs 2",
     )
     warmup_prefix: bool = setting(
-        True,
         "begin the schedule after the warm-up; otherwise with it, as timm does by default (cosine, gaussian, linear, "
         "poly)",
+        default=True,
         effect=Needs(
             f"--warmup-epochs and {_RESTARTING}", lambda v: v.warmup_steps > 0 and v.lr_policy in RESTARTING_POLICIES
         ),
         within="--warmup-epochs 2",
     )
     lr_per_epoch: bool = setting(
-        False,
         "all steps of an epoch have the learning rate of its first",
+        default=False,
         effect=Needs("a rate that changes within an epoch", _changes_within_an_epoch),
         within="--batch-size 16",
     )
     accumulate: int = setting(
-        1,
         "forward passes per optimizer step",
+        default=1,
         check=between(1, 2**16),
         synonyms="grad-accum-steps accumulate-grad-batches gradient-accumulation-steps accum-iter update-freq",
         within="--batch-size 16",
     )
     clip_grad_norm: float | None = setting(
-        None,
         "clip the unscaled gradient to this norm",
         check=positive,
         synonyms="clip-grad gradient-clip-val max-grad-norm grad-clip",
         example="0.01",
     )
     clip_grad_value: float | None = setting(
-        None, "clamp each element of the unscaled gradient to this absolute value", check=positive, example="0.001"
+        "clamp each element of the unscaled gradient to this absolute value", check=positive, example="0.001"
     )
     clip_grad_agc: float | None = setting(
-        None,
         "adaptive clipping of each unit's gradient to this fraction of its weights' norm, for example 0.01",
         check=positive,
         effect=Needs("more than the last layer to train", lambda v: v.trains_backbone),
         unsharded="needs the norms of whole weights",
     )
     grad_penalty: float = setting(
-        0.0,
         "gradient penalty: add this factor times the gradient's norm to the loss of each forward pass",
+        default=0.0,
         unsharded="differentiates whole gradients",
         shapes="loss",
     )
     sam_rho: float = setting(
-        0.0,
         "sharpness-aware minimisation: how far from the weights the gradient is taken, for example 0.05; a step "
         "takes twice as long",
+        default=0.0,
         unsharded="moves whole weights within a step",
     )
     sam_adaptive: bool = setting(
-        False,
         "measure --sam-rho relative to each weight (ASAM; then about ten times as large)",
+        default=False,
         effect=Needs("--sam-rho"),
     )
     lookahead: tuple[float, ...] | None = setting(
-        None,
         "lookahead: every K steps, move the slow weights ALPHA of the way to the trained ones, and go on from there; "
         "for example 6 0.5",
         check=_interval_and_fraction,

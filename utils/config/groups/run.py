@@ -20,7 +20,6 @@ class RunSettings:
     """Folder, beginning and end of a run."""
 
     config: str | None = setting(
-        None,
         "recipe to read: a name under configs/ or a path",
         metavar="NAME_OR_PATH",
         in_recipe=False,
@@ -28,7 +27,6 @@ class RunSettings:
         example="digits/fc",
     )
     plugin: tuple[str, ...] | None = setting(
-        None,
         "files of your own that add networks, losses, data sets and more (docs/plugins.md); in a recipe relative to it",
         metavar="FILE",
         inherited=False,
@@ -36,8 +34,8 @@ class RunSettings:
         example="examples/plugin.py",
     )
     output: str = training_setting(
-        "runs",
         "folder that holds all runs",
+        default="runs",
         metavar="DIR",
         in_recipe=False,
         effect=_NEW_FOLDER,
@@ -45,7 +43,6 @@ class RunSettings:
         example="D",
     )
     name: str | None = training_setting(
-        None,
         "text appended to the run folder's name",
         check=safe_name,
         metavar="TEXT",
@@ -55,22 +52,23 @@ class RunSettings:
         example="a",
     )
     seed: int = training_setting(
-        0,
         "seed of initialisation, sample order and augmentation",
+        default=0,
         check=between(0, LARGEST_INT),
         synonyms="manual-seed random-seed seed-everything",
         affects_result=True,
         shapes="samples",
     )
     deterministic: bool = setting(
-        False,
         "use only deterministic algorithms: the same bits each time, slower on a GPU",
+        default=False,
         synonyms="use-deterministic-algorithms",
         inherited=False,
     )
-    device: str = setting("auto", "device to compute on", choices=DEVICES, synonyms="accelerator", inherited=False)
+    device: str = setting(
+        "device to compute on", default="auto", choices=DEVICES, synonyms="accelerator", inherited=False
+    )
     gpu_ids: tuple[int, ...] | None = setting(
-        None,
         "GPUs that this machine's processes use, one each",
         check=between(0, 1023),
         metavar="ID",
@@ -79,7 +77,6 @@ class RunSettings:
         example="0",
     )
     resume: str | None = setting(
-        None,
         "continue a run: auto (the newest with these settings), a checkpoint file or a run folder",
         metavar="{auto,PATH}",
         in_recipe=False,
@@ -87,36 +84,35 @@ class RunSettings:
         example="auto",
     )
     resume_override: bool = setting(
-        False,
         "with --resume PATH: continue even if settings or data differ from the run's",
+        default=False,
         in_recipe=False,
         within="--resume R",
     )
     evaluate: bool = setting(
-        False,
         "validate only; needs --resume PATH, --weights or --pretrained",
+        default=False,
         short="-e",
         in_recipe=False,
         synonyms="eval test-only validate",
         within="--pretrained",
     )
-    dry_run: bool = setting(False, "print the plan and train nothing", in_recipe=False)
+    dry_run: bool = setting("print the plan and train nothing", default=False, in_recipe=False)
     max_steps: int | None = training_setting(
-        None,
         "stop after this many optimizer steps in total (the learning rate still plans for --epochs)",
         in_recipe=False,
         example="3",
     )
     val_every_epochs: int = training_setting(
-        1,
         "epochs between two validations; the last epoch is always validated",
+        default=1,
         synonyms="val-interval check-val-every-n-epoch eval-freq eval-interval validate-every",
         affects_result=True,
     )
     best_metric: str = training_setting(
-        "top1",
         "validation metric that chooses best.pt: top1, top5, loss or another val_ column of metrics.csv; with several "
         "labels an image map by default",
+        default="top1",
         synonyms="eval-metric metric-for-best-model",
         affects_result=True,
         shapes="stopping",
@@ -124,7 +120,6 @@ class RunSettings:
         example="loss",
     )
     early_stopping: int | None = training_setting(
-        None,
         "finish the run after this many epochs without improvement",
         metavar="PATIENCE",
         synonyms="patience early-stopping-patience",
@@ -132,7 +127,6 @@ class RunSettings:
         example="3",
     )
     early_stopping_metric: str | None = training_setting(
-        None,
         "validation metric that has to improve for --early-stopping [that of --best-metric]",
         effect=_STOPS,
         affects_result=True,
@@ -141,15 +135,15 @@ class RunSettings:
         within="--early-stopping 1",
     )
     early_stopping_delta: float = training_setting(
-        0.0,
         "smallest improvement of --early-stopping-metric that counts, in its own unit: percent for top1",
+        default=0.0,
         effect=_STOPS,
         affects_result=True,
         example="50",
     )
     timeout: float = setting(
-        600.0,
         "seconds to wait for a silent process before all end",
+        default=600.0,
         check=between(1, 10**6),
         effect=Needs("several processes", lambda v: v.processes > 1),
         inherited=False,
