@@ -274,7 +274,7 @@ VALUES = [
         "--weights",
         {"ResNet50_Weights.IMAGENET1K_V2 IMAGENET1K_V1 DEFAULT": ": is a name of torchvision's weights", "a.pt": None},
     ),
-    ("--amp", {"": "; timm's and torchvision's --amp is --amp fp16"}),
+    ("--amp", {"": "; timm's and torchvision's --amp is --amp fp16, which CPUs emulate slowly; on one, --amp auto"}),
     ("--mixup-mode", {"elem": "; pair is the nearest", "batch": None}),
     ("--val-split", {"validation test": "; timm's --val-split names a split", "0.1": None}),
     ("--tta", {"3": "; timm's is a number of views", "flip": None}),
