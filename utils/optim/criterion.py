@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -29,10 +29,10 @@ class WeightedCrossEntropy(nn.Module):
 
     weights: torch.Tensor
 
-    def __init__(self, weights: torch.Tensor, label_smoothing: float) -> None:
+    def __init__(self, settings: LossSettings, weights: torch.Tensor) -> None:
         super().__init__()
         self.register_buffer("weights", weights)
-        self.label_smoothing = label_smoothing
+        self.label_smoothing = settings.label_smoothing
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logits = _at_least_float32(logits)
@@ -64,20 +64,12 @@ class BinaryCrossEntropy(nn.Module):
 
     weights: torch.Tensor | None
 
-    def __init__(
-        self,
-        label_smoothing: float,
-        threshold: float | None = None,
-        sum_classes: bool = False,
-        positive_weight: float | None = None,
-        weights: torch.Tensor | None = None,
-        known: float | None = None,
-    ) -> None:
+    def __init__(self, settings: LossSettings, weights: torch.Tensor | None, known: float | None) -> None:
         super().__init__()
-        self.label_smoothing = label_smoothing
-        self.threshold = threshold
-        self.sum_classes = sum_classes
-        self.positive_weight = positive_weight
+        self.label_smoothing = settings.label_smoothing
+        self.threshold = settings.bce_target_thresh
+        self.sum_classes = settings.bce_sum
+        self.positive_weight = settings.bce_pos_weight
         self.register_buffer("weights", weights)
         self.known = known
 
@@ -127,10 +119,11 @@ class AsymmetricLoss(BinaryCrossEntropy):
     smoothed or mixed target has its own factor. ``gammas``: gamma- and gamma+.
     """
 
-    def __init__(self, gammas: tuple[float, ...], clip: float, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.gammas = gammas
-        self.clip = clip
+    def __init__(self, settings: LossSettings, weights: torch.Tensor | None, known: float | None) -> None:
+        super().__init__(settings, weights, known)
+        self.positive_weight = None
+        self.gammas = settings.asymmetric_gamma_neg, settings.asymmetric_gamma_pos
+        self.clip = settings.asymmetric_clip
 
     def mean(
         self,
@@ -167,10 +160,11 @@ class FocalLoss(nn.Module):
 
     weights: torch.Tensor | None
 
-    def __init__(self, gamma: float, label_smoothing: float, weights: torch.Tensor | None = None) -> None:
+    def __init__(self, settings: LossSettings, weights: torch.Tensor | None, known: float | None) -> None:
+        assert known is None, "one label an image"
         super().__init__()
-        self.gamma = gamma
-        self.label_smoothing = label_smoothing
+        self.gamma = settings.focal_gamma
+        self.label_smoothing = settings.label_smoothing
         self.register_buffer("weights", weights)
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -238,39 +232,15 @@ def _cross_entropy(settings: LossSettings, weights: torch.Tensor | None, known: 
     assert known is None, "one label an image"
     if weights is None:
         return nn.CrossEntropyLoss(label_smoothing=settings.label_smoothing)
-    return WeightedCrossEntropy(weights, settings.label_smoothing)
-
-
-def _binary_cross_entropy(settings: LossSettings, weights: torch.Tensor | None, known: float | None) -> nn.Module:
-    return BinaryCrossEntropy(
-        settings.label_smoothing, settings.bce_target_thresh, settings.bce_sum, settings.bce_pos_weight, weights, known
-    )
-
-
-def _asymmetric(settings: LossSettings, weights: torch.Tensor | None, known: float | None) -> nn.Module:
-    smoothing = settings.label_smoothing, settings.bce_target_thresh
-    return AsymmetricLoss(
-        (settings.asymmetric_gamma_neg, settings.asymmetric_gamma_pos),
-        settings.asymmetric_clip,
-        *smoothing,
-        settings.bce_sum,
-        None,
-        weights,
-        known,
-    )
-
-
-def _focal(settings: LossSettings, weights: torch.Tensor | None, known: float | None) -> nn.Module:
-    assert known is None, "one label an image"
-    return FocalLoss(settings.focal_gamma, settings.label_smoothing, weights)
+    return WeightedCrossEntropy(settings, weights)
 
 
 # A name here stands in LOSSES of utils/config/groups/loss.py too, which must not import torch.
 CRITERIA: dict[str, Callable[[LossSettings, torch.Tensor | None, float | None], nn.Module]] = {
     "cross-entropy": _cross_entropy,
-    "bce": _binary_cross_entropy,
-    "focal": _focal,
-    "asymmetric": _asymmetric,
+    "bce": BinaryCrossEntropy,
+    "focal": FocalLoss,
+    "asymmetric": AsymmetricLoss,
 }
 
 
