@@ -80,28 +80,22 @@ class Batch:
         return {name: tensor for name, tensor in fields.items() if tensor is not None}
 
 
+@dataclass(eq=False)
 class TrainLoader:
     """Training batches of any epoch, starting at any step.
 
     ``image_weights``: float32 (n,), the weight of each of the source's images in the loss; None if all count alike.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        plan: SamplePlan,
-        transform: BatchTransform,
-        mixing: Mixing | None = None,
-        resolution: Resolution | None = None,
-        image_weights: torch.Tensor | None = None,
-    ) -> None:
-        self.source = source
-        self.plan = plan
-        self.transform = transform
-        self.mixing = mixing
-        self.resolution = resolution
-        self.image_weights = image_weights
-        self._prefetch = DevicePrefetcher(source.device)
+    source: Source
+    plan: SamplePlan
+    transform: BatchTransform
+    mixing: Mixing | None = None
+    resolution: Resolution | None = None
+    image_weights: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self._prefetch = DevicePrefetcher(self.source.device)
 
     @property
     def steps_per_epoch(self) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,30 +28,23 @@ from utils.runtime.distributed import Distributed
 UPHILL = "nothing at the weights themselves, so SAM's second gradient; a lower --sam-rho helps"
 
 
+@dataclass(eq=False)
 class NonFiniteStepHandler:
     """Goes back to the beginning of a step and repeats it with every layer watched.
 
     As long as gradients are finite it only copies the buffers. ``folder``: the run's, None if nothing is written.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        train_loader: TrainLoader,
-        args: Settings,
-        distributed: Distributed,
-        writer: Writer,
-        folder: Path | None,
-        description: dict[str, Any],
-    ) -> None:
-        self.model = model
-        self.train_loader = train_loader
-        self.args = args
-        self.distributed = distributed
-        self.writer = writer
-        self.folder = folder
-        self.description = description
-        self.buffers = BufferCopy(model)
+    model: nn.Module
+    train_loader: TrainLoader
+    args: Settings
+    distributed: Distributed
+    writer: Writer
+    folder: Path | None
+    description: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        self.buffers = BufferCopy(self.model)
 
     def undo(self) -> None:
         """Forget the passes of a step that has begun: gradients and what they did to the buffers."""
@@ -101,7 +94,7 @@ class NonFiniteStepHandler:
         position = progress.step + 1, progress.epoch + 1, float(scale)
         bad = BadStep.from_findings(*position, findings, self._samples(progress))
         if bad.origin == UNSEEN and self.args.optimisation.sam_rho:
-            bad = dataclasses.replace(bad, origin=UPHILL)
+            bad = replace(bad, origin=UPHILL)
         return self._write_down(bad)
 
     def explain_part(self, progress: Progress, scale: torch.Tensor, names: list[str]) -> BadStep:
