@@ -21,20 +21,7 @@ from utils.config.datasets import DatasetSpec
 from utils.config.groups.augmentation import AugmentationSettings
 from utils.config.image_size import Size, sides
 from utils.config.settings import UserError, flag_of
-from utils.data.augment.base import (
-    BLUR_STREAM,
-    CROP_STREAM,
-    CUTOUT_STREAM,
-    FLIP_STREAM,
-    GREY_STREAM,
-    PLUGIN_STREAMS,
-    ROTATION_STREAM,
-    SHIFT_STREAM,
-    VERTICAL_FLIP_STREAM,
-    Augmentation,
-    Numbers,
-    Samples,
-)
+from utils.data.augment.base import PLUGIN_STREAMS, Augmentation, Numbers, Samples, Stream
 from utils.data.augment.colour import ColorJitter, Sometimes
 from utils.data.augment.erasing import RandomErasing
 from utils.data.augment.geometry import mirrored
@@ -59,7 +46,7 @@ class Flip(Augmentation):
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """Mask of the images to flip: bool (n,)."""
-        stream = VERTICAL_FLIP_STREAM if self.vertical else FLIP_STREAM
+        stream = Stream.VERTICAL_FLIP if self.vertical else Stream.FLIP
         flips = replace(samples, epoch=0 if self.alternating else samples.epoch).uniforms(stream, 1) < 0.5
         return (torch.from_numpy(~flips if self.alternating and samples.epoch % 2 else flips)[:, 0],)
 
@@ -87,7 +74,7 @@ class Shift(Augmentation):
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """Offset of the image in the padded one, down and to the right, int64 (n, 2), and what the flip draws."""
         places = torch.tensor([2 * self.pixels(side) + 1 for side in (height, width)])
-        offsets = (torch.from_numpy(samples.uniforms(SHIFT_STREAM, 2)) * places).long()
+        offsets = (torch.from_numpy(samples.uniforms(Stream.SHIFT, 2)) * places).long()
         return offsets, *(self.flip.draw(samples, height, width) if self.flip is not None else ())
 
     def prepared(self, height: int, width: int, *numbers: torch.Tensor) -> Numbers:
@@ -138,7 +125,7 @@ class ResizedCrop(Augmentation):
     compilable: ClassVar[bool] = True
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
-        return () if self.while_decoding else (torch.from_numpy(samples.uniforms(CROP_STREAM, 4)),)
+        return () if self.while_decoding else (torch.from_numpy(samples.uniforms(Stream.CROP, 4)),)
 
     def apply(self, images: torch.Tensor, *numbers: torch.Tensor) -> torch.Tensor:
         (uniforms,) = numbers
@@ -165,7 +152,7 @@ class Cutout(Augmentation):
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """The centres' row and column: int64 (n, 2)."""
-        centres = samples.uniforms(CUTOUT_STREAM, 2) * np.array(sides(self.size), dtype=np.float32)
+        centres = samples.uniforms(Stream.CUTOUT, 2) * np.array(sides(self.size), dtype=np.float32)
         return (torch.from_numpy(centres.astype(np.int64)),)
 
     def apply(self, images: torch.Tensor, *numbers: torch.Tensor) -> torch.Tensor:
@@ -231,7 +218,7 @@ AUGMENTATIONS: dict[str, Callable[[Context], Augmentation]] = {
 def _rotation(context: Context) -> Sometimes:
     degrees = context.settings.rotation
     return Sometimes(
-        f"rotation (up to {degrees:g} degrees)", "Rotate", ROTATION_STREAM, 1.0, -degrees, degrees, context.keeps_levels
+        f"rotation (up to {degrees:g} degrees)", "Rotate", Stream.ROTATION, 1.0, -degrees, degrees, context.keeps_levels
     )
 
 
@@ -247,13 +234,13 @@ def _jitter(context: Context) -> ColorJitter:
 
 def _grey(context: Context) -> Sometimes:
     probability = context.settings.grayscale_prob
-    return Sometimes(f"grayscale ({100 * probability:g} % of the images)", "Color", GREY_STREAM, probability)
+    return Sometimes(f"grayscale ({100 * probability:g} % of the images)", "Color", Stream.GREY, probability)
 
 
 def _blur(context: Context) -> Sometimes:
     probability = context.settings.gaussian_blur_prob
     text = f"gaussian-blur ({100 * probability:g} % of the images, sigma {BLUR_SIGMA[0]:g} to {BLUR_SIGMA[1]:g} px)"
-    return Sometimes(text, "GaussianBlur", BLUR_STREAM, probability, *BLUR_SIGMA, context.keeps_levels)
+    return Sometimes(text, "GaussianBlur", Stream.BLUR, probability, *BLUR_SIGMA, context.keeps_levels)
 
 
 def _erasing(context: Context) -> RandomErasing:

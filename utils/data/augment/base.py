@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from enum import IntEnum, unique
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,24 +12,29 @@ import torch
 
 from utils.data.sample_plan import sample_uniforms
 
-# Each kind of randomness has its own stream, so that switching one off leaves the others as they were.
-SHIFT_STREAM = 1
-FLIP_STREAM = 2
-CROP_STREAM = 3
-CUTOUT_STREAM = 4
-MIX_STREAM = 5
-POLICY_STREAM = 10
-CHAIN_STREAM = 11
-JITTER_STREAM = 12
-GREY_STREAM = 13
-BLUR_STREAM = 14
-ERASE_STREAM = 15
-VERTICAL_FLIP_STREAM = 16
-ROTATION_STREAM = 17
 PLUGIN_STREAMS = 1 << 32  # and above: of names in users' files
 
 # Of the samples, row by row. Tensors go to the images' device; numpy arrays stay on the host, to group images by them.
 Numbers = tuple[torch.Tensor | np.ndarray, ...]
+
+
+@unique
+class Stream(IntEnum):
+    """Each kind of randomness has its own stream, so that switching one off leaves the others as they were."""
+
+    SHIFT = 1
+    FLIP = 2
+    CROP = 3
+    CUTOUT = 4
+    MIX = 5
+    POLICY = 10
+    CHAIN = 11
+    JITTER = 12
+    GREY = 13
+    BLUR = 14
+    ERASE = 15
+    VERTICAL_FLIP = 16
+    ROTATION = 17
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from utils.data.augment.base import JITTER_STREAM, Augmentation, Numbers, Samples
+from utils.data.augment.base import Augmentation, Numbers, Samples, Stream
 from utils.data.augment.operations import Canvas, apply_layers, whole_levels
 
 JITTER = ("Brightness", "Contrast", "Color", "Hue")
@@ -33,7 +33,7 @@ class ColorJitter(Augmentation):
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """Operations and arguments, (n, 4) each."""
-        uniforms = samples.uniforms(JITTER_STREAM, 2 * len(JITTER) + 1).astype(np.float64)
+        uniforms = samples.uniforms(Stream.JITTER, 2 * len(JITTER) + 1).astype(np.float64)
         order = np.argsort(uniforms[:, : len(JITTER)], axis=1, kind="stable")
         amounts = np.array(self.amounts)
         low = np.maximum(1 - amounts, 0)

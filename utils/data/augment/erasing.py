@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from utils.data.augment.base import ERASE_STREAM, Augmentation, Numbers, Samples
+from utils.data.augment.base import Augmentation, Numbers, Samples, Stream
 from utils.data.sample_plan import hashes
 from utils.runtime.devices import to_device
 
@@ -34,7 +34,7 @@ class RandomErasing(Augmentation):
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """Random numbers: float64 (n, k); apply() makes boxes of them, once it knows the size of the images."""
-        return (samples.uniforms(ERASE_STREAM, 4 + self.count * (2 * ATTEMPTS + 2)).astype(np.float64),)
+        return (samples.uniforms(Stream.ERASE, 4 + self.count * (2 * ATTEMPTS + 2)).astype(np.float64),)
 
     def apply(self, images: torch.Tensor, *numbers: np.ndarray) -> torch.Tensor:
         (uniforms,) = numbers

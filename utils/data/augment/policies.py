@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from utils.data.augment.base import CHAIN_STREAM, POLICY_STREAM, Augmentation, Numbers, Samples
+from utils.data.augment.base import Augmentation, Numbers, Samples, Stream
 from utils.data.augment.operations import NEED_COLOUR, Canvas, apply_layers, per_image, whole_levels
 
 # (levels, details, height, width) to the arguments of an operation, float64 (k,). A detail is one more random number:
@@ -107,7 +107,7 @@ class RandomOperations(Policy):
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """Operations, levels and details: (n, layers) each."""
         choosing = len(self.weights) or self.layers
-        uniforms = samples.uniforms(POLICY_STREAM, choosing + self.layers * NUMBERS)
+        uniforms = samples.uniforms(Stream.POLICY, choosing + self.layers * NUMBERS)
         first = uniforms[:, :choosing]
         others = uniforms[:, choosing:].reshape(len(uniforms), self.layers, NUMBERS)
         if self.weights:
@@ -143,7 +143,7 @@ class SubPolicies(Policy):
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """Operations, levels and details: (n, longest) each."""
         count, longest = self.choices.shape
-        uniforms = samples.uniforms(POLICY_STREAM, 1 + longest * NUMBERS)
+        uniforms = samples.uniforms(Stream.POLICY, 1 + longest * NUMBERS)
         sequence = (uniforms[:, 0] * count).astype(np.int64)
         others = uniforms[:, 1:].reshape(len(uniforms), longest, NUMBERS)
         choices = np.where(others[..., 0] < self.probabilities[sequence], self.choices[sequence], -1)
@@ -174,13 +174,13 @@ class AugMix(Policy):
         from scipy.special import betaincinv  # here, so that only runs that mix pay for the import
 
         longest = self.depth if self.depth > 0 else 3
-        uniforms = samples.uniforms(POLICY_STREAM, self.width * (1 + longest * (NUMBERS + 1)))
+        uniforms = samples.uniforms(Stream.POLICY, self.width * (1 + longest * (NUMBERS + 1)))
         uniforms = uniforms.reshape(-1, self.width, 1 + longest * (NUMBERS + 1))
         depth = longest if self.depth > 0 else 1 + (uniforms[..., :1] * longest).astype(np.int64)
         others = uniforms[..., 1:].reshape(*uniforms.shape[:2], longest, NUMBERS + 1)
         choices = (others[..., NUMBERS] * len(self.operations.names)).astype(np.int64)
         choices = np.where(np.arange(longest) < depth, choices, -1)
-        mixing = samples.uniforms(CHAIN_STREAM, 1 + self.width).astype(np.float64)
+        mixing = samples.uniforms(Stream.CHAIN, 1 + self.width).astype(np.float64)
         own = betaincinv(self.alpha, self.alpha, mixing[:, :1])
         weights = np.concatenate([own, dirichlet(self.alpha, np.maximum(mixing[:, 1:], 2.0**-25))], axis=1)
         return choices, self.level.draw(others[..., 2:4]), others[..., 1].astype(np.float64), weights
