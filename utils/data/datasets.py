@@ -139,10 +139,10 @@ class Data:
             f"{shares.max():.1f} % of a class)"
         )
 
-    def doubts(self, args: Settings) -> list[str]:
-        """Remarks of a look at some of the images, a line each."""
+    def doubts(self, args: Settings, begins: bool = False) -> list[str]:
+        """Remarks of a look at some of the images, a line each; also on how they are shown if a training ``begins``."""
         shown = self.preprocessing
-        enlarges = shown.stored_size is None and shown.crop_pct < 1 and args.data.crop_pct is None
+        enlarges = begins and shown.stored_size is None and shown.crop_pct < 1 and args.data.crop_pct is None
         return first_look.doubts(
             self.train,
             self.validation,

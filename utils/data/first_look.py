@@ -95,8 +95,15 @@ def doubts(
 
 
 def _already_of_size(looks: Sequence[Seen], enlarged: tuple[tuple[int, int], tuple[int, int]] | None) -> Iterator[str]:
-    """A line if all images have the size that validation shows, and are enlarged nevertheless, as timm does."""
-    if enlarged and {one.facts.size[::-1] for one in looks if not one.problem} == {enlarged[0]}:
+    """A line if all images have the size that validation shows, and are enlarged nevertheless, as timm does.
+
+    By a pixel is not worth a line.
+    """
+    if (
+        enlarged
+        and enlarged[1][0] > enlarged[0][0] + 1
+        and {one.facts.size[::-1] for one in looks if not one.problem} == {enlarged[0]}
+    ):
         shown, larger = ("{} x {}".format(*size) for size in enlarged)
         yield (
             f"the {len(looks)} images that were looked at have {shown} pixels, and validation shows the middle of "
