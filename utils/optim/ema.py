@@ -60,29 +60,23 @@ class WeightAverage:
 class MovingAverage(WeightAverage):
     """``module``, a copy of ``model`` whose weights follow the model's: average = d x average + (1 - d) x weights.
 
-    Polyak and Juditsky, Acceleration of stochastic approximation by averaging, 1992. d is ``decay``, and with
-    ``warmup``, in the n-th update, n from 0, at most (1 + n) / (10 + n), as in TensorFlow's
+    Polyak and Juditsky, Acceleration of stochastic approximation by averaging, 1992. d is ``ema_decay``, and with
+    ``ema_warmup``, in the n-th update, n from 0, at most (1 + n) / (10 + n), as in TensorFlow's
     ``ExponentialMovingAverage``: with the full decay from the beginning, the average consists of initial weights for
-    some 1 / (1 - decay) updates. Until epoch ``first_epoch``, from 1, the average is the weights themselves, as during
-    the warm-up of torchvision's training script.
+    some 1 / (1 - decay) updates. Until epoch ``ema_start_epoch``, from 1, the average is the weights themselves, as
+    during the warm-up of torchvision's training script.
 
     Running statistics (buffers named ``running_*``) are averaged like the weights. They lag behind what the averaged
     weights need, so recompute those of batch norm before using the average (``utils/optim/batch_norm_statistics.py``).
     All other buffers are copied. ``module``: a copy that exists already; a sharded ``model`` cannot be copied.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        decay: float,
-        module: nn.Module | None = None,
-        warmup: bool = True,
-        first_epoch: int = 1,
-    ) -> None:
+    def __init__(self, model: nn.Module, settings: AverageSettings, module: nn.Module | None = None) -> None:
+        assert settings.ema_decay is not None
         self.module = module if module is not None else copy.deepcopy(model)
-        self.decay = decay
-        self.warmup = warmup
-        self.first_epoch = first_epoch
+        self.decay = settings.ema_decay
+        self.warmup = settings.ema_warmup
+        self.first_epoch = settings.ema_start_epoch
         self._averaged: Pairs = {}
         self._copied: Pairs = {}
         pairs = zip(_tensors(self.module), _tensors(model), strict=True)
@@ -189,7 +183,7 @@ def build_average(
     if isinstance(optimizer, ScheduleFreeSGD):
         return ScheduleFreeAverage(model, optimizer)
     if settings.ema_decay is not None:
-        return MovingAverage(model, settings.ema_decay, module, settings.ema_warmup, settings.ema_start_epoch)
+        return MovingAverage(model, settings, module)
     first = settings.first_averaged_epoch(epochs)
     return EpochAverage(model, first) if first is not None else None
 

@@ -55,7 +55,7 @@ def test_weights_and_running_statistics_are_averaged_by_the_closed_formula(decay
 
 def test_buffers_that_are_no_running_statistics_are_copied_bit_for_bit():
     model = network()
-    average = MovingAverage(model, 0.9)
+    average = MovingAverage(model, AverageSettings(ema_decay=0.9))
     for updates in range(3):
         model(torch.randn(8, 1, 5, 5, dtype=torch.float64))
         average.update(updates)
@@ -67,7 +67,7 @@ def test_buffers_that_are_no_running_statistics_are_copied_bit_for_bit():
 def test_the_average_has_tensors_of_its_own():
     model = network()
     untouched = copy.deepcopy(model.state_dict())
-    average = MovingAverage(model, 0.5)
+    average = MovingAverage(model, AverageSettings(ema_decay=0.5))
     average.update(0)
     set_all(average.module, 7.0)
     assert all(torch.equal(value, untouched[name]) for name, value in model.state_dict().items())
@@ -75,7 +75,7 @@ def test_the_average_has_tensors_of_its_own():
 
 def test_weights_of_several_types_are_averaged_each_in_its_own():
     model = nn.Sequential(nn.Linear(3, 3).bfloat16(), nn.Linear(3, 3))
-    average = MovingAverage(model, 0.9)
+    average = MovingAverage(model, AverageSettings(ema_decay=0.9))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(1.0)

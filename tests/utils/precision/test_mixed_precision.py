@@ -12,6 +12,7 @@ from models import build_model
 from models.small import Conv
 from tests.utils.test_train_validation import CPU, Overflow, make, parameters, steps
 from utils.config.arguments import parse
+from utils.config.groups.average import AverageSettings
 from utils.config.settings import UserError
 from utils.optim.ema import MovingAverage
 from utils.optim.gradient_penalty import gradient_norm
@@ -274,7 +275,7 @@ def test_a_network_that_moves_to_another_device_keeps_its_float32_layers_there()
 def test_a_copy_of_a_network_with_float32_layers_uses_its_own_weights():
     model = nn.Sequential(nn.Linear(2, 2))
     keep_in_fp32(model, ["0"], CPU)
-    average = MovingAverage(model, 0.9)
+    average = MovingAverage(model, AverageSettings(ema_decay=0.9))
     with torch.no_grad():
         model[0].weight.zero_()
         model[0].bias.zero_()
