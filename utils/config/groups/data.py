@@ -19,12 +19,14 @@ INTERPOLATIONS = ("bilinear", "bicubic")
 VIEWS = {"none": 1, "flip": 2, "flip-shift": 6}  # of an image in validation, by the names of --tta
 
 view_setting = partial(setting, shapes="views of the validation images")
+column_setting = partial(
+    setting, effect=Needs("--labels"), example="a", within="--dataname folder --datapath D --labels F"
+)
 
 _IMAGE_FILES = Needs("images in files", lambda v: not v.in_memory)
 BEFORE_THE_NUMBER = r"(.*?)[\W_]*(?<!\d)\d+\.[^.]*$"  # what stands before the last number of a file's name
 TABLE_COLUMNS = ("path", "label", "split", "group", "weight")  # each has a flag
 _HF = Needs("--dataname hf")
-_TABLE = Needs("--labels")
 _VALIDATION_BATCH = Needs("training, or --val-batch-size left out", lambda v: not (v.evaluate and v.val_batch_size))
 _PROGRESSIVE = Needs("--progressive-size")
 
@@ -179,34 +181,22 @@ class DataSettings:
         example="F",
         within="--dataname folder --datapath D",
     )
-    path_column: str | None = setting(
+    path_column: str | None = column_setting(
         "column of --labels with the images' paths; names without an ending get that of their file [path, image, "
         "filename, image_id or another usual name]",
-        effect=_TABLE,
-        example="a",
-        within="--dataname folder --datapath D --labels F",
     )
-    split_column: str | None = setting(
+    split_column: str | None = column_setting(
         "column of --labels that says train, val or test; off for none [split, set, subset or partition, if there is "
         "one]",
-        effect=_TABLE,
-        example="a",
-        within="--dataname folder --datapath D --labels F",
     )
-    group_column: str | None = setting(
+    group_column: str | None = column_setting(
         "column of --labels that names a patient or the like, whose images --val-split keeps together; off for "
         "none [group, patient, subject, or these with _id, if there is one]",
-        effect=_TABLE,
-        example="a",
-        within="--dataname folder --datapath D --labels F",
     )
-    weight_column: str | None = setting(
+    weight_column: str | None = column_setting(
         "column of --labels with each image's weight in the training loss, relative to the mean over the training "
         "images; off for none [weight or sample_weight, if there is one]",
-        effect=_TABLE,
         synonyms="sample-weight-column",
-        example="a",
-        within="--dataname folder --datapath D --labels F",
     )
     class_from_name: str | None = setting(
         "take the classes of --dataname folder from the files' names: what stands before the last number, cat of "
