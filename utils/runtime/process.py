@@ -12,7 +12,8 @@ from typing import NoReturn
 
 from utils.config.settings import UserError
 
-_PR_SET_PDEATHSIG = 1  # of Linux's prctl
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: a forked process must not load any
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ def port_in_use(port: str) -> str:
 
 def end_with_parent() -> None:
     """Have the system send SIGTERM when the parent dies, even by kill -9: nothing else would end this process."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def end_process(code: int) -> NoReturn:
