@@ -102,7 +102,18 @@ class Training:
         return Parts(own.model, own.train_loader, own.optimizer, own.criterion, own.scaler, own.validation_loader)
 
     def begin(self, traval: TraVal) -> None:
-        """Begin the run with ``traval``, or put ``traval`` where the run was."""
+        """Begin the run with ``traval``, or put ``traval`` where the run was.
+
+        Raises ``UserError`` if its network or loaders are not those of ``parts``, by which checkpoints and tools go.
+        """
+        parts = self.parts
+        given = (traval.model, traval.train_loader, traval.validation_loader)
+        if given != (parts.model, parts.train_loader, parts.validation_loader):
+            raise UserError(
+                "TraVal: its network or loaders are not those of run.parts, by which checkpoints and tools go; enter "
+                "yours with @network and @dataset (docs/plugins.md), and name them by --arch and --dataname",
+                on_all_ranks=True,
+            )
         self.traval = traval
         self.run.log_begin(self.components.describe(self.run) | self._made_otherwise(traval))
         if self.run.resume_point is None:
@@ -118,7 +129,6 @@ class Training:
     def _made_otherwise(self, traval: TraVal) -> dict[str, str]:
         """Rows of the plan for what the program has made itself, unlike the settings."""
         made = {
-            "Network": (traval.model, self.parts.model),
             "Loss": (traval.criterion, self.parts.criterion),
             "Optimizer": (traval.optimizers, _several(self.parts.optimizer)),
         }

@@ -124,6 +124,13 @@ def test_a_loop_that_leaves_validation_out_gets_it_where_due_and_one_that_does_n
         assert [*run.epochs(made(run))]
 
 
+def test_a_network_that_no_setting_names_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit) as end, open_run([*map(str, (*PARTS, *SMALL, "--output", tmp_path))]) as run:
+        run.begin(TraVal(torch.nn.Flatten(), *run.parts[1:5], run.args, run.parts[5], extras=run.extras))
+    assert end.value.code == 2 and "enter yours with @network" in capsys.readouterr().err
+    assert not [*tmp_path.rglob("*.pt")]
+
+
 def test_an_own_mistake_in_the_loop_keeps_its_traceback(tmp_path):
     words = [*map(str, (*PARTS, *SMALL, "--output", tmp_path))]
     with pytest.raises(ZeroDivisionError), open_run(words):
