@@ -71,6 +71,12 @@ def value(path):
     return int(np.asarray(open_image(path, "RGB"))[0, 0, 0]) // 5
 
 
+def place_of(image):
+    """The shard that holds an image, and the byte at which it begins there."""
+    record = image.source.split.records[image.number]
+    return image.source.files[record["shard"]], int(record["offset"])
+
+
 def spoil(path, place, data):
     with open(path, "r+b") as file:
         file.seek(place)
@@ -113,7 +119,7 @@ def test_a_shard_replaced_by_another_of_the_same_size_gives_no_wrong_image(shard
     assert first.stat().st_size == second.stat().st_size
     shutil.copy(second, first)
     images = read(shards).train
-    replaced = [path for path in images.paths if path.shard == str(first)]
+    replaced = [path for path in images.paths if place_of(path)[0] == str(first)]
     assert len(replaced) == PER_SHARD
     for path in replaced:
         with pytest.raises(UserError, match="does not lie where the index says") as caught:
@@ -126,7 +132,8 @@ def test_a_shard_replaced_by_another_of_the_same_size_gives_no_wrong_image(shard
 def test_one_flipped_bit_is_a_bad_image_which_can_be_skipped(shards):
     images = read(shards).train
     bad = images.paths[7]
-    spoil(bad.shard, bad.offset + 100, b"\x01")
+    shard, offset = place_of(bad)
+    spoil(shard, offset + 100, b"\x01")
     with pytest.raises(UnreadableImage, match=r"000000007.bmp.*CRC-32"):
         open_image(bad, "RGB")
     batches = batches_of(shards, "--skip-bad-images")
@@ -148,9 +155,10 @@ def batches_of(root, *more):
 def test_a_disk_that_reports_an_error_is_a_clear_line_and_one_bad_place_can_be_skipped(shards, monkeypatch):
     pread = os.pread
     bad = read(shards).train.paths[5]
+    shard, place = place_of(bad)
 
     def failing(file, count, offset):
-        if offset == bad.offset - 512 and os.path.samestat(os.fstat(file), os.stat(bad.shard)):
+        if offset == place - 512 and os.path.samestat(os.fstat(file), os.stat(shard)):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return pread(file, count, offset)
 
@@ -254,13 +262,14 @@ def test_copies_outlast_a_few_batches_and_give_way_only_where_there_is_no_room(s
 def test_a_copy_that_differs_is_not_used_and_a_full_folder_only_makes_it_slower(shards, tmp_path):
     lines = []
     images = read(shards).train
-    spoil(images.paths[7].shard, images.paths[7].offset + 100, b"\x01")
+    shard, offset = place_of(images.paths[7])
+    spoil(shard, offset + 100, b"\x01")
     ahead = read_ahead.ReadAhead(images.paths, tmp_path / "cache", 10**9, is_first=True, log=lines.append)
     with ahead.of([np.arange(36)]):
         await_copies(tmp_path / "cache", 8)
         assert [value(images.paths[number]) for number in (0, 20, 35)] == [0, 20, 35]
     (line,) = lines
-    assert images.paths[7].shard in line and "its bytes are not those" in line
+    assert shard in line and "its bytes are not those" in line
     tiny = read_ahead.ReadAhead(images.paths, tmp_path / "tiny", 100, is_first=True, log=lines.append)
     with tiny.of([np.arange(36)]):
         assert value(images.paths[20]) == 20
@@ -278,15 +287,16 @@ def test_a_copy_that_was_spoilt_or_cut_is_passed_over_and_one_of_another_size_ma
     assert not list(cache.glob("*.partial"))
     spoilt = images.paths[7]
     cut = images.paths[20]
-    copy_of_cut = members.copy_of(cut.shard, str(cache))
+    (shard, offset), (cut_shard, _) = map(place_of, (spoilt, cut))
+    copy_of_cut = members.copy_of(cut_shard, str(cache))
     for place in (-512, 100):  # in the tar header, and in the image
-        spoil(members.copy_of(spoilt.shard, str(cache)), spoilt.offset + place, b"\x01")
+        spoil(members.copy_of(shard, str(cache)), offset + place, b"\x01")
         assert value(spoilt) == 7
     os.truncate(copy_of_cut, 100)  # as a power cut may
     assert value(cut) == 20
     with ahead.of([np.arange(36)]):
         wait_for(lambda: os.stat(copy_of_cut).st_size != 100, 20)
-    assert Path(copy_of_cut).read_bytes() == Path(cut.shard).read_bytes()
+    assert Path(copy_of_cut).read_bytes() == Path(cut_shard).read_bytes()
 
 
 def test_two_runs_that_copy_the_same_shard_into_one_folder_disturb_each_other_in_nothing(shards, tmp_path, monkeypatch):
