@@ -1,6 +1,7 @@
 """The programs in examples/ run as they stand."""
 
 import runpy
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -10,8 +11,9 @@ import torch
 
 from main import main
 from tests.end_to_end.processes import FINAL_LINE, ROOT, curves, differences, rows
-from tests.helpers import image_tree, wait_for
+from tests.helpers import image_tree
 from training import open_run
+from utils.loop.stop_signals import TRY_AGAIN
 from utils.train_validation import TraVal
 
 EXAMPLES = ROOT / "examples"
@@ -36,15 +38,19 @@ def run_of(folder):
     return run
 
 
-def test_an_own_loop_that_is_killed_goes_on_to_the_bits_of_main_py_with_the_same_parts(tmp_path):
-    assert main([*map(str, (*PARTS, *SMALL, "--output", tmp_path / "straight"))]) == 0
-    words = ("--resume", "auto", "--save-every-steps", 5, "--output", tmp_path / "killed")
-    process = loop(*words)
-    wait_for(lambda: any(tmp_path.glob("killed/bars/small/*/checkpoints/last.pt")))
-    process.kill()
-    process.communicate()
+def test_an_own_loop_that_is_killed_or_stopped_goes_on_to_the_bits_of_main_py_with_the_same_parts(tmp_path):
+    long = ("--batch-size", 8)
+    assert main([*map(str, (*PARTS, *SMALL, *long, "--output", tmp_path / "straight"))]) == 0
+    words = (*long, "--resume", "auto", "--save-every-steps", 5, "--output", tmp_path / "killed")
+    for epoch, number, code in ((1, signal.SIGKILL, -signal.SIGKILL), (2, signal.SIGTERM, TRY_AGAIN)):
+        process = loop(*words)
+        for line in process.stdout:
+            if f"epoch {epoch}/4  validation" in line:
+                process.send_signal(number)
+        process.communicate()
+        assert process.returncode == code
     assert not [*tmp_path.glob("killed/bars/small/*/checkpoints/final.pt")]
-    for said in ("Continuing ", " is finished: 4 epochs, 128 steps"):
+    for said in ("Continuing ", " is finished: 4 epochs, 500 steps"):
         again = loop(*words)
         out, err = again.communicate()
         assert again.returncode == 0 and said in out, err
