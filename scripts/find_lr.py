@@ -34,7 +34,7 @@ LINES = 10  # printed during the test where there is no bar
 
 def main(argv: list[str]) -> int:
     own, args = build_parser().split(argv)
-    refuse_mistakes(own, args)
+    refuse_mistakes(own)
     from components import build, build_traval
     from scripts.lr_range import measure
     from scripts.lr_range.advice import advise
@@ -71,15 +71,11 @@ def build_parser() -> ToolParser:
     return parser
 
 
-def refuse_mistakes(own: argparse.Namespace, args: Settings) -> None:
+def refuse_mistakes(own: argparse.Namespace) -> None:
     """Raise ``UserError`` for what cannot be done, before any work."""
     mistakes = []
     if own.start_lr >= own.end_lr:
         mistakes.append(f"--start-lr {own.start_lr:g} must be below --end-lr {own.end_lr:g}")
-    for flag, given in (("resume", args.run.resume), ("evaluate", args.run.evaluate), ("dry-run", args.run.dry_run)):
-        if given:
-            advice = "; begin from a checkpoint with --weights" if flag == "resume" else ""
-            mistakes.append(f"--{flag} is not for a range test, which begins anew{advice}")
     if own.picture is not None and (mistake := wrong_name("--picture", own.picture, "a .png", ".png")):
         mistakes.append(mistake)
     if mistakes:

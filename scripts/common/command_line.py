@@ -53,9 +53,15 @@ class ToolParser(argparse.ArgumentParser):
         return own, others
 
     def split(self, argv: Sequence[str]) -> tuple[Any, Settings]:
-        """The tool's own flags as a namespace, and all others as checked training settings."""
+        """The tool's own flags as a namespace, and all others as checked training settings, which no checkpoint has."""
         own, others = self.parse_known_args(argv)
-        return own, arguments.parse(others)
+        args = arguments.parse(others)
+        asked = {"--resume": args.run.resume, "--evaluate": args.run.evaluate, "--dry-run": args.run.dry_run}
+        if given := [flag for flag, value in asked.items() if value]:
+            raise UserError(
+                *(f"{flag} is not for {self.prog}, which reads no run; give the flags of one" for flag in given)
+            )
+        return own, args
 
 
 def number(low: float, high: float, kind: type[int] | type[float] = float) -> Callable[[str], Any]:

@@ -251,9 +251,11 @@ def test_a_killed_and_resumed_run_has_each_step_once(tmp_path, monkeypatch):
             for metric in client.get_metric_history(found.info.run_id, key)
         ]
         in_mlflow = {(step, key): value for step, key, value in history}
-        assert len({(step, key) for step, key, _ in history}) == len(history) == len(there)
-        timed = ("Speed", "Epoch/images_per_second")  # of a step that a kill undid, the first measurement stands
-        assert in_mlflow.keys() == there.keys()
+        assert len(in_mlflow) == len(history)
+        # Of a step that a kill undid, the first measurement stands; a resumed run may measure none in its first steps.
+        timed = ("Speed", "Epoch/images_per_second")
+        assert in_mlflow.keys() >= there.keys()
+        assert all(key[1].startswith(timed) for key in in_mlflow.keys() - there.keys())
         untimed = {key: value for key, value in there.items() if not key[1].startswith(timed)}
         assert same({key: in_mlflow[key] for key in untimed}, untimed)
 
