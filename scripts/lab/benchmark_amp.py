@@ -189,7 +189,7 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 def account(own: argparse.Namespace, distributed: Distributed) -> int:
     """Compare main.py's training step with a bare loop: same weights, same batch, rounds interleaved."""
-    from models import unknown_arch
+    from models.build import unknown_arch
     from scripts.common.timing import Spread, busy_seconds, ratios, timed, warm_up
     from scripts.lab.benchmarks.steps import classification
 

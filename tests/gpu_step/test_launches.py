@@ -23,7 +23,7 @@ def grown(names):
     for name in names:
         written = WRITTEN["recipes"][name]
         for key, value in figures(counted[name]).items():
-            comparable = key.endswith("reads") or WRITTEN["torch"] == TORCH
+            comparable = key.endswith("reads") or TORCH in WRITTEN["torch"]
             if value > written[key] and comparable:
                 larger[name, key] = (value, written[key], counted[name])
     return larger

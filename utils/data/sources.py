@@ -30,7 +30,7 @@ Item = tuple[list[MicroBatch], torch.Tensor, torch.Tensor]
 # What a worker hands over: a micro-batch as read, its images, and their numbers in the data set (int64, m).
 ReadMicroBatch = tuple[MicroBatch, torch.Tensor | MixedBatch, np.ndarray]
 TOGETHER_BYTES = 2**20  # of images that a resident source hands over at once
-AHEAD = 2**13  # images of which a resident source knows its micro-batches beforehand
+AHEAD = 2**16  # images of which a resident source knows its micro-batches beforehand: an epoch of small sets
 
 
 class Source(Protocol):

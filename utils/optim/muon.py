@@ -1,4 +1,4 @@
-"""timm's Muon with few launches: matrices of one shape are orthogonalised together."""
+"""timm's Muon with few launches: matrices of one shape, and small ones of one height, are orthogonalised together."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import timm.optim
 import torch
 from timm.optim.muon import _COEFFICIENTS, get_lr_scale, resolve_ns_coefficients, zeropower_via_newtonschulz
 from torch import nn
+from torch.nn import functional
 
+SMALL = 2**22  # numbers in matrices that are padded to one width: launching for each width takes longer than the zeros
 LEAST_NORM = 1e-12  # so that zeros stay zeros
 
 
 class Muon(timm.optim.Muon):
-    """timm's, in arithmetic and state; a step takes operations for each shape instead of for each matrix.
+    """timm's, in arithmetic and state; a step takes operations for each height instead of for each matrix.
 
     On a GPU a step of a small network otherwise takes longer to launch than to compute. A parameter's first step is
     timm's, which decides how it is updated and makes its state; so are all steps of what timm does not take as one
@@ -60,16 +62,17 @@ class Muon(timm.optim.Muon):
             alike = (parameter.shape, parameter.stride(), parameter.dtype, parameter.device)
             shapes.setdefault(alike, []).append((parameter, direction))
         moves: dict[float, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}  # by the factor of the steps
-        for pairs in shapes.values():
-            own, directions = map(list, zip(*pairs, strict=True))
-            update = orthogonalised(directions, group, together=own[0].device.type != "cpu")
+        directions = [[direction for _, direction in pairs] for pairs in shapes.values()]
+        updates = orthogonalised(directions, group, together=parameters[0].device.type != "cpu")
+        for pairs, update in zip(shapes.values(), updates, strict=True):
+            own = [parameter for parameter, _ in pairs]
             factor = -group["lr"] * (
                 get_lr_scale(update.shape, group["adjust_lr_fn"]) if group["adjust_lr_fn"] else 1.0
             )
             # In the parameters' own dtype and memory format, which one operation for all of them needs.
             steps = torch.empty_strided(
                 (len(own), *own[0].shape), (own[0].numel(), *own[0].stride()), dtype=own[0].dtype, device=own[0].device
-            ).copy_(update.reshape(len(own), *own[0].shape))
+            ).copy_(update.unflatten(2, own[0].shape[1:]))
             if isinstance(factor, torch.Tensor):
                 steps = steps.mul_(factor)
                 factor = 1
@@ -80,10 +83,11 @@ class Muon(timm.optim.Muon):
             torch._foreach_add_(moved, by, alpha=factor)
 
 
-def orthogonalised(tensors: list[torch.Tensor], group: dict[str, Any], together: bool) -> torch.Tensor:
-    """The orthogonal matrices nearest to ``tensors`` (out, ...) of one shape, about: bfloat16 (k, out, rest).
+def orthogonalised(shapes: list[list[torch.Tensor]], group: dict[str, Any], together: bool) -> list[torch.Tensor]:
+    """The orthogonal matrices nearest to tensors (out, ...), about: for each shape's k tensors bfloat16 (k, out, rest).
 
-    ``together``: in batched products, for all at once.
+    ``together``: in batched products. Columns of zeros stay zeros and change no other, so narrower matrices are padded
+    to the width of others of their height, unless that is many numbers.
     """
 
     def of(matrices: torch.Tensor) -> torch.Tensor:
@@ -96,11 +100,23 @@ def orthogonalised(tensors: list[torch.Tensor], group: dict[str, Any], together:
             scale_eps=group["scale_eps"],
         )
 
-    if len(tensors) == 1:
-        return of(tensors[0].flatten(1))[None]
-    if together:
-        return of(torch.stack(tensors).flatten(2))
-    return torch.stack([of(tensor.flatten(1)) for tensor in tensors])
+    if not together:
+        return [torch.stack([of(tensor.flatten(1)) for tensor in tensors]) for tensors in shapes]
+    stacks = [(torch.stack(own) if len(own) > 1 else own[0][None]).flatten(2) for own in shapes]
+    by_height: dict[int, list[int]] = {}
+    for place, stack in enumerate(stacks):
+        by_height.setdefault(stack.shape[1], []).append(place)
+    updates = {}
+    for height, alike in by_height.items():
+        width = max(stacks[place].shape[2] for place in alike)
+        is_small = sum(len(stacks[place]) for place in alike) * height * width <= SMALL
+        for places in [alike] if is_small else [[place] for place in alike]:
+            parts = [stacks[place] for place in places]
+            if len(parts) > 1:
+                parts = [functional.pad(p, (0, width - p.shape[2])) if p.shape[2] < width else p for p in parts]
+            made = of(torch.cat(parts) if len(parts) > 1 else parts[0]).split([*map(len, parts)])
+            updates |= {place: own[..., : stacks[place].shape[2]] for place, own in zip(places, made, strict=True)}
+    return [updates[place] for place in range(len(stacks))]
 
 
 @torch.no_grad()

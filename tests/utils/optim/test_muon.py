@@ -1,6 +1,7 @@
 """Muon by shapes: timm's bits and state where each matrix is orthogonalised alone, few operations where they are not."""
 
 import copy
+import math
 
 import pytest
 import timm.optim
@@ -71,15 +72,36 @@ def test_a_hook_is_called_once_a_step():
     assert len(calls) == 5
 
 
-@pytest.mark.parametrize("shape", [(8, 72), (32, 8), (16, 4, 3, 3)])
-def test_matrices_orthogonalised_together_are_those_orthogonalised_alone(shape):
+@pytest.mark.parametrize("small", [muon.SMALL, 0], ids=["padded", "each shape for itself"])
+def test_matrices_orthogonalised_together_are_those_orthogonalised_alone(small, monkeypatch):
+    """Wide ones, tall ones, and of each height some narrower ones, which may be padded."""
+    monkeypatch.setattr(muon, "SMALL", small)
     torch.manual_seed(0)
-    group = Muon([nn.Parameter(torch.zeros(shape))], lr=0.1).param_groups[0]
-    tensors = [torch.randn(shape) for _ in range(3)]
-    alone, together = (muon.orthogonalised(tensors, group, each).float() for each in (False, True))
-    assert together.shape == (3, shape[0], tensors[0][0].numel())
-    # Five iterations of three products round to bfloat16's 8 bits, of entries below 1; sums of up to 72 have more.
-    torch.testing.assert_close(together, alone, rtol=0, atol=15 * 2**-8 * 0.5)
+    shapes = [(8, 72), (32, 8), (16, 4, 3, 3), (32, 4, 1, 1), (8, 8, 1, 3), (16, 36)]
+    group = Muon([nn.Parameter(torch.zeros(8, 8))], lr=0.1).param_groups[0]
+    tensors = [[torch.randn(shape) for _ in range(3 - place % 3)] for place, shape in enumerate(shapes)]
+    alone, together = (muon.orthogonalised(tensors, group, each) for each in (False, True))
+    for shape, one, other in zip(shapes, alone, together, strict=True):
+        assert one.shape == other.shape == (len(one), shape[0], math.prod(shape[1:]))
+        # Five iterations of three products round to bfloat16's 8 bits, of entries below 1; sums of up to 72 have more.
+        torch.testing.assert_close(other.float(), one.float(), rtol=0, atol=15 * 2**-8 * 0.5)
+
+
+def test_small_matrices_of_one_height_take_one_product(monkeypatch):
+    heights = []
+
+    def orthogonal(matrices, *_, **__):
+        heights.append(matrices.shape)
+        return matrices
+
+    monkeypatch.setattr(muon, "zeropower_via_newtonschulz", orthogonal)
+    group = Muon([nn.Parameter(torch.zeros(8, 8))], lr=0.1).param_groups[0]
+    shapes = [[torch.ones(64, 216)], [torch.ones(64, 576)], [torch.ones(256, 2304)] * 3, [torch.ones(256, 576)]]
+    muon.orthogonalised(shapes, group, together=True)
+    assert heights == [(2, 64, 576), (4, 256, 2304)]
+    heights.clear()
+    muon.orthogonalised([*shapes, [torch.ones(256, 2304 * 4)]], group, together=True)
+    assert heights == [(2, 64, 576), (3, 256, 2304), (1, 256, 576), (1, 256, 9216)]
 
 
 def test_norms_are_kept_as_one_after_the_other():
