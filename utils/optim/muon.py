@@ -106,7 +106,7 @@ def orthogonalised(shapes: list[list[torch.Tensor]], group: dict[str, Any], toge
     by_height: dict[int, list[int]] = {}
     for place, stack in enumerate(stacks):
         by_height.setdefault(stack.shape[1], []).append(place)
-    updates = {}
+    updates: dict[int, torch.Tensor] = {}
     for height, alike in by_height.items():
         width = max(stacks[place].shape[2] for place in alike)
         is_small = sum(len(stacks[place]) for place in alike) * height * width <= SMALL
