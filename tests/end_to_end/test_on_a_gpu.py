@@ -57,6 +57,35 @@ def test_steps_as_graphs_end_with_the_bits_of_steps_that_are_launched_as_they_ar
     assert differences(*runs) == []
 
 
+READING = """
+from torch import nn
+from utils.plugin import network
+
+
+class Reading(nn.Sequential):
+    def forward(self, images):
+        assert bool(images.isfinite().all())  # the host reads this, which ends a recording
+        return super().forward(images)
+
+
+@network("reading")
+def reading(classes, channels, image_size):
+    return Reading(nn.Flatten(), nn.Linear(channels * image_size**2, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, classes))
+"""
+
+
+def test_a_step_that_cannot_be_recorded_is_launched_as_it_is_and_no_bit_changes(tmp_path):
+    (tmp_path / "own.py").write_text(READING)
+    same = ("--plugin", tmp_path / "own.py", "--arch", "reading", "--deterministic", "--epochs", 2, "--lr", 2**-6)
+    same = (*same, "--lr-policy", "constant", "--amp", "fp16")
+    off, auto = (train(*same, "--cuda-graph", graph, "--output", tmp_path / graph)["run"] for graph in ("off", "auto"))
+    assert "one cannot be recorded: " in (Path(auto) / "log.txt").read_text()
+    assert differences(off, auto) == []
+    line = [sys.executable, ROOT / "main.py", "--device", DEVICE, *same, "--cuda-graph", "on", "--output", tmp_path]
+    done = subprocess.run([*map(str, line)], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 2 and "--cuda-graph on: no graph can stand for a step: " in done.stderr
+
+
 def test_a_compiled_network_and_compiled_augmentation_train(tmp_path):
     flags = ("--compile", "--compile-augment", "--augment", "shift", "--epochs", 4, "--lr", 0.05, "--output", tmp_path)
     assert float(train(*flags)["top1"]) > 80
