@@ -43,11 +43,11 @@ HEAD = """# Results
 
 Made by `python scripts/lab/collect_results.py` from the runs in `results/`, never by hand.
 
-A row's recipe still has the settings of its runs, but for those that are gone (CHANGELOG.md): `python main.py --config
-mnist/fc --datapath DATA --seed 0` and its like repeat them (`digits/` needs no DATA; on machine D, fp16 is the
-default). Top-1 is that of the last validation, as mean ± standard deviation over n seeds. *Best* is the best
-validation's, which is chosen on the images that it is measured on. Time is that of the epochs with their validations,
-without the start. *Doubtful* runs have learned nothing, and their mean is no result.
+`python main.py --config mnist/fc --datapath DATA --seed 0` and its like repeat a row: its recipe still has the settings
+of its runs, but for settings that are gone (CHANGELOG.md). `digits/` needs no DATA; on machine D, fp16 is the default.
+Top-1 is that of the last validation, as mean ± standard deviation over n seeds. *Best* is that of the best validation,
+which was chosen on the images that it is measured on. Time is that of all epochs with their validations, without the
+start. *Doubtful* runs have learned nothing, and their mean is no result.
 
 | evidence | means |
 |---|---|
@@ -75,14 +75,15 @@ ESTIMATES_HEAD = """
 No run of these recipes is kept. Beside the literature's top-1 stand two estimates:
 
 - **Time**: 3 x the multiply-adds of an image's forward pass x training images x epochs, at the rate of
-  `imagenette/resnet10t` on A (152 thousand million a second) and of ResNet-50 in bf16 on D (40.6 million million, from
-  [its images/s](benchmarks/h100.md)). Reading images and validation come on top, and a GPU does not reach its rate with
+  `imagenette/resnet10t` on A (152e9 multiply-adds a second) and of ResNet-50 in bf16 on D (40.6e12, from [its
+  images/s](benchmarks/h100.md)). Reading images and validation come on top, and a GPU does not reach its rate with
   small images: `mnist/conv4` took 48 s on D, where this gives 3 s.
 - **Memory** of a step in half precision, with the whole global batch in one forward pass on one GPU, or an eighth of it
-  on each of eight. For each weight: 4 bytes, 4 for its gradient, 4 for the optimizer's state (8 with Adam and LAMB),
-  4 for a moving average, 2 for autocast's copy. For each image: 2 bytes for each number that the forward pass keeps for
-  the backward pass; `--accumulate N` divides this part by N. Libraries, workspaces and images held in memory come on
-  top. No GPU has measured it. The recipes measured above need less than 2 GB by this formula.
+  on each of eight. Each weight takes 4 bytes for itself, 4 for its gradient, 4 for the optimizer's state (8 with Adam
+  and LAMB), 4 for a moving average if the recipe has one, and 2 for autocast's copy. Each image takes 2 bytes for each
+  number that the forward pass keeps for the backward pass; `--accumulate N` divides this part by N. Libraries,
+  workspaces and images held in memory come on top. Nobody has compared these estimates with a GPU. By this formula, the
+  recipes measured above need less than 2 GB.
 """
 GPUS = {1: "one GPU", 8: "each of eight"}
 # The rows that README shows: recipe and machine.
