@@ -220,16 +220,7 @@ def test_predict_and_serve_give_the_calibrated_probabilities_and_reject_below(ke
     lines = [json.loads(text) for text in (tmp_path / "rows.jsonl").read_text().splitlines()]
     sure = best.values >= 0.8
     assert 5 < sure.sum() < 35
-    assert list(rows[0]) == [
-        "path",
-        "class",
-        "probability",
-        "class_2",
-        "probability_2",
-        "rejected",
-        "distance",
-        "error",
-    ]
+    assert list(rows[0]) == "path class probability class_2 probability_2 rejected distance error".split()
     for row, one, share, place, is_sure in zip(rows, lines, *map(torch.Tensor.tolist, (*best, sure)), strict=True):
         name = plain.classes[place]
         assert (row["class"], row["rejected"]) == ((name, "") if is_sure else ("", name))

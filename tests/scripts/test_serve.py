@@ -44,18 +44,7 @@ class Running:
     """A server in a thread of this process."""
 
     def __init__(self, run, *flags):
-        line = [
-            run,
-            *flags,
-            "--device",
-            "cpu",
-            "--max-megabytes",
-            "0.2",
-            "--max-megapixels",
-            "0.5",
-            "--batch-size",
-            "8",
-        ]
+        line = [run, *flags, *"--device cpu --max-megabytes 0.2 --max-megapixels 0.5 --batch-size 8".split()]
         own = serve.build_parser().parse_args(line)
         self.service = serve.build_service(own)
         self.listener = serve.listening(own.host, 0)
@@ -428,13 +417,7 @@ def test_no_request_opens_a_file(server):
     sys.addaudithook(watch)
     for _ in range(2):  # the first time, libraries import their parts
         opened.clear()
-        for path in (
-            "/predict?name=/etc/passwd",
-            "/../../etc/passwd",
-            "/page/../serve.py",
-            "/%2e%2e/%2e%2e/main.py",
-            "/",
-        ):
+        for path in "/predict?name=/etc/passwd /../../etc/passwd /page/../serve.py /%2e%2e/%2e%2e/main.py /".split():
             server.ask(path, encoded(), content_disposition='form-data; filename="../../x.png"')
             server.ask(path)
     watching = False

@@ -59,18 +59,7 @@ last = f"val_top1={{top1:.4f}} val_loss=1 val_epoch={{epochs}} best_top1={{top1:
 (folder / "log.txt").write_text(f"{{stamp}} Run x\\n{{stamp}} {{last}}\\n")
 print(last)
 """
-FLAGS = [
-    "--set",
-    "lr=0.001..10:log",
-    "--set",
-    "global-batch-size=32,64",
-    "--epochs",
-    "8",
-    "--best",
-    "2",
-    "--seeds",
-    "2",
-]
+FLAGS = "--set lr=0.001..10:log --set global-batch-size=32,64 --epochs 8 --best 2 --seeds 2".split()
 
 
 @pytest.fixture(scope="module")

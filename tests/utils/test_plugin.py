@@ -26,18 +26,7 @@ from utils.optim.lr_policy import build_lr_policy
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = str(ROOT / "examples" / "plugin.py")
 PARTS = ("--arch", "mixer", "--loss", "poly", "--optimizer", "signsgd", "--lr-policy", "inverse-sqrt", "--lr", "0.001")
-FLAGS = (
-    "--plugin",
-    EXAMPLE,
-    *PARTS,
-    "--augment",
-    "brightness",
-    "shift",
-    "--best-metric",
-    "margin",
-    "--batch-size",
-    "64",
-)
+FLAGS = ("--plugin", EXAMPLE, *PARTS, *"--augment brightness shift --best-metric margin --batch-size 64".split())
 
 
 def written(folder, text, name="mine.py"):

@@ -52,12 +52,8 @@ def test_flag_wins_over_recipe_over_checkpoint_over_default(recipe):
     args = arguments.parse(["--config", path, "--lr", "0.1"], 1, stored)
     settings = args.optimisation
     assert (settings.lr, settings.epochs, settings.weight_decay, settings.momentum) == (0.1, 12, 0.03, 0.9)
-    assert [args.origins[name] for name in ("lr", "epochs", "weight_decay", "momentum")] == [
-        "flag",
-        "recipe",
-        "checkpoint",
-        "default",
-    ]
+    origins = [args.origins[name] for name in ("lr", "epochs", "weight_decay", "momentum")]
+    assert origins == ["flag", "recipe", "checkpoint", "default"]
 
 
 def test_the_last_of_a_repeated_flag_wins():
@@ -275,17 +271,7 @@ def test_only_these_settings_leave_the_result_alone():
 
 
 def test_only_these_settings_are_the_machines_or_the_commands_own():
-    inherited = {
-        "batch_size",
-        "name",
-        "deterministic",
-        "device",
-        "download",
-        "workers",
-        "progress",
-        "timeout",
-        "plugin",
-    }
+    inherited = set("batch_size name deterministic device download workers progress timeout plugin".split())
     assert declaring("inherited", False) == inherited
     words = "config output gpu_ids resume resume_override evaluate dry_run max_steps"
     assert declaring("in_recipe", False) == set(words.split())

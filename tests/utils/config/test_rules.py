@@ -68,16 +68,7 @@ def test_what_needs_whole_weights_contradicts_a_sharded_model_and_nothing_else_d
             assert all(line.startswith("--shard-model") for line in error.mistakes)
     assert contradicted == {
         *("clip_grad_agc", "sam_rho", "sam_adaptive", "grad_penalty", "lookahead", "swa_start_epoch", "swa_lr"),
-        *(
-            "compile",
-            "compile_mode",
-            "freeze_epoch",
-            "unfreeze_epoch",
-            "fp32_layers",
-            "dump_bad_batch",
-            "bucket_mb",
-            "grad_compression",
-        ),
+        *"compile compile_mode freeze_epoch unfreeze_epoch fp32_layers dump_bad_batch bucket_mb grad_compression".split(),
     }
     (line,) = mistakes_of(["--shard-model", "--grad-compression", "bf16"], world_size=2)
     assert line == "--shard-model contradicts --grad-compression bf16, which is for whole gradients; remove one"

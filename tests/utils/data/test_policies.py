@@ -306,15 +306,9 @@ def test_a_wrong_policy_is_refused_with_a_reason(text, words):
 
 
 def test_what_timm_takes_is_taken_with_its_defaults():
-    for text in (
-        "rand-m9-mstd0.5-inc1",
-        "rand-mstd1-tweights",
-        "rand-m9-n3-mstd0.5",
-        "augmix-m5-w4-d2",
-        "original-mstd0.5",
-        "v0",
-        "3a",
-    ):
+    for (
+        text
+    ) in "rand-m9-mstd0.5-inc1 rand-mstd1-tweights rand-m9-n3-mstd0.5 augmix-m5-w4-d2 original-mstd0.5 v0 3a".split():
         assert policy_check(text) is None
     assert read_policy("rand").options == {"m": 10, "n": 2, "p": 0.5, "mstd": 0.0, "mmax": 10, "inc": 0, "t": ""}
     assert read_policy("rand-m5-mstd200").options["mstd"] == float("inf")

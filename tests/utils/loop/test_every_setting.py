@@ -61,12 +61,8 @@ CONTEXTS = {
     "views": "--tta flip",
 }
 IN_SHORT = ("plain",)
-AS_THE_FIGURES_GO = {
-    "early_stopping",
-    "early_stopping_metric",
-    "early_stopping_delta",
-    "best_metric",
-}  # not how they come
+# not how they come
+AS_THE_FIGURES_GO = set("early_stopping early_stopping_metric early_stopping_delta best_metric".split())
 
 
 class Tiny(nn.Module):

@@ -3,7 +3,6 @@
 import dataclasses
 import re
 from datetime import datetime as real_datetime
-from pathlib import Path
 
 import pytest
 
@@ -155,12 +154,3 @@ def test_file_where_a_folder_must_be_is_one_line_about_the_output(place, tmp_pat
     (line,) = caught.value.mistakes
     assert f"--output {tmp_path / 'runs'}" in line
     assert taken.read_text() == "mine"
-
-
-def test_output_name_too_long_for_the_file_system_is_one_line(tmp_path):
-    args = parse(["--output", str(Path(tmp_path) / ("x" * 300))])
-    with pytest.raises(UserError) as caught:
-        RunFolder.create(args)
-    (line,) = caught.value.mistakes
-    assert "--output" in line and "too long" in line
-    assert list(tmp_path.iterdir()) == []
