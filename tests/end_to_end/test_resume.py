@@ -99,13 +99,8 @@ def test_a_checkpoint_from_before_there_were_arguments_goes_on_as_it_was_and_tak
         resumed = ("--resume", tmp_path / f"{name}.pt", "--max-steps", 12)
         ends.append(in_process(capsys, *resumed, "--output", tmp_path / f"{name} on"))
     assert differences(*ends) == []
-    other = [
-        *FLAGS,
-        *map(str, resumed),
-        "--output",
-        str(tmp_path / "other"),
-        *"--opt-eps 0.5 --opt-betas 0.8 0.9".split(),
-    ]
+    other = [*FLAGS, *map(str, resumed), "--output", str(tmp_path / "other")]
+    other += "--opt-eps 0.5 --opt-betas 0.8 0.9".split()
     assert main(other) == 2
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(": ")[1] for line in lines] == ["--opt-eps 0.5", "--opt-betas 0.8 0.9"]

@@ -103,9 +103,8 @@ OTHER_DATA = {
 def test_override_goes_on_with_other_data_where_the_network_fits_it(on_images, tmp_path, capsys, case):
     classes, first, expected = OTHER_DATA[case]
     images(tmp_path / "other", classes, first)
-    code, lines = told(
-        capsys, (*CPU, "--resume", on_images, "--resume-override", "--workers", 0, "--datapath", "other")
-    )
+    flags = "--resume-override --workers 0 --datapath other".split()
+    code, lines = told(capsys, (*CPU, "--resume", on_images, *flags))
     if len(classes) != 4:
         (line,) = lines
         assert code == 2 and expected[0] in line and "--weights" in line
@@ -124,23 +123,8 @@ def test_override_goes_on_with_other_data_where_the_network_fits_it(on_images, t
 
 
 def test_override_goes_on_in_the_same_folder_with_the_new_settings(run, capsys):
-    code, lines = told(
-        capsys,
-        (
-            *CPU,
-            "--resume",
-            run,
-            "--resume-override",
-            "--epochs",
-            4,
-            "--lr",
-            0.05,
-            "--momentum",
-            0.5,
-            "--ema-decay",
-            0.5,
-        ),
-    )
+    flags = "--epochs 4 --lr 0.05 --momentum 0.5 --ema-decay 0.5".split()
+    code, lines = told(capsys, (*CPU, "--resume", run, "--resume-override", *flags))
     made = f"{run / 'checkpoints/last.pt'} was made with"
     assert code == 0 and lines == [
         f"main.py: warning: --epochs 4: {made} --epochs 3; going on with --epochs 4",

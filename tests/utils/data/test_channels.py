@@ -259,18 +259,8 @@ def test_a_run_on_five_bands_ends_in_a_checkpoint_that_every_tool_reads(bands, t
 
 def test_statistics_are_numpys_over_the_training_images_and_a_run_takes_them(bands, tmp_path, capsys):
     folder, arrays = bands
-    line = [
-        "--dataname",
-        "folder",
-        "--datapath",
-        str(folder),
-        "--statistics",
-        "--output",
-        str(tmp_path),
-        "--workers",
-        "0",
-    ]
-    assert check_data.main(line) == 0
+    line = f"--dataname folder --datapath {folder} --statistics --output {tmp_path} --workers 0"
+    assert check_data.main(line.split()) == 0
     said = capsys.readouterr().out
     args = parse(flags(folder, "--config", tmp_path / "statistics.yaml"), 1)
     values = arrays.reshape(-1, 5) / 65535
