@@ -247,7 +247,7 @@ def page(rows: Sequence[Row], unmeasured: Sequence[Recipe], machines: Machines) 
 
 
 def draw(rows: Sequence[Row], machines: Machines, path: Path) -> None:
-    """A picture of the rows' wrong answers over their time, in ``path``; filled dots are full evidence."""
+    """A picture of the rows' wrong answers over their time, in ``path``; dots of README's rows have names."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -262,6 +262,11 @@ def draw(rows: Sequence[Row], machines: Machines, path: Path) -> None:
                 wrong = 100 - statistics.fmean(run.final for run in row.runs)
                 full = machines.evidence(row) == "full"
                 axes.plot(seconds, wrong, "o", color=f"C{number}", markerfacecolor=f"C{number}" if full else "white")
+                if (title(row), machines.letter(row.runs[0])) in IN_README:
+                    side, away = ("right", -5) if seconds > 600 else ("left", 5)
+                    axes.annotate(
+                        title(row), (seconds, wrong), (away, 5), textcoords="offset points", ha=side, fontsize=8
+                    )
         axes.plot([], [], "o", color=f"C{number}", label=data)
     axes.set(xscale="log", yscale="log", xlabel="time of all epochs", ylabel="100 - top-1, percent")
     axes.set_xticks([5, 10, 30, 60, 300, 1800], ["5 s", "10 s", "30 s", "1 min", "5 min", "30 min"])
@@ -278,8 +283,7 @@ def readme_rows(rows: Sequence[Row], machines: Machines) -> str:
     lines = ["| recipe | top-1 (n seeds), time | machine | evidence |", "|---|---|---|---|"]
     for recipe, letter in IN_README:
         (found,) = [row for row in rows if (title(row), machines.letter(row.runs[0])) == (recipe, letter)]
-        figure = spread([run.final for run in found.runs], digits=1).replace(" %", "")
-        measured = f"{figure} % (n={len(found.runs)}), {duration(found.runs)}"
+        measured = f"{spread([run.final for run in found.runs])} (n={len(found.runs)}), {duration(found.runs)}"
         lines.append(f"| `{recipe}` | {measured} | {machines.known[letter]['short']} | {machines.evidence(found)} |")
     return "\n".join(lines) + "\n"
 
@@ -316,10 +320,10 @@ def measured_row(row: Row, machines: Machines) -> str:
     return "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
 
 
-def spread(values: Sequence[float], digits: int = 2) -> str:
+def spread(values: Sequence[float]) -> str:
     """Mean and standard deviation of a sample, in percent."""
-    mean = f"{statistics.fmean(values):.{digits}f}"
-    return f"{mean} ± {deviation(values):.{digits}f} %" if len(values) > 1 else f"{mean} %"
+    mean = f"{statistics.fmean(values):.2f}"
+    return f"{mean} ± {deviation(values):.2f} %" if len(values) > 1 else f"{mean} %"
 
 
 def duration(runs: Sequence[RunResult]) -> str:
