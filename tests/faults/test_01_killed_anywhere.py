@@ -56,7 +56,8 @@ def test_a_kill_at_a_random_moment_and_resume_auto_leave_the_same_bits_metrics_a
 )
 def test_the_tool_when_it_is_stopped_takes_its_training_and_its_folder_along(tmp_path, monkeypatch, number, code, said):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    line = [sys.executable, str(ROOT / "scripts/verify_resume.py"), *RANKS, *FLAGS]
+    hears = ["env", "--default-signal"]  # what nohup starts would ignore SIGHUP
+    line = [*hears, sys.executable, str(ROOT / "scripts/verify_resume.py"), *RANKS, *FLAGS]
     tool = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     left = wait_for(lambda: len(found := descendants(tool.pid)) >= 3 and found)  # the launcher and both ranks
     tool.send_signal(number)
