@@ -271,6 +271,7 @@ def test_a_damaged_image_of_a_streamed_data_set_is_skipped_and_a_mistake_in_its_
 # ------------------------------------------------------------------------------------------ mistakes
 
 NETWORK = "from utils.plugin import network\n@network('mine')\ndef mine(classes, channels, image_size):\n    "
+METRIC = "from utils.plugin import metric\n@metric('m')\ndef f(logits, targets):\n    "
 MISTAKES = {
     "def broken(:\n": "mine.py, line 1: SyntaxError",
     "import no_such_package\n": "mine.py, line 1: ModuleNotFoundError",
@@ -282,7 +283,8 @@ MISTAKES = {
     NETWORK.replace("mine", "resnet18") + "...\n": "there is a network resnet18 already",
     NETWORK + "raise ValueError('no')\n": "mine.py, line 4: network mine: ValueError: no",
     "from utils.plugin import loss\n@loss('mine')\ndef f(logits, targets):\n    return logits[targets]\n": "loss mine must return a tensor of one number, not a",
-    "from utils.plugin import metric\n@metric('m')\ndef f(logits, targets):\n    return 1\n": "metric m must return a value for each of",
+    METRIC + "return 1\n": "metric m must return a value for each of 64 images, a tensor of the shape (64,), not int",
+    METRIC + "return logits\n": "a tensor of the shape (64,), not (64, 10)",
     "from utils.plugin import augmentation\n@augmentation('mine')\ndef f(images, numbers):\n    return images[:1, 0]\n": (
         "augmentation mine must return images of the shape"
     ),
