@@ -100,7 +100,7 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def best_first(found: Sequence[Difference]) -> list[Difference]:
-    """Those against the point that no other is above; the largest difference last."""
+    """Comparisons with the point that no other is above, the largest difference last."""
     losers = {difference.other for difference in found if difference.mean > 0}
     winners = [difference.one for difference in found if difference.one not in losers]
     return sorted((each for each in found if winners and each.one == winners[0]), key=lambda each: each.mean)
