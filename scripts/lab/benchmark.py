@@ -31,7 +31,7 @@ from utils.runtime.process import RankInfo
 if TYPE_CHECKING:
     from scripts.lab.benchmarks.measure import Match, Row, Setup
 
-NAME = "benchmark.py"
+NAME = "lab/benchmark.py"
 PARTS = {
     "loop": "main.py against the bare loop, torchvision's MNIST and timm's train.py",
     "decode": "JPEG files on one core",

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from scripts.lab.benchmarks.steps import Workload
     from utils.runtime.distributed import Distributed
 
-NAME = "benchmark_amp.py"
+NAME = "lab/benchmark_amp.py"
 FORMATS = ("fp32", "tf32", "fp16", "bf16")
 ACCOUNTING = "--accounting"
 # What each kind of benchmark takes, and its defaults. Another kind's flag is a mistake.

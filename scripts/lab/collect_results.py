@@ -34,7 +34,7 @@ from utils.config import arguments
 from utils.config.datasets import SPECS
 from utils.config.settings import Settings, UserError
 
-NAME = "collect_results.py"
+NAME = "lab/collect_results.py"
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "results"
 PAGE = ROOT / "docs" / "results.md"

@@ -47,7 +47,7 @@ from scripts.common.output import whole_file
 from scripts.lab.gpu_table.commands import PIECES, RATIO, TESTS, Line, Piece, PieceFailure
 from utils.config.settings import UserError
 
-NAME = "gpu_results.py"
+NAME = "lab/gpu_results.py"
 ROOT = Path(__file__).resolve().parents[2]
 LEFT = 75  # run me again
 LEAST_SECONDS = 60  # with which a piece that resumes is begun

@@ -24,7 +24,7 @@ from utils.config.settings import UserError
 if TYPE_CHECKING:
     import numpy as np
 
-NAME = "split_fashionmnist.py"
+NAME = "lab/split_fashionmnist.py"
 CLASSES = 10
 SIDE = 28
 OF_A_CLASS = 7000

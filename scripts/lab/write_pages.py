@@ -19,7 +19,7 @@ from utils.config.other_programs import Program, other_programs
 from utils.config.settings import Settings, all_settings, as_text, flag_of
 from utils.config.synonyms import SYNONYMS
 
-NAME = "write_pages.py"
+NAME = "lab/write_pages.py"
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 WHOLE_WORDS = {"break_long_words": False, "break_on_hyphens": False}
 SETTINGS_HEAD = """# Settings

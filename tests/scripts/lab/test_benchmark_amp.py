@@ -119,7 +119,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(tool, monkeypatch, capsys, flags,
     monkeypatch.setattr(sys, "argv", ["benchmark_amp.py", *flags.split()])
     assert run_tool(tool.NAME, tool.main) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("benchmark_amp.py: ") and expected in line
+    assert line.startswith("lab/benchmark_amp.py: ") and expected in line
 
 
 def test_what_needs_torch_to_be_noticed_is_one_line_too(tool, tmp_path):

@@ -223,4 +223,4 @@ def test_a_kept_run_that_stopped_early_is_still_finished(tmp_path, monkeypatch):
 
 def test_a_folder_that_is_not_there_is_one_line(tmp_path, capsys, monkeypatch):
     code, said = collect([tmp_path / "none", tmp_path], capsys, monkeypatch)
-    assert (code, said.err) == (2, f"collect_results.py: {tmp_path / 'none'}: no such folder\n")
+    assert (code, said.err) == (2, f"lab/collect_results.py: {tmp_path / 'none'}: no such folder\n")

@@ -60,7 +60,7 @@ def test_files_that_are_there_stay_as_they_are(package, tmp_path, capsys, monkey
     own = tmp_path / "data" / "t10k-labels-idx1-ubyte"
     own.write_bytes(b"the data set's own")
     code, said = split(package, tmp_path / "data", capsys, monkeypatch)
-    assert (code, said.err) == (2, f"split_fashionmnist.py: {own}: exists; give another folder\n")
+    assert (code, said.err) == (2, f"lab/split_fashionmnist.py: {own}: exists; give another folder\n")
     assert own.read_bytes() == b"the data set's own" and len(list(own.parent.iterdir())) == 1
 
 
@@ -73,5 +73,5 @@ def test_a_package_that_is_not_whole_is_one_line_and_writes_nothing(text, what, 
     path.unlink() if text is None else path.write_text(text)
     code, said = split(package, tmp_path / "data", capsys, monkeypatch)
     assert code == 2 and said.err.count("\n") == 1
-    assert said.err.startswith(f"split_fashionmnist.py: {path}: {what}")
+    assert said.err.startswith(f"lab/split_fashionmnist.py: {path}: {what}")
     assert not (tmp_path / "data").exists()
