@@ -261,6 +261,11 @@ FIGURES = {
         RESULTS: ROW.format("cifar10/fast", 5, "B"),
         "configs/cifar10/fast.yaml": r"Measured: ([\d.]+) %",
     },
+    "the run of the report's picture": {
+        "docs/report.md": r"is right about ([\d.]+) % of CIFAR-10's test images",
+        "docs/explain.md": r"right about ([\d.]+) % of the test images",
+        "README.md": r"A report of a run: ([\d.]+) % on CIFAR-10",
+    },
     "cifar10/fast with AVX2, five seeds": {
         CPU: r"kept to AVX2 as below \(torch 2.15\): ([\d.]+) % in the mean",
         RESULTS: ROW.format(r"cifar10/fast \(avx2\)", 5, "A"),
