@@ -330,7 +330,7 @@ FIGURES = {
         "docs/resume_and_faults.md": r"(\d+) kills, no difference",
     },
     "kills of one command": {
-        "README.md": r"Repeat (\d+) of them",
+        "README.md": r"\[(\d+) kills with your settings",
         "docs/resume_and_faults.md": r"verify_resume.py --kills (\d+) ",
     },
     "the last line": {
