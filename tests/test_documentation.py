@@ -62,7 +62,7 @@ def code_spans(text):
 
 def commands(text):
     """Every command of a page, in a block, between backticks, or on a line of a file's header."""
-    lines = [line.strip() for line in text.splitlines()]
+    lines = [line.strip() for line in text.replace("\\\n", " ").splitlines()]
     found = [line for line in (*lines, *code_spans(text)) if COMMAND.match(line)]
     return dict.fromkeys(found)
 
@@ -246,6 +246,23 @@ def test_the_page_for_users_of_another_program_has_each_of_its_flags(name):
     wanted = program.synonyms | program.instead.keys() | program.same
     shown = {span.lstrip("-") for span in code_spans(PAGES[f"docs/coming_from_{name}.md"])}
     assert wanted - shown == set()
+
+
+@pytest.mark.parametrize("name", ["timm", "torchvision"])
+def test_the_example_for_users_of_another_program_asks_for_all_that_it_does_unasked(name):
+    theirs, ours = blocks(PAGES[f"docs/coming_from_{name}.md"])[0].split("\n", 1)
+    answers = arguments.read(theirs.partition("train.py ")[2].split()).mistakes
+    (unasked,) = [line for line in answers if "which also does, unasked" in line]
+    asked = re.findall(r"\((--.*?)\)", unasked)
+    assert len(asked) > 3 and [flags for flags in asked if flags not in " ".join(ours.split())] == []
+    (command,) = commands(ours)
+    settings = arguments.parse(shlex.split(command)[2:])
+    if name == "timm":
+        from timm import create_model
+        from timm.data import resolve_data_config
+
+        config = resolve_data_config({}, model=create_model(settings.model.arch.removeprefix("timm/")))
+        assert (config["crop_pct"], config["interpolation"]) == (settings.data.crop_pct, settings.data.interpolation)
 
 
 # ---------------------------------------------------------------------- figures on several pages

@@ -32,26 +32,28 @@ is resumed; those without the word shape the result, and a resume that changes o
 """
 PROGRAM_HEAD = """# Coming from {title}
 
-Written by `python scripts/lab/write_pages.py` from the table that `main.py` answers with. You need not read it:
-paste your command after `python main.py`, and each flag is answered in one line, as is what {title} does unasked.
+Paste {title}'s command after `python main.py`: it answers each flag in one line, and says what {title} does unasked.
+`python scripts/lab/write_pages.py` wrote this page from the same answers.
 """
 TIMM_EXAMPLE = """
 ```bash
-# timm's python train.py DIR --model resnet50 --opt sgd --lr 0.5 --batch-size 256 --amp --smoothing 0.1
-python main.py --dataname folder --datapath DIR --arch resnet50 --lr 0.5 --batch-size 256 --label-smoothing 0.1
+# timm's: python train.py DIR --model resnet50 --opt sgd --lr 0.5 --batch-size 256 --amp --smoothing 0.1
+python main.py --dataname folder --datapath DIR --arch timm/resnet50 --lr 0.5 --batch-size 256 --amp fp16 \\
+  --label-smoothing 0.1 --epochs 300 --nesterov --weight-decay 2e-5 --no-decay-norm-bias --color-jitter 0.4 \\
+  --warmup-epochs 5 --warmup-lr 1e-5 --no-warmup-prefix --lr-per-epoch --crop-pct 0.95 --interpolation bicubic
 ```
 
-`./distributed_train.sh N` is `torchrun --nproc-per-node N main.py`; `validate.py` is `main.py --evaluate`.
-
-**This, or timm's `train.py`?** timm's when you need what the last table lists: several image sizes in a batch, more
-schedules and optimizers with every switch, years of use on many GPUs. This one when a run has to
-survive kills with the same bits, when validation must count each image once, or when images are small. Both train the
-same networks, and `scripts/export.py RUN --to timm` gives a trained one back to timm.
+From `--epochs` on stands what timm does unasked, with the crop share and interpolation that it has for this network.
+What has no equivalent in the list below still differs. `./distributed_train.sh 8` is `python scripts/torchrun.py
+--standalone --nproc-per-node 8 main.py`, and `validate.py` is `main.py --evaluate`. Both programs train the same
+networks: `scripts/export.py RUN --to timm` gives a trained one back. [Which of the
+two?](../README.md#this-or-timms-trainpy)
 """
 TORCHVISION_EXAMPLE = """
 ```bash
-# torchvision's train.py --data-path DIR --model resnet18 --batch-size 64 --lr-scheduler cosineannealinglr
-python main.py --dataname imagenet --datapath DIR --arch torchvision/resnet18 --batch-size 64 --lr-policy cosine
+# torchvision's: python train.py --data-path DIR --model resnet18 --batch-size 64 --lr-scheduler cosineannealinglr
+python main.py --dataname imagenet --datapath DIR --arch torchvision/resnet18 --batch-size 64 --lr-policy cosine \\
+  --lr-per-epoch --weight-decay 1e-4 --epochs 90 --amp off
 ```
 """
 
@@ -117,7 +119,10 @@ def program_page(program: Program, example: str) -> str:
     renamed: dict[str, list[str]] = {}
     for name in sorted(program.synonyms):
         renamed.setdefault(f"`{flag_of(SYNONYMS[name])}`", []).append(f"`{flag(name)}`")
-    parts = [PROGRAM_HEAD.format(title=title), example, "\n## The same name\n\n"]
+    parts = [PROGRAM_HEAD.format(title=title), example]
+    parts.append(f"\n## What {title} does unasked\n\nIn brackets, the flag that asks for it here.\n\n")
+    parts += [f"- {words}\n" for words in dict.fromkeys(one.words for one in program.silent)]
+    parts.append("\n## The same name\n\n")
     parts.append(textwrap.fill(" ".join(f"`{flag(name)}`" for name in sorted(program.same)), 120, **WHOLE_WORDS) + "\n")
     elsewhere = other_programs().bare | other_programs().other_meaning
     notes = {name: elsewhere.get(name.replace("-", "_")) for name in sorted(program.same)}
@@ -133,8 +138,6 @@ def program_page(program: Program, example: str) -> str:
     ):
         parts.append(f"\n## {heading}\n\n| {title} | {what} |\n|---|---|\n")
         parts += [row([" ".join(names), words]) for words, names in found.items()]
-    parts.append(f"\n## What {title} does unasked\n\nIn brackets, the flag that asks for it here.\n\n")
-    parts += [f"- {words}\n" for words in dict.fromkeys(one.words for one in program.silent)]
     return "".join(parts)
 
 

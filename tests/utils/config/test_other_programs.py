@@ -117,6 +117,10 @@ def test_each_argument_of_ultralytics_is_answered_with_what_to_write():
         assert is_advice(answer) if name in ULTRALYTICS.instead else answer == f": write {flag} 0.5", (name, line)
 
 
+def test_timms_average_of_batch_norm_statistics_has_no_equivalent():
+    assert answers(["dist-bn"])["dist-bn"].startswith(" and has no equivalent: batch-norm statistics are")
+
+
 def test_the_table_above_holds_what_other_programs_call_our_settings():
     assert {name: f"--{SYNONYMS[name].replace('_', '-')}" for name in FLAG_MEANT} == FLAG_MEANT
 
@@ -172,11 +176,13 @@ def test_what_a_program_does_unasked_is_said_once_when_several_of_its_flags_stan
         "colour jitter 0.4 (--color-jitter 0.4)",
         "no weight decay on norms and biases (--no-decay-norm-bias)",
         "erasing with noise (--random-erase-mode pixel)",
+        "128 images a process (--batch-size 128)",
+        "batch-norm statistics averaged over several processes",
     ):
         assert words in said
     assert "Nesterov" not in said, "of sgd"
-    (said,) = unasked(*line, "--smoothing", "0", "--aa", "rand-m9", "--remode", "const", "--epochs", "9")
-    for words in ("smoothing", "jitter", "erasing", "epochs 300"):
+    (said,) = unasked(*line, "--smoothing", "0", "--aa", "rand-m9", "--remode", "const", "--epochs", "9", "--sync-bn")
+    for words in ("smoothing", "jitter", "erasing", "epochs 300", "batch-norm"):
         assert words not in said
     assert (
         unasked(*["--model", "m", "--data-path", "d", "--output_dir", "o", "--opt", "adamw", "--reprob", "0.25"]) == []
