@@ -744,14 +744,15 @@ def _reader(settings: DataSettings, lister: Lister = LISTER) -> Callable[[], Spl
         return None
     splits = find_splits(root)
     if splits and settings.val_split is not None:
-        raise UserError(f"--val-split: {root} already has {splits[1].name}/; remove the flag")
+        apart = f", or give --datapath {splits[0]}" if splits[1].name.lower() == "test" else ""
+        raise UserError(f"--val-split: {root} already has {splits[1].name}/; remove the flag{apart}")
     if splits and (splits[0] / SAVED).is_file():
         raise UserError(f"--datapath {root}: holds tables of Hugging Face's library datasets; use --dataname hf")
     if splits and name == "imagenet":
         for folder in splits:
             archives.refuse_half_unpacked(folder)
     if splits and settings.folds is None:
-        return lambda: class_folders.read_class_folders(*splits, colour, lister)
+        return lambda: class_folders.read_class_folders(*splits, colour, lister, tells_of_test=name == "folder")
     if splits or (name == "folder" and settings.divides_training):
         tree = training_folder(root) or root
         if not any(path.is_dir() for path in class_folders.visible(tree)):

@@ -66,6 +66,20 @@ def test_validation_images_come_before_test_images_and_train_before_training(roo
     assert (len(data.train), len(data.validation)) == (12, 6)
 
 
+def test_test_images_that_are_validated_on_are_told_with_how_to_keep_them_for_the_end(tmp_path):
+    root = tmp_path / "own"
+    plant_splits(root, "train", "test")
+    (line,) = read(root).warnings
+    assert "test/ chooses best.pt" in line
+    apart = f"--datapath {root / 'train'}"
+    assert f"{apart} --val-split 0.2" in line and f"RUN --datapath {root / 'test'}" in line
+    with pytest.raises(UserError, match=f"remove the flag, or give {apart}$"):
+        read(root, "--val-split", "0.2")
+    assert read(root / "train", "--val-split", "0.2").warnings == ()
+    plant(root / "val" / "ants")
+    assert not any("best.pt" in line for line in read(root).warnings)
+
+
 def test_classes_without_a_validation_image_are_named(root):
     for path in (root / "val" / "bees").iterdir():
         path.unlink()

@@ -64,8 +64,13 @@ def visible(root: Path) -> Iterator[Path]:
 # --------------------------------------------------------------------------------------------- splits
 
 
-def read_class_folders(train: Path, validation: Path, colour: str, lister: Lister = LISTER) -> Splits:
-    """Two trees with one folder per class; the classes are the training tree's, in alphabetical order."""
+def read_class_folders(
+    train: Path, validation: Path, colour: str, lister: Lister = LISTER, tells_of_test: bool = False
+) -> Splits:
+    """Two trees with one folder per class; the classes are the training tree's, in alphabetical order.
+
+    With ``tells_of_test``, a warning says that images named test are validated on.
+    """
     classes = class_names(train)
     unknown = sorted(set(class_names(validation)) - set(classes))
     if unknown:
@@ -75,7 +80,16 @@ def read_class_folders(train: Path, validation: Path, colour: str, lister: Liste
         raise UserError(f"--datapath: {validation} has classes that {train} lacks: {some(unknown)}{perhaps}")
     images, unread = image_files(train, classes, colour, lister)
     validation_images, also_unread = image_files(validation, classes, colour, lister, may_lack=True)
-    warnings = (*_deeper(train, images, classes), *_left_out(unread + also_unread, train, validation))
+    on_test = [
+        f"--datapath: there is no val/ beside {train}, so {validation.name}/ chooses best.pt and the end of "
+        f"--early-stopping; to keep it for the end: --datapath {train} --val-split 0.2, then scripts/evaluate.py RUN "
+        f"--datapath {validation}"
+    ]
+    warnings = (
+        *(on_test if tells_of_test and validation.name.lower() in TEST_FOLDERS else ()),
+        *_deeper(train, images, classes),
+        *_left_out(unread + also_unread, train, validation),
+    )
     return Splits(images, validation_images, classes, warnings)
 
 
