@@ -97,6 +97,21 @@ def deviation(values: Sequence[float]) -> float:
     return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
+def reach(values: Sequence[float], ratio: float = 0.0) -> float:
+    """Half the width of the t interval of a mean, where a mean of n values has the variance (1/n + ``ratio``) s^2.
+
+    0 for independent values; for trainings on folds, which share most of their images, the ratio of validation to
+    training images. (Nadeau and Bengio, Inference for the generalization error, Machine Learning 52, 2003; for repeated
+    cross-validation Bouckaert and Frank, PAKDD 2004.)
+    """
+    from scipy.stats import t
+
+    from scripts.common.answers import CONFIDENCE
+
+    quantile = t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)
+    return float(quantile) * math.sqrt(1 / len(values) + ratio) * deviation(values)
+
+
 def doubtful(runs: Sequence[RunResult]) -> str:
     """Words beside a mean over ``runs`` of which some are no result; '' if all are."""
     count = sum(bool(run.doubts) for run in runs)

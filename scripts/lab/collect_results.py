@@ -28,7 +28,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from scripts.common.command_line import ToolParser, run_tool
 from scripts.common.recipes import Recipe, recipes
-from scripts.common.runs import STOPPED_EARLY, WHERE, RunResult, deviation, doubtful, matches, read_run, run_folders
+from scripts.common.runs import (
+    STOPPED_EARLY,
+    WHERE,
+    RunResult,
+    deviation,
+    doubtful,
+    matches,
+    reach,
+    read_run,
+    run_folders,
+)
 from scripts.lab.results import estimates
 from utils.config import arguments
 from utils.config.datasets import SPECS
@@ -44,24 +54,26 @@ HEAD = """# Results
 Made by `python scripts/lab/collect_results.py` from the runs in `results/`, never by hand.
 
 `python main.py --config mnist/fc --datapath DATA --seed 0` and its like repeat a row: its recipe still has the settings
-of its runs, but for settings that are gone (CHANGELOG.md). `digits/` needs no DATA; on machine D, fp16 is the default.
-Top-1 is that of the last validation, as mean ± standard deviation over n seeds. *Best* is that of the best validation,
-which was chosen on the images that it is measured on. Time is that of all epochs with their validations, without the
-start. *Doubtful* runs have learned nothing, and their mean is no result.
+of its runs, but for settings that are gone (CHANGELOG.md). `digits/` needs no DATA. Where your machine's default or
+choice is another format than the row's, give `--amp fp16`, `bf16`, or `off` for float32.
 
-| evidence | means |
-|---|---|
-| full | three seeds or more, each alone on the machine |
-| half | one or two seeds, or a machine that did other work: the accuracy counts, the time may be too long |
-| none | no run is kept: the literature's figure alone |
+- **Top-1** is that of the last epoch, as mean ± standard deviation over n seeds (with n - 1). **95 %** is half of the
+  mean's t interval, from three seeds on: it covers the choice of seeds, not that of test images. *Doubtful* runs have
+  learned nothing, and their mean is no result.
+- **Images**: `main.py` validates on the test images that CIFAR and MNIST come with, on Imagenette's validation images,
+  and on 360 digits that every run holds out. No run chose its epoch by them; some recipes' settings were chosen so.
+- **Literature**: the recipe's header in `configs/` names the source.
+- **Time** is that of all epochs with their validations, without the start.
+- **Evidence** is *full* for three seeds or more, each alone on the machine; *half* for fewer, or beside other work: the
+  accuracy counts, the time may be too long.
 
-Each recipe's header in `configs/` says where the literature's figure comes from. The folders in `results/` hold
-settings, versions, commit, curves and last line of each run; the commits of `digits/conv4`, `conv4a` and `conv6a` are
-no longer in the history.
+Rows of one recipe differ in machine, torch and often number format at once; which of these sets `cifar10/airbench` on A
+apart from D, nobody has measured. `results/` holds settings, versions, commit, curves and last line of each run; the
+commits of `digits/conv4`, `conv4a` and `conv6a` are no longer in the history.
 """
 ALT = "Wrong answers over time, a dot for each row: CIFAR-10 to 94 % takes 6 s on an H100 and minutes on two cores"
-COLUMNS = "| recipe | epochs | top-1 (n) | best | literature | time | machine | torch | evidence |"
-RULE = "|---|---|---|---|---|---|---|---|---|"
+COLUMNS = "| recipe | epochs | top-1 (n) | 95 % | literature | time | machine | format | torch | evidence |"
+RULE = "|" + "---|" * 10
 OWN_SPLIT = "own-split"  # the --name of runs whose test images are not the data set's own
 OWN_SPLIT_HEAD = """
 ## On a split of our own
@@ -72,7 +84,8 @@ not the data set's, so these figures stand beside no one else's; on the data set
 ESTIMATES_HEAD = """
 ## Not measured here
 
-No run of these recipes is kept. Beside the literature's top-1 stand two estimates:
+No run of these recipes is kept, so this part can be skipped; it helps to plan one. Beside the literature's top-1 stand
+two estimates:
 
 - **Time**: 3 x the multiply-adds of an image's forward pass x training images x epochs, at the rate of
   `imagenette/resnet10t` on A (152e9 multiply-adds a second) and of ResNet-50 in bf16 on D (40.6e12, from [its
@@ -310,10 +323,11 @@ def measured_row(row: Row, machines: Machines) -> str:
         title(row),
         "/".join(map(str, sorted({run.epochs for run in runs}))),
         f"{spread([run.final for run in runs])} ({len(runs)}{doubtful(runs)})",
-        spread([run.best for run in runs]),
+        f"± {reach([run.final for run in runs]):.2f}" if len(runs) > 2 else "",
         "" if row.words == OWN_SPLIT else row.recipe.reference_figure,
         duration(runs),
         machines.tag(row),
+        number_format(runs[0]),
         ", ".join(sorted({torch_version(run) for run in runs})),
         machines.evidence(row),
     ]
@@ -344,6 +358,14 @@ def started(run: RunResult) -> datetime | None:
         return datetime.strptime(run.folder.name[:19], "%Y-%m-%d_%H-%M-%S")
     except ValueError:
         return None
+
+
+def number_format(run: RunResult) -> str:
+    """Format that the run computed in; 'default' on a GPU whose default its settings do not tell."""
+    device = re.search(r"process\(es\) on (\w+)", run.machine)
+    default = {"cpu": "off", "cuda": "fp16"}.get(device[1] if device else "", "default")
+    amp = run.args.precision.amp or default
+    return "float32" if amp == "off" else amp
 
 
 def torch_version(run: RunResult) -> str:

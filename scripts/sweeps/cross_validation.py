@@ -14,8 +14,7 @@ from scripts.common.answers import CONFIDENCE, wilson_interval
 from scripts.common.command_line import warn
 from scripts.common.output import write_csv
 from scripts.common.predictions import Chosen, Predictions, point_of, predict_split, settings_of
-from scripts.common.runs import RunResult, deviation
-from scripts.sweeps.differences import reach
+from scripts.common.runs import RunResult, deviation, reach
 from scripts.sweeps.grid import Trial
 from scripts.sweeps.outcomes import in_words, label
 from utils.config.settings import UserError

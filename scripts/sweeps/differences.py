@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scripts.common.answers import CONFIDENCE
-from scripts.common.runs import RunResult, deviation
+from scripts.common.runs import RunResult, deviation, reach
 from scripts.sweeps.grid import Trial
 
 FEW = 6  # pairs, below which no sign-flip test reaches 0.05
@@ -69,19 +69,6 @@ def paired(one: tuple[str, ...], other: tuple[str, ...], values: Sequence[float]
     if error > tiny:
         p = 2 * float(t.sf(mean / error, len(values) - 1))
     return Difference(one, other, tuple(values), mean - around, mean + around, p)
-
-
-def reach(values: Sequence[float], ratio: float = 0.0) -> float:
-    """Half the width of the t interval of a mean, where a mean of n values has the variance (1/n + ``ratio``) s^2.
-
-    0 for independent values; for trainings on folds, which share most of their images, the ratio of validation to
-    training images. (Nadeau and Bengio, Inference for the generalization error, Machine Learning 52, 2003; for repeated
-    cross-validation Bouckaert and Frank, PAKDD 2004.)
-    """
-    from scipy.stats import t
-
-    quantile = t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)
-    return float(quantile) * math.sqrt(1 / len(values) + ratio) * deviation(values)
 
 
 def holm(values: Sequence[float]) -> list[float]:

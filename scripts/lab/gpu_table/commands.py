@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
-import math
 import statistics
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+from scripts.common.runs import reach
 
 TESTS = Path(__file__).resolve().parents[3] / "tests"
 PUBLISHED_SPEED_UP = 2.44  # of the AMP recipe's workload on an RTX 2060: 8.063 s in float32, 3.298 s with autocast
@@ -163,7 +164,7 @@ def recipe_lines(out: Path, recipe: str, aim: float | None = None, clocked: bool
     """Top-1 and seconds of the runs in sweep.csv. ``clocked``: the seconds by airbench's clock too."""
     rows = read_csv(out / "sweep.csv")
     top1 = [float(row["val_top1"]) for row in rows]
-    interval = f", its mean within {half_width(top1):.2f} (95 %)" if len(top1) > 1 else ""
+    interval = f", its mean within {reach(top1):.2f} (95 %)" if len(top1) > 1 else ""
     lines = [
         figure(f"{recipe}, {len(rows)} seed(s): top-1{interval}", "%", top1, aim),
         figure(f"{recipe}: all epochs with validation", "s", [float(row["seconds"]) for row in rows]),
@@ -173,13 +174,6 @@ def recipe_lines(out: Path, recipe: str, aim: float | None = None, clocked: bool
         lines.append(figure(f"{recipe}: as airbench's clock counts", "s", warm))
         lines.append(figure(f"{recipe}: warm-up beside it, in the first epoch", "s", cold))
     return lines
-
-
-def half_width(values: Sequence[float]) -> float:
-    """Half of the mean's 95 % interval, by Student's distribution."""
-    from scipy import stats
-
-    return float(stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def clocked_seconds(folder: Path) -> tuple[float, float]:

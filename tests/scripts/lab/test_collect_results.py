@@ -52,14 +52,16 @@ def test_a_row_is_the_mean_and_the_spread_of_the_seeds(runs, tmp_path, capsys, m
     assert code == 0 and said.out == f"5 finished runs, 3 of them of 1 recipe: {page}\n"
     mean = statistics.fmean(TOP1.values())
     deviation = statistics.stdev(TOP1.values())
+    quantile = 4.302653  # of Student's distribution with 2 degrees of freedom
     assert cells(page, "digits/fc") == [
         "digits/fc",
         "20",
         f"{mean:.2f} ± {deviation:.2f} % (3)",
-        "98.50 ± 0.00 %",
+        f"± {quantile * deviation / 3**0.5:.2f}",
         "none known",
         "30 s",
         "a computer",
+        "default",
         "unknown",
         "half",
     ]
@@ -76,7 +78,7 @@ def test_runs_of_another_name_have_a_row_of_their_own(runs, tmp_path, capsys, mo
     page = tmp_path / "results.md"
     collect([runs, "--output", page], capsys, monkeypatch)
     assert cells(page, "digits/fc")[2].endswith("(3)")
-    assert cells(page, "digits/fc (own-split)")[2] == "40.00 % (1)"
+    assert cells(page, "digits/fc (own-split)")[2:4] == ["40.00 % (1)", ""]
 
 
 def test_a_figure_on_a_split_of_our_own_stands_beside_no_literature(tmp_path, capsys, monkeypatch):
@@ -110,6 +112,22 @@ def test_runs_on_other_images_of_the_users_own_share_no_mean(tmp_path, capsys, m
     collect([tmp_path / "runs", "--output", page], capsys, monkeypatch)
     for place in ("flowers", "birds"):
         assert cells(page, f"imagenette/resnet10t ({place})")[2] == "90.00 % (1)"
+
+
+@pytest.mark.parametrize(
+    "flags, machine, told",
+    [
+        ([], "1 process(es) on cpu, 2 thread(s) each (EPYC)", "float32"),
+        ([], "1 process(es) on cuda (H100)", "fp16"),
+        (["--amp", "bf16"], "1 process(es) on cpu, 2 thread(s) each (EPYC)", "bf16"),
+        (["--amp", "off"], "1 process(es) on cuda (H100)", "float32"),
+    ],
+)
+def test_a_row_names_the_format_that_its_runs_computed_in(flags, machine, told, tmp_path):
+    run = keep_run(tmp_path / "run", ["--config", "digits/fc", *flags], [98.0] * 20)
+    path = run / "config.yaml"
+    path.write_text(path.read_text().replace("machine: a computer", f"machine: {machine}"))
+    assert collect_results.number_format(read_run(run)) == told
 
 
 @pytest.mark.parametrize("second, time", [("00-01-20", "30 s"), ("00-00-20", "30 s, several at once")])

@@ -10,11 +10,9 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import timm.data
 import torch
-from scipy import stats
 
 import main
 from scripts import sweep
@@ -336,12 +334,6 @@ def test_airbenchs_clock_counts_training_warmed_up_and_the_last_validation(tmp_p
     rows = ["1,98,10000,9.0", "2,196,25000,3.0", "3,294,50000,1.5", "4,392,25000,2.75"]  # 5, 2, 1 and 2 s of training
     (tmp_path / "metrics.csv").write_text("epoch,step,images_per_second,seconds\n" + "\n".join(rows) + "\n")
     assert commands.clocked_seconds(tmp_path) == pytest.approx((2 + (2 + 1 + 2) + 0.75, 5 - 2))
-
-
-def test_the_interval_of_a_mean_is_students():
-    values = [93.9, 94.1, 94.0, 94.3]
-    low, high = stats.t.interval(0.95, 3, loc=np.mean(values), scale=stats.sem(values))
-    assert commands.half_width(values) == pytest.approx((high - low) / 2)
 
 
 def test_the_recipe_as_a_graph_has_the_published_aim_and_is_held_against_float32_as_it_is(tmp_path):
