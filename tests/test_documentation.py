@@ -45,7 +45,7 @@ HEADERS = {
 ARCHITECTURE = "docs/architecture.md"
 COMMAND = re.compile(r"(?:[A-Z_]+=\S+ +)*(?:python|bash|sbatch)(?: --nodes \S+)? (?:scripts/|main\.py)")
 ROOTS = ("utils/", "scripts/", "tests/", "docs/", "configs/", "models/")
-OTHERS_FLAGS = {"--shm-size", "--nodes", "--list"}  # docker's, sbatch's and launch.sh's
+OTHERS_FLAGS = {"--shm-size", "--nodes", "--list", "--index-url"}  # docker's, sbatch's, launch.sh's and pip's
 
 
 def blocks(text):
@@ -360,7 +360,7 @@ FIGURES = {
     },
     "a second listing": {
         CPU: r"folders looked at\s+([\d.]+)\d .*? a worker that looks at all of them\s+[\d.]+\s+([\d.]+)",
-        "docs/data.md": r"second start takes ([\d.]+) s, and a worker needs ([\d.]+) MB",
+        "docs/shards.md": r"second start takes ([\d.]+) s, and a worker needs ([\d.]+) MB",
     },
     "gradients over a slow link": {
         CPU: r"link of (\d+) Mbit.*\| float32 \| [\d.]+ \| ([\d.]+) .*?bf16` \| [\d.]+ \| ([\d.]+) ",
@@ -477,7 +477,7 @@ USUAL_OPTIMIZERS = {"sgd", "adam", "adamw"}  # no technique
     ("page", "names"),
     [
         pytest.param("docs/data.md", SPECS, id="data sets"),
-        pytest.param("docs/data.md", OWN, id="networks"),
+        pytest.param("docs/networks.md", OWN, id="networks"),
         pytest.param("docs/data.md", AUGMENTATIONS, id="augmentations"),
         pytest.param("docs/techniques.md", LOSSES, id="losses"),
         pytest.param("docs/techniques.md", LR_POLICIES, id="learning-rate policies"),
@@ -495,7 +495,7 @@ def test_the_quoted_preprocessing_is_that_of_the_weights():
         ["--dataname", "folder", "--datapath", "my_data", "--arch", "vit_tiny_patch16_224", "--pretrained"]
     )
     _, line = resolve(args.data, known_preprocessing(args, None, None))
-    assert f"Preprocessing  {line}\n" in PAGES["docs/data.md"]
+    assert f"Preprocessing  {line}\n" in PAGES["docs/preprocessing.md"]
 
 
 # ----------------------------------------------------------------------------------- architecture
