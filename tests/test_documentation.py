@@ -330,18 +330,6 @@ FIGURES = {
         "docs/distributed.md": r"images/s of one GPU: ([\d,]+) with",
         "docs/limits.md": r"in bf16 at ([\d,]+) images/s",
     },
-    "accounting on an H100": {
-        H100: r"fp16 \|.*\| ([\d.]+)x \(([\d.]+) to ([\d.]+) in 8",
-        "docs/mixed_precision.md": r"a step took ([\d.]+) times as long .* between ([\d.]+) and ([\d.]+) in eight",
-    },
-    "ResNet-50 against a bare loop on an H100": {
-        H100: r"bare loop 3,663 \| ([\d.]+)x \|",
-        "docs/mixed_precision.md": r"reached ([\d.]+)x of the bare loop's speed",
-    },
-    "half precision on an H100": {
-        H100: r"float32 3.24 ms \| ([\d.]+)x \(.*?3.24 ms \| ([\d.]+)x .*fp16 \(([\d.]+)x\) .* bf16 \(([\d.]+)x\)",
-        "docs/mixed_precision.md": r"recipe trained ([\d.]+)x .*? and ([\d.]+)x faster .*? trained ([\d.]+)x and ([\d.]+)x",
-    },
     "kills": {
         "README.md": r"(\d+) times `kill -9`",
         "docs/resume_and_faults.md": r"(\d+) kills, no difference",
