@@ -396,6 +396,8 @@ def test_other_data_is_refused_with_what_is_different_and_what_to_do():
     assert line.endswith("last.pt; give the same data")
     with pytest.raises(UserError, match="--weights run/checkpoints/last.pt; it was trained on them$"):
         found.refuse_other_data(("a",), "0" * 64, "it was trained on them")
+    with pytest.raises(UserError, match=r"\(ffffffffffff\): b\.png was not there; give the same data, go on "):
+        found.refuse_other_data(("a",), "0" * 64, named=lambda point: "b.png was not there" * (point is found))
 
 
 def test_the_classes_of_a_checkpoint_are_known_where_they_are_names():

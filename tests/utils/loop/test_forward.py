@@ -28,12 +28,16 @@ def two_terms(logits, targets):
     return {"entropy": functional.cross_entropy(logits, targets), "size": 0.1 * logits.square().mean()}
 
 
-def test_the_loss_is_the_criterions_over_the_images_that_count():
+def test_the_loss_is_the_criterions_over_the_images_that_count_each_by_its_weight():
     network = linear()
     batch = batch_of(4, filled=2)
     logits, loss, losses = forward(network, batch, functional.cross_entropy, nullcontext())
     assert logits.shape == (4, 3) and torch.equal(logits, network(batch.images)[:4])
     assert torch.equal(loss, functional.cross_entropy(logits, batch.targets)) and losses == {}
+    batch.image_weights = torch.tensor([0.5, 0.0, 3.0, 1.0])
+    each = functional.cross_entropy(logits, batch.targets, reduction="none")
+    weighted = forward(network, batch, functional.cross_entropy, nullcontext()).loss
+    torch.testing.assert_close(weighted, (each * batch.image_weights).mean())
 
 
 @pytest.mark.parametrize("scaler", [OFF, ON], ids=["unscaled", "scaled"])

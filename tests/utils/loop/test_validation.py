@@ -6,6 +6,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import average_precision_score
 from torch import nn
 
 from tests.utils.test_train_validation import CPU, make
@@ -24,12 +25,13 @@ class Loader:
     """Batches of 6, 6, 6 and 2 of the images above, of which ``rank`` has its part; ``empty`` holds no readable one."""
 
     num_batches = 4
-    multilabel = False
     world_size = 1
     is_cut = False
     image_shape = IMAGES.shape[1:]
 
-    def __init__(self, rank=0, world_size=1, empty=None):
+    def __init__(self, rank=0, world_size=1, empty=None, targets=TARGETS):
+        self.targets = targets
+        self.multilabel = targets.ndim > 1
         self.numbers = range(rank, 4, world_size)
         self.rounds = -(-4 // world_size)
         self.empty = empty
@@ -41,7 +43,9 @@ class Loader:
         for number in self.numbers:
             part = np.arange(6 * number, min(6 * number + 6, 20))
             count = 0 if number == self.empty else len(part)
-            yield Batch(IMAGES[part], TARGETS[part][:count], part, number, unreadable=("bad",) if not count else ())
+            yield Batch(
+                IMAGES[part], self.targets[part][:count], part, number, unreadable=("bad",) if not count else ()
+            )
 
 
 class Watch:
@@ -67,6 +71,12 @@ class Watch:
     def all_reduce_max(self, numbers):
         assert numbers in ([0], [6]), "a rank without a batch does not know the number of classes"
         return [6.0]
+
+    def gather(self, mine):
+        return [mine]
+
+    def run_on_rank0(self, function):
+        return function()
 
     def note(self, batch):
         self.seen.append(("noted", batch.number))
@@ -111,6 +121,16 @@ def test_the_network_is_evaluated_as_it_is_with_rank_0s_buffers_and_then_trains_
     assert report.count == 20
     assert report.top1 == pytest.approx(100 * (logits.argmax(1) == TARGETS).double().mean().item())
     assert report.loss == pytest.approx(nn.functional.cross_entropy(logits, TARGETS).item(), rel=1e-6)
+
+
+def test_of_several_labels_the_figures_are_those_of_all_answers_at_once():
+    targets = (torch.rand(20, 6, generator=GENERATOR) < 0.4).float()
+    report, _ = run(network(), Loader(targets=targets))
+    with torch.no_grad():
+        logits = network().eval()(IMAGES)
+    assert report.count == 20
+    assert report.map == pytest.approx(100 * average_precision_score(targets, logits))
+    assert report.loss == pytest.approx(nn.functional.binary_cross_entropy_with_logits(logits, targets).item())
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 5])

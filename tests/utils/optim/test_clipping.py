@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.utils.precision.test_mixed_precision import HALF, logged, on_each_device
 from tests.utils.test_train_validation import make, parameters, steps
 from utils.config.groups.optimisation import OptimisationSettings
+from utils.optim import clipping
 from utils.optim.clipping import GradientClipper, clip_adaptively
 from utils.optim.head import output_layers
 from utils.train_validation import TrainingFailure
@@ -160,6 +161,22 @@ def test_a_part_whose_norm_alone_overflows_becomes_zero_as_with_torch_and_leaves
     assert clip() == 8
     assert torch.equal(model[0].weight.grad, torch.zeros(2, 3))
     torch.testing.assert_close(model[1].weight.grad, torch.full((2, 2), 0.5))
+
+
+def test_each_process_clips_its_part_of_a_sharded_gradient_by_the_norm_over_all(monkeypatch):
+    """Here two processes in turn, of which each has half of the rows."""
+    model, whole = (with_gradients(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), 1) for _ in range(2))
+    norm = clip_grad_norm_(whole.parameters(), 0.05)
+    parts = [[p.grad.chunk(2)[rank].flatten() for p in model.parameters()] for rank in range(2)]
+    norms = [torch.linalg.vector_norm(torch.cat(part)) for part in parts]
+    monkeypatch.setattr(clipping, "is_sharded", lambda model: True)
+    for rank in range(2):
+        monkeypatch.setattr(clipping, "local", lambda gradient, rank=rank: gradient.chunk(2)[rank])
+        settings = OptimisationSettings(clip_grad_norm=0.05)
+        clip = GradientClipper(settings, model, [], each_skips=False, over_ranks=norms[1 - rank].hypot)
+        torch.testing.assert_close(clip(), norm)
+    for own, expected in zip(model.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, expected.grad)
 
 
 def test_a_run_whose_first_steps_only_muon_takes_learns():

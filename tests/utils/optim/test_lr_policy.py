@@ -283,7 +283,7 @@ def test_the_settings_reach_the_policy_and_their_epochs_become_steps():
     assert build_lr_policy(settings, steps_per_epoch=10) == expected
 
 
-# Of eight epochs: rates at their quarters, at the end of the warm-up and in the last step, worked out by hand.
+# Of eight epochs or one: rates at their quarters, at the end of the warm-up and in the last step, worked out by hand.
 WORDS = {
     "--lr 0.2 --lr-policy multistep": "multistep  epoch 0: 0.2  epoch 2: 0.2  epoch 4: 0.02  epoch 6: 0.002  "
     "epoch 7.9: 0.002; x 0.1 at epochs 4, 6",
@@ -299,6 +299,8 @@ WORDS = {
     "--lr 0.2 --lr-policy linear --lr-per-epoch --warmup-epochs 2 --no-warmup-prefix": "linear  epoch 0: 0.1  "
     "epoch 2: 0.15  epoch 4: 0.1  epoch 6: 0.05  epoch 7.9: 0.025; warm-up over 2 epochs, in which the schedule begins; "
     "changes with each epoch",
+    "--lr 0.2 --lr-policy linear --epochs 1": "linear  "
+    "epoch 0: 0.2  epoch 0.2: 0.16  epoch 0.5: 0.1  epoch 0.7: 0.06  epoch 0.9: 0.02",
 }
 
 
