@@ -49,6 +49,7 @@ def whole(tmp_path_factory):
     """A run of two epochs with all parts of the example."""
     folder = tmp_path_factory.mktemp("whole")
     trained(folder, "--epochs", "2")
+    plugins.load(())  # else only the first test to ask for the run would know the parts
     return run_of(folder)
 
 
