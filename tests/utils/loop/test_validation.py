@@ -10,6 +10,7 @@ from sklearn.metrics import average_precision_score
 from torch import nn
 
 from tests.utils.test_train_validation import CPU, make
+from utils.config import plugins
 from utils.data.loaders import Batch, ValidationLoader
 from utils.loop import validation
 from utils.loop.validation import validate
@@ -131,6 +132,13 @@ def test_of_several_labels_the_figures_are_those_of_all_answers_at_once():
     assert report.count == 20
     assert report.map == pytest.approx(100 * average_precision_score(targets, logits))
     assert report.loss == pytest.approx(nn.functional.binary_cross_entropy_with_logits(logits, targets).item())
+
+
+def test_a_users_metric_of_yes_or_no_is_its_exact_share_of_all_images(monkeypatch):
+    right = {"right": lambda logits, targets: logits.argmax(1) == targets}
+    monkeypatch.setattr(plugins, "added", lambda kind: right if kind == "metric" else {})
+    report, _ = run(network(), Loader())
+    assert report.own["right"] == pytest.approx(report.top1 / 100, rel=1e-14) and report.top1 > 0
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 5])
