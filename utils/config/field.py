@@ -136,8 +136,8 @@ class Declaration:
     # Without one, text that is no choice must not be empty, a whole number positive, and another number not negative.
     check: Check | None = None
     effect: Effect | tuple[Effect, ...] = ()  # in turn: why it has none in a run, which users are warned of
-    unsharded: str = ""  # why it contradicts --shard-model
-    plan: str = ""  # how the plan of a run names it, with {} for its value, where no part describes it
+    unsharded: str = ""  # why it contradicts --shard-model; docs/distributed.md names it
+    plan: str = ""  # how the plan of a run names it, with {} for its value (groups model and exchange)
     several_labels: str = ""  # the default with several labels an image, if it is another one
     one_label: str = ""  # why it contradicts several labels an image
     affects_result: bool = True  # runs that differ here are different experiments, so a resume must agree

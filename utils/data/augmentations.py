@@ -1,8 +1,4 @@
-"""Augmentations: each draws the random numbers of the samples and applies them to a batch on the device.
-
-To add one: a class with ``draw`` and ``apply``, a stream, an entry in ``AUGMENTATIONS`` below, and its name in
-``AUGMENTATIONS`` of utils/config/groups/augmentation.py.
-"""
+"""Augmentations: each draws the random numbers of the samples and applies them to a batch on the device."""
 
 from __future__ import annotations
 

@@ -16,6 +16,8 @@ SHARDABLE = ("sgd", "adam", "adamw")  # a part of a parameter moves as it does w
 SCHEDULE_FREE = ("schedulefree-sgd", "schedulefree-adamw")  # an average of their own takes the place of a policy
 
 
+_RISING = ", ".join(RISING_POLICIES)  # in help
+_SMOOTH = ", ".join(RESTARTING_POLICIES)
 _RISES = Needs(f"--lr-policy {' or '.join(RISING_POLICIES)}")
 _RESTARTING = f"--lr-policy {' or '.join(RESTARTING_POLICIES)}"
 _RESTARTS = Needs(f"--lr-cycle-epochs and {_RESTARTING}")
@@ -147,7 +149,10 @@ class OptimisationSettings:
         within="--optimizer adamw",
     )
     nesterov: bool = setting(
-        "Nesterov momentum (sgd, muon-sgd)", default=False, effect=Needs("--optimizer sgd or muon-sgd"), drops_out=True
+        f"Nesterov momentum ({', '.join(WITH_NESTEROV)})",
+        default=False,
+        effect=Needs(f"--optimizer {' or '.join(WITH_NESTEROV)}"),
+        drops_out=True,
     )
     weight_decay: float = setting("weight decay", default=5e-4, synonyms="wd decay", shapes="groups", example="0.25")
     decay_norm_bias: bool = setting(
@@ -220,7 +225,7 @@ class OptimisationSettings:
         synonyms="power",
     )
     lr_cycle_epochs: float | None = setting(
-        "cosine, gaussian, linear, poly: start again after this many epochs, not counting the warm-up",
+        f"{_SMOOTH}: start again after this many epochs, not counting the warm-up",
         check=positive,
         metavar="EPOCHS",
         effect=(Needs(_RESTARTING, instead="lr_policy"), _restarts),
@@ -242,14 +247,14 @@ class OptimisationSettings:
         effect=_RESTARTS,
     )
     lr_pct_start: float | None = setting(
-        "one-cycle, triangular: fraction of all steps over which the learning rate rises [0.3; triangular 0.23]",
+        f"{_RISING}: fraction of all steps over which the learning rate rises [0.3; triangular 0.23]",
         check=between(0, 1, open_high=True),
         metavar="SHARE",
         effect=_RISES,
         example="0.5",
     )
     lr_div_factor: float | None = setting(
-        "one-cycle, triangular: begin at the peak learning rate divided by this [25; triangular 5]",
+        f"{_RISING}: begin at the peak learning rate divided by this [25; triangular 5]",
         check=between(1, 1e6),
         effect=_RISES,
         example="2",
@@ -269,8 +274,7 @@ class OptimisationSettings:
         within="--warmup-epochs 2",
     )
     warmup_prefix: bool = setting(
-        "begin the schedule after the warm-up; otherwise with it, as timm does by default (cosine, gaussian, linear, "
-        "poly)",
+        f"begin the schedule after the warm-up; otherwise with it, as timm does by default ({_SMOOTH})",
         default=True,
         effect=Needs(
             f"--warmup-epochs and {_RESTARTING}", lambda v: v.warmup_steps > 0 and v.lr_policy in RESTARTING_POLICIES
