@@ -19,7 +19,7 @@ from utils.config.groups.augmentation import AUGMENTATIONS
 from utils.config.groups.loss import LOSSES
 from utils.config.groups.optimisation import LR_POLICIES
 from utils.config.other_programs import other_programs
-from utils.config.settings import GONE, flag_of
+from utils.config.settings import GONE, all_settings, flag_of
 from utils.data.preprocessing import resolve
 from utils.optim import optimizers
 from utils.record.epoch_scalars import metrics
@@ -476,6 +476,12 @@ USUAL_OPTIMIZERS = {"sgd", "adam", "adamw"}  # no technique
 def test_the_page_names_all_of_them(page, names):
     spans = " ".join(code_spans(PAGES[page])).split()
     assert set(names) - set(spans) == set(), f"{page} has no line on them"
+
+
+def test_the_page_names_the_settings_that_need_whole_weights_and_no_others():
+    words = PAGES["docs/distributed.md"].partition("**What it excludes.**")[2].partition(";")[0]
+    refused = {flag_of(option.name) for _, option in all_settings() if option.metadata["unsharded"]}
+    assert {span for span in code_spans(words) if span.startswith("--")} == refused, "docs/distributed.md"
 
 
 def test_the_quoted_preprocessing_is_that_of_the_weights():

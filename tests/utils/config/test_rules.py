@@ -66,10 +66,8 @@ def test_what_needs_whole_weights_contradicts_a_sharded_model_and_nothing_else_d
         except UserError as error:
             contradicted |= {name for line in error.mistakes if line.startswith("--shard-model contradicts")}
             assert all(line.startswith("--shard-model") for line in error.mistakes)
-    assert contradicted == {
-        *("clip_grad_agc", "sam_rho", "sam_adaptive", "grad_penalty", "lookahead", "swa_start_epoch", "swa_lr"),
-        *"compile compile_mode freeze_epoch unfreeze_epoch fp32_layers dump_bad_batch bucket_mb grad_compression".split(),
-    }
+    declared = {flag_of(name) for name, option in OPTIONS.items() if option.metadata["unsharded"]}
+    assert contradicted == {name for name in OPTIONS if declared & {flag_of(name), *context(name).split()}}
     (line,) = mistakes_of(["--shard-model", "--grad-compression", "bf16"], world_size=2)
     assert line == "--shard-model contradicts --grad-compression bf16, which is for whole gradients; remove one"
     (line,) = mistakes_of(["--shard-model", "--optimizer", "lamb"], world_size=2)

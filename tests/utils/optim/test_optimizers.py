@@ -10,11 +10,12 @@ import timm.optim
 import torch
 from torch import nn
 
+from tests.helpers import equal
 from utils.config.groups.optimisation import OptimisationSettings
 from utils.config.settings import UserError
 from utils.optim.groups import parameter_groups
 from utils.optim.held import held
-from utils.optim.optimizers import OWN, _one, build_optimizer, unknown_optimizer
+from utils.optim.optimizers import OWN, _one, build_optimizer, has_momentum, unknown_optimizer
 
 
 def network():
@@ -25,13 +26,14 @@ def network():
     )
 
 
-def weights_after_steps(model, optimizer, steps=4):
+def weights_after_steps(model, optimizers, steps=4):
     """All parameters after some steps on the same random gradients."""
     generator = torch.Generator().manual_seed(1)
     for _ in range(steps):
         for parameter in model.parameters():
             parameter.grad = torch.randn(parameter.shape, generator=generator)
-        optimizer.step()
+        for optimizer in optimizers if isinstance(optimizers, tuple) else (optimizers,):
+            optimizer.step()
     return [parameter.detach() for parameter in model.parameters()]
 
 
@@ -67,6 +69,16 @@ def test_steps_equal_those_of_torchs_optimizer(settings, make):
     plain = network()
     found = weights_after_steps(ours, build_optimizer(settings, ours))
     torch.testing.assert_close(found, weights_after_steps(plain, make(plain.parameters())), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_momentum_changes_the_steps_of_those_that_are_said_to_use_it_and_of_no_other(name):
+    found = []
+    for momentum in (0.5, 0.9):
+        model = network()
+        settings = OptimisationSettings(optimizer=name, lr=0.01, momentum=momentum)
+        found.append(weights_after_steps(model, build_optimizer(settings, model)))
+    assert equal(*found) is not has_momentum(name)
 
 
 @pytest.mark.parametrize(
