@@ -108,8 +108,11 @@ class Components(NamedTuple):
     def warn_of_doubts(self, run: Run) -> None:
         """Warn of what a user should know: doubtful data or network, settings without effect. For one process."""
         data = self.data
-        begins = run.resume_point is None and self.train_loader is not None
+        point = run.resume_point
+        begins = point is None and self.train_loader is not None
         lines: list[str | None] = [data.seen, *data.warnings, *data.doubts(run.args, begins)]
+        if point is not None and self.train_loader is not None:
+            lines.append(point.changed_files(data.fingerprint))
         if begins:
             lines.append(oversized_layer(run.args.model.arch, self.model, data.image_size))
         facts = facts_of(run.args, self, run.distributed, continues=run.folder_to_resume is not None)

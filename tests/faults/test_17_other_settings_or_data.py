@@ -284,6 +284,15 @@ def test_auto_takes_no_run_on_other_images(workplace, capsys, place, change, max
         assert auto(capsys, "data") == (run, "")
 
 
+def test_a_run_goes_on_with_a_changed_file_and_says_how_many_have_changed(workplace, capsys):
+    run, _ = auto(capsys, "data", *CUT)
+    darken(workplace / "data/val/a")
+    all_files = len([*(workplace / "data").rglob("*.png")])  # few enough that each is compared
+    again, err = auto(capsys, "data")
+    changed = f"4 of the {all_files} files that were compared have other content than when {run}/checkpoints/last.pt"
+    assert again == run and err == f"main.py: warning: --datapath: {changed} was saved; training goes on with it\n"
+
+
 def test_a_checkpoint_of_an_older_version_compares_the_names_alone(workplace, capsys):
     run, _ = auto(capsys, "data", "--max-steps", "11")
     state = load(run, "last.pt")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from utils.checkpoint import checkpoint
-from utils.checkpoint.fingerprint import listing_of, same_images, short
+from utils.checkpoint.fingerprint import changed_files, listing_of, same_images, short
 from utils.checkpoint.progress import Progress
 from utils.checkpoint.sharded import Places
 from utils.config import hub_networks, plugins
@@ -196,6 +196,17 @@ class ResumePoint:
                 f"--datapath: holds {what} ({short(fingerprint)}) than {self.path} was trained on ({short(begun)})"
             )
         return differences
+
+    def changed_files(self, fingerprint: str) -> str:
+        """A line if single files of the same data set have changed, which the run goes on with; '' if none has."""
+        begun = self.state["fingerprint"]
+        changed, compared = changed_files(fingerprint, begun)
+        if not changed or not same_images(fingerprint, begun):
+            return ""
+        return (
+            f"--datapath: {changed} of the {compared} files that were compared have other content than when {self.path} "
+            "was saved; training goes on with it"
+        )
 
     def refuse_other_data(
         self,

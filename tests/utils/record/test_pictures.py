@@ -216,9 +216,10 @@ def test_a_run_cut_by_max_steps_has_pictures_of_its_last_validation():
 def test_a_row_of_the_matrix_is_a_true_class():
     counts = np.array([[3, 1], [0, 4]])
     picture = drawing.confusion_matrix(counts, ["a", "b"])
-    cell = round(ImageFont.load_default(14).getlength("10")) + 8  # room for the widest number
-    margin = picture.shape[0] - 12 - 2 * cell
-    corners = picture[margin + 3 :: cell, margin + 3 :: cell][:2, :2].astype(int)  # beside the numbers
+    fine = drawing.FINE
+    cell = round(ImageFont.load_default(fine * 14).getlength("10")) + 6 * fine  # room for the widest number
+    margin = picture.shape[0] - 4 * fine - 2 * cell
+    corners = picture[margin + fine :: cell, margin + fine :: cell][:2, :2].astype(int)  # beside the numbers
     assert corners[1, 0].tolist() == [255, 255, 255] and corners[0, 1].tolist() != [255, 255, 255]
     assert corners[1, 1].tolist() == drawing.BLUE.tolist(), "the shade is the share of the row"
 

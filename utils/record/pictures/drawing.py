@@ -18,6 +18,7 @@ BLUE = np.array([21, 101, 192])
 FEW = 12  # classes whose matrix can be read at TensorBoard's size
 MOST_LABELLED = 40  # classes whose names are written at the matrix
 MOST_COUNTED = 20  # classes whose counts are written into it
+FINE = 4  # times the pixels that a person needs
 SIDE = 900  # pixels of a matrix of many classes, at least
 TILE, CAPTION, GAP, COLUMNS = 128, 30, 8, 6  # pixels of an image, of the two lines below it, and between; images a row
 
@@ -28,33 +29,36 @@ def confusion_matrix(counts: np.ndarray, classes: Sequence[str]) -> np.ndarray:
     The shade is the share of the row's images; up to 20 classes, the counts are written as well.
     """
     number = len(classes)
-    # TensorBoard shrinks a picture to about 200 pixels, so that of few classes is as small as its numbers allow.
-    font = ImageFont.load_default(14 if number <= FEW else 12)
+    # TensorBoard shows 250 pixels to 350 of a picture, the nearest ones: digits need strokes of several.
+    fine, bold = (FINE, 1) if number <= FEW else (1, 0)
+    font = ImageFont.load_default(fine * 14 if number <= FEW else 12)
     widest = max(round(font.getlength(f"{count}")) for count in (counts.max(), 10))
-    cell = widest + 8 if number <= FEW else 30 if number <= MOST_COUNTED else 18 if number <= MOST_LABELLED else 0
-    cell = cell or max(1, SIDE // number)
+    cell = widest + 6 * fine if number <= FEW else 30 if number <= MOST_COUNTED else 18
+    cell = cell if number <= MOST_LABELLED else max(1, SIDE // number)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     colours = np.round(WHITE + np.sqrt(shares)[..., None] * (BLUE - WHITE)).astype(np.uint8)
     matrix = Image.fromarray(colours.repeat(cell, 0).repeat(cell, 1))
     names = [_printable(name, 16) for name in classes]
     labels = number <= MOST_LABELLED
-    margin = 34 + (max(round(font.getlength(name)) for name in names) if labels else 0)
-    picture = Image.new("RGB", (margin + matrix.width + 12, margin + matrix.height + 12), WHITE)
+    margin = 34 * fine + (max(round(font.getlength(name)) for name in names) if labels else 0)
+    picture = Image.new("RGB", (margin + matrix.width + 4 * fine, margin + matrix.height + 4 * fine), WHITE)
     picture.paste(matrix, (margin, margin))
     draw = ImageDraw.Draw(picture)
-    draw.rectangle((margin - 1, margin - 1, margin + matrix.width, margin + matrix.height), outline=GREY)
-    draw.text((margin + matrix.width / 2, 4), "predicted", GREY, font, anchor="mt")
-    picture.paste(_upright("true class", font), (4, margin + matrix.height // 2 - 30))
+    frame = (margin - fine, margin - fine, margin + matrix.width + fine - 1, margin + matrix.height + fine - 1)
+    draw.rectangle(frame, outline=GREY, width=fine)
+    draw.text((margin + matrix.width / 2, 4 * fine), "predicted", GREY, font, anchor="mt")
+    beside = _upright("true class", font)
+    picture.paste(beside, (4 * fine, margin + (matrix.height - beside.height) // 2))
     for place, name in enumerate(names) if labels else ():
         middle = margin + place * cell + cell // 2
-        draw.text((margin - 8, middle), name, INK, font, anchor="rm")
-        upright = _upright(name, font, INK)
-        picture.paste(upright, (middle - upright.width // 2, margin - 8 - upright.height))
+        draw.text((margin - 8 * fine, middle), name, INK, font, anchor="rm", stroke_width=bold)
+        upright = _upright(name, font, bold, INK)
+        picture.paste(upright, (middle - upright.width // 2, margin - 8 * fine - upright.height))
     small = font if number <= FEW else ImageFont.load_default(10)
     for row, column in np.argwhere(counts) if number <= MOST_COUNTED else ():
         ink = WHITE if shares[row, column] > 0.3 else INK
         at = margin + column * cell + cell / 2, margin + row * cell + cell / 2
-        draw.text(at, f"{counts[row, column]}", ink, small, anchor="mm")
+        draw.text(at, f"{counts[row, column]}", ink, small, anchor="mm", stroke_width=bold)
     return np.asarray(picture)
 
 
@@ -86,11 +90,11 @@ def as_image(pixels: np.ndarray, side: int) -> Image.Image:
     return ImageOps.pad(image, (side, side), resampling, WHITE)
 
 
-def _upright(text: str, font: Font, ink: tuple[int, int, int] = GREY) -> Image.Image:
+def _upright(text: str, font: Font, bold: int = 0, ink: tuple[int, int, int] = GREY) -> Image.Image:
     """A text that reads from the bottom to the top."""
-    width = max(1, round(font.getlength(text)))
-    line = Image.new("RGB", (width, 16), WHITE)
-    ImageDraw.Draw(line).text((0, 8), text, ink, font, anchor="lm")
+    left, top, right, bottom = font.getbbox(text, anchor="lm", stroke_width=bold)
+    line = Image.new("RGB", (max(1, round(right)), max(1, round(bottom - top))), WHITE)
+    ImageDraw.Draw(line).text((0, -top), text, ink, font, anchor="lm", stroke_width=bold)
     return line.rotate(90, expand=True)
 
 
