@@ -204,8 +204,8 @@ class ResumePoint:
         if not changed or not same_images(fingerprint, begun):
             return ""
         return (
-            f"--datapath: {changed} of the {compared} files that were compared have other content than when {self.path} "
-            "was saved; training goes on with it"
+            f"--datapath: {changed} of the {compared} files that were compared have other content than when "
+            f"{self.path} was saved; training goes on with it"
         )
 
     def refuse_other_data(

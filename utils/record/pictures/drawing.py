@@ -92,7 +92,7 @@ def as_image(pixels: np.ndarray, side: int) -> Image.Image:
 
 def _upright(text: str, font: Font, bold: int = 0, ink: tuple[int, int, int] = GREY) -> Image.Image:
     """A text that reads from the bottom to the top."""
-    left, top, right, bottom = font.getbbox(text, anchor="lm", stroke_width=bold)
+    _, top, right, bottom = font.getbbox(text, anchor="lm", stroke_width=bold)
     line = Image.new("RGB", (max(1, round(right)), max(1, round(bottom - top))), WHITE)
     ImageDraw.Draw(line).text((0, -top), text, ink, font, anchor="lm", stroke_width=bold)
     return line.rotate(90, expand=True)
