@@ -68,8 +68,7 @@ choice is another format than the row's, give `--amp fp16`, `bf16`, or `off` for
   accuracy counts, the time may be too long.
 
 Rows of one recipe differ in machine, torch and often number format at once; which of these sets `cifar10/airbench` on A
-apart from D, nobody has measured. `results/` holds settings, versions, commit, curves and last line of each run; the
-commits of `digits/conv4`, `conv4a` and `conv6a` are no longer in the history.
+apart from D, nobody has measured. `results/` holds settings, versions, commit, curves and last line of each run.
 """
 ALT = "Wrong answers over time, a dot for each row: CIFAR-10 to 94 % takes 6 s on an H100 and minutes on two cores"
 COLUMNS = "| recipe | epochs | top-1 (n) | 95 % | literature | time | machine | format | torch | evidence |"
