@@ -157,11 +157,12 @@ def main(argv: list[str]) -> int:
         rows, unmeasured = result_rows(recipes(), finished_runs([str(KEPT)]))
     machines = read_machines()
     path = Path(own.output)
-    write(path, page(rows, unmeasured, machines))
     if path.resolve() == PAGE.resolve() and (own.keep or own.runs == [str(KEPT)]):
         before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+        readme = before + BEGIN + readme_rows(rows, machines) + END + rest.partition(END)[2]
         draw(rows, machines, PICTURE)
-        write(README, before + BEGIN + readme_rows(rows, machines) + END + rest.partition(END)[2])
+        write(README, readme)
+    write(path, page(rows, unmeasured, machines))
     names = {recipe for recipe, _ in counted}
     plural = "" if len(names) == 1 else "s"
     print(f"{len(found)} finished runs, {len(counted)} of them of {len(names)} recipe{plural}: {path}")
@@ -294,7 +295,10 @@ def readme_rows(rows: Sequence[Row], machines: Machines) -> str:
     """The table of README: six rows, each 'top-1 ± deviation (n), time [machine]'."""
     lines = ["| recipe | top-1 (n seeds), time | machine | evidence |", "|---|---|---|---|"]
     for recipe, letter in IN_README:
-        (found,) = [row for row in rows if (title(row), machines.letter(row.runs[0])) == (recipe, letter)]
+        same = [row for row in rows if (title(row), machines.letter(row.runs[0])) == (recipe, letter)]
+        if len(same) != 1:
+            raise UserError(f"README.md: {len(same)} rows of {recipe} on {letter} are kept, not one; mend IN_README")
+        (found,) = same
         measured = f"{spread([run.final for run in found.runs])} (n={len(found.runs)}), {duration(found.runs)}"
         lines.append(f"| `{recipe}` | {measured} | {machines.known[letter]['short']} | {machines.evidence(found)} |")
     return "\n".join(lines) + "\n"

@@ -11,6 +11,7 @@ from scripts.common.recipes import recipes
 from scripts.common.runs import read_run
 from scripts.lab import collect_results
 from tests.scripts.test_sweep import DEAD, EARLY, keep_run
+from utils.config.settings import UserError
 
 RUN = ["--config", "digits/fc", "--device", "cpu", "--output", "somewhere", "--resume=auto", "--no-progress"]
 TOP1 = {0: 97.5, 1: 98.0, 2: 96.5}
@@ -195,6 +196,12 @@ def test_page_readme_and_headers_show_what_the_kept_runs_give():
             assert re.search(
                 rf"^\| {recipe.name} .*\| {figure[:-2]}( ± \S+)? % \({count}\) .*{time}", page, flags=re.MULTILINE
             ), (recipe.name, figure)
+
+
+def test_a_row_of_the_readme_without_kept_runs_is_one_line():
+    recipe, letter = collect_results.IN_README[0]
+    with pytest.raises(UserError, match=f"README.md: 0 rows of {recipe} on {letter} are kept"):
+        collect_results.readme_rows([], collect_results.read_machines())
 
 
 def test_kept_runs_give_the_same_table_and_name_no_place(runs, tmp_path, capsys, monkeypatch):
