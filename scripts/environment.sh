@@ -31,13 +31,13 @@ ready_python() {
   PYTHON=$venv/bin/python
 }
 
-# run_pytest FLAGS: on more processes than there are cores, since the tests spend a third of their time waiting; one more
-# takes up to 2 GB. Keeps the order of the files, in which the slowest do not come last. Compiled modules are kept, for
+# run_pytest FLAGS: on two processes for each core, since the tests spend a third of their time waiting; each takes up to
+# 2 GB. Keeps the order of the files, in which the slowest do not come last. Compiled modules are kept, for
 # hundreds of processes would compile them anew.
 run_pytest() {
   local cores
   cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
-  PYTHONDONTWRITEBYTECODE= "$PYTHON" -m pytest -n $((cores < 6 ? cores + (cores + 1) / 2 : 8)) \
+  PYTHONDONTWRITEBYTECODE= "$PYTHON" -m pytest -n $((cores < 4 ? 2 * cores : 8)) \
     --dist loadfile --no-loadscope-reorder "$@"
 }
 
