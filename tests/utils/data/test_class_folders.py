@@ -241,3 +241,13 @@ def test_a_class_named_like_a_split_is_a_class_where_other_classes_lie_beside_it
         for name in ("train", "ants"):
             plant(tmp_path / "splits" / split / name, 1)
     assert evaluated(tmp_path / "splits") == ["test/ants", "test/train"]
+
+
+@pytest.mark.parametrize("split", ["test", "val", "Validation"])
+def test_test_images_beside_the_class_folders_are_not_trained_on_as_a_class(split, tmp_path):
+    for folder in ("ants", "bees", f"{split}/bees"):
+        plant(tmp_path / folder)
+    with pytest.raises(UserError, match=f"holds {split}/bees/ beside bees/, so {split} would be a class; move "):
+        read(tmp_path, "--val-split", "0.25")
+    (tmp_path / split / "bees").rename(tmp_path / split / "hives")
+    assert split in read(tmp_path, "--val-split", "0.25").classes

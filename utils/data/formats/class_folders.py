@@ -123,11 +123,22 @@ def read_test_folder(
 def read_tree(root: Path, colour: str, lister: Lister = LISTER) -> Splits:
     """A tree of training images, of which some remain to be taken for validation."""
     classes = class_names(root)
+    _refuse_split_among(root, classes)
     images, unread = image_files(root, classes, colour, lister)
     return Splits(images, None, classes, (*_deeper(root, images, classes), *_left_out(unread, root)))
 
 
 # ---------------------------------------------------------------------------------- what lies in a tree
+
+
+def _refuse_split_among(root: Path, classes: Sequence[str]) -> None:
+    """Raise ``UserError`` for test/cat/ beside cat/: test would be a class, and its images would be trained on."""
+    for split in (name for name in classes if name.lower() in VALIDATION_FOLDERS):
+        if inside := [name for name in classes if (root / split / name).is_dir()]:
+            raise UserError(
+                f"--datapath: {root} holds {split}/{inside[0]}/ beside {inside[0]}/, so {split} would be a class; move "
+                f"{root / split} out of {root}, and evaluate it with scripts/evaluate.py RUN --datapath FOLDER"
+            )
 
 
 def class_names(root: Path) -> tuple[str, ...]:
