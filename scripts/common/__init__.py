@@ -1,4 +1,4 @@
-"""Parts that several commands share. Each imports this first: a Python that is too old is told before it fails."""
+"""Parts shared by several commands, which import this package first: a Python that is too old is reported clearly."""
 
 import os
 import sys

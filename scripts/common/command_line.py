@@ -1,4 +1,4 @@
-"""Parser, mistakes, lines on stderr and tables of the command-line tools under ``scripts/``."""
+"""Parser, error messages, lines on stderr and tables of the command-line tools under ``scripts/``."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from utils.runtime.console import INTERRUPTED, lacks_package, outlive_readers
 from utils.runtime.cpu import let_threads_wait_briefly
 
 T = TypeVar("T")
-TERMINATED = 128 + signal.SIGTERM  # the exit code that shells show for a process that SIGTERM has ended
+TERMINATED = 128 + signal.SIGTERM  # the exit code that shells report for a process ended by SIGTERM
 
 
 class ToolParser(argparse.ArgumentParser):
-    """A tool's own flags; every other flag is one of main.py's training flags.
+    """Parser of a tool's own flags; every other flag is one of main.py's training flags.
 
     A mistake raises ``UserError`` instead of printing usage and exiting.
     """
@@ -53,7 +53,7 @@ class ToolParser(argparse.ArgumentParser):
         return own, others
 
     def split(self, argv: Sequence[str]) -> tuple[Any, Settings]:
-        """The tool's own flags as a namespace, and all others as checked training settings, which no checkpoint has."""
+        """The tool's own flags as a namespace, and all others as checked training settings, without a checkpoint's."""
         own, others = self.parse_known_args(argv)
         args = arguments.parse(others)
         asked = {"--resume": args.run.resume, "--evaluate": args.run.evaluate, "--dry-run": args.run.dry_run}
@@ -65,7 +65,7 @@ class ToolParser(argparse.ArgumentParser):
 
 
 def number(low: float, high: float, kind: type[int] | type[float] = float) -> Callable[[str], Any]:
-    """Type for argparse: text into a number between ``low`` and ``high``."""
+    """Type for argparse that turns text into a number between ``low`` and ``high``."""
 
     def read(text: str) -> Any:
         try:
@@ -81,7 +81,7 @@ def number(low: float, high: float, kind: type[int] | type[float] = float) -> Ca
 
 
 def whole(low: int, high: int = 10**6) -> Callable[[str], int]:
-    """Type for argparse: text into a whole number between ``low`` and ``high``."""
+    """Type for argparse that turns text into a whole number between ``low`` and ``high``."""
     return number(low, high, int)
 
 
@@ -91,7 +91,7 @@ share = number(0, 1)
 
 
 def each_of(read: Callable[[str], T], texts: Iterable[str]) -> list[T]:
-    """Results of ``read`` for each text. Raises ``UserError`` with the mistakes of all."""
+    """Results of ``read`` for each text. Raises one ``UserError`` with the mistakes of all."""
     found = []
     mistakes = []
     for text in texts:
@@ -105,19 +105,19 @@ def each_of(read: Callable[[str], T], texts: Iterable[str]) -> list[T]:
 
 
 def as_training(args: Settings) -> Settings:
-    """The same settings of a training, which is what a tool looks into, also of one to evaluate."""
+    """Settings of ``args`` as for training, even if --evaluate is set: tools inspect training."""
     return dataclasses.replace(args, run=dataclasses.replace(args.run, evaluate=False))
 
 
 class Terminated(BaseException):
-    """SIGTERM came. No ``Exception``: what is made of a damaged image, say, must not be made of it."""
+    """SIGTERM arrived. Not an ``Exception``: handlers, such as for damaged images, must not catch it."""
 
 
 @contextmanager
 def termination_raises(error: type[BaseException] = Terminated) -> Iterator[None]:
-    """Within the block the first SIGTERM raises ``error`` and a second one ends the process; then all is as before.
+    """Context in which the first SIGTERM raises ``error`` and a second one ends the process.
 
-    A process that is forked within the block is ended by the first.
+    The handler from before is restored afterwards. A process forked within the block is ended by its first SIGTERM.
     """
     process = os.getpid()
 
@@ -135,12 +135,12 @@ def termination_raises(error: type[BaseException] = Terminated) -> Iterator[None
 
 
 def run_tool(name: str, tool: Callable[[list[str]], int]) -> int:
-    """Run ``tool`` on the command line; returns its exit code: 2, with a line each, for mistakes the user can fix.
+    """Run ``tool`` on the command line and return its exit code; 2, with one line each, for mistakes a user can fix.
 
-    SIGTERM ends it as Ctrl-C does, so that it removes what is half-written; one of several processes it ends at once.
+    SIGTERM ends the tool as Ctrl-C does, so that it removes half-written files; a rank among several ends at once.
     """
     outlive_readers()
-    let_threads_wait_briefly()  # as in main.py: what is measured is what training gets
+    let_threads_wait_briefly()  # as in main.py: measurements apply to training
     try:
         with nullcontext() if "RANK" in os.environ else termination_raises():
             return tool(sys.argv[1:])
@@ -159,18 +159,18 @@ def run_tool(name: str, tool: Callable[[list[str]], int]) -> int:
 
 
 def say(line: str) -> None:
-    """A line on stderr, from one of several processes."""
+    """Print a line on stderr, from rank 0 only."""
     if os.environ.get("RANK", "0") == "0":
         print(" ".join(line.split()), file=sys.stderr, flush=True)  # a name may hold a newline
 
 
 def warn(line: str) -> None:
-    """A warning on stderr, from one of several processes."""
+    """Print a warning on stderr, from rank 0 only."""
     say(f"warning: {line}")
 
 
 def make_folder(output: str) -> Path:
-    """The folder of ``--output``; made before the work, so that a mistake shows at once."""
+    """Make the folder of ``--output`` and return it; done before the work, so that a mistake shows at once."""
     folder = Path(output)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -181,7 +181,7 @@ def make_folder(output: str) -> Path:
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Text columns, the first aligned left and the others right, two spaces between them."""
+    """Text table: first column left-aligned, the others right-aligned, two spaces between them."""
     cells = [list(headers), *map(list, rows)]
     first, *others = [max(map(len, column)) for column in zip(*cells, strict=True)]
     cells.insert(1, ["-" * width for width in (first, *others)])

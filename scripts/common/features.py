@@ -1,6 +1,6 @@
-"""Features of a data set: what a network hands to its output layer for each image, kept in a file and reused.
+"""Features of a data set: the inputs of a network's output layer for each image, kept in a file and reused.
 
-The network may be a run's or a library's, and know other classes than the data set has.
+The network may come from a run or a library, and its classes may differ from the data set's.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from utils.record.multilabel import THRESHOLD
 from utils.record.reading import OneLabel, Reading, SeveralLabels
 
 FORMATS = ("npz", "parquet")
-OF_ANY_DATA = ("batch_size", "val_batch_size", "workers", "tta", "skip_bad_images")  # of the data settings
+OF_ANY_DATA = ("batch_size", "val_batch_size", "workers", "tta", "skip_bad_images")  # data settings, kept for any data
 OF_THE_RUN = {option.name for kind in (ModelSettings, Preprocessing) for option in dataclasses.fields(kind)} | {
     "resume"
 }
@@ -48,11 +48,11 @@ COLUMNS = ("features", "thumbnails", "labels", "numbers")
 
 @dataclass(frozen=True)
 class Features:
-    """Features of n images of a split, in the data set's order, in validation preprocessing.
+    """Features of n images of a split, in the data set's order, with validation preprocessing.
 
-    ``features``: float32 (n, d). ``thumbnails``: float32 (n, 256), see ``Predictions``. ``labels``: int64 (n,), of
-    ``classes``, or with several an image int8 (n, classes): 1 shown, 0 not shown, -1 missing. ``ids``: an image's
-    path, or its number as in 'val[17]'; ``numbers`` int64 (n,), those in ``images``.
+    ``features``: float32 (n, d). ``thumbnails``: float32 (n, 256), as in ``PredictedImages``. ``labels``: int64 (n,),
+    indices into ``classes``; multi-label: int8 (n, classes), 1 shown, 0 not shown, -1 missing. ``ids``: paths, or
+    numbers such as 'val[17]'. ``numbers``: int64 (n,), the images' indices in ``images``.
     """
 
     split: str
@@ -69,16 +69,16 @@ class Features:
 
     @property
     def groups(self) -> np.ndarray | None:
-        """The group of each image, str (n,), where the data set knows them."""
+        """Group of each image, str (n,); None if the data set has no groups."""
         return None if self.images.groups is None else self.images.groups[self.numbers]
 
     def picture(self, place: int) -> Any:
-        """The whole image at a place among the n, as a Pillow image."""
+        """Whole image at ``place`` among the n, as a Pillow image."""
         return picture(self.images, int(self.numbers[place]))
 
 
 class _OnOtherClasses(nn.Module):
-    """``network`` for ``validate`` on images of other ``classes``, in number, than it knows: its answers are zeros."""
+    """Wrapper of ``network`` for ``validate`` on data with a different number of ``classes``: all logits are zero."""
 
     def __init__(self, network: nn.Module, classes: int) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class _OnOtherClasses(nn.Module):
         self.classes = classes
 
     def get_classifier(self) -> list[nn.Module]:
-        """The network's own output layers, as timm's networks name theirs."""
+        """Output layers of the wrapped network, by the method name that timm uses."""
         return output_layers(self.network)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -98,11 +98,9 @@ class _OnOtherClasses(nn.Module):
 
 
 def on_data(loaded: Loaded, flags: Sequence[str]) -> Loaded:
-    """The network of a run with training ``flags``, which may name another data set, with other classes.
+    """A run's network with training ``flags``, which may choose a data set with other classes.
 
-    Preprocessing stays the run's.
-
-    Raises ``UserError``.
+    Preprocessing stays the run's. Raises ``UserError``.
     """
     given = arguments.read(flags)
     names = {name for _, _, layer in given.layers for name in layer}
@@ -112,7 +110,7 @@ def on_data(loaded: Loaded, flags: Sequence[str]) -> Loaded:
     elsewhere = not names.isdisjoint(("dataname", "datapath", "config"))
     others = elsewhere or "labels" in names
     if others:
-        kept = OF_ANY_DATA if elsewhere else (*OF_ANY_DATA, "dataname", "datapath")  # the run's images, other labels
+        kept = OF_ANY_DATA if elsewhere else (*OF_ANY_DATA, "dataname", "datapath")  # the run's images with new labels
         data = {option.name for option in dataclasses.fields(DataSettings)} - {*kept}
         begun = {name: value for name, value in begun.items() if name not in data}
     args = arguments.parse(["--evaluate", f"--resume={loaded.path}", *flags], checkpoint=begun)
@@ -130,7 +128,7 @@ def _reading(data: Data) -> Reading:
 
 
 def of_architecture(arch: str, flags: Sequence[str]) -> Loaded:
-    """A network by its name, with training ``flags``: a library's with its weights, unless --weights names others.
+    """Build a network from its name and training ``flags``; a library's is pretrained by default.
 
     Raises ``UserError``.
     """
@@ -167,12 +165,12 @@ def of_architecture(arch: str, flags: Sequence[str]) -> Loaded:
 
 
 def knows_classes(loaded: Loaded) -> bool:
-    """True if the network answers with the classes of its images: those that its run was trained on."""
+    """True if the network's classes are those of the images, as when its run was trained on them."""
     return not isinstance(loaded.network, _OnOtherClasses)
 
 
 def chosen_of(loaded: Loaded, split: str) -> Chosen:
-    """The images of a split, as the settings of ``loaded`` say."""
+    """Choice of all images of a split, following the settings of ``loaded``."""
     values = loaded.settings
     return Chosen(
         split=split,
@@ -186,10 +184,10 @@ def chosen_of(loaded: Loaded, split: str) -> Chosen:
 
 
 def embed(loaded: Loaded, chosen: Chosen, folder: Path | None, kind: str = FORMATS[0]) -> Features:
-    """Features of the ``chosen`` images: those in ``folder`` if they are of the same weights, preprocessing and images.
+    """Features of the ``chosen`` images; reused from ``folder`` if weights, preprocessing and images are the same.
 
-    Otherwise they are computed and put there, as ``SPLIT.npz`` or in another ``kind``; without a folder, nowhere.
-    Raises ``UserError``.
+    Otherwise computes them and, if a folder is given, writes them there as ``SPLIT.npz``, or in another format
+    ``kind``. Raises ``UserError``.
     """
     args = settings_of(loaded, chosen)
     device = next(loaded.network.parameters()).device
@@ -218,9 +216,9 @@ def _features(split: str, columns: dict[str, np.ndarray], loaded: Loaded, images
 
 
 def key_of(loaded: Loaded, args: Settings, images: Images, device: torch.device) -> str:
-    """Digest of all that features depend on but rounding: weights, network, preprocessing, precision, and images.
+    """Digest of all that affects features beyond rounding: weights, network, preprocessing, precision and images.
 
-    Images are pixels in memory, shards' content, or each file's path, size and time of change.
+    Images count by their pixels in memory, their shards' content, or each file's path, size and modification time.
     """
     digest = hashlib.sha256()
     for name, tensor in loaded.network.state_dict().items():
@@ -252,12 +250,12 @@ def _state_of(path: str) -> bytes:
 
 
 def _read(file: Path, key: str) -> dict[str, np.ndarray] | None:
-    """The columns of ``file``; None, with a line why, if they are not those of ``key``."""
+    """Columns of ``file``; None if it is missing or, after saying why, if it is unreadable or not of ``key``."""
     if not file.exists():
         return None
     try:
         stored, columns = (_read_npz if file.suffix == ".npz" else _read_parquet)(file)
-    except Exception as error:  # of whatever kind the libraries raise for a damaged file
+    except Exception as error:  # libraries raise various errors for a damaged file
         warn(f"{file}: cannot be read ({' '.join(str(error).split())[:100]}); computed anew")
         return None
     if stored != key:

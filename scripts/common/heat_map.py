@@ -1,9 +1,9 @@
-"""Heat maps of where a network looks: of the pixels that speak for a class, computed by captum.
+"""Heat maps of the pixels that speak for a class, computed by captum.
 
 Grad-CAM (Selvaraju et al., 2017) weights the channels of a late feature map by the mean gradient of the class's logit
-and adds them up. A transformer's patch tokens are laid out as such a map, and each is weighted by its own gradient
-(HiResCAM, Draelos and Carin, 2020): where the map is averaged over its cells next, that is the same, but attention
-treats each token differently, and the mean gradient then says little. A network without a map (fully connected) gets
+and sums them. A transformer's patch tokens are laid out as such a map, each weighted by its own gradient (HiResCAM,
+Draelos and Carin, 2020). If the network next averages the map over its cells, the two methods agree, but attention
+treats each token differently, which makes the mean gradient say little. A network without a map (fully connected) gets
 the plain gradient with respect to the pixels (Simonyan et al., 2013), which is noisier.
 """
 
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
     from models.load import Loaded
 
-LEAST_CELLS = 4  # a side of the map, below which it says little about where
-# and for images with fewer pixels a side
+LEAST_CELLS = 4  # minimum cells per side: a coarser map says little about where
+# minimum for images with fewer pixels per side than SMALL
 LEAST_CELLS_OF_SMALL = 2
 SMALL = 16
-MOST_PREFIX_TOKENS = 8  # class, distillation and register tokens in front of the patches'
-PROBES = 2  # images of noise, with which the layer is found
+MOST_PREFIX_TOKENS = 8  # class, distillation and register tokens before the patch tokens
+PROBES = 2  # noise images with which the layer is found
 
 
 class Layer(NamedTuple):
-    """The layer whose output is the feature map, and how that is laid out.
+    """Layer whose output is the feature map, and how its output is laid out.
 
-    ``layout``: ``nchw``, ``nhwc``, or ``tokens``: (n, ``prefix`` + rows * columns, channels), laid out in the shape of
-    the images, ``height`` to ``width``.
+    ``layout``: ``nchw``, ``nhwc``, or ``tokens``: (n, ``prefix`` + rows * columns, channels), with rows and columns in
+    the proportion of the images, ``height`` to ``width``.
     """
 
     name: str
@@ -57,20 +57,20 @@ class Layer(NamedTuple):
         return output.permute(0, 3, 1, 2) if self.layout == "nhwc" else output
 
     def from_map(self, seen: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-        """The inverse; what is no part of the map is taken from ``output``."""
+        """Inverse of ``to_map``; whatever is not part of the map is taken from ``output``."""
         if self.layout == "tokens":
             return torch.cat([output[:, : self.prefix], seen.flatten(2).transpose(1, 2)], dim=1)
         return seen.permute(0, 2, 3, 1) if self.layout == "nhwc" else seen
 
 
 def rows_of(patches: int, height: int, width: int) -> int:
-    """The rows in which so many patches cover an image of this shape; 0 if none do."""
+    """Number of rows in which ``patches`` patches cover an image of this shape; 0 if none fits."""
     rows = round(math.sqrt(patches * height / width))
     return rows if rows and patches % rows == 0 and has_shape(rows, patches // rows, height, width) else 0
 
 
 def has_shape(rows: int, columns: int, height: int, width: int) -> bool:
-    """True if a map has the shape of an image, but for what a division by the stride leaves out."""
+    """True if a map has the proportions of an image, up to what division by the stride cuts off."""
     return abs(rows * width - columns * height) < max(height, width)
 
 
@@ -78,13 +78,13 @@ _LAYERS: WeakKeyDictionary[nn.Module, Layer | None] = WeakKeyDictionary()
 
 
 def heat_map(loaded: Loaded, images: torch.Tensor, class_indices: Sequence[int]) -> np.ndarray:
-    """Share of each pixel in what speaks for a class: float32 (n, h, w) between 0 and 1.
+    """Evidence of each pixel for a class, relative to the largest: float32 (n, h, w) between 0 and 1.
 
-    ``images``: preprocessed, float32 (n, channels, h, w). ``class_indices``: the class to explain for each image.
-    Each map is scaled by its own largest value, so brightness does not compare between images; where nothing speaks
-    for the class, it is all 0. Computed in float32 in the network's present mode, which should be evaluation, with
-    gradients whatever the caller's mode. No other pass of the network may run at the same time. Raises ``UserError``
-    without captum, or where the network's outputs are not finite.
+    ``images``: preprocessed, float32 (n, channels, h, w). ``class_indices``: the class to explain for each image. Each
+    map is scaled by its own maximum, so brightness does not compare between images; it is 0 everywhere if nothing
+    speaks for the class. Computed in float32, in the network's present mode, which should be evaluation mode, and with
+    gradients whatever the caller's mode. No other pass of the network may run at the same time. Raises ``UserError`` if
+    captum is missing or outputs are not finite.
     """
     need_captum()
     from captum.attr import LayerAttribution, LayerGradCam, LayerGradientXActivation, Saliency
@@ -92,7 +92,7 @@ def heat_map(loaded: Loaded, images: torch.Tensor, class_indices: Sequence[int])
     network = loaded.network
     targets = [int(index) for index in class_indices]
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(images.device.type, enabled=False):
-        images = images.detach().clone().float()  # a leaf that may have a gradient, also if made in inference mode
+        images = images.detach().clone().float()  # a leaf tensor that can have a gradient, even from inference mode
         layer = explained_layer(network, images)
         if layer is None:
             maps = Saliency(network).attribute(images.requires_grad_(), target=targets).amax(1, keepdim=True)
@@ -112,7 +112,7 @@ def heat_map(loaded: Loaded, images: torch.Tensor, class_indices: Sequence[int])
 
 
 def method(loaded: Loaded, images: torch.Tensor) -> str:
-    """Name of what ``heat_map`` computes for this network and images of this shape, in a few words."""
+    """Short name of what ``heat_map`` computes for this network and images of this shape."""
     layer = explained_layer(loaded.network, images)
     if layer is None:
         return "gradient with respect to the pixels (the network has no feature map)"
@@ -120,7 +120,7 @@ def method(loaded: Loaded, images: torch.Tensor) -> str:
 
 
 def need_captum() -> None:
-    """Raise ``UserError`` with the line that installs captum if it is not there."""
+    """Raise ``UserError`` with the installation command if captum is missing."""
     try:
         import captum  # noqa: F401
     except ImportError as error:
@@ -128,11 +128,11 @@ def need_captum() -> None:
 
 
 def explained_layer(network: nn.Module, images: torch.Tensor) -> Layer | None:
-    """The last layer whose output is a map of at least 4 x 4 cells that the logits depend on; None if there is none.
+    """Last layer whose output is a map of at least 4 x 4 cells that affects the logits; None if there is none.
 
-    ``images`` give the shape and the device. Layers inside attention are left out: their maps are of pairs of tokens or
-    of one head. In a transformer that classifies by its class token, the logits do not depend on the patch tokens of
-    the last block's output, so the layer is the normalisation in front of that block's attention.
+    ``images`` supply shape and device; small ones need only 2 x 2 cells. Layers inside attention are excluded: their
+    maps are of pairs of tokens or of one head. In a transformer that classifies by its class token, the patch tokens of
+    the last block's output do not affect the logits, so the layer is the normalisation before that block's attention.
     """
     if network not in _LAYERS:
         with torch.inference_mode(False), torch.enable_grad():
@@ -146,7 +146,7 @@ def _find(network: nn.Module, images: torch.Tensor) -> Layer | None:
     outputs, logits = _outputs(network, noise)
     score = logits.max(1).values.sum()
     least = LEAST_CELLS if min(images.shape[2:]) >= SMALL else LEAST_CELLS_OF_SMALL
-    prefix = getattr(network, "num_prefix_tokens", None)  # timm's transformers know it
+    prefix = getattr(network, "num_prefix_tokens", None)  # timm's transformers have this attribute
     for name, output in reversed(outputs):
         layer = _layer(name, output, least, prefix if isinstance(prefix, int) else None, *images.shape[2:])
         if layer is None or not output.requires_grad:
@@ -159,7 +159,7 @@ def _find(network: nn.Module, images: torch.Tensor) -> Layer | None:
 
 
 def _outputs(network: nn.Module, images: torch.Tensor) -> tuple[list[tuple[str, torch.Tensor]], torch.Tensor]:
-    """Outputs of each layer that runs once, by its name, in the order in which they ended; and the logits."""
+    """Output of each layer that runs once, with its name, in the order of completion; and the logits."""
     ended: list[tuple[str, torch.Tensor]] = []
     handles = []
     hidden = _inside_attention(network)
@@ -177,14 +177,14 @@ def _outputs(network: nn.Module, images: torch.Tensor) -> tuple[list[tuple[str, 
 
 
 def _inside_attention(network: nn.Module) -> set[str]:
-    """The names of all layers in attention, and of attention itself."""
+    """Names of attention layers and of all layers inside them."""
     modules = dict(network.named_modules())
     tops = tuple(f"{name}." for name, one in modules.items() if name and "attention" in type(one).__name__.lower())
     return {name for name in modules if f"{name}.".startswith(tops) or "attn" in name}
 
 
 def _layer(name: str, output: torch.Tensor, least: int, prefix: int | None, height: int, width: int) -> Layer | None:
-    """The layer, if its output looks like a map of images of this shape, with at least ``least`` cells a side."""
+    """``Layer`` if the output looks like a map of such images with ``least`` cells per side or more, else None."""
     if output.ndim == 4 and len(output) == PROBES:
         first, second, third = output.shape[1:]
         if has_shape(second, third, height, width) and min(second, third) >= least:
@@ -203,7 +203,7 @@ def _layer(name: str, output: torch.Tensor, least: int, prefix: int | None, heig
 
 @contextmanager
 def _exposed(network: nn.Module, layer: Layer) -> Iterator[nn.Module]:
-    """A module through which the feature map passes as (n, channels, h, w), for captum to look at."""
+    """Context that gives a module through which the feature map passes as (n, channels, h, w), for captum to use."""
     place = nn.Identity()
 
     def pass_through(module: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
@@ -218,10 +218,10 @@ def _exposed(network: nn.Module, layer: Layer) -> Iterator[nn.Module]:
 
 
 def overlay(pixels: torch.Tensor, heat: np.ndarray, strength: float = 0.75) -> Image.Image:
-    """An image with its heat map laid over it: the hotter, the more of the map's colour.
+    """Picture of an image with its heat map laid over it: hotter pixels show more of the map's colour.
 
     ``pixels``: the image as the network sees it, float (channels, h, w) between 0 and 1. ``heat``: float (h, w) between
-    0 and 1. The picture has as many pixels.
+    0 and 1. The picture has the same size.
     """
     from matplotlib import colormaps
     from PIL import Image

@@ -1,4 +1,4 @@
-"""Image files of a command line, in order, as the batches that a network sees in validation."""
+"""Image files from a command line, in order, in batches as a network sees them in validation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ CPU = torch.device("cpu")
 class ImageBatch(NamedTuple):
     """Consecutive files: n ``paths`` as given, ``images`` float32 (n, channels, h, w) on the device, normalised.
 
-    ``errors``: for each file None, or why it cannot be read, in one line; the pixels of such a one are meaningless.
+    ``errors``: for each file None, or in one line why it cannot be read; the pixels of an unreadable file are
+    meaningless.
     """
 
     paths: tuple[str, ...]
@@ -42,13 +43,13 @@ class ImageBatch(NamedTuple):
 
 
 def image_names(arguments: Sequence[str], unread: Counter[str] | None = None) -> Iterator[str]:
-    """The image files that ``arguments`` mean, one after the other, as they were written.
+    """The image files that ``arguments`` name, one after the other, as written.
 
-    An argument is a file, a folder (all images in it and below, by name), a pattern such as 'photos/**/*.jpg', '@FILE'
-    for a text file with a name on each line, or '-' for such lines from standard input. Of folders, hidden entries,
-    files of other endings, and links to folders anywhere but in the folder itself are left out; ``unread`` counts
-    images in formats that are not read, by ending. Lists are read as far as the iterator has come. Raises ``UserError``
-    at once for arguments that mean nothing.
+    An argument is a file, a folder (all images in and below it, by name), a pattern such as 'photos/**/*.jpg', '@FILE'
+    for a text file with one name per line, or '-' for such lines from standard input. In folders, hidden entries, files
+    with other endings, and links to folders below the top level are skipped; ``unread`` counts images in unsupported
+    formats, by ending. Lists are read only as far as the iterator has advanced. Raises ``UserError`` at once for
+    arguments that name nothing.
     """
     unread = Counter() if unread is None else unread
     return chain.from_iterable(each_of(partial(_named_by, unread=unread), arguments))
@@ -88,9 +89,9 @@ def _file_or_folder(path: str, unread: Counter[str]) -> Iterable[str]:
 
 
 def _below(folder: str, unread: Counter[str], follows: bool = True) -> Iterator[str]:
-    """The images in ``folder`` and below, by name; the folder itself, an error later, if it cannot be listed.
+    """Images in ``folder`` and below, by name; ``folder`` itself if it cannot be listed, which then causes an error.
 
-    As in training, class folders may be links: with ``follows`` those to folders are followed, here but not deeper.
+    As in training, class folders may be links: with ``follows``, links to folders are followed in ``folder`` only.
     """
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -110,12 +111,12 @@ def _below(folder: str, unread: Counter[str], follows: bool = True) -> Iterator[
 
 
 def _contains(link: str, folder: str) -> bool:
-    """True if a link leads to ``folder`` itself or to one above it."""
+    """True if ``link`` leads to ``folder`` itself or to a folder above it."""
     return Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(link))
 
 
 def _lines_of(file: BinaryIO) -> Iterator[str]:
-    """Names, one on each line that is not empty; in any encoding, as the system's own names."""
+    """Names, one from each non-empty line, decoded as the system's file names, so that any bytes are allowed."""
     with file:
         for line in file:
             if name := os.fsdecode(line.rstrip(b"\r\n")):
@@ -131,11 +132,11 @@ def stream(
     device: torch.device = CPU,
     channels_last: bool = False,
 ) -> Iterator[ImageBatch]:
-    """The files ``paths`` in batches of ``batch_size``, in order, with the pixels that validation shows a network.
+    """Read the files ``paths`` in order, in batches of ``batch_size``, with the pixels that validation gives a network.
 
-    ``workers`` processes read ahead, each a few batches (0, and for a single batch: none); ``paths`` is read no
-    further than that, and nothing else is kept. A file that is damaged, missing or no image has an error in its batch.
-    Raises ``UserError`` if a process ends or the system is short of memory or file descriptors.
+    ``workers`` processes each read a few batches ahead; with 0, or a single batch, there are none. ``paths`` is not
+    consumed further ahead, and no batch is kept. A file that is damaged, missing or not an image has an error in its
+    batch. Raises ``UserError`` if a process ends or the system runs short of memory or file descriptors.
     """
     names = map(os.fspath, paths)
     batches = iter(lambda: tuple(islice(names, batch_size)), ())
@@ -147,7 +148,7 @@ def stream(
 
 
 class _FileBatches(Dataset):
-    """Work of a worker: the files of a batch as uint8 (n, channels, h, w), as validation reads them, and errors."""
+    """A worker's task: read a batch's files as uint8 (n, channels, h, w), as validation does, and note the errors."""
 
     def __init__(self, preprocessing: Preprocessing) -> None:
         self.preprocessing = preprocessing
@@ -161,7 +162,7 @@ class _FileBatches(Dataset):
         return paths, batch, errors
 
     def _read(self, path: str, place: torch.Tensor) -> str | None:
-        """Read a file into ``place``; gives why it cannot be read."""
+        """Read a file into ``place``; return why it cannot be read, or None."""
         problem = _problem_of(path)
         try:
             if problem is None:
@@ -174,7 +175,7 @@ class _FileBatches(Dataset):
 
 
 def _problem_of(path: str) -> str | None:
-    """The fault of a file that shows before anything is read: a pipe, say, would block forever."""
+    """Fault of a file that shows without opening it, or None; opening a pipe could block forever."""
     try:
         status = os.stat(path)
     except (OSError, ValueError) as error:
@@ -187,6 +188,6 @@ def _problem_of(path: str) -> str | None:
 
 
 def reason(error: Exception) -> str:
-    """Reason for which an image cannot be decoded, in one line that does not repeat its path."""
+    """Reason why an image cannot be decoded, in one line without its path."""
     cause = error.__cause__ if isinstance(error, UserError) and isinstance(error.__cause__, Exception) else error
     return why_unreadable(cause)

@@ -1,6 +1,6 @@
-"""Answers of a network for several labels, one by one: which labels it gives, misses and adds.
+"""Answers of a multi-label network, one by one: labels given, missed and superfluous.
 
-Metrics of all images are those of validation (``utils/record/multilabel.py``).
+Metrics over all images are those of validation (``utils/record/multilabel.py``).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from scripts.common.answers import CONFIDENCE
 from utils.record.multilabel import THRESHOLD, MultilabelClasses, f1_of, known_targets, micro_f1_of
 from utils.record.reading import SeveralLabels
 
-SEED = 0  # of the resamples
+SEED = 0  # seeds the resamples
 RESAMPLES, FEWEST_RESAMPLES = 1000, 200
 MOST_WORK = 2 * 10**9  # images x classes x resamples
 AT_ONCE = 2**22  # images x resamples
 
 
 class Pair(NamedTuple):
-    """Two labels, by number: on how many images both are, and on how many both are given."""
+    """Two labels, by index: the number of images that have both (``true``), and that are given both (``given``)."""
 
     first: int
     second: int
@@ -34,7 +34,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class LabelAnswers:
-    """``logits`` float32 (n, classes) on the CPU, and ``labels``, the targets: 1, 0, NaN where missing."""
+    """``logits``, float32 (n, classes) on the CPU, and ``labels`` (n, classes): 1, 0, or NaN if missing."""
 
     logits: torch.Tensor
     labels: torch.Tensor
@@ -42,37 +42,37 @@ class LabelAnswers:
 
     @cached_property
     def scores(self) -> np.ndarray:
-        """The probability of each label, float64 (n, classes)."""
+        """Probability of each label, float64 (n, classes)."""
         return self.reading.probabilities(self.logits.double()).numpy()
 
     @cached_property
     def targets(self) -> np.ndarray:
-        """int8 (n, classes): 1, 0, and -1 where missing."""
+        """Known labels, int8 (n, classes): 1, 0, or -1 if missing."""
         return known_targets(self.labels)
 
     @cached_property
     def finite(self) -> torch.Tensor:
-        """bool (n,): whether all logits of an image are numbers, neither NaN nor infinite."""
+        """Whether all logits of an image are finite, neither NaN nor infinite: bool (n,)."""
         return self.logits.isfinite().all(1)
 
     @cached_property
     def given(self) -> np.ndarray:
-        """bool (n, classes): the labels that the network gives, whether they are known or not."""
+        """Labels that the network gives, whether or not the truth is known: bool (n, classes)."""
         return self.reading.given(self.logits).numpy()
 
     @cached_property
     def missed(self) -> np.ndarray:
-        """bool (n, classes): the labels that an image has and does not get."""
+        """Labels that an image has but is not given: bool (n, classes)."""
         return (self.targets == 1) & ~self.given
 
     @cached_property
     def superfluous(self) -> np.ndarray:
-        """bool (n, classes): the labels that an image gets and does not have."""
+        """Labels that an image is given but does not have: bool (n, classes)."""
         return (self.targets == 0) & self.given
 
     @cached_property
     def right(self) -> np.ndarray:
-        """bool (n,): whether an image gets all of its labels, and of the others only such as are missing."""
+        """Whether an image is given all its labels and no superfluous one, missing labels aside: bool (n,)."""
         return ~(self.missed | self.superfluous).any(1)
 
     @cached_property
@@ -81,28 +81,28 @@ class LabelAnswers:
 
     @cached_property
     def most_confident_mistake(self) -> np.ndarray:
-        """float64 (n,): of an image's wrong answers, how far a probability is from the truth at most; 0 of none."""
+        """Largest distance of a probability from the truth among an image's wrong answers, 0 if none: float64 (n,)."""
         distance = np.abs(self.scores - (self.targets == 1))
         return np.where(self.missed | self.superfluous, distance, 0).max(1)
 
     @cached_property
     def confidence(self) -> np.ndarray:
-        """float64 (n,): the probability of the likeliest label."""
+        """Probability of the likeliest label, float64 (n,)."""
         return self.scores.max(1)
 
     def explained(self, image: int) -> int:
-        """The label that a heat map of an image explains: the most confident mistake, or else the likeliest."""
+        """The label that an image's heat map explains: the most confident mistake, or else the likeliest label."""
         wrong = self.missed[image] | self.superfluous[image]
         distance = np.abs(self.scores[image] - (self.targets[image] == 1))
         return int(np.argmax(np.where(wrong, distance, -1) if wrong.any() else self.scores[image]))
 
     def most_mistaken(self) -> np.ndarray:
-        """The images with a wrong answer, int64 (m,), the most confident mistakes first."""
+        """Images with a wrong answer, int64 (m,), the most confident mistakes first."""
         order = np.argsort(-self.most_confident_mistake, kind="stable")
         return order[~self.right[order]]
 
     def least_certain(self) -> np.ndarray:
-        """The images whose labels are all right, int64 (m,), those first of which one was nearly wrong."""
+        """Images whose labels are all right, int64 (m,), those that came closest to a wrong one first."""
         distance = np.abs(self.scores - np.array(self.reading.thresholds))
         nearest = np.where(self.targets >= 0, distance, np.inf).min(1)
         order = np.argsort(nearest, kind="stable")
@@ -110,10 +110,10 @@ class LabelAnswers:
 
     @cached_property
     def together(self) -> tuple[np.ndarray, np.ndarray]:
-        """On how many images two labels are both there, and both given: int64 (classes, classes) each.
+        """Numbers of images that have both labels, and that are given both: int64 (classes, classes) each.
 
-        Both count images alone on which both labels are known, so that they can be compared. Where row and column are
-        the same, that is how often the label is there, and given.
+        Both matrices count only images where both labels are known, so they compare. Their diagonals count single
+        labels.
         """
         known = self.targets >= 0
         return tuple(
@@ -122,7 +122,7 @@ class LabelAnswers:
 
     @cached_property
     def pairs(self) -> list[Pair]:
-        """The pairs of labels that are together in truth or in answers; those first where these differ most."""
+        """Pairs of labels that occur together in truth or answers, the largest difference between the two first."""
         true, given = self.together
         first, second = np.nonzero(np.triu((true + given) > 0, 1))
         columns = (first, second, true[first, second], given[first, second])
@@ -134,7 +134,7 @@ class LabelAnswers:
 
 
 class Resampled(NamedTuple):
-    """Figures of resamples in percent, float64 (resamples,) each: of images drawn with replacement."""
+    """Metrics in percent on samples of the images drawn with replacement, float64 (resamples,) each."""
 
     map: np.ndarray
     macro_f1: np.ndarray
@@ -142,12 +142,12 @@ class Resampled(NamedTuple):
 
 
 def intervals(found: Resampled, values: Mapping[str, float]) -> dict[str, tuple[float, float]]:
-    """The basic bootstrap's 95 % interval of each figure, by name: ``values`` are those of all images.
+    """Basic bootstrap's 95 % interval of each metric, by name. ``values``: the metrics on all images.
 
-    What resamples differ by from the figure, it differs by from the truth; so an end may lie beyond 0 or 100. Images
-    that are drawn twice let average precision look better than it is, so that the percentiles themselves lie too high:
-    95 % intervals of them held the truth in 67 to 97 % of simulated sets of 100 to 1,000 images, these in 88 to 97 %.
-    (Davison and Hinkley, Bootstrap methods and their application, 1997, section 5.2.)
+    Assumes that a metric differs from the truth as the resamples differ from the metric, so an end may lie outside 0 to
+    100. Images drawn twice flatter average precision, so the plain percentiles lie too high: their 95 % intervals held
+    the truth in 67 to 97 % of simulated sets of 100 to 1,000 images, the basic ones in 88 to 97 %. (Davison and
+    Hinkley, Bootstrap methods and their application, 1997, section 5.2.)
     """
     tail = 50 * (1 - CONFIDENCE)
     spans = {}
@@ -158,10 +158,10 @@ def intervals(found: Resampled, values: Mapping[str, float]) -> dict[str, tuple[
 
 
 def resampled(scores: np.ndarray, targets: np.ndarray) -> Resampled:
-    """Figures of 1,000 resamples of the images, of fewer where there are very many images and classes.
+    """Metrics on 1,000 resamples of the images; on fewer if there are very many images and classes.
 
-    The images of a resample are always the same for the same number of images: two networks' can be subtracted. F1 is
-    at a threshold of 0.5. A class that has no positive label in a resample is in none of its means.
+    The resamples depend only on the number of images, so two networks' metrics can be subtracted. F1 uses a threshold
+    of 0.5. A class without positive labels in a resample is left out of its means.
     """
     count, classes = targets.shape
     resamples = int(np.clip(MOST_WORK // (count * classes), FEWEST_RESAMPLES, RESAMPLES))
@@ -170,7 +170,7 @@ def resampled(scores: np.ndarray, targets: np.ndarray) -> Resampled:
 
 
 def _drawn(count: int, resamples: int) -> Iterator[np.ndarray]:
-    """Counts of each of ``count`` images in each resample, float64 (some, count), some resamples at a time."""
+    """Counts of each of ``count`` images in the resamples, float64 (some resamples, count), a part at a time."""
     random = np.random.default_rng(SEED)
     each = max(1, AT_ONCE // count)
     for start in range(0, resamples, each):
@@ -193,12 +193,12 @@ def _figures(drawn: np.ndarray, scores: np.ndarray, targets: np.ndarray) -> tupl
 
 
 def _average_precision(drawn: np.ndarray, scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Average precision of a class in each resample, a share of 1; 0 where it has no positive label."""
+    """Average precision (0 to 1) of a class in each resample, 0 without positive labels. ``drawn``: image counts."""
     known = np.flatnonzero(targets >= 0)
     order = known[np.argsort(-scores[known], kind="stable")]
     if not (targets == 1).any() or np.isnan(scores[known]).any():
         return np.full(len(drawn), 0.0 if not (targets == 1).any() else np.nan)
-    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)  # equal scores are one step
+    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)  # equal scores count as one step
     taken = drawn[:, order].cumsum(1)[:, ends]
     right = (drawn[:, order] * (targets[order] == 1)).cumsum(1)[:, ends]
     steps = np.diff(right, axis=1, prepend=0) * right / np.maximum(taken, 1)

@@ -10,23 +10,24 @@ from scripts.common.features import Features
 
 NEIGHBOURS = 20
 TEMPERATURE = 0.07
-ROWS = 2048  # images whose neighbours are looked at together
-ALIKE = 0.95  # correlation of two thumbnails, at least
-NEAREST = 10  # a copy is among so many nearest neighbours, in features and in thumbnails
+ROWS = 2048  # images whose neighbours are found together
+ALIKE = 0.95  # minimum correlation of two copies' thumbnails
+NEAREST = 10  # a copy is among this many nearest neighbours, in features and in thumbnails
 
 
 def unit(values: np.ndarray) -> np.ndarray:
-    """Rows of length 1, float32 (n, d); a row of zeros stays one."""
+    """Rows scaled to length 1, float32 (n, d); a row of zeros stays unchanged."""
     wide = values.astype(np.float64)
     lengths = np.linalg.norm(wide, axis=1, keepdims=True)
     return np.divide(wide, lengths, out=np.zeros_like(wide), where=lengths > 0).astype(np.float32)
 
 
 def nearest(among: np.ndarray, of: np.ndarray | None, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The ``count`` rows of ``among``, float32 (n, d) of length 1, that are nearest to each of ``of`` (m, d).
+    """Find the ``count`` rows of ``among``, float32 (n, d) of length 1, that are nearest to each row of ``of`` (m, d).
 
-    Their places int64 (m, k) and cosines float32 (m, k), the nearest first, of equally near ones the first. k is less
-    than ``count`` only where there are not so many. Without ``of``, to each of ``among``, itself left out.
+    Returns their indices, int64 (m, k), and cosines, float32 (m, k), nearest first, ties in index order. k is below
+    ``count`` only if there are fewer rows. Without ``of``, finds the neighbours of each row of ``among``, except the
+    row itself.
     """
     alone = of is None
     of = among if alone else of
@@ -48,11 +49,12 @@ def nearest(among: np.ndarray, of: np.ndarray | None, count: int) -> tuple[np.nd
 
 
 def votes(places: np.ndarray, cosines: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
-    """Shares of the classes among neighbours, float64 (m, classes): each weighs exp(cosine / 0.07).
+    """Shares of the classes among neighbours, float64 (m, classes); a neighbour weighs exp(cosine / 0.07).
 
     As in Wu et al., Unsupervised feature learning via non-parametric instance discrimination, 2018, and in DINO.
-    ``places`` and ``cosines`` (m, k) are those of ``nearest`` among images with ``labels``. Of several labels an image,
-    ``labels`` int8 (n, classes), each share is of the neighbours of which that label is known, 0 if it is of none.
+    ``places`` and ``cosines`` (m, k) come from ``nearest`` among images with ``labels``, int64 (n,), or int8 (n,
+    classes) of a multi-label data set. A share is then taken among the neighbours whose label is known, and 0 if there
+    are none.
     """
     weights = np.exp((cosines.astype(np.float64) - cosines.max(1, keepdims=True)) / TEMPERATURE)
     if labels.ndim > 1:
@@ -64,7 +66,7 @@ def votes(places: np.ndarray, cosines: np.ndarray, labels: np.ndarray, classes: 
 
 
 class Duplicate(NamedTuple):
-    """Two images that are nearly the same: their places in two splits, cosine of features, likeness of thumbnails."""
+    """Two near-duplicate images: their indices in two splits, cosine of features, correlation of thumbnails."""
 
     first: int
     second: int
@@ -73,28 +75,29 @@ class Duplicate(NamedTuple):
 
 
 def likeness_of_copies(first: Features) -> float:
-    """Correlation of thumbnails from which on two images count as copies: ``ALIKE``, or more where all are alike.
+    """Minimum correlation of copies' thumbnails: ``ALIKE``, or more in a data set whose images all look alike.
 
-    Then a copy is half as far from its image as half of the images are from their nearest neighbour, in the distance
-    sqrt(2 - 2 x correlation). So digits, which differ in few pixels, are not all copies.
+    In the second case a copy is at most half as far from its original as the median image is from its nearest
+    neighbour, in the distance sqrt(2 - 2 x correlation), so that digits, which differ in few pixels, are not all
+    copies.
     """
     typical = float(np.median(nearest(_centred(first.thumbnails), None, 1)[1])) if len(first) > 1 else 0.0
     return max(ALIKE, 1 - (1 - typical) / 4)
 
 
 def near_duplicates(first: Features, second: Features) -> list[Duplicate]:
-    """Images of ``second`` that nearly equal one of ``first``, each with the one that is most alike; the likest first.
+    """Images of ``second`` that nearly equal one of ``first``, each paired with its most similar one; best pairs first.
 
-    Of a pair, the grey 16 x 16 thumbnails correlate, as they are or mirrored, by ``likeness_of_copies``, and each is
-    among the ten images of its split that are nearest to the other in features. The first alone takes a plain sky for
-    another, the second alone two images of a class that the network has learned well.
+    The two grey 16 x 16 thumbnails, one of them perhaps mirrored, correlate by at least ``likeness_of_copies``, and
+    each image is among the ten of its split nearest to the other in features. Thumbnails alone would pair two plain
+    skies, features alone two images of a class that the network has learned well.
     """
     own = unit(first.features)
     other = unit(second.features)
     near_second = nearest(own, other, NEAREST)[0]
     near_first = nearest(other, own, NEAREST)[0]
     looks = _centred(first.thumbnails)
-    least = likeness_of_copies(first) - 1e-6  # of copies to the bit, the rounded products of which are not quite 1
+    least = likeness_of_copies(first) - 1e-6  # products of identical thumbnails are rounded to a little below 1
     best: dict[int, Duplicate] = {}
     for mirrored in (False, True):
         shown = _mirrored(second.thumbnails) if mirrored else second.thumbnails
@@ -102,7 +105,7 @@ def near_duplicates(first: Features, second: Features) -> list[Duplicate]:
         for place, rank in np.argwhere(likenesses >= least).tolist():
             match = int(places[place, rank])
             cosine = float(own[match] @ other[place])
-            equal = cosine > 1 - 1e-6  # of which there may be more than ten
+            equal = cosine > 1 - 1e-6  # there may be more than ten equal images
             if equal or (match in near_second[place] and place in near_first[match]):
                 found = Duplicate(match, place, cosine, float(likenesses[place, rank]))
                 best[place] = max(best.get(place, found), found, key=lambda one: (one.likeness, one.cosine))
@@ -110,7 +113,7 @@ def near_duplicates(first: Features, second: Features) -> list[Duplicate]:
 
 
 def _centred(thumbnails: np.ndarray) -> np.ndarray:
-    """Thumbnails with mean 0 and length 1, whose products are correlations; a plain one is zeros and like none."""
+    """Thumbnails of mean 0 and length 1, so products are correlations; a plain one becomes zeros, similar to none."""
     centred = thumbnails - thumbnails.mean(1, keepdims=True, dtype=np.float64)
     centred[np.abs(centred).max(1) < 1e-4] = 0
     return unit(centred)

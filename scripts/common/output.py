@@ -1,4 +1,4 @@
-"""Files that a tool writes: where they may go, and that they appear whole or not at all."""
+"""Files that a tool writes: checks of their names, and writing that leaves either a whole file or none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from utils.runtime import files
 
 
 def wrong_name(flag: str, name: str, kind: str, *endings: str) -> str | None:
-    """Reason for which no file of ``kind`` can have the ``name`` that ``flag`` gives; None if it can."""
+    """Reason why ``name``, given by ``flag``, cannot name a file of ``kind``; None if it can."""
     path = Path(name)
     if "\0" in name or path.suffix.lower() not in endings:
         return f"{flag} {name}: must be the name of {kind} file"
@@ -26,10 +26,10 @@ def wrong_name(flag: str, name: str, kind: str, *endings: str) -> str | None:
 
 @contextmanager
 def whole_file(path: Path, said: str, advice: str = "", mode: str = "wb", **options: Any) -> Iterator[IO[Any]]:
-    """A file that becomes ``path`` when all is written, and of which nothing is left after an error.
+    """Context that gives a file, which becomes ``path`` once everything is written; an error leaves nothing behind.
 
-    ``mode`` and ``options`` are those of ``open``. Raises ``UserError`` with ``said``, such as '--output a.csv', and
-    ``advice`` if it cannot be written.
+    ``mode`` and ``options`` are those of ``open``. If the file cannot be written, raises ``UserError`` that begins with
+    ``said``, such as '--output a.csv', and ends with ``advice``.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -40,9 +40,9 @@ def whole_file(path: Path, said: str, advice: str = "", mode: str = "wb", **opti
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
-    """Write ``rows``, with the ``columns`` for keys: those of the first row, where none are given of a sequence.
+    """Write ``rows`` as CSV. ``columns``: the keys to write; by default the first row's, if ``rows`` is a sequence.
 
-    Raises ``UserError`` if that cannot be done.
+    Raises ``UserError`` if the file cannot be written.
     """
     with whole_file(path, f"--output {path}", mode="w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         lines = csv.DictWriter(file, columns or list(rows[0]))
@@ -51,13 +51,13 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[s
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``text`` in UTF-8. Raises ``UserError`` if that cannot be done."""
+    """Write ``text`` in UTF-8. Raises ``UserError`` if the file cannot be written."""
     with whole_file(path, f"--output {path}", mode="w", encoding="utf-8", errors="surrogateescape") as file:
         file.write(text)
 
 
 def plain(value: Any) -> Any:
-    """``value`` with None for numbers that JSON lacks."""
+    """``value`` for JSON: NaN and infinite numbers are replaced by None."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

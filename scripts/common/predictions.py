@@ -1,4 +1,4 @@
-"""Answers of a trained network for every image of a data set, from the product's own exact validation."""
+"""Predictions of a trained network for every image of a data set, made by the same exact validation as main.py's."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ from utils.record.writer import Writer
 from utils.runtime.distributed import Distributed, RankInfo
 
 SPLITS = ("train", "val", "test")
-SHOWN = 5  # paths in a message
-THUMBNAIL = 16  # pixels a side
+SHOWN = 5  # paths shown in a message
+THUMBNAIL = 16  # pixels per side
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Choice of images, and of how a network is run on them; None: as its run did.
+    """Choice of images, and of how a network is run on them; None means as in its training run.
 
     ``split``: one of ``SPLITS``; 'val' is what main.py validates on. ``datapath``: class folders to read instead of the
-    run's data, or with ``labels`` the images of that table; ``files``: images of no class to read instead, labelled as
-    the first. ``most``: so many of the images, drawn at random. ``batch_size``: images per forward pass. ``tta``: as
+    run's data, or with ``labels`` the images of that table; ``files``: unlabelled images to read instead, labelled as
+    the first class. ``most``: number of images to draw at random. ``batch_size``: images per forward pass. ``tta``: as
     main.py's --tta.
     """
 
@@ -78,18 +78,18 @@ class Chosen:
 
     @classmethod
     def of(cls, own: argparse.Namespace) -> Chosen:
-        """The choice that a tool's command line makes."""
+        """Choice made by a tool's command line."""
         return cls(**{field.name: getattr(own, field.name) for field in fields(cls) if hasattr(own, field.name)})
 
 
 @dataclass(frozen=True)
 class PredictedImages:
-    """Images that the answers are for: n of them, in the data set's order, the same on every rank.
+    """The n images of the predictions, in the data set's order, the same on every rank.
 
-    ``ids``: an image's path, or its number in the split as in 'val[17]'. ``report``: the metrics of this validation,
-    those of ``main.py --evaluate``. ``notes``: what they leave out, a line each. ``images``: the data set, and
-    ``numbers`` int64 (n,), the images' in it. If they were asked for: ``features`` float32 (n, d), and ``thumbnails``
-    float32 (n, 256), the images as the network saw them, in grey and 16 x 16 pixels.
+    ``ids``: paths, or numbers in the split such as 'val[17]'. ``report``: the metrics, as ``main.py --evaluate``
+    computes them. ``notes``: lines about what the metrics leave out. ``numbers``: int64 (n,), the indices of the images
+    in the data set ``images``. On request: ``features``, float32 (n, d), and ``thumbnails``, float32 (n, 256), the
+    images as the network saw them, in grey and 16 x 16 pixels.
     """
 
     classes: tuple[str, ...]
@@ -105,20 +105,20 @@ class PredictedImages:
         return len(self.labels)
 
     def picture(self, place: int) -> Image.Image:
-        """The whole image at a place among the n, upright, in mode 'L' or 'RGB'."""
+        """Whole image at ``place`` among the n, upright, in mode 'L' or 'RGB'."""
         return picture(self.images, int(self.numbers[place]))
 
 
 @dataclass(frozen=True)
 class Predictions(PredictedImages, Answers):
-    """Answers of one label an image."""
+    """Predictions of a network with one label per image."""
 
     reading: ClassVar[OneLabel] = OneLabel()
 
 
 @dataclass(frozen=True)
 class LabelPredictions(PredictedImages, LabelAnswers):
-    """Answers of several labels an image."""
+    """Predictions of a multi-label network."""
 
 
 AnyPredictions = Predictions | LabelPredictions
@@ -129,8 +129,8 @@ def predict_split(
 ) -> AnyPredictions:
     """Predict the ``chosen`` images with ``loaded``'s network, on all ranks of ``distributed`` or in this process.
 
-    ``features``: also give what the network's output layer takes. The network is moved to the device. Nothing is
-    written to the disk. Raises ``UserError``.
+    ``features``: also return the inputs of the network's output layer. Moves the network to the device; writes nothing
+    to the disk. Raises ``UserError``.
     """
     args = settings_of(loaded, chosen)
     one = Distributed(RankInfo(), args.run, args.precision.tf32) if distributed is None else nullcontext(distributed)
@@ -184,11 +184,11 @@ def predict_split(
 
 
 def _samples(count: int, args: Settings, chosen: Chosen) -> tuple[np.ndarray, list[str]]:
-    """The numbers of those ``chosen`` among ``count`` images, and a line about those on which the run did not train."""
+    """Indices of the ``chosen`` among ``count`` images, and lines about images on which the run did not train."""
     samples = np.arange(count)
     notes = []
     if chosen.split == "train" and chosen.datapath is None and args.data.train_samples is not None:
-        samples = first_samples(count, args)  # which the run trained on
+        samples = first_samples(count, args)  # the images that the run trained on
         left_out = f"{count - len(samples):,} training images, on which the run did not train, are left out"
         notes.append(f"--train-samples {len(samples):,}: {left_out}")
     if chosen.most is not None:
@@ -197,15 +197,15 @@ def _samples(count: int, args: Settings, chosen: Chosen) -> tuple[np.ndarray, li
 
 
 def classes_of(labels: torch.Tensor) -> set[int]:
-    """The classes that some image is of: of ``labels`` (n,), or of targets (n, classes)."""
+    """Classes that occur in ``labels`` (n,) or targets (n, classes)."""
     return set((labels if labels.ndim == 1 else (labels == 1).any(0).nonzero()[:, 0]).tolist())
 
 
 def settings_of(loaded: Loaded, chosen: Chosen) -> Settings:
-    """The run's settings, with what is ``chosen`` instead. Raises ``UserError``.
+    """The run's settings, replaced by those of ``chosen`` where given. Raises ``UserError``.
 
-    For one process, whatever their number: so any number of ranks computes the same batches. A batch is what a process
-    of the run had in a forward pass. Files are decoded on the CPU where ``--decode gpu`` cannot work.
+    Settings are for one process, so any number of ranks computes the same batches, each as large as a process of the
+    run had in a forward pass. Files are decoded on the CPU if ``--decode gpu`` cannot work.
     """
     flags = [(name, getattr(chosen, name)) for name in ("datapath", "labels", "device", "amp", "tta", "workers")]
     flags.append(("val-batch-size", chosen.batch_size))
@@ -213,7 +213,7 @@ def settings_of(loaded: Loaded, chosen: Chosen) -> Settings:
     line += ["--skip-bad-images"] * chosen.skip_bad_images
     begun = point_of(loaded).settings
     batch_size = begun.get("val_batch_size") or loaded.settings.get("batch_size")
-    if batch_size is not None:  # otherwise one process would get the global batch, which all of the run's shared
+    if batch_size is not None:  # otherwise one process would get the global batch, which the run's processes shared
         begun["val_batch_size"] = batch_size
     if chosen.skip_bad_images or chosen.device == "cpu" or not torch.cuda.is_available():
         begun.pop("decode", None)
@@ -221,19 +221,19 @@ def settings_of(loaded: Loaded, chosen: Chosen) -> Settings:
 
 
 def warn_of_other_views(loaded: Loaded, tta: str) -> None:
-    """Warn if what the checkpoint keeps of confidences was fitted with other views than ``tta``."""
+    """Warn if the checkpoint's temperature and distances were fitted with other views than ``tta``."""
     if loaded.confidence is not None and loaded.confidence.tta != tta:
         warn(f"{loaded.path}: its temperature and distances were fitted with --tta {loaded.confidence.tta}, not {tta}")
 
 
 def point_of(loaded: Loaded) -> ResumePoint:
-    """The checkpoint as what it was trained with and on."""
+    """A ``ResumePoint`` with the checkpoint's settings, classes and data."""
     state = {"settings": loaded.settings, "classes": [*loaded.classes], "fingerprint": loaded.fingerprint}
     return ResumePoint(loaded.path, {**state, "seen": loaded.seen}, digest="")
 
 
 def picture(images: Images, number: int) -> Image.Image:
-    """The whole image ``number`` of a data set, upright, in mode 'L' or 'RGB'. Raises ``UnreadableImage``."""
+    """Whole image ``number`` of a data set, upright, in mode 'L' or 'RGB'. Raises ``UnreadableImage``."""
     if isinstance(images, ImageFiles):
         return open_image(images.paths[number], images.colour)
     pixels = images.pixels[number % len(images.pixels)].cpu().numpy()
@@ -241,12 +241,12 @@ def picture(images: Images, number: int) -> Image.Image:
 
 
 def read_images(loaded: Loaded, args: Settings, chosen: Chosen, device: torch.device) -> tuple[Images, tuple[str, ...]]:
-    """The chosen images, labelled as the network's classes are, and notes about what is missing or left out."""
+    """Chosen images, labelled by the network's classes, and notes about what is missing or left out."""
     if chosen.files is not None:
         no_class = torch.zeros(len(chosen.files), dtype=torch.int64)
         return ImageFiles(list(chosen.files), no_class, loaded.preprocessing.colour), ()
     settings = args.data
-    if chosen.datapath is not None:  # which may come as the run's own images did, or else in class folders
+    if chosen.datapath is not None:  # it may be laid out as the run's own images were, or else in class folders
         root = Path(chosen.datapath)
         tables = settings.dataname == "hf"
         if settings.dataname in IN_MEMORY or (tables and not (root.is_dir() and find(root))):
@@ -279,12 +279,12 @@ def read_images(loaded: Loaded, args: Settings, chosen: Chosen, device: torch.de
 
 
 def _tree(settings: DataSettings, chosen: Chosen) -> Path | None:
-    """The class folders of a split that is not validation's; None if the data set's own reader has it."""
+    """Class folders of a split other than validation's; None if the data set's own reader finds the images."""
     if chosen.split == "val" or settings.is_table or (settings.dataname == "hf" and chosen.split == "train"):
         return None
     is_share = settings.divides_training or settings.train_samples is not None
     if chosen.split == "train" and chosen.datapath is None and is_share:
-        return None  # a share of images, which a fingerprint must show to be the same as then
+        return None  # a share of the images, which a fingerprint must prove unchanged
     in_class_folders = settings.datapath is not None and settings.dataname not in (*IN_MEMORY, "hf")
     root = Path(settings.datapath or "")
     tree = (test_folder if chosen.split == "test" else training_folder)(root) if in_class_folders else None
@@ -303,7 +303,7 @@ def _tree(settings: DataSettings, chosen: Chosen) -> Path | None:
 
 
 def _loader(loaded: Loaded, args: Settings, images: Images, distributed: Distributed) -> ValidationLoader:
-    """The product's own; files are read as they stream, and nothing is kept on the disk."""
+    """The product's validation loader; image files are streamed, and nothing is cached on the disk."""
     files = isinstance(images, ImageFiles)
     loader = "stream" if files else args.data.loader
     settings = dataclasses.replace(args.data, loader=loader, datapath=None, cache_dir=None)
@@ -318,14 +318,12 @@ def _loader(loaded: Loaded, args: Settings, images: Images, distributed: Distrib
     return loader
 
 
-# numbers, logits, labels, features, thumbnails
+# indices, logits, labels, features, thumbnails
 Recorded = tuple[np.ndarray, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 
 
 class _Recorder(nn.Module):
-    """``network`` for ``validate``; keeps the logits of each batch, features if any are ``seen``, and the paths that
-    cannot be read.
-    """
+    """Wrapper of ``network`` for ``validate`` that keeps logits, features (given ``seen``) and unreadable paths."""
 
     def __init__(self, network: nn.Module, advance: Callable[[int], None], seen: SeenFeatures | None) -> None:
         super().__init__()
@@ -336,7 +334,7 @@ class _Recorder(nn.Module):
         self.unreadable: list[str] = []
 
     def before_batch(self, batch: Batch) -> None:
-        """Remember whose logits come next."""
+        """Remember ``batch``, whose logits come next."""
         self.batch = batch
         self.unreadable += batch.unreadable
         self.advance(1)
@@ -360,7 +358,7 @@ def _validated(
     progress: bool,
     seen: SeenFeatures | None,
 ) -> tuple[Report, list[Recorded], list[str]]:
-    """The report, and of all ranks: what is recorded of each batch; the paths that cannot be read."""
+    """Validation report, what was recorded of each batch, and the unreadable paths; the latter two from all ranks."""
     log = ProgressLog(say if distributed.is_main else lambda line: None, bar=progress and distributed.is_main)
     with log.counting("Validation", len(loader), "batches") as advance:
         recorder = _Recorder(in_views(loaded.network, args.data.tta), advance, seen)
@@ -383,7 +381,7 @@ def _validated(
 
 @contextmanager
 def enough_memory(batch_size: int) -> Iterator[None]:
-    """Around forward passes: too large a batch becomes a ``UserError``."""
+    """Context for forward passes that turns lack of memory into a ``UserError``."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -395,10 +393,10 @@ def enough_memory(batch_size: int) -> Iterator[None]:
 
 
 class Predictor:
-    """``loaded``'s network as ``main.py --evaluate`` runs it: its precision, views and memory format.
+    """The network of ``loaded``, run as by ``main.py --evaluate``: same precision, views and memory format.
 
     ``own``: a tool's command line, whose --amp, --tta, --batch-size and --workers replace the run's. ``batch_size``,
-    ``workers`` (a number or 'auto') and ``tta``: what they come to. ``device`` is where the network is.
+    ``workers`` (a number or 'auto') and ``tta``: the resulting settings. ``device``: where the network is.
     """
 
     def __init__(self, loaded: Loaded, own: argparse.Namespace) -> None:
@@ -418,18 +416,18 @@ class Predictor:
 
     @torch.inference_mode()
     def logits(self, images: torch.Tensor) -> torch.Tensor:
-        """float32 (n, classes) on the CPU, of normalised images (n, channels, h, w)."""
+        """Logits, float32 (n, classes) on the CPU, of preprocessed images (n, channels, h, w)."""
         if self._seen is not None:
             self._seen.forget()
         with self._autocast:
             return self._network(images.to(self.device)).float().cpu()
 
     def distances(self, images: int) -> list[float] | None:
-        """The ``distance`` of each of so many images, those of the last call of ``logits``; None if there is none."""
+        """Distance of each of the last ``images`` images given to ``logits``; None if the checkpoint keeps none."""
         return None if self.distance is None else self.distance(self._seen.of(images).cpu()).tolist()
 
     @property
     def temperature(self) -> str:
-        """The temperature that the checkpoint keeps, for the end of a list; '' if there is none."""
+        """Text about the checkpoint's temperature, to end a list; '' if it has none."""
         kept = self.loaded.confidence
         return f", temperature {kept.temperature:.4g}" if kept is not None and kept.temperature is not None else ""

@@ -1,4 +1,4 @@
-"""A logistic probe on features, its strength chosen by folds, and the labels that it doubts."""
+"""Logistic probe on features: its strength, chosen by cross-validation, and the labels that it doubts."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
 
-STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)  # scikit-learn's C: the larger, the less regularised
+STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)  # scikit-learn's C: larger means less regularised
 FOLDS = 5
-SEED = 0  # of the folds
+SEED = 0  # seeds the folds
 ITERATIONS = 300
-MOST = 10_000  # images on which the strength is chosen, drawn at random
+MOST = 10_000  # images, drawn at random, on which the strength is chosen
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A logistic regression on standardised features; of several labels an image, one for each.
+    """A logistic regression on standardised features; one for each label of multi-label data.
 
-    ``scores``: mean over the folds in percent, by strength: of top-1, or of mean average precision. ``out_of_fold``:
-    float64 (n, classes), probabilities of the images it is fitted on, each from the fold that left it out.
+    ``scores``: by strength, mean over the folds of top-1 (multi-label: mean average precision) in percent.
+    ``out_of_fold``: float64 (n, classes), probabilities of the images fitted on, each from the fold that left it out.
     """
 
     strength: float
@@ -41,31 +41,31 @@ class Probe:
     classes: int
 
     def probabilities(self, features: np.ndarray) -> np.ndarray:
-        """float64 (n, classes); 0 for a class that it has not seen."""
+        """Probabilities, float64 (n, classes); 0 for a class not seen in fitting."""
         return _of_all_classes(self.regression, self.scaler.transform(features), self.classes)
 
     @property
     def at_limit(self) -> bool:
-        """The strength is the first or last of those tried, so that one beyond might do better."""
+        """True if the strength is the smallest or largest tried, so that one beyond might do better."""
         return self.strength in (STRENGTHS[0], STRENGTHS[-1])
 
 
 def fit_probe(features: np.ndarray, labels: np.ndarray, classes: int, groups: np.ndarray | None = None) -> Probe:
-    """Fit on ``features`` float32 (n, d) and ``labels``, int64 (n,) or int8 (n, classes), the training part alone.
+    """Fit on ``features``, float32 (n, d), and ``labels``, int64 (n,) or int8 (n, classes), of training images only.
 
-    The strength is that of the highest mean score in stratified folds, of equal ones the smallest. No group of
+    Chooses the strength with the highest mean score over stratified folds, the smallest of equal ones. No group of
     ``groups`` (n,) is in two folds. Each fold standardises by its own training part.
     """
     from threadpoolctl import threadpool_limits
 
-    with warnings.catch_warnings(), threadpool_limits(1):  # of products so small, threads wait more than they compute
+    with warnings.catch_warnings(), threadpool_limits(1):  # for such small products, threads mostly wait
         warnings.filterwarnings("ignore", message="lbfgs failed to converge")  # without a penalty there is no minimum
         warnings.filterwarnings("ignore", message="The least populated class")
         features = features.astype(np.float64)
         chosen = np.sort(np.random.default_rng(SEED).permutation(len(labels))[:MOST])
         own = None if groups is None else groups[chosen]
         shares, scores, folds = _left_out(features[chosen], labels[chosen], classes, STRENGTHS, own)
-        strength = max(STRENGTHS, key=lambda one: scores[one])  # of equal ones the first
+        strength = max(STRENGTHS, key=lambda one: scores[one])  # the first of equal ones
         out_of_fold = shares[strength]
         if len(chosen) < len(labels):
             out_of_fold = _left_out(features, labels, classes, [strength], groups)[0][strength]
@@ -77,9 +77,9 @@ def fit_probe(features: np.ndarray, labels: np.ndarray, classes: int, groups: np
 def _left_out(
     features: np.ndarray, labels: np.ndarray, classes: int, strengths: Sequence[float], groups: np.ndarray | None
 ) -> tuple[dict[float, np.ndarray], dict[float, float], int]:
-    """Probabilities of each image by the fold that left it out, and the folds' mean score in percent, by strength.
+    """By strength, the probabilities of each image from the fold that left it out, and the mean score in percent.
 
-    Also the number of folds: five, or as many as the largest class has images, or as there are groups.
+    Also the number of folds: five, or fewer if the largest class has fewer images, or if there are fewer groups.
     """
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
@@ -94,7 +94,7 @@ def _left_out(
         scaler, regression = _scaler_and_regression(labels)
         known = scaler.fit_transform(features[fitted])
         unknown = scaler.transform(features[left_out])
-        for strength in strengths:  # each begins with the weights of the one before
+        for strength in strengths:  # each starts from the weights of the previous one
             regression.set_params(C=strength).fit(known, labels[fitted])
             shares[strength][left_out] = _of_all_classes(regression, unknown, classes)
             rates[strength].append(score_of(shares[strength][left_out], labels[left_out]))
@@ -103,7 +103,7 @@ def _left_out(
 
 
 def score_of(shares: np.ndarray, labels: np.ndarray) -> float:
-    """Top-1 of probabilities (n, classes) in percent, or of several labels an image mean average precision."""
+    """Top-1 of probabilities (n, classes) in percent; for multi-label ``labels``, mean average precision."""
     if labels.ndim > 1:
         return MultilabelClasses.of(shares, labels).map
     return 100 * float((shares.argmax(1) == labels).mean())
@@ -120,7 +120,7 @@ def _scaler_and_regression(labels: np.ndarray) -> tuple[StandardScaler, Logistic
 class _OfEachLabel:
     """A copy of ``regression`` for each of ``count`` labels, fitted on the images where that label is known.
 
-    A label of which only one value is known has a probability of 1 or 0; one of which none is, of 0.
+    A label known with a single value gets the probability 1 or 0 accordingly; one that is never known gets 0.
     """
 
     def __init__(self, regression: LogisticRegression, count: int) -> None:
@@ -157,9 +157,9 @@ def _of_all_classes(probe: Any, features: np.ndarray, classes: int) -> np.ndarra
 
 
 class Doubted(NamedTuple):
-    """Images whose label is doubted, the most doubtful first: places int64 (m,), likely classes int64 (m,).
+    """Images whose label is doubted, the most doubtful first: indices int64 (m,), likely classes int64 (m,).
 
-    ``confident``: bool (m,), in the confident joint, too.
+    ``confident``: whether an image is also in the confident joint, bool (m,).
     """
 
     places: np.ndarray
@@ -168,12 +168,12 @@ class Doubted(NamedTuple):
 
 
 def doubted(shares: np.ndarray, labels: np.ndarray) -> Doubted:
-    """Images for which probabilities ``shares`` (n, classes), made without them, favour another class than their label.
+    """Find images whose probabilities ``shares`` (n, classes), predicted out of fold, favour another class than theirs.
 
-    In order of the label's probability less the largest. These are methods of Northcutt, Jiang and Chuang, Confident
-    learning, 2021: the list is theirs by confusion; in the confident joint is an image whose likeliest class, of those
-    that reach their mean probability over the images with that label, is not its own label. It misses some wrong
-    labels, and fewer of those that it has are right.
+    Sorted by the label's probability minus the largest. From Northcutt, Jiang and Chuang, Confident learning, 2021: the
+    list is their method by confusion. An image is in the confident joint if, among the classes whose probability
+    reaches its mean over the images with that label, the likeliest is not the image's label. The confident joint misses
+    some wrong labels, and fewer of those it lists are truly wrong.
     """
     rows = np.arange(len(labels))
     own = shares[rows, labels]

@@ -1,4 +1,4 @@
-"""Headers of the recipes under ``configs/``: source, command, expected and measured figure."""
+"""Headers of the recipes under ``configs/``: source, command, expected and measured accuracy."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ REFERENCE = "Literature:"
 MEASURED = "Measured:"
 NOT_MEASURED = "Not measured here"
 UNKNOWN = "none known"
-OWN_SPLIT = "a split of our own"  # whose test images are not those of the literature
+OWN_SPLIT = "a split of our own"  # its test images differ from the literature's
 FIGURE = re.compile(r"\d[\d.]*(?: to \d[\d.]*)? %")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe by its name under ``configs/``, and the parts of its header as text of one line.
+    """A recipe: ``name``, its path under ``configs/``, and the parts of its header, each as one line of text.
 
-    ``source``: the first paragraph. ``reference`` and ``measured``: '' if the header does not say. ``command``: how to
-    train it, with DATA for the folder of the images.
+    ``source``: the first paragraph. ``reference`` and ``measured``: '' if the header lacks them. ``command``: the
+    training command, with DATA for the folder of the images.
     """
 
     name: str
@@ -33,13 +33,13 @@ class Recipe:
 
     @property
     def reference_figure(self) -> str:
-        """The expected top-1, such as '95.4 %'; 'none known' without one."""
+        """Expected top-1 accuracy, such as '95.4 %'; 'none known' if there is none."""
         found = FIGURE.search(self.reference)
         return found[0] if found else UNKNOWN
 
     @property
     def measured_figure(self) -> str:
-        """The top-1 measured with the command; 'not measured' without one."""
+        """Top-1 accuracy measured with the command; 'not measured' if there is none."""
         found = FIGURE.search(self.measured)
         if not found:
             return "not measured"
@@ -47,7 +47,7 @@ class Recipe:
 
     @property
     def on_own_split(self) -> bool:
-        """Whether the measured figure is of other test images than the literature's."""
+        """Whether the accuracy was measured on other test images than the literature's."""
         return OWN_SPLIT in self.measured
 
 
@@ -57,7 +57,7 @@ def recipes() -> list[Recipe]:
 
 
 def read_recipe(path: Path) -> Recipe:
-    """The recipe in ``path``, a file below ``configs/``, from the comments that it opens with."""
+    """Recipe read from the comments at the top of ``path``, a file below ``configs/``."""
     parts: dict[str, list[str]] = {}
     part = "source"
     for line in takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines()):

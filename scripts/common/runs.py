@@ -22,8 +22,8 @@ from utils.record.doubts import doubts
 from utils.record.provenance import COMMIT, MACHINE, PLAN, UNKNOWN
 from utils.record.run_folder import read_table
 
-SEVERAL_LABELS = "map"  # MultilabelReport.HEADLINE, which torch comes with
-FREE = {"seed"}  # runs that differ in it alone are repetitions
+SEVERAL_LABELS = "map"  # MultilabelReport.HEADLINE, whose import would load torch
+FREE = {"seed"}  # runs that differ only in this are repetitions
 LAST_LINE = re.compile(r"^\S+ \S+ val_(top1|map)=\S+ .* val_epoch=(\d+) best_\1=(\S+) ", re.MULTILINE)
 STOPPED_EARLY = re.compile(r"^\S+ \S+ Stopped early", re.MULTILINE)
 OVERRIDDEN = re.compile(r"^\S+ \S+ warning: .*; going on with ", re.MULTILINE)
@@ -35,12 +35,12 @@ STEPS_AN_EPOCH = re.compile(r"(?: Steps: |; )(\d+) (?:steps )?an epoch(?= x |;)"
 
 @dataclass(frozen=True)
 class RunResult:
-    """A finished run. ``headline``: what it is measured by, 'top1', or 'map' of several labels an image.
+    """A finished run. ``headline``: the metric that counts, 'top1', or 'map' for multi-label data.
 
-    In percent: ``final`` of the last validation, ``best`` that of best.pt, NaN if no validation's loss was finite.
-    ``seconds``: of all epochs together, with validation, without start and pauses. ``machine``: of each start in turn
-    that had another than those before. ``doubts``: signs that the network has learned nothing, so that its figures
-    are no result of the settings.
+    ``final`` and ``best``: the metric in percent at the last validation and of best.pt; NaN if no validation loss was
+    finite. ``seconds``: total of all epochs, with validation, without start-up and pauses. ``machine``: the machines of
+    all starts, each named once. ``doubts``: signs that the network has learned nothing, so that its figures say nothing
+    about the settings.
     """
 
     folder: Path
@@ -64,27 +64,27 @@ class RunResult:
 
     @property
     def name(self) -> str:
-        """The user's name for it, by --name; '' for none."""
+        """User's name for the run, from --name; '' if there is none."""
         return self.args.run.name or ""
 
 
 def identity(args: Settings) -> dict[str, Any]:
-    """The settings that runs of one experiment share: all that shape the result but the seed."""
+    """Settings that runs of one experiment share: all that affect the result, except the seed."""
     return {name: value for name, value in args.result_values().items() if name not in FREE}
 
 
 def matches(args: Settings, wanted: Settings) -> bool:
-    """True if a run with ``args`` is of the experiment ``wanted``, of which a value to be measured may be any."""
+    """True if a run with ``args`` belongs to experiment ``wanted``; any value fits a setting to be measured."""
     ours = identity(args)
     theirs = identity(wanted)
     return ours == theirs | {name: ours[name] for name in wanted.unmeasured()}
 
 
 def counts_for(result: RunResult, wanted: Settings) -> bool:
-    """True if a finished run can stand for ``wanted``: equal settings, and the same images.
+    """True if a finished run can stand for ``wanted``: equal settings and the same images.
 
-    Images with several labels have other defaults, which the run found out and ``wanted`` does not know. A data set's
-    name tells which those are, but of the user's own images (``--dataname folder``) only their place does.
+    Multi-label data has other defaults, which the run has detected but ``wanted`` does not know. A data set's name
+    identifies its images, except for the user's own images (``--dataname folder``), identified by their path.
     """
     args = result.args
     wanted = wanted.of_several_labels() if result.headline == SEVERAL_LABELS else wanted
@@ -93,16 +93,16 @@ def counts_for(result: RunResult, wanted: Settings) -> bool:
 
 
 def deviation(values: Sequence[float]) -> float:
-    """The standard deviation of a sample; NaN if one of them is, for which ``statistics.stdev`` may raise."""
+    """Standard deviation of a sample; NaN if a value is not finite, for which ``statistics.stdev`` may raise."""
     return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
 def reach(values: Sequence[float], ratio: float = 0.0) -> float:
-    """Half the width of the t interval of a mean, where a mean of n values has the variance (1/n + ``ratio``) s^2.
+    """Half-width of the t interval of a mean, if the mean of n values has the variance (1/n + ``ratio``) s^2.
 
-    0 for independent values; for trainings on folds, which share most of their images, the ratio of validation to
-    training images. (Nadeau and Bengio, Inference for the generalization error, Machine Learning 52, 2003; for repeated
-    cross-validation Bouckaert and Frank, PAKDD 2004.)
+    ``ratio`` is 0 for independent values; for runs on cross-validation folds, which share most training images, the
+    ratio of validation to training images. (Nadeau and Bengio, Inference for the generalization error, Machine Learning
+    52, 2003; for repeated cross-validation Bouckaert and Frank, PAKDD 2004.)
     """
     from scipy.stats import t
 
@@ -113,36 +113,36 @@ def reach(values: Sequence[float], ratio: float = 0.0) -> float:
 
 
 def doubtful(runs: Sequence[RunResult]) -> str:
-    """Words beside a mean over ``runs`` of which some are no result; '' if all are."""
+    """Remark on a mean over ``runs``: how many of them are doubtful; '' if none is."""
     count = sum(bool(run.doubts) for run in runs)
     return f", {count} doubtful" if count else ""
 
 
 def run_folders(root: Path) -> Iterator[Path]:
-    """Folders of runs at or below ``root``, in order."""
+    """Folders of runs at or below ``root``, sorted."""
     yield from sorted(path.parent for path in root.rglob("config.yaml") if (path.parent / "metrics.csv").is_file())
 
 
 def read_run(folder: Path, tell: Callable[[str], None] = say) -> RunResult | None:
-    """The run in ``folder``; None if it is not finished: cut by --max-steps, stopped, or under way.
+    """The run in ``folder``; None if it is unfinished: cut short by --max-steps, stopped, or still running.
 
-    None as well, with a line to ``tell`` why, for a finished run whose result is not that of its settings. Raises
+    Also None, after telling ``tell`` why, if a finished run's result does not follow from its settings. Raises
     ``UserError`` if its files are damaged or of another version.
     """
     try:
         about = header((folder / "config.yaml").read_text(encoding="utf-8"))
         line = arguments.read(["--config", str(folder / "config.yaml")])
-        # Settings of an earlier version need not agree as a recipe's must: it may hold some that a flag had replaced.
+        # Settings of an earlier version need not agree as a recipe's must: a flag may have replaced some of them.
         layers = [(CHECKPOINT if origin == RECIPE else origin, where, raw) for origin, where, raw in line.layers]
         args = dataclasses.replace(line, layers=tuple(layers)).resolve()
         rows, cut = read_table(folder / "metrics.csv")
         log = (folder / "log.txt").read_text(encoding="utf-8")
         ends = [*LAST_LINE.finditer(log)]
-        if cut and ends:  # a run that goes on leaves the row out
+        if cut and ends:  # a run that goes on removes the row
             raise ValueError("a row of metrics.csv is cut off")
         if not rows or not ends or int(ends[-1][2]) != int(rows[-1]["epoch"]):
             return None
-        if CONTINUING.search(log, ends[-1].end()):  # --resume-override went on where the run had ended
+        if CONTINUING.search(log, ends[-1].end()):  # --resume-override continued the finished run
             return None
         if not _whole(args, rows, log[ends[-2].end() if ends[1:] else 0 : ends[-1].start()]):
             return None
@@ -170,9 +170,9 @@ def read_run(folder: Path, tell: Callable[[str], None] = say) -> RunResult | Non
 
 
 def _whole(args: Settings, rows: list[dict[str, str]], log: str) -> bool:
-    """True if a run with these ``rows`` trained all epochs, or if early stopping and not --max-steps ended it.
+    """True if the run with these ``rows`` trained all epochs, or was ended by early stopping rather than --max-steps.
 
-    ``log``: its lines since it was begun or went on; of a kept run, its result alone.
+    ``log``: the log's lines since the run was started or last resumed; for an archived run, only its result.
     """
     if int(rows[-1]["epoch"]) < args.optimisation.epochs:
         return STOPPED_EARLY.search(log) is not None
@@ -182,8 +182,8 @@ def _whole(args: Settings, rows: list[dict[str, str]], log: str) -> bool:
 
 
 def _doubt(folder: Path, rows: list[dict[str, str]], log: str) -> str:
-    """Reason for which the result of a finished run is not that of its settings; empty if it is."""
-    # The log's warnings say so as well where a kill came before the settings were saved, and of another teacher.
+    """Reason why a finished run's result does not follow from its settings; '' if it does."""
+    # The log's warnings also show this if a kill preceded the saving of settings, or if the teacher was changed.
     if any(folder.glob("config.[0-9]*.yaml")) or OVERRIDDEN.search(log):
         return "its settings or data were changed by --resume-override"
     if any(CONTINUING.search(first) for first in START.split(log)[1:2]):
@@ -194,13 +194,13 @@ def _doubt(folder: Path, rows: list[dict[str, str]], log: str) -> str:
 
 
 def _of_all_starts(first: str, log: str) -> str:
-    """Machine of the ``first`` start as config.yaml has it, and those of later ones in the log where they differ."""
+    """Machine of the ``first`` start, from config.yaml, and later machines in the log that differ."""
     later = [match[2] for match in WHERE.finditer(log) if match[1] == MACHINE]
     return "; then ".join(dict.fromkeys([first, *later]))
 
 
 def header(text: str) -> dict[str, str]:
-    """Comments at the top of config.yaml, by ``command``, ``versions``, ``machine`` and ``commit``."""
+    """Comments at the top of config.yaml, by 'command', 'versions', 'machine' and 'commit'."""
     beginnings = {"command": "main.py", "versions": "python ", "machine": MACHINE, "commit": COMMIT}
     found = {}
     for line in takewhile(lambda line: line.startswith("#"), text.splitlines()):
@@ -212,7 +212,7 @@ def header(text: str) -> dict[str, str]:
 
 
 def plan_of(checkpoint: Path) -> dict[str, str]:
-    """The rows of a run's plan, by title, for one of its checkpoints; empty where config.yaml does not hold them."""
+    """Rows of a run's plan, by title, for one of its checkpoints; empty if config.yaml does not hold them."""
     path = checkpoint.absolute().parent.parent / "config.yaml"
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     comments = takewhile(lambda line: line.startswith("#"), lines)

@@ -1,4 +1,4 @@
-"""The one way to time here: wait for the device, take turns a round at a time, and judge by medians; and memory."""
+"""Common tools of all measurements: synchronised, interleaved timing judged by medians, and memory use."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from utils.runtime import devices
 
 K = TypeVar("K")
 T = TypeVar("T")
-WARM_UP_STEPS = 3  # they compile, choose convolution algorithms and fill the allocator's cache
-GPU_WARM_UP_SECONDS = 0.5  # then, on a GPU: one that was idle takes a while to raise its clock
+WARM_UP_STEPS = 3  # these steps compile, choose convolution algorithms and fill the allocator's cache
+GPU_WARM_UP_SECONDS = 0.5  # further warm-up on a GPU: an idle one takes a while to raise its clock
 OUT_OF_MEMORY = "out of memory"
-PEAK_RESET = Path("/proc/self/clear_refs")  # to write: the peak of this process's size starts anew
+PEAK_RESET = Path("/proc/self/clear_refs")  # writing to this file resets the process's peak size
 
 
 class Spread(NamedTuple):
-    """Median, smallest and largest of the rounds."""
+    """Median, smallest and largest of the rounds' values."""
 
     median: float
     low: float
@@ -39,7 +39,7 @@ class Spread(NamedTuple):
 
 
 def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> Spread:
-    """The rounds' own ratios: what slows a whole round down cancels out."""
+    """Ratio of each round, summarised: whatever slows a whole round down cancels out."""
     return Spread.of([a / b for a, b in zip(numerators, denominators, strict=True)])
 
 
@@ -47,13 +47,13 @@ def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> Spread
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait for what the GPU still has to do; a CPU is never behind."""
+    """Wait until the device has finished its work; the CPU never lags behind."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
 def timed(work: Callable[[], T], device: torch.device) -> tuple[float, T]:
-    """The seconds that ``work`` takes until the device has done it all, and what it gives."""
+    """Seconds that ``work`` takes, including all its work on the device, and its result."""
     synchronise(device)
     began = time.perf_counter()
     result = work()
@@ -62,7 +62,7 @@ def timed(work: Callable[[], T], device: torch.device) -> tuple[float, T]:
 
 
 def busy_seconds(work: Callable[[], object]) -> float:
-    """The seconds of ``work`` in which a GPU computes or copies; 0 if its profiler does not show it."""
+    """Seconds of ``work`` during which the GPU computes or copies; 0 if the profiler shows no GPU events."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
@@ -75,7 +75,7 @@ def busy_seconds(work: Callable[[], object]) -> float:
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """The length of the union of (start, end) spans."""
+    """Length of the union of (start, end) spans."""
     total = 0.0
     reached = float("-inf")
     for start, end in sorted(spans):
@@ -85,7 +85,7 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def warm_up(run: Callable[[int], None], device: torch.device) -> None:
-    """Let ``run``, a function of the number of steps, do what is not to be timed."""
+    """Run ``run``, which takes a number of steps, until the device has warmed up for timing."""
     timed(lambda: run(WARM_UP_STEPS), device)
     began = time.perf_counter()
     while device.type == "cuda" and time.perf_counter() - began < GPU_WARM_UP_SECONDS:
@@ -100,9 +100,9 @@ def interleaved(
 ) -> tuple[dict[K, list[T]], dict[K, str]]:
     """Values of each side in each round, in the order a b c, c b a, a b c ...; and why some sides failed.
 
-    Alternating keeps what one leaves behind for the next (caches, clock rates) from favouring a side, and a busy
-    machine affects all alike. ``measured`` is called after each measurement with the round's number, from 1. A side
-    whose error ``failure_of`` puts into words is left out from there; any other error is raised.
+    The alternating order keeps what one side leaves behind (caches, clock rates) from always favouring the same side,
+    and a busy machine affects all alike. ``measured`` is called after each measurement with the round's number, from 1,
+    and the side. A side for whose error ``failure_of`` returns text is left out from then on; other errors are raised.
     """
     values: dict[K, list[T]] = {side: [] for side in sides}
     failures: dict[K, str] = {}
@@ -120,7 +120,7 @@ def interleaved(
 
 
 def failure_of(error: Exception, compiled: bool) -> str:
-    """Reason for which a step failed with ``error``, in words; '' if neither memory nor torch.compile is the cause."""
+    """Reason why a step failed with ``error``, as text; '' if neither memory nor torch.compile is the cause."""
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text or "ALLOC_FAILED" in text:
         return OUT_OF_MEMORY
@@ -133,14 +133,14 @@ def failure_of(error: Exception, compiled: bool) -> str:
 
 
 def device_name(device: torch.device) -> str:
-    """The device's product name; a CPU with the number of threads in use."""
+    """Product name of the device; for a CPU, also the number of threads in use."""
     if device.type != "cpu":
         return devices.name(device) or device.type
     return f"{processor()} CPU, {torch.get_num_threads()} thread(s)"
 
 
 def unsupported(dtype: str, device: torch.device) -> str | None:
-    """Reason for which ``device`` cannot compute in 'tf32' or 'bf16'; None if it can. A CPU emulates half precision."""
+    """Reason why ``device`` cannot compute in 'tf32' or 'bf16'; None if it can. CPUs may emulate half precision."""
     if dtype == "tf32":
         if device.type != "cuda":
             return "needs a GPU"
@@ -155,19 +155,19 @@ def unsupported(dtype: str, device: torch.device) -> str | None:
 
 
 def load_libraries() -> None:
-    """Take a step of a tiny network: the first of all loads over 100 MB of libraries, which are no part of others."""
+    """Take a step of a tiny network: the first step loads over 100 MB of libraries, which are not to be measured."""
     layer = torch.nn.Linear(8, 8)
     torch.nn.functional.mse_loss(layer(torch.ones(8, 8)), torch.ones(8, 8)).backward()
     torch.optim.SGD(layer.parameters()).step()
 
 
 def settled_bytes() -> int:
-    """Physical memory in use, without what is free in this process; on Linux, ``peak_resident_bytes`` starts from it.
+    """Physical memory in use, without freed memory; on Linux, also resets ``peak_resident_bytes``.
 
-    The C library keeps memory that was freed. A step that is given it does not make the process grow.
+    The C library keeps freed memory, and a step that reuses it would not make the process grow.
     """
     gc.collect()
-    with suppress(AttributeError):  # glibc alone has it
+    with suppress(AttributeError):  # only glibc has malloc_trim
         ctypes.CDLL(None).malloc_trim(0)
     with suppress(OSError):
         PEAK_RESET.write_text("5", encoding="ascii")
@@ -175,7 +175,7 @@ def settled_bytes() -> int:
 
 
 def peak_resident_bytes() -> int:
-    """The most physical memory that this process has had: on Linux since ``settled_bytes``, else since its start."""
+    """Peak physical memory of this process: on Linux since ``settled_bytes``, otherwise since the process began."""
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
             if line.startswith("VmHWM:"):

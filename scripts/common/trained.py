@@ -1,4 +1,4 @@
-"""The trained network that RUN on a tool's command line means. Heavy imports are inside the functions."""
+"""Find and open the trained network that a tool's RUN argument names. Heavy imports are inside the functions."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from models.load import Loaded
     from utils.checkpoint.resume import ResumePoint
 
-# the newest run below that folder
+# folder whose newest run is meant by RUN auto
 AUTO = "auto"
 RUNS = Path("runs")
 BEGINNING = re.compile(r"\d{4}-\d\d-\d\d_")
 FORMATS = ("off", "fp16", "bf16")
-NOT_FINITE = "the network's output is not finite; try --amp off"  # about an image whose numbers overflow, say
+NOT_FINITE = "the network's output is not finite; try --amp off"  # e.g. if numbers overflow for an image
 
 
 def add_run(parser: argparse.ArgumentParser, several: bool = False) -> None:
-    """RUN, or with ``several`` one or more, and which of its weights."""
+    """Add the argument RUN, or one or more with ``several``, and flags that choose among its weights."""
     parser.add_argument(
         "run",
         metavar="RUN",
@@ -49,12 +49,12 @@ def add_run(parser: argparse.ArgumentParser, several: bool = False) -> None:
 
 
 def add_best(parser: argparse.ArgumentParser) -> None:
-    """--best, which chooses among the checkpoints of a run's folder; ``None`` without it."""
+    """Add --best, which chooses among the checkpoints of a run folder; ``None`` without the flag."""
     parser.add_argument("--best", action="store_true", default=None, help="best.pt of a run folder, not its newest")
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, several: bool = False) -> None:
-    """``add_run``, and how to run its network."""
+    """Add the arguments of ``add_run``, and flags for running the network."""
     add_run(parser, several)
     parser.add_argument("--device", choices=DEVICES, default="auto", help="[auto: a GPU if there is one]")
     parser.add_argument(
@@ -66,7 +66,7 @@ def add_run_arguments(parser: argparse.ArgumentParser, several: bool = False) ->
 
 
 def add_images_of_data(parser: argparse.ArgumentParser) -> None:
-    """Flags that choose images of a data set, as ``Chosen`` takes them."""
+    """Add flags that choose images of a data set, as ``Chosen`` takes them."""
     parser.add_argument(
         "--split",
         choices=("train", "val", "test"),
@@ -85,15 +85,15 @@ def add_images_of_data(parser: argparse.ArgumentParser) -> None:
 
 
 def add_views(parser: argparse.ArgumentParser) -> None:
-    """--tta."""
+    """Add the flag --tta."""
     text = "test-time augmentation: the mean logits of several views, as main.py's --tta [as the run]"
     parser.add_argument("--tta", choices=tuple(VIEWS), help=text)
 
 
 def settings_and_point(flags: Sequence[str], tool: str, required: bool = True) -> tuple[Settings, ResumePoint | None]:
-    """The training settings of ``flags``, and the checkpoint that they come from with --resume.
+    """Training settings from ``flags``, and the checkpoint they come from if --resume is given.
 
-    Raises ``UserError`` if --resume auto finds none and one is ``required``.
+    Raises ``UserError`` if --resume auto finds no checkpoint and one is ``required``.
     """
     args = arguments.parse(flags)
     if not args.run.resume:
@@ -109,7 +109,7 @@ def settings_and_point(flags: Sequence[str], tool: str, required: bool = True) -
 
 
 def add_images(parser: argparse.ArgumentParser, remark: str = "") -> None:
-    """IMAGES, as ``image_names`` reads them."""
+    """Add the argument IMAGES, as ``image_names`` reads it."""
     parser.add_argument(
         "images",
         nargs="+",
@@ -120,22 +120,22 @@ def add_images(parser: argparse.ArgumentParser, remark: str = "") -> None:
 
 
 def add_rejection(parser: argparse.ArgumentParser) -> None:
-    """--reject-below, of answers that are not sure enough."""
+    """Add the flag --reject-below, for answers that are not confident enough."""
     parser.add_argument(
         "--reject-below", type=share, metavar="P", help="answers with a probability below P are none of the classes"
     )
 
 
 def refuse_rejection(below: float | None, loaded: Loaded) -> None:
-    """Raise ``UserError`` if --reject-below is given for a network of several labels."""
+    """Raise ``UserError`` if --reject-below is given for a multi-label network."""
     if below is not None and loaded.reading.several:
         raise UserError(f"--reject-below {below:g}: {loaded.path} gives several labels or none, each by its threshold")
 
 
 def accepted(confidence: Any, below: float) -> Any:
-    """True for each confidence, a number or an array of them, of at least ``below``; False for NaN.
+    """True for each confidence (a number or an array of them) of at least ``below``; False for NaN.
 
-    In float32: the probability of one of two equal logits is 0.5 there, and perhaps a little less in float64.
+    Compares in float32, in which the probability of one of two equal logits is 0.5; in float64 it may be a little less.
     """
     import numpy as np
 
@@ -143,7 +143,7 @@ def accepted(confidence: Any, below: float) -> Any:
 
 
 def find_run(text: str) -> Path:
-    """The checkpoint file or run folder that ``text`` means. Raises ``UserError`` if there is none."""
+    """Checkpoint file or run folder that ``text`` names. Raises ``UserError`` if there is none."""
     if text == AUTO:
         return _newest_run()
     if not text.strip() or "\0" in text:
@@ -157,7 +157,7 @@ def find_run(text: str) -> Path:
 
 
 def _newest_run() -> Path:
-    """The run that began last of those below ``RUNS`` that hold a checkpoint."""
+    """Folder of the run that began last among those below ``RUNS`` with a checkpoint. Raises ``UserError`` if none."""
     folders = [path.parent for path in RUNS.rglob("config.yaml") if _checkpoints_in(path.parent)]
     if not folders:
         raise UserError(f"RUN auto: there is no run with a checkpoint below {RUNS.absolute()}; give its folder")
@@ -165,7 +165,7 @@ def _newest_run() -> Path:
     def beginning(folder: Path) -> str:
         if BEGINNING.match(folder.name):
             return folder.name
-        # of a renamed folder, when its settings were written
+        # a renamed folder counts from when its settings were written
         return datetime.fromtimestamp((folder / "config.yaml").stat().st_mtime).strftime("%Y-%m-%d_%H-%M-%S")
 
     return max(folders, key=lambda folder: (beginning(folder), str(folder)))
@@ -184,11 +184,11 @@ def open_run(
     for_autocast: bool = True,
     calibrated: bool = True,
 ) -> Loaded:
-    """The network of RUN ``text``, on ``device`` and in evaluation mode.
+    """Load the network of RUN ``text`` on ``device``, in evaluation mode.
 
-    Warnings go to stderr, and which file of a folder it is. ``best``, ``calibrated``: as ``load_model`` takes them.
-    ``raw``: the trained weights, even if the run kept an average. ``for_autocast``: layers of the run's --fp32-layers
-    compute in float32 under autocast, as they did. Raises ``UserError``.
+    Warnings, and the file chosen in a folder, go to stderr. ``best``, ``calibrated``: as in ``load_model``. ``raw``:
+    the trained weights, even if the run kept an average. ``for_autocast``: layers of the run's --fp32-layers compute in
+    float32 under autocast, as in training. Raises ``UserError``.
     """
     from models import load_model
     from utils.precision.amp import keep_in_fp32
@@ -214,7 +214,7 @@ def open_run(
 
 
 def of_each_class(loaded: Loaded) -> str:
-    """Remark on the probabilities of a network that was not trained to share them among classes; or ''."""
+    """Remark on the probabilities of a network whose training loss judged each class alone; '' for others."""
     if loaded.reading.several or loaded.settings.get("loss") != "bce":
         return ""
     return (
@@ -224,7 +224,7 @@ def of_each_class(loaded: Loaded) -> str:
 
 
 def chosen_device(name: str) -> torch.device:
-    """The device that --device ``name`` means here. Raises ``UserError`` if there is none."""
+    """Device that --device ``name`` means on this machine. Raises ``UserError`` if it lacks one."""
     from utils.config.groups.run import RunSettings
     from utils.runtime.distributed import Distributed, RankInfo
 
