@@ -5,7 +5,7 @@
     python scripts/lab/benchmark.py --mnist DIR --cifar10 DIR --images DIR --timm-train PATH/train.py
 
 The two sides of a row are measured alternately, round by round; the row's ratio is the median of the rounds' ratios.
-Writes benchmark.csv to --output. The functions do the slow imports, so that --help and mistakes answer at once.
+Writes benchmark.csv to --output. Slow imports are inside the functions, so that --help and mistakes answer at once.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ON_CPU = ("loop", "decode", "start-up")
 
 
 def main(argv: list[str]) -> int:
-    """Run the tool. Returns its exit code."""
+    """Run the tool and return its exit code."""
     # For the measured commands: main.py sets how long its threads spin; the others use the system's default.
     environ = {name: value for name, value in os.environ.items() if (name, value) != ("GOMP_SPINCOUNT", SPINS)}
     own = read_flags(argv)
@@ -104,7 +104,7 @@ def build_parser() -> ToolParser:
 
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
-    """The checked flags. Raises ``UserError`` with all mistakes."""
+    """Read and check the flags. Raises ``UserError`` with all mistakes."""
     own = build_parser().parse_args(argv)
     mistakes = []
     for name in ("mnist", "cifar10", "images"):
@@ -124,7 +124,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def benchmark(own: argparse.Namespace, setup: Setup) -> int:
-    """Measure all parts, print each row as it comes, and write the table to the output folder."""
+    """Measure all parts, print each row when measured, and write the table to a folder. Returns the exit code."""
     from scripts.common.output import write_csv
     from scripts.lab.benchmarks import rows as shown
 
@@ -159,7 +159,7 @@ def benchmark(own: argparse.Namespace, setup: Setup) -> int:
 
 
 def matches(only: Sequence[str] | None, setup: Setup) -> Iterator[tuple[str, Match | str]]:
-    """The chosen parts' matches in the order of ``PARTS``, each with its part, or why it is skipped."""
+    """Yield the name of each chosen part, in the order of ``PARTS``, with one of its matches or why it is skipped."""
     from scripts.lab.benchmarks import decode, gpu, loop, start_up
 
     parts: dict[str, Callable[[Setup], Iterator[Any]]] = {
@@ -184,14 +184,14 @@ def matches(only: Sequence[str] | None, setup: Setup) -> Iterator[tuple[str, Mat
 
 
 def unfit(part: str, setup: Setup) -> str:
-    """Reason for which ``part`` cannot be measured with ``setup``; '' if it can."""
+    """Reason why ``part`` cannot be measured with ``setup``; '' if it can."""
     if part not in ON_CPU:
         return "" if setup.on_gpu or setup.tiny else "it needs a GPU"
     return "" if setup.on_cpu else "it measures the CPU, and --device cuda was given"
 
 
 def measure(part: str, match: Match, rounds: int) -> list[Row]:
-    """The rows of one match, with a progress bar on a terminal."""
+    """Measure one match and return its rows, with a progress bar on a terminal."""
     from tqdm import tqdm
 
     from scripts.lab.benchmarks.measure import play

@@ -4,8 +4,8 @@
     python scripts/lab/benchmark_amp.py --accounting             # what main.py's training step adds to a bare loop
     python scripts/lab/benchmark_amp.py --accounting --ema-decay 0.999     # and a moving average of the weights
 
-Prints a table and writes it as amp.csv (accounting.csv) to --output. What a network of your own gains, doctor.py says.
-Heavy imports are inside the functions: --help and mistakes answer at once.
+Prints a table and writes it as amp.csv (accounting.csv) to --output. For the gain of your own network use doctor.py.
+Heavy imports are inside the functions, so that --help and mistakes answer at once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 NAME = "lab/benchmark_amp.py"
 FORMATS = ("fp32", "tf32", "fp16", "bf16")
 ACCOUNTING = "--accounting"
-# What each kind of benchmark takes, and its defaults. Another kind's flag is a mistake.
+# The flags of each kind of benchmark, with their defaults. A flag of the other kind is a mistake.
 KINDS = {
     "the MLP": {"width": 4096, "layers": 3, "batch_size": 512, "steps": 50, "rounds": 3, "only": FORMATS},
     ACCOUNTING: {
@@ -65,7 +65,7 @@ COSTS = {
 
 
 def main(argv: list[str]) -> int:
-    """The tool; returns its exit code."""
+    """Run the tool and return its exit code."""
     own = read_flags(argv)
     from utils.runtime.distributed import Distributed
 
@@ -101,7 +101,7 @@ def build_parser() -> ToolParser:
 
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
-    """The flags with their kind's defaults. Raises ``UserError`` with all that are another kind's."""
+    """Read the flags, with the defaults of their kind. Raises ``UserError`` with all flags of the other kind."""
     own = build_parser().parse_args(argv)
     kind, other = reversed(KINDS) if own.accounting else KINDS
     foreign = [name for name in KINDS[other].keys() - KINDS[kind].keys() if getattr(own, name) is not None]
@@ -117,7 +117,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def benchmark(own: argparse.Namespace, distributed: Distributed) -> int:
-    """Measure all formats, print the table and write it to the output folder."""
+    """Measure all formats, print the table, write it to the output folder and return the exit code."""
     from scripts.common.timing import failure_of, unsupported
     from scripts.lab.benchmarks.steps import GRAPH, HEADERS, cells, csv_row, mlp, time_round
     from utils.loop.step_graph import NotRecorded
@@ -153,7 +153,7 @@ def benchmark(own: argparse.Namespace, distributed: Distributed) -> int:
 
 
 def begin(own: argparse.Namespace, what: str, device: torch.device) -> dict[str, Any]:
-    """Print where what is measured; gives the columns about that."""
+    """Print the device and the workload; return the CSV columns about them."""
     import torch
 
     from scripts.common.timing import device_name
@@ -164,7 +164,7 @@ def begin(own: argparse.Namespace, what: str, device: torch.device) -> dict[str,
 
 
 def in_rounds(sides: dict[str, Callable[[], Any]], rounds: int, *failure_of: Callable[[str, Exception], str]) -> Any:
-    """See ``interleaved``; says when a round is done."""
+    """Run ``interleaved`` and print when a round is done."""
     from scripts.common.timing import interleaved
 
     done = count(1)
@@ -177,7 +177,7 @@ def in_rounds(sides: dict[str, Callable[[], Any]], rounds: int, *failure_of: Cal
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write a CSV file, and say where it is."""
+    """Write a CSV file and print its path."""
     from scripts.common.output import write_csv
 
     write_csv(path, rows)
@@ -225,7 +225,7 @@ def account(own: argparse.Namespace, distributed: Distributed) -> int:
 
 
 def cost(ratio: Spread) -> str:
-    """What a ratio to the bare loop says is added."""
+    """Text about what a step costs beyond the bare loop, given the ``ratio`` of their times."""
     median, low, high = (f"{100 * (each - 1):+.2f}" for each in ratio)
     unclear = ratio.low < 1 < ratio.high
     hint = "; rounds disagree on the sign: more of them, or an idle machine, will tell" if unclear else ""
@@ -233,7 +233,7 @@ def cost(ratio: Spread) -> str:
 
 
 def loops(args: Settings, workload: Workload, distributed: Distributed) -> dict[str, Callable[[int], None]]:
-    """A function for each side, by its name, that runs so many steps; all begin with the same weights."""
+    """By side, a function that runs a given number of steps; all sides begin with the same weights."""
     on_gpu = distributed.device.type == "cuda"
     training = workload.start(args.precision, distributed.device, fused=on_gpu or None)
     network = training.network
@@ -251,7 +251,7 @@ def loops(args: Settings, workload: Workload, distributed: Distributed) -> dict[
 
 
 def accounting_settings(own: argparse.Namespace, device: torch.device) -> Settings:
-    """Training settings for both sides; the loss scale is one at which no healthy network skips a step."""
+    """Training settings for both sides, with a loss scale at which no healthy network skips a step."""
     from scripts.common.timing import WARM_UP_STEPS
     from utils.config import arguments
     from utils.config.groups.precision import PrecisionSettings
@@ -266,7 +266,7 @@ def accounting_settings(own: argparse.Namespace, device: torch.device) -> Settin
 def accounted(
     args: Settings, network: nn.Module, images: torch.Tensor, targets: torch.Tensor, distributed: Distributed
 ) -> Callable[[int], None]:
-    """A function that runs that many of main.py's training steps on the one batch, then reads their sums."""
+    """A function that runs a number of main.py's training steps on one batch, then reads their sums."""
     import numpy as np
     import torch
 
@@ -280,7 +280,7 @@ def accounted(
     batch = Batch(images, targets, np.arange(len(images)), 0)
     loader = SimpleNamespace(
         image_shape=tuple(images.shape[1:]),
-        replay_step=lambda *_: [batch],  # this and the plan: for a step that is skipped after all
+        replay_step=lambda *_: [batch],  # together with the plan, for a step that is skipped after all
         plan=SimpleNamespace(step_indices=lambda *_: batch.indices),
     )
     traval = TraVal(

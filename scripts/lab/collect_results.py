@@ -4,9 +4,9 @@
     python scripts/lab/collect_results.py runs sweeps       # from these folders and all below
     python scripts/lab/collect_results.py sweeps --keep     # add what the table needs of their runs to results/ first
 
-A run counts for the recipe whose settings it has, but for the seed. One that --resume-override has changed on its way,
-or whose epochs are not all in its folder, counts for none, and a line says so. results/machines.yaml names the machines
-and says which runs had theirs to themselves. Six rows go into README.md as well.
+A run counts for the recipe whose settings it has, whatever its seed. A run changed by --resume-override, or whose
+folder lacks some epochs, counts for none, and a line says so. results/machines.yaml names the machines and lists the
+rows whose runs had a machine to themselves. Six rows also go into README.md.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ two estimates:
   recipes measured above need less than 2 GB.
 """
 GPUS = {1: "one GPU", 8: "each of eight"}
-# The rows that README shows: recipe and machine.
+# The rows shown in README: recipe and machine.
 IN_README = (
     ("digits/conv2", "B"),
     ("mnist/fc", "A"),
@@ -114,7 +114,7 @@ END = "<!-- end -->\n"
 
 
 class Row(NamedTuple):
-    """A recipe's result on one machine: runs that differ in the seed alone. ``words`` tell it from its other rows."""
+    """A recipe's result on one machine, from runs that differ only in seed. ``words`` distinguish the recipe's rows."""
 
     recipe: Recipe
     words: str
@@ -122,36 +122,36 @@ class Row(NamedTuple):
 
 
 class Machines(NamedTuple):
-    """Content of ``results/machines.yaml``: the machines by letter, and the rows whose runs had one to themselves."""
+    """Content of ``results/machines.yaml``: machines by letter, and rows whose runs had a machine to themselves."""
 
     known: dict[str, dict[str, str]]
     alone: set[str]
 
     def letter(self, run: RunResult) -> str:
-        """The machine in a word, such as 'A'; by all its words if the file does not name it."""
+        """The machine's letter, such as 'A'; its full description if machines.yaml does not name it."""
         letters = [letter for letter, one in self.known.items() if one["log"] in run.machine]
         return letters[-1] if letters and "; then " not in run.machine else run.machine
 
     def tag(self, row: Row) -> str:
-        """The machine of a row's runs, with the threads where these were not the usual two."""
+        """Machine of a row's runs, with the number of threads unless it is the usual two."""
         run = row.runs[0]
         letter = self.letter(run)
         one_thread = letter in self.known and "1 thread(s)" in run.machine
         return f"{letter}, 1 thread" if one_thread else letter
 
     def evidence(self, row: Row) -> str:
-        """Evidence for a row's figures: 'full' or 'half'."""
+        """Strength of the evidence for a row's figures: 'full' or 'half'."""
         alone = f"{title(row)} {self.letter(row.runs[0])}" in self.alone
         return "full" if alone and len(row.runs) >= 3 and not at_once(row.runs) else "half"
 
 
 def main(argv: list[str]) -> int:
-    """Run the tool. Returns its exit code."""
+    """Run the tool and return its exit code."""
     own = read_flags(argv)
     found = finished_runs(own.runs)
     rows, unmeasured = result_rows(recipes(), found)
     counted = [(row.recipe.name, run) for row in rows for run in row.runs]
-    if own.keep:  # the page then holds what was kept before, too
+    if own.keep:  # the page then also holds the runs kept before
         for recipe, run in counted:
             keep(recipe, run)
         rows, unmeasured = result_rows(recipes(), finished_runs([str(KEPT)]))
@@ -170,7 +170,7 @@ def main(argv: list[str]) -> int:
 
 
 def finished_runs(roots: Sequence[str]) -> list[RunResult]:
-    """The finished runs in these folders and below."""
+    """Finished runs in ``roots`` and below."""
     return [run for root in roots for run in map(read_run, run_folders(Path(root))) if run]
 
 
@@ -185,7 +185,7 @@ def build_parser() -> ToolParser:
 
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
-    """The checked flags. Raises ``UserError`` with all mistakes."""
+    """Read and check the flags. Raises ``UserError`` with all mistakes."""
     own = build_parser().parse_args(argv)
     missing = [root for root in own.runs if not Path(root).is_dir()]
     if missing:
@@ -194,13 +194,13 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def read_machines() -> Machines:
-    """Facts about the machines that the runs do not say themselves."""
+    """Facts about the machines that the runs themselves do not record."""
     said = yaml.safe_load((ROOT / "results" / "machines.yaml").read_text(encoding="utf-8"))
     return Machines(said["machines"], set(said["alone"]))
 
 
 def write(path: Path, text: str) -> None:
-    """Write a page. Raises ``UserError``."""
+    """Write a page. Raises ``UserError`` if that fails."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -208,10 +208,10 @@ def write(path: Path, text: str) -> None:
 
 
 def result_rows(known: Sequence[Recipe], found: Sequence[RunResult]) -> tuple[list[Row], list[Recipe]]:
-    """A row for each machine on which a recipe was measured, and the recipes without one.
+    """A row for each machine on which a recipe was measured, and the recipes without a row.
 
-    Runs share a row if they agree in recipe, machine, --name, what they chose by measurement (``--amp auto``) and,
-    where the images are the user's own, their folder.
+    Runs share a row if they agree in recipe, machine, --name, settings chosen by measurement (``--amp auto``) and, for
+    the user's own images, the folder.
     """
     rows = []
     unmeasured = []
@@ -219,7 +219,7 @@ def result_rows(known: Sequence[Recipe], found: Sequence[RunResult]) -> tuple[li
         line = ["--config", recipe.name]
         try:
             args = arguments.parse([*line, "--datapath", "DATA"])
-        except UserError:  # a recipe for any data says too little for a result
+        except UserError:  # a recipe for any data set is not specific enough for a result
             continue
         same = [run for run in found if matches(run.args, args)]
         kinds: dict[tuple[str, ...], list[RunResult]] = {}
@@ -237,7 +237,7 @@ def result_rows(known: Sequence[Recipe], found: Sequence[RunResult]) -> tuple[li
 
 
 def page(rows: Sequence[Row], unmeasured: Sequence[Recipe], machines: Machines) -> str:
-    """The whole page of results."""
+    """Text of the whole results page."""
     own_split = [row for row in rows if row.words == OWN_SPLIT]
     lines = [HEAD, "## Measured", "", f"![{ALT}]({PICTURE.name})", "", COLUMNS, RULE]
     lines += [measured_row(row, machines) for row in rows if row not in own_split]
@@ -260,7 +260,7 @@ def page(rows: Sequence[Row], unmeasured: Sequence[Recipe], machines: Machines) 
 
 
 def draw(rows: Sequence[Row], machines: Machines, path: Path) -> None:
-    """A picture of the rows' wrong answers over their time, in ``path``; dots of README's rows have names."""
+    """Draw the rows' error rates over their time into the file ``path``; README's rows are labelled."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -292,7 +292,7 @@ def draw(rows: Sequence[Row], machines: Machines, path: Path) -> None:
 
 
 def readme_rows(rows: Sequence[Row], machines: Machines) -> str:
-    """The table of README: six rows, each 'top-1 ± deviation (n), time [machine]'."""
+    """README's table: six rows, each with 'top-1 ± deviation (n), time', machine and evidence."""
     lines = ["| recipe | top-1 (n seeds), time | machine | evidence |", "|---|---|---|---|"]
     for recipe, letter in IN_README:
         same = [row for row in rows if (title(row), machines.letter(row.runs[0])) == (recipe, letter)]
@@ -305,7 +305,7 @@ def readme_rows(rows: Sequence[Row], machines: Machines) -> str:
 
 
 def of_its_own(run: RunResult, wanted: Settings) -> list[str]:
-    """Values that ``wanted`` leaves open: chosen by measurement, such as 'amp bf16', and the user's own images."""
+    """Values that ``wanted`` leaves open: measured choices, such as 'amp bf16', and the folder of the user's images."""
     chosen = run.args.values()
     place = [str(chosen["datapath"])] if SPECS[wanted.data.dataname].of_the_user else []
     return place + [
@@ -315,12 +315,12 @@ def of_its_own(run: RunResult, wanted: Settings) -> list[str]:
 
 
 def title(row: Row) -> str:
-    """The recipe's name, with what tells the row from its others in brackets."""
+    """Recipe's name, followed in brackets by what tells the row from the recipe's others."""
     return f"{row.recipe.name} ({row.words})" if row.words else row.recipe.name
 
 
 def measured_row(row: Row, machines: Machines) -> str:
-    """A row of the table."""
+    """Line of the results table for ``row``."""
     runs = row.runs
     cells = [
         title(row),
@@ -338,20 +338,20 @@ def measured_row(row: Row, machines: Machines) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation of a sample, in percent."""
+    """Mean and standard deviation of a sample, as text in percent."""
     mean = f"{statistics.fmean(values):.2f}"
     return f"{mean} ± {deviation(values):.2f} %" if len(values) > 1 else f"{mean} %"
 
 
 def duration(runs: Sequence[RunResult]) -> str:
-    """The mean time of some runs' epochs: seconds below three minutes, minutes above."""
+    """Mean time of the runs' epochs as text: seconds below three minutes, minutes above."""
     seconds = statistics.fmean(run.seconds for run in runs)
     time = f"{seconds:.0f} s" if seconds < 180 else f"{seconds / 60:.0f} min"
     return f"{time}, several at once" if at_once(runs) else time
 
 
 def at_once(runs: Sequence[RunResult]) -> bool:
-    """True if a run began before another one of its machine had ended; the folders' names begin with the time."""
+    """True if a run began before another run in the row had ended, judged by the start time in the folders' names."""
     spans = sorted((start, run.seconds) for run in runs if (start := started(run)))
     return any((later - first).total_seconds() < seconds for (first, seconds), (later, _) in pairwise(spans))
 
@@ -364,7 +364,7 @@ def started(run: RunResult) -> datetime | None:
 
 
 def number_format(run: RunResult) -> str:
-    """Format that the run computed in; 'default' on a GPU whose default its settings do not tell."""
+    """Format that the run computed in; 'default' if neither its settings nor its device tell."""
     device = re.search(r"process\(es\) on (\w+)", run.machine)
     default = {"cpu": "off", "cuda": "fp16"}.get(device[1] if device else "", "default")
     amp = run.args.precision.amp or default
@@ -372,26 +372,26 @@ def number_format(run: RunResult) -> str:
 
 
 def torch_version(run: RunResult) -> str:
-    """Major and minor version of torch, such as '2.14', from the run's config.yaml."""
+    """Torch's major and minor version, such as '2.14', from the run's config.yaml."""
     found = re.search(r"^#.*\btorch (\d+\.\d+)", (run.folder / "config.yaml").read_text(encoding="utf-8"), re.MULTILINE)
     return found[1] if found else "unknown"
 
 
 def keep(recipe: str, run: RunResult) -> None:
-    """Copy the run's files that the table is made from to ``results/``, without the places of this machine."""
+    """Copy the run's files that the table needs to ``results/``, without this machine's paths."""
     folder = KEPT / recipe / run.folder.name
     folder.mkdir(parents=True, exist_ok=True)
     places = {str(run.folder.absolute()): "RUN", str(run.folder): "RUN"}
     if run.args.data.datapath:
         places[run.args.data.datapath] = "DATA"
-    # The folder where the run was made; it may lie elsewhere now.
+    # The folder that the run was written to; it may be elsewhere now.
     outputs = [value for flag, value in pairwise(shlex.split(run.command)) if flag == "--output"]
     places |= {output: "RUNS" for output in outputs if Path(output).is_absolute()}
     for name in KEPT_FILES:
         text = (run.folder / name).read_text(encoding="utf-8")
         for place in sorted(places, key=len, reverse=True):
             text = text.replace(place, places[place])
-        if name == "log.txt":  # the result alone, whether early stopping was its end, and where it went on
+        if name == "log.txt":  # only results, a line about early stopping, and the machine of each later start
             lines = text.splitlines(keepends=True)
             told = (STOPPED_EARLY, WHERE)
             text = "".join(line for line in lines if " val_top1=" in line or any(one.match(line) for one in told))

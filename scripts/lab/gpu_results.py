@@ -5,9 +5,10 @@
     python scripts/lab/gpu_results.py --only amp resident --seconds-limit 600
     python scripts/lab/gpu_results.py --tiny --output /tmp/tiny      # on a CPU: does everything run?
 
-A piece that is finished leaves pieces/NAME.json in --output and is not measured again: the same command takes up what
-is left. Writes table.md and results.json; what the commands left is in files/NAME there, trained runs for
-scripts/lab/collect_results.py too. Exit code: 0 all is measured or left out, 1 a piece failed, 75 pieces are left.
+A finished piece leaves pieces/NAME.json in --output and is not measured again, so that the same command continues with
+what is left. Writes table.md and results.json. Files made by the commands are in files/NAME of the same folder, among
+them trained runs for scripts/lab/collect_results.py. Exit code: 0 if all pieces are measured or left out, 1 if a piece
+failed, 75 if pieces are left.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ from utils.config.settings import UserError
 
 NAME = "lab/gpu_results.py"
 ROOT = Path(__file__).resolve().parents[2]
-LEFT = 75  # run me again
-LEAST_SECONDS = 60  # with which a piece that resumes is begun
-SAVING_SECONDS = 20  # for a training to save and end after SIGTERM
+LEFT = 75  # exit code that asks for another call
+LEAST_SECONDS = 60  # at least this much time must be left to start a piece that can resume
+SAVING_SECONDS = 20  # for a training run to save and end after SIGTERM
 STATE = "clocks.sm,temperature.gpu,power.draw,utilization.gpu,memory.used"
 HEADERS = ("piece", "what", "against", "ours", "the other", "result", "min - max", "aim", "")
 DONE = "done"
@@ -61,11 +62,11 @@ WAITING = "waiting"
 
 
 class OutOfTime(RuntimeError):
-    """The limit came within a piece."""
+    """The time limit was reached during a piece."""
 
 
 def main(argv: list[str]) -> int:
-    """Run the tool. Returns its exit code."""
+    """Run the tool and return its exit code."""
     own = read_flags(argv)
     if own.list:
         print(listed(own))
@@ -76,7 +77,7 @@ def main(argv: list[str]) -> int:
         raise UserError("torch sees no GPU here; --tiny tries everything out on the CPU")
     deadline = None if own.seconds_limit is None else time.monotonic() + own.seconds_limit
     try:
-        # Scratch below the system's folder: names of sockets, which data workers make there, must be short.
+        # Scratch is below the system's folder, because the sockets that data workers make in it need short paths.
         with termination_raises(), TemporaryDirectory(prefix="gpu-", ignore_cleanup_errors=True) as scratch:
             if own.tiny:
                 from scripts.lab.benchmarks import data
@@ -118,7 +119,7 @@ def build_parser() -> ToolParser:
 
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
-    """The checked flags, paths absolute. Raises ``UserError`` with all mistakes."""
+    """Read and check the flags, and make paths absolute. Raises ``UserError`` with all mistakes."""
     own = build_parser().parse_args(argv)
     mistakes = []
     for name in ("cifar10", "imagenette", "timm_train", "airbench", "hiverge"):
@@ -133,7 +134,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def listed(own: argparse.Namespace) -> str:
-    """The pieces as a table."""
+    """Table of the chosen pieces."""
     rows = [[piece.name, piece.what, f"{piece.seconds} s", omission(own, piece)] for piece in chosen(own)]
     minutes = sum(piece.seconds for piece in chosen(own)) / 60
     return f"{table(['piece', 'what', 'about', ''], rows)}\nAbout {minutes:.0f} minutes on an H100-class GPU"
@@ -144,7 +145,7 @@ def chosen(own: argparse.Namespace) -> list[Piece]:
 
 
 def omission(own: argparse.Namespace, piece: Piece) -> str:
-    """Why ``piece`` is left out; '' if it is not."""
+    """Reason why ``piece`` is left out; '' if it is not."""
     missing = [f"--{name}" for name in piece.needs if getattr(own, name) is None and not own.tiny]
     if missing:
         return f"left out: {' and '.join(missing)} is not given"
@@ -156,7 +157,7 @@ def omission(own: argparse.Namespace, piece: Piece) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """What the pieces share. ``deadline``: when all must have ended, by ``time.monotonic``."""
+    """What the pieces share. ``deadline``: the ``time.monotonic()`` at which all must have ended, or None."""
 
     own: argparse.Namespace
     folder: Path
@@ -164,11 +165,11 @@ class Job:
     deadline: float | None = None
 
     def left(self) -> float | None:
-        """Seconds until the deadline, less those that saving takes; None without one."""
+        """Seconds until the deadline, minus the time to save; None without a deadline."""
         return None if self.deadline is None else max(0.0, self.deadline - SAVING_SECONDS - time.monotonic())
 
     def command(self, piece: Piece, text: str, out: Path) -> list[str]:
-        """The words of one of the piece's commands. Values are filled in word by word: a path may hold spaces."""
+        """Arguments of one of the piece's commands. Values are filled in word by word, as a path may hold spaces."""
         own = self.own
         values = {**vars(own), "device": "cpu" if own.tiny else "cuda", "out": out, "fewer": max(1, own.rounds - 1)}
         values |= {"twice": 2 * own.rounds, "four_times": 4 * own.rounds}
@@ -182,10 +183,10 @@ class Job:
 
 
 def gpu_tests(tiny: bool) -> list[str]:
-    """The files of the tests that need a GPU, several at once where pytest can.
+    """Arguments for pytest: the files of the tests that need a GPU, and if possible several processes.
 
-    Others are not imported: they may need packages that are not here. Most of these start processes, which use a core
-    each and little of the GPU.
+    Other test files are not even imported: they may need packages that are missing here. Most of these tests start
+    processes, each of which uses a core and little of the GPU.
     """
     from utils.runtime.cpu import cores
 
@@ -216,7 +217,7 @@ def measure(job: Job, about: dict[str, str]) -> int:
 
 
 def take(job: Job, piece: Piece, about: dict[str, str]) -> dict[str, Any]:
-    """Measure one piece and say so: its result, which is kept in a file if the piece is finished."""
+    """Measure one piece and print what happens; return the result, saved to a file if finished."""
     left = job.left()
     state, why, lines = OMITTED, omission(job.own, piece), []
     if not why and left is not None and left < (LEAST_SECONDS if piece.resumes else piece.seconds) and not job.own.tiny:
@@ -244,14 +245,14 @@ def take(job: Job, piece: Piece, about: dict[str, str]) -> dict[str, Any]:
 
 
 def collect(job: Job, piece: Piece, out: Path) -> tuple[str, str, list[Line]]:
-    """Run the piece's commands and read what they leave: state, why it is not done, lines."""
+    """Run the piece's commands and read their files. Returns state, reason if it is not done, and table lines."""
     try:
         for text in piece.commands:
             run(job, job.command(piece, text, out), out / "log.txt", (0, 1) if piece.may_fail else (0,))
         return DONE, "", piece.lines(out)
     except OutOfTime:
         return WAITING, "cut by --seconds-limit; the same command takes it up again", []
-    except Exception as error:  # whatever it is: the other pieces are measured all the same
+    except Exception as error:  # whatever happens, the other pieces are still measured
         if not isinstance(error, PieceFailure):
             with open(out / "log.txt", "a", encoding="utf-8") as log:
                 traceback.print_exc(file=log)
@@ -259,10 +260,10 @@ def collect(job: Job, piece: Piece, out: Path) -> tuple[str, str, list[Line]]:
 
 
 def run(job: Job, words: Sequence[str], log: Path, codes: Sequence[int]) -> None:
-    """Run a program to its end, its output appended to ``log``.
+    """Run a program to its end, appending its output to ``log``.
 
-    Raises ``PieceFailure`` with the last line that it printed if its exit code is none of ``codes``, and ``OutOfTime``
-    at the deadline, after a SIGTERM that lets a training save.
+    Raises ``PieceFailure`` with the log's last line if the exit code is not in ``codes``, and ``OutOfTime`` at the
+    deadline, after a SIGTERM that lets a training run save.
     """
     with open(log, "a", encoding="utf-8") as file:
         print(f"$ {shlex.join(words)}", file=file, flush=True)
@@ -273,12 +274,12 @@ def run(job: Job, words: Sequence[str], log: Path, codes: Sequence[int]) -> None
 
 
 def wait(job: Job, words: Sequence[str], log: Any) -> int:
-    """The exit code of a program; it and all that it has started are ended at the deadline, or with this process."""
+    """Run a program and return its exit code. It and all it has started end at the deadline, or with this process."""
     environ = {**os.environ, "TMPDIR": str(job.scratch), "PYTHONUNBUFFERED": "1"}
     if job.own.tiny:
         environ |= {"TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
     streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
-    # In a session of its own, so that all that it starts can be ended with it.
+    # In a session of its own, so that all its processes can be ended together.
     process = subprocess.Popen(words, cwd=ROOT, env=environ, start_new_session=True, **streams)
     try:
         return process.wait(job.left())
@@ -295,12 +296,12 @@ def wait(job: Job, words: Sequence[str], log: Any) -> int:
 
 
 def result(piece: Piece, state: str, why: str, lines: Sequence[Line] = ()) -> dict[str, Any]:
-    """What is known of a piece, as its file holds it."""
+    """Result of a piece as a dict, as its file holds it."""
     return {"what": piece.what, "state": state, "why": why, "lines": [dataclasses.asdict(line) for line in lines]}
 
 
 def earlier(job: Job, piece: Piece) -> dict[str, Any]:
-    """The result of a finished piece from its file; of any other, that it is not measured yet."""
+    """Result of a finished piece from its file; for any other piece, a result that says it is not measured yet."""
     path = job.folder / "pieces" / f"{piece.name}.json"
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -314,7 +315,7 @@ def earlier(job: Job, piece: Piece) -> dict[str, Any]:
 
 
 def cells(piece: str, line: Line) -> list[str]:
-    """A line's text, a column each."""
+    """Texts of a table row: the piece, then the columns of ``line``."""
     what = f"{line.what} ({line.unit})" if line.unit else line.what
     aim = "" if line.aim is None else f"{'at least' if line.at_least else 'at most'} {line.aim:g}"
     if line.result is None:
@@ -326,21 +327,21 @@ def cells(piece: str, line: Line) -> list[str]:
 
 
 def number(value: float | None) -> str:
-    """A figure with three digits or more."""
+    """``value`` with at least three digits; '' for None."""
     if value is None:
         return ""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def outcome(line: Line, value: float) -> str:
-    """A ratio as a factor, a figure as it is."""
+    """A ratio as a factor, another figure as it is."""
     return f"{value:.3f}x" if line.kind == RATIO else number(value)
 
 
 def as_rows(about: Mapping[str, str], results: Mapping[str, Mapping[str, Any]]) -> Iterator[list[str]]:
-    """The table's rows of the pieces' results, which are as in their files; a piece without lines has one.
+    """Yield the table's rows for ``results``, which are as in their files; a piece without lines has one row.
 
-    The last column also says what was different from the machine ``about`` when an earlier call measured a piece.
+    If an earlier call measured a piece, the last column also names what differed from the present machine, ``about``.
     """
     for name, one in results.items():
         lines = [Line(**fields) for fields in one["lines"]]
@@ -352,11 +353,11 @@ def as_rows(about: Mapping[str, str], results: Mapping[str, Mapping[str, Any]]) 
 
 
 def as_markdown(about: Mapping[str, str], results: Mapping[str, Mapping[str, Any]]) -> str:
-    """The machine and the table, whose columns are aligned."""
+    """Markdown text of the machine and of the table, with aligned columns."""
     head = "\n".join(f"- {name}: {value}" for name, value in about.items() if value)
     rows = [list(HEADERS), *([cell.replace("|", "/") for cell in row] for row in as_rows(about, results))]
     widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
-    widths[-1] = 3  # notes are long
+    widths[-1] = 3  # notes are long, so the last column is not aligned
     rows.insert(1, ["-" * width for width in widths])
     body = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in rows]
     return f"# GPU results\n\n{head}\n\n" + "\n".join(body) + "\n"
@@ -379,7 +380,7 @@ def has_gpu() -> bool:
 
 
 def machine() -> dict[str, str]:
-    """GPU, driver, processor, versions and commit."""
+    """Description of GPU, driver, processor, versions and commit."""
     import torch
 
     from utils.record.provenance import commit, processor
@@ -399,7 +400,7 @@ def machine() -> dict[str, str]:
 
 
 def nvidia_smi(query: str = STATE) -> str:
-    """What nvidia-smi answers for the first GPU, in a line; '' without it."""
+    """nvidia-smi's answer to ``query`` for the first GPU, in one line; '' if it fails."""
     line = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader", "--id=0"]
     try:
         return subprocess.run(line, capture_output=True, text=True, check=True, timeout=20).stdout.strip()

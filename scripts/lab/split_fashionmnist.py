@@ -4,8 +4,8 @@
     python scripts/lab/split_fashionmnist.py package DATA
     python main.py --config fashionmnist/fc --datapath DATA --name own-split
 
-Of each class's 7,000 images 1,000 drawn by a fixed seed become test images. The data set's own test images are others:
-figures on this split are near those of the literature, but not the same quantity.
+A fixed seed draws 1,000 of each class's 7,000 images as test images. These are not the data set's own test images, so
+accuracies on this split are close to those of the literature, but not the same quantity.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ SEED = 0
 
 
 def main(argv: list[str]) -> int:
-    """Run the tool. Returns its exit code."""
+    """Run the tool and return its exit code."""
     own = build_parser().parse_args(argv)
     import numpy as np
 
     folder = Path(own.output)
-    if existing := next(folder.glob("*-ubyte"), None):  # perhaps the data set's own
+    if existing := next(folder.glob("*-ubyte"), None):  # it may be the data set's own file
         raise UserError(f"{existing}: exists; give another folder")
     images = [read_class(Path(own.package), number) for number in range(CLASSES)]
     make_folder(own.output)
@@ -63,7 +63,7 @@ def build_parser() -> ToolParser:
 
 
 def read_class(package: Path, number: int) -> np.ndarray:
-    """The images of a class, uint8 (7000, 784). The package's class 0 also holds two rows that are no images."""
+    """Images of class ``number``, uint8 (7000, 784), without two malformed rows that the package has in class 0."""
     import numpy as np
 
     path = package / "src" / "clothes" / f"{number}.json"
@@ -80,7 +80,7 @@ def read_class(package: Path, number: int) -> np.ndarray:
 
 
 def write(path: Path, magic: int, shape: tuple[int, ...], values: np.ndarray) -> None:
-    """An idx file (LeCun's format): magic number and sizes, big-endian, then bytes."""
+    """Write an idx file (LeCun's format): magic number and sizes, big-endian, then the bytes of ``values``."""
     try:
         path.write_bytes(struct.pack(f">{1 + len(shape)}I", magic, *shape) + values.tobytes())
     except OSError as error:

@@ -59,7 +59,7 @@ python main.py --dataname imagenet --datapath DIR --arch torchvision/resnet18 --
 
 
 def main(argv: list[str]) -> int:
-    """Run the tool. Returns its exit code."""
+    """Run the tool and return its exit code."""
     build_parser().parse_args(argv)
     for path, text in pages().items():
         path.write_text(text, encoding="utf-8")
@@ -72,7 +72,7 @@ def build_parser() -> ToolParser:
 
 
 def pages() -> dict[Path, str]:
-    """Each page's text."""
+    """Text of each page, by its path."""
     return {
         DOCS / "settings.md": settings_page(),
         DOCS / "coming_from_timm.md": program_page(other_programs().programs["timm"], TIMM_EXAMPLE),
@@ -83,7 +83,7 @@ def pages() -> dict[Path, str]:
 
 
 def settings_page() -> str:
-    """Every setting by its group: flag, values, default, help."""
+    """Page of all settings, by group: flag, default, and help with the possible values."""
     parts = [SETTINGS_HEAD]
     for group, options in itertools.groupby(all_settings(), key=lambda pair: pair[0]):
         about = type(getattr(Settings(), group)).__doc__.partition("\n")[0]
@@ -109,7 +109,7 @@ def row(cells: Iterable[str]) -> str:
 
 
 def program_page(program: Program, example: str) -> str:
-    """Every flag of a program: the same here, another name here, something else to write, or nothing like it."""
+    """Page of a program's flags: those with the same name here, another name, another solution, or no equivalent."""
     title = program.title.partition("'")[0]
     kinds: dict[str, dict[str, list[str]]] = {"write": {}, "leave it out": {}, "no equivalent": {}}
     for name, advice in program.instead.items():
@@ -142,7 +142,7 @@ def program_page(program: Program, example: str) -> str:
 
 
 def flag(name: str) -> str:
-    """A flag of another program as its own command line has it."""
+    """A flag as other programs spell it: -x for one letter, otherwise --name."""
     return f"-{name}" if len(name) == 1 else f"--{name}"
 
 

@@ -1,4 +1,4 @@
-"""Data for the measurements: the user's, in a layout that both sides read, or random images in that layout."""
+"""Data for the measurements in a layout that both sides read: the user's, or random images."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from utils.data.formats.readers import ImageFiles, find_idx
 
 IDX_SHAPES = {"train": (60_000, 28, 28), "t10k": (10_000, 28, 28)}
 CLASSES = 10
-TREE_IMAGES = {"train": 640, "val": 100}  # five batches of 128; a CPU takes seconds for each
-CUT_IMAGES = 256  # from each photograph, if the user gives no JPEG files
+TREE_IMAGES = {"train": 640, "val": 100}  # five training batches of 128; a CPU takes seconds for each
+CUT_IMAGES = 256  # pieces cut from each photograph if the user gives no JPEG files
 
 
 def mnist(given: str | None, scratch: Path) -> Path:
-    """A folder that both torchvision's MNIST and main.py read: links to the user's files, or random images."""
+    """Folder that both torchvision's MNIST and main.py read: links to the user's files, or random images."""
     raw = scratch / "mnist" / "MNIST" / "raw"
     if raw.is_dir():
         return raw.parents[1]
@@ -36,7 +36,7 @@ def mnist(given: str | None, scratch: Path) -> Path:
         for path in place.glob("*-ubyte*"):
             if path.suffix != ".gz":
                 (raw / path.name).symlink_to(path.resolve())
-            elif not (place / path.stem).exists():  # torchvision's MNIST needs it unpacked
+            elif not (place / path.stem).exists():  # torchvision's MNIST needs the file unpacked
                 extract_archive(str(path), str(raw / path.stem))
         return raw.parents[1]
     generator = np.random.default_rng(0)
@@ -49,7 +49,7 @@ def mnist(given: str | None, scratch: Path) -> Path:
 
 
 def cifar10_tree(given: str | None, scratch: Path) -> Path:
-    """Class folders of PNG files, ``TREE_IMAGES`` in all: the user's first ones of each class, or random ones."""
+    """Class folders with ``TREE_IMAGES`` PNG files: the first of each class in the user's data, or random images."""
     root = scratch / "cifar10"
     if root.is_dir():
         return root
@@ -78,7 +78,7 @@ def cifar10_tree(given: str | None, scratch: Path) -> Path:
 
 
 def photographs() -> tuple[str, ...]:
-    """The paths of the two photographs that come with scikit-learn, JPEG, 640 x 427 pixels."""
+    """Paths of the two photographs that come with scikit-learn, JPEG files of 640 x 427 pixels."""
     import sklearn.datasets
 
     folder = Path(sklearn.datasets.__file__).parent / "images"
@@ -98,7 +98,7 @@ def jpeg_tree(given: str | None, scratch: Path) -> Path:
     for path in map(Path, photographs()):
         with Image.open(path) as photograph:
             for number in range(CUT_IMAGES + 2):
-                # leaves 500 x 375, as ImageNet's are
+                # pieces of 500 x 375 pixels, a usual size in ImageNet
                 left = generator.integers(0, 140)
                 top = generator.integers(0, 52)
                 folder = root / ("train" if number < CUT_IMAGES else "val") / path.stem

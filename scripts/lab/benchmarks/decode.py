@@ -1,4 +1,4 @@
-"""JPEG files decoded on one core, into what training and evaluation take."""
+"""Comparisons of decoding JPEG files on one core, into the input of training and evaluation."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ BATCH_SIZE = 64
 
 
 def decode(setup: Setup) -> Iterator[Match | str]:
-    """scikit-learn's two photographs, 640 x 427 pixels, as crops of 224 pixels, with one thread.
+    """Compare speed on scikit-learn's two photographs, cropped to 224 pixels in one thread. Yields ``Match``es.
 
-    A worker of ours hands over bytes and leaves flip and normalisation to the device, in batches; torchvision's ends
-    with normalised floats. So the first row compares what a worker's core does, the others the whole way to floats.
+    Our workers hand over bytes and leave flips and normalisation to the device, in batches; torchvision's end with
+    normalised floats. So the first row compares the work of a worker's core, the others the whole way to floats.
     """
     paths = data.photographs()
     spec = SPECS["folder"]
@@ -62,7 +62,7 @@ def decode(setup: Setup) -> Iterator[Match | str]:
 
 
 def loading(setup: Setup, batches: Callable[[int], Iterable[Any]]) -> Measure:
-    """Images a second of ``batches(epoch)``, epoch after epoch."""
+    """Measurement of ``batches(epoch)``, epoch after epoch, in images per second."""
 
     def sizes() -> Iterator[int]:
         epoch = 0
@@ -76,7 +76,7 @@ def loading(setup: Setup, batches: Callable[[int], Iterable[Any]]) -> Measure:
 
 
 def both_loaders(images: ImageFiles) -> tuple[TrainLoader, ValidationLoader]:
-    """main.py's loaders, both of ``images``, in channels-last as its networks take them."""
+    """main.py's two loaders, both of ``images``, in the channels-last layout of its networks."""
     flags = ("--dataname", "folder", "--datapath", ".", "--workers", "0", "--batch-size", str(BATCH_SIZE))
     args = arguments.parse([*flags, "--device", "cpu"])
     made = Data(SPECS["folder"], *resolve(args.data, None), ("0", "1"), images, images)
@@ -86,7 +86,7 @@ def both_loaders(images: ImageFiles) -> tuple[TrainLoader, ValidationLoader]:
 
 @contextmanager
 def one_thread(before: int) -> Iterator[None]:
-    """Inside, torch computes with one thread; afterwards with ``before`` again."""
+    """Context in which torch computes with one thread; afterwards it uses ``before`` threads."""
     torch.set_num_threads(1)
     try:
         yield
@@ -95,11 +95,11 @@ def one_thread(before: int) -> Iterator[None]:
 
 
 def tensor(path: str) -> torch.Tensor:
-    """An image as torchvision's own decoder reads it: uint8 (3, height, width)."""
+    """Image decoded by torchvision's own decoder, uint8 (3, height, width)."""
     return io.decode_jpeg(io.read_file(path), mode=io.ImageReadMode.RGB)
 
 
 def tensor_crop(spec: Any) -> v2.Compose:
-    """torchvision's training transforms of an ImageNet image, on a uint8 tensor."""
+    """torchvision's transforms for training on ImageNet, for a uint8 tensor."""
     crop = [v2.RandomResizedCrop(SIZE, antialias=True), v2.RandomHorizontalFlip()]
     return v2.Compose([*crop, v2.ToDtype(torch.float32, scale=True), v2.Normalize(spec.mean, spec.std)])

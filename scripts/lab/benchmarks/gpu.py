@@ -1,7 +1,7 @@
-"""Training on a GPU: images in memory (ResNet-50, ViT-S/16, ResNet-18 on CIFAR-10), and JPEG files on their way.
+"""Comparisons of training on a GPU: images in memory (ResNet-50, ViT-S/16, ResNet-18 on CIFAR-10), and JPEG files.
 
-The sides of a row compute in the same dtype and memory format, with the same network and batch. Neither sets
-TF32; both let cuDNN choose its algorithms. Everything before a run's second epoch, compiling too, is not timed.
+The sides of a row compute in the same dtype and memory format, with the same network and batch. Neither side sets TF32;
+both let cuDNN choose its algorithms. Nothing before a run's second epoch is timed, not even compiling.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from scripts.lab.benchmarks.measure import (
     warm_images_per_second,
 )
 
-# of main.py's synthetic data
+# main.py's synthetic data
 SYNTHETIC_IMAGES = 12_800
 SYNTHETIC_CLASSES = 1000
 CIFAR_IMAGES = 50_000
-GUESSED_RATE = 50_000  # images a second of ResNet-18 at 32 pixels: how many epochs last as long as asked for
+GUESSED_RATE = 50_000  # images per second of ResNet-18 at 32 pixels, to choose how many epochs take --seconds
 TINY_IMAGES = 16
 FEW = ("--train-samples", TINY_IMAGES, "--val-batch-size", 640)
 LR = ("--lr", 0.01)
 
 
 def in_memory(setup: Setup, arch: str, amp: str, compiled: bool = False) -> Iterator[Match | str]:
-    """A network at 224 pixels on random images in the GPU's memory, two epochs of a hundred steps."""
+    """Compare speed on random images of 224 pixels in GPU memory, two timed epochs of 100 steps. Yields a ``Match``."""
     shape = ("--arch", arch, "--image-size", 224)
     batch_size = 128
     if setup.tiny:
@@ -65,7 +65,7 @@ def in_memory(setup: Setup, arch: str, amp: str, compiled: bool = False) -> Iter
 
 
 def resident(setup: Setup) -> Iterator[Match | str]:
-    """ResNet-18 on CIFAR-10 in the GPU's memory, in fp16: shifted, flipped and normalised there."""
+    """Compare speed of ResNet-18 on CIFAR-10 held and augmented in GPU memory, in fp16. Yields a ``Match``."""
     shape = ("--arch", "fc" if setup.tiny else "resnet18", "--image-size", 32)
     batch_size = 512
     which = ("--dataname", "synthetic")
@@ -90,7 +90,7 @@ def resident(setup: Setup) -> Iterator[Match | str]:
 
 
 def _as_graphs(setup: Setup, *flags: object) -> Rival:
-    """The same run with its steps as CUDA graphs."""
+    """Rival that is the same run with its steps recorded as CUDA graphs."""
     return Rival("--cuda-graph auto", main_run(setup, *flags, "--cuda-graph", "auto"))
 
 
@@ -98,10 +98,10 @@ def _as_graphs(setup: Setup, *flags: object) -> Rival:
 
 
 def jpeg(setup: Setup, arch: str) -> Iterator[Match | str]:
-    """JPEG files decoded by the CPU, against the same network on images in memory and on files that the GPU decodes.
+    """Compare JPEG files decoded by the CPU with images in memory and, if possible, with decoding on the GPU.
 
-    The host's wait for data is shown beside it. Only the ratios say what the wait costs: while the host waits, the GPU
-    may still have steps to do; and a host that decodes on the GPU (nvJPEG) waits for it.
+    Yields ``Match``es, further ones for the host's wait for data. Only the ratios tell what waiting costs: while the
+    host waits, the GPU may still have steps to do, and a host that decodes on the GPU (nvJPEG) waits for the GPU.
     """
     tree = data.jpeg_tree(setup.images, setup.scratch)
     if not setup.images:
@@ -128,14 +128,17 @@ def jpeg(setup: Setup, arch: str) -> Iterator[Match | str]:
 
 
 def timm_on_files(setup: Setup, tree: Path, *common: object) -> Measure:
-    """timm's train.py on the same files, with our augmentation and a worker for each thread."""
+    """Measure timm's train.py on the same files, with our augmentation and one worker per thread."""
     classes = sum(path.is_dir() for path in (tree / "train").iterdir())
     given = ("--train-script", setup.timm_train, "--tree", tree, "--workers", setup.threads, "--plain-crops")
     return peer(setup, "timm", *common, "--channels", 3, "--classes", classes, *given)
 
 
 class _FilesRun:
-    """A run that gives two figures: ``rate`` makes a run, ``wait`` gives one's percentage, in the same order."""
+    """Two measures of runs: ``rate`` makes a run and returns its speed, ``wait`` returns a run's data wait in percent.
+
+    Each call of ``wait`` takes the oldest run not yet reported.
+    """
 
     def __init__(self, setup: Setup, *flags: object) -> None:
         self._waits: list[float] = []

@@ -1,4 +1,4 @@
-"""main.py as a whole against bare loops and other programs, on a CPU."""
+"""Comparisons of main.py as a whole with bare loops and other programs, on a CPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RUN = (*COMMON, "--lr", 0.01)
 
 
 def training(setup: Setup) -> Iterator[Match | str]:
-    """Training end to end. Our figures come from a run's metrics.csv, without the first epoch."""
+    """Compare whole training runs. Yields ``Match``es; our figures come from metrics.csv, without the first epoch."""
     yield fc_on_mnist(setup)
     yield resnet18_on_cifar10(setup)
     if not setup.timm_train:
@@ -20,7 +20,7 @@ def training(setup: Setup) -> Iterator[Match | str]:
 
 
 def fc_on_mnist(setup: Setup) -> Match:
-    """The smallest network, where the loop's own cost shows most."""
+    """Comparison on the smallest network, where the loop's own cost shows most."""
     folder = data.mnist(setup.mnist, setup.scratch)
     images = ("--dataname", "mnist", "--datapath", folder, "--augment", "none")
     ours = main_run(setup, *images, "--arch", "fc", *RUN, "--epochs", 1 + max(1, round(setup.seconds)))
@@ -32,7 +32,7 @@ def fc_on_mnist(setup: Setup) -> Match:
 
 
 def resnet18_on_cifar10(setup: Setup) -> Match:
-    """A network that takes nearly all of the time; a few batches, since a CPU takes a second for each."""
+    """Comparison on a network that takes nearly all the time; only a few batches, each a second on a CPU."""
     tree = data.cifar10_tree(setup.cifar10, setup.scratch)
     shape = ("--arch", "resnet18", "--image-size", 32, "--channels", 3)
     rivals = bare_loops(setup, 0.97, *shape, "--channels-last", *COMMON)
@@ -44,7 +44,7 @@ def resnet18_on_cifar10(setup: Setup) -> Match:
 
 
 def bare_loops(setup: Setup, target: float, *flags: object) -> list[Rival]:
-    """The bare loop with torch's own threads, and with threads that wait as main.py's do."""
+    """Rivals: the bare loop with torch's default threads, and with threads that wait briefly, as main.py's do."""
     return [
         Rival(f"{BARE}, torch's threads", peer(setup, "bare", *flags), target),
         Rival(f"{BARE}, our threads", peer(setup, "bare", *flags, briefly=True), target),

@@ -1,7 +1,7 @@
-"""Matches: what is measured on both sides, in which order, and how it is judged.
+"""Matches, comparisons of main.py with rivals: what is measured, in which order, and how it is judged.
 
-A measurement gives one figure, images a second or seconds. The sides of a match are measured alternately, a round at a
-time, and compared within the round, so that what slows the machine down for a while falls out of the comparison.
+A measurement gives one figure, such as images per second or seconds. The sides of a match are measured alternately,
+round by round, and compared within each round, so that what slows the machine for a while cancels out.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TIMM = "timm's train.py"
 WITHOUT_TIMM = "timm's train.py is left out: give --timm-train PATH, the file of a checkout of timm"
 
 Measure = Callable[[], float]
-OURS = -1  # the key of our side, where a rival has its number
+OURS = -1  # key of our side; a rival's key is its index
 
 
 class CommandFailure(RuntimeError):
@@ -46,9 +46,9 @@ class CommandFailure(RuntimeError):
 
 @dataclass(frozen=True)
 class Setup:
-    """Facts that all parts share. ``environ`` is that of every measured command.
+    """Facts that all parts share. ``environ``: the environment of every measured command.
 
-    ``tiny``: with so little work that the figures mean nothing, to see that everything runs, also without a GPU.
+    ``tiny``: do so little work that the figures mean nothing, only to see that everything runs, even without a GPU.
     """
 
     seconds: float
@@ -69,10 +69,10 @@ class Setup:
 
 
 class Rival(NamedTuple):
-    """Side that ours is compared with; without a ``measure`` ours is judged by its own figure.
+    """A side that ours is compared with; without ``measure``, our figure itself is judged.
 
-    ``target``: the least ratio ours / other of images a second; of other units the largest difference ours - other, or
-    the largest figure of ours. None: only reported.
+    ``target``: for images per second the smallest ratio ours / other; for other units the largest difference ours -
+    other, or without ``measure`` our largest figure. None: only reported.
     """
 
     name: str = ""
@@ -81,7 +81,7 @@ class Rival(NamedTuple):
 
 
 class Match(NamedTuple):
-    """One measurement of ours and its rivals."""
+    """A comparison of one measurement of ours with its rivals."""
 
     what: str
     unit: str
@@ -91,9 +91,9 @@ class Match(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """Ours against one rival. ``result``: ratio, difference or figure (see ``Rival``), each round's own.
+    """Result of ours against one rival. ``result``: ratio, difference or figure (see ``Rival``) of the rounds.
 
-    ``failure`` says in a line why there are no figures.
+    ``failure``: why there are no figures, in one line; '' if there are.
     """
 
     part: str
@@ -119,9 +119,9 @@ class Row:
 
 
 def play(part: str, match: Match, rounds: int, measured: Callable[[], None] = lambda: None) -> list[Row]:
-    """Measure ``match`` and compare: a row for each rival. ``measured`` is called after each measurement.
+    """Measure ``match`` and return a row for each rival. ``measured`` is called after each measurement.
 
-    A rival that fails is not measured again; the others are. Without ours there is nothing to compare.
+    A rival that fails is not measured again, but the others are. If ours fails, so do all rows.
     """
     sides = {OURS: match.ours} | {n: rival.measure for n, rival in enumerate(match.rivals) if rival.measure}
 
@@ -145,7 +145,7 @@ def play(part: str, match: Match, rounds: int, measured: Callable[[], None] = la
 
 
 def compare(ours: Sequence[float], other: Sequence[float] | None, unit: str) -> Spread:
-    """Median and spread of the rounds' own ratios (of images a second) or differences; without ``other`` of ours."""
+    """Spread of the rounds' own ratios (images per second) or differences; without ``other``, of ours."""
     if other is None:
         return Spread.of(ours)
     if unit == RATE:
@@ -163,9 +163,9 @@ def throughput(
     warm_up: int = 3,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Images a second of ``batches``, an iterator that makes them as it is read and yields each one's size.
+    """Images per second of ``batches``, an iterator that makes batches when read and yields their sizes.
 
-    The first ``warm_up`` are not timed. The device is waited for at the borders only.
+    The first ``warm_up`` batches are not timed. The device is synchronised only before and after the timed ones.
     """
     for _ in range(warm_up):
         next(batches)
@@ -184,9 +184,9 @@ def throughput(
 
 
 def run_command(command: Sequence[str | os.PathLike], environ: Mapping[str, str], code: int = 0) -> str:
-    """Stdout of ``command``. Raises ``CommandFailure`` when it does not end with exit code ``code``.
+    """Stdout of ``command``, run to its end. Raises ``CommandFailure`` unless the exit code is ``code``.
 
-    Warnings of libraries, which some print only on a GPU, go to stderr.
+    Stderr is separate, since some libraries print warnings there on a GPU only.
     """
     done = subprocess.run(
         list(map(str, command)), env=dict(environ), capture_output=True, text=True, check=False, timeout=COMMAND_SECONDS
@@ -198,9 +198,9 @@ def run_command(command: Sequence[str | os.PathLike], environ: Mapping[str, str]
 
 
 def peer(setup: Setup, name: str, *flags: object, briefly: bool = False) -> Measure:
-    """Images a second that a program of ``peers.py`` prints on its last line.
+    """Measurement by a program of ``peers.py``: the images per second on its last line.
 
-    ``briefly``: threads that wait for each other spin briefly, as main.py's do, and not as long as torch's own do.
+    ``briefly``: threads that wait for each other spin as briefly as main.py's, not as long as torch's default.
     """
     environ = environment(setup) | ({"GOMP_SPINCOUNT": SPINS} if briefly else {})
 
@@ -212,12 +212,12 @@ def peer(setup: Setup, name: str, *flags: object, briefly: bool = False) -> Meas
 
 
 def environment(setup: Setup) -> dict[str, str]:
-    """The environment of a measured command."""
+    """Environment of a measured command."""
     return {**setup.environ, "OMP_NUM_THREADS": str(setup.threads)}
 
 
 def main_run(setup: Setup, *flags: object, read: Callable[[Path], float] | None = None) -> Measure:
-    """A whole run of main.py, and what ``read`` finds in its folder: by default its images a second."""
+    """Measurement by a whole run of main.py: what ``read`` finds in its folder, by default images per second."""
 
     def measure() -> float:
         with TemporaryDirectory(dir=setup.scratch) as output:
@@ -230,14 +230,14 @@ def main_run(setup: Setup, *flags: object, read: Callable[[Path], float] | None 
 
 
 def warm_images_per_second(folder: Path) -> float:
-    """Images a second over the training parts of all epochs after the first."""
+    """Images per second over the training parts of all epochs after the first."""
     with open(folder / "metrics.csv", newline="", encoding="utf-8") as file:
         rates = [float(row["images_per_second"]) for row in csv.DictReader(file)]
     return statistics.harmonic_mean(rates[1:])
 
 
 def warm_data_wait(folder: Path) -> float:
-    """Percent of the time that training waited for data: median of the log's lines after the first epoch."""
+    """Percentage of training time spent waiting for data: median over the log's lines after the first epoch."""
     lines = (folder / "log.txt").read_text(encoding="utf-8").splitlines()
     found = [re.search(r"epoch (\d+)/.* data wait (\d+) %", line) for line in lines]
     return statistics.median([float(match[2]) for match in found if match and match[1] != "1"] or [math.nan])

@@ -1,8 +1,8 @@
-"""The other sides as programs: the bare loop, a loop over torchvision's MNIST, timm's train.py with our network.
+"""Rivals as programs: the bare loop, a loop over torchvision's MNIST, timm's train.py with our network.
 
-    python scripts/lab/benchmarks/peers.py NAME [flag ...]       # the last line is images a second
+    python scripts/lab/benchmarks/peers.py NAME [flag ...]       # the last line is images per second
 
-benchmark.py starts each anew for each round, so that thread pools and allocators do not mix.
+benchmark.py starts a new process for each round, so that thread pools and allocators do not mix.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from scripts.common.timing import synchronise
 from scripts.lab.benchmarks.measure import throughput
 from utils.config.groups.model import ModelSettings
 
-# of MNIST
+# MNIST's mean and standard deviation
 MEAN = 0.1307
 STD = 0.3081
-TIMM_RATE = re.compile(r"Train: (\d+) \[.*\(\d+\.\d+s, +([\d.]+)/s\)")  # an epoch's number, its images a second so far
+TIMM_RATE = re.compile(r"Train: (\d+) \[.*\(\d+\.\d+s, +([\d.]+)/s\)")  # epoch, and its images per second so far
 GIVEN_RATE = "given batches: epoch {} at {} images/s"
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 TIMM_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
-GPU_WARM_UP_BATCHES = 20  # compile, choose convolution algorithms, raise the clock
+GPU_WARM_UP_BATCHES = 20  # to compile, choose convolution algorithms and raise the clock
 
 
 def main(argv: list[str]) -> None:
@@ -84,7 +84,7 @@ def network(own: argparse.Namespace) -> nn.Module:
 
 
 def training(own: argparse.Namespace, batches: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[int]:
-    """Forward, loss, backward and step, and nothing else; yields each batch's size. Uses torch's fastest SGD."""
+    """Train with forward pass, loss, backward pass and step only, by torch's fastest SGD; yield each batch's size."""
     model = network(own)
     if own.compile:
         model.compile()
@@ -104,7 +104,7 @@ def training(own: argparse.Namespace, batches: Iterator[tuple[torch.Tensor, torc
 
 
 def one(own: argparse.Namespace) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The same random batch again and again, on the network's device and in its memory format."""
+    """Yield the same random batch again and again, on the network's device and in its memory format."""
     images = torch.randn(own.batch_size, own.channels, own.image_size, own.image_size, device=own.device)
     if own.channels_last:
         images = images.contiguous(memory_format=torch.channels_last)
@@ -114,7 +114,7 @@ def one(own: argparse.Namespace) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def mnist_in_memory(own: argparse.Namespace) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """MNIST as normalised floats in memory; a batch is an index into a random permutation."""
+    """Yield batches of MNIST, normalised floats in memory, in a new random order each epoch."""
     from torchvision.datasets import MNIST
 
     data = MNIST(own.mnist)
@@ -126,7 +126,7 @@ def mnist_in_memory(own: argparse.Namespace) -> Iterator[tuple[torch.Tensor, tor
 
 
 def torchvision_mnist(own: argparse.Namespace) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """torchvision's MNIST with per-sample transforms in a DataLoader, as PyTorch's examples train on it."""
+    """Yield batches of torchvision's MNIST, transformed sample by sample in a DataLoader as in PyTorch's examples."""
     from torch.utils.data import DataLoader
     from torchvision import transforms
     from torchvision.datasets import MNIST
@@ -143,10 +143,11 @@ def torchvision_mnist(own: argparse.Namespace) -> Iterator[tuple[torch.Tensor, t
 
 
 def timm(own: argparse.Namespace) -> float:
-    """Images a second of timm's train.py, over its epochs after the first.
+    """Images per second of timm's train.py, over the epochs after the first.
 
-    With a ``tree`` it reads the images with its own loader and logs its speed; its other settings are its defaults, or
-    with ``plain_crops`` the augmentation is ours. Otherwise it gets random batches that are on the device already.
+    With a ``tree``, train.py reads the images with its own loader and logs its speed. Its other settings are its
+    defaults, except that ``plain_crops`` makes the augmentation ours. Without a ``tree`` it gets random batches,
+    already on the device.
     """
     command = [sys.executable, __file__, "timm-script", own.train_script, own.arch, own.image_size, own.given_batches]
     command += ["--data-dir", own.tree or ".", "--num-classes", own.classes, "--batch-size", own.batch_size]
@@ -167,15 +168,15 @@ def timm(own: argparse.Namespace) -> float:
 
 
 def timm_rate(log: str, given_batches: bool) -> float:
-    """Images a second over the epochs after the first, from what train.py and ``GivenBatches`` print."""
+    """Images per second over the epochs after the first, from the output of train.py or ``GivenBatches``."""
     pattern = re.compile(GIVEN_RATE.format(r"(\d+)", r"([\d.]+)")) if given_batches else TIMM_RATE
     last_of_epoch = dict(pattern.findall(log))
     return statistics.harmonic_mean([float(rate) for epoch, rate in last_of_epoch.items() if epoch != "0"])
 
 
 def run_timm_script(script: str, arch: str, image_size: int, given_batches: int, flags: list[str]) -> None:
-    """timm's train.py, with our network registered under a name, and with ``GivenBatches`` if there are some."""
-    sys.path.insert(0, str(Path(script).resolve().parent))  # as for any script: its folder may contain a timm
+    """Run timm's train.py with our network registered, and with ``GivenBatches`` if ``given_batches`` is not 0."""
+    sys.path.insert(0, str(Path(script).resolve().parent))  # as for any script: its folder may contain a timm package
     import timm.data
     from timm.models import register_model
 
@@ -188,16 +189,16 @@ def run_timm_script(script: str, arch: str, image_size: int, given_batches: int,
     if given_batches:
         classes = int(flags[flags.index("--num-classes") + 1])
         channels_last = "--channels-last" in flags
-        timm.data.create_dataset = lambda *_, **__: ()  # train.py asks for one that is not None
+        timm.data.create_dataset = lambda *_, **__: ()  # train.py only needs a dataset that is not None
         timm.data.create_loader = lambda _, **options: GivenBatches(given_batches, classes, channels_last, options)
     sys.argv = [script, *flags]
     runpy.run_path(script, run_name="__main__")
 
 
 class GivenBatches:
-    """Takes the place of timm's loader: the same random batch on the device, ``count`` times an epoch.
+    """Replaces timm's loader: the same random batch on the device, ``count`` times per epoch.
 
-    Prints each training epoch's speed. The device is waited for at its borders only.
+    Prints each training epoch's speed; synchronises the device only at the epoch's start and end.
     """
 
     dataset = sampler = batch_sampler = None

@@ -1,4 +1,4 @@
-"""The rows of the benchmark: lines of a table as they come, and a CSV file."""
+"""Rows of the benchmark as lines of a printed table and as a CSV file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDTHS = {"what": 49, "against": 44, "ours": 9, "the other": 9, "ratio": 9, "min
 
 
 def machine(threads: int, device: torch.device) -> str:
-    """CPU, cores, threads, versions and GPU in a line."""
+    """Description of CPU, cores, threads, GPU and versions in one line."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpu = device_name(device) if device.type == "cuda" else "no GPU used"
     processor = device_name(torch.device("cpu")).rpartition(",")[0]
@@ -28,12 +28,12 @@ def machine(threads: int, device: torch.device) -> str:
 
 
 def header() -> str:
-    """The table's first two lines."""
+    """First two lines of the table."""
     return f"{line_of(list(WIDTHS))}\n{line_of(['-' * width for width in WIDTHS.values()])}"
 
 
 def line(row: Row) -> str:
-    """A row of the table, marked at its end if it misses its target."""
+    """Table line of ``row``, marked at its end if the target is missed."""
     if row.failure:
         return f"{row.what}: failed, {row.failure}"
     cells = [f"{row.what} ({row.unit})", row.against or "-", figure(row.ours.median, row.unit)]
@@ -46,24 +46,24 @@ def line(row: Row) -> str:
 
 
 def line_of(cells: Sequence[str]) -> str:
-    """Cells in the table's columns, the first two aligned left."""
+    """Cells aligned in the table's columns, the first two to the left."""
     widths = WIDTHS.values()
     aligned = [c.ljust(w) if n < 2 else c.rjust(w) for n, (c, w) in enumerate(zip(cells, widths, strict=True))]
     return "  ".join(aligned).rstrip()
 
 
 def figure(value: float, unit: str) -> str:
-    """A measured figure with three digits or more."""
+    """A measured value with at least three digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.2f}" if unit == SECONDS or value < 10 else f"{value:.1f}"
 
 
 def outcome(row: Row, value: float) -> str:
-    """A ratio as a factor, a difference with its sign."""
+    """A result of the row: a ratio as a factor, a difference with its sign."""
     return f"{value:.2f}x" if row.is_ratio else f"{value:+.2f}"
 
 
 def target(row: Row) -> str:
-    """The row's target in words."""
+    """Text of the row's target, '-' if there is none."""
     return "-" if row.target is None else f"{'at least' if row.is_ratio else 'at most'} {row.target:g}"
 
 
@@ -71,7 +71,7 @@ def target(row: Row) -> str:
 
 
 def csv_rows(rows: Sequence[Row], about: dict[str, Any]) -> list[dict[str, Any]]:
-    """A dict per row for ``write_csv``, figures unrounded, None for what is missing."""
+    """Dicts of the rows for ``write_csv``: unrounded figures, None for missing values, and the columns ``about``."""
 
     def of(name: str, spread: Spread | None) -> dict[str, float | None]:
         return dict(zip((name, f"{name}_min", f"{name}_max"), spread or (None, None, None), strict=True))

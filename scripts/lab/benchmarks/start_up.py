@@ -1,4 +1,4 @@
-"""Time that a user waits: for --help, for the report of a mistake, for the first training step."""
+"""Comparisons of the time a user waits: for --help, for the report of a mistake, for the first training step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scripts.lab.benchmarks.measure import (
     run_command,
 )
 
-# What a training on the digits imports; torch._dynamo is what torch's optimizers import.
+# What a training run on the digits imports; torch's optimizers import torch._dynamo.
 IMPORTS = """
 import torch, torch._dynamo, numpy, PIL.Image
 from torch.utils.tensorboard import SummaryWriter
@@ -28,7 +28,7 @@ print("imported", flush=True)
 
 
 def start_up(setup: Setup) -> Iterator[Match | str]:
-    """Seconds from the start of a process."""
+    """Compare seconds since the start of the process. Yields ``Match``es."""
     environ = environment(setup)
     yield Match("main.py --help", SECONDS, whole(environ, "--help"), [Rival(target=0.3)])
     mistake = whole(environ, "--epochs", "many", code=2)
@@ -47,7 +47,7 @@ def start_up(setup: Setup) -> Iterator[Match | str]:
 
 
 def whole(environ: Mapping[str, str], *flags: str, code: int = 0) -> Measure:
-    """Seconds of main.py with ``flags``, which end it with exit code ``code``."""
+    """Measurement of main.py with ``flags`` until it ends, in seconds; the expected exit code is ``code``."""
 
     def measure() -> float:
         began = time.perf_counter()
@@ -58,7 +58,7 @@ def whole(environ: Mapping[str, str], *flags: str, code: int = 0) -> Measure:
 
 
 def seconds_to_line(command: Sequence[str], begin: str, environ: Mapping[str, str]) -> float:
-    """Seconds until ``command`` prints a line that begins with ``begin``; it then runs on to its end."""
+    """Seconds until ``command`` prints a line that begins with ``begin``; lets it end. Raises ``CommandFailure``."""
     began = time.perf_counter()
     seconds = None
     with subprocess.Popen(

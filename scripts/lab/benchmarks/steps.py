@@ -1,8 +1,7 @@
-"""A bare training step: PyTorch's AMP recipe in one dtype after the other, and a network for others to be held against.
+"""Bare training steps: PyTorch's AMP recipe in each dtype, and a classification network to compare others with.
 
-On a GPU the recipe's whole step is also recorded as a CUDA graph, in each dtype.
-
-The recipe, "Automatic Mixed Precision", trains an MLP of linear layers with ReLU between by mean squared error and SGD.
+On a GPU the recipe's whole step is also recorded as a CUDA graph, in each dtype. The recipe, "Automatic Mixed
+Precision", trains an MLP of linear layers with ReLU between them, with mean squared error and SGD.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from utils.config.groups.precision import PrecisionSettings
 from utils.loop.step_graph import WARM_UP, CudaGraph
 from utils.precision.amp import autocast, build_scaler
 
-GRAPH = " as a graph"  # after the name of a format
+GRAPH = " as a graph"  # appended to the name of a format
 AMP = {"fp32": "off", "tf32": "off", "fp16": "fp16", "bf16": "bf16"}
 LR = 0.001
 CLASSES = 10
@@ -34,10 +33,10 @@ Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class Training:
-    """A network, its batches and the step of a bare loop; the scaler is disabled where it is not needed.
+    """A network, its batches and a bare loop's step; the gradient scaler is disabled unless needed.
 
-    ``batches``: (inputs, targets) on ``device``, used in turn. ``fused``: the kernel that takes the scaler's flag
-    on the device, where torch's default reads it on the host.
+    ``batches``: (inputs, targets) on ``device``, used in turn. ``fused``: whether the optimizer uses the kernel that
+    reads the scaler's flag on the device; torch's default reads it on the host.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class Training:
         self.scaler = build_scaler(settings, device)
 
     def run(self, steps: int) -> None:
-        """``steps`` optimizer steps and nothing else: no metric, no norm, no synchronisation."""
+        """Take ``steps`` optimizer steps and nothing else: no metric, no norm, no synchronisation."""
         for number in range(steps):
             self.step(*self.batches[number % len(self.batches)])
 
@@ -73,7 +72,7 @@ class Training:
 
 
 class RecordedTraining(Training):
-    """The same steps as one graph, after a few that are launched as they are; each batch is copied to the graph's."""
+    """The same steps as a CUDA graph, after a few ordinary ones; each batch is copied into the graph's tensors."""
 
     _launched = 0
 
@@ -93,10 +92,10 @@ class RecordedTraining(Training):
 
 
 class Workload(NamedTuple):
-    """Network and data to train, built again for each measurement.
+    """Network and data to train, built anew for each measurement.
 
-    ``build`` makes the network (its weights depend on torch's seed), ``make_batches`` float32 inputs and
-    their targets on the device.
+    ``build`` makes the network, with weights that depend on torch's seed; ``make_batches`` makes float32
+    inputs and their targets on the device.
     """
 
     text: str
@@ -108,7 +107,7 @@ class Workload(NamedTuple):
     def start(
         self, settings: PrecisionSettings, device: torch.device, kind: type[Training] = Training, **more: Any
     ) -> Training:
-        """Network and data on ``device``, trained in this precision; ``more``: further arguments of ``kind``."""
+        """Build network and data on ``device``, to train in this precision; ``more``: further arguments of ``kind``."""
         torch.manual_seed(0)
         batches = self.make_batches(device)
         network = self.build().to(device)
@@ -116,7 +115,7 @@ class Workload(NamedTuple):
 
 
 def mlp(width: int, layers: int, batch_size: int, steps: int) -> Workload:
-    """``layers`` linear layers ``width``-``width`` with ReLU between; with a separate batch for each step.
+    """Workload of ``layers`` linear layers ``width``-``width`` with ReLU between them and ``steps`` different batches.
 
     Inputs and targets: float32 (batch_size, width), standard normal.
     """
@@ -134,7 +133,7 @@ def mlp(width: int, layers: int, batch_size: int, steps: int) -> Workload:
 
 
 def classification(arch: str, image_size: int, batch_size: int) -> Workload:
-    """The network that main.py calls ``arch``, on one batch of random images that every step uses again.
+    """Workload of main.py's network ``arch``, on one batch of random images that every step uses.
 
     Images: float32 (batch_size, 3, image_size, image_size), standard normal. Targets: int64 (batch_size,).
     """
@@ -156,7 +155,7 @@ def classification(arch: str, image_size: int, batch_size: int) -> Workload:
 
 
 class Round(NamedTuple):
-    """Seconds of a step and, on a GPU, the most bytes that tensors held at once."""
+    """Seconds per step and, on a GPU, the peak bytes of all tensors."""
 
     seconds: float
     peak_bytes: int | None = None
@@ -164,7 +163,7 @@ class Round(NamedTuple):
 
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
-    """A context in which float32 multiplications may (or may not) be rounded to TF32; then as before."""
+    """Context in which float32 products may, or may not, be rounded to TF32."""
     matmul = torch.backends.cuda.matmul
     cudnn = torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
@@ -176,7 +175,7 @@ def tf32(allowed: bool) -> Iterator[None]:
 
 
 def time_round(workload: Workload, steps: int, form: str, device: torch.device) -> Round:
-    """A round of so many ``steps`` in ``form``, of ``AMP``, maybe as a graph; all data are made before the clock."""
+    """Time ``steps`` steps in ``form``, a key of ``AMP`` with or without ``GRAPH``; data are made before timing."""
     name = form.removesuffix(GRAPH)
     recorded: dict[str, Any] = {"kind": RecordedTraining, "fused": True} if form != name else {}
     gc.collect()
@@ -198,9 +197,9 @@ def time_round(workload: Workload, steps: int, form: str, device: torch.device) 
 def csv_row(
     form: str, rounds: Sequence[Round], first: Sequence[Round], batch_size: int, failure: str = ""
 ) -> dict[str, Any]:
-    """Figures of a format: milliseconds, bytes, and ratios to the ``first`` format's rounds; None for the unknown.
+    """CSV row of a format: milliseconds, bytes, and ratios to the ``first`` format's rounds; None for unknown values.
 
-    A speed-up of 2 means half the first one's time. ``first``: empty where that one failed.
+    A speed-up of 2 means half the first format's time. ``first`` is empty if that format failed.
     """
     seconds = [one.seconds for one in rounds]
     peak = speed_up = memory_ratio = None
@@ -223,7 +222,7 @@ def csv_row(
 
 
 def cells(row: Mapping[str, Any], memory: bool) -> list[str]:
-    """A row of text below ``HEADERS``, whose last two columns hold memory and are there only with it."""
+    """Text cells of a row, in the order of ``HEADERS``; the last two, about memory, only if ``memory``."""
     label = row["format"].replace("fp16", "fp16 + scaler")
     width = len(HEADERS) if memory else len(HEADERS) - 2
     if row["failure"]:

@@ -1,6 +1,6 @@
-"""Run a script of cifar10-airbench, or one made from it, on main.py's CIFAR-10, a few times instead of hundreds.
+"""Run a script of cifar10-airbench, or one derived from it, on main.py's CIFAR-10, a few times instead of hundreds.
 
-python scripts/lab/gpu_table/airbench.py SCRIPT DATA FOLDER      # works in FOLDER, prints what the script prints
+python scripts/lab/gpu_table/airbench.py SCRIPT DATA FOLDER # works in FOLDER, prints what the script prints
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main(argv: list[str]) -> None:
 
 
 def write_images(datapath: str, folder: Path) -> None:
-    """CIFAR-10 as airbench stores it: train.pt and test.pt with uint8 images (n, 32, 32, 3), labels and classes."""
+    """Write CIFAR-10 in airbench's form: train.pt and test.pt with uint8 images (n, 32, 32, 3), labels and classes."""
     import torch
 
     from utils.config import arguments

@@ -1,4 +1,4 @@
-"""The pieces of the GPU table as data: which commands measure each, and how its lines are read from what they leave."""
+"""The pieces of the GPU table as data: the commands that measure each, and how to read its lines from their files."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 from scripts.common.runs import reach
 
 TESTS = Path(__file__).resolve().parents[3] / "tests"
-PUBLISHED_SPEED_UP = 2.44  # of the AMP recipe's workload on an RTX 2060: 8.063 s in float32, 3.298 s with autocast
-BUSY_AIM = 1.1  # times the GPU's own work
+PUBLISHED_SPEED_UP = 2.44  # the AMP recipe's workload on an RTX 2060: 8.063 s in float32, 3.298 s with autocast
+BUSY_AIM = 1.1  # largest ratio of a step's time to the GPU's own work in it
 CIFAR_IMAGES = 50_000
 STEPS = {"training_step": "", "graphs": " as graphs", "average": " with a moving average"}
 RATIO = "ratio"
@@ -27,10 +27,11 @@ class PieceFailure(RuntimeError):
 
 @dataclass(frozen=True)
 class Line:
-    """A line. ``result``: ours / other (``RATIO``), or ours (``FIGURE``).
+    """A line of the table. ``result``: ours / other (``RATIO``), or ours (``FIGURE``).
 
-    ``low`` and ``high``: its smallest and largest round, run or seed. ``aim``: what ``result`` has to be ``at_least``,
-    or otherwise at most; None: it is only reported. ``note``: why there are no figures, or what to know of them.
+    ``low`` and ``high``: smallest and largest ``result`` of the rounds, runs or seeds. ``aim``: bound of ``result``,
+    from below if ``at_least``, otherwise from above; None: only reported. ``note``: why there are no figures, or a
+    remark on them.
     """
 
     what: str
@@ -56,12 +57,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece. ``seconds``: about how long it takes on an H100-class GPU.
+    """A piece of the table. ``seconds``: about how long it takes on an H100-class GPU.
 
-    ``commands``: of Python; ``{name}`` stands for a value of ``gpu_results.py``'s, and a word whose value was not given
-    is left out. ``tiny``: flags that follow on a CPU; None: the piece needs a GPU. ``lines(out)``: reads what the
-    commands left in the folder ``out``. ``may_fail``: exit code 1 has figures too. ``needs``: flags without which the
-    piece is left out. ``resumes``: one that was cut goes on where it was, so it may begin with little time left.
+    ``commands``: arguments of Python, with ``{name}`` for a value of ``gpu_results.py``; a word whose value is not
+    given is left out. ``tiny``: further flags on a CPU; None: the piece needs a GPU. ``lines(out)``: reads the lines
+    from the commands' folder ``out``. ``may_fail``: exit code 1 also gives figures. ``needs``: flags without which the
+    piece is left out. ``resumes``: an interrupted piece continues where it stopped, so it may begin with little time
+    left.
     """
 
     name: str
@@ -76,7 +78,7 @@ class Piece:
 
 
 def figure(what: str, unit: str, values: Sequence[float], aim: float | None = None) -> Line:
-    """The line of several runs' own figures: their mean, smallest and largest."""
+    """Line of several runs' own figures: mean, smallest and largest."""
     mean = statistics.fmean(values)
     return Line(what, unit, "", mean, None, mean, min(values), max(values), FIGURE, aim)
 
@@ -90,7 +92,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 
 def test_lines(out: Path) -> list[Line]:
-    """How many tests of the JUnit file failed, and which."""
+    """Lines with the number of failed tests in the JUnit file, and one for each failed test."""
     cases = list(ElementTree.parse(out / "tests.xml").getroot().iter("testcase"))
     skipped = [case for case in cases if case.find("skipped") is not None]
     failed = [(case, why) for case in cases for why in (*case.iter("failure"), *case.iter("error"))]
@@ -103,7 +105,7 @@ def test_lines(out: Path) -> list[Line]:
 
 
 def amp_lines(out: Path) -> list[Line]:
-    """The AMP recipe's MLP in each format, also as a graph, against float32; as published and eight times as large."""
+    """Lines of the AMP recipe's MLP in each format and as a graph, against float32; as published and a larger one."""
     lines = []
     for folder, name, aim in (
         ("published", "MLP of PyTorch's AMP recipe", PUBLISHED_SPEED_UP),
@@ -127,7 +129,7 @@ def amp_lines(out: Path) -> list[Line]:
 
 
 def accounting_lines(out: Path) -> list[Line]:
-    """What main.py's training step adds to a bare loop on one batch, and how busy it keeps the GPU."""
+    """Lines about what main.py's training step adds to a bare loop on one batch, and how busy it keeps the GPU."""
     rows = read_csv(out / "accounting.csv")
     lines = []
     for column, words in STEPS.items():
@@ -147,7 +149,7 @@ def accounting_lines(out: Path) -> list[Line]:
 
 
 def benchmark_lines(out: Path) -> list[Line]:
-    """The rows of benchmark.py's CSV file."""
+    """Lines from the rows of benchmark.py's CSV file."""
     lines = []
     for row in read_csv(out / "benchmark.csv"):
         numbers = ("ours", "other", "result", "result_min", "result_max", "target")
@@ -161,7 +163,7 @@ def benchmark_lines(out: Path) -> list[Line]:
 
 
 def recipe_lines(out: Path, recipe: str, aim: float | None = None, clocked: bool = False) -> list[Line]:
-    """Top-1 and seconds of the runs in sweep.csv. ``clocked``: the seconds by airbench's clock too."""
+    """Lines of the top-1 and seconds of the runs in sweep.csv. ``clocked``: also the seconds by airbench's clock."""
     rows = read_csv(out / "sweep.csv")
     top1 = [float(row["val_top1"]) for row in rows]
     interval = f", its mean within {reach(top1):.2f} (95 %)" if len(top1) > 1 else ""
@@ -177,10 +179,11 @@ def recipe_lines(out: Path, recipe: str, aim: float | None = None, clocked: bool
 
 
 def clocked_seconds(folder: Path) -> tuple[float, float]:
-    """What airbench's clock would count of a run, training and the last validation, warmed up; and the warm-up.
+    """Seconds of a warmed-up run as airbench's clock would count them, and the seconds of the warm-up.
 
-    Its clock stops for the validations within, and a run before has compiled and chosen algorithms. So the first epoch
-    counts as the median of the others, and what it took beyond that is the warm-up.
+    The clock counts training and the last validation but no earlier one, after a separate run has compiled the network
+    and chosen algorithms. So the first epoch counts as the median of the others; what it took beyond that is the
+    warm-up.
     """
     rows = read_csv(folder / "metrics.csv")
     training = [CIFAR_IMAGES / float(row["images_per_second"]) for row in rows]
@@ -190,9 +193,9 @@ def clocked_seconds(folder: Path) -> tuple[float, float]:
 
 
 def airbench_lines(out: Path, script: str, aim: float | None = None) -> list[Line]:
-    """The runs of a script of airbench's kind, and beside them those of the pieces 'fast' and 'fast-graphs'."""
+    """Lines of a script of airbench's kind, and of the runs of pieces 'fast' and 'fast-graphs' compared with it."""
     log = (out / "log.txt").read_text(encoding="utf-8", errors="replace")
-    (_, cold), *runs = airbench_runs(log)  # the first run warms up, whatever its name
+    (_, cold), *runs = airbench_runs(log)  # the first run is a warm-up, whatever its name
     top1, seconds = zip(*runs, strict=True)
     lines = [
         figure(f"{script}, {len(top1)} run(s): top-1", "%", [100 * value for value in top1]),
@@ -212,7 +215,7 @@ def airbench_lines(out: Path, script: str, aim: float | None = None) -> list[Lin
 
 
 def airbench_runs(log: str) -> list[tuple[float, float]]:
-    """Top-1 (a share) and seconds of each of the script's runs, from the last row of each in the table it prints."""
+    """Top-1 (0 to 1) and seconds of each of the script's runs, from the last row of each run in the printed table."""
     names: list[str] = []
     runs = []
     for text in log.splitlines():
@@ -238,13 +241,13 @@ TINY_RUN = "--seeds 1 --epochs 1 --amp off --global-batch-size 8 --train-samples
 
 
 def speed(part: str, what: str, seconds: int, rounds: str = "{rounds}", needs: tuple[str, ...] = ()) -> Piece:
-    """A part of benchmark.py."""
+    """Piece that runs one part of benchmark.py."""
     command = f"{BENCHMARK}{rounds} --only {part}"
     return Piece(part, what, seconds, (command,), benchmark_lines, "--tiny --rounds 1", needs, may_fail=True)
 
 
 def training(name: str, what: str, seconds: int, recipe: str, tiny: str = "", **aims: object) -> Piece:
-    """A recipe with several seeds. ``recipe``: its name, the seeds, the flag of its data, and further flags."""
+    """Piece that trains a recipe with several seeds. ``recipe``: its name, number of seeds, data flag, more flags."""
     recipe, seeds, data, *more = recipe.split()
     command = f"scripts/sweep.py {recipe} --seeds {seeds} --datapath {{{data}}} --device {{device}} --output {{out}}"
     lines = partial(recipe_lines, recipe=recipe, **aims)
@@ -252,13 +255,13 @@ def training(name: str, what: str, seconds: int, recipe: str, tiny: str = "", **
 
 
 def rival(name: str, seconds: int, flag: str, script: str, aim: float | None = None) -> Piece:
-    """A script of airbench's kind, in the folder that ``flag`` names."""
+    """Piece that runs a script of airbench's kind, in the folder that ``flag`` names."""
     command = f"scripts/lab/gpu_table/airbench.py {{{flag}}}/{script} {{cifar10}} {{out}}"
     lines = partial(airbench_lines, script=script, aim=aim)
     return Piece(name, f"{script} on the same images", seconds, (command,), lines, None, ("cifar10", flag))
 
 
-# The order in which a GPU's first minutes are best spent.
+# In the order in which a GPU's first minutes are best spent.
 PIECES = (
     Piece(
         "tests",
@@ -269,8 +272,8 @@ PIECES = (
         may_fail=True,
     ),
     Piece(
-        # A datacenter GPU is done with the published size before the host has launched the next kernels, so that its
-        # ratios say more of the host; the larger one fills the GPU.
+        # A datacenter GPU finishes the published size before the host has launched the next kernels, so those
+        # ratios say more about the host; the larger size fills the GPU.
         "amp",
         "PyTorch's AMP recipe in each dtype, also as a graph",
         140,

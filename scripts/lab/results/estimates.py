@@ -1,4 +1,4 @@
-"""The hours and the memory that a recipe would take where nobody has run it, from its network alone."""
+"""Estimates of a recipe's time and memory from its network alone, for recipes that nobody has run."""
 
 from __future__ import annotations
 
@@ -23,16 +23,15 @@ TRAINING_IMAGES = {
     "imagenette": 9_469,
 }
 CLASSES_OF_A_FOLDER = 10  # Imagenette's
-STATES = {"sgd": 1, "muon-sgd": 1}  # numbers that an optimizer keeps for each weight; others: 2
+STATES = {"sgd": 1, "muon-sgd": 1}  # numbers that an optimizer keeps per weight; others keep 2
 PASSES = 3  # a backward pass takes twice the arithmetic of a forward pass
 
 
 @functools.cache
 def training_multiply_adds(recipe: str) -> int:
-    """Multiply-adds of all matrix products and convolutions of a training by ``recipe``, such as 'cifar10/conv2'.
+    """Multiply-adds of all matrix products and convolutions in training with ``recipe``, such as 'cifar10/conv2'.
 
-    Images count as large as --image-size says, though --progressive-size begins with smaller ones; validation is left
-    out.
+    Assumes --image-size throughout, although --progressive-size starts smaller; excludes validation.
     """
     import torch
     from torch.utils.flop_counter import FlopCounterMode
@@ -48,10 +47,10 @@ def training_multiply_adds(recipe: str) -> int:
 
 @functools.cache
 def training_bytes(recipe: str, gpus: int) -> int:
-    """Bytes that a step of ``recipe`` in half precision takes on each of ``gpus`` GPUs, which share its global batch.
+    """Bytes that a step of ``recipe`` in half precision takes on each of ``gpus`` GPUs, which share the global batch.
 
-    In float32, weights, gradients, the optimizer's state and a moving average; in half precision, autocast's copy of
-    the weights and all values that a forward pass keeps for the backward pass.
+    Counts weights, gradients, the optimizer's state and a moving average in float32; autocast's copy of the weights,
+    and all values that a forward pass keeps for the backward pass, in half precision.
     """
     import torch
 
@@ -67,7 +66,7 @@ def training_bytes(recipe: str, gpus: int) -> int:
         return value
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
-        logits = network.train()(image.repeat(2, 1, 1, 1))  # batch norm wants two images
+        logits = network.train()(image.repeat(2, 1, 1, 1))  # batch norm needs two images
     activations = sum(size for storage, size in kept.items() if storage not in own) // len(logits)
     state = STATES.get(args.optimisation.optimizer, 2) + (args.average.ema_decay is not None)
     images = (args.data.global_batch_size or args.data.batch_size) // (gpus * args.optimisation.accumulate)
@@ -80,7 +79,7 @@ def settings(recipe: str) -> Settings:
 
 
 def network_and_image(args: Settings) -> tuple[nn.Module, Tensor]:
-    """The network of a recipe, large ones without their numbers, and one black image for it."""
+    """The recipe's network and one black image for it, both on the meta device unless the network is one of our own."""
     import torch
 
     from models import build_model
@@ -97,7 +96,7 @@ def network_and_image(args: Settings) -> tuple[nn.Module, Tensor]:
 
 
 def duration(recipe: str, multiply_adds_per_second: float) -> str:
-    """How long ``recipe`` would train at this rate, such as '9.7 h' or '14 min'; 'minutes' below five."""
+    """Training time of ``recipe`` at this rate, such as '9.7 h' or '14 min'; 'minutes' for less than five."""
     hours = training_multiply_adds(recipe) / multiply_adds_per_second / 3600
     if hours < 5 / 60:
         return "minutes"
@@ -107,7 +106,7 @@ def duration(recipe: str, multiply_adds_per_second: float) -> str:
 
 
 def memory(recipe: str, gpus: int) -> str:
-    """What a step of ``recipe`` takes on each of ``gpus`` GPUs, such as '28 GB'; 'below 1 GB' under that."""
+    """Memory that a step of ``recipe`` takes on each of ``gpus`` GPUs, such as '28 GB' or 'below 1 GB'."""
     gigabytes = training_bytes(recipe, gpus) / 1e9
     if gigabytes < 1:
         return "below 1 GB"
