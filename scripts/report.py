@@ -1,11 +1,11 @@
-"""Makes one HTML file about runs: curves, settings, mistakes with their pictures, confusions, calibration.
+"""Make one HTML file about runs: curves, settings, mistakes with their pictures, confusions, calibration.
 
     python scripts/report.py runs/digits/conv2/TIME_SETTINGS          # writes report.html into that folder
     python scripts/report.py RUN_A RUN_B RUN_C --output compared.html
 
 Reads the run folders, validates each network once, and puts everything into a file below 10 MB that opens from the
-disk, without network access. What is missing (the data set, a file of the run) is named there; the rest is shown.
-Heavy imports are inside the functions.
+disk, without network access. What is missing (the data set, a file of the run) is named there; the rest is shown. Heavy
+imports are inside the functions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAME = "report.py"
 
 
 def main(argv: list[str]) -> int:
-    """Write the page about a run, as the command with the words ``argv`` does; returns the exit code."""
+    """Write the page about the runs that the command-line arguments ``argv`` name; return the exit code."""
     own = build_parser().parse_args(argv)
     if own.heat_maps and own.no_predictions:
         raise UserError("--heat-maps explains predictions, and --no-predictions makes none; leave out one of them")
@@ -78,7 +78,7 @@ def build_parser() -> ToolParser:
 
 
 def output_path(given: str | None, sources: list[RunSource]) -> Path:
-    """Path of the report. Raises ``UserError`` if it cannot be written there, before any work."""
+    """Path of the report. Raises ``UserError``, before any work, if it cannot be written."""
     folder = sources[0].folder if len(sources) == 1 else None
     path = (folder or Path()) / "report.html" if given is None else Path(given)
     if mistake := wrong_name("--output", str(path), "an .html", ".html", ".htm"):

@@ -1,1 +1,1 @@
-"""Parts of report.py: what run folders say, what predictions show, and the page of both."""
+"""Parts of report.py: reading run folders, analysing predictions, and the page about both."""

@@ -1,4 +1,4 @@
-"""Reads the runs, predicts with their networks, one after the other, and gathers what the page shows."""
+"""Assemble the page: read the runs, predict with their networks one after the other, and gather what is shown."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from utils.record.doubts import doubts_of
 from utils.record.metrics import shows_top5
 
 PLACE = ("dataname", "datapath")
-FEATURE_BYTES = 1_500_000  # of base64 text, pictures about the features of all runs, of the BUDGET_BYTES
-FEATURE_JSON_BYTES = 1_000_000  # beside these pictures
-DETAIL_BYTES = 2_200_000  # of JSON about the predictions of all runs, beside the pictures
+FEATURE_BYTES = 1_500_000  # of BUDGET_BYTES: base64 text of the pictures about the features of all runs
+FEATURE_JSON_BYTES = 1_000_000  # JSON about features, beside their pictures
+DETAIL_BYTES = 2_200_000  # JSON about the predictions of all runs, beside the pictures
 
 
 def assemble(sources: Sequence[RunSource], own: argparse.Namespace) -> PageContent:
-    """Content of the page. What cannot be read or predicted is named there."""
+    """Content of the page. Whatever cannot be read or predicted is named on it."""
     if own.heat_maps:
         need_captum()
     say(f"reading {len(sources)} run{'s' * (len(sources) > 1)}")
@@ -61,7 +61,7 @@ def assemble(sources: Sequence[RunSource], own: argparse.Namespace) -> PageConte
             gathered.without.append((source.name, str(reason)))
     data = page_data(records) | gathered.data
     if data["details"]:
-        data["classTable"] = None  # which would stand in for them
+        data["classTable"] = None  # which only replaces missing details
     notes = gathered.notes + grouped(gathered.left_out, len(sources))
     reasons = "; ".join(grouped(gathered.without, len(sources)))
     why = f"Without predictions, pictures and confusions: {reasons}" if reasons else ""
@@ -71,7 +71,7 @@ def assemble(sources: Sequence[RunSource], own: argparse.Namespace) -> PageConte
 
 
 def open_network(source: RunSource, own: argparse.Namespace) -> Loaded:
-    """The run's network. Raises ``UserError``."""
+    """Open the run's network. Raises ``UserError``."""
     if own.no_predictions and source.folder is not None:
         raise UserError("--no-predictions was given")
     if source.network is None:
@@ -80,12 +80,12 @@ def open_network(source: RunSource, own: argparse.Namespace) -> Loaded:
 
 
 def images_of(number: int, loaded: Loaded) -> str:
-    """Key of the images of run ``number``: two runs with the same one have the same images by their ids."""
+    """Key of the images of run ``number``: runs with equal keys have the same images, by their ids."""
     return " ".join(map(str, (loaded.fingerprint or number, *map(loaded.settings.get, PLACE))))
 
 
 class PredictionParts:
-    """Parts of the page that come from predictions, run by run; the logits of a run are let go before the next."""
+    """Parts of the page that come from predictions, run by run; a run's logits are freed before the next run."""
 
     def __init__(self, thumbnails: Thumbnails, own: argparse.Namespace) -> None:
         self.thumbnails = thumbnails
@@ -101,7 +101,7 @@ class PredictionParts:
     def add(
         self, number: int, source: RunSource, record: RunRecord, loaded: Loaded, predictions: AnyPredictions, runs: int
     ) -> None:
-        """Analyse the predictions of run ``number`` of ``runs`` and choose what is shown of them."""
+        """Analyse the predictions of run ``number`` of ``runs``, and choose what is shown of them."""
         shown_before = self.data["details"]
         if shown_before and shown_before[0].get("several", False) != predictions.reading.several:
             raise ValueError("the first run gives another number of labels an image; make a report of its own")
@@ -124,7 +124,7 @@ class PredictionParts:
         made = kind.detail(predicted, chosen, self.thumbnails, sides, runs)
         figures = label_details.metrics_of(predictions) if predictions.reading.several else metrics_of(predictions)
         words, agrees = self._check(predictions, record, loaded.path.name)
-        # from here on, nothing fails
+        # nothing below fails
         self._keep("details", source.name, made, predictions.classes, "pictures, confusions and classes")
         self.figures[number] = figures
         if self.own.split == "val" and self.own.datapath is None:
@@ -137,7 +137,7 @@ class PredictionParts:
         ]
 
     def add_features(self, number: int, source: RunSource, loaded: Loaded, runs: int) -> None:
-        """Study the features of run ``number`` of ``runs``, which are kept in its folder."""
+        """Study the features of run ``number`` of ``runs``, and keep them in the run's folder."""
         say(f"features of {loaded.path}")
         self.thumbnails.budget += FEATURE_BYTES // runs
         self.room += FEATURE_JSON_BYTES // runs
@@ -159,7 +159,7 @@ class PredictionParts:
         self._keep("features", source.name, made, shown_labels(found)[1], "features")
 
     def _check(self, predictions: AnyPredictions, record: RunRecord, checkpoint: str) -> tuple[str, bool | None]:
-        """Words about the origin of the figures, and whether they agree with the run's."""
+        """Text about where the metrics come from, and whether they agree with the run's (None: not recorded)."""
         if self.own.split == "val" and self.own.datapath is None:
             headline = predictions.report.HEADLINE
             return against_record(getattr(predictions.report, headline), headline, record, checkpoint, self.own.raw)
@@ -172,9 +172,9 @@ class PredictionParts:
         )
 
     def _keep(self, part: str, name: str, made: dict[str, Any], classes: Sequence[str], what: str) -> None:
-        """Put a run's ``part`` onto the page while there is room, for it grows with the number of classes.
+        """Put a run's ``part`` on the page if there is room, since its size grows with the number of classes.
 
-        Runs with the same names of ``classes`` share them. ``what``: the part in words.
+        Runs with the same names of ``classes`` share one list of them. ``what``: text that names the part.
         """
         shared = self.data["classes"]
         names = [name.encode("utf-8", "replace").decode() for name in classes]
@@ -189,7 +189,7 @@ class PredictionParts:
 
 
 def metrics_of(predictions: Predictions) -> list[ShownMetric]:
-    """Name, value and small print of the main figures: those of the validation, as main.py --evaluate gives them."""
+    """Name, value and small print of the main metrics, which are the validation's, as in main.py --evaluate."""
     report = predictions.report
     classes = len(predictions.classes)
     low, high = wilson_interval(int(predictions.right.sum()), len(predictions))

@@ -20,21 +20,21 @@ from scripts.reporting.run_record import RunRecord
 from scripts.reporting.series import number, numbers
 from scripts.reporting.thumbnails import Thumbnails
 
-SHOWN_SAMPLES = 24  # of the worst mistakes, and of the least certain hits
+SHOWN_SAMPLES = 24  # of the worst mistakes, and as many of the least certain hits
 SHOWN_IN_CELL = 12
-LISTED_CELLS = 20  # of the most frequent confusions, which the page lists: these keep all of theirs
-MOST_CELLS = 60_000  # of the matrices of all runs
-MOST_PICTURES = 1_500  # of all runs: reading them takes seconds
+LISTED_CELLS = 20  # the most frequent confusions, which the page lists: all their samples are kept
+MOST_CELLS = 60_000  # in the matrices of all runs
+MOST_PICTURES = 1_500  # in all runs: reading more takes seconds
 LIKELIEST = 3  # classes named with a picture
-AS_RECORDED = 5e-5  # percentage points: half of what the figures have digits for
+AS_RECORDED = 5e-5  # percentage points: half of the last digit shown
 
 
 @dataclass
 class Predicted:
-    """A run's predictions. ``picture(place)``: the image of the sample there, as it was before preprocessing.
+    """A run's predictions. ``picture(sample)``: the sample's image before preprocessing.
 
-    ``heat_map(image, class)``: a picture of what speaks for the class, or None without. ``source``: two runs with the
-    same one have the same images. ``ids``: their paths or numbers. ``run``: its number among the runs.
+    ``heat_map(image, class)``: a picture of the evidence for the class, if heat maps are wanted. ``source``: equal for
+    runs with the same images. ``ids``: image paths or numbers. ``run``: the run's index.
     """
 
     run: int
@@ -48,7 +48,7 @@ class Predicted:
 
 @dataclass
 class ShownSamples:
-    """The samples of a run that the page shows, and the cells that they are in."""
+    """Indices of the samples of a run that the page shows, in both galleries and by cell of the confusion matrix."""
 
     mistakes: list[int]
     unsure: list[int]
@@ -61,7 +61,7 @@ class ShownSamples:
 
 
 def choose(predicted: Predicted, runs: int) -> ShownSamples:
-    """The samples to show of one of ``runs`` runs: fewer of each the more there are."""
+    """Choose the samples to show of one of ``runs`` runs: the more runs, the fewer samples each."""
     answers = predicted.answers
     each = each_gallery(runs)
     budget = MOST_PICTURES // runs
@@ -79,16 +79,16 @@ def choose(predicted: Predicted, runs: int) -> ShownSamples:
 
 
 def each_gallery(runs: int) -> int:
-    """The number of samples of each gallery of one of ``runs`` runs."""
+    """Number of samples in each gallery of one of ``runs`` runs."""
     return max(8, SHOWN_SAMPLES // runs)
 
 
 def add_pictures(
     predicted: Predicted, chosen: ShownSamples, thumbnails: Thumbnails, advance: Callable[[], object]
 ) -> dict[int, int]:
-    """Put the chosen samples' pictures into ``thumbnails`` while there is room; gives the longer side of each.
+    """Put the chosen samples' pictures into ``thumbnails`` while there is room; return each image's longer side.
 
-    An image that cannot be read any more has no picture.
+    An image that can no longer be read has no picture. Calls ``advance`` for each sample.
     """
     sides = {}
     gone = []
@@ -116,12 +116,12 @@ def add_pictures(
 def detail(
     predicted: Predicted, chosen: ShownSamples, thumbnails: Thumbnails, sides: dict[int, int], runs: int
 ) -> dict:
-    """The run's part of the page's JSON; ``classes`` is left to the caller, since runs may share them."""
+    """The run's part of the page's JSON, without ``classes``, which the caller adds because runs may share them."""
     answers = predicted.answers
     rows = chosen.samples
     places = {sample: place for place, sample in enumerate(rows)}
     diagonal = [cell for cell in answers.cells if cell.is_right]
-    others = answers.confusions[: max(0, MOST_CELLS // runs - len(diagonal))]  # the fullest
+    others = answers.confusions[: max(0, MOST_CELLS // runs - len(diagonal))]  # those with the most images
     dropped = len(answers.confusions) - len(others)
     order = answers.order_by_confusion()
     with_pictures = [(cell, [places[row] for row in found if row in sides]) for cell, found in chosen.cells]
@@ -159,21 +159,21 @@ def _row(predicted: Predicted, thumbnails: Thumbnails, sample: int, sides: dict[
 
 
 def confidence_counts(answers: Answers) -> list[list[int]]:
-    """Numbers of wrong and of right images with a confidence in each twentieth between 0 and 1."""
+    """Numbers of wrong images, and of right ones, whose confidence is in each twentieth of 0 to 1."""
     edges = np.linspace(0, 1, 21)
     confidence = np.clip(answers.confidence, 0, 1)
     return [np.histogram(confidence[of], edges)[0].tolist() for of in (~answers.right, answers.right)]
 
 
 def in_order_of_cells(cells: Sequence[tuple[Cell, list[int]]]) -> list[int]:
-    """Samples in the order in which they get room: all of the first cells, then one of each in turn."""
+    """Samples in the order in which they get room: all of the first cells, then one of each cell in turn."""
     queues = [rows for _, rows in cells]
     rounds = chain.from_iterable(zip_longest(*queues))
     return [*chain.from_iterable(queues[:LISTED_CELLS]), *(row for row in rounds if row is not None)]
 
 
 def calibration_words(answers: Answers) -> str:
-    """The reliability diagram in a sentence."""
+    """Sentences that sum up the reliability diagram."""
     sure = 100 * float(answers.confidence.mean())
     words = "surer than it is right" if sure > answers.top1 else "less sure than right"
     if abs(sure - answers.top1) < 0.5:
@@ -185,7 +185,7 @@ def calibration_words(answers: Answers) -> str:
 
 
 def short_ids(ids: Sequence[str]) -> list[str]:
-    """Paths without the folder that all share; other ids as they are."""
+    """Paths relative to the folder that all share; other ids unchanged."""
     if not ids or not all(os.path.isabs(one) for one in ids):
         return list(ids)
     shared = os.path.commonpath(ids)
@@ -195,9 +195,9 @@ def short_ids(ids: Sequence[str]) -> list[str]:
 def against_record(
     value: float, name: str, record: RunRecord, checkpoint: str, raw: bool = False
 ) -> tuple[str, bool | None]:
-    """Comparison of this validation's figure ``name`` with what the run recorded, in a sentence; whether they agree.
+    """Compare this validation's metric ``name`` with the run's record: a sentence, and whether the two agree.
 
-    None: the run recorded nothing. ``raw``: of the raw weights, whose figures have columns of their own.
+    None: the run recorded nothing. ``raw``: compare the raw weights, whose metrics have columns of their own.
     """
     words = FIGURES[name]
     column = f"raw_val_{name}" if raw and f"raw_val_{name}" in record.epochs else f"val_{name}"
@@ -221,7 +221,7 @@ def against_record(
 
 
 def explainer(loaded: Loaded) -> Callable[[Image.Image, int], Image.Image]:
-    """A function of an image and a class: what the network sees of it, and over it what speaks for that class."""
+    """Function of an image and a class that draws the image as the network sees it under the class's heat map."""
     device = next(loaded.network.parameters()).device
 
     def explain(image: Image.Image, target: int) -> Image.Image:

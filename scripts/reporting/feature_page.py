@@ -1,4 +1,4 @@
-"""The part of a page about features, and rows of the tables beside it, from a ``Study``."""
+"""Page part and table rows about features, made from a ``Study``."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from scripts.reporting.thumbnails import Thumbnails
 from utils.config.spelling import printable
 
 SHOWN_QUERIES = 12
-SHOWN_NEIGHBOURS = 6  # of each
+SHOWN_NEIGHBOURS = 6  # of each query
 SHOWN_DOUBTS = 48
-SHOWN_COPIES = 24  # pairs
+SHOWN_COPIES = 24  # pairs of splits' images
 
 
 class _Rows:
-    """The images that the page shows: id, picture, label, longer side in pixels, each once."""
+    """Rows of the images that the page shows, each once: id, picture, label, longer side in pixels."""
 
     def __init__(self, of: Study, thumbnails: Thumbnails, source: str) -> None:
         self.rows: list[list[Any]] = []
@@ -37,7 +37,7 @@ class _Rows:
         self._labels, _ = shown_labels(of)
 
     def add(self, split: str, place: int) -> int:
-        """The row of an image; one that cannot be read any more has no picture."""
+        """Index of the row of image ``place`` of a split, added if missing; an unreadable image has no picture."""
         if (split, place) not in self._places:
             part = self._of.parts[split]
             name = part.ids[place]
@@ -57,9 +57,9 @@ class _Rows:
 
 
 def shown_labels(of: Study) -> tuple[dict[str, np.ndarray], list[str]]:
-    """The label of each image of a split, int64 (n,), and the labels' names, beginning with ``answers_of``.
+    """Label of each image of a split, int64 (n,), and the labels' names, which begin with ``answers_of``.
 
-    Of several labels an image, all together are one: what is known to be shown.
+    In multi-label data, each combination of labels known to be shown counts as one label.
     """
     names = [*answers_of(of.train)]
     if not of.several:
@@ -74,9 +74,9 @@ def shown_labels(of: Study) -> tuple[dict[str, np.ndarray], list[str]]:
 def feature_part(
     of: Study, figures: Sequence[dict[str, Any]], run: int, thumbnails: Thumbnails, source: str
 ) -> dict[str, Any]:
-    """The JSON of run number ``run``. ``figures``: those of ``accuracies``; ``source``: see ``Predicted``.
+    """JSON of the run with index ``run``. ``figures``: from ``accuracies``; ``source``: see ``Predicted``.
 
-    Which of the page's lists of classes has the names of its labels (``shown_labels``), the caller adds.
+    The caller adds the index, among the page's lists of classes, of the labels' names (``shown_labels``).
     """
     rows = _Rows(of, thumbnails, source)
     queries = _spread(shown_labels(of)[0][of.scored], SHOWN_QUERIES)
@@ -163,18 +163,18 @@ def _map(of: Study, rows: _Rows) -> dict[str, Any]:
 
 
 def _spread(labels: np.ndarray, count: int) -> np.ndarray:
-    """Places spread evenly over the images in the order of their classes."""
+    """Indices of ``count`` images, or all, evenly spread over the images sorted by class."""
     order = np.argsort(labels, kind="stable")
     return order[((np.arange(min(count, len(order))) + 0.5) * len(order) / min(count, len(order))).astype(np.int64)]
 
 
 def most_doubtful(of: Study) -> list[Doubt]:
-    """The doubts of all splits together, those first whose label's probability is furthest below the other's."""
+    """Doubts of all splits, sorted by the label's probability minus the likeliest one's, lowest first."""
     return sorted(of.doubts, key=lambda one: one.own_share - one.likely_share)
 
 
 def doubtful_words(of: Study) -> str:
-    """Number of labels that are doubted, and by what."""
+    """Text about how many labels are doubted, and by what method."""
     counts = ", ".join(
         f"{len(of.doubts_of(split)):,} of {labels:,} {NAMES[split]} {'labels' if of.several else 'images'}"
         for split, labels in of.known_labels.items()
@@ -189,7 +189,7 @@ def doubtful_words(of: Study) -> str:
 
 
 def duplicates_words(of: Study) -> str:
-    """Number of pairs, and what counts as one."""
+    """Text about the number of pairs, and what counts as one."""
     counts = ", ".join(
         f"{len(found):,} between {NAMES[one]} and {NAMES[two]} ({likeness_of_copies(of.parts[one]):.3f})"
         for (one, two), found in of.duplicates.items()
@@ -202,7 +202,7 @@ def duplicates_words(of: Study) -> str:
 
 
 def map_words(of: Study) -> str:
-    """Words on what the map shows, and on what it does not."""
+    """Text about what the map shows and does not show."""
     return (
         f"Each dot is one of {len(of.mapped):,} {NAMES[of.scored]} images, in the colour of its class, ringed if its "
         "label is doubted and in the confident joint. Made by t-SNE: near dots are near in features; how far apart "
@@ -232,7 +232,7 @@ def doubt_rows(of: Study) -> list[dict[str, Any]]:
 
 
 def duplicate_rows(of: Study) -> list[dict[str, Any]]:
-    """Rows of duplicates.csv, pair of splits by pair of splits, the likest first."""
+    """Rows of duplicates.csv, one pair of splits after the other, the most similar first."""
     rows = []
     own_labels, label_names = shown_labels(of)
     for (first, second), found in of.duplicates.items():
@@ -256,7 +256,7 @@ def duplicate_rows(of: Study) -> list[dict[str, Any]]:
 
 
 def render_features(of: Study, loaded: Loaded, figures: Sequence[dict[str, Any]]) -> str:
-    """A page of its own about the features of one network."""
+    """HTML of a separate page about the features of one network."""
     thumbnails = Thumbnails()
     part = feature_part(of, figures, 0, thumbnails, "") | {"classes": 0}
     data = {

@@ -1,4 +1,4 @@
-"""Findings of features about a data set: two classifiers, doubtful labels, near duplicates, a map."""
+"""Findings about a data set from features: two classifiers, doubtful labels, near duplicates, a map."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from utils.record.multilabel import MultilabelClasses, MultilabelReport
 
 TRAIN = "train"
 NAMES = {"train": "training", "val": "validation", "test": "test"}
-MAP_IMAGES = 1000  # of the scored part: a map of more takes long and is no clearer
-MAP_COMPONENTS = 50  # principal components that t-SNE takes
+MAP_IMAGES = 1000  # of the scored split: a map of more takes long and is no clearer
+MAP_COMPONENTS = 50  # principal components given to t-SNE
 SEED = 0
 
 
 class Doubt(NamedTuple):
-    """An image whose label is doubted: its place in a split, both answers (``answers_of``) and their probabilities.
+    """A doubted label: the image's index in a split, indices into ``answers_of`` and probabilities of both answers.
 
-    ``neighbours``: how many of the nearest training images have its own label. ``confident``: see ``Doubted``.
+    ``neighbours``: how many of the nearest training images have the doubted label. ``confident``: see ``Doubted``.
     """
 
     split: str
@@ -45,10 +45,10 @@ class Doubt(NamedTuple):
 class Study:
     """Findings about ``parts``, features by split; ``scored`` is the split whose images are classified.
 
-    ``places`` and ``cosines`` (n, k): the nearest training images of the scored ones. ``by_neighbours`` and
-    ``by_probe``: probabilities of the classes, float64 (n, classes). ``duplicates``: by pair of splits. ``copied``:
-    which scored images a training image nearly equals, bool (n,). ``spots`` float64 (m, 2): the map of the scored
-    images ``mapped``.
+    ``places`` and ``cosines`` (n, k): the nearest training images of the scored images. ``by_neighbours`` and
+    ``by_probe``: class probabilities, float64 (n, classes). ``duplicates``: by pair of splits. ``copied``: whether a
+    scored image nearly equals a training image, bool (n,). ``spots``: float64 (m, 2), positions of the scored images
+    ``mapped`` on the map.
     """
 
     parts: Mapping[str, Features]
@@ -80,26 +80,26 @@ class Study:
         return found
 
     def doubts_of(self, split: str) -> list[Doubt]:
-        """The doubted images of a split, the most doubtful first."""
+        """Doubts about the images of a split, the most doubtful first."""
         return [doubt for doubt in self.doubts if doubt.split == split]
 
     @property
     def several(self) -> bool:
-        """Images have several labels."""
+        """True if the data is multi-label."""
         return self.train.labels.ndim > 1
 
     @property
     def known_labels(self) -> dict[str, int]:
-        """The number of known labels, by split."""
+        """Number of known labels, by split."""
         return {split: int((part.labels >= 0).sum()) for split, part in self.parts.items()}
 
     @property
     def headline(self) -> str:
-        """The figure that classifiers are measured by, as reports call it."""
+        """Metric by which classifiers are judged, named as in reports."""
         return (MultilabelReport if self.several else Report).HEADLINE
 
     def method(self, shares: np.ndarray) -> str:
-        """Origin of one of the two figures, in words."""
+        """Text about how one of the two classifiers was made; ``shares``: its probabilities."""
         if shares is self.by_neighbours:
             return f"{self.places.shape[1]} nearest training images by cosine, each weighs exp(cosine / 0.07)"
         of = self.probe
@@ -115,9 +115,9 @@ class Study:
 
 
 def study(parts: Mapping[str, Features], scored: str, neighbours: int = NEIGHBOURS, its_own: bool = False) -> Study:
-    """Study ``parts``, of which 'train' and ``scored`` must be there; the probe is fitted on 'train' alone.
+    """Study ``parts``, which must include 'train' and ``scored``; the probe is fitted on 'train' only.
 
-    ``its_own``: the network was trained on the images of 'train'.
+    ``its_own``: whether the network was trained on the images of 'train'.
     """
     began = time.perf_counter()
     train = parts[TRAIN]
@@ -161,9 +161,10 @@ def study(parts: Mapping[str, Features], scored: str, neighbours: int = NEIGHBOU
 
 
 def _doubts(part: Features, shares: np.ndarray, of_neighbours: np.ndarray) -> list[Doubt]:
-    """The doubted images of a split by their probabilities; ``of_neighbours`` (n, k): labels of the nearest images.
+    """Doubts about a split, given its probabilities ``shares``; ``of_neighbours`` (n, k): labels of the nearest images.
 
-    Of several labels an image, (n, k, classes), each known one is doubted by itself, as a choice of two.
+    In multi-label data, where ``of_neighbours`` is (n, k, classes), each known label is doubted on its own, as a binary
+    choice.
     """
     if part.labels.ndim == 1:
         return _doubts_of(
@@ -173,7 +174,7 @@ def _doubts(part: Features, shares: np.ndarray, of_neighbours: np.ndarray) -> li
     for label, column in enumerate(part.labels.T):
         known = np.flatnonzero(column >= 0)
         both = np.stack([1 - shares[known, label], shares[known, label]], axis=1)
-        answers = np.array([label + shares.shape[1], label])  # not shown, shown
+        answers = np.array([label + shares.shape[1], label])  # answers 'not shown' and 'shown'
         doubts += _doubts_of(
             part.split, known, column[known].astype(np.int64), both, of_neighbours[known, :, label], answers
         )
@@ -183,7 +184,7 @@ def _doubts(part: Features, shares: np.ndarray, of_neighbours: np.ndarray) -> li
 def _doubts_of(
     split: str, rows: np.ndarray, labels: np.ndarray, shares: np.ndarray, of_neighbours: np.ndarray, answers: np.ndarray
 ) -> list[Doubt]:
-    """The doubts about ``labels`` of images ``rows`` (n,); ``answers``: by label, its place among ``answers_of``."""
+    """Doubts about ``labels`` of the images ``rows`` (n,); ``answers``: by label, its index in ``answers_of``."""
     return [
         Doubt(
             split,
@@ -200,14 +201,14 @@ def _doubts_of(
 
 
 def answers_of(part: Features) -> tuple[str, ...]:
-    """Values of a label: the classes, and of several labels an image also that each is not shown."""
+    """Names of the possible answers: the classes and, in multi-label data, also 'not' each class."""
     return part.classes if part.labels.ndim == 1 else (*part.classes, *(f"not {name}" for name in part.classes))
 
 
 def planar_map(units: np.ndarray) -> np.ndarray:
-    """Positions float64 (n, 2), the same each time: scikit-learn's t-SNE of the first 50 principal components.
+    """Positions, float64 (n, 2), reproducible: scikit-learn's t-SNE of the first 50 principal components.
 
-    Of fewer than 10 images, their first two principal components.
+    For fewer than 10 images, their first two principal components.
     """
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
@@ -224,7 +225,7 @@ def planar_map(units: np.ndarray) -> np.ndarray:
 
 
 def accuracies(of: Study) -> list[dict[str, Any]]:
-    """A row for each of the two classifiers: its figure in percent, interval, and without images that have a copy."""
+    """One row for each of two classifiers: score in percent, interval, and score without images that have a copy."""
     rows = []
     labels = of.of_scored.labels
     for name, shares in (("nearest neighbours", of.by_neighbours), ("logistic probe", of.by_probe)):
@@ -250,5 +251,5 @@ def accuracies(of: Study) -> list[dict[str, Any]]:
 
 
 def heads(of: Study) -> tuple[str, str]:
-    """The names of the figure and of its interval, for tables."""
+    """Names of the score and of its interval, for tables."""
     return ("mAP", "95 % (bootstrap)") if of.several else ("Top-1", "95 % (Wilson)")

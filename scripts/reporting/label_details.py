@@ -1,4 +1,4 @@
-"""Details of one run's predictions of several labels for the page, as plain lists for its JSON."""
+"""Details of one run's multi-label predictions for the page, as plain lists for its JSON."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from scripts.reporting.run_parts import ShownMetric, shown
 from scripts.reporting.series import number, numbers
 from scripts.reporting.thumbnails import Thumbnails
 
-MOST_TOGETHER = 30  # labels in the tables of labels that are together: of more, the most frequent
+MOST_TOGETHER = 30  # labels in the tables of co-occurring labels; the most frequent ones
 LISTED_PAIRS = 20
-NAMED = 8  # labels with a picture
+NAMED = 8  # labels named with a picture
 RIGHT, MISSING, SUPERFLUOUS, UNKNOWN = range(4)
 
 
 def choose(predicted: Predicted, runs: int) -> ShownSamples:
-    """The samples to show of one of ``runs`` runs: fewer of each the more there are."""
+    """Choose the samples to show of one of ``runs`` runs: the more runs, the fewer samples each."""
     answers = predicted.answers
     each = each_gallery(runs)
     return ShownSamples(answers.most_mistaken()[:each].tolist(), answers.least_certain()[:each].tolist(), [])
@@ -29,7 +29,7 @@ def choose(predicted: Predicted, runs: int) -> ShownSamples:
 def detail(
     predicted: Predicted, chosen: ShownSamples, thumbnails: Thumbnails, sides: dict[int, int], runs: int
 ) -> dict[str, Any]:
-    """The run's part of the page's JSON; ``classes`` is left to the caller, since runs may share them."""
+    """The run's part of the page's JSON, without ``classes``, which the caller adds because runs may share them."""
     answers = predicted.answers
     rows = chosen.samples
     places = {sample: place for place, sample in enumerate(rows)}
@@ -56,7 +56,7 @@ def detail(
 
 
 def _row(predicted: Predicted, thumbnails: Thumbnails, sample: int, sides: dict[int, int]) -> list[Any]:
-    """Id, picture, labels with their probabilities and what is wrong, longer side in pixels, heat map."""
+    """Id, picture, labels with probability and state, number of labels, longer side in pixels, heat map."""
     answers = predicted.answers
     named = states(answers, sample)
     scores = answers.scores[sample]
@@ -68,7 +68,7 @@ def _row(predicted: Predicted, thumbnails: Thumbnails, sample: int, sides: dict[
 
 
 def states(answers: LabelAnswers, sample: int) -> dict[int, int]:
-    """The labels that an image has or gets, each with whether that is right, missing, superfluous or not known."""
+    """State of each label that an image has or is given: right, missing, superfluous or unknown."""
     found = {}
     for label in np.flatnonzero((answers.targets[sample] == 1) | answers.given[sample]).tolist():
         if answers.targets[sample, label] < 0:
@@ -81,9 +81,9 @@ def states(answers: LabelAnswers, sample: int) -> dict[int, int]:
 
 
 def metrics_of(predictions: LabelPredictions) -> list[ShownMetric]:
-    """Name, value and small print of the main figures: those of the validation, as main.py --evaluate gives them.
+    """Name, value and small print of the main metrics, which are the validation's, as in main.py --evaluate.
 
-    The average precision of a guess is a label's share of the images.
+    The average precision of guessing is a label's frequency.
     """
     report = predictions.report
     of = predictions.by_class

@@ -1,4 +1,4 @@
-"""The page: its parts from the runs' records, filled into the templates beside, and the data for its scripts."""
+"""Page of a report: its parts from the runs' records, filled into the templates, and the data for its scripts."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ FEATURE_PARTS = (
 
 @dataclass
 class PageContent:
-    """Content of the page. ``data``: its JSON. ``figures``: those of the predictions, by the run's number.
+    """Content of the page. ``data``: its JSON. ``figures``: metrics of the predictions, by the run's index.
 
-    ``checks``: whether the predictions agree with what the runs recorded, in words. ``notes``: what is left out.
-    ``without_predictions``: why some or all runs have none.
+    ``checks``: sentences on whether the predictions agree with the runs' records. ``notes``: what is left out.
+    ``without_predictions``: why some or all runs lack predictions.
     """
 
     runs: Sequence[RunRecord]
@@ -57,13 +57,13 @@ class PageContent:
 
 
 def render(content: PageContent) -> str:
-    """The whole file of a report."""
+    """HTML of a whole report."""
     runs = content.runs
     values = {
         "runs": runs,
         "several": len(runs) > 1,
         "settings": differing_settings(runs),
-        "batches": first_batches(runs),  # names in the overview what it cannot show
+        "batches": first_batches(runs),  # adds to the overview what cannot be shown
         "environment": environment(runs),
     }
     where = f"{len(runs)} runs" if len(runs) > 1 else runs[0].folder or runs[0].name
@@ -78,9 +78,10 @@ def fill(
     kind: tuple[str, str] = REPORT,
     **values: Any,
 ) -> str:
-    """A page of ``parts``: anchor, name and template of each, filled with ``values``; ``data`` is for its scripts.
+    """HTML page of ``parts`` (anchor, name and template of each), filled with ``values``; ``data`` is for its scripts.
 
-    Its policy lets the browser run the one script below and load nothing. ``kind``: what it is, and what made it.
+    The page's security policy lets the browser run only the page's own script, and load nothing. ``kind``: the name of
+    the page, and the program that made it.
     """
     script = "\n" + "\n".join(_text(name) for name in SCRIPTS) + "\n"
     page = jinja2.Environment(
@@ -99,7 +100,7 @@ def fill(
         script=Markup(script),
         data=Markup(as_json(data)),
     )
-    return html.encode("utf-8", "replace").decode("utf-8")  # bytes of a path that are no text become replacement marks
+    return html.encode("utf-8", "replace").decode("utf-8")  # bytes of a path that are not text become replacement marks
 
 
 def _text(name: str) -> str:
@@ -107,13 +108,13 @@ def _text(name: str) -> str:
 
 
 def as_json(data: Any) -> str:
-    """JSON that can stand in a script element: nothing in it can end the element or begin a comment."""
+    """JSON for use in a script element: nothing in it can end the element or begin a comment."""
     plain = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def title(runs: Sequence[RunRecord]) -> str:
-    """Data set and network of all runs."""
+    """Data sets and networks of all runs."""
     parts = []
     for setting, several in (("dataname", "data sets"), ("arch", "networks")):
         names = list(dict.fromkeys(filter(None, (run.value(setting) for run in runs))))
@@ -122,7 +123,7 @@ def title(runs: Sequence[RunRecord]) -> str:
 
 
 def parts(content: PageContent, values: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Anchor, name and template of each part with something to show."""
+    """Yield anchor, name and template of each part that has something to show."""
     details = content.data["details"]
     several = bool(details and details[0].get("several"))
     for anchor, name, file, has_something in (
@@ -143,7 +144,7 @@ def parts(content: PageContent, values: dict[str, Any]) -> Iterator[tuple[str, s
 
 
 def overview(content: PageContent) -> dict[str, Any]:
-    """The main figures: as tiles of one run, as a table of several; then what was checked and what is missing."""
+    """Values for the overview: metrics as tiles (one run) or a table (several), then checks and what is missing."""
     runs = content.runs
     return {
         "tiles": all_figures(runs[0], content.figures.get(0)),
@@ -157,7 +158,7 @@ def overview(content: PageContent) -> dict[str, Any]:
 
 
 def grouped(lines: Sequence[tuple[str, str]], runs: int) -> list[str]:
-    """Lines about some of ``runs`` runs, given by their names, each once, with whom it is about."""
+    """Each distinct line about some of ``runs`` runs once, with the names or the number of the runs concerned."""
     about: dict[str, list[str]] = {}
     for name, line in lines:
         about.setdefault(line, []).append(name)
@@ -173,7 +174,7 @@ def grouped(lines: Sequence[tuple[str, str]], runs: int) -> list[str]:
 
 
 def checked(content: PageContent) -> list[tuple[str, bool | None]]:
-    """The checks; those of many runs that agree in one line."""
+    """The checks, with those that agree merged into one line if there are several."""
     agreeing = [check for check in content.checks if check[1]]
     if len(agreeing) < 2:
         return content.checks
@@ -198,7 +199,7 @@ def page_data(runs: Sequence[RunRecord]) -> dict[str, Any]:
 
 
 def class_table(run: RunRecord) -> list[dict[str, Any]] | None:
-    """Rows of class_metrics.csv, which stand in where there are no predictions; shares between 0 and 1."""
+    """Rows of class_metrics.csv, shown if there are no predictions; shares between 0 and 1. None if there are none."""
     return [
         {
             "name": row["class"],
@@ -220,7 +221,7 @@ def _of_class(row: dict[str, str]) -> dict[str, Any]:
 
 
 def _of_label(row: dict[str, str]) -> dict[str, Any]:
-    """Figures of a class of several labels an image."""
+    """Metrics of a class in multi-label data."""
     return {
         "several": True,
         "known": int(row["val_known"]),

@@ -1,4 +1,4 @@
-"""Parts of the page about the runs themselves: figures, settings and their differences, first batches, environment."""
+"""Parts of the page about the runs themselves: metrics, settings and differences, first batches, environment."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ RECORDED = (
 )
 UNCHOSEN = ("default", "checkpoint", "")  # origins of settings that nobody chose for the run
 DERIVED = re.compile(r"batch-size x \d+$")
-OF_NO_INTEREST = {"output", "name", "progress", "print-freq"}  # differ between runs without meaning
-BATCH_BYTES = 900_000  # of all first batches together
+OF_NO_INTEREST = {"output", "name", "progress", "print-freq"}  # differences that mean nothing
+BATCH_BYTES = 900_000  # for all first batches together
 MOST_BATCHES = 4
-MOST_IN_LEGEND = 4  # settings that differ: of more, the runs' names say it as well
-LARGEST_SQUARE_PIXELS = 310  # of a picture's width: up to here the page at least doubles it, and pixels are squares
+MOST_IN_LEGEND = 4  # differing settings; with more, the runs' names say it as well
+LARGEST_SQUARE_PIXELS = 310  # a picture's width: up to here the page at least doubles it and keeps pixels square
 
 
 class ShownMetric(NamedTuple):
-    """A name, a value as text with its unit after a space, and what else one must know."""
+    """A metric to show: name, value as text with a space before its unit, and small print."""
 
     name: str
     value: str
@@ -44,14 +44,14 @@ class ShownMetric(NamedTuple):
 
 
 def shown(value: float, unit: str = "") -> str:
-    """A figure with its unit, in as many digits as are worth reading."""
+    """``value`` as text with its unit, with as many digits as are worth reading."""
     if not math.isfinite(value):
         return UNKNOWN
     return f"{value:.2f} {unit}" if unit else f"{value:.4f}"
 
 
 def duration(seconds: float) -> str:
-    """A time in its largest fitting unit: '4.6 s', '12.3 min', '3.1 h'."""
+    """A time as text in its largest fitting unit: '4.6 s', '12.3 min', '3.1 h'."""
     for size, unit in ((3600, "h"), (60, "min")):
         if seconds >= 1.5 * size:
             return f"{seconds / size:.1f} {unit}"
@@ -59,7 +59,7 @@ def duration(seconds: float) -> str:
 
 
 def recorded(run: RunRecord) -> list[ShownMetric]:
-    """The last epoch's figures, as metrics.csv has them."""
+    """The last epoch's metrics, from metrics.csv."""
     of = f"recorded, epoch {run.last('epoch'):.0f}" if math.isfinite(run.last("epoch")) else "recorded"
     few_classes = all(value == 100 for value in run.epochs.get("val_top5", ()))
     return [
@@ -70,7 +70,7 @@ def recorded(run: RunRecord) -> list[ShownMetric]:
 
 
 def of_training(run: RunRecord) -> list[ShownMetric]:
-    """Best epoch, time and speed of a run."""
+    """Best epoch, training time and speed of a run."""
     made = []
     for name, column in (("Best top-1", "val_top1"), ("Best mAP", "val_map")):
         values = run.epochs.get(column, ())
@@ -88,7 +88,7 @@ def of_training(run: RunRecord) -> list[ShownMetric]:
 
 
 def all_figures(run: RunRecord, predicted: list[ShownMetric] | None) -> list[ShownMetric]:
-    """A run's figures; the small print of its top-1 says where that is no result."""
+    """All metrics of a run; the small print of its top-1 says so if the result is doubtful."""
     figures = (predicted or recorded(run)) + of_training(run)
     if not run.doubts:
         return figures
@@ -96,7 +96,7 @@ def all_figures(run: RunRecord, predicted: list[ShownMetric] | None) -> list[Sho
 
 
 def runs_table(runs: Sequence[RunRecord], predicted: Mapping[int, list[ShownMetric]]) -> dict[str, Any]:
-    """Columns and a row a run, as values with their small print. What is said of every run alike stands in the head."""
+    """Columns, and a row of values with small print for each run. Small print equal for all runs is in the head."""
     found = [all_figures(run, predicted.get(number)) for number, run in enumerate(runs)]
     rows = [{figure.name: figure for figure in figures} for figures in found]
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -110,7 +110,7 @@ def runs_table(runs: Sequence[RunRecord], predicted: Mapping[int, list[ShownMetr
 
 
 class SettingRow(NamedTuple):
-    """A setting: its group, for each run its value and whether it was chosen, and where the first run's came from."""
+    """A setting and its group; for each run, its value and whether it was chosen; the origin of the first run's."""
 
     name: str
     group: str
@@ -119,7 +119,7 @@ class SettingRow(NamedTuple):
 
 
 def differing_settings(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
-    """Settings that differ between the runs, or of one run are not the default, and all of them; None without any."""
+    """Settings that differ between runs (of one run: from the defaults), and all settings; None if there are none."""
     rows = list(map(partial(_setting_row, runs), dict.fromkeys(name for run in runs for name in run.settings)))
     if not rows:
         return None
@@ -141,16 +141,16 @@ def _setting_row(runs: Sequence[RunRecord], name: str) -> SettingRow:
 
 
 def differing(runs: Sequence[RunRecord]) -> list[str]:
-    """The settings in which the runs differ, but for those that mean nothing."""
+    """Names of the settings in which the runs differ, except meaningless ones."""
     names = dict.fromkeys(name for run in runs for name in run.settings)
     return [name for name in names if name not in OF_NO_INTEREST and len({run.value(name) for run in runs}) > 1]
 
 
 def legend(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
-    """Group of each run and its name there: both in the settings that were chosen and differ.
+    """Legend group of each run and its name in the group, made of the chosen settings that differ.
 
-    A group agrees in all of them but the one with the most values, such as the seeds of a sweep; repetitions in it are
-    numbered. Where that makes no group of several, each run has its own name, and no group.
+    Runs of a group agree in all these settings except the one with the most values, such as the seed of a sweep;
+    repetitions are numbered. If no group would have several runs, each run has its own name and no group.
     """
     chosen = [
         name for name in differing(runs) if any(name in run.settings and _is_chosen(run.settings[name]) for run in runs)
@@ -178,7 +178,7 @@ def _is_chosen(setting: Setting) -> bool:
 
 
 def first_batches(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
-    """The first augmented batch as the runs logged it, once for all that saw the same one; None without any."""
+    """First augmented batch as the runs logged it, shown once for all that saw the same one; None if there is none."""
     seen: dict[bytes, list[int]] = {}
     for number, run in enumerate(runs):
         if run.first_batch:
@@ -188,7 +188,7 @@ def first_batches(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
     for content, numbers in kept:
         try:
             uri, width = picture_uri(content, BATCH_BYTES // len(kept))
-        except (OSError, ValueError, SyntaxError) as error:  # Pillow raises the last one for some damaged files
+        except (OSError, ValueError, SyntaxError) as error:  # Pillow raises SyntaxError for some damaged files
             runs[numbers[0]].missing.append(f"First batch: cannot be read ({' '.join(str(error).split())[:100]})")
             continue
         cards.append({"uri": uri, "fine": width > LARGEST_SQUARE_PIXELS, "runs": numbers})
@@ -198,7 +198,7 @@ def first_batches(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
 
 
 def environment(runs: Sequence[RunRecord]) -> list[dict[str, str]]:
-    """Command, versions, machine, commit and folder of each run; '' for what is unknown."""
+    """Command, versions, machine, commit and folder of each run; '' if unknown."""
     return [
         {what.capitalize(): run.header.get(what, "") for what in ("command", "versions", "machine", "commit")}
         | {"Folder": os.path.abspath(run.folder) if run.folder else ""}

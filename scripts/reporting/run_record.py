@@ -1,7 +1,7 @@
-"""Record of a run folder: settings, metrics of epochs and steps, speeds, the first batch, its environment.
+"""Record of a run folder: settings, metrics of epochs and steps, speeds, first batch, environment.
 
-Every file may be missing or damaged, as in a run that was killed, copied in part or comes from elsewhere: what cannot
-be read is named in ``missing``, and the rest is shown.
+Any file may be missing or damaged, for example if the run was killed, copied in part or made elsewhere: what cannot be
+read is named in ``missing``, and the rest is shown.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from utils.record.run_folder import read_table
 T = TypeVar("T")
 SETTING = re.compile(r"^(#? ?)([a-z0-9-]+): (.*?)  # (.+)$")
 FIRST_BATCH = "First_Training_Batch"
-LARGEST_BYTES = 2**31  # of a file or of what it holds compressed: more is not read
-OLD_SETTINGS = "checkpoint"  # the origin of settings that a checkpoint alone tells
+LARGEST_BYTES = 2**31  # size of a file, or of its uncompressed content: larger ones are not read
+OLD_SETTINGS = "checkpoint"  # origin of settings known only from a checkpoint
 
 
 class Setting(NamedTuple):
-    """A resolved setting as text, its group, and where it came from: 'default', 'flag', a recipe."""
+    """A resolved setting as text, its group, and its origin: 'default', 'flag', a recipe."""
 
     value: str
     origin: str
@@ -40,13 +40,13 @@ class Setting(NamedTuple):
 
 @dataclass
 class RunRecord:
-    """One run, read from its folder. Accuracies and errors in percent, as everywhere.
+    """One run, read from its folder. Accuracies and errors are in percent.
 
-    ``epochs``: the columns of metrics.csv, float64 (epochs,), NaN where empty. ``steps``: those of metrics.npz by name,
-    float64 (steps,). ``scalars``: points (step, value) of the event file by tag. ``classes``: the rows of
-    class_metrics.csv. ``first_batch``: an encoded picture. ``header``: what the comments above the settings say, under
-    command, versions, machine and commit. ``missing``: a sentence for each thing that could not be read.
-    ``predicted_doubts``: those about the predictions of the run's own validation images.
+    ``epochs``: the columns of metrics.csv, float64 (epochs,), NaN where empty. ``steps``: the columns of metrics.npz by
+    name, float64 (steps,). ``scalars``: points (step, value) of the event files by tag. ``classes``: the rows of
+    class_metrics.csv. ``first_batch``: an encoded picture. ``header``: the comments above the settings, by 'command',
+    'versions', 'machine' and 'commit'. ``missing``: a sentence for each thing that could not be read.
+    ``predicted_doubts``: doubts from predictions of the run's own validation images.
     """
 
     name: str
@@ -64,7 +64,7 @@ class RunRecord:
 
     @property
     def steps_per_epoch(self) -> float:
-        """Optimizer steps of a whole epoch; those so far if the first one was cut; NaN if nothing is known."""
+        """Optimizer steps of a whole epoch, or the steps so far if the first one was cut short; NaN if unknown."""
         ends = self.epochs.get("step", np.empty(0))
         if not len(ends):
             return math.nan
@@ -72,25 +72,25 @@ class RunRecord:
         return float((np.diff(ends, prepend=0) / np.fmax(epochs, 1)).max())
 
     def last(self, column: str) -> float:
-        """The last epoch's figure, NaN if there is none."""
+        """Value of ``column`` in the last epoch, NaN if there is none."""
         values = self.epochs.get(column, np.empty(0))
         return float(values[-1]) if len(values) else math.nan
 
     @property
     def doubts(self) -> list[str]:
-        """Signs that the network has learned nothing: in what was recorded, or in the predictions of an older run."""
+        """Signs that the network has learned nothing, from the record or, for an older run, from its predictions."""
         if "guessing_loss" not in self.epochs:
             return self.predicted_doubts
         rows = [dict(zip(self.epochs, values, strict=True)) for values in zip(*self.epochs.values(), strict=True)]
         return [doubt.sign for doubt in doubts(rows, self.value("dataname"))]
 
     def value(self, name: str) -> str:
-        """A setting as text, '' if it is unknown."""
+        """A setting as text, '' if unknown."""
         return self.settings[name].value if name in self.settings else ""
 
 
 def read(folder: Path, name: str) -> RunRecord:
-    """The record of the run in ``folder``."""
+    """Read the record of the run in ``folder``."""
     record = RunRecord(name, folder)
     text = _attempt(record, "config.yaml", "settings and environment", lambda path: path.read_text(encoding="utf-8"))
     if text is not None:
@@ -113,7 +113,7 @@ def read(folder: Path, name: str) -> RunRecord:
 
 
 def from_settings(name: str, values: dict[str, Any]) -> RunRecord:
-    """The record of a checkpoint that lies outside its run's folder: settings, no curves."""
+    """Record of a checkpoint outside a run folder: settings, no curves."""
     record = RunRecord(name, None, missing=["Curves: the checkpoint does not lie in its run's folder"])
     of_group = {name: group for group in GROUPS for name in vars(getattr(Settings(), group))}
     record.settings = {
@@ -131,7 +131,7 @@ def as_text(value: Any) -> str:
 
 
 def _attempt(record: RunRecord, name: str, what: str, reader: Callable[[Path], T]) -> T | None:
-    """Result of ``reader`` for the file; None, and a sentence in ``record.missing``, if it cannot."""
+    """Result of ``reader`` for the file ``name``; None after an error, which adds a sentence to ``record.missing``."""
     path = record.folder / name
     try:
         if path.is_file() and path.stat().st_size > LARGEST_BYTES:
@@ -145,7 +145,7 @@ def _attempt(record: RunRecord, name: str, what: str, reader: Callable[[Path], T
 
 
 def parse_settings(text: str) -> dict[str, Setting]:
-    """Every setting in config.yaml, including those that are comments because they follow from others."""
+    """All settings in config.yaml, including those in comments because they follow from others."""
     settings = {}
     group = ""
     for line in text.splitlines():
@@ -157,7 +157,7 @@ def parse_settings(text: str) -> dict[str, Setting]:
 
 
 def read_epochs(path: Path) -> tuple[dict[str, np.ndarray], bool]:
-    """The columns of metrics.csv, float64 (epochs,), and whether rows that are cut off are left out."""
+    """Columns of metrics.csv, float64 (epochs,), and whether a row was left out because it is cut off."""
     rows, cut = read_table(path, errors="replace")
     if not rows:
         raise ValueError("it has no row")
@@ -169,7 +169,7 @@ def read_epochs(path: Path) -> tuple[dict[str, np.ndarray], bool]:
 
 
 def read_steps(path: Path) -> dict[str, np.ndarray]:
-    """The columns of metrics.npz, float64 (steps,), in the order of the steps."""
+    """Columns of metrics.npz, float64 (steps,), in the order of the steps."""
     with zipfile.ZipFile(path) as file:
         if sum(entry.file_size for entry in file.infolist()) > LARGEST_BYTES:
             raise ValueError("it holds more than 2 GB")
@@ -179,13 +179,13 @@ def read_steps(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_classes(path: Path) -> list[dict[str, str]]:
-    """The rows of class_metrics.csv."""
+    """Rows of class_metrics.csv. Raises an error for a file of another kind."""
     rows, cut = read_table(path, errors="surrogateescape")
     if cut:
         raise ValueError("a row is cut off")
     for row in rows:  # raises for another kind of file
         int(row["val_count"]), row["class"]
-        if "val_average_precision" in row:  # of several labels an image
+        if "val_average_precision" in row:  # multi-label
             int(row["val_known"]), float(row["val_average_precision"]), float(row["val_auroc"]), float(row["threshold"])
         else:
             float(row["val_accuracy"]), float(row.get("val_precision") or 0)
@@ -194,11 +194,11 @@ def read_classes(path: Path) -> list[dict[str, str]]:
 
 
 def read_warnings(path: Path) -> list[str]:
-    """The log's different warnings, without their time and without what is a note."""
+    """The log's distinct warnings, without timestamps and without mere notes."""
     with open(path, encoding="utf-8", errors="replace") as file:
         lines = (line.rstrip("\n")[20:] for line in file)  # after '2026-01-31 23:59:59 '
         warnings = dict.fromkeys(line.removeprefix("warning: ") for line in lines if line.startswith("warning: "))
-        return [line for line in warnings if not line.startswith(BEGINS_ANEW)]  # nothing to worry about in that run
+        return [line for line in warnings if not line.startswith(BEGINS_ANEW)]  # a note, nothing to worry about
 
 
 def _number(text: str | None) -> float:
@@ -209,7 +209,7 @@ def _number(text: str | None) -> float:
 
 
 def read_events(record: RunRecord) -> None:
-    """Speeds, waits and the first batch from TensorBoard's event files, which alone have them."""
+    """Read speeds, waits and the first batch from TensorBoard's event files, which alone hold them."""
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.compat.proto.event_pb2 import Event
 

@@ -1,4 +1,4 @@
-"""Curves for the page: at most some hundred points each, whatever the run's length."""
+"""Curves for the page: at most a few hundred points each, whatever the run's length."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 
 from scripts.reporting.run_record import RunRecord
 
-POINTS = 160  # of a curve: one for every three pixels or so
-ALL_POINTS = 60_000  # of all curves together: about 1.5 MB
+POINTS = 160  # per curve: one for about every three pixels
+ALL_POINTS = 60_000  # in all curves together: about 1.5 MB
 
 
 class Curve(NamedTuple):
-    """A run's curve in a chart: ``source`` names where the points are from, ``name`` the curve in the legend."""
+    """A run's curve in a chart: ``source`` says where its points come from, ``name`` is for the legend."""
 
     name: str
     source: str
@@ -25,7 +25,7 @@ class Curve(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A chart of all runs. ``note`` is what one must know to read it; with ``zero``, the axis begins there."""
+    """A chart of all runs. ``note``: what one must know to read it; ``zero``: the axis starts at 0."""
 
     title: str
     curves: tuple[Curve, ...]
@@ -120,7 +120,7 @@ def _curves(chart: Chart, runs: Sequence[RunRecord], most: int) -> Iterator[dict
 
 
 def _says_nothing(run: RunRecord, source: str, y: np.ndarray) -> bool:
-    """True if a curve is always the same because what it counts does not take place in the run."""
+    """True if a curve is constant because what it counts does not occur in the run."""
     if source.endswith("top5"):
         return bool((y == 100).all())  # there are few classes
     if any(tag.startswith("AMP/scale") for tag in run.scalars) or np.any(run.steps.get("loss_scale", 1) != 1):
@@ -129,7 +129,7 @@ def _says_nothing(run: RunRecord, source: str, y: np.ndarray) -> bool:
 
 
 def points_of(run: RunRecord, source: str) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and values of a curve, float64 (n,) each; of a column that the run lacks, none."""
+    """Steps and values of a curve (``source``: 'KIND:NAME'), float64 (n,) each; empty if the run lacks it."""
     kind, _, name = source.partition(":")
     nothing = np.empty(0)
     if kind == "scalars":
@@ -140,10 +140,10 @@ def points_of(run: RunRecord, source: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def summarised(x: np.ndarray, y: np.ndarray, most: int, reduce: str) -> dict[str, Any]:
-    """At most ``most`` points of a curve: x, y and, where points stand for several, the lowest and highest of these.
+    """At most ``most`` points of a curve: x and y, and if a point stands for several values, their lowest and highest.
 
-    The points are means of equally many consecutive values (``reduce`` 'mean') or the last of them ('last'), each at
-    its last x. Values that are not finite are left out; a point without any finite value is None.
+    A point is the mean of equally many consecutive values (``reduce`` 'mean') or the last of them ('last'), at their
+    last x. Values that are not finite are left out; a point without any finite value is None.
     """
     if len(x) <= most:
         return {"x": numbers(x), "y": numbers(y)}
@@ -156,12 +156,12 @@ def summarised(x: np.ndarray, y: np.ndarray, most: int, reduce: str) -> dict[str
 
 
 def numbers(values: Sequence[float] | np.ndarray, digits: int = 6) -> list[float | int | None]:
-    """Numbers for JSON: ``digits`` significant digits, whole numbers without a point, None for what is not finite."""
+    """Numbers for JSON: ``digits`` significant digits, whole numbers without a point, None for values not finite."""
     return [number(value, digits) for value in values]
 
 
 def number(value: float, digits: int = 6) -> float | int | None:
-    """A number for JSON, as one of ``numbers``."""
+    """One number for JSON, as in ``numbers``."""
     if not math.isfinite(value):
         return None
     short = float(f"{value:.{digits}g}") if abs(value) < 10**digits or value != round(value) else value
@@ -169,7 +169,7 @@ def number(value: float, digits: int = 6) -> float | int | None:
 
 
 def time_axis(run: RunRecord) -> dict[str, Any]:
-    """Scale from a run's steps to its epochs and hours: steps an epoch, and hours at the end of each epoch."""
+    """Scale from a run's steps to its epochs and hours: steps per epoch, and hours at the end of each epoch."""
     seconds = run.epochs.get("seconds", np.empty(0))
     ends = run.epochs.get("step", np.empty(0))
     return {

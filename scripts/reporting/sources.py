@@ -20,8 +20,10 @@ TIME = re.compile(r"^\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_")
 
 @dataclass(frozen=True)
 class RunSource:
-    """A run to show. ``folder``: its records, None of a checkpoint elsewhere. ``network``: what to load, None if the
-    folder holds no checkpoint."""
+    """A run to show. ``folder``: its records, None for a checkpoint elsewhere.
+
+    ``network``: what to load, None if the folder holds no checkpoint.
+    """
 
     folder: Path | None
     network: Path | None
@@ -29,7 +31,7 @@ class RunSource:
 
 
 def find(texts: Sequence[str]) -> list[RunSource]:
-    """The runs, each once, in order. Raises ``UserError`` for what is no run, all such mistakes together."""
+    """The runs that ``texts`` name, each once, in order. Raises ``UserError`` with all texts that name no run."""
     found = list(dict.fromkeys(each_of(_find, texts)))
     if len(found) > MOST_RUNS:
         raise UserError(f"RUN: {len(found)} runs, and a report shows {MOST_RUNS} at most; give fewer")
@@ -56,12 +58,12 @@ def _is_run(folder: Path) -> bool:
 
 
 def names(sources: Sequence[RunSource]) -> list[str]:
-    """Names as short as tells the runs apart: without the time, else with it, then with the folders above."""
+    """Names just long enough to tell the runs apart: without the time, with it, with the file, or the whole path."""
     paths = [(one.folder or one.network).absolute() for one in sources]
     files = [f"/{one.network.name}" if one.network and one.network.is_file() else "" for one in sources]
     above = [""] * len(paths)
     for folders in ([path.parent.parent.name for path in paths], [path.parent.name for path in paths]):
-        if len(set(folders)) > 1:  # several data sets, or several networks
+        if len(set(folders)) > 1:  # several data sets or networks
             above = [f"{text}{folder} " for text, folder in zip(above, folders, strict=True)]
     full = [f"{text}{path.name}" for text, path in zip(above, paths, strict=True)]
     short = [f"{text}{TIME.sub('', path.name)}" for text, path in zip(above, paths, strict=True)]

@@ -1,4 +1,4 @@
-"""Pictures inside the page: small, each once, and never more than a budget."""
+"""Pictures inside the page: small, each stored once, and within a budget."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from PIL import Image
 
 SIDE = 128  # pixels; larger images are made smaller
-EXACT_SIDE = 64  # up to this, PNG: JPEG's blocks would show where each pixel is drawn large
+EXACT_SIDE = 64  # up to this size PNG: JPEG's blocks would show if pixels are enlarged
 QUALITY = 82
 BUDGET_BYTES = 6_000_000  # of base64 text
 
 
 @dataclass
 class Thumbnails:
-    """Data URIs by their place in ``uris``; ``add`` gives the place, None if the budget is used up."""
+    """Pictures as data URIs in ``uris``, each with an index; ``budget`` is the room left."""
 
     budget: int = BUDGET_BYTES
     uris: list[str] = field(default_factory=list)
@@ -25,15 +25,15 @@ class Thumbnails:
 
     @property
     def full(self) -> bool:
-        """True if a further picture may have no room."""
+        """True if there may be no room for another picture."""
         return self.budget < 8_000
 
     def place(self, key: Hashable) -> int | None:
-        """Place of the picture with this key; None if it is not there."""
+        """Index of the picture with this key; None if there is none."""
         return self._places.get(key)
 
     def add(self, key: Hashable, image: Image.Image) -> int | None:
-        """Add a picture unless one with its key is there."""
+        """Add a picture unless its key is present; return its index, None if there is no room."""
         if key in self._places:
             return self._places[key]
         uri = data_uri(image)
@@ -46,7 +46,7 @@ class Thumbnails:
 
 
 def data_uri(image: Image.Image, side: int = SIDE) -> str:
-    """A picture of any mode and size as a PNG or JPEG of at most ``side`` x ``side`` pixels."""
+    """Data URI of a picture of any mode and size, as a PNG or JPEG of at most ``side`` x ``side`` pixels."""
     image = image if image.mode in ("L", "RGB") else image.convert("RGB")
     if max(image.size) > side:
         image = image.copy()
@@ -61,9 +61,9 @@ def _uri(image: Image.Image, kind: str, **options: bool) -> str:
 
 
 def picture_uri(content: bytes, largest_bytes: int) -> tuple[str, int]:
-    """An encoded picture from a file, decoded and encoded anew, and its width in pixels.
+    """Data URI of a PNG picture, encoded anew (as JPEG beyond ``largest_bytes``), and the original width in pixels.
 
-    Raises ``ValueError`` or ``OSError`` if it is none.
+    Raises ``ValueError`` or ``OSError`` if ``content`` is not such a picture.
     """
     with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
         if image.width * image.height > 2**24:
