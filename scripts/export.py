@@ -1,13 +1,13 @@
-"""Writes a trained network as a file that other programs run, and checks that it predicts the same there.
+"""Write a trained network as a file that other programs run, and check that it predicts the same there.
 
     python scripts/export.py auto --to onnx --output exported                       # the newest run below runs/
     python scripts/export.py RUN --to onnx --with-preprocessing --quantise static --output small.onnx
     python scripts/export.py RUN --to timm --output my_network
     python scripts/export.py RUN --to timm --output my_network --push ORG/NAME      # also to the Hugging Face Hub
 
-RUN is a checkpoint or a run folder. A model card, README.md, lies beside each export. The export is loaded again in a
-fresh process by the library that it is for, and appears only if that predicts what the network predicts. Heavy imports
-are inside the functions.
+RUN is a checkpoint or a run folder. A model card, README.md, is written beside each export. The library that the export
+is for loads it again in a fresh process, and the export appears only if it predicts what the network predicts. Heavy
+imports are inside the functions.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     from scripts.exporting.pushing import FRONT_MATTER, PushFailure, push
     from scripts.exporting.subject import Subject
 
-    divided = FORMATS[own.to].holds_code  # by the temperature, if there is one; weights alone cannot do that
+    divided = FORMATS[own.to].holds_code  # by the temperature, if there is one, which takes code, not only weights
     loaded = open_run(own.run, own.raw, "cpu", best=own.best, for_autocast=False, calibrated=divided)  # in float32
     subject = Subject.of(loaded, own.raw, own.with_preprocessing, divided)
     steps.refuse_other_networks(own.to, subject)
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
                 checked = steps.check(own.to, subject, model, images, quantised=True)
             text = FRONT_MATTER if own.push else ""
             text += card(Exported(subject, own.to, place.model, checked, source, quantised))
-            # A class is named as its folder, which may be no text in any encoding.
+            # A class has its folder's name, which may not be text in any encoding.
             (folder / place.card).write_text(text, encoding="utf-8", errors="replace")
             files = [f"{path.name} ({steps.in_words(path.stat().st_size)})" for path in sorted(folder.iterdir())]
     except ExportFailure as error:
@@ -117,7 +117,7 @@ def build_parser() -> ToolParser:
 
 
 def refuse_mistakes(own: argparse.Namespace) -> None:
-    """Raise ``UserError`` for flags that contradict each other and packages that are missing, before any work."""
+    """Raise ``UserError`` for contradictory flags and missing packages, before any work."""
     mistakes = []
     if own.with_preprocessing and not FORMATS[own.to].holds_code:
         mistakes.append(f"--with-preprocessing: --to {own.to} holds weights alone; use onnx or torch-export")

@@ -1,4 +1,4 @@
-"""The model card: what the network is, what it was trained on, how good it is, and code that loads and uses it."""
+"""Model card: what the network is, what it was trained on, how good it is, and code that loads and uses it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PACKAGES = {
     "torchvision": "torchvision",
     "safetensors": "torch, numpy and pillow and the training repository as the first folder of PYTHONPATH",
 }
-# rows of the plan that say how the network was trained
+# rows of the run's plan about how the network was trained
 OF_PLAN = (
     *("Augmentation", "Mixing", "Sampling", "Training size", "Batch", "Steps", "Loss", "Teacher", "Optimizer"),
     *("Clipping", "Learning rate", "Weight average", "Precision", "Seed", "Selection"),
@@ -50,7 +50,7 @@ OF_TRAINING = ("epochs", "global_batch_size", "optimizer", "lr", "lr_policy", "w
 
 
 class Exported(NamedTuple):
-    """Facts of an export for its card. ``model``: the name of its file. ``quantised``: its lines on 8 bits."""
+    """Facts about an export for its card. ``model``: the file's name. ``quantised``: lines about 8-bit quantisation."""
 
     subject: Subject
     name: str
@@ -61,7 +61,7 @@ class Exported(NamedTuple):
 
 
 def card(one: Exported) -> str:
-    """The card in Markdown."""
+    """Text of the card, in Markdown."""
     loaded = one.subject.loaded
     channels, height, width = one.subject.shape
     return _filled(
@@ -95,7 +95,7 @@ def _facts(one: Exported) -> Iterator[tuple[str, str]]:
         origin = settings.get("weights") or f"{library}'s pretrained weights of {subject.loaded.arch}"
         yield "began from", f"{origin}, whose licence applies"
     plan = plan_of(subject.loaded.path)
-    if not plan:  # of a checkpoint outside of a run's folder, or of a run that did not keep it
+    if not plan:  # a checkpoint outside a run's folder, or a run that did not keep its plan
         given = {name: settings.get(name) for name in OF_TRAINING}
         known = [(name.replace("_", " "), as_text(value)) for name, value in given.items() if value not in (None, [])]
         yield "trained with", ", ".join(map(" ".join, known)) or "unknown settings"
@@ -135,7 +135,7 @@ def _validation(subject: Subject) -> str:
 
 
 def _steps(subject: Subject) -> Iterator[str]:
-    """Steps from an image to what the network sees, a sentence each."""
+    """Sentences on the steps from an image to the network's input."""
     shown = subject.loaded.preprocessing
     made = {1: "grey", 3: "RGB"}.get(shown.channels, f"an array of {shown.channels} channels")
     yield f"Rotate the image as its EXIF orientation says; make it {made}."
@@ -171,17 +171,17 @@ def _resizing(shown: Preprocessing) -> Iterator[str]:
 
 
 def by(size: Size) -> str:
-    """A size in words: height x width."""
+    """A size as text: height x width."""
     return " x ".join(map(str, sides(size)))
 
 
 def resized_size(shown: Preprocessing) -> Size:
-    """The size that images are resized to before the middle is cropped; see ``View``."""
+    """Size that images are resized to before the middle is cropped; see ``View``."""
     return size_of(*enlarged(shown.val_image_size, shown.crop_pct))
 
 
 def code(one: Exported) -> str:
-    """A program that classifies ``image.jpg``."""
+    """Source of a program that classifies ``image.jpg`` with the export."""
     shown = one.subject.loaded.preprocessing
     return _filled(
         "code",
@@ -202,9 +202,9 @@ def code(one: Exported) -> str:
 
 
 def preparation(shown: Preprocessing, inside: bool) -> str:
-    """The source of ``prepare(path)``: an image file into the network's input, with Pillow and NumPy alone.
+    """Source of ``prepare(path)``, which turns an image file into the network's input with only Pillow and NumPy.
 
-    Its pixels are Pillow's, from which those of validation differ by a level or two where an image is resized.
+    Pillow's pixels may differ from those of validation by a level or two if an image is resized.
     """
     level = tuple(round(255 * mean) for mean in shown.mean)
     return _filled(
@@ -225,17 +225,17 @@ def preparation(shown: Preprocessing, inside: bool) -> str:
 
 
 def goes_onto_canvas(shown: Preprocessing) -> bool:
-    """True if the middle of an image is put onto the mean colour; see ``View``."""
+    """True if the middle of an image is put onto a canvas of the mean colour; see ``View``."""
     return shown.crop_mode == "border" and not shown.stored_size
 
 
 def is_cropped(shown: Preprocessing) -> bool:
-    """True if only the middle of a resized image is kept, if it does not go onto a canvas; see ``View``."""
+    """True if, without a canvas, only the middle of a resized image is kept; see ``View``."""
     return resized_size(shown) != shown.val_image_size or (shown.crop_mode == "center" and not shown.stored_size)
 
 
 def opening(shown: Preprocessing) -> str:
-    """The source of ``opened(path)``: an image file, upright and with 8 bits, as ``decoding.open_image`` reads it."""
+    """Source of ``opened(path)``, which reads an image file upright and in 8 bits, as ``decoding.open_image`` does."""
     parts = (levels.is_deep, levels.raw_mode, levels.other_order, levels.numbers_of, levels.scaled, levels.to_8_bits)
     is_array = levels.is_array(shown.colour)
     return _filled("opened", shown=shown, is_array=is_array, sources="\n\n".join(map(inspect.getsource, parts))).rstrip(
@@ -244,7 +244,7 @@ def opening(shown: Preprocessing) -> str:
 
 
 def _filled(template: str, **values: Any) -> str:
-    """The ``template`` with these values."""
+    """Text of ``template``, filled with ``values``."""
     templates = jinja2.FileSystemLoader(Path(__file__).with_name("template"))
     environment = jinja2.Environment(
         loader=templates, trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined

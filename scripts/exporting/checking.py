@@ -1,4 +1,4 @@
-"""The check of an export: loaded again in a fresh process, it must predict what the network predicts."""
+"""Check of an export: loaded again in a fresh process, it must predict what the network predicts."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from scripts.exporting.subject import Subject
 from utils.record.reading import OneLabel
 
 ROOT = Path(__file__).resolve().parents[2]
-ALLOWED = 1e-4  # difference of an output, or for one above 1 that share of it
+ALLOWED = 1e-4  # difference of an output; for outputs above 1, relative to them
 SECONDS = 1800
 
 
 class ExportFailure(Exception):
-    """An export that is not what it should be: a fault of ours or of a library, not of the user's."""
+    """An export is not as it should be: a fault of this program or of a library, not of the user."""
 
 
 class Check(NamedTuple):
-    """``largest``: difference of any output from ``source``'s.
+    """Result of a check. ``largest``: the largest difference of an output from ``source``'s.
 
     ``agree``: how many of ``count`` images have the same ``answer``.
     """
@@ -51,10 +51,11 @@ class Check(NamedTuple):
 def compare(
     name: str, outputs: np.ndarray | str, expected: np.ndarray, subject: Subject, source: str = "the network"
 ) -> Check:
-    """Difference of an export's ``outputs`` from the ``expected`` ones, float32 (n, classes). ``name``: its format.
+    """Compare an export's ``outputs`` with the ``expected`` ones, both float32 (n, classes).
 
-    ``source``: what gave these, in words; ``subject``: what was exported. Raises ``ExportFailure`` if they differ by
-    more than is allowed, or if there are none.
+    ``name``: the export's format; ``source``: text naming what gave the expected outputs; ``subject``: what was
+    exported. Raises ``ExportFailure`` if they differ by more than is allowed, or if ``outputs`` is the reason why there
+    are none.
     """
     loader = f"{FORMATS[name].loader} {metadata.version(FORMATS[name].loader)}"
     if isinstance(outputs, str):
@@ -62,7 +63,7 @@ def compare(
     if outputs.shape != expected.shape:
         raise ExportFailure(f"{loader} gives outputs of shape {outputs.shape} where {expected.shape} are expected")
     difference = np.abs(outputs - expected)
-    if not (difference <= ALLOWED * np.maximum(1, np.abs(expected))).all():  # also if one is NaN
+    if not (difference <= ALLOWED * np.maximum(1, np.abs(expected))).all():  # NaN also counts as a difference
         largest = float(np.nanmax(difference)) if np.isfinite(difference).any() else math.nan
         raise ExportFailure(f"the outputs of {loader} differ by up to {largest:.1e}; {ALLOWED:g} is allowed")
     agree = subject.same_answers(outputs, expected)
@@ -70,7 +71,7 @@ def compare(
 
 
 def reloaded(requests: Sequence[dict[str, Any]], inputs: Sequence[np.ndarray]) -> list[np.ndarray | str]:
-    """The outputs of each export for its ``inputs``, or why it gives none; all are loaded in one fresh process.
+    """Outputs of each export for its ``inputs``, or why it gives none; all are loaded in one fresh process.
 
     Raises ``ExportFailure`` if that process dies.
     """

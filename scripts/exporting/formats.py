@@ -1,4 +1,4 @@
-"""The formats of ``scripts/export.py``, and where each is written. Imports nothing heavy."""
+"""Formats of ``scripts/export.py``, and where each is written. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pathlib import Path
 from utils.config.settings import UserError
 
 CARD = "README.md"
-CANNOT_WRITE = ("PytorchStreamWriter", "I/O error")  # in errors of torch and safetensors that are no OSError
+CANNOT_WRITE = ("PytorchStreamWriter", "I/O error")  # in write errors of torch and safetensors that are not OSError
 
 
 @dataclass(frozen=True)
 class ExportFormat:
-    """``loader``: the package that loads it again. ``needs``: optional packages that write and check it.
+    """A format. ``loader``: the package that loads the export. ``needs``: optional packages to write and check it.
 
-    ``ending``: that of its one file beside the card; '' for a folder of files. ``holds_code``: the network's
-    computation is in the file, so that preprocessing can be, too. ``beside``: the ending of a second file, with the
+    ``ending``: ending of its one file beside the card; '' for a folder of files. ``holds_code``: the file contains the
+    network's computation, so that preprocessing can be included. ``beside``: ending of a second file, with the
     metadata; '' if there is none.
     """
 
@@ -33,7 +33,7 @@ class ExportFormat:
 
     @property
     def file(self) -> str:
-        """The name of the file with the weights, unless the user gives another."""
+        """Name of the file with the weights, unless the user gives another."""
         return f"model{self.ending or '.safetensors'}"
 
 
@@ -47,7 +47,7 @@ FORMATS = {
 
 
 def missing_packages(name: str) -> str | None:
-    """A line about the optional packages of format ``name`` that are not installed; None if all are."""
+    """Line about the optional packages of format ``name`` that are not installed; None if all are."""
     missing = [package for package in FORMATS[name].needs if util.find_spec(package) is None]
     if not missing:
         return None
@@ -58,7 +58,7 @@ def missing_packages(name: str) -> str | None:
 class Place:
     """Place of an export: ``folder`` / ``model`` and, beside it, ``card``.
 
-    ``whole``: the folder is the export and does not exist yet; otherwise the two files join what it holds.
+    ``whole``: the folder is the export and does not exist yet; otherwise the files are added to the folder.
     """
 
     folder: Path
@@ -68,7 +68,7 @@ class Place:
 
     @classmethod
     def of(cls, output: str, name: str) -> Place:
-        """The place for --output ``output`` and format ``name``. Raises ``UserError`` if something is there already."""
+        """The place for --output ``output`` and format ``name``. Raises ``UserError`` if it is taken already."""
         path = Path(output)
         kind = FORMATS[name]
         endings = [other.ending for other in FORMATS.values() if other.ending and other != kind]
@@ -87,12 +87,12 @@ class Place:
 
     @property
     def path(self) -> Path:
-        """The exported folder or file, for messages."""
+        """Exported folder or file, for messages."""
         return self.folder if self.whole else self.folder / self.model
 
     @contextmanager
     def writing(self) -> Iterator[Path]:
-        """A temporary folder to write into; all that is in it moves to the place at the end, nothing after an error.
+        """Context that gives a temporary folder, whose files move to the place at the end; an error leaves nothing.
 
         Raises ``UserError`` if the place cannot be written.
         """
@@ -102,7 +102,7 @@ class Place:
         try:
             temporary.mkdir(parents=True)
             yield temporary
-            mode = (temporary / self.card).stat().st_mode  # what the umask says; some libraries let nobody else read
+            mode = (temporary / self.card).stat().st_mode  # as the umask says; some libraries let nobody else read
             for path in temporary.iterdir():
                 path.chmod(mode)
             self._move(temporary)
@@ -114,7 +114,7 @@ class Place:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
             for folder in made:
-                with suppress(OSError):  # it holds the export
+                with suppress(OSError):  # the folder holds the export
                     folder.rmdir()
 
     def _move(self, temporary: Path) -> None:

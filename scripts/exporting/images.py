@@ -1,4 +1,4 @@
-"""The images that an export is compared, calibrated and scored on."""
+"""Images on which an export is compared, calibrated and scored."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from utils.data.formats.readers import ImageFiles, Images
 from utils.data.images.decoding import UnreadableImage
 
 COUNT = 32  # images to compare on
-SEED = 0  # of the choice, and of noise
+SEED = 0  # seeds the choice of images, and noise
 
 
 def to_compare_on(subject: Subject, folder: str | None, datapath: str | None) -> tuple[torch.Tensor, str]:
-    """Images float32 (n, c, h, w), normalised as in validation, and what they are, in words.
+    """Images, float32 (n, c, h, w), normalised as in validation, and text about their origin.
 
-    Those of ``folder`` if it is given, otherwise of the run's validation, otherwise noise, and why.
+    They come from ``folder`` if it is given, otherwise from the run's validation split; if that cannot be read, they
+    are noise, and the text says why.
     """
     if folder is not None:
         return _of_folder(subject.loaded, folder)
@@ -40,7 +41,7 @@ def to_compare_on(subject: Subject, folder: str | None, datapath: str | None) ->
 
 
 def refuse_missing(loaded: Loaded, splits: Sequence[str], datapath: str | None) -> None:
-    """Raise ``UserError`` if one of ``splits`` of the run's data is not there to score or calibrate on."""
+    """Raise ``UserError`` if one of ``splits`` of the run's data cannot be read for scoring or calibration."""
     for split in splits:
         try:
             _split(loaded, split, datapath)
@@ -49,10 +50,10 @@ def refuse_missing(loaded: Loaded, splits: Sequence[str], datapath: str | None) 
 
 
 def noise(shape: tuple[int, int, int]) -> torch.Tensor:
-    """Images of random spots of all sizes, each with a colour of its own, float32 with a variance of 1.
+    """Noise images made of random spots of all sizes, each with its own colour: float32, variance 1.
 
-    They exercise a network less than photographs do, but more than a random number for each pixel does: a global
-    average of those is the same for all images, and what a network makes of its last digits is rounding.
+    They exercise a network less than photographs do, but more than independent pixels would: the global average of such
+    pixels is the same for all images, so that the network's outputs would differ by rounding only.
     """
     random = torch.Generator().manual_seed(SEED)
     grids = [(COUNT, shape[0], min(spots, shape[1]), min(spots, shape[2])) for spots in (1, 2, 4, 8, 16, 32, 64)]
@@ -61,9 +62,9 @@ def noise(shape: tuple[int, int, int]) -> torch.Tensor:
 
 
 def to_calibrate_on(loaded: Loaded, datapath: str | None, count: int) -> torch.Tensor:
-    """``count`` of the run's training images, float32 (n, c, h, w), shown as in validation and without augmentation.
+    """Up to ``count`` of the run's training images, float32 (n, c, h, w), preprocessed as in validation.
 
-    None of them is validated on. Raises ``UserError`` if there are no others.
+    None of them is a validation image. Raises ``UserError`` if there are no others.
     """
     training = _split(loaded, "train", datapath)
     validation = _split(loaded, "val", datapath)
@@ -83,7 +84,7 @@ def _split(loaded: Loaded, split: str, datapath: str | None) -> Images:
 
 
 def _shown(loaded: Loaded, images: Images, count: int, where: str = "--datapath") -> torch.Tensor:
-    """Up to ``count`` images, chosen at random, which makes all classes likely. Leaves out what cannot be read."""
+    """Up to ``count`` images, drawn at random so that all classes are likely; skips images that cannot be read."""
     order = np.random.default_rng(SEED).permutation(len(images))
     shown: list[torch.Tensor] = []
     for number in order:

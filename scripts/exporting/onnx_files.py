@@ -1,4 +1,4 @@
-"""ONNX files: written, quantised to 8 bits, and run."""
+"""ONNX files: write them, quantise them to 8 bits, and run them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from utils.config.settings import UserError
 
 INPUT = "images"
 MOST_BYTES = 1_900_000_000  # protobuf's limit is 2 GiB, for graph and weights together
-# Elsewhere 8 bits gain little time and lose accuracy, most of all in the probabilities.
+# In other layers 8 bits save little time and cost accuracy, most of all in the probabilities.
 QUANTISED = ["Conv", "Gemm", "MatMul"]
 LARGEST_INT16 = 2**15 - 1
 
 
 def write_onnx(subject: Subject, path: Path, images: torch.Tensor) -> None:
-    """One file for batches of any size, with the metadata: a text in JSON for each of its entries."""
+    """Write one file for batches of any size, with metadata, whose entries are JSON strings."""
     import onnx
 
     weights = sum(value.nbytes for value in subject.module.state_dict().values())
@@ -43,7 +43,7 @@ def write_onnx(subject: Subject, path: Path, images: torch.Tensor) -> None:
             model = torch.onnx.export(
                 program, dynamo=True, input_names=[INPUT], output_names=[subject.output], verbose=False
             ).model_proto
-    except Exception as error:  # torch and onnxscript raise many kinds
+    except Exception as error:  # torch and onnxscript raise many kinds of errors
         raise cannot("onnx", subject, error) from error
     _clean(model)
     _save(model, path, subject.metadata)
@@ -51,7 +51,7 @@ def write_onnx(subject: Subject, path: Path, images: torch.Tensor) -> None:
 
 
 def _clean(model: Any) -> None:
-    """Name the batch, and remove notes of the export: paths of this machine, and shapes that quantising changes."""
+    """Name the batch dimension, and remove export notes: this machine's paths, and shapes that quantising changes."""
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
         del value.metadata_props[:]
@@ -70,13 +70,12 @@ def _save(model: Any, path: Path, metadata: dict[str, Any]) -> None:
 
 
 def quantise(path: Path, how: str, subject: Subject, calibration: torch.Tensor | None) -> None:
-    """Replace the ONNX file ``path`` with one whose large layers compute in 8 bits.
+    """Replace the ONNX file ``path`` by one whose large layers compute in 8 bits.
 
     ``how``: 'dynamic' measures the range of a layer's inputs in each batch; 'static' fixes it now, with the normalised
-    images ``calibration`` (n, c, h, w): from the means of the batches' lowest and highest values, since the values of
-    one odd image would make the steps of all others coarse.
-
-    Raises ``ExportFailure`` if processors could answer differently: ``largest_pair`` says why.
+    images ``calibration`` (n, c, h, w), from the means of the batches' lowest and highest values, since one odd image's
+    extremes would make the steps coarse for all others. Raises ``ExportFailure`` if processors could answer
+    differently; see ``largest_pair``.
     """
     import onnx
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
@@ -85,7 +84,7 @@ def quantise(path: Path, how: str, subject: Subject, calibration: torch.Tensor |
     batches = ({INPUT: subject.inputs(part).numpy()} for part in (() if calibration is None else calibration.split(32)))
     with quiet():
         if how == "dynamic":
-            # Unsigned like the inputs: such products are exact everywhere, with no bit less for the weights.
+            # Unsigned like the inputs: such products are exact on all processors, without one bit less for weights.
             quantize_dynamic(path, target, weight_type=QuantType.QUInt8, op_types_to_quantize=QUANTISED)
         else:
             quantize_static(
@@ -106,11 +105,11 @@ def quantise(path: Path, how: str, subject: Subject, calibration: torch.Tensor |
         raise UserError(f"--quantise {how}: {subject.loaded.arch} has no layer that it quantises; leave it out")
     if largest_pair(model) > LARGEST_INT16:
         raise ExportFailure(f"two products of the 8-bit {subject.loaded.arch} may exceed 16 bits: onnxruntime's fault")
-    _save(model, path, {**subject.metadata, "validation": None, "quantised": how})  # its own figures are not known yet
+    _save(model, path, {**subject.metadata, "validation": None, "quantised": how})  # its metrics are not known yet
 
 
 def replace_metadata(path: Path, entries: dict[str, Any]) -> None:
-    """Replace these of the metadata's entries in the ONNX file ``path``."""
+    """Replace ``entries`` of the metadata in the ONNX file ``path``."""
     import onnx
 
     model = onnx.load(path)
@@ -119,11 +118,12 @@ def replace_metadata(path: Path, entries: dict[str, Any]) -> None:
 
 
 def largest_pair(model: Any) -> int:
-    """A bound on any sum of two products of an unsigned and a signed 8-bit number in ``model``.
+    """Upper bound on the sum of any two products of an unsigned and a signed 8-bit number in ``model``.
 
     Processors without VNNI add such products in pairs, in 16 bits, and saturate above ``LARGEST_INT16`` (vpmaddubsw);
-    others have 32 bits. Which are paired is the library's choice, so the largest two count. Products of two unsigned
-    numbers are exact everywhere: not even one fits 16 bits. Signed are weights, and inputs that are declared to be.
+    others use 32 bits. The library chooses the pairs, so the bound takes the largest two. Products of two unsigned
+    numbers are exact on all processors, since not even one would fit 16 bits. Signed are the weights, and inputs
+    declared as signed.
     """
     from onnx import TensorProto, numpy_helper
 
@@ -136,7 +136,7 @@ def largest_pair(model: Any) -> int:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Inside, neither torch nor onnxruntime logs advice about a network that the user did not write."""
+    """Context in which torch and onnxruntime do not log advice about a network that the user did not write."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -148,7 +148,7 @@ def quiet() -> Iterator[None]:
 
 
 class OnnxNetwork(nn.Module):
-    """An ONNX file of ``subject`` as a network: normalised float32 images into logits, in onnxruntime on the CPU."""
+    """The ONNX file of ``subject`` as a network: normalised float32 images into logits, in onnxruntime on the CPU."""
 
     def __init__(self, path: Path, subject: Subject) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class OnnxNetwork(nn.Module):
         self.subject = subject
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
-        """The file's outputs for what it takes."""
+        """Outputs of the file for ``inputs``, given in its own input format."""
         return self.session.run(None, {INPUT: np.ascontiguousarray(inputs)})[0]
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Pushing an export to the Hugging Face Hub: checked before the work, and one commit, which is there whole or not."""
+"""Push an export to the Hugging Face Hub: access is checked before the work, and one commit adds all files or none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 from models.hub import unreachable
 from utils.config.settings import UserError
 
-# What the Hub reads of a card: which library loads the network, and for what.
+# Front matter that the Hub reads from a card: the library that loads the network, and the task.
 FRONT_MATTER = """---
 library_name: timm
 pipeline_tag: image-classification
@@ -25,11 +25,11 @@ tags:
 
 
 class PushFailure(Exception):
-    """The export is there, but not on the Hub; the message says what to repeat."""
+    """The export exists, but not on the Hub; the message says what to repeat."""
 
 
 def refuse_mistakes(repository: str) -> None:
-    """Raise ``UserError`` if the name is wrong, the Hub is out of reach, or there is no token that it takes."""
+    """Raise ``UserError`` if the name is wrong, the Hub is unreachable, or there is no valid token."""
     try:
         validate_repo_id(repository)
         named = repository.count("/") == 1
@@ -48,9 +48,9 @@ def refuse_mistakes(repository: str) -> None:
 
 
 def push(folder: Path, repository: str, private: bool) -> str:
-    """Make the repository if there is none, and commit the files of ``folder``; gives the commit's address.
+    """Make the repository if it does not exist, commit the files of ``folder``, and return the commit's address.
 
-    Files of other names stay; a repository that exists stays as public or private as it is. Raises ``PushFailure``.
+    Files with other names stay; an existing repository stays public or private. Raises ``PushFailure``.
     """
     disable_progress_bars()
     api = HfApi(library_name="timm")
@@ -65,12 +65,12 @@ def push(folder: Path, repository: str, private: bool) -> str:
 def _failing(said: str) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # of the network, the Hub, and the library that stores large files
+    except Exception as error:  # errors of the network, the Hub, and the library that stores large files
         raise PushFailure(f"{said} ({_told(error)})") from error
 
 
 def _told(error: Exception) -> str:
-    """The error in one line and without the token, which a server may have sent back."""
+    """The error in one line, without the token, which a server may have sent back."""
     text = " ".join(str(error).split())[:300] or type(error).__name__
     token = get_token()
     return text.replace(token, "<token>") if token else text

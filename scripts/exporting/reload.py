@@ -1,8 +1,8 @@
-"""Loads an export with the library that it is for, in a process of its own, and predicts.
+"""Load an export with the library that it is for, in a separate process, and predict.
 
 ``python -m scripts.exporting.reload REQUESTS`` reads a JSON list of objects: ``to``, the format; ``path``, the file or
-folder; ``inputs`` and ``outputs``, names of NumPy files. Nothing of this repository takes part, except that it builds
-the network for a file of safetensors, which holds weights alone. ``scripts/exporting/checking.py`` starts it.
+folder; ``inputs`` and ``outputs``, names of NumPy files. No code of this repository takes part, except that it builds
+the network for a safetensors file, which holds only weights. ``scripts/exporting/checking.py`` starts it.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Any
 
 import numpy as np
 
-WHY_NOT = ".txt"  # after the name of the outputs, that of a file with the reason
+WHY_NOT = ".txt"  # ending, added to the name of the outputs, of a file with the reason
 
 Predict = Callable[[np.ndarray], np.ndarray]
 
 
 def main(requests: str) -> None:
-    """Predict the inputs of each request, in batches of several sizes, and save the outputs, or why there are none."""
+    """Predict the inputs of each request, in batches of several sizes; save the outputs, or why there are none."""
     with open(requests, encoding="utf-8") as file:
         several = json.load(file)
     for asked in several:
         inputs = np.load(asked["inputs"], allow_pickle=False)
         try:
             outputs = in_batches(LOADERS[asked["to"]](asked["path"], asked), inputs)
-        except Exception as error:  # each library raises its own kinds
+        except Exception as error:  # each library raises its own kinds of errors
             with open(asked["outputs"] + WHY_NOT, "w", encoding="utf-8") as file:
                 file.write(f"{type(error).__name__}: {' '.join(str(error).split())}")
         else:
@@ -35,7 +35,7 @@ def main(requests: str) -> None:
 
 
 def in_batches(predict: Predict, inputs: np.ndarray) -> np.ndarray:
-    """The outputs for ``inputs`` (n, ...), in batches of 1, 2, 3, 16, 16 ...: a file for one size would fail."""
+    """Outputs for ``inputs`` (n, ...), in batches of 1, 2, 3, 16, 16 ...: an export for a single size would fail."""
     edges = [edge for edge in (1, 3, *range(6, len(inputs), 16)) if edge < len(inputs)]
     return np.concatenate([predict(part) for part in np.split(inputs, edges)])
 
@@ -50,14 +50,14 @@ def with_onnxruntime(path: str, _: dict[str, Any]) -> Predict:
 
 
 def with_torch_export(path: str, _: dict[str, Any]) -> Predict:
-    """Load a file of torch.export."""
+    """Load a file written by torch.export."""
     import torch
 
     return _of_module(torch.export.load(path).module())
 
 
 def with_safetensors(path: str, _: dict[str, Any]) -> Predict:
-    """Load a file of safetensors; its metadata says which network of this repository its weights are of."""
+    """Load a safetensors file into the network of this repository that its metadata describes."""
     from safetensors import safe_open
 
     from models import build_model
@@ -79,7 +79,7 @@ def with_safetensors(path: str, _: dict[str, Any]) -> Predict:
 
 
 def with_timm(path: str, _: dict[str, Any]) -> Predict:
-    """Load a folder of timm's. Raises ``ValueError`` if timm took another weight than the folder holds."""
+    """Load timm's folder. Raises ``ValueError`` if a weight in timm's network differs from the folder's."""
     import timm
     import torch
     from safetensors.torch import load_file
@@ -93,7 +93,7 @@ def with_timm(path: str, _: dict[str, Any]) -> Predict:
 
 
 def with_torchvision(path: str, asked: dict[str, Any]) -> Predict:
-    """Load a state dict, for the network that ``asked`` names in torchvision's own terms."""
+    """Load a state dict into the network that ``asked`` names in torchvision's terms."""
     import torch
     import torchvision
 

@@ -1,4 +1,4 @@
-"""The steps of an export: refuse what a format cannot hold, write it, quantise it, check it."""
+"""Steps of an export: refuse what a format cannot hold, write it, quantise it, check it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def refuse_other_networks(name: str, subject: Subject) -> None:
 
 
 def write(name: str, subject: Subject, path: Path, images: torch.Tensor) -> None:
-    """The files of format ``name``, with the weights in ``path``. ``images``: some that the network can be run on."""
+    """Write the files of format ``name``, with the weights in ``path``. ``images``: valid example inputs."""
     if name == "onnx":
         onnx_files.write_onnx(subject, path, images)
     elif name == "torch-export":
@@ -43,14 +43,14 @@ def write(name: str, subject: Subject, path: Path, images: torch.Tensor) -> None
 
 
 def quantise(how: str, subject: Subject, path: Path, count: int, chosen: Chosen) -> tuple[str, ...]:
-    """Quantise the ONNX file ``path``; lines about what that costs and saves.
+    """Quantise the ONNX file ``path``; return lines about the loss of accuracy and the saving.
 
-    ``count``: training images to calibrate on, for ``how`` 'static'. ``chosen``: the images to score on.
+    ``count``: number of training images to calibrate on, if ``how`` is 'static'. ``chosen``: the images to score on.
     """
     if how == "static":
         calibration = to_calibrate_on(subject.loaded, chosen.datapath, count)
         origin = f"calibrated on {len(calibration):,} training images"
-    else:  # an image's answer depends on the others in its batch
+    else:  # dynamic: an image's answer depends on the other images in its batch
         calibration = None
         data = settings_of(subject.loaded, chosen).data
         origin = f"in batches of {data.val_batch_size or data.batch_size:,}"
@@ -71,14 +71,14 @@ def quantise(how: str, subject: Subject, path: Path, count: int, chosen: Chosen)
 
 
 def score(subject: Subject, path: Path, chosen: Chosen) -> Predictions:
-    """Predictions of an ONNX file for all ``chosen`` images in onnxruntime, and its validation."""
+    """Validate an ONNX file on all ``chosen`` images, in onnxruntime, and return its predictions."""
     settings = {**subject.loaded.settings, "fp32_layers": None}  # the file has no such layers
     network = dataclasses.replace(subject.loaded, network=onnx_files.OnnxNetwork(path, subject), settings=settings)
     return predict_split(network, dataclasses.replace(chosen, device="cpu", amp="off", tta="none"))
 
 
 def expected_outputs(subject: Subject, inputs: np.ndarray, quantised: Path | None = None) -> np.ndarray:
-    """Outputs that an export must give for ``inputs``: the network's, or in this process the ``quantised`` file's."""
+    """Outputs that an export must give for ``inputs``: the network's, or the ``quantised`` file's in this process."""
     if quantised is not None:
         return in_batches(onnx_files.OnnxNetwork(quantised, subject).predict, inputs)
 
@@ -93,7 +93,7 @@ def expected_outputs(subject: Subject, inputs: np.ndarray, quantised: Path | Non
 
 
 def request(name: str, subject: Subject, path: Path) -> dict[str, Any]:
-    """Facts with which ``scripts/exporting/reload.py`` loads the export at ``path``."""
+    """Request with which ``scripts/exporting/reload.py`` loads the export at ``path``."""
     asked = {"to": name, "path": str((path.parent if name == "timm" else path).absolute())}
     if name == "torchvision":
         asked |= {"name": subject.name, "arguments": subject.arguments}
@@ -110,5 +110,5 @@ def check(name: str, subject: Subject, path: Path, images: torch.Tensor, quantis
 
 
 def in_words(count: int) -> str:
-    """So many bytes."""
+    """``count`` bytes as text in MB or kB."""
     return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"

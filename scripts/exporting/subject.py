@@ -1,4 +1,4 @@
-"""The subject of an export: a trained network, and the facts that travel with it."""
+"""Subject of an export: a trained network, and the facts that travel with it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from utils.record.run_folder import read_table
 
 
 class WithPreprocessing(nn.Module):
-    """``network`` for bytes: uint8 images (n, channels, h, w) into float32 probabilities (n, classes).
+    """``network`` that takes bytes: uint8 images (n, channels, h, w) into float32 probabilities (n, classes).
 
     Normalises as ``BatchTransform`` does; ``mean`` and ``std`` are for pixel values between 0 and 1. ``reading`` turns
     logits into probabilities.
@@ -47,8 +47,9 @@ class WithPreprocessing(nn.Module):
 class Subject:
     """A trained network and how it is exported.
 
-    ``inside``: preprocessing and probabilities are part of it. ``weights``: which of the checkpoint's, in words.
-    ``figures``: see ``validated``. ``divided``: the network divides its logits by the temperature, if there is one.
+    ``inside``: the export includes preprocessing and probabilities. ``weights``: text naming which of the checkpoint's
+    weights it has. ``figures``: see ``validated``. ``divided``: the network divides its logits by the temperature, if
+    there is one.
     """
 
     loaded: Loaded
@@ -59,7 +60,7 @@ class Subject:
 
     @classmethod
     def of(cls, loaded: Loaded, raw: bool, inside: bool, divided: bool = True) -> Subject:
-        """The subject made of what ``open_run`` gives with ``raw``, and with ``calibrated`` if ``divided``."""
+        """Subject of a network from ``open_run``, which was called with ``raw`` and calibrated=``divided``."""
         weights = "the raw weights, not the run's average of them" if raw else "the run's average of the weights"
         figures = None if raw and loaded.has_average else validated(loaded)
         if figures is not None and loaded.confidence is not None and loaded.confidence.temperature is not None:
@@ -68,28 +69,28 @@ class Subject:
 
     @property
     def temperature(self) -> float | None:
-        """The temperature that the checkpoint keeps."""
+        """Temperature that the checkpoint keeps; None if it has none."""
         return self.loaded.confidence and self.loaded.confidence.temperature
 
     @property
     def reading(self) -> Reading:
-        """The reading of logits once they are divided by the temperature, by the file or by whoever runs it."""
+        """Reading of logits after division by the temperature, whether the file divides them or its user does."""
         return self.loaded.reading if self.divided else self.loaded.reading.divided(self.temperature or 1.0)
 
     @property
     def library(self) -> str:
-        """'own', 'timm' or 'torchvision'."""
+        """Library of the network: 'own', 'timm' or 'torchvision'."""
         return locate(self.loaded.arch)[0]
 
     @property
     def name(self) -> str:
-        """The network's name in its library, without timm's tag of pretrained weights."""
+        """Network's name in its library, without timm's tag of pretrained weights."""
         name = locate(self.loaded.arch)[1]
         return name.partition(".")[0] if self.library == "timm" else name
 
     @property
     def data(self) -> str:
-        """The name of the data set, of the user's own class folders that of their folder."""
+        """Name of the data set, or of the folder for the user's own images."""
         settings = self.loaded.settings
         name, path = (str(settings.get(key) or "") for key in ("dataname", "datapath"))
         of_the_user = name in SPECS and SPECS[name].of_the_user
@@ -102,7 +103,7 @@ class Subject:
 
     @cached_property
     def arguments(self) -> dict[str, Any]:
-        """Arguments of the network's constructor (``constructor_arguments``); raises ``UserError``."""
+        """Arguments of the network's constructor (``constructor_arguments``). Raises ``UserError``."""
         shown = self.loaded.preprocessing
         return constructor_arguments(
             self.shape_settings,
@@ -120,12 +121,12 @@ class Subject:
 
     @property
     def output(self) -> str:
-        """Kind of output of the exported network."""
+        """Kind of output of the exported network: 'probabilities' or 'logits'."""
         return "probabilities" if self.inside else "logits"
 
     @cached_property
     def module(self) -> nn.Module:
-        """The module to export, in evaluation mode on the CPU."""
+        """Module to export, in evaluation mode on the CPU."""
         shown = self.loaded.preprocessing
         network = self.loaded.network.requires_grad_(False)
         if not self.inside:
@@ -133,13 +134,13 @@ class Subject:
         return WithPreprocessing(network, shown.mean, shown.std, self.loaded.reading).eval()
 
     def same_answers(self, outputs: np.ndarray, others: np.ndarray) -> int:
-        """The number of images for which both, outputs of the exported network, give the same answer."""
+        """Number of images for which both ``outputs`` and ``others``, of the exported network, give the same answer."""
         reading = self.loaded.reading
         logits = [reading.logits(one) if self.inside else one for one in map(torch.from_numpy, (outputs, others))]
         return int(reading.same(*logits).sum())
 
     def inputs(self, images: torch.Tensor) -> torch.Tensor:
-        """Inputs of the exported network for normalised ``images`` (n, c, h, w): these, or their uint8 pixels."""
+        """Inputs of the exported network for normalised ``images`` (n, c, h, w): the same or, if ``inside``, uint8."""
         if not self.inside:
             return images
         pixels = self.loaded.preprocessing.evaluation_transform.to_pixels(images)
@@ -147,7 +148,7 @@ class Subject:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Facts that programs need beside the weights; plain values."""
+        """Facts that programs need besides the weights, as plain values."""
         return {
             "arch": self.loaded.arch,
             **{name: getattr(self.shape_settings, name) for name in shaping("network")},
@@ -163,9 +164,9 @@ class Subject:
 
 
 def validated(loaded: Loaded) -> dict[str, Any] | None:
-    """The figures of a checkpoint's last validation; None if its weights have moved since, or if there was none.
+    """Metrics of a checkpoint's last validation; None if there was none, or the weights have changed since.
 
-    What sets them apart from those of the exported network on all images is named as the run's settings name it.
+    Also holds, by name, the run's settings that make these metrics differ from the exported network's.
     """
     progress = loaded.progress
     settings = loaded.settings
@@ -175,7 +176,7 @@ def validated(loaded: Loaded) -> dict[str, Any] | None:
     if not report.count or progress["validated_step"] != progress["step"]:
         return None
     apart = {name: settings.get(name) for name in ("tta", "amp", "max_val_batches")}
-    apart["amp"] = apart["amp"] or ("fp16" if loaded.loss_scaled else None)  # a GPU's default is no setting
+    apart["amp"] = apart["amp"] or ("fp16" if loaded.loss_scaled else None)  # a GPU's default is not in the settings
     return {
         **figures_of(report),
         "epoch": progress["epoch"],
@@ -185,10 +186,10 @@ def validated(loaded: Loaded) -> dict[str, Any] | None:
 
 
 def doubts_about(loaded: Loaded) -> list[str]:
-    """Doubts about the figures of a checkpoint: signs in its run's table, and images that it had seen."""
+    """Doubts about a checkpoint's metrics: signs in its run's table, and images that it had seen in training."""
     try:
         rows, _ = read_table(loaded.path.absolute().parent.parent / "metrics.csv")
-    except (OSError, ValueError):  # it lies apart from its run
+    except (OSError, ValueError):  # the checkpoint is not in its run's folder
         rows = []
     rows = [row for row in rows if float(row["step"]) <= loaded.progress["step"]]
     found = [doubt.sign for doubt in doubts(rows, str(loaded.settings.get("dataname")))]
@@ -196,6 +197,6 @@ def doubts_about(loaded: Loaded) -> list[str]:
 
 
 def figures_of(report: AnyReport) -> dict[str, Any]:
-    """A validation's figures for JSON, which has no NaN."""
+    """Metrics of a validation for JSON: None instead of NaN and infinity."""
     figures = {name: getattr(report, name) for name in (*report.FIGURES, "loss")}
     return {name: value if math.isfinite(value) else None for name, value in figures.items()} | {"count": report.count}

@@ -1,4 +1,4 @@
-"""The files of each format but ONNX (see ``onnx_files.py``). Each writer fills a folder with an export's files."""
+"""Writers of each format's files, except ONNX (see ``onnx_files.py``)."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from scripts.exporting.formats import FORMATS
 from scripts.exporting.subject import Subject
 from utils.config.settings import UserError
 
-METADATA = "metadata.json"  # in a file of torch.export, and beside a state dict
+METADATA = "metadata.json"  # name inside a torch.export file
 
 
 def write_torch_export(subject: Subject, path: Path, images: torch.Tensor) -> None:
-    """A file of torch.export for batches of any size, with the metadata inside."""
+    """Write a torch.export file for batches of any size, with the metadata inside."""
     program = exported(subject, images, "torch-export")
     torch.export.save(program, path, extra_files={METADATA: json.dumps(subject.metadata)})
 
 
 def exported(subject: Subject, images: torch.Tensor, name: str) -> torch.export.ExportedProgram:
-    """The network's computation for batches of any size. Raises ``UserError`` if torch cannot follow it."""
+    """The network's computation for batches of any size. Raises ``UserError`` if torch cannot trace it."""
     inputs = subject.inputs(images[:2] if len(images) > 1 else torch.cat([images, images]))
     batch = ({0: torch.export.Dim("batch", min=1)},)
     try:
         program = torch.export.export(subject.module, (inputs,), dynamic_shapes=batch)
-    except Exception as error:  # torch raises many kinds
+    except Exception as error:  # torch raises many kinds of errors
         raise cannot(name, subject, error) from error
     for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # paths of this machine
+        node.meta.pop("stack_trace", None)  # contains paths of this machine
     return program
 
 
 def cannot(name: str, subject: Subject, error: Exception) -> UserError:
-    """The line about a network that torch cannot export."""
+    """Error for a network that torch cannot export."""
     reason = " ".join(str(error).split())[:300] or type(error).__name__
     return UserError(f"--to {name}: torch cannot export {subject.loaded.arch} ({reason}); try --to safetensors")
 
 
 def write_safetensors(subject: Subject, path: Path) -> None:
-    """The weights under their names, with the metadata: a text in JSON for each of its entries."""
+    """Write the weights under their names, with metadata, whose entries are JSON strings."""
     from safetensors.torch import save_file
 
     metadata = {name: json.dumps(value) for name, value in subject.metadata.items()}
@@ -49,7 +49,7 @@ def write_safetensors(subject: Subject, path: Path) -> None:
 
 
 def write_timm(subject: Subject, path: Path) -> None:
-    """``path``, a file of safetensors, and beside it the ``config.json`` with which timm makes the network."""
+    """Write the safetensors file ``path``, and beside it the ``config.json`` from which timm builds the network."""
     from safetensors.torch import save_file
 
     save_file(_weights(subject), path, metadata={"format": "pt"})
@@ -58,7 +58,7 @@ def write_timm(subject: Subject, path: Path) -> None:
 
 
 def timm_config(subject: Subject) -> dict[str, Any]:
-    """Content of timm's ``config.json``: architecture, arguments, classes, and how images are shown."""
+    """Content of timm's ``config.json``: architecture, arguments, classes, and preprocessing."""
     network = subject.loaded.network
     shown = subject.loaded.preprocessing
     facts = subject.metadata
@@ -78,7 +78,7 @@ def timm_config(subject: Subject) -> dict[str, Any]:
             "std": list(shown.std),
             "interpolation": shown.interpolation,
             "crop_pct": shown.crop_pct,
-            # images of a set with one size are made that size, whatever their shape
+            # images of a data set with one size are made that size, whatever their shape
             "crop_mode": "squash" if shown.stored_size else shown.crop_mode,
         },
         "training": {key: facts[key] for key in ("weights", "validation", "temperature") if key in facts},
@@ -86,19 +86,19 @@ def timm_config(subject: Subject) -> dict[str, Any]:
 
 
 def write_torchvision(subject: Subject, path: Path) -> None:
-    """A state dict, and beside it the metadata, for which it has no room."""
+    """Write a state dict, and the metadata, which it cannot hold, beside it."""
     torch.save(_weights(subject), path)
     text = json.dumps({**subject.metadata, "arguments": subject.arguments}, indent=2)
     metadata_beside(path).write_text(text + "\n", encoding="utf-8")
 
 
 def metadata_beside(path: Path) -> Path:
-    """The file with the metadata of the state dict ``path``."""
+    """Path of the metadata file beside the state dict ``path``."""
     return path.with_suffix(FORMATS["torchvision"].beside)
 
 
 def _weights(subject: Subject) -> dict[str, torch.Tensor]:
-    """The state dict, each tensor with memory of its own, which safetensors asks for."""
+    """State dict whose tensors each have their own memory, as safetensors requires."""
     return {name: value.detach().clone().contiguous() for name, value in subject.loaded.network.state_dict().items()}
 
 
