@@ -6,15 +6,15 @@
     python scripts/sweep.py digits/fc --folds 5                            # cross-validation
     python scripts/sweep.py digits/fc --search 30 --set lr=0.01..1:log --set global-batch-size=32,64,128
 
-Every combination of the values is trained with every seed, 0 to N - 1. Other flags are main.py's and hold for all.
-Ctrl-C saves what is under way; the same command continues, and repeats no finished run. Writes sweep.csv and sweep.png
-to --output, the tables as sweep.md and sweep.tex, differences over the same seeds as differences.csv, and the trainings
-to runs/ there. With --folds each seed deals the images out anew and trains on all but each fold in turn; then
-out_of_fold_seedN.csv has a prediction for each image, and cross_validation.csv mean and interval.
+Every combination of the values is trained with every seed, 0 to N - 1. Other flags are main.py's and hold for all runs.
+Ctrl-C saves the runs under way; the same command continues, and repeats no finished run. Writes to --output: sweep.csv
+and sweep.png, the tables as sweep.md and sweep.tex, differences over the same seeds as differences.csv, and the
+training runs in runs/. With --folds, each seed deals the images out anew and trains on all but one fold, each fold in
+turn; out_of_fold_seedN.csv then has a prediction for each image, and cross_validation.csv mean and interval.
 
 With --search, Optuna proposes N points, which are trained on a part of the training images, judged by --best-metric on
-the rest, and ended early if they are worse than others. Then the best are trained on all training images with seeds of
-their own, and reported on the validation images, which no trial saw. Also writes search.csv and search.png.
+the rest, and ended early if they are worse than others. Then the best points are trained on all training images with
+new seeds, and reported on the validation images, which no trial saw. Also writes search.csv and search.png.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from utils.config.settings import UserError
 from utils.runtime.console import INTERRUPTED, log, outlive_terminal
 
 NAME = "sweep.py"
-STOPPED = 75  # by SIGTERM, with everything saved
+STOPPED = 75  # exit code after SIGTERM, with everything saved
 
 
 def main(argv: list[str]) -> int:
@@ -98,7 +98,7 @@ def build_parser() -> ToolParser:
 
 
 def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Trial] | Space]:
-    """The checked flags and the trainings, or what to search. Raises ``UserError`` with all mistakes."""
+    """Check the flags; return them and the training runs or search space. Raises ``UserError`` with all mistakes."""
     own, training_flags = build_parser().parse_known_args(argv)
     of_each_run = ("--seed", "--fold", "--fold-seed", "--resume", "--name", "--config")
     for flag in (*of_each_run, "--evaluate", "-e", "--dry-run", "--max-steps"):
@@ -137,7 +137,7 @@ def sweep(own: argparse.Namespace, planned: Sequence[Trial], folder: Path) -> in
 
 
 def search(own: argparse.Namespace, space: Space, folder: Path) -> int:
-    """Train the trials that are not told yet, then the best of them anew, and show both. Returns the exit code."""
+    """Run the trials that are not finished yet, retrain the best ones, and show both. Returns the exit code."""
     import torch
 
     from scripts.sweeps.search import Search, point_of
@@ -146,7 +146,7 @@ def search(own: argparse.Namespace, space: Space, folder: Path) -> int:
     from utils.record.epoch_scalars import best_metric
 
     args = space.first
-    data = get_data(args.data, torch.device("cpu"))  # the images of the report: without any, it says so now
+    data = get_data(args.data, torch.device("cpu"))  # images of the final report; without any, fails now
     metric = best_metric((args.of_several_labels() if data.multilabel else args).run)
     study = Search(space, folder, metric, own.pruner, log)
     study.refuse_other(data.fingerprint)
@@ -173,7 +173,7 @@ def search(own: argparse.Namespace, space: Space, folder: Path) -> int:
 def train(
     own: argparse.Namespace, planned: Sequence[Trial], folder: Path
 ) -> tuple[Mapping[Trial, RunResult], list[str]]:
-    """Train what is not finished yet, and show all results; gives them, and a line for each failure."""
+    """Train what is not finished yet, show all results, and return them with a line for each failure."""
     from scripts.sweeps.outcomes import finished
     from utils.record.metrics import cut_words
 
@@ -199,7 +199,7 @@ def train(
 
 
 def slots(processes: int | str) -> Slots:
-    """Room for that many trainings at once."""
+    """Room for ``processes`` training runs at once; 'auto': one per GPU, or one per two cores."""
     import torch
 
     from utils.runtime.cpu import cores
@@ -238,5 +238,5 @@ def show(own: argparse.Namespace, planned: Sequence[Trial], folder: Path, found:
 
 
 if __name__ == "__main__":
-    outlive_terminal()  # as its trainings do, which would go on without it
+    outlive_terminal()  # as the training runs do, which would continue without the sweep
     sys.exit(run_tool(NAME, main))

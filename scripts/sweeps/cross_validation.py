@@ -22,14 +22,14 @@ from utils.data.formats.held_out import Folds, stored_folds
 from utils.record.reading import Reading
 
 METHOD = "corrected t interval (Nadeau and Bengio 2003; Bouckaert and Frank 2004)"
-SAME = 1e-3  # percentage points by which the rounded figure of a log may be off
+SAME = 1e-3  # percentage points by which the log's rounded figure may differ
 
 
 @dataclass(frozen=True)
 class OneFold:
-    """The predictions for the images of one fold, by the last weights of the run that held it out.
+    """Predictions for the images of one fold, by the last weights of the run that held it out.
 
-    ``numbers``, int64 (n,): the images' among all training images.
+    ``numbers``: int64 (n,), the images' indices among all training images.
     """
 
     trial: Trial
@@ -43,7 +43,7 @@ class OneFold:
         return self.predictions.images.groups is not None
 
     def rows(self) -> list[dict[str, Any]]:
-        """One for each image: its path or number, class, fold and predicted class, and each class's probability."""
+        """One row per image: its path or number, class, fold, predicted class, and each class's probability."""
         of = self.predictions
         names = of.classes
         given = self.reading.labels(of.logits) or self.reading.likeliest(of.logits, 1)
@@ -72,7 +72,7 @@ def _names(labels: Sequence[int], classes: Sequence[str]) -> str:
 
 
 def cross_validate(planned: Sequence[Trial], results: Mapping[Trial, RunResult], folder: Path) -> list[str]:
-    """Write the files of each combination of values whose folds are all trained; gives lines about them.
+    """Write the files of each combination of values whose folds are all trained; return lines about them.
 
     Raises ``UserError`` if the runs of a combination do not hold out each image exactly once.
     """
@@ -109,10 +109,10 @@ def cross_validate(planned: Sequence[Trial], results: Mapping[Trial, RunResult],
 
 
 def predicted(trial: Trial, result: RunResult) -> OneFold:
-    """The predictions of a finished run for the fold that it held out."""
+    """Predictions of a finished run for the fold that it held out. Raises ``UserError``."""
     from models import load_model
 
-    loaded = load_model(result.folder, best=False)  # the last weights: best.pt was chosen by this fold
+    loaded = load_model(result.folder, best=False)  # the last weights: best.pt was chosen on this fold
     chosen = Chosen(device=result.args.run.device, progress=False)
     predictions = predict_split(loaded, chosen)
     folds = stored_folds(settings_of(loaded, chosen).data, point_of(loaded))
@@ -129,7 +129,7 @@ def predicted(trial: Trial, result: RunResult) -> OneFold:
 
 
 def refuse_incomplete(folds: Sequence[OneFold]) -> None:
-    """Raise ``UserError`` unless the folds are parts of one division, with each readable image in exactly one."""
+    """Raise ``UserError`` unless the folds belong to one division; warn of images that none could read."""
     first = folds[0].folds
     for one in folds:
         if not (np.array_equal(one.folds.images, first.images) and np.array_equal(one.folds.folds, first.folds)):
@@ -148,7 +148,7 @@ def _numbered(folds: Sequence[OneFold]) -> list[tuple[int, dict[str, Any]]]:
 
 
 def _pooled(folds: Sequence[OneFold], seed: int, file: Path) -> str:
-    """A line about all predictions of a seed together."""
+    """Line about the pooled predictions of all folds of a seed."""
     count = sum(len(one.numbers) for one in folds)
     if folds[0].reading.several:
         return f"  seed {seed}: {count:,} images predicted out of fold, in {file.name}"
@@ -162,7 +162,7 @@ def _pooled(folds: Sequence[OneFold], seed: int, file: Path) -> str:
 
 
 def summary(runs: Sequence[RunResult], folds: Sequence[OneFold]) -> dict[str, Any]:
-    """Mean, spread and interval of the headline figure of ``runs``, in percent; ``folds`` are those of one seed."""
+    """Mean, spread and interval of the headline metric of ``runs``, in percent; ``folds``: those of one seed."""
     values = [run.final for run in runs]
     sizes = [len(one.numbers) for one in folds]
     low, high = corrected_interval(values, 1 / (len(sizes) - 1))
@@ -178,14 +178,14 @@ def summary(runs: Sequence[RunResult], folds: Sequence[OneFold]) -> dict[str, An
 
 
 def corrected_interval(values: Sequence[float], ratio: float) -> tuple[float, float]:
-    """The 95 % interval of a mean of percentages over folds (``reach``)."""
+    """95 % interval of a mean of percentages over folds; ``ratio`` as in ``reach``."""
     around = reach(values, ratio)
     mean = statistics.fmean(values)
     return max(0.0, mean - around), min(100.0, mean + around)
 
 
 def _doubts(result: RunResult) -> list[str]:
-    """Lines about what flatters the figures, or does not say all."""
+    """Lines about settings that flatter the figures or make them incomplete."""
     args = result.args
     lines = []
     if args.run.early_stopping is not None:

@@ -1,4 +1,4 @@
-"""Differences between the points of a sweep over the same seeds, with intervals and corrected tests."""
+"""Differences between the points of a sweep (combinations of values) over the same seeds, with corrected tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scripts.common.answers import CONFIDENCE
 from scripts.common.runs import RunResult, deviation, reach
 from scripts.sweeps.grid import Trial
 
-FEW = 6  # pairs, below which no sign-flip test reaches 0.05
+FEW = 6  # fewer pairs never let a sign-flip test reach 0.05
 HEADERS = ("setting", "against", "n", "difference", f"{100 * CONFIDENCE:.0f} % interval", "p", "p (Holm)")
 
 
@@ -21,8 +21,8 @@ HEADERS = ("setting", "against", "n", "difference", f"{100 * CONFIDENCE:.0f} % i
 class Difference:
     """``one`` minus ``other``, in percentage points: ``values`` of each pair of runs with the same seed and fold.
 
-    ``low``, ``high``: the interval of the mean. ``p``: two-sided, of a paired t test; NaN where all values are equal
-    but not 0, whose spread is unknown. ``corrected``: by Holm, for all pairs of points that were compared.
+    ``low``, ``high``: interval of the mean. ``p``: of a two-sided paired t test; NaN if all values are equal but not 0,
+    since their spread is then unknown. ``corrected``: ``p`` after Holm's correction for all compared pairs of points.
     """
 
     one: tuple[str, ...]
@@ -39,11 +39,11 @@ class Difference:
 
 
 def differences(results: Mapping[Trial, RunResult]) -> list[Difference]:
-    """The difference of each two points that share two seeds or more, the one with the higher mean first."""
+    """Difference of every two points with at least two seeds (and folds) in common; the better point comes first."""
     points: dict[tuple[str, ...], dict[tuple[int, int | None], float]] = {}
     for trial, result in results.items():
         points.setdefault(trial.point, {})[trial.seed, trial.fold] = result.final
-    # Trainings of different folds share most of their images (``reach``).
+    # Runs on different folds share most of their images (``reach``).
     folds = next((trial.args.data.folds for trial in results if trial.fold is not None), None)
     found = []
     for one, other in itertools.combinations(points, 2):
@@ -64,7 +64,7 @@ def paired(one: tuple[str, ...], other: tuple[str, ...], values: Sequence[float]
     mean = statistics.fmean(values)
     around = reach(values, ratio)
     error = math.sqrt(1 / len(values) + ratio) * deviation(values)
-    tiny = 1e-9  # percentage points, far below one image's
+    tiny = 1e-9  # percentage points, far less than one image counts
     p = 1.0 if mean < tiny else math.nan
     if error > tiny:
         p = 2 * float(t.sf(mean / error, len(values) - 1))
@@ -72,9 +72,9 @@ def paired(one: tuple[str, ...], other: tuple[str, ...], values: Sequence[float]
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """Each p corrected for their number (Holm, A simple sequentially rejective multiple test procedure, 1979).
+    """P values corrected for their number (Holm, A simple sequentially rejective multiple test procedure, 1979).
 
-    One that is NaN stays so, and counts.
+    NaN stays NaN, but counts.
     """
     order = sorted(range(len(values)), key=lambda place: (math.isnan(values[place]), values[place]))
     found = [math.nan] * len(values)
@@ -87,14 +87,14 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def best_first(found: Sequence[Difference]) -> list[Difference]:
-    """Comparisons with the point that no other is above, the largest difference last."""
+    """Comparisons with a point that no other exceeds, by rising difference."""
     losers = {difference.other for difference in found if difference.mean > 0}
     winners = [difference.one for difference in found if difference.one not in losers]
     return sorted((each for each in found if winners and each.one == winners[0]), key=lambda each: each.mean)
 
 
 def rows(found: Sequence[Difference]) -> list[list[str]]:
-    """Rows of ``HEADERS``."""
+    """Table rows, with columns as in ``HEADERS``."""
     return [
         [
             " ".join(each.one) or "as the recipe",
@@ -109,7 +109,7 @@ def rows(found: Sequence[Difference]) -> list[list[str]]:
 
 
 def csv_rows(found: Sequence[Difference]) -> list[dict[str, Any]]:
-    """A row a pair; differences in percentage points."""
+    """One CSV row per pair of points; differences in percentage points."""
     return [
         {
             "setting": " ".join(each.one),
@@ -126,7 +126,7 @@ def csv_rows(found: Sequence[Difference]) -> list[dict[str, Any]]:
 
 
 def remarks(found: Sequence[Difference], shown: int) -> list[str]:
-    """Lines about what the tests are, and how little few seeds can show."""
+    """Lines about the kind of test, and how little a few seeds can show."""
     if not found:
         return []
     pairs = min(len(each.values) for each in found)

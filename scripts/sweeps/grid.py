@@ -1,4 +1,4 @@
-"""The trainings of a sweep: one for each combination of values, each seed and each fold."""
+"""Training runs of a sweep: one for each combination of values, each seed and each fold."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ SWEPT_ITSELF = {"seed", "name", "folds", "fold", "fold_seed"}
 
 @dataclass(frozen=True)
 class Trial:
-    """A training: the values of what is varied, a seed, main.py's command line, and the settings that it gives.
+    """A training run: the varied values, a seed, main.py's arguments, and the settings that result.
 
-    ``fold``: the one that is held out; None without folds.
+    ``fold``: the fold that is held out; None without folds.
     """
 
     point: tuple[str, ...]
@@ -34,23 +34,22 @@ class Trial:
 
     @property
     def room(self) -> str:
-        """The folder of its run's folder, below that of the sweep."""
+        """Name of the folder, below the sweep's, that holds the run's folder."""
         return "runs"
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The values, seed and fold, each as NAME=VALUE."""
+        """Values, seed and fold, each as NAME=VALUE."""
         return (*self.point, f"seed={self.seed}", *([] if self.fold is None else [f"fold={self.fold}"]))
 
 
 def trials(
     recipe: str, varied: Sequence[str], seeds: int, training_flags: Sequence[str], folds: int | None = None
 ) -> list[Trial]:
-    """Trainings, seed by seed within each combination of the values in ``varied`` ('lr=0.05,0.1').
+    """Training runs, seed by seed within each combination of the values in ``varied`` ('lr=0.05,0.1').
 
-    With ``folds`` a seed has as many trainings, on folds that it deals out: repeated cross-validation.
-
-    Raises ``UserError`` with the mistakes of all of them, each once.
+    With ``folds``, each seed has that many runs, on folds dealt out by the seed: repeated cross-validation. Raises
+    ``UserError`` with the mistakes of all runs, each once.
     """
     choices = [values_of(text) for text in varied]
     names = [values[0][0] for values in choices]
@@ -82,19 +81,19 @@ def trials(
 def flags_of(
     recipe: str, training_flags: Sequence[str], combination: Sequence[tuple[str, str]], seed: int
 ) -> list[str]:
-    """The words of main.py's command line for a point and a seed."""
+    """Arguments for main.py, for a combination of values and a seed."""
     varied = [word for name, value in combination for word in _flag(name, value)]
     return ["--config", recipe, *training_flags, *varied, "--seed", str(seed)]
 
 
 def refuse_given(names: Sequence[str], training_flags: Sequence[str]) -> None:
-    """Raise ``UserError`` if a setting that is varied has a flag, too."""
+    """Raise ``UserError`` if a varied setting is also given as a flag."""
     if fixed := [name for name in names if _is_given(name, training_flags)]:
         raise UserError(*(f"--{name} contradicts --set {name}=...; remove one" for name in fixed))
 
 
 def setting_of(text: str) -> tuple[str, str]:
-    """The setting that 'lr=0.05,0.1' varies, as a name of ``OPTIONS``, and what stands behind '='; may raise."""
+    """Setting that 'lr=0.05,0.1' varies, as a key of ``OPTIONS``, and the text after '='. Raises ``UserError``."""
     name, _, values = text.partition("=")
     name = name.removeprefix("--").replace("-", "_")
     known = [option.replace("_", "-") for option in OPTIONS]
@@ -108,7 +107,7 @@ def setting_of(text: str) -> tuple[str, str]:
 
 
 def values_of(text: str) -> list[tuple[str, str]]:
-    """'lr=0.05,0.1' as (setting, value) pairs."""
+    """(setting, value) pairs of 'lr=0.05,0.1'. Raises ``UserError``."""
     name, values = setting_of(text)
     given = values.split(",")
     meta = OPTIONS[name].metadata
@@ -124,7 +123,7 @@ def values_of(text: str) -> list[tuple[str, str]]:
 
 
 def _is_given(name: str, words: Sequence[str]) -> bool:
-    """True if the words of a command line hold a flag of that setting."""
+    """True if the command-line arguments ``words`` contain a flag of the setting ``name``."""
     short = OPTIONS[name.replace("-", "_")].metadata["short"]
     return any(
         word.partition("=")[0] in (f"--{name}", f"--no-{name}") or (short and word.startswith(short)) for word in words
@@ -132,7 +131,7 @@ def _is_given(name: str, words: Sequence[str]) -> bool:
 
 
 def _flag(name: str, value: str) -> list[str]:
-    """The words of a flag; of one with several values, 'shift+flip' are two."""
+    """Arguments of a flag; for a setting with several values, 'shift+flip' gives two."""
     meta = OPTIONS[name.replace("-", "_")].metadata
     if meta["type"] is bool:
         return [f"--{name}" if value == "true" else f"--no-{name}"]

@@ -1,4 +1,4 @@
-"""Running the trainings of a sweep, several at a time, so that it can be interrupted at any time."""
+"""Run the training runs of a sweep, several at a time, so that it can be interrupted at any time."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from utils.runtime.process import end_with_parent
 
 MAIN = Path(__file__).resolve().parents[2] / "main.py"
 LOOK_SECONDS = 0.1
-LONGEST_NAME = 100  # bytes, of an output's file; file systems take 255, encrypted ones fewer
-FIRST_STEP = "  first step after "  # in the line of main.py that says that it works
-OWN_LINE = "main.py: "  # so begin its errors, and its warnings
-RUN = re.compile(r"^val_(?:top1|map)=.* run=(.+)$", re.MULTILINE)  # in the last line of main.py
+LONGEST_NAME = 100  # bytes of an output file's name; file systems allow 255, encrypted ones fewer
+FIRST_STEP = "  first step after "  # in main.py's line that shows that training works
+OWN_LINE = "main.py: "  # main.py's errors and warnings begin with this
+RUN = re.compile(r"^val_(?:top1|map)=.* run=(.+)$", re.MULTILINE)  # in main.py's last line
 
 
 @dataclass
 class RunningTraining:
-    """A training under way in process ``process``, on slot ``slot``.
+    """A training run under way in ``process``, on slot ``slot``.
 
-    What it prints goes to ``output``, from byte ``begins`` on: below what earlier attempts have said. ``pruned``: it
-    was told to stop, as it is not worth going on.
+    Its output goes to the file ``output``, from byte ``begins`` on, after the output of earlier attempts. ``pruned``:
+    it was told to stop, because continuing is not worthwhile.
     """
 
     trial: Trial
@@ -45,15 +45,15 @@ class RunningTraining:
 
 @dataclass(frozen=True)
 class Slots:
-    """Room for ``count`` trainings at once, each with ``threads`` threads, on ``gpus`` GPUs in turn."""
+    """Room for ``count`` training runs at once, each with ``threads`` threads, on ``gpus`` GPUs in turn."""
 
     count: int
     threads: int
     gpus: int
 
     def environment(self, slot: int) -> dict[str, str]:
-        """The variables of a process on ``slot``."""
-        # Both of its outputs go into one file, in the order in which they are written.
+        """Environment variables of a process on ``slot``."""
+        # The process's stdout and stderr go into one file, in the order of writing.
         chosen = {**os.environ, "PYTHONUNBUFFERED": "1"}
         if self.count > 1:
             chosen.setdefault("OMP_NUM_THREADS", str(self.threads))
@@ -70,12 +70,13 @@ def run_all(
     ended: Callable[[Trial, RunResult | str], None],
     worthwhile: Callable[[Trial], bool] = lambda trial: True,
 ) -> list[str]:
-    """Train all ``trials``, each of which is asked for when a slot is free, into ``folder``; a line for each failure.
+    """Train all ``trials`` into ``folder``, taking the next one when a slot is free; return a line for each failure.
 
-    ``ended`` is called after each with its result or why there is none. A training that is no longer ``worthwhile`` is
-    ended, and no failure. Prints the first training's line about its first step, and the latest line of each whenever
-    nothing has been printed for a while. Ctrl-C and SIGTERM end the trainings, which save, and are raised here when all
-    have ended. Raises ``UserError`` if one of them reports the user's mistake before any has succeeded.
+    ``ended`` is called after each with its result, or why there is none. A run that is no longer ``worthwhile`` is
+    stopped, which is no failure. Prints the line about the first step of the first run that reaches it, and the latest
+    line of each run whenever nothing has been printed for a while. Ctrl-C and SIGTERM end the runs, which save, and are
+    raised here once all have ended. Raises ``UserError`` if a run reports a mistake of the user before any run has
+    succeeded.
     """
     waiting = iter(trials)
     jobs: list[RunningTraining] = []
@@ -108,7 +109,7 @@ def run_all(
                 succeeded = succeeded or not isinstance(outcome, str)
     finally:
         for job in jobs:
-            job.process.terminate()  # Ctrl-C they ignore where a shell's & began the sweep
+            job.process.terminate()  # they ignore Ctrl-C if the sweep was started with the shell's &
         for job in jobs:
             job.process.wait()
     return failures
@@ -136,7 +137,7 @@ def _start(trial: Trial, folder: Path, slots: Slots, slot: int) -> RunningTraini
 
 
 def _file_name(trial: Trial) -> str:
-    """The trial's name as one file's name of its own: where that needs other characters or fewer, with a digest."""
+    """Unique file name of a trial; with a digest if the trial's name is too long or has a path separator."""
     text = "_".join((*trial.point, *(part.replace("=", "") for part in trial.parts[len(trial.point) :])))
     plain = os.fsencode(text.replace(os.sep, "-"))
     if os.fsencode(text) == plain and len(plain) <= LONGEST_NAME:
@@ -145,9 +146,9 @@ def _file_name(trial: Trial) -> str:
 
 
 def _outcome(job: RunningTraining) -> RunResult | str:
-    """The result of the run that a training that has ended names as its own, or why there is none.
+    """Result of the run that an ended process reports as its own, or why there is none.
 
-    It knows its run better than ``finished`` does: main.py recognises images that were moved.
+    The process knows its run better than ``finished`` does: main.py recognises images that were moved.
     """
     said = _said(job)
     code = job.process.returncode
@@ -164,7 +165,7 @@ def _outcome(job: RunningTraining) -> RunResult | str:
 
 
 def _said(job: RunningTraining) -> str:
-    """Text that a training has printed so far."""
+    """Text that a training run has printed so far."""
     return job.output.read_bytes()[job.begins :].decode(errors="replace")
 
 
@@ -173,7 +174,7 @@ def _last_line(job: RunningTraining) -> str:
 
 
 def _reason(said: str) -> str:
-    """The last error of all that main.py said, which libraries may have written below."""
+    """Last error that main.py printed, even if libraries printed something after it; else its last line."""
     lines = [line for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(OWN_LINE) and not line.startswith(f"{OWN_LINE}warning: ")]
     return (errors or lines or ["it said nothing"])[-1].removeprefix(OWN_LINE)

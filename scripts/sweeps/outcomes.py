@@ -1,4 +1,4 @@
-"""Results of a sweep: found in its folder, and shown as a CSV, a table of mean and spread, a picture."""
+"""Results of a sweep: find them in its folder; show them as CSV, as a table of mean and spread, as a picture."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GREY = "#555555"
 
 
 def points_of(results: Mapping[Trial, RunResult]) -> dict[tuple[str, ...], list[RunResult]]:
-    """The results of each combination of values, over its seeds."""
+    """Results of each combination of values, over its seeds."""
     points: dict[tuple[str, ...], list[RunResult]] = {}
     for trial, result in results.items():
         points.setdefault(trial.point, []).append(result)
@@ -34,21 +34,21 @@ def points_of(results: Mapping[Trial, RunResult]) -> dict[tuple[str, ...], list[
 
 
 def label(point: Sequence[str], runs: Sequence[RunResult]) -> str:
-    """A combination of values in words, and whether its runs saw all of the validation set."""
+    """Text of a combination of values, and whether its runs validated on only part of the images."""
     return (" ".join(point) or "as the recipe") + cut_words(runs[0].args.data.max_val_batches)
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation of a sample; the mean alone of a single value."""
+    """Mean and standard deviation of a sample as text; only the mean of a single value."""
     mean = f"{statistics.fmean(values):.2f}"
     return f"{mean} +- {deviation(values):.2f}" if len(values) > 1 else mean
 
 
 def csv_rows(trials: Sequence[Trial], results: Mapping[Trial, RunResult]) -> list[dict[str, Any]]:
-    """One row a finished run, in the order of ``trials``; accuracies in percent.
+    """One row per finished run, in the order of ``trials``; accuracies in percent.
 
     ``trained_epochs``: fewer than ``epochs``, which may be among the values, after an early stop. ``max_val_batches``:
-    how many batches of the validation set they are of; empty for all. ``doubts``: why the run is no result, if so.
+    number of validation batches used; empty for all. ``doubts``: why the run's figures say nothing, if so.
     """
     return [
         {
@@ -69,13 +69,13 @@ def csv_rows(trials: Sequence[Trial], results: Mapping[Trial, RunResult]) -> lis
 
 
 def headers(results: Mapping[Trial, RunResult]) -> tuple[str, ...]:
-    """Heads of ``table_rows``."""
+    """Headers of ``table_rows``."""
     name = in_words(results.values())
     return ("setting", "n", f"final {name}", f"best {name}", "time")
 
 
 def table_rows(results: Mapping[Trial, RunResult]) -> list[list[str]]:
-    """Rows of ``headers``: mean and standard deviation of each point's figure, at the end and at its best."""
+    """Table rows below ``headers``: mean and standard deviation of each point's final and best metric."""
     rows = []
     for point, runs in points_of(results).items():
         final, best = (spread([getattr(run, name) for run in runs]) for name in ("final", "best"))
@@ -85,20 +85,20 @@ def table_rows(results: Mapping[Trial, RunResult]) -> list[list[str]]:
 
 
 def in_words(runs: Iterable[RunResult]) -> str:
-    """The figure by which ``runs``, which share it, are measured."""
+    """Name, for users, of the headline metric that all ``runs`` share."""
     return FIGURES[next(iter(runs)).headline]
 
 
 def doubts(results: Mapping[Trial, RunResult]) -> str:
-    """A line for each run that is no result, and why; '' without one."""
+    """One line for each doubtful run, with the reasons; '' if there is none."""
     lines = [f"doubtful: {trial.name}: {'; '.join(run.doubts)}\n" for trial, run in results.items() if run.doubts]
     return "".join(lines)
 
 
 def draw(path: Path, title: str, results: Mapping[Trial, RunResult]) -> None:
-    """Draw each run's final figure as a point, each combination's mean and standard deviation as a bar, into a PNG.
+    """Draw each run's final metric as a point, each combination's mean and standard deviation as a bar, into a PNG.
 
-    The points of doubtful runs are hollow.
+    Points of doubtful runs are hollow.
     """
     from matplotlib.figure import Figure  # without pyplot there is no global state, and Agg is the backend
 
@@ -119,7 +119,7 @@ def draw(path: Path, title: str, results: Mapping[Trial, RunResult]) -> None:
         [f"{label(point, runs)}  (n={len(runs)}{doubtful(runs)})" for point, runs in points.items()],
         fontsize=8,
     )
-    axes.set_ylim(len(points) - 0.5, -0.5)  # the first on top
+    axes.set_ylim(len(points) - 0.5, -0.5)  # the first combination on top
     axes.set_xlabel(
         f"{in_words(results.values())} at the end of training (%): runs, mean and standard deviation", fontsize=8
     )
@@ -133,7 +133,7 @@ def draw(path: Path, title: str, results: Mapping[Trial, RunResult]) -> None:
 
 
 def finished(runs: Path, trials: Sequence[Trial]) -> dict[Trial, RunResult]:
-    """The results of those ``trials`` that have a finished run below ``runs``, on the images as they are now."""
+    """Results of those ``trials`` that have a finished run below ``runs``, trained on the images as they are now."""
     found = {}
     fingerprint = cache(lambda data: get_data(data, torch.device("cpu")).fingerprint)
     for folder in run_folders(runs):
@@ -148,7 +148,7 @@ def finished(runs: Path, trials: Sequence[Trial]) -> dict[Trial, RunResult]:
 
 
 def _of_other_images(result: RunResult, fingerprint: Callable[[], str]) -> bool:
-    """True if the user's own images have changed since this run; False as well if its checkpoints are gone."""
+    """True if the user's own images have changed since this run; False if they have not, or checkpoints are gone."""
     if not SPECS[result.args.data.dataname].of_the_user:
         return False
     newest = checkpoint.newest(result.folder / "checkpoints", lambda _: None)

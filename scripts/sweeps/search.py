@@ -1,7 +1,7 @@
-"""A search by Optuna: trials on a part of the training images, kept in a database, so that it can be killed.
+"""Search by Optuna: trials on a part of the training images, kept in a database, so that it can be killed.
 
-What a trial is given depends on its number and on the trials before it, as no generator is kept: a search that was
-killed goes on as if nothing had been. Only trials that run at the same time depend on which of them ends first.
+A trial's values depend only on its number and the trials before it, since no generator's state is kept: a killed search
+continues as if it had not been interrupted. Only among simultaneous trials does the order of ending matter.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from utils.record.run_folder import read_table
 
 STUDY = "search"
 DATABASE = "search.db"
-SEARCH, POINT, PRUNED = "search", "point", "pruned"  # attributes of the study and of trials
+SEARCH, POINT, PRUNED = "search", "point", "pruned"  # attributes of the study and its trials
 EPOCHS, FOLDER, SECONDS, WHY = "epochs", "folder", "seconds", "why"
-STARTUP_TRIALS = 5  # whose medians the pruner of medians waits for
-SHOWN = 10  # trials in the table on the console
+STARTUP_TRIALS = 5  # trials that the median pruner waits for
+SHOWN = 10  # trials in the printed table
 
 
 @dataclass
 class Search:
-    """A study in ``folder``: ``count`` trials in ``space``, judged by ``metric`` of the fold that they hold out.
+    """A study in ``folder``: trials in ``space``, each judged by ``metric`` on the fold that it holds out.
 
-    Trials that are worse than others at the same epoch are ended early, unless ``pruner`` is 'none'. ``tell`` prints.
+    Trials worse than others at the same epoch are ended early, unless ``pruner`` is 'none'. ``tell`` prints a line.
     """
 
     space: Space
@@ -47,7 +47,7 @@ class Search:
     tell: Callable[[str], None]
     study: optuna.Study = field(init=False)
     running: dict[int, optuna.Trial] = field(default_factory=dict)
-    judged: dict[int, int] = field(default_factory=dict)  # the last epoch of each that the pruner saw
+    judged: dict[int, int] = field(default_factory=dict)  # last epoch of each trial that the pruner saw
     pruned: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -61,12 +61,12 @@ class Search:
                 direction="minimize" if self.metric.lower_is_better else "maximize",
                 pruner=pruner_of(self.pruner, max(self.space.epochs)),
             )
-        except Exception as error:  # a damaged file raises many kinds
+        except Exception as error:  # a damaged file raises many kinds of errors
             reason = " ".join(str(error).split())[:200]
             raise UserError(f"{self.folder / DATABASE}: cannot be read ({reason}); choose another --output") from error
 
     def refuse_other(self, images: str) -> None:
-        """Raise ``UserError`` if the folder holds a search with other settings, or of other ``images``."""
+        """Raise ``UserError`` if the folder holds a search with other settings or other ``images`` (a fingerprint)."""
         varied = {dimension.name.replace("-", "_") for dimension in self.space.dimensions}
         ours = {
             "--set": sorted(self.space.texts),
@@ -89,7 +89,7 @@ class Search:
         return [trial for trial in self.study.trials if trial.state.is_finished()]
 
     def ask(self, count: int) -> Iterator[SearchTrial]:
-        """Trainings until there are ``count`` trials: those that a kill has cut first, then new ones."""
+        """Yield training runs until there are ``count`` trials: first those that were killed, then new ones."""
         cut = [trial for trial in self.study.trials if not trial.state.is_finished()]
         while cut or len(self.study.trials) < count:
             known = cut.pop(0) if cut else None
@@ -98,7 +98,7 @@ class Search:
             trial = self.study.ask() if known is None else optuna.Trial(self.study, known._trial_id)
             combination = [(dimension.name, dimension.suggest(trial)) for dimension in self.space.dimensions]
             trial.set_user_attr(POINT, [f"{name}={value}" for name, value in combination])
-            if PRUNED in trial.user_attrs:  # and killed before that was told
+            if PRUNED in trial.user_attrs:  # but killed before the study was told
                 self.study.tell(trial, state=TrialState.PRUNED)
                 continue
             try:
@@ -111,13 +111,13 @@ class Search:
             yield training
 
     def worthwhile(self, training: Trial) -> bool:
-        """Report the epochs that a running trial has ended; False if the pruner has seen enough of it."""
+        """Report the epochs that a running trial has finished; False if the pruner wants it ended."""
         trial = self.running[training.number]
         if trial.number in self.pruned:
             return False
         for epoch, value in self._values(self._rows(training)):
             if epoch >= training.args.optimisation.epochs:
-                break  # it is trained
+                break  # the trial is fully trained
             if epoch <= self.judged.get(trial.number, 0) or not math.isfinite(value):
                 continue
             self.judged[trial.number] = epoch
@@ -125,7 +125,7 @@ class Search:
             if epoch not in steps:
                 trial.report(value, epoch)
             elif epoch < max(steps):
-                continue  # judged before a kill
+                continue  # judged before the search was killed
             if trial.should_prune():
                 trial.set_user_attr(PRUNED, epoch)
                 self.pruned.add(trial.number)
@@ -133,7 +133,7 @@ class Search:
         return True
 
     def ended(self, training: Trial, outcome: RunResult | str) -> str:
-        """Tell the study how a trial ended; gives it in words."""
+        """Tell the study how the trial ended; return that as text."""
         worth_it = self.worthwhile(training)
         trial = self.running.pop(training.number)
         column = self.metric.column
@@ -164,22 +164,22 @@ class Search:
         self.study.tell(trial, state=TrialState.FAIL)
 
     def _rows(self, training: Trial) -> list[dict[str, str]]:
-        """Rows of the trial's metrics.csv; none before its first epoch has ended."""
+        """Rows of the trial's metrics.csv; empty before its first epoch has ended."""
         files = sorted((self.folder / training.room).rglob("metrics.csv"), key=os.path.getmtime)
         try:
             return read_table(files[-1])[0] if files else []
-        except (OSError, ValueError):  # it is being written
+        except (OSError, ValueError):  # the file is being written
             return []
 
     def _values(self, rows: Sequence[dict[str, str]]) -> list[tuple[int, float]]:
-        """(epoch, figure) of each epoch that was validated."""
+        """(epoch, metric) of each validated epoch."""
         column = self.metric.column
         return [(int(row["epoch"]), float(row[column])) for row in rows if row.get(column)]
 
     # ------------------------------------------------------------------------------------------- results
 
     def best(self, count: int) -> list[FrozenTrial]:
-        """The ``count`` best trials at different points, the best first; a doubtful one is none of them."""
+        """The ``count`` best trials at different points, best first, without doubtful ones."""
         sound = [trial for trial in self.study.trials if trial.state == TrialState.COMPLETE and not _why(trial)]
         sign = 1 if self.metric.lower_is_better else -1
         points: dict[tuple[str, ...], FrozenTrial] = {}
@@ -188,7 +188,7 @@ class Search:
         return [*points.values()][:count]
 
     def importances(self) -> dict[str, float]:
-        """Share of each setting in the spread of the trained trials' figures (fANOVA); {} if they tell nothing."""
+        """Each setting's share of the variance of the trained trials' metric (fANOVA); {} if there are too few."""
         trained = [trial for trial in self.study.trials if trial.state == TrialState.COMPLETE]
         if len(trained) < 4 or len({trial.value for trial in trained}) < 2:
             return {}
@@ -196,7 +196,7 @@ class Search:
         return dict(optuna.importance.get_param_importances(self.study, evaluator=evaluator))
 
     def csv_rows(self) -> list[dict[str, Any]]:
-        """A row a trial: its values, how it ended, and the figure; of a pruned one that of its last epoch."""
+        """One CSV row per trial: its values, how it ended, and its metric (of a pruned trial, at its last epoch)."""
         return [
             {
                 "trial": trial.number,
@@ -214,7 +214,7 @@ class Search:
 
 
 def storage(folder: Path) -> optuna.storages.BaseStorage:
-    """The database of ``folder``; any name of a folder will do."""
+    """Optuna storage for the database in ``folder``, whatever characters the folder's name has."""
     from sqlalchemy.engine import URL
 
     url = URL.create("sqlite", database=str((folder / DATABASE).absolute()))
@@ -222,13 +222,13 @@ def storage(folder: Path) -> optuna.storages.BaseStorage:
 
 
 def sampler(number: int) -> optuna.samplers.BaseSampler:
-    """The tree-structured Parzen estimator, with random numbers of the trial's ``number`` alone."""
+    """Tree-structured Parzen estimator whose random numbers depend only on the trial's ``number``."""
     seed = int(np.random.SeedSequence([0, number]).generate_state(1)[0])
     return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
 
 
 def pruner_of(name: str, epochs: int) -> optuna.pruners.BasePruner:
-    """'median' compares after a quarter of the epochs, 'hyperband' from the first on."""
+    """Optuna pruner: 'median' compares after a quarter of the epochs, 'hyperband' from the first one, others never."""
     if name == "hyperband":
         return optuna.pruners.HyperbandPruner(min_resource=1, max_resource=epochs, reduction_factor=3)
     if name == "median":
@@ -241,12 +241,12 @@ def _why(trial: FrozenTrial) -> str:
 
 
 def point_of(trial: FrozenTrial) -> tuple[str, ...]:
-    """The values of a trial, each as NAME=VALUE."""
+    """Values of a trial, each as NAME=VALUE."""
     return tuple(trial.user_attrs.get(POINT, ()))
 
 
 def last_value(trial: FrozenTrial) -> float | None:
-    """The figure of a trained trial, or of a pruned one after its last epoch."""
+    """Metric of a trained trial, or of another one after its last reported epoch; None if there is none."""
     if trial.state == TrialState.COMPLETE:
         return trial.value
     return trial.intermediate_values.get(trial.last_step) if trial.last_step is not None else None

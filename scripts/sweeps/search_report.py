@@ -1,4 +1,4 @@
-"""The outcome of a search: a table of its best trials, a picture, and what its figures may be taken for."""
+"""Outcome of a search: a table of its best trials, a picture, and what its figures prove."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PANELS_A_ROW = 3
 
 
 def show_trials(search: Search, title: str) -> list[str]:
-    """Write search.csv and search.png, and print the best trials; gives the files."""
+    """Write search.csv and search.png, and print the best trials; return the files' names."""
     rows = search.csv_rows()
     if not rows:
         return []
@@ -50,7 +50,7 @@ def show_trials(search: Search, title: str) -> list[str]:
 
 
 def verdict(search: Search, results: Mapping[Trial, RunResult], images: int) -> str:
-    """Lines about the best setting, on ``images`` validation images that no trial saw; '' before it is retrained."""
+    """Lines about the best setting, on ``images`` validation images that no trial saw; '' until it is retrained."""
     best = search.best(1)
     runs = points_of(results).get(point_of(best[0])) if best else None
     if not runs:
@@ -66,9 +66,9 @@ def verdict(search: Search, results: Mapping[Trial, RunResult], images: int) -> 
 
 
 def draw(path: Path, search: Search, title: str) -> None:
-    """Draw importances as bars, and each setting's values against the figure, into a PNG.
+    """Draw importances as bars, and the metric over each setting's values, into a PNG.
 
-    Trials that were ended early are hollow, at the figure of their last epoch.
+    Trials that were ended early are hollow, and show the metric of their last epoch.
     """
     from matplotlib.figure import Figure  # without pyplot there is no global state, and Agg is the backend
 
@@ -104,7 +104,7 @@ def _bars(axes: Axes, importances: Mapping[str, float], title: str) -> None:
 
 
 def _slice(axes: Axes, search: Search, dimension: Dimension) -> None:
-    """The figure of each trial over the values of one setting."""
+    """Draw each trial's metric over the values of one setting."""
     for trial in search.told():
         value = last_value(trial)
         if value is None or dimension.name not in trial.params:

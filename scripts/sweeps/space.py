@@ -1,4 +1,4 @@
-"""What a search varies: ranges and choices of settings, and the trainings at its points."""
+"""Search space: ranges and choices of settings, and the training runs at its points."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     import optuna
 
 RANGE = re.compile(r"(?P<low>.+?)\.\.(?P<high>.+?)(?P<log>:log)?")
-FIXED = ("dataname", "best_metric", "max_val_batches", "val_split")  # what is validated on, and by which figure
-SEARCHED_WITH = 0  # the seed of each trial; the best are trained anew with others
+FIXED = ("dataname", "best_metric", "max_val_batches", "val_split")  # the validation images, and the metric
+SEARCHED_WITH = 0  # seed of each trial; the best are retrained with other seeds
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """A setting that a search varies: its ``choices``, or numbers from ``low`` to ``high``, both among them.
+    """A setting that a search varies: one of ``choices``, or a number from ``low`` to ``high``, both included.
 
-    ``log``: each power of ten is as likely. ``whole``: whole numbers.
+    ``log``: sample uniformly in the logarithm. ``whole``: whole numbers.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Dimension:
     whole: bool = False
 
     def suggest(self, trial: optuna.Trial) -> str:
-        """The value that the sampler proposes, as a flag takes it; a fraction with four significant digits."""
+        """Value that the sampler proposes, as text for the flag; fractions have four significant digits."""
         if self.choices:
             return trial.suggest_categorical(self.name, self.choices)
         if self.whole:
@@ -45,14 +45,14 @@ class Dimension:
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """Values that show whether all are valid."""
+        """Values to check for validity: all choices, or both ends of the range."""
         low, high = (str(int(end)) if self.whole else f"{end:g}" for end in (self.low, self.high))
         return self.choices or (low, high)
 
 
 @dataclass(frozen=True)
 class SearchTrial(Trial):
-    """A training of a search, on all training images but a fold."""
+    """One training run of a search, on all training images but one fold."""
 
     number: int = 0
 
@@ -67,7 +67,7 @@ class SearchTrial(Trial):
 
 @dataclass(frozen=True)
 class Space:
-    """What is varied (``texts``, of ``dimensions``), and what holds for all trainings."""
+    """What is varied (``texts``, parsed into ``dimensions``), and what all runs have in common."""
 
     recipe: str
     training_flags: tuple[str, ...]
@@ -77,7 +77,7 @@ class Space:
 
     @classmethod
     def of(cls, recipe: str, training_flags: Sequence[str], texts: Sequence[str], folds: int) -> Space:
-        """Raises ``UserError`` if one of the values is wrong."""
+        """Parse ``texts`` and check all values. Raises ``UserError`` if one is wrong."""
         dimensions = tuple(map(_dimension, texts))
         names = [dimension.name for dimension in dimensions]
         if not names:
@@ -90,7 +90,7 @@ class Space:
         return space
 
     def refuse_mistakes(self) -> None:
-        """Raise ``UserError`` unless each end and choice is valid beside the first of the others."""
+        """Raise ``UserError`` unless each end and choice is valid, combined with the first value of other settings."""
         mistakes: dict[str, None] = {}
         for combination in self.combinations():
             try:
@@ -102,7 +102,7 @@ class Space:
             raise UserError(*mistakes)
 
     def combinations(self) -> Iterator[list[tuple[str, str]]]:
-        """Each end and choice, beside the first of the other settings."""
+        """Yield each end and choice, combined with the first value of the other settings."""
         first = [(dimension.name, dimension.ends[0]) for dimension in self.dimensions]
         for place, dimension in enumerate(self.dimensions):
             for value in dimension.ends:
@@ -110,16 +110,16 @@ class Space:
 
     @property
     def first(self) -> Settings:
-        """The settings of a training on all training images, at the first point."""
+        """Settings of a run on all training images, at the first combination."""
         return self._whole(next(self.combinations()))
 
     @property
     def epochs(self) -> set[int]:
-        """Numbers of epochs of the trials."""
+        """Numbers of epochs that trials may have."""
         return {self._whole(combination).optimisation.epochs for combination in self.combinations()}
 
     def pruner(self, asked: str | None) -> str:
-        """What ends trials early: without equal epochs nothing can, as the same epoch is another part of each."""
+        """Name of the pruner; 'none' if trials differ in epochs, as they cannot be compared. Raises ``UserError``."""
         if len(self.epochs) == 1:
             return asked or "median"
         if asked not in (None, "none"):
@@ -132,14 +132,14 @@ class Space:
         return arguments.parse(flags_of(self.recipe, self.training_flags, combination, SEARCHED_WITH))
 
     def trial(self, number: int, combination: Sequence[tuple[str, str]]) -> SearchTrial:
-        """The training of trial ``number``, which validates on the first fold of the training images."""
+        """Training run of trial ``number``, which validates on the first fold of the training images."""
         flags = flags_of(self.recipe, self.training_flags, combination, SEARCHED_WITH)
         flags += ["--folds", str(self.folds), "--fold", "0", "--fold-seed", "0"]
         point = tuple(f"{name}={value}" for name, value in combination)
         return SearchTrial(point, SEARCHED_WITH, tuple(flags), arguments.parse(flags), 0, number)
 
     def finalists(self, points: Sequence[tuple[str, ...]], seeds: int) -> list[Trial]:
-        """The trainings of ``points`` on all training images, each with ``seeds`` seeds that no trial had."""
+        """Training runs of ``points`` on all training images, each with ``seeds`` seeds that no trial had."""
         made = []
         for point in points:
             combination = [(name, value) for name, _, value in (setting.partition("=") for setting in point)]
@@ -150,7 +150,7 @@ class Space:
 
 
 def _unfit(args: Settings) -> list[str]:
-    """What a search cannot be honest with."""
+    """Messages about settings that would make a search's report biased."""
     mistakes = []
     if args.data.val_split is not None:
         mistakes.append(

@@ -1,4 +1,4 @@
-"""Tables for papers: Markdown and LaTeX."""
+"""Tables for papers, in Markdown and LaTeX."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
 
 
 def markdown(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown, the first column aligned left and the others right."""
+    """Table in Markdown, with the first column left-aligned and the others right-aligned."""
     lines = [headers, ["---", *["---:"] * (len(headers) - 1)], *cells]
     escaped = ([cell.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines)
     return "\n".join("| " + " | ".join(line) + " |" for line in escaped) + "\n"
 
 
 def latex(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """A tabular with the rules of the package booktabs; '+-' becomes the sign."""
+    """LaTeX tabular with the rules of the package booktabs; '+-' becomes the plus-minus sign."""
 
     def row(line: Sequence[str]) -> str:
         escaped = ("".join(LATEX.get(character, character) for character in cell) for cell in line)
