@@ -9,8 +9,8 @@
     python scripts/evaluate.py RUN --other-images FOLDER                    # does it notice images of no class?
     python scripts/torchrun.py --nproc-per-node 8 scripts/evaluate.py RUN   # on several GPUs
 
-Its top-1, top-5 and loss are those of main.py --evaluate (but for the temperature that a copy keeps). Writes nothing
-without --output and --store. Heavy imports are inside the functions.
+Top-1, top-5 and loss are the same as with main.py --evaluate (except for the temperature that a copy keeps). Writes
+nothing without --output and --store. Heavy imports are inside the functions.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from utils.runtime.distributed import Distributed
 
 NAME = "evaluate.py"
-BEST = "best.pt"  # of the run's own validation images
+BEST = "best.pt"  # best on the run's own validation images
 
 
 def main(argv: list[str]) -> int:
@@ -72,7 +72,7 @@ def main(argv: list[str]) -> int:
                 f"--store: {loaded.path} is such a copy already; evaluate the checkpoint that it is made of"
             )
     except UserError as error:
-        error.on_all_ranks = True  # they all read the same
+        error.on_all_ranks = True  # all ranks read the same
         raise
     with Distributed(RankInfo.from_environment(), args.run, args.precision.tf32) as distributed:
         new = distributed.run_on_rank0(lambda: own.output is not None and not os.path.exists(own.output))
@@ -84,7 +84,7 @@ def main(argv: list[str]) -> int:
                 present(own, loaded, describe(own, loaded, other, args, distributed), found)
         finally:
             if new and distributed.is_main:
-                with suppress(OSError):  # it holds the files
+                with suppress(OSError):  # the folder holds the files
                     Path(own.output).rmdir()
     return 0
 
@@ -120,7 +120,7 @@ def build_parser() -> ToolParser:
 
 
 def refuse_mistakes(own: argparse.Namespace) -> None:
-    """Raise ``UserError`` for flags that do not go together, before any work."""
+    """Raise ``UserError`` for contradictory flags, before any work."""
     mistakes = []
     if own.distance and not own.store:
         mistakes.append("--distance needs --store FILE, which keeps it; --other-images measures it alone")
@@ -137,7 +137,7 @@ def refuse_mistakes(own: argparse.Namespace) -> None:
 
 
 def refuse_for_several_labels(own: argparse.Namespace, loaded: Loaded, other: Loaded | None) -> None:
-    """Raise ``UserError`` for what does not go together with a network for several labels an image."""
+    """Raise ``UserError`` for a comparison or flags that a multi-label network does not allow."""
     mistakes = []
     if other is not None and other.reading.several != loaded.reading.several:
         mistakes.append(f"--compare {own.compare}: one of the two gives one label an image, the other several")
@@ -148,7 +148,7 @@ def refuse_for_several_labels(own: argparse.Namespace, loaded: Loaded, other: Lo
 
 
 def evaluate(own: argparse.Namespace, loaded: Loaded, other: Loaded | None, distributed: Distributed) -> Evaluation:
-    """The predictions of the one network, the comparison with the other, and what the flags ask for."""
+    """Predict with ``loaded``, compare it with ``other`` if given, and measure what the flags ask for."""
     from scripts.common.predictions import Chosen, predict_split
     from scripts.evaluation.rejection import Rejection
     from scripts.evaluation.result import Evaluation
@@ -169,7 +169,7 @@ def evaluate(own: argparse.Namespace, loaded: Loaded, other: Loaded | None, dist
 def compare_with(
     other: Loaded, own: argparse.Namespace, loaded: Loaded, predictions: AnyPredictions, distributed: Distributed
 ) -> Comparison | LabelComparison:
-    """The comparison with the network ``other`` on the same images."""
+    """Compare ``loaded``'s predictions with those of the network ``other`` on the same images."""
     from scripts.common.predictions import Chosen, point_of, predict_split, settings_of
     from scripts.evaluation.comparison import Comparison, with_data_settings_of
     from scripts.evaluation.several_labels import LabelComparison
@@ -187,7 +187,7 @@ def compare_with(
 def measure_distance(
     own: argparse.Namespace, loaded: Loaded, chosen: Chosen, found: Evaluation, distributed: Distributed
 ) -> Evaluation:
-    """``found`` with the distance, the checkpoint's own or else fitted here, and with what it says of other images."""
+    """Add to ``found`` the distance (the checkpoint's, or one fitted here) and the results for --other-images."""
     from dataclasses import replace
 
     from scripts.common.image_stream import image_names
@@ -213,7 +213,7 @@ def measure_distance(
 
 
 def usual(distance: Distance, predictions: Predictions) -> float:
-    """The distance within which 95 % of the images lie."""
+    """Distance within which 95 % of the images lie."""
     import numpy as np
 
     return float(np.nanquantile(distance(predictions.features).numpy(), 0.95))
@@ -222,14 +222,14 @@ def usual(distance: Distance, predictions: Predictions) -> float:
 def describe(
     own: argparse.Namespace, loaded: Loaded, other: Loaded | None, args: Settings, distributed: Distributed
 ) -> dict[str, Any]:
-    """Facts for JSON: the network, the images, and how it was run on them."""
+    """Facts for JSON about the network, the images, and how the network was run on them."""
     import torch
 
     from scripts.common.predictions import Chosen, settings_of
     from utils.precision.amp import resolve_amp
 
     place = loaded.settings.get("datapath")
-    others = other and settings_of(other, Chosen.of(own))  # each runs as in its training, where no flag says otherwise
+    others = other and settings_of(other, Chosen.of(own))  # each network runs as in its training, unless flags differ
     return {
         "checkpoint": str(loaded.path),
         "step": (loaded.progress or {}).get("step"),
@@ -251,7 +251,7 @@ def describe(
 
 
 def chosen_by_these_images(own: argparse.Namespace, loaded: Loaded, other: Loaded | None) -> list[str]:
-    """The checkpoints that are the best epoch of their run by its result on the images that are evaluated."""
+    """Paths of the checkpoints that are their run's best epoch, judged on the images evaluated here."""
     if not validated_on(own, loaded.settings.get("datapath")):
         return []
     of_these = [one for one in (loaded, other) if one is not None and same_images(one.fingerprint, loaded.fingerprint)]
@@ -259,7 +259,7 @@ def chosen_by_these_images(own: argparse.Namespace, loaded: Loaded, other: Loade
 
 
 def validated_on(own: argparse.Namespace, place: object) -> bool:
-    """True if the images are those that the run validated on, whose data lie at ``place``; also by another flag."""
+    """True if the evaluated images are those that the run, with data in ``place``, validated on, whatever the flags."""
     from utils.data.formats.class_folders import test_folder, validation_folder
 
     if own.datapath is None and own.split == "val":
@@ -269,7 +269,7 @@ def validated_on(own: argparse.Namespace, place: object) -> bool:
     root = Path(own.datapath or place)
     its_root = Path(place)
     read = test_folder(root) if own.split == "test" else validation_folder(root) or root
-    theirs = validation_folder(its_root) or its_root  # test/ where there is no val/
+    theirs = validation_folder(its_root) or its_root  # test/ if there is no val/
     return read is not None and os.path.realpath(read) == os.path.realpath(theirs)
 
 
@@ -295,7 +295,7 @@ def present(own: argparse.Namespace, loaded: Loaded, description: dict[str, Any]
 
 
 def parts_of(output: str | None, description: dict[str, Any], found: Evaluation) -> Iterator[str]:
-    """The report, in parts. ``output``: the folder of its files."""
+    """Yield the parts of the report. ``output``: the folder of its files, None for none."""
     from scripts.evaluation import as_text, labels_report
     from scripts.evaluation.summary import reliability
 

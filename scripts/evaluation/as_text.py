@@ -1,4 +1,4 @@
-"""An evaluation as text, readable for ten classes and for a thousand."""
+"""Text of an evaluation, readable for ten classes and for a thousand."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from utils.config.spelling import printable, some
 from utils.record.doubts import doubts_of
 from utils.record.metrics import Bin, shows_top5
 
-MOST_CLASSES = 20  # in a table; of more, the worst are shown
+MOST_CLASSES = 20  # in a table; if there are more, only the worst are shown
 MOST_COLUMNS = 10  # classes of a confusion matrix
-COLUMN_LETTERS = 9  # of a class's name there
-LETTERS = 24  # elsewhere
+COLUMN_LETTERS = 9  # of a class's name in the confusion matrix
+LETTERS = 24  # of a class's name elsewhere
 ROWS = 10  # of a table of the worst
 IMAGES = 5  # rows of a table of images
 SIGNIFICANT = 0.05
 
 
 def heading(description: dict[str, Any], images: int) -> str:
-    """Network, images, and how they were shown to it."""
+    """Lines about the network, the images, and how the network was run on them."""
     of = description
     lines = [f"{of['checkpoint']}: {of['arch']}{', raw weights' if of['raw_weights'] else ''}"]
     views = "" if of["tta"] == "none" else f", test-time augmentation {of['tta']}"
     amp = "" if of["amp"] == "off" else f", in {of['amp']}"
-    split = "" if of["dataname"] is None and of["split"] == "val" else f", {of['split']}"  # then perhaps it has no val/
+    split = "" if of["dataname"] is None and of["split"] == "val" else f", {of['split']}"  # it may have no val/
     lines.append(f"{images:,} images: {of['dataname'] or of['datapath']}{split}{views}{amp}")
     favoured = of["chosen_by_these_images"]
     if favoured and of["compared_with"]:
@@ -46,7 +46,7 @@ def heading(description: dict[str, Any], images: int) -> str:
 
 
 def overall(predictions: Predictions, _: dict[str, Any]) -> str:
-    """Metrics of all images."""
+    """Text of the metrics over all images."""
     of = summary(predictions)
     bootstrap, wilson = (_span(of[f"top1_interval_{kind}"]) for kind in ("bootstrap", "wilson"))
     rows = [
@@ -71,29 +71,29 @@ def overall(predictions: Predictions, _: dict[str, Any]) -> str:
 
 
 def metric_lines(rows: Sequence[tuple[str, str, str]]) -> list[str]:
-    """A line for each metric: name, value, note."""
+    """One line per metric: name, value, note."""
     return [f"{name:<18} {value:>9}  {note}".rstrip() for name, value, note in rows]
 
 
 def doubts(predictions: Predictions, description: dict[str, Any]) -> list[str]:
-    """Signs that the network has learned nothing, so that its figures are doubtful."""
+    """Signs that the network has learned nothing, which makes its figures doubtful."""
     dataname = description["dataname"] or description["datapath"]
     return [*map(str, doubts_of(predictions.report, description["step"], dataname))]
 
 
 def doubtful(predictions: Predictions, description: dict[str, Any]) -> list[str]:
-    """The ``doubts`` as a part of the report if there are any."""
+    """Part of the report about ``doubts``; [] if there are none."""
     found = doubts(predictions, description)
     return ["\n".join(f"warning: doubtful: {doubt}" for doubt in found)] if found else []
 
 
 def classes(predictions: Predictions, rest_is_in: str) -> str:
-    """Table of all classes, or of the worst by F1. ``rest_is_in``: where the others are found."""
+    """Table of all classes, or of the worst by F1. ``rest_is_in``: text saying where the others are found."""
     by_class = class_rows(predictions)
     shown = every = [n for n, row in enumerate(by_class) if row["images"] or row["predicted"]]
     title = "Classes"
     if len(every) > MOST_CLASSES:
-        # Those without images come last: that they are predicted at all shows with the others.
+        # Classes without images come last; that they are predicted at all shows in other rows.
         shown = sorted(every, key=lambda n: (not by_class[n]["images"], by_class[n]["f1"]))[:ROWS]
         title = f"The {ROWS} classes with the lowest F1 (not shown: {len(every) - ROWS:,} more{rest_is_in})"
     names = [short(name) for name in predictions.classes]
@@ -107,7 +107,7 @@ def classes(predictions: Predictions, rest_is_in: str) -> str:
 
 
 def pairs(predictions: Predictions, rest_is_in: str) -> str:
-    """The matrix of a few classes; of many, the pairs that are most often taken for each other."""
+    """Confusion matrix of a few classes; for many classes, the most frequent confusions."""
     names = [short(name) for name in predictions.classes]
     if len(names) <= MOST_COLUMNS:
         heads = [printable(name)[:COLUMN_LETTERS] for name in predictions.classes]
@@ -126,7 +126,7 @@ def pairs(predictions: Predictions, rest_is_in: str) -> str:
 
 
 def calibration(bins: Sequence[Bin], temperature: Temperature | None) -> str:
-    """The reliability table and what a temperature would change."""
+    """Text of the reliability table, and of what a temperature would change."""
     rows = []
     for one in bins:
         if one.images:
@@ -152,7 +152,7 @@ def calibration(bins: Sequence[Bin], temperature: Temperature | None) -> str:
 
 
 def rejection(found: Rejection) -> str:
-    """Coverage and accuracy from a confidence on, and the area under the curve."""
+    """Text of coverage and accuracy at a confidence threshold, and of the area under the curve."""
     of = found.figures()
     coverage, accuracy = (of[f"{name}_interval_wilson"] for name in ("coverage", "accuracy"))
     rows = [
@@ -196,7 +196,7 @@ def others(found: Others) -> str:
 
 
 def checkpoints(description: dict[str, Any]) -> tuple[str, str]:
-    """The two that are compared; with how each was run, where that differs."""
+    """Names of the two compared checkpoints, with how each was run if that differs."""
     names = (description["checkpoint"], description["compared_with"])
     ways = [(description[f"{of}tta"], description[f"{of}amp"]) for of in ("", "compared_")]
     if ways[0] == ways[1]:
@@ -205,7 +205,7 @@ def checkpoints(description: dict[str, Any]) -> tuple[str, str]:
 
 
 def compared(comparison: Comparison, checkpoints: tuple[str, str]) -> str:
-    """The comparison of two networks, which ``checkpoints`` name."""
+    """Text of the comparison of two networks, named ``checkpoints``."""
     counts = comparison.counts
     n = len(comparison.right[0])
     low, high = comparison.interval
@@ -226,7 +226,7 @@ def compared(comparison: Comparison, checkpoints: tuple[str, str]) -> str:
 
 
 def changed_classes(classes: Sequence[tuple[str, int, float, float]], heads: list[str]) -> list[str]:
-    """Table of the ``classes`` that differ most, if any do: name, count, and the metric of either network."""
+    """Table of the ``classes`` that differ most, if any do: name, count, and each network's metric."""
     changed = [one for one in classes if one[2] != one[3]]
     if not changed:
         return []
@@ -263,7 +263,7 @@ def _images(comparison: Comparison, second: bool, letter: str) -> list[str]:
 
 
 def short(name: str) -> str:
-    """``name`` in printable characters; of a long one both ends, as long names often begin alike."""
+    """``name`` in printable characters; if it is long, only both ends, as long names often begin alike."""
     name = printable(name)
     if len(name) <= LETTERS:
         return name

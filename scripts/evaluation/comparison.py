@@ -1,4 +1,4 @@
-"""Two networks on the same images: whether they differ by more than chance, and where."""
+"""Comparison of two networks on the same images: whether they differ by more than chance, and where."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from utils.config.settings import UserError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-EXACT = 1000  # images on which one of the two is right, up to which McNemar's test is the exact binomial one
+EXACT = 1000  # most images on which only one network is right for which McNemar's test is the exact binomial one
 RESAMPLES = 10_000
 SEED = 0
-# The settings that say which images.
+# Settings that determine which images are used.
 DATA = (
     "dataname",
     "datapath",
@@ -43,7 +43,7 @@ DATA = (
 
 
 class Counts(NamedTuple):
-    """Images that both get right, the first alone, the second alone, and neither."""
+    """Numbers of images that both networks, only the first, only the second, and neither get right."""
 
     both: int
     first: int
@@ -52,7 +52,7 @@ class Counts(NamedTuple):
 
 
 class ClassChange(NamedTuple):
-    """A class, its images, and how many of them the first and the second network get right."""
+    """A class, its number of images, and how many of them the first and the second network get right."""
 
     name: str
     images: int
@@ -62,9 +62,9 @@ class ClassChange(NamedTuple):
 
 @dataclass(frozen=True)
 class OnSameImages:
-    """``first`` and ``second`` on the same n images.
+    """Results ``first`` and ``second`` of two networks on the same n images.
 
-    ``places``: where image i of these n is among the first's, and among the second's.
+    ``places``: for each of the n images, its index in the first's results, and in the second's.
     """
 
     first: Any
@@ -73,16 +73,16 @@ class OnSameImages:
 
     @classmethod
     def of(cls, first: AnyPredictions, second: AnyPredictions) -> Self:
-        """The comparison on the images of both. Raises ``UserError`` if there are none."""
+        """The comparison on the images that both have. Raises ``UserError`` if there are none."""
         return cls(first, second, same_images(first, second))
 
 
 class Comparison(OnSameImages):
-    """``Predictions`` of two networks."""
+    """Comparison of two networks' ``Predictions``."""
 
     @cached_property
     def right(self) -> tuple[np.ndarray, np.ndarray]:
-        """The right answers of the first and of the second network to the n images, bool (n,) each."""
+        """Whether the first and the second network are right about each of the n images, bool (n,) each."""
         return self.first.right[self.places[0]], self.second.right[self.places[1]]
 
     @cached_property
@@ -92,12 +92,12 @@ class Comparison(OnSameImages):
 
     @property
     def difference(self) -> float:
-        """Percentage points by which the second's top-1 is higher."""
+        """Percentage points by which the second network's top-1 is higher."""
         return 100 * (self.counts.second - self.counts.first) / len(self.right[0])
 
     @cached_property
     def interval(self) -> tuple[float, float]:
-        """The bootstrap's 95 % interval of the difference, in percentage points; images are drawn in pairs."""
+        """Bootstrap's 95 % interval of the difference, in percentage points; images are drawn in pairs."""
         n = len(self.right[0])
         shares = np.array([self.counts.first, self.counts.second, n - self.counts.first - self.counts.second]) / n
         drawn = np.random.default_rng(SEED).multinomial(n, shares, RESAMPLES)
@@ -107,7 +107,7 @@ class Comparison(OnSameImages):
 
     @cached_property
     def p_value(self) -> float:
-        """McNemar's test: how often networks of equal accuracy would differ by at least as much."""
+        """Probability, by McNemar's test, that networks of equal accuracy differ by at least as much."""
         return mcnemar(self.counts.first, self.counts.second)
 
     @property
@@ -116,7 +116,7 @@ class Comparison(OnSameImages):
 
     @cached_property
     def classes(self) -> list[ClassChange]:
-        """The classes with images, those in which the two differ most first."""
+        """Classes that have images, those in which the two networks differ most first."""
         labels = self.first.truth[self.places[0]]
         size = len(self.first.classes)
         images, first, second = (
@@ -127,17 +127,17 @@ class Comparison(OnSameImages):
         return sorted(present, key=lambda change: -abs(change.second - change.first) / change.images)
 
     def only(self, second: bool) -> np.ndarray:
-        """Images that only one of both gets right, the first or the ``second``; most confident mistakes first."""
+        """Images that only the first (or only the ``second``) gets right, the other's most confident mistakes first."""
         mistaken, places = (self.first, self.places[0]) if second else (self.second, self.places[1])
         chosen = np.flatnonzero(self.right[second] & ~self.right[not second])
         return chosen[np.argsort(-mistaken.confidence[places[chosen]], kind="stable")]
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each image that one of the two gets right."""
+        """Rows about each image that only one of the two networks gets right."""
         return [self.row(place, second) for second in (False, True) for place in self.only(second).tolist()]
 
     def row(self, place: int, second: bool) -> dict[str, Any]:
-        """Image ``place`` of the n; ``second``: it is the second that is right."""
+        """Row about image ``place`` of the n. ``second``: the second network is right, not the first."""
         one, two = (int(places[place]) for places in self.places)
         names = self.first.classes
         return {
@@ -169,16 +169,16 @@ def _name(names: tuple[str, ...], place: int) -> str:
 
 
 def with_data_settings_of(second: Loaded, first: Loaded) -> Loaded:
-    """``second``, with the settings that have it see the images of ``first``'s run."""
+    """``second`` with the settings that make it see the images of ``first``'s run."""
     others = {name: value for name, value in second.settings.items() if name not in DATA}
     same = {name: first.settings[name] for name in DATA if name in first.settings}
     return dataclasses.replace(second, settings={**others, **same}, fingerprint=first.fingerprint)
 
 
 def same_images(first: AnyPredictions, second: AnyPredictions) -> tuple[np.ndarray, np.ndarray]:
-    """Places of the images of both among the first's, and among the second's. Raises ``UserError`` if there are none.
+    """Indices of the shared images in the first's results, and in the second's. Raises ``UserError`` if there are none.
 
-    Images are the same if their ids are; the names of their classes then agree, too.
+    Images are the same if their ids are; their class names then agree, too.
     """
     where = {name: place for place, name in enumerate(second.ids)}
     pairs = [(n, where[name]) for n, name in enumerate(first.ids) if name in where]
@@ -189,10 +189,10 @@ def same_images(first: AnyPredictions, second: AnyPredictions) -> tuple[np.ndarr
 
 
 def mcnemar(first: int, second: int) -> float:
-    """The two-sided p-value of ``first`` against ``second`` images on which only one of two networks is right.
+    """Two-sided p-value if only the first network is right on ``first`` images, only the second on ``second``.
 
-    McNemar, Note on the sampling error of the difference between correlated proportions, 1947; with Edwards'
-    correction for many, exact for up to ``EXACT``.
+    McNemar, Note on the sampling error of the difference between correlated proportions, 1947; exact for up to
+    ``EXACT`` such images, otherwise with Edwards' correction.
     """
     total = first + second
     if not total:

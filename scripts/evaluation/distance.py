@@ -1,4 +1,4 @@
-"""Distances of features from those of the training images, and how well they tell other images from the data set's."""
+"""Distances of features from the training images', and how well they tell other images from the data set's."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from scripts.common.predictions import Predictions
 from utils.config.settings import UserError
 
 MOST_FITTED = 50_000  # training images, drawn at random
-LARGEST = 128 * 2**20  # bytes of a distance that a checkpoint keeps
+LARGEST = 128 * 2**20  # largest size in bytes of a distance kept in a checkpoint
 LEAST_VARIANCE = float(
     torch.finfo(torch.float32).eps
-)  # of the largest: less is rounding, or a feature that is not used
+)  # relative to the largest variance: less is rounding, or an unused feature
 TRUE_POSITIVE_RATE = 0.95
 
 
 def fit_distance(features: torch.Tensor, labels: torch.Tensor) -> Distance:
-    """The distance of training images with these ``features`` (n, d), of the classes ``labels`` (n,).
+    """Fit the distance from training images, given their ``features`` (n, d) and classes ``labels`` (n,).
 
-    The covariance is that of all images around the means of their classes, divided by n, inverted where it is not 0. A
-    class without images has no mean, and no image is near it. Images with several labels, ``labels`` (n, classes), are
-    in no class apart from others: all have one mean. Raises ``UserError`` if the features do not vary.
+    The covariance is that of all images around their classes' means, divided by n, and inverted where it is not 0. A
+    class without images has no mean, so no image is near it. Multi-label images, with ``labels`` (n, classes), are not
+    in separate classes: all share one mean. Raises ``UserError`` if the features do not vary.
     """
     finite = features.isfinite().all(1)
     values = features[finite].double()
     one = labels if labels.ndim == 1 else torch.zeros(len(labels), dtype=torch.int64)
     _, groups, counts = one[finite].unique(return_inverse=True, return_counts=True)
-    mean = values.mean(0).float()  # as it is kept
+    mean = values.mean(0).float()  # as the checkpoint stores it
     values = values - mean.double()
     centres = torch.zeros(len(counts), values.shape[1], dtype=torch.float64).index_add_(0, groups, values)
     centres /= counts[:, None]
@@ -45,10 +45,10 @@ def fit_distance(features: torch.Tensor, labels: torch.Tensor) -> Distance:
 
 
 class Separation(NamedTuple):
-    """Success of a score in telling the data set's own images from others, in percent.
+    """How well a score tells the data set's own images from others, in percent.
 
-    ``auroc``: the chance that an image of the set is scored above one of the others. ``false_positives``: the share of
-    the others that is taken for the set's at the threshold which takes 95 % of the set's, or the next more, for such.
+    ``auroc``: probability that an own image is scored above another image. ``false_positives``: share of the others
+    accepted at the threshold that accepts 95 % of the own images, or the next larger share that a threshold can accept.
     """
 
     auroc: float
@@ -56,12 +56,12 @@ class Separation(NamedTuple):
 
     @classmethod
     def of(cls, own: np.ndarray, others: np.ndarray) -> Separation:
-        """The separation by scores, float (n,) and (m,), higher for the set's own; the lowest where they are NaN."""
+        """Separation by the scores of own and other images, float (n,) and (m,), higher for own ones; NaN is lowest."""
         from sklearn.metrics import roc_auc_score, roc_curve
 
         scores = np.concatenate([own, others])
         known = np.unique(scores[~np.isnan(scores)])
-        ranks = np.where(np.isnan(scores), -1, np.searchsorted(known, scores))  # scikit-learn takes no infinity
+        ranks = np.where(np.isnan(scores), -1, np.searchsorted(known, scores))  # scikit-learn accepts no infinity
         is_own = np.arange(len(scores)) < len(own)
         false, true, _ = roc_curve(is_own, ranks, drop_intermediate=False)
         at_rate = int(np.argmax(true >= TRUE_POSITIVE_RATE))
@@ -69,9 +69,9 @@ class Separation(NamedTuple):
 
 
 class Others(NamedTuple):
-    """The images of ``folder``, which are of no class, beside the set's own. Scores are float (n,), own and others.
+    """Images of ``folder``, which belong to no class, beside the data set's own. Scores: float (n,), own and others.
 
-    ``own_are_fitted_on``: so many of the set's own are among the images that the distance is fitted on.
+    ``own_are_fitted_on``: how many of the own images are among those that the distance was fitted on.
     """
 
     folder: str
@@ -88,12 +88,12 @@ class Others(NamedTuple):
 
     @property
     def separations(self) -> dict[str, Separation]:
-        """Separations by score."""
+        """Separations, by score."""
         farther, confidences = self.distances, self.confidences
         return {"distance": Separation.of(-farther[0], -farther[1]), "confidence": Separation.of(*confidences)}
 
     def figures(self) -> dict[str, Any]:
-        """Figures for JSON."""
+        """Results as plain values, for JSON."""
         own, others = self.distances
         return {
             "folder": self.folder,

@@ -1,4 +1,4 @@
-"""An evaluation as files: JSON, CSV and a picture, all or none of them."""
+"""Files of an evaluation (JSON, CSV and pictures), of which all or none are written."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JSON_FILE = "evaluation.json"
 PREDICTION = ("image", "class", "predicted", "right", "probability", "class_probability", "class_rank")
 ANSWERS = (f"{which}_{what}" for which in ("first", "second") for what in ("predicted", "probability"))
 COMPARED = ("image", "class", "right", *ANSWERS)
-KNOWN = (  # what an earlier evaluation may have left
+KNOWN = (  # files that an earlier evaluation may have left
     *(f"{name}.csv" for name in ("classes", "predictions", "reliability", "confusions", "confusion_matrix")),
     *(f"{name}.csv" for name in ("scores", "targets", "cooccurrence", "comparison")),
     *(f"{name}.png" for name in ("comparison", "coverage", "other_images")),
@@ -34,17 +34,17 @@ KNOWN = (  # what an earlier evaluation may have left
 
 
 def save(folder: Path, write: Callable[[Path], None]) -> list[str]:
-    """Put the files that ``write`` writes into ``folder``, in place of an earlier evaluation's; gives their names.
+    """Put the files made by ``write`` into ``folder``, replacing an earlier evaluation's; return their names.
 
-    Where ``JSON_FILE`` is, all files are of the evaluation that it tells of: the earlier one goes first and the new one
-    comes last. Raises ``UserError``.
+    If ``JSON_FILE`` exists, all files belong to the evaluation it describes: the old one is removed first and the new
+    one comes last. Raises ``UserError``.
     """
     try:
         work = Path(tempfile.mkdtemp(prefix=".evaluation.", dir=folder))
         try:
             write(work)
             names = sorted(path.name for path in work.iterdir())
-            for name in names:  # before any earlier file has been touched
+            for name in names:  # before any earlier file is touched
                 if (folder / name).is_dir():
                     raise OSError(errno.EISDIR, f"{name} is a folder there")
             (folder / JSON_FILE).unlink(missing_ok=True)
@@ -60,7 +60,7 @@ def save(folder: Path, write: Callable[[Path], None]) -> list[str]:
 
 
 def write_all(work: Path, description: dict[str, Any], found: Evaluation) -> None:
-    """Write the files of an evaluation into ``work``."""
+    """Write the files of an evaluation into the folder ``work``."""
     predictions = found.predictions
     several = predictions.reading.several
     kind = several_labels if several else summary
@@ -87,7 +87,7 @@ def write_all(work: Path, description: dict[str, Any], found: Evaluation) -> Non
 
 
 def _write_classes(work: Path, found: Evaluation) -> None:
-    """Files of one label an image alone."""
+    """Write the files that only an evaluation with one label per image has."""
     predictions = found.predictions
     names = predictions.classes
     write_csv(work / "predictions.csv", PREDICTION, _prediction_rows(predictions))
@@ -113,7 +113,7 @@ def _write_classes(work: Path, found: Evaluation) -> None:
 
 
 def _write_labels(work: Path, found: Evaluation) -> None:
-    """Files of several labels an image alone."""
+    """Write the files that only a multi-label evaluation has."""
     predictions = found.predictions
     names = predictions.classes
     pairs = ((names[one.first], names[one.second], one.true, one.given) for one in predictions.pairs)
@@ -141,7 +141,7 @@ def _prediction_rows(predictions: Predictions) -> Iterable[tuple[Any, ...]]:
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
-    # A file's name may be any bytes, and a class's is a folder's.
+    # File names may be any bytes, and class names are folder names.
     with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         out = csv.writer(file)
         out.writerow(header)

@@ -1,4 +1,4 @@
-"""An evaluation of several labels an image, as text."""
+"""Text report of a multi-label evaluation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NONE = "-"
 
 
 def overall(predictions: LabelPredictions, description: dict[str, Any]) -> str:
-    """Metrics of all images."""
+    """Text of the metrics over all images."""
     found = summary(predictions)
     total = len(predictions.classes)
     counted = found["classes_with_positives"]
@@ -64,7 +64,7 @@ def _cell(value: float | None, digits: int = 2) -> str:
 
 
 def classes(predictions: LabelPredictions, rest_is_in: str) -> str:
-    """Table of all classes, or of the worst by average precision. ``rest_is_in``: where the others are found."""
+    """Table of all classes, or of the worst by average precision. ``rest_is_in``: text saying where the others are."""
     shown = rows = class_rows(predictions)
     title = "Classes"
     if len(rows) > MOST_CLASSES:
@@ -89,7 +89,7 @@ def classes(predictions: LabelPredictions, rest_is_in: str) -> str:
 
 
 def pairs(predictions: LabelPredictions, rest_is_in: str) -> str:
-    """The pairs of labels that are together in truth and in the answers on the most different numbers of images."""
+    """Table of the label pairs whose numbers of images in truth and in the answers differ most."""
     found = [pair for pair in predictions.pairs if pair.true != pair.given]
     if not found:
         return "Labels are given together as often as they are together"
@@ -102,7 +102,7 @@ def pairs(predictions: LabelPredictions, rest_is_in: str) -> str:
 
 
 def compared(comparison: LabelComparison, checkpoints: tuple[str, str]) -> str:
-    """The comparison of two networks, which ``checkpoints`` name."""
+    """Text of the comparison of two networks, named ``checkpoints``."""
     lines = [f"A  {checkpoints[0]}", f"B  {checkpoints[1]}", f"On {len(comparison.places[0]):,} images, B less A:"]
     words = {"map": "mAP", "macro_f1": "macro F1", "micro_f1": "micro F1"}
     for name, (difference, (low, high)) in comparison.differences.items():

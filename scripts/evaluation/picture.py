@@ -1,4 +1,4 @@
-"""Pictures of an evaluation: images that one of two networks gets right, what is accepted, how far other images lie."""
+"""Pictures of an evaluation: images that one of two networks gets right, accepted answers, other images' scores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scripts.evaluation.comparison import Comparison
 from scripts.evaluation.distance import Others
 from scripts.evaluation.rejection import Rejection
 
-# of each of the two groups
+# per group
 COLUMNS = 6
 ROWS = 2
 LARGEST_SIDE = 224  # pixels of a tile's image
@@ -21,9 +21,9 @@ BINS = 50
 
 
 def draw(path: Path, comparison: Comparison) -> None:
-    """Write the grid to ``path`` (PNG): above what the first alone gets right, below what the second alone does.
+    """Draw images in a grid to ``path`` (PNG): above, those that only the first gets right; below, only the second.
 
-    In each group the most confident mistakes come first; a tile names the class, then both answers.
+    The most confident mistakes come first in each group; a tile names the class, then both answers.
     """
     from matplotlib.figure import Figure
 
@@ -43,7 +43,7 @@ def draw(path: Path, comparison: Comparison) -> None:
             axis.set_axis_off()
         for axis, place in zip(axes, shown, strict=False):
             _tile(axis, comparison, place)
-    with warnings.catch_warnings():  # that the font lacks a letter, for which it draws a box
+    with warnings.catch_warnings():  # a warning that the font lacks a letter, drawn as a box
         warnings.simplefilter("ignore", UserWarning)
         figure.savefig(path, dpi=100, format="png")
 
@@ -63,7 +63,7 @@ def _tile(axis: Any, comparison: Comparison, place: int) -> None:
 
 
 def draw_curve(path: Path, found: Rejection) -> None:
-    """Write the accuracy of what is accepted over its share of all images to ``path`` (PNG)."""
+    """Draw the accuracy of the accepted answers over their share of all images to ``path`` (PNG)."""
     from matplotlib.figure import Figure
 
     curve = found.curve
@@ -82,7 +82,7 @@ def draw_curve(path: Path, found: Rejection) -> None:
 
 
 def draw_others(path: Path, found: Others) -> None:
-    """Write histograms of distance and confidence, of the set's images and of the others, to ``path`` (PNG)."""
+    """Draw histograms of distance and confidence, of the evaluated images and of the others, to ``path`` (PNG)."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), layout="constrained", facecolor="white")
@@ -91,7 +91,7 @@ def draw_others(path: Path, found: Others) -> None:
         finite = [values[np.isfinite(values)] for values in both]
         every = np.concatenate(finite)
         edges = np.linspace(0, 1, BINS + 1)
-        if name == "distance":  # of which others' may be a hundred times as far
+        if name == "distance":  # distances of others may be a hundred times as large
             smallest = max(every.min(), every.max() * 1e-6)
             edges = np.geomspace(smallest, max(every.max(), smallest * 1.001), BINS + 1)
             axis.set_xscale("log")
@@ -107,6 +107,6 @@ def draw_others(path: Path, found: Others) -> None:
         words = f"AUROC {of.auroc:.2f} %; with 95 % of the evaluated, {of.false_positives:.2f} % of the others"
         axis.set_title(f"{name}\n{words}", fontsize=10)
         axis.set(xlabel=name, ylabel="percent of the images")
-        axis.margins(y=0.35)  # for the legend
+        axis.margins(y=0.35)  # room for the legend
         axis.legend()
     figure.savefig(path, dpi=100, format="png")

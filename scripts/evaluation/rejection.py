@@ -1,8 +1,8 @@
-"""Answers that are accepted by their confidence: how many they are and how often right, for one threshold and for all.
+"""Answers accepted by their confidence: how many, and how often right, for one threshold and for all.
 
-One threshold for all classes: if probabilities are calibrated, no other rule that rejects as many is right more often
-(Chow, On optimum recognition error and reject tradeoff, 1970), and thresholds of single classes would be chosen on few
-images each.
+There is one threshold for all classes: if probabilities are calibrated, no other rule that rejects as many answers is
+right more often (Chow, On optimum recognition error and reject tradeoff, 1970), and a threshold for each class would be
+chosen on few images.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from scripts.common.trained import accepted
 
 
 class Curve(NamedTuple):
-    """Coverage and accuracy, both float64 (k,), with each of the k confidences as the threshold, the highest first.
+    """Coverage and accuracy, float64 (k,) each, with each of the k distinct confidences as threshold, highest first.
 
-    ``aurc``: area under the curve of risk, the share of wrong answers among the accepted, over coverage: its mean over
-    the n most confident for each n (Geifman et al., Bias-reduced uncertainty estimation for deep neural classifiers,
-    2019). Equal confidences count as in the mean over all their orders. ``perfect`` is that of an order with all right
-    answers first, ``random`` of one by chance.
+    ``aurc``: area under the curve of risk (the share of wrong answers among the accepted) over coverage, which is the
+    mean risk of the n most confident answers over all n (Geifman et al., Bias-reduced uncertainty estimation for deep
+    neural classifiers, 2019). Equal confidences count as the mean over all their orders. ``perfect``: the same area if
+    all right answers came first; ``random``: in random order.
     """
 
     coverage: np.ndarray
@@ -32,7 +32,7 @@ class Curve(NamedTuple):
 
     @classmethod
     def of(cls, confidence: np.ndarray, right: np.ndarray) -> Curve:
-        """The curve of each image's confidence, float (n,), and whether its answer is right, bool (n,); NaN is last."""
+        """Curve for each image's confidence, float (n,), and whether its answer is right, bool (n,); NaN comes last."""
         _, group, sizes = np.unique(-np.nan_to_num(confidence, nan=-1), return_inverse=True, return_counts=True)
         wrong = np.bincount(group, ~right)
         number = np.arange(1, len(right) + 1)
@@ -50,7 +50,7 @@ class Curve(NamedTuple):
 
 
 class Rejection(NamedTuple):
-    """Outcome of --reject-below ``below``: so many of ``images`` accepted, ``right`` of them rightly answered."""
+    """Outcome of --reject-below ``below``: how many of ``images`` are ``accepted``, and of these answered ``right``."""
 
     below: float
     images: int
@@ -65,7 +65,7 @@ class Rejection(NamedTuple):
         return cls(below, *counts, Curve.of(answers.confidence, answers.right))
 
     def figures(self) -> dict[str, Any]:
-        """Figures for JSON, in percent but for counts and AURC; those of no image are None."""
+        """Results for JSON, in percent except for counts and AURC; accuracy is None if no image is accepted."""
         some = self.accepted > 0
         return {
             "below": self.below,

@@ -1,4 +1,4 @@
-"""All that an evaluation found, for its text, its files and the copy of the checkpoint."""
+"""Everything that an evaluation found, for its text, its files and the copy of the checkpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from utils.config.settings import UserError
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Answers, and what flags ask for beside them. ``temperature`` is None with too few images to fit it."""
+    """Answers, and further results that flags ask for. ``temperature`` is None if too few images can fit it."""
 
     predictions: AnyPredictions
     temperature: Temperature | None
@@ -34,7 +34,7 @@ class Evaluation:
 
     @property
     def images(self) -> str:
-        """A digest of the images: of their classes and names, without the folders that these lie in."""
+        """Digest of the images' classes and names, without the folders above the class folders."""
         of = self.predictions
         labels = of.labels.tolist()
         rows = (f"{'/'.join(Path(one).parts[-2:])}\0{label}" for one, label in zip(of.ids, labels, strict=True))
@@ -42,10 +42,10 @@ class Evaluation:
 
 
 def store(path: Path, loaded: Loaded, found: Evaluation, description: dict[str, Any]) -> str:
-    """Write a copy of ``loaded``'s checkpoint with the temperature and distance that were ``found``.
+    """Write a copy of ``loaded``'s checkpoint with the temperature and distance that were ``found``; return a summary.
 
-    Of several labels an image also with each label's best threshold, of probabilities without the temperature. Gives
-    what it keeps, in words. Raises ``UserError`` if there is nothing to keep, or if it cannot be written.
+    For multi-label data the copy also keeps each label's best threshold, for probabilities without the temperature.
+    Raises ``UserError`` if there is nothing to keep, or if the copy cannot be written.
     """
     several = found.predictions.reading.several
     fit = found.temperature
@@ -59,7 +59,7 @@ def store(path: Path, loaded: Loaded, found: Evaluation, description: dict[str, 
     if fit is not None:
         name = description["dataname"] or ""
         of_the_user = description["datapath"] and (not name or SPECS[name].of_the_user)
-        data = Path(description["datapath"]).name if of_the_user else name  # no path of this machine
+        data = Path(description["datapath"]).name if of_the_user else name  # without a path of this machine
         amp = "" if description["amp"] == "off" else f", in {description['amp']}"
         images = f"{fit.fitted_on_images:,} images ({data}, {description['split']}{amp})"
         fitted = (
@@ -91,7 +91,7 @@ def _thresholds(predictions: LabelPredictions) -> str:
 
 
 def _small_enough(distance: Distance | None) -> Distance | None:
-    """``distance``, or None with a warning if it is too large for a checkpoint."""
+    """The ``distance``; None, with a warning, if it is too large for a checkpoint."""
     size = 0 if distance is None else sum(one.nbytes for one in (distance.mean, distance.whitening, distance.centres))
     if size > LARGEST:
         warn(f"--store: the distance takes {size / 2**20:.0f} MiB of at most {LARGEST / 2**20:.0f}, and is left out")

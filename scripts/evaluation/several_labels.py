@@ -1,4 +1,4 @@
-"""Metrics of several labels an image as plain values, and two such networks on the same images."""
+"""Metrics of multi-label predictions as plain values, and the comparison of two multi-label networks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ FIGURES = ("map", "macro_f1", "micro_f1")
 
 
 def summary(predictions: LabelPredictions) -> dict[str, Any]:
-    """The metrics of all images, in percent but for counts and loss; F1 and exact match at a threshold of 0.5.
+    """Metrics over all images, in percent except for counts and loss; F1 and exact match at a threshold of 0.5.
 
-    ``tuned_...``: F1 with thresholds that were chosen on the half of the images that an image is not in.
-    ``given_...``: with the checkpoint's own, of which nobody knows here on which images they were chosen.
+    ``tuned_...``: F1 with thresholds chosen on the half of the images that an image is not in. ``given_...``: with the
+    checkpoint's own thresholds, chosen on unknown images.
     """
     report = predictions.report
     by_class = predictions.by_class
@@ -60,9 +60,9 @@ def _mean_f1(counts: np.ndarray) -> float | None:
 
 
 def class_rows(predictions: LabelPredictions) -> list[dict[str, Any]]:
-    """A row per class, in order: its name, counts, and metrics in percent, which are None where they do not exist.
+    """One row per class, in order: name, counts, and metrics in percent, None if undefined.
 
-    ``threshold``: that of the network; ``best_threshold``: the one with the highest F1 on all of these images.
+    ``threshold``: the network's; ``best_threshold``: the one with the highest F1 on all of these images.
     """
     of = predictions.by_class
     columns = {
@@ -87,7 +87,7 @@ def class_rows(predictions: LabelPredictions) -> list[dict[str, Any]]:
 
 
 class LabelChange(NamedTuple):
-    """A class, its positive labels, and its average precision with the first and with the second network."""
+    """A class, its number of positive labels, and its average precision with the first and with the second network."""
 
     name: str
     positives: int
@@ -96,11 +96,11 @@ class LabelChange(NamedTuple):
 
 
 class LabelComparison(OnSameImages):
-    """``LabelPredictions`` of two networks."""
+    """Comparison of two networks' ``LabelPredictions``."""
 
     @cached_property
     def sets(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Scores and targets of both on the n images."""
+        """Scores and targets of both networks on the n images."""
         both = zip((self.first, self.second), self.places, strict=True)
         return [(of.scores[places], of.targets[places]) for of, places in both]
 
@@ -110,7 +110,7 @@ class LabelComparison(OnSameImages):
 
     @cached_property
     def differences(self) -> dict[str, tuple[float, tuple[float, float]]]:
-        """Points by which each of ``FIGURES`` of the second is higher, with the bootstrap's 95 % interval.
+        """Points by which the second network's ``FIGURES`` are higher, by name, with the bootstrap's 95 % intervals.
 
         Images are drawn in pairs.
         """
@@ -122,7 +122,7 @@ class LabelComparison(OnSameImages):
 
     @cached_property
     def classes(self) -> list[LabelChange]:
-        """The classes with positive labels, those in which the two differ most first."""
+        """Classes that have positive labels, those in which the two networks differ most first."""
         first, second = self.figures
         columns = (first.support.tolist(), first.average_precision.tolist(), second.average_precision.tolist())
         changes = map(LabelChange, self.first.classes, *columns)

@@ -1,4 +1,4 @@
-"""Metrics of all images and of each class as plain values, and a temperature that calibrates confidences.
+"""Metrics over all images and by class as plain values, and a temperature that calibrates confidences.
 
 The temperature makes confidence and accuracy agree better (Guo et al., On calibration of modern neural networks, 2017).
 """
@@ -18,13 +18,13 @@ from scripts.common.predictions import AnyPredictions, Predictions, classes_of
 from utils.record.metrics import Bin, ClassReport
 
 LARGEST_MATRIX = 2000  # classes: 4 million cells
-SEED = 0  # of the images to fit on
-FEWEST, MOST = 40, 5000  # images with which a temperature is fitted, on half of them; and images it is fitted on
-LOG_LIMITS = (-4.0, 4.0)  # of the temperature's logarithm
+SEED = 0  # seeds the choice of images to fit on
+FEWEST, MOST = 40, 5000  # fewest images for a temperature, which is fitted on half of them; most images it is fitted on
+LOG_LIMITS = (-4.0, 4.0)  # limits of the temperature's logarithm
 
 
 def summary(predictions: Predictions) -> dict[str, Any]:
-    """The metrics of all images, in percent but for counts and loss."""
+    """Metrics over all images, in percent except for counts and loss."""
     report = predictions.report
     by_class = predictions.by_class
     hits = int(predictions.right.sum())
@@ -47,7 +47,7 @@ def summary(predictions: Predictions) -> dict[str, Any]:
 
 
 def class_rows(predictions: Predictions) -> list[dict[str, Any]]:
-    """A row per class, in order: its name, counts, and metrics in percent; recall is None without images."""
+    """One row per class, in order: name, counts, and metrics in percent; recall is None without images."""
     of = predictions.by_class
     counts = (of.support.tolist(), of.predicted.tolist(), of.right.tolist())
     metrics = (of.precision.tolist(), of.accuracy.tolist(), of.f1.tolist())
@@ -57,15 +57,15 @@ def class_rows(predictions: Predictions) -> list[dict[str, Any]]:
 
 
 def share_of_class(predictions: Predictions, cell: Cell) -> float:
-    """Share of its class's images that a cell of the confusion matrix holds, in percent."""
+    """Percentage of its class's images that a cell of the confusion matrix holds."""
     return 100 * cell.count / int(predictions.by_class.support[cell.label])
 
 
 def decisions(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits (m, k) and labels int64 (m,), each a choice of one class: as they are if images have one label.
+    """Logits (m, k) and labels, int64 (m,), of m choices of one class; unchanged if images have one label each.
 
-    Of several, ``labels`` (n, classes), each that is known is a choice of two, not shown and shown: their softmax is
-    the sigmoid, their cross entropy the binary one.
+    With multi-label ``labels`` (n, classes), each known label is a choice between 'not shown' and 'shown', whose
+    softmax is the sigmoid and whose cross entropy is binary cross entropy.
     """
     if labels.ndim == 1:
         return logits, labels
@@ -75,14 +75,14 @@ def decisions(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor,
 
 
 def reliability(predictions: AnyPredictions) -> list[Bin]:
-    """The bins of confidence, without images for which a logit is no number or infinite."""
+    """Reliability by bins of confidence, without images that have a NaN or infinite logit."""
     finite = predictions.finite
     of_finite = ClassReport.of(*decisions(predictions.logits[finite], predictions.labels[finite]))
     return [] if of_finite is None else of_finite.reliability
 
 
 def confusion_matrix(predictions: Predictions) -> np.ndarray | None:
-    """int64 (classes, classes): images of the row's class taken for the column's; None if it would be too large."""
+    """Numbers of images of the row's class predicted as the column's: int64 (classes, classes); None if too large."""
     classes = len(predictions.classes)
     if classes > LARGEST_MATRIX:
         return None
@@ -95,9 +95,9 @@ def confusion_matrix(predictions: Predictions) -> np.ndarray | None:
 class Temperature(NamedTuple):
     """A ``temperature`` to divide logits by, fitted on some images and scored on others.
 
-    Loss and ECE in percent of these others: as they are, and with the temperature. ``at_limit``: the loss only falls
-    towards 0 or infinity, as where every answer is right, and the value means nothing. ``not_fitted_on``: classes that
-    have images, but none of those.
+    Loss and calibration error (in percent) are of these other images, before and after the division. ``at_limit``: the
+    loss only falls towards a temperature of 0 or infinity, e.g. if every answer is right, so the value means nothing.
+    ``not_fitted_on``: classes that have images, but none among those fitted on.
     """
 
     temperature: float
@@ -112,9 +112,9 @@ class Temperature(NamedTuple):
 
 
 def fit_temperature(predictions: AnyPredictions) -> Temperature | None:
-    """Fit on half of the images and score on the others; None with too few. More than ``MOST`` it does not need.
+    """Fit a temperature on half of the images, at most ``MOST``, and score it on the others; None if too few.
 
-    They are drawn at random, but always the same. Of several labels an image, loss and calibration error are of each
+    The images are drawn at random, but always the same. For multi-label data, loss and calibration error treat each
     known label as a choice of its own (``decisions``).
     """
     judged = predictions.finite & (predictions.labels == predictions.labels).reshape(len(predictions), -1).any(1)
