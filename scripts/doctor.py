@@ -4,8 +4,8 @@
     python scripts/doctor.py --dataname folder --datapath my_data --arch resnet50 --amp bf16
 
 Times loader, computation and both, names the limit, tries other settings and recommends those that help; measures the
-memory of a training step and the largest batch that fits. Writes nothing without --output. Heavy imports are inside
-the functions.
+memory of a training step and the largest batch that fits. Writes nothing without --output. Heavy imports are inside the
+functions.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SECONDS = 3.0
 
 
 def main(argv: list[str]) -> int:
-    """The tool; returns its exit code."""
+    """Run the tool and return its exit code."""
     own, flags = build_parser().parse_known_args(argv)
     args = settings(flags)
     from utils.runtime.distributed import Distributed
@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
 
 
 def examine(own: argparse.Namespace, args: Settings, flags: list[str], distributed: Distributed) -> int:
-    """Measure, try changes, print the report."""
+    """Measure, try changes, print the report and return the exit code."""
     import torch
 
     from components import build
@@ -83,7 +83,7 @@ def examine(own: argparse.Namespace, args: Settings, flags: list[str], distribut
     from scripts.tuning.trials import examine as examine_parts
     from utils.run import Run
 
-    warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores: to compare
+    warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores are tried, too
     folder = make_folder(own.output) if own.output else None
     begin("data, network and optimizer")
     run = Run(args, distributed)
@@ -106,7 +106,7 @@ def examine(own: argparse.Namespace, args: Settings, flags: list[str], distribut
 
 
 def begin(what: str) -> None:
-    """Say what is measured next."""
+    """Print what is measured next."""
     say(f"measuring: {what}")
 
 
@@ -132,7 +132,7 @@ def build_parser() -> ToolParser:
 
 
 def settings(flags: Sequence[str]) -> Settings:
-    """Training settings for a fresh network; of a run to resume, only the settings are used."""
+    """Training settings for a fresh network; from a run to resume, only the settings are used."""
     args, resume_point = settings_and_point(flags, NAME, required=False)
     return dataclasses.replace(
         args,
@@ -143,7 +143,7 @@ def settings(flags: Sequence[str]) -> Settings:
 
 
 def sizes_for_weights(args: Settings, resume_point: ResumePoint | None) -> dict[str, Size]:
-    """The image sizes that go with the initial weights, so that a fresh network gets the same."""
+    """Image sizes that go with the initial weights, so that a fresh network gets the same."""
     if resume_point is None and not args.model.pretrained and not args.model.weights:
         return {}
     from models.prepare import known_preprocessing, read_weights
@@ -158,7 +158,7 @@ def sizes_for_weights(args: Settings, resume_point: ResumePoint | None) -> dict[
 
 
 def build_traval(args: Settings, components: Components, distributed: Distributed) -> TraVal:
-    """The ``TraVal`` that main.py would train with, at a rate that leaves the weights where they are."""
+    """Build main.py's ``TraVal``, with a learning rate that hardly changes the weights."""
     from components import build_traval as build_as_main
     from scripts.tuning.measure import LR
     from utils.optim.lr_policy import LRPolicy
@@ -168,14 +168,14 @@ def build_traval(args: Settings, components: Components, distributed: Distribute
 
 
 def build_network(args: Settings, data: Data, distributed: Distributed) -> Prepared:
-    """The network as main.py prepares it; ``args`` have nothing left to measure."""
+    """Build the network as main.py does, from ``args`` that leave nothing to be measured."""
     from models.prepare import prepare_network
 
     return prepare_network(args, data, distributed.device, None, None)
 
 
 def measured_values(args: Settings, now: Settings) -> dict[str, Any]:
-    """Values that ``args`` leave to a measurement, by name, as measured for the settings ``now``."""
+    """Values that ``args`` leave to be measured, by name, as they were measured for the settings ``now``."""
     values = now.values()
     return {name: values[name] for name in args.unmeasured()}
 
@@ -187,7 +187,7 @@ def build_variant(
     before: TrainingSetup,
     changes: tuple[Change, ...],
 ) -> TrainingSetup:
-    """``before`` with the last of ``changes``, all added to ``flags``; what does not change is shared."""
+    """The set-up ``before`` with the last of ``changes``, all added to ``flags``; shares whatever does not change."""
     from scripts.tuning.measure import TrainingSetup
     from scripts.tuning.trials import stand_in
     from utils.data.loaders import loaders, sample_plan
@@ -224,7 +224,7 @@ def build_variant(
 
 
 def memory_on_gpu(own: argparse.Namespace, now: TrainingSetup, components: Components, peak: tuple[int, int]) -> Memory:
-    """The peak of the steps that were timed, and the largest batch by trying."""
+    """Peak memory of the timed steps, and the largest batch, found by trying."""
     import torch
 
     from scripts.tuning.diagnosis import Memory
@@ -240,7 +240,7 @@ def memory_on_gpu(own: argparse.Namespace, now: TrainingSetup, components: Compo
 
 
 def memory_in_child(own: argparse.Namespace, now: TrainingSetup, flags: list[str]) -> Memory:
-    """Memory of a step and largest batch, from a separate process whose memory nothing else makes grow."""
+    """Memory of a step and the largest batch, from a separate process in which nothing else takes memory."""
     from scripts.common.timing import PEAK_RESET
     from scripts.tuning.advice import Largest
     from scripts.tuning.diagnosis import Memory
@@ -267,7 +267,7 @@ def memory_in_child(own: argparse.Namespace, now: TrainingSetup, flags: list[str
 
 
 def failure_of(done: subprocess.CompletedProcess[str]) -> str:
-    """Failure of a process, in words; '' if it did not."""
+    """Reason why a process failed; '' if it did not."""
     if done.returncode == -signal.SIGKILL:
         return "the process was killed, most likely because memory ran out"
     if done.returncode < 0:
@@ -277,7 +277,7 @@ def failure_of(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def print_memory(task: dict[str, Any], args: Settings, distributed: Distributed) -> int:
-    """Measure and print the figures, for memory_in_child."""
+    """Measure and print the figures for memory_in_child; return the exit code."""
     from models.training_loss import build_loss
     from scripts.tuning.memory import FitsOnCpu, search
     from utils.run import Run
@@ -299,12 +299,12 @@ def print_memory(task: dict[str, Any], args: Settings, distributed: Distributed)
 def training_on_random(
     args: Settings, data: Data, criterion: torch.nn.Module, distributed: Distributed
 ) -> Callable[[int], float]:
-    """A function that trains a fresh network on that many random images; returns the seconds of a step."""
+    """A function that trains a fresh network on a given number of random images and returns the seconds per step."""
     from components import Components
     from scripts.tuning.memory import no_loader, train_on_random
     from utils.optim.build import build_optimizer_parts
 
-    # Each batch size would be compiled again, which takes longer than the whole search.
+    # Compiling again for each batch size would take longer than the whole search.
     args = dataclasses.replace(args, model=dataclasses.replace(args.model, compile=False))
 
     def train(size: int) -> float:

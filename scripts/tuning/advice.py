@@ -1,7 +1,7 @@
 """Conclusions from measured speeds: which part limits training, which changes to try, which of them help.
 
-Plain functions of numbers: ``measure.py`` and ``memory.py`` measure, ``report.py`` writes the report.
-All speeds are in images a second.
+Plain functions of numbers: ``measure.py`` and ``memory.py`` measure, ``diagnosis.py`` writes the report. All speeds are
+in images per second.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from scripts.common.timing import Spread
 
-GAIN = 1.05  # a change that gives less is not recommended
-EQUAL = 1.2  # parts whose speeds differ by less limit training equally
-SHARED = 0.8  # of the slower part's speed: slower together than this, loader and network compete for something
-BUSY = 0.7  # a GPU that computes for less of a step's time waits for the processor that launches its work
+GAIN = 1.05  # smallest speed-up for which a change is recommended
+EQUAL = 1.2  # parts whose speeds differ by a smaller factor limit training equally
+SHARED = 0.8  # share of the slower part's speed: if the loop is slower, loader and network compete for something
+BUSY = 0.7  # a GPU busy for a smaller share of a step waits for the processor that launches its work
 
-# What can limit training, in the words of the verdict.
+# What can limit training, as the verdict words it.
 LIMITS = {
     "decode": "reading and decoding images",
     "read": "taking images from memory",
@@ -33,13 +33,13 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class PartSpeeds:
-    """Training with the present settings.
+    """Measured speeds of training with the present settings.
 
-    ``loader``, ``compute`` and ``together``: each part alone and the real loop. ``wait_percent``: of the loop's time,
-    waiting for data. ``split``: seconds an image takes in 'decode' (or 'read', where images are resident),
-    'augmentation' and 'copy', each in one process. ``shares``: of a step's time, by 'forward', 'backward' and
-    'optimizer'. ``workers``: processes that read, None where images are resident. ``gpu``: whether one computes;
-    ``busy``: the share of a step's time in which it does, None if unknown.
+    ``loader``, ``compute`` and ``together``: each part alone, and the real loop. ``wait_percent``: percentage of the
+    loop's time spent waiting for data. ``split``: seconds per image for 'decode' (or 'read', for resident images),
+    'augmentation' and 'copy', each in one process. ``shares``: parts of a step's time, by 'forward', 'backward' and
+    'optimizer'. ``workers``: processes that read, None for resident images. ``gpu``: whether a GPU computes; ``busy``:
+    share of a step's time for which it does, None if unknown.
     """
 
     loader: Spread
@@ -54,22 +54,22 @@ class PartSpeeds:
 
     @property
     def varied(self) -> float:
-        """Variation of the loop's speed: the highest over the lowest."""
+        """Variation of the loop's speed: the highest divided by the lowest."""
         return self.together.high / self.together.low
 
     @property
     def costs(self) -> dict[str, float]:
-        """Seconds an image costs the loader by part, reading shared out over the workers."""
+        """Seconds per image that each part of the loader takes, with reading shared by the workers."""
         return {
             name: cost / max(1, self.workers or 1) if name == "decode" else cost for name, cost in self.split.items()
         }
 
 
 def limit(measured: PartSpeeds) -> str:
-    """A key of ``LIMITS``, from the parts alone and the loop.
+    """The key of ``LIMITS`` that follows from the speeds of the parts alone and of the loop.
 
-    If the loop is nearly as fast as its slower part, that part limits; within the loader, the part that takes longest.
-    Otherwise one has to wait for the other, and it matters little which is slower alone.
+    If the loop is nearly as fast as its slower part, that part is the limit; for the loader, its slowest part.
+    Otherwise each has to wait for the other, and it matters little which is slower alone.
     """
     loader = measured.loader.median
     compute = measured.compute.median
@@ -84,7 +84,7 @@ def limit(measured: PartSpeeds) -> str:
 
 
 def part_of(limited_by: str) -> str | None:
-    """The part of training, 'loader' or 'compute', that a key of ``LIMITS`` is about; None for both of them."""
+    """The part of training, 'loader' or 'compute', that a key of ``LIMITS`` concerns; None if it concerns both."""
     if limited_by in ("both", "cores", "turns"):
         return None
     return "compute" if limited_by in ("compute", "launch") else "loader"
@@ -99,9 +99,9 @@ def _in_each_others_way(measured: PartSpeeds) -> str:
 
 @dataclass(frozen=True)
 class Change:
-    """Something to try. ``part`` is what it is about, 'loader' or 'compute'; of a ``group`` at most one is taken.
+    """A change to try. ``part``: what it affects, 'loader' or 'compute'; at most one change per ``group`` is taken.
 
-    ``flags`` go onto the command line; ``threads`` is OMP_NUM_THREADS instead. ``caution``: what else it changes.
+    ``flags``: what it adds to the command line; or ``threads``: a value of OMP_NUM_THREADS. ``caution``: side effects.
     ``not_tried``: why it is not tried, or ''.
     """
 
@@ -114,7 +114,7 @@ class Change:
 
     @property
     def label(self) -> str:
-        """Flags as the user would write them."""
+        """The change as a user would write it."""
         return " ".join(self.flags) or f"OMP_NUM_THREADS={self.threads}"
 
 
@@ -122,9 +122,9 @@ class Change:
 class Hardware:
     """Facts that decide which changes make sense.
 
-    ``cores``: those available to this process. ``threads``: of the network on a CPU. ``workers``: None where images are
-    resident. ``resident_bytes``: what the data set takes in memory, ``resident_room`` what it may take;
-    ``same_images``: whether training shows the same pixels of resident images. ``formats``: the other ``--amp``
+    ``cores``: available to this process. ``threads``: the network's on a CPU. ``workers``: None for resident images.
+    ``resident_bytes``: memory that the data set would take; ``resident_room``: memory that it may take;
+    ``same_images``: whether training would show the same pixels of resident images. ``formats``: the other ``--amp``
     formats, each with the reason why it is not worth a trial, or ''.
     """
 
@@ -145,12 +145,12 @@ class Hardware:
 
 
 def changes(place: Hardware) -> list[Change]:
-    """Changes worth a trial, and others with the reason why not; in the order of the report."""
+    """Changes worth a trial, and others with the reason why not, in the report's order."""
     return [*_loader_changes(place), *_compute_changes(place)]
 
 
 def ladder(workers: int, cores: int) -> list[int]:
-    """Numbers of worker processes to try: of 0, 1, 2, 4 ..., the cores and twice as many, those not far below now."""
+    """Worker counts to try, among 0, 1, 2, 4 ..., ``cores`` and twice ``cores``; none far below ``workers``."""
     steps = {0, cores, 2 * cores, *(2**k for k in range(cores.bit_length()) if 2**k < cores)}
     return sorted(count for count in steps - {workers} if count >= min(workers, cores) // 2)
 
@@ -198,7 +198,7 @@ def _compute_changes(place: Hardware) -> list[Change]:
 
 
 class Interleaved(NamedTuple):
-    """Two speeds measured interleaved, and the median of the rounds' own ratios of the second to the first."""
+    """Two speeds measured alternately, and the median over the rounds of the second's ratio to the first."""
 
     before: Spread
     after: Spread
@@ -206,17 +206,17 @@ class Interleaved(NamedTuple):
 
     @property
     def varied(self) -> float:
-        """Variation of either speed meanwhile: the highest over the lowest."""
+        """Variation of either speed in the measurement, whichever is larger: the highest divided by the lowest."""
         return max(side.high / side.low for side in (self.before, self.after))
 
 
 @dataclass
 class TriedChange:
-    """A change and what it gave.
+    """A change and its measured effect.
 
-    ``alone``: the speed of its part alone, interleaved with that part now. ``loops``: the real loop's, interleaved with
-    the settings before the change; none if its part alone did not become faster. ``doubts``: how much the loop's speed
-    had varied before, which a gain must exceed too. ``failure``: why there is no measurement.
+    ``alone``: speed of the affected part alone, before and with the change. ``loops``: speeds of the real loop,
+    likewise; empty if the part alone did not become faster. ``doubts``: variation of the loop's speed before, which a
+    gain must exceed. ``failure``: why there is no measurement.
     """
 
     change: Change
@@ -227,27 +227,27 @@ class TriedChange:
 
     @property
     def promises(self) -> bool:
-        """True if its part alone became faster by more than 5 %."""
+        """True if the affected part, measured alone, became over 5 % faster."""
         return not self.failure and self.alone is not None and self.alone.ratio > GAIN
 
     @property
     def gains(self) -> bool:
-        """True if the loop became faster by more than 5 %, each time it was measured."""
+        """True if the loop became over 5 % faster each time it was measured."""
         return self.promises and bool(self.loops) and all(pair.ratio > GAIN for pair in self.loops)
 
     @property
     def varied(self) -> float:
-        """Variation of the loop's speed, before or meanwhile."""
+        """Variation of the loop's speed, before or during the measurements."""
         return max(self.doubts, *(pair.varied for pair in self.loops), 1.0)
 
     @property
     def is_certain(self) -> bool:
-        """True if each gain in the loop is larger than what speeds varied by."""
+        """True if each gain in the loop exceeds the variation of speeds."""
         return all(pair.ratio > self.varied for pair in self.loops)
 
     @property
     def helps(self) -> bool:
-        """True if it is recommended."""
+        """True if the change is recommended."""
         return self.gains and self.is_certain
 
 
@@ -265,9 +265,9 @@ def to_measure_again(trials: Sequence[TriedChange], limited_by: str) -> list[Tri
 
 @dataclass(frozen=True)
 class Advice:
-    """Trials, the changes ``taken`` as advice, and the loop's speed without and with them, interleaved.
+    """Trials, the changes ``taken`` as advice, and the loop's speed without and with them, measured alternately.
 
-    Without advice ``gain`` is None.
+    ``gain`` is None if nothing is advised.
     """
 
     trials: list[TriedChange]
@@ -276,10 +276,10 @@ class Advice:
 
 
 def advice_of(trials: list[TriedChange], helped: Sequence[TriedChange], together: Interleaved | None = None) -> Advice:
-    """The advice after those that ``helped``, in the order in which they came on top of each other.
+    """Advice that follows from the trials that ``helped``, each measured on top of those before it.
 
-    ``together``: the loop's speed without and with all of them. If that is no certain gain, only the first is advised,
-    which was measured against the present settings.
+    ``together``: the loop's speed without and with all of them. If that is no certain gain, only the first change is
+    advised, which was measured against the present settings.
     """
     if not helped:
         return Advice(trials)
@@ -302,12 +302,12 @@ def final_limit(measured: PartSpeeds, advice: Advice) -> str:
 
 
 class StopSearch(Exception):
-    """A larger batch is not tried; the message says why."""
+    """No larger batch is tried; the message says why."""
 
 
 @dataclass(frozen=True)
 class Largest:
-    """The largest batch that fits, 0 if none; ``reason``: why nothing larger was tried, '' if that does not fit."""
+    """The largest batch that fits, 0 if none. ``reason``: why no larger one was tried, '' if one does not fit."""
 
     size: int
     reason: str = ""
@@ -316,10 +316,10 @@ class Largest:
 def largest_batch(
     fits: Callable[[int], bool], start: int, cap: int, cap_reason: str, tolerance: float = 0.0
 ) -> Largest:
-    """The largest batch up to ``cap`` for which ``fits`` is true: doubled (or halved) from ``start``, then bisected.
+    """Find the largest batch up to ``cap`` that ``fits``: double (or halve) it from ``start``, then bisect.
 
-    The bisection ends when the largest that fits and the smallest that does not are within ``tolerance`` times the
-    former of each other; 0 finds exactly the largest. ``fits`` may raise ``StopSearch``.
+    Stops when the largest batch that fits and the smallest that does not differ by at most ``tolerance`` times the
+    former; 0 finds exactly the largest. ``fits`` may raise ``StopSearch``.
     """
     good = 0
     bad = cap + 1

@@ -18,10 +18,10 @@ PART_NAMES = {
 }
 
 
-# what a step takes of free parts of pages is not seen, nor is any less
+# a step that uses free parts of pages already mapped shows no growth, so smaller figures mean nothing
 LEAST_BYTES = 10**6
 LESS = "less than 1 MB"
-BUSY_MACHINE = 1.3  # windows of the loop that differ by this factor cast doubt on all figures
+BUSY_MACHINE = 1.3  # speeds of the loop that differ by this factor cast doubt on all figures
 LEGEND = (
     "'to now': the part alone, interleaved with that part now. What gives more than 5 % is measured again in the\n"
     "real loop, interleaved with the settings before it and those changes that helped already ('to before'); twice\n"
@@ -31,9 +31,9 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of a training step with the present batch, in bytes, what was measured in words; and the largest batch.
+    """Bytes that a training step takes with the present batch, what exactly was measured, and the largest batch.
 
-    ``failure``: why what is None is unknown; '' for what was not asked for.
+    ``failure``: why a value of None is unknown; '' if it was not asked for.
     """
 
     step_bytes: int | None
@@ -44,7 +44,7 @@ class Memory:
 
 
 def report(header: str, measured: PartSpeeds, advice: Advice, memory: Memory, batch_size: int, step_images: int) -> str:
-    """The whole report, the verdict first."""
+    """Text of the whole report, verdict first."""
     blocks = [
         [*verdict(measured, advice), *gain(advice, measured.together)],
         [header, parts(measured, batch_size, step_images)],
@@ -55,7 +55,7 @@ def report(header: str, measured: PartSpeeds, advice: Advice, memory: Memory, ba
 
 
 def verdict(measured: PartSpeeds, advice: Advice) -> list[str]:
-    """The limit and what it means, in a line or two; it agrees with the advice."""
+    """One or two lines about the limit and what it means, in agreement with the advice."""
     what = final_limit(measured, advice)
     loader = measured.loader.median
     compute = measured.compute.median
@@ -85,7 +85,7 @@ def verdict(measured: PartSpeeds, advice: Advice) -> list[str]:
 
 
 def gain(advice: Advice, now: Spread) -> list[str]:
-    """Lines that say what to change and what that gives."""
+    """Lines about what to change and how much that gains."""
     percent = f"{100 * (GAIN - 1):.0f} %"
     if advice.gain is None:
         tried = sum(not trial.failure for trial in advice.trials)
@@ -104,7 +104,7 @@ def gain(advice: Advice, now: Spread) -> list[str]:
 
 
 def parts(measured: PartSpeeds, batch_size: int, images_a_step: int) -> str:
-    """The table of the parts of training."""
+    """Table of the parts of training."""
 
     def row(name: str, speed: Spread, images: int) -> list[str]:
         ms = f"{1000 * images / speed.median:,.2f}"
@@ -146,14 +146,14 @@ def _cells(trial: TriedChange) -> list[str]:
 
 
 def _outcome(trial: TriedChange) -> str:
-    """The result of the measurement in the loop."""
+    """Result of the measurement in the loop, as text."""
     if trial.helps:
         return "yes"
     return f"uncertain: speeds varied by {trial.varied:.2f}x" if trial.gains else "no gain in the loop"
 
 
 def memory_lines(memory: Memory, batch_size: int) -> list[str]:
-    """Memory of a step, and the largest batch."""
+    """Lines about the memory of a step and the largest batch."""
     if memory.step_bytes is None:
         return [f"Memory: unknown: {memory.failure}"]
     takes = f"{memory.step_bytes / 1e6:,.0f} MB" if memory.step_bytes >= LEAST_BYTES else LESS
@@ -170,7 +170,7 @@ def memory_lines(memory: Memory, batch_size: int) -> list[str]:
 
 
 def csv_rows(measured: PartSpeeds, advice: Advice, memory: Memory) -> Iterator[dict[str, Any]]:
-    """Rows of ``doctor.csv``; speeds in images a second, unknown values are empty."""
+    """Rows of ``doctor.csv``; speeds in images per second, '' for unknown values."""
     columns = ("median", "low", "high", "seconds_an_image", "share", "ratio", "loop_ratio", "value")
 
     def row(kind: str, name: str, speed: Spread | None = None, **more: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Speeds of the parts of training: loader, computation, both; in windows of steps, so that there is a spread.
+"""Speeds of the parts of training (loader, computation, both), in windows of steps, to show their spread.
 
-Everything runs through the real loader and ``TraVal.training_step``. The learning rate is tiny: speed does not
-depend on it, and training on one batch again and again must not make the weights diverge.
+Everything runs through the real loader and ``TraVal.training_step``. The learning rate is tiny: speed does not depend
+on it, and training repeatedly on one batch must not make the weights diverge.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from utils.train_validation import TraVal
 LR = 1e-6
 WINDOWS = 5
 FEWEST_WINDOWS = 3
-READ_AT_ONCE = 32  # images, where reading is timed in this process
+READ_AT_ONCE = 32  # images, when reading is timed in this process
 PROFILED_STEPS = 5
 
 
 class Window(NamedTuple):
-    """Consecutive steps: their images, seconds, and the seconds of them spent waiting for data."""
+    """Consecutive steps: number of images, seconds, and how many of these seconds were spent waiting for data."""
 
     images: int
     seconds: float
@@ -42,14 +42,14 @@ class Window(NamedTuple):
         return self.images / self.seconds
 
 
-Measure = Callable[[int, int], list[Window]]  # steps a window, windows
+Measure = Callable[[int, int], list[Window]]  # (steps per window, windows)
 
 
 class TrainingSetup:
     """One way to train, ready to be measured.
 
-    ``epochs`` yields the number of the next epoch to read. All set-ups share it, so none finds in the file cache what
-    another has just read. ``threads`` of the network on a CPU.
+    ``epochs`` yields the number of the next epoch to read; all set-ups share it, so that none finds in the file cache
+    what another has just read. ``threads``: the network's on a CPU.
     """
 
     def __init__(
@@ -67,29 +67,29 @@ class TrainingSetup:
 
     @property
     def workers(self) -> int | None:
-        """Processes that read; None where images are resident."""
+        """Processes that read; None for resident images."""
         return self.loader.source.workers if isinstance(self.loader.source, StreamSource) else None
 
     @property
     def passes(self) -> list[Batch]:
-        """The forward passes of an epoch's first step, on the device. No step is larger."""
+        """Forward passes of an epoch's first step, on the device. No step has more images."""
         if self._passes is None:
             self._passes = self.loader.replay_step(0, 0)
         return self._passes
 
     @property
     def step_images(self) -> int:
-        """Images of that step."""
+        """Number of images in ``passes``."""
         return sum(len(batch.targets) for batch in self.passes)
 
     # ------------------------------------------------------------------------------- measurements
 
     def measure_loader(self, steps: int, windows: int) -> list[Window]:
-        """Batches taken as fast as they come."""
+        """Time the loader alone, taking batches as fast as they come."""
         return self._go_through(steps, windows, lambda passes: [None for _ in passes])
 
     def measure_loop(self, steps: int, windows: int) -> list[Window]:
-        """Training as ``TraVal.train`` does it, without its log lines."""
+        """Time training as ``TraVal.train`` does it, without its log lines."""
 
         def step(passes: Iterable[Batch]) -> None:
             self.traval.training_step(passes)
@@ -99,7 +99,7 @@ class TrainingSetup:
         return self._go_through(steps, windows, step)
 
     def measure_compute(self, steps: int, windows: int) -> list[Window]:
-        """Training steps on one batch that is on the device already."""
+        """Time training steps on one batch that is already on the device."""
         torch.set_num_threads(self.threads)
         passes = self.passes
 
@@ -122,10 +122,10 @@ class TrainingSetup:
         self.traval.progress.step_in_epoch = step
 
     def _go_through(self, steps: int, windows: int, work: Callable[[Iterable[Batch]], Any]) -> list[Window]:
-        """``work`` on the passes of each of steps x windows steps.
+        """Do ``work`` on the passes of steps x windows steps, and time it in windows.
 
-        Not measured are as many before them as the workers begin with at once, and one after them: while a step is
-        worked on, the first batch of the next is fetched, so that each window holds exactly its number of fetches.
+        Also takes unmeasured steps: before, as many as the workers start with at once, and one after, because the first
+        batch of the next step is fetched during a step, so that each window contains exactly its number of fetches.
         """
         torch.set_num_threads(self.threads)
         before = max(1, self.workers or 0)
@@ -135,7 +135,7 @@ class TrainingSetup:
                 began = self._begin_window()
             work(self._counted(passes))
             if 0 < number <= steps * windows and number % steps == 0:
-                self.traval.collect()  # as train() does every --print-freq steps: a synchronisation point
+                self.traval.collect()  # a synchronisation point, as train() has every --print-freq steps
                 synchronise(self.device)
                 found.append(Window(self._images, time.perf_counter() - began, self._waited))
                 began = self._begin_window()
@@ -149,7 +149,7 @@ class TrainingSetup:
         return time.perf_counter()
 
     def _feed(self, steps: int) -> Iterator[Iterable[Batch]]:
-        """The passes of ``steps`` steps, always up to an epoch's end: then no worker is left reading ahead."""
+        """Yield the passes of ``steps`` steps, always up to an epoch's end, so that no worker is left reading ahead."""
         per_epoch = self.loader.steps_per_epoch
         while steps:
             part = steps % per_epoch or per_epoch
@@ -177,13 +177,13 @@ class TrainingSetup:
 
 
 def windows_of(measure: Measure, seconds: float) -> list[Window]:
-    """Windows that take about ``seconds`` together, after a warm-up."""
+    """Windows that take about ``seconds`` together, measured after a warm-up."""
     steps, window_seconds = steps_for(measure, seconds / WINDOWS)
     return measure(steps, max(FEWEST_WINDOWS, min(WINDOWS, round(seconds / window_seconds))))
 
 
 def steps_for(measure: Measure, seconds: float) -> tuple[int, float]:
-    """Number of steps that take about ``seconds``, measured while warming up, and their seconds."""
+    """Number of steps that take about ``seconds``, measured while warming up, and their expected seconds."""
     measure(1, 1)  # compiles, chooses convolution algorithms, starts worker processes
     steps = 1
     while (warm := measure(steps, 1)[0].seconds) < seconds / 4:
@@ -198,9 +198,9 @@ def spread(windows: Iterable[Window]) -> Spread:
 
 
 def interleaved_speeds(before: Measure, after: Measure, seconds: float, pairs: int) -> Interleaved:
-    """Speeds of both over ``pairs`` pairs of windows of about ``seconds`` in all, and the median of the pairs' ratios.
+    """Speeds of both over ``pairs`` pairs of windows, about ``seconds`` in all, and the median of the pairs' ratios.
 
-    In the order before after, after before ...: changes on the machine meanwhile affect both sides alike.
+    Measured alternately, so that changes on the machine meanwhile affect both sides alike.
     """
 
     def speed(measure: Measure, steps: int) -> float:
@@ -215,7 +215,7 @@ def interleaved_speeds(before: Measure, after: Measure, seconds: float, pairs: i
 
 
 def loader_split(subject: TrainingSetup, seconds: float) -> dict[str, float]:
-    """Seconds that an image takes in each part of the loader; medians over about ``seconds``."""
+    """Seconds per image in each part of the loader: medians of measurements for about ``seconds``."""
     source = subject.loader.source
     device = subject.device
     read = []
@@ -232,7 +232,7 @@ def loader_split(subject: TrainingSetup, seconds: float) -> dict[str, float]:
             device,
         )
         read.append(took / len(few))
-        rows = torch.arange(len(micro_batch.indices), device=pixels.device) % len(few)  # the same few fill the batch
+        rows = torch.arange(len(micro_batch.indices), device=pixels.device) % len(few)  # these images fill the batch
         whole = pixels[rows], labels[rows]
         took, _ = timed(
             lambda micro_batch=micro_batch, whole=whole: list(subject.loader.prepare([micro_batch], *whole)), device
@@ -244,11 +244,11 @@ def loader_split(subject: TrainingSetup, seconds: float) -> dict[str, float]:
             copied.append(took / len(rows))
     name = "read" if subject.workers is None else "decode"
     parts = {name: read, "augmentation": augmented, **({"copy": copied} if copied else {})}
-    return {part: statistics.median(values[1:]) for part, values in parts.items()}  # the first warms up
+    return {part: statistics.median(values[1:]) for part, values in parts.items()}  # the first measurement warms up
 
 
 def step_shares(subject: TrainingSetup, steps: int) -> dict[str, float]:
-    """The shares of forward (with the loss), backward, and optimizer (with scaler, clipping, averages, accounting)."""
+    """Shares of a step: 'forward' (with loss), 'backward', 'optimizer' (with scaler, clipping, averages, metrics)."""
     marks: list[tuple[str, Any]] = []
 
     def mark(name: str) -> None:
@@ -281,6 +281,6 @@ def step_shares(subject: TrainingSetup, steps: int) -> dict[str, float]:
 
 
 def busy_share(subject: TrainingSetup, step_seconds: float) -> float | None:
-    """The share of a step's ``step_seconds`` in which the GPU computes; None if its profiler does not show it."""
+    """Share of a step's ``step_seconds`` in which the GPU computes; None if its profiler does not show that."""
     busy = busy_seconds(lambda: subject.measure_compute(PROFILED_STEPS, 1))
     return min(1.0, busy / PROFILED_STEPS / step_seconds) if busy else None

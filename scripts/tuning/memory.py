@@ -1,4 +1,4 @@
-"""The memory of a training step, and the largest batch that fits: found by real training steps on random images."""
+"""Memory of a training step, and the largest batch that fits, found by real training steps on random images."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from scripts.tuning.advice import Largest, StopSearch, largest_batch
 from utils.data.loaders import Batch
 from utils.train_validation import TraVal
 
-STEPS = 2  # the optimizer makes its state in the first
-LARGEST_SIZE = 2**16  # images; --batch-size takes more, but no training needs it
-TOLERANCE = 1 / 32  # of the largest batch: closer than that, what fits changes from one run to the next
-CPU_MEMORY_SHARE = 0.5  # of what is available now that the search may use on a CPU
+STEPS = 2  # the optimizer creates its state in the first step
+LARGEST_SIZE = 2**16  # images; --batch-size allows more, but no training run needs it
+TOLERANCE = 1 / 32  # share of the largest batch: below it, what fits changes from run to run
+CPU_MEMORY_SHARE = 0.5  # share of the available memory that the search may use on a CPU
 
 
 def train_on_random(traval: TraVal, size: int, classes: int, channels_last: bool) -> float:
-    """Train for ``STEPS`` steps on ``size`` random images; returns the seconds of the last step.
+    """Train for ``STEPS`` steps on ``size`` random images; return the seconds of the last step.
 
-    ``traval`` has what ``no_loader`` gives in place of a training loader.
+    ``traval`` has the stand-in of ``no_loader`` as its training loader.
     """
     shape = traval.train_loader.image_shape
-    images = torch.randn(max(size, 2), *shape, device=traval.device)  # batch norm cannot train on one
+    images = torch.randn(max(size, 2), *shape, device=traval.device)  # batch norm cannot train on one image
     if channels_last:
         images = images.contiguous(memory_format=torch.channels_last)
     targets = torch.randint(classes, (size,), device=traval.device)
@@ -47,22 +47,22 @@ def train_on_random(traval: TraVal, size: int, classes: int, channels_last: bool
 
 
 def no_loader(image_shape: tuple[int, ...]) -> SimpleNamespace:
-    """Stand-in for a training loader, as far as ``TraVal`` needs one for single steps."""
+    """Stand-in for a training loader, enough for ``TraVal`` to take single steps."""
     plan = SimpleNamespace(step_indices=lambda *_: np.zeros(1, np.int64))
     return SimpleNamespace(image_shape=image_shape, plan=plan, steps_per_epoch=1)
 
 
 class Fits:
-    """Test whether a batch fits into memory, by training on it. ``train``: steps on so many images; seconds a step.
+    """Test whether a batch fits into memory, by training. ``train``: takes a batch size, returns seconds per step.
 
-    Raises ``StopSearch`` where a step of more images than before would take longer than ``longest_step_seconds``. A
-    smaller batch is not refused: it is tried because the larger one did not fit, and takes less time.
+    Raises ``StopSearch`` if a larger batch than the one before is expected to take longer than ``longest_step_seconds``
+    per step. Smaller batches, tried because a larger one did not fit, are never refused.
     """
 
     def __init__(self, train: Callable[[int], float], longest_step_seconds: float) -> None:
         self.train = train
         self.longest = longest_step_seconds
-        self.last = (0, 0.0)  # size and seconds of the step before
+        self.last = (0, 0.0)  # size and seconds of the previous step
 
     def __call__(self, size: int) -> bool:
         before, seconds = self.last
@@ -81,16 +81,16 @@ class FitsOnGpu(Fits):
         torch.cuda.empty_cache()
         try:
             return super().tries(size)
-        except RuntimeError as error:  # torch.OutOfMemoryError is one
+        except RuntimeError as error:  # torch.OutOfMemoryError is a RuntimeError
             if failure_of(error, compiled=False) != OUT_OF_MEMORY:
                 raise
             return False
 
 
 class FitsOnCpu(Fits):
-    """Test whether a batch fits into ``room`` bytes. For a fresh process, whose peak size shows what a step took.
+    """Test whether a batch fits into ``room`` bytes, in a fresh process, whose peak size shows a step's memory.
 
-    A batch is tried only if the smaller ones before it suggest that it fits: the machine must not start to swap.
+    A batch is tried only if smaller ones suggest that it fits, since the machine must not start to swap.
     """
 
     def __init__(self, train: Callable[[int], float], room: int, longest_step_seconds: float) -> None:
@@ -112,20 +112,20 @@ class FitsOnCpu(Fits):
         return self.grown[size] <= self.room
 
     def _expected(self, size: int) -> float:
-        """Bytes to expect: a straight line through the two largest batches so far."""
+        """Expected bytes, extrapolated linearly from the two largest batches so far."""
         *_, (smaller, fewer_bytes), (largest, its_bytes) = [(0, 0), *sorted(self.grown.items())]
         return its_bytes + (size - largest) * (its_bytes - fewer_bytes) / (largest - smaller)
 
 
 def search(room: Callable[[int], bool], start: int, samples: int) -> Largest:
-    """The largest batch that fits, up to the whole training set."""
+    """Find the largest batch that fits, up to the whole training set."""
     cap = min(samples, LARGEST_SIZE)
     reason = f"{LARGEST_SIZE:,} images are enough for any training"
     return largest_batch(room, start, cap, "the whole training set" if cap == samples else reason, TOLERANCE)
 
 
 def available_bytes() -> int:
-    """Memory available without swapping: of the machine, or of the control group that this process runs in."""
+    """Memory available without swapping, on the machine or in this process's control group."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2]  # if the system does not report it
     with contextlib.suppress(OSError):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()

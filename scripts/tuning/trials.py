@@ -1,4 +1,4 @@
-"""The examination: the parts of training with the present settings, then other settings, tried one after the other."""
+"""Examination: measure the parts of training with the present settings, then try other settings one by one."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ from utils.runtime.cpu import cores_per_process
 from utils.runtime.devices import memory_bytes
 
 SHARES_STEPS = 10
-# of windows, at first and in the loop
+# pairs of windows, in the first measurement and in the loop
 FIRST_PAIRS = 2
 PAIRS = 4
-STAND_IN_IMAGES = 512  # random ones, in place of a resident data set that is not decoded yet
+STAND_IN_IMAGES = 512  # random images, in place of a resident data set that is not decoded yet
 
-Begin = Callable[[str], None]  # called with what comes next
+Begin = Callable[[str], None]  # called with the name of the next measurement
 Variant = Callable[
     [TrainingSetup, tuple[Change, ...]], TrainingSetup
-]  # a set-up with the last of the changes added to the others
+]  # builds a set-up with the last of the changes added to the others
 
 
 def examine(subject: TrainingSetup, seconds: float, begin: Begin) -> tuple[PartSpeeds, tuple[int, int] | None]:
-    """Measure the parts, about ``seconds`` each; on a GPU also the most bytes allocated and reserved in a step."""
+    """Measure the parts, about ``seconds`` each; on a GPU also the peak bytes allocated and reserved in a step."""
     begin("loader alone")
     loader = spread(windows_of(subject.measure_loader, seconds))
     split = loader_split(subject, seconds / 4)
@@ -109,7 +109,7 @@ def hardware_of(subject: TrainingSetup, data: Data, try_compile: bool) -> Hardwa
 
 
 def stand_in(data: Data) -> Data:
-    """Data of as many samples in memory, of random pixels: how fast they are taken does not depend on content."""
+    """Data of equally many samples in memory, of random pixels: the speed of taking them does not depend on content."""
     size = data.spec.image_size if data.spec.fixed_size else data.image_size
     pixels = torch.randint(0, 256, (STAND_IN_IMAGES, data.preprocessing.channels, *sides(size)), dtype=torch.uint8)
     train, validation = (MemoryImages(pixels, images.labels) for images in (data.train, data.validation))
@@ -118,7 +118,7 @@ def stand_in(data: Data) -> Data:
 
 @dataclass
 class Trials:
-    """Tries changes of ``now``, whose parts are ``measured``. ``seconds``: for each measurement, about."""
+    """Trials of changes to ``now``, whose parts are ``measured``. ``seconds``: approximate time per measurement."""
 
     now: TrainingSetup
     variant: Variant
@@ -129,8 +129,8 @@ class Trials:
     def advise(self, place: Hardware) -> Advice:
         """Try all changes, measure the promising ones again in the real loop, then all that help together.
 
-        The second measurement includes the changes already found to help: faster computation shows only once the
-        loader keeps up.
+        The second measurement includes the changes already found to help: faster computation only shows once the loader
+        keeps up.
         """
         trials = [self._first(change) for change in changes(place)]
         best = self.now
@@ -148,7 +148,7 @@ class Trials:
         return advice_of(trials, helped, together)
 
     def _first(self, change: Change) -> TriedChange:
-        """The speed of the change's part alone, interleaved with that part now."""
+        """Measure the speed of the affected part alone, alternating with and without the change."""
         trial = TriedChange(change, failure=change.not_tried and f"not tried: {change.not_tried}")
         if trial.failure:
             return trial
@@ -163,9 +163,9 @@ class Trials:
         return trial
 
     def _again(self, trial: TriedChange, before: TrainingSetup, present: tuple[Change, ...]) -> TrainingSetup:
-        """Measure the loop ``before``, which has the ``present`` changes, and with the trial's; gives the latter.
+        """Measure the loop with the ``present`` changes, ``before``, and with the trial's added; return the latter.
 
-        A gain by a part that does not limit would contradict what the parts alone say: it is measured twice.
+        A gain in a part that is no bottleneck would contradict the parts' own measurements, so it is measured twice.
         """
         after = before
         limiting = part_of(limit(self.measured))
@@ -185,7 +185,7 @@ class Trials:
 
 
 def reason_of(error: Exception) -> str:
-    """Reason for which a change is impossible, in a few words; raises ``error`` if the change is not the cause."""
+    """Short reason why a change is impossible; raises ``error`` if the change is not the cause."""
     if isinstance(error, UserError):
         return f"impossible: {error.mistakes[0]}"
     reason = "the gradient is not finite" if isinstance(error, TrainingFailure) else failure_of(error, compiled=True)
