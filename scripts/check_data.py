@@ -6,7 +6,7 @@
     python scripts/check_data.py --dataname folder --datapath DIR --statistics      # --mean and --std of the images
 
 Reads every image as training does and changes nothing. Prints a verdict, findings and tables; writes report.txt,
-images.csv (one line per image) and damaged.txt into --output, or with --statistics statistics.yaml alone. Exit code 0:
+images.csv (one line per image) and damaged.txt into --output, or only statistics.yaml with --statistics. Exit code 0:
 no faults; 1: faults; 2: not checked. Heavy imports are inside the functions.
 """
 
@@ -32,7 +32,7 @@ NAME = "check_data.py"
 
 
 def main(argv: list[str]) -> int:
-    """Runs the tool; returns its exit code."""
+    """Run the tool and return its exit code."""
     own, args = build_parser().split(argv)
     from scripts.data_check.findings import judge
     from scripts.data_check.survey import inspect, take_survey
@@ -78,14 +78,14 @@ def build_parser() -> ToolParser:
 
 
 def default_folder(settings: DataSettings) -> str:
-    """One folder per data set."""
+    """Default output folder, a different one for each data set."""
     if not SPECS[settings.dataname].of_the_user:
         return f"checks/{settings.dataname}"
     return f"checks/{settings.dataname}_{Path(settings.datapath or '').resolve().name}"
 
 
 def report_lines(settings: DataSettings, survey: Survey, inspected: Inspected, findings: Findings) -> list[str]:
-    """The report: verdict, findings, notes, tables."""
+    """Lines of the report: verdict, findings, notes, tables."""
     from scripts.data_check import tables
     from scripts.data_check.labels import label_tables
 

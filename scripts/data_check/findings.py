@@ -1,4 +1,4 @@
-"""Judges an inspected data set: faults, which should be fixed before training, and notes."""
+"""Judge an inspected data set: faults, which should be fixed before training, and notes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from utils.data.first_look import Seen, counted, of_classes, remarks
 from utils.data.formats.listing import is_image, unread_ending
 
 EXAMPLES = 3  # named in a line
-RANDOM_SHARE = 0.2  # of the images, in a split that one would draw
-TOO_SMALL = 0.5  # shorter side over --image-size below which an image is noted
-LOST = ("few levels", "cut off", "only alpha")  # kinds of remarks that spoil a training
+RANDOM_SHARE = 0.2  # share of images validated in a random split, as a user might draw it
+TOO_SMALL = 0.5  # ratio of shorter side to --image-size below which an image is noted
+LOST = ("few levels", "cut off", "only alpha")  # kinds of remarks that spoil training
 HUGE_PIXELS = 20_000_000
-EXTREME_RATIO = 4.0  # longer over shorter side
+EXTREME_RATIO = 4.0  # ratio of longer to shorter side
 NO_ENDING = "no image ending"
 HIDDEN_FOLDER = "hidden folder of a class"
 LOOSE = "loose image"
@@ -47,7 +47,7 @@ FORMATS = {
 class Remark:
     """A fault or a note: ``count`` images (or classes) of ``kind``; ``text`` says what, where and what to do.
 
-    0 of what was seen in some of the images and holds for all.
+    ``count`` is 0 for something seen in a sample of the images that holds for all.
     """
 
     kind: str
@@ -60,7 +60,7 @@ class Remark:
 
 @dataclass
 class Findings:
-    """``problems`` are those of single images, by their number in the survey."""
+    """Findings about a data set. ``problems``: texts about single images, by their index in the survey."""
 
     faults: list[Remark] = field(default_factory=list)
     notes: list[Remark] = field(default_factory=list)
@@ -75,7 +75,7 @@ class Findings:
     def images(
         self, to: list[Remark], kind: str, count: int, what: str, names: Iterable[str], advice: str = ""
     ) -> None:
-        """A fault or a note about ``count`` images, of which ``names`` gives the first."""
+        """Add to ``to`` a remark about ``count`` images, of which ``names`` yields the first."""
         named = some(islice(names, EXAMPLES), count=count)
         to.append(Remark(kind, count, f"{counted(count)} {what}: {named}{advice}"))
 
@@ -113,7 +113,7 @@ some = partial(spelling.some, shown=EXAMPLES)
 
 
 def class_counts(survey: Survey) -> np.ndarray:
-    """Images of each class: int (2, classes), training and validation."""
+    """Number of images of each class, int (2, classes): training and validation."""
     splits = (survey.labels[: survey.training], survey.labels[survey.training :])
     if survey.several:
         return np.stack([(labels == 1).sum(0) for labels in splits])
@@ -121,7 +121,7 @@ def class_counts(survey: Survey) -> np.ndarray:
 
 
 def _classes(survey: Survey, findings: Findings) -> None:
-    """Classes that are empty, missing in one split, or apparently one class under two names."""
+    """Add findings about classes that are empty, missing in one split, or apparently one class under two names."""
     counts = class_counts(survey)
     folders = [set(class_names(tree)) for tree in survey.trees]
     for number, (tree, names) in enumerate(zip(survey.trees, folders, strict=True)):
@@ -141,13 +141,13 @@ def _classes(survey: Survey, findings: Findings) -> None:
     if survey.several:
         _labels(survey, findings)
     for kind, text in of_classes(counts, survey.classes):
-        if survey.several and kind != "class names alike":  # the others speak of top-1
+        if survey.several and kind != "class names alike":  # the other kinds are about top-1
             continue
         (findings.fault if kind == "class names alike" else findings.note)(kind, 1, text)
 
 
 def _labels(survey: Survey, findings: Findings) -> None:
-    """Findings about images without a label, labels of which nothing can be learned, and labels that are one."""
+    """Add findings about images without labels, labels from which nothing can be learned, and equivalent labels."""
     unknown = np.flatnonzero((survey.labels < 0).all(1))
     if len(unknown):
         named = spelling.some(map(survey.name, unknown[:EXAMPLES].tolist()), count=len(unknown))
@@ -180,7 +180,7 @@ def _labels(survey: Survey, findings: Findings) -> None:
 
 
 def equal_groups(hashes: np.ndarray) -> Iterator[np.ndarray]:
-    """The positions of each hash that occurs at least twice, in rising order. Empty hashes count as different."""
+    """Yield the positions, ascending, of each hash that occurs at least twice. Empty hashes count as different."""
     order = np.argsort(hashes, kind="stable")
     order = order[np.searchsorted(hashes[order], b"", side="right") :]
     first = np.flatnonzero(np.r_[True, hashes[order][1:] != hashes[order][:-1]]) if len(order) else np.empty(0, int)
@@ -190,8 +190,8 @@ def equal_groups(hashes: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _duplicates(survey: Survey, records: np.ndarray, findings: Findings) -> None:
-    """Equal pixels in both splits (leakage), under several labels (conflict), or repeated in one split (a note)."""
-    leaked: list[tuple[int, int]] = []  # a validation image and the training image that it equals
+    """Add findings on equal pixels in both splits (leakage), with different labels (conflict), or repeated (a note)."""
+    leaked: list[tuple[int, int]] = []  # a validation image and the training image equal to it
     groups = [(int(group[0]), group) for group in equal_groups(records["pixel_hash"])]
     conflicts: dict[str, list[np.ndarray]] = {"train": [], "val": []}
     repeats: dict[str, list[tuple[int, int]]] = {"train": [], "val": []}
@@ -217,13 +217,13 @@ def _duplicates(survey: Survey, records: np.ndarray, findings: Findings) -> None
 
 
 def share(count: int, total: int) -> str:
-    """``count`` of ``total`` in percent, in two digits at most."""
+    """``count`` of ``total`` in percent, as text such as '97 %' or '0.12 %'."""
     percent = 100 * count / total
     return f"{percent:.0f} %" if percent >= 10 else f"{percent:.2g} %"
 
 
 def _twin(survey: Survey, records: np.ndarray, index: int, train: np.ndarray) -> int:
-    """The best match among the training images with equal pixels: by file, then by label."""
+    """Best match among the training images with equal pixels: preferably the same file, then the same label."""
     same_file = (records["sha256"][train] == records["sha256"][index]) & (records["sha256"][index] != b"")
     return int(train[np.argmax(2 * same_file + survey.agree(index, train))])
 
@@ -252,7 +252,7 @@ def _add_conflicts(survey: Survey, split: str, groups: Sequence[np.ndarray], fin
     shown = []
     for group in groups:
         others = [(int(index), group[~survey.agree(index, group)]) for index in group]
-        found = [(index, int(other[0])) for index, other in others if len(other)]  # nothing contradicts missing labels
+        found = [(index, int(other[0])) for index, other in others if len(other)]  # missing labels contradict nothing
         pairs += found
         shown.append(found[0])
     named = some((_pair(survey, pair, labels=True) for pair in shown), count=len(groups))
@@ -275,7 +275,7 @@ def _pair(survey: Survey, pair: tuple[int, int], labels: bool = False) -> str:
 
 
 def _groups(survey: Survey, findings: Findings) -> None:
-    """Groups in both splits (leakage), and how far a split of single images would flatter (a note)."""
+    """Add findings on groups in both splits (leakage), and on how a split of single images would flatter (a note)."""
     train, validation = (images.groups for images in survey.images)
     if train is None or validation is None:
         return
@@ -305,10 +305,10 @@ def _groups(survey: Survey, findings: Findings) -> None:
 
 
 def flattered_by_random(sizes: np.ndarray) -> float:
-    """Share of validation images of which a random split trains on another of the group, by the groups' ``sizes``.
+    """Share of a random split's validation images whose groups also have training images.
 
-    Expected where each image is validated with probability ``RANDOM_SHARE``: all s - 1 others of a group of s are
-    validated, too, with that to the power of s - 1.
+    ``sizes``: of the groups. If each image is validated with probability ``RANDOM_SHARE``, all s - 1 others of a group
+    of s are validated, too, with that probability to the power of s - 1.
     """
     return float((sizes * (1 - RANDOM_SHARE ** (sizes - 1.0))).sum() / sizes.sum())
 
@@ -317,7 +317,7 @@ def flattered_by_random(sizes: np.ndarray) -> float:
 
 
 def _sizes(survey: Survey, records: np.ndarray, findings: Findings) -> None:
-    """Images of an unsuitable size, after EXIF rotation."""
+    """Add findings about images of unsuitable size, after EXIF rotation."""
     width = records["width"].astype(np.int64)
     height = records["height"].astype(np.int64)
     known = records["pixel_hash"] != b""
@@ -358,14 +358,14 @@ def _sizes(survey: Survey, records: np.ndarray, findings: Findings) -> None:
 
 
 def _contents(survey: Survey, looks: Sequence[Seen], findings: Findings) -> None:
-    """Contents of the files that a network does not see, or sees otherwise in one class or split than in another."""
+    """Add findings about content that a network does not see, or that differs between classes or splits."""
     for kind, text in remarks(looks, survey.colour):
         if kind != "extreme ratio":  # see ``_sizes``
             (findings.fault if kind in LOST else findings.note)(kind, 0, text)
 
 
 def _files(survey: Survey, records: np.ndarray, findings: Findings) -> None:
-    """Converted modes, EXIF rotation, and endings that do not match the content."""
+    """Add findings about converted modes, EXIF rotation, and endings that do not match the content."""
     known = records["pixel_hash"] != b""
     colour = survey.colour
     odd = Counter(mode.decode() for mode in records["mode"][known] if mode.decode().partition("x")[0] != colour)
@@ -381,7 +381,7 @@ def _files(survey: Survey, records: np.ndarray, findings: Findings) -> None:
     other = [
         (place, kind)
         for place in np.flatnonzero(known)
-        if os.path.splitext(path := survey.paths[place])[1]  # rows of a table have none
+        if os.path.splitext(path := survey.paths[place])[1]  # rows of a table have no ending
         and not path.lower().endswith(FORMATS.get(kind := records["format"][place].decode(), ()))
     ]
     if other:
@@ -395,7 +395,7 @@ def _files(survey: Survey, records: np.ndarray, findings: Findings) -> None:
 
 
 def _ignored(survey: Survey, findings: Findings) -> None:
-    """Contents of the data set's folder that are not read, and hidden folders that are read."""
+    """Add findings about entries of the data set's folder that are not read, and hidden folders that are read."""
     kinds: dict[str, list[str]] = {}
     for tree in survey.trees:
         for kind, path in _unread(tree):
@@ -427,10 +427,10 @@ def _ignored(survey: Survey, findings: Findings) -> None:
 
 
 def _unread(tree: Path) -> Iterator[tuple[str, Path]]:
-    """Entries that readers skip below a folder of class folders, and hidden folders that they do not skip."""
+    """Yield entries below ``tree`` that readers skip, and hidden folders that they read, each with its kind."""
     try:
         entries = list(os.scandir(tree))
-    except OSError:  # training refuses it too, with the reason
+    except OSError:  # training refuses it too, and gives the reason
         return
     for entry in entries:
         if entry.name == FOLDER:

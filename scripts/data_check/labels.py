@@ -1,4 +1,4 @@
-"""Several labels an image: how many there are, which are together, and which are missing."""
+"""Multi-label data: how many labels there are, which occur together, and which are missing."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ SHOWN_PAIRS = 10
 
 
 def splits_of(survey: Survey) -> dict[str, np.ndarray]:
-    """The labels of each split."""
+    """Labels of each split, by its name."""
     return {"training": survey.labels[: survey.training], "validation": survey.labels[survey.training :]}
 
 
 def count_together(labels: np.ndarray) -> np.ndarray:
-    """int64 (classes, classes): images that have both labels."""
+    """Numbers of images that have both labels, int64 (classes, classes)."""
     has = (labels == 1).astype(np.float64)
     return (has.T @ has).astype(np.int64)
 
 
 def label_tables(survey: Survey) -> list[str]:
-    """Tables of the number of labels an image, of missing ones, and of those most often together."""
+    """Tables of the number of labels per image, of missing labels, and of the most frequent label pairs."""
     sections = []
     for split, labels in splits_of(survey).items():
         if not len(labels):

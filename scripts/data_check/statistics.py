@@ -1,7 +1,7 @@
 """Mean and standard deviation of each channel of the training images, in the form that a run takes.
 
 Every pixel of every stored image counts once, before anything is resized, cropped or padded. Sums of 8-bit levels are
-whole numbers, so the result depends neither on the order nor on the number of processes.
+integers, so the result depends neither on the order nor on the number of processes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FILE = "statistics.yaml"
 
 
 class Statistics(NamedTuple):
-    """Sums over ``images`` images; each array has an entry a channel. Levels are 0 to 255."""
+    """Sums over ``images`` images, with one entry per channel in each array. Levels are 0 to 255."""
 
     images: int
     pixels: int
@@ -37,17 +37,17 @@ class Statistics(NamedTuple):
 
     @property
     def mean(self) -> np.ndarray:
-        """Mean of values between 0 and 1."""
+        """Mean of each channel, for pixel values between 0 and 1."""
         return self.sums / self.pixels / 255
 
     @property
     def std(self) -> np.ndarray:
-        """Standard deviation of values between 0 and 1, over all pixels (not an estimate from a sample)."""
+        """Standard deviation of each channel, for values between 0 and 1, over all pixels (not a sample estimate)."""
         return np.sqrt(np.maximum(self.squares / self.pixels - (self.sums / self.pixels) ** 2, 0)) / 255
 
 
 def measure(images: Images, *, workers: int, progress: ProgressLog) -> Statistics:
-    """Statistics of ``images``, read by ``workers`` processes. Raises ``UserError`` for one that cannot be read."""
+    """Statistics of ``images``, read by ``workers`` processes. Raises ``UserError`` if one cannot be read."""
     if isinstance(images, MemoryImages):
         return of_pixels(images.pixels.cpu().numpy(), len(images.pixels))
     chunks = in_chunks(_Chunk(images), len(images), "Measuring", workers=workers, progress=progress)
@@ -55,7 +55,7 @@ def measure(images: Images, *, workers: int, progress: ProgressLog) -> Statistic
 
 
 class _Chunk(Dataset):
-    """Work of a worker: the statistics of a range of the files."""
+    """A worker's task: the statistics of a range of files."""
 
     def __init__(self, images: ImageFiles) -> None:
         self.images = images
@@ -78,13 +78,13 @@ def of_pixels(pixels: np.ndarray, count: int) -> Statistics:
 
 
 def joined(parts: Sequence[Statistics]) -> Statistics:
-    """The statistics of all images together."""
+    """Statistics of all parts' images together."""
     images, pixels, sums, squares, low, high = zip(*parts, strict=True)
     return Statistics(sum(images), sum(pixels), sum(sums), sum(squares), np.min(low, axis=0), np.max(high, axis=0))
 
 
 def written(statistics: Statistics, survey: Survey, settings: DataSettings, folder: Path) -> list[str]:
-    """Write ``statistics.yaml``, a recipe that a run takes, and give the lines of the report about it."""
+    """Write ``statistics.yaml``, which a run accepts as a recipe, and return the report's lines about it."""
     if (statistics.std <= 0).any():
         flat = np.flatnonzero(statistics.std <= 0)
         raise UserError(f"--statistics: channel {flat[0] + 1} has one level in all images, and no standard deviation")

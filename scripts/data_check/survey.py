@@ -44,11 +44,11 @@ from utils.data.progress_log import ProgressLog
 from utils.data.worker_pool import WorkerPool
 
 CHUNK = 64  # images that a worker takes at a time
-SPOKEN_OF = 20_000  # images of a set whose kinds, sizes and levels are compared, at least
+SPOKEN_OF = 20_000  # most images chosen for a comparison of kinds, sizes and levels, besides remarkable ones
 HASH_BYTES = 16  # of the SHA-256 over an image's pixels
-ORIENTATION = 0x0112  # EXIF's tag; 1 is upright
+ORIENTATION = 0x0112  # EXIF's tag; 1 means upright
 
-# One image. A hash that cannot be computed is empty. numpy drops zero bytes at a hash's end, see ``hexadecimal``.
+# One image. A hash that cannot be computed is empty. NumPy drops zero bytes at a hash's end, see ``hexadecimal``.
 RECORD = np.dtype(
     [
         ("sha256", "S32"),
@@ -61,17 +61,17 @@ RECORD = np.dtype(
     ]
 )
 UNREAD = (b"", b"", 0, 0, b"", b"", False)
-SEPARATOR = "; "  # of an image's labels, in words
+SEPARATOR = "; "  # between an image's labels in text
 
 
 @dataclass(frozen=True)
 class Survey:
     """Images that training would read, first the training images, then the validation images.
 
-    ``classes`` holds the classes of both splits; ``labels``, int64 (n,), index it, or are int8 (n, classes) of several
-    labels an image: 1, 0, and -1 where missing; the first ``training`` images are
-    for training. ``images`` are in memory, or files. ``trees`` are the folders that hold class folders: one per split,
-    one for both, or none. ``refusal`` is why training would not start.
+    ``classes``: the classes of both splits. ``labels``: int64 (n,), indices into ``classes``, or for multi-label data
+    int8 (n, classes): 1, 0, or -1 if missing. ``training``: the number of training images. ``images``: in memory, or
+    files. ``trees``: the folders that hold class folders: one per split, one for both, or none. ``refusal``: why
+    training would not start, if so.
     """
 
     spec: DatasetSpec
@@ -89,30 +89,30 @@ class Survey:
 
     @property
     def colour(self) -> str:
-        """The mode, and the range, that files are read in."""
+        """Mode and range in which files are read."""
         return next((split.colour for split in self.images if isinstance(split, ImageFiles)), self.spec.colour)
 
     @cached_property
     def paths(self) -> Sequence[str] | None:
-        """The images' files; None for a data set in memory."""
+        """Files of the images; None for a data set in memory."""
         train, validation = self.images
         if not (isinstance(train, ImageFiles) and isinstance(validation, ImageFiles)):
             return None
-        return ConcatDataset([train.paths, validation.paths])  # names in shards are made as they are asked for
+        return ConcatDataset([train.paths, validation.paths])  # names in shards are made on request
 
     @property
     def several(self) -> bool:
-        """True if an image has several labels."""
+        """True if the data is multi-label."""
         return self.labels.ndim > 1
 
     def label_of(self, index: int) -> str:
-        """The class of an image, or its labels."""
+        """Class of an image, or its labels."""
         if not self.several:
             return self.classes[self.labels[index]]
         return SEPARATOR.join(self.classes[place] for place in np.flatnonzero(self.labels[index] == 1))
 
     def agree(self, index: int, others: np.ndarray) -> np.ndarray:
-        """bool (m,): whether each of ``others`` has the label of an image, or none that contradicts its known ones."""
+        """Whether each of ``others`` has the image's label, bool (m,); multi-label: whether no known labels differ."""
         own, theirs = self.labels[index], self.labels[others]
         if not self.several:
             return theirs == own
@@ -122,14 +122,14 @@ class Survey:
         return "train" if index < self.training else "val"
 
     def name(self, index: int) -> str:
-        """An image's name in a report: its path below ``--datapath``, or its number in a split."""
+        """Image's name in a report: its path below ``--datapath``, or its number in a split."""
         if self.paths is None:
             place = index if index < self.training else index - self.training
             return f"{self.split_of(index)}[{place}]"
         return self.below(self.paths[index])
 
     def below(self, path: str | Path) -> str:
-        """A path relative to ``--datapath``."""
+        """Path relative to ``--datapath``, in printable characters."""
         return printable(os.path.relpath(path, self.root))
 
 
@@ -137,7 +137,7 @@ class Survey:
 
 
 def take_survey(settings: DataSettings, lister: Lister = LISTER) -> Survey:
-    """List the images that training would read with these settings.
+    """List the images that training would read with ``settings``.
 
     Class folders that training refuses are listed too, with all classes of both splits. Raises ``UserError`` if there
     is nothing to list.
@@ -165,7 +165,7 @@ def take_survey(settings: DataSettings, lister: Lister = LISTER) -> Survey:
 
 
 def _trees(settings: DataSettings, root: Path | None) -> tuple[Path, ...]:
-    """The folders with class folders that ``get_data`` would read."""
+    """Folders with class folders that ``get_data`` would read."""
     if root is None or settings.dataname == "hf" or settings.is_table:
         return ()
     splits = find_splits(root)
@@ -175,7 +175,7 @@ def _trees(settings: DataSettings, root: Path | None) -> tuple[Path, ...]:
 
 
 def _listed(trees: Sequence[Path], colour: str) -> tuple[tuple[str, ...], tuple[ImageFiles, ImageFiles]]:
-    """Classes and images of both splits as they are; all images of a single tree count as training images."""
+    """Classes and images of both splits as found; all images of a single tree count as training images."""
     classes = tuple(sorted(set(chain.from_iterable(map(class_names, trees)))))
     images = [_images_of(tree, classes, colour) for tree in trees[:2]]
     images += [ImageFiles([], torch.empty(0, dtype=torch.int64), colour)] * (2 - len(images))
@@ -183,7 +183,7 @@ def _listed(trees: Sequence[Path], colour: str) -> tuple[tuple[str, ...], tuple[
 
 
 def class_names(tree: Path) -> tuple[str, ...]:
-    """The class folders of ``tree``; none if training would refuse it for having none."""
+    """Class folders of ``tree``; none if training would refuse it for having none."""
     try:
         return class_folders.class_names(tree)
     except UserError:
@@ -191,7 +191,7 @@ def class_names(tree: Path) -> tuple[str, ...]:
 
 
 def _images_of(tree: Path, classes: Sequence[str], colour: str) -> ImageFiles:
-    """Images as they are there; findings.py reports classes without any."""
+    """Images of ``tree`` as found; findings.py reports classes without images."""
     try:
         return class_folders.image_files(tree, classes, colour, LISTER, may_lack=True)[0]
     except UserError:
@@ -202,9 +202,9 @@ def _images_of(tree: Path, classes: Sequence[str], colour: str) -> ImageFiles:
 
 
 class Inspected(NamedTuple):
-    """Every image of a survey as a ``RECORD`` (n,), and the reason for each damaged one, by its number.
+    """All images of a survey as ``RECORD`` (n,), and by index the reason why an image is damaged.
 
-    ``looks``: facts of the readable files with something remarkable, and of the others enough to speak of all.
+    ``looks``: facts about all readable files with something remarkable, and about a sample of the others.
     """
 
     records: np.ndarray
@@ -213,14 +213,14 @@ class Inspected(NamedTuple):
 
     @property
     def readable(self) -> np.ndarray:
-        """The records of the images that can be decoded."""
+        """Records of the images that can be decoded."""
         return self.records[self.records["pixel_hash"] != b""]
 
 
 def in_chunks(
     work: Dataset, count: int, what: str, *, workers: int, progress: ProgressLog
 ) -> Iterator[tuple[range, Any]]:
-    """Ranges of ``count`` images, and what ``work`` makes of each in one of ``workers`` processes (0: in place)."""
+    """Yield ranges of ``count`` images with the result of ``work`` on each, in ``workers`` processes (0: in place)."""
     chunks = [range(first, min(first + CHUNK, count)) for first in range(0, count, CHUNK)]
     with progress.counting(what, count, "images") as advance, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")  # --workers is the user's choice
@@ -253,7 +253,7 @@ def inspect(survey: Survey, *, workers: int, progress: ProgressLog) -> Inspected
 
 
 class _ChunkInspector(Dataset):
-    """Work of a worker: records of a range of the files, why some are damaged, and facts of some of the others."""
+    """A worker's task: records of a range of files, why some are damaged, and facts about some of the others."""
 
     def __init__(self, paths: Sequence[str], colour: str, stop: Any) -> None:
         self.paths = paths
@@ -267,7 +267,7 @@ class _ChunkInspector(Dataset):
         damage = {}
         looks = {}
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's, about metadata and large images: no damage to the pixels
+            warnings.simplefilter("ignore")  # Pillow warns about metadata and large images: no damage to the pixels
             for index in chunk:
                 if self.stop.is_set():  # the main process was interrupted and waits for this one to end
                     break
@@ -281,7 +281,7 @@ class _ChunkInspector(Dataset):
 
 
 def is_remarkable(found: Look) -> bool:
-    """True if a network may not see all of a file, or sees one level in it."""
+    """True if a network may not see all of a file, or if the file shows a single level."""
     is_plain = found.seen is not None and found.seen[0] == found.seen[2]
     return found.bits > 8 or found.further > 0 or found.frames > 1 or found.alpha is not None or is_plain
 
@@ -289,7 +289,7 @@ def is_remarkable(found: Look) -> bool:
 def inspect_file(path: str, colour: str) -> tuple[tuple[Any, ...], Look | str]:
     """A file as a ``RECORD``, with the size that training sees, and its facts, or why it is damaged.
 
-    The file is read once: the bytes that are hashed are those that are decoded.
+    The file is read once, so the hashed bytes are those decoded.
     """
     try:
         data = content_of(path)
@@ -303,19 +303,19 @@ def inspect_file(path: str, colour: str) -> tuple[tuple[Any, ...], Look | str]:
     try:
         if is_array(colour) or array_header(NamedBytes(path, data)) is not None:
             return _inspect_array(NamedBytes(path, data), colour, sha256)
-        with Image.open(io.BytesIO(data)) as header:  # reads no pixels; open_image gives only pixels
+        with Image.open(io.BytesIO(data)) as header:  # reads no pixels; open_image returns only pixels
             kinds = (header.mode.encode(), (header.format or "").encode(), _is_rotated(header))
             size = header.size
         image = open_image(io.BytesIO(data), colour)
         found = look(io.BytesIO(data), colour, image)
         content = pixel_hash(colour, image.size, image.tobytes() + found.lost)
         return (sha256, content, *image.size, *kinds), found._replace(size=image.size)
-    except Exception as error:  # training would stop at this file, whatever the error is
+    except Exception as error:  # training would stop at this file, whatever the error
         return (sha256, b"", *size, *kinds), reason(error)
 
 
 def _inspect_array(file: NamedBytes, colour: str, sha256: bytes) -> tuple[tuple[Any, ...], Look]:
-    """``inspect_file`` of one that is read as an array, or holds one."""
+    """Result of ``inspect_file`` for a file that is read as an array, or holds one."""
     pixels = read_pixels(file, colour)
     found = look(file, colour)
     height, width = pixels.shape[1:]
@@ -327,21 +327,21 @@ def _inspect_array(file: NamedBytes, colour: str, sha256: bytes) -> tuple[tuple[
 
 
 def _is_rotated(image: Image.Image) -> bool:
-    """EXIF says that the pixels are not stored upright."""
+    """True if EXIF says that the pixels are not stored upright."""
     if image.format == "PNG" and not {"exif", "Raw profile type exif", "XML:com.adobe.xmp"} & image.info.keys():
         return False  # to look for more, Pillow would decode all pixels
     return image.getexif().get(ORIENTATION, 1) in range(2, 9)
 
 
 def pixel_hash(colour: str, size: tuple[int, int], pixels: bytes) -> bytes:
-    """The first bytes of the SHA-256 over an image's mode, size and pixels."""
+    """First bytes of the SHA-256 over an image's mode, size and pixels."""
     digest = hashlib.sha256(f"{colour} {size[0]} {size[1]} ".encode())
     digest.update(pixels)
     return digest.digest()[:HASH_BYTES]
 
 
 def _of_pixels(pixels: np.ndarray) -> np.ndarray:
-    """``RECORD`` (n,) of images in memory, uint8 (n, c, h, w)."""
+    """Records of images in memory, uint8 (n, c, h, w), as ``RECORD`` (n,)."""
     _, channels, height, width = pixels.shape
     mode = {1: "L", 3: "RGB"}[channels]
     rows = [
@@ -351,5 +351,5 @@ def _of_pixels(pixels: np.ndarray) -> np.ndarray:
 
 
 def hexadecimal(digest: bytes, count: int) -> str:
-    """A hash from a ``RECORD`` with all its ``count`` bytes; empty if there is none."""
+    """A ``RECORD``'s hash in hexadecimal, with all its ``count`` bytes; '' if there is none."""
     return bytes(digest).ljust(count, b"\0").hex() if digest else ""

@@ -1,4 +1,4 @@
-"""An inspected data set as text, tables and files."""
+"""Text, tables and files about an inspected data set."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from utils.config.spelling import printable
 from utils.data.first_look import counted
 
 SHOWN_DAMAGED = 20
-SHOWN_CLASSES = 16  # of more classes, only the largest and smallest
+SHOWN_CLASSES = 16  # if there are more classes, only the largest and smallest are shown
 COLUMNS = ("path", "split", "class", "width", "height", "mode", "format", "sha256", "pixel_hash", "problem")
 
 
 def verdict(survey: Survey, findings: Findings) -> str:
-    """The first line: whether there are faults, and of which kinds."""
+    """First line of the report: whether there are faults, and of which kinds."""
     if not findings.faults:
         return f"verdict: no faults in {counted(len(survey))}"
     kinds: Counter[str] = Counter()
@@ -31,7 +31,7 @@ def verdict(survey: Survey, findings: Findings) -> str:
 
 
 def finding_lines(findings: Findings) -> list[str]:
-    """Faults and notes, one line each."""
+    """Lines of faults and notes."""
     lines = ["Findings", *(f"- {fault}" for fault in findings.faults)] if findings.faults else ["Findings: none"]
     if findings.notes:
         lines += ["", "Notes", *(f"- {note}" for note in findings.notes)]
@@ -39,7 +39,7 @@ def finding_lines(findings: Findings) -> list[str]:
 
 
 def damage_lines(survey: Survey, damage: dict[int, str]) -> str:
-    """The first damaged images with the reason, one line each; '' without any."""
+    """First damaged images with the reason, one line each; '' if there are none."""
     if not damage:
         return ""
     lines = [f"{survey.name(index)}: {damage[index]}" for index in sorted(damage)[:SHOWN_DAMAGED]]
@@ -48,7 +48,7 @@ def damage_lines(survey: Survey, damage: dict[int, str]) -> str:
 
 
 def class_table(survey: Survey) -> str:
-    """Images per class and split, largest class first; one line if all classes have the same counts."""
+    """Table of the images per class and split, largest class first; one line if all classes have the same counts."""
     counts = class_counts(survey)
     if all(len(set(row)) == 1 for row in counts):
         each = " and ".join(f"{row[0]:,} {kind}" for row, kind in zip(counts, ("training", "validation"), strict=True))
@@ -67,7 +67,7 @@ def _ratio(counts: np.ndarray) -> str:
 
 
 def size_table(known: np.ndarray) -> str:
-    """Widths and heights of the images that can be decoded; one line if all have the same size."""
+    """Table of widths and heights of the readable images; one line if all have the same size."""
     if not len(known):
         return "Sizes: no image can be decoded"
     sizes = len(np.unique(np.stack([known["width"], known["height"]]), axis=1).T)
@@ -79,7 +79,7 @@ def size_table(known: np.ndarray) -> str:
 
 
 def kind_table(known: np.ndarray) -> str:
-    """Formats and modes of the files that can be decoded, most frequent first."""
+    """Table of formats and modes of the readable files, most frequent first."""
     pairs = Counter(zip(known["format"].tolist(), known["mode"].tolist(), strict=True))
     rows = [[kind.decode(), mode.decode(), f"{count:,}"] for (kind, mode), count in pairs.most_common()]
     return table(("format", "mode", "images"), rows)
