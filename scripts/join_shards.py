@@ -1,11 +1,11 @@
-"""One file of a checkpoint whose tensors lie in shards: what a run with --shard-model leaves, for any other program.
+"""Write a checkpoint whose tensors lie in shards, as a run with --shard-model saves it, as one file for any program.
 
     python scripts/join_shards.py RUN --output whole.pt                          # the newest checkpoint of a run
     python scripts/join_shards.py RUN/checkpoints/best.pt --output whole.pt
 
-The file holds everything: main.py resumes and evaluates it, with --shard-model or without, and every tool reads it. (So
-they do the shards, as long as the folder is whole.) Needs memory for the whole state, no GPU and no other process.
-Heavy imports are inside the functions.
+The file holds everything: main.py resumes and evaluates it, with or without --shard-model, and every tool reads it.
+(Shards serve as well, as long as the folder is complete.) Needs memory for the whole state, but no GPU and no other
+process. Heavy imports are inside the functions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NAME = "join_shards.py"
 
 
 def main(argv: list[str]) -> int:
-    """The tool; returns its exit code."""
+    """Run the tool and return its exit code."""
     own = build_parser().parse_args(argv)
     output = Path(own.output)
     if output.exists():
@@ -46,7 +46,7 @@ def build_parser() -> ToolParser:
 
 
 def warn(line: str) -> None:
-    """A warning about a damaged checkpoint of a run."""
+    """Print a warning about a damaged checkpoint of a run."""
     print(f"{NAME}: warning: {line}", file=sys.stderr)
 
 

@@ -1,4 +1,4 @@
-"""Packs a data set into shards: tar files that WebDataset reads too, with an index for reading each image by number.
+"""Pack a data set into shards: tar files that WebDataset reads too, with an index for reading each image by number.
 
     python scripts/pack.py --dataname folder --datapath DIR --output SHARDS              # the bytes as they are
     python scripts/pack.py --dataname imagenet --datapath DIR --output SHARDS --resize 256 --quality 90
@@ -6,8 +6,8 @@
     python scripts/pack.py --verify SHARDS                                               # reads all again
     python main.py --dataname shards --datapath SHARDS
 
-Repeat the command after an interruption: finished shards stay. The same images and flags give the same bytes. Prints
-the folder and its size at the end; exit code 2 for what the user can fix. Heavy imports are inside the functions.
+After an interruption repeat the command: finished shards stay. The same images and flags give the same bytes. Prints
+the folder and its size at the end; exit code 2 for mistakes the user can fix. Heavy imports are inside the functions.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ QUALITY = 90
 
 
 def main(argv: list[str]) -> int:
-    """Runs the tool; returns its exit code."""
+    """Run the tool and return its exit code."""
     own, args = build_parser().split(argv)
     from utils.data.progress_log import ProgressLog
 
@@ -111,10 +111,10 @@ def build_parser() -> ToolParser:
 
 
 def encodings_of(own: Namespace, args: Settings) -> dict[str, Encoding]:
-    """Encodings that the flags ask for, by split; raises ``UserError`` if they contradict each other.
+    """Encodings that the flags ask for, by split. Raises ``UserError`` if the flags contradict each other.
 
-    Validation files keep their bytes beside training images that are made smaller: an image that is resized and
-    compressed twice is not quite the one that a network is used on later.
+    Validation files keep their bytes even if training images are shrunk: an image resized and compressed twice is not
+    quite what a network gets in use.
     """
     from scripts.packing.encoding import Encoding
     from utils.data.formats.readers import IN_MEMORY, OWN_FILES
@@ -137,7 +137,7 @@ def encodings_of(own: Namespace, args: Settings) -> dict[str, Encoding]:
 
 
 def refuse_place(output: str, data: DataSettings) -> None:
-    """Raise ``UserError`` where the shards, or their folder, would be taken for the data."""
+    """Raise ``UserError`` if the shards, or their folder, would be mistaken for the data."""
     from utils.data.formats.class_folders import training_folder, validation_folder
 
     if data.datapath is None:
@@ -155,13 +155,13 @@ def refuse_place(output: str, data: DataSettings) -> None:
 
 
 def lost(data: Data) -> list[str]:
-    """A warning about what the table of labels says of the images and shards do not keep."""
+    """Warnings about contents of the table of labels that shards do not keep."""
     known = [name for name in ("weights", "groups") if getattr(data.train, name) is not None]
     return [f"--labels: shards do not keep the images' {' and '.join(known)}, only their labels"] if known else []
 
 
 def refuse_to_keep(encodings: dict[str, Encoding], data: Data) -> None:
-    """Raise ``UserError`` if files are to be kept where there are none."""
+    """Raise ``UserError`` if files are to be kept, but the images are in memory."""
     from utils.data.formats.readers import MemoryImages
 
     for split, images in (("train", data.train), ("val", data.validation)):
@@ -170,7 +170,7 @@ def refuse_to_keep(encodings: dict[str, Encoding], data: Data) -> None:
 
 
 def completed(plan: Plan, workers: int, progress: ProgressLog) -> Contents:
-    """The index of the shards, made by this process or by another one that packs them now. Raises ``UserError``."""
+    """Index of the shards, made by this process or by another that is packing them now. Raises ``UserError``."""
     from utils.data.formats.shards.index import read_contents
     from utils.data.kept import claimed
 
@@ -187,7 +187,7 @@ def completed(plan: Plan, workers: int, progress: ProgressLog) -> Contents:
 
 
 def pack(plan: Plan, workers: int, progress: ProgressLog) -> None:
-    """Make the shards that are missing, compare all with what was packed, and write the index."""
+    """Make the missing shards, compare all with what was packed, and write the index. Raises ``UserError``."""
     from scripts.packing.checking import faults_of, refuse_faults
     from scripts.packing.plan import merged
     from utils.data.formats.listing import THREADS
@@ -196,9 +196,9 @@ def pack(plan: Plan, workers: int, progress: ProgressLog) -> None:
 
     plan.begin()
     for path in (path for split in plan.splits for path in plan.folder.glob(f"{split}-*{PARTIAL}")):
-        path.unlink(missing_ok=True)  # of a packing that was killed
+        path.unlink(missing_ok=True)  # left by a packing that was killed
     keys = plan.shards()
-    with ThreadPoolExecutor(THREADS) as pool:  # on a network drive looking at files is mostly a wait
+    with ThreadPoolExecutor(THREADS) as pool:  # on a network drive, looking at files is mostly waiting
         parts = dict(zip(keys, pool.map(lambda key: plan.done(*key), keys), strict=True))
     finished = sum(part.shard.bytes for part in parts.values() if part is not None)
     if finished:
@@ -223,7 +223,7 @@ def pack(plan: Plan, workers: int, progress: ProgressLog) -> None:
 
 
 def make(plan: Plan, parts: dict[tuple[str, int], Part | None], workers: int, progress: ProgressLog) -> None:
-    """Make the shards that ``parts`` lacks, and fill it."""
+    """Make the shards that ``parts`` lacks, and add them to ``parts``."""
     from scripts.packing.writing import ShardMaker
     from utils.data.worker_pool import WorkerPool
 
@@ -243,7 +243,7 @@ def make(plan: Plan, parts: dict[tuple[str, int], Part | None], workers: int, pr
 
 
 def verify(folder: Path, workers: int, progress: ProgressLog) -> int:
-    """``--verify``."""
+    """Verify the shards in ``folder``, as --verify asks; return the exit code. Raises ``UserError``."""
     from scripts.packing.checking import faults_of, refuse_faults
     from utils.data.formats.shards.index import read_contents
 

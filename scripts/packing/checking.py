@@ -1,4 +1,4 @@
-"""Reads shards again and compares with the index every byte, or where it has no checksums, headers and sizes."""
+"""Check shards by reading them again: compare all bytes with the index, or without checksums, headers and sizes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from utils.data.progress_log import ProgressLog
 from utils.data.worker_pool import WorkerPool
 from utils.runtime.files import sha256
 
-SHOWN = 10  # faults
+SHOWN = 10  # faults shown in a message
 
 
 def faults_of(folder: Path, splits: Mapping[str, Split], workers: int, progress: ProgressLog) -> list[str]:
-    """Faults of the shards in ``folder``, a line each; empty if all is as the index says."""
+    """Faults of the shards in ``folder``, one line each; empty if all is as the index says."""
     keys = [(name, number) for name, split in splits.items() for number in range(len(split.shards))]
     faults = []
     pool = WorkerPool(_Checker(folder, splits), min(workers, len(keys)))
@@ -32,7 +32,7 @@ def faults_of(folder: Path, splits: Mapping[str, Split], workers: int, progress:
 
 
 class _Checker(Dataset):
-    """Work of a worker: it reads one shard."""
+    """A worker's task: read one shard and return its faults."""
 
     def __init__(self, folder: Path, splits: Mapping[str, Split]) -> None:
         self.folder = folder
@@ -72,6 +72,6 @@ def _is_whole(file: BinaryIO, record: np.void, checked: bool) -> bool:
 
 
 def refuse_faults(faults: list[str], advice: str = "copy these shards again, or pack anew") -> None:
-    """Raise ``UserError`` with what is wrong."""
+    """Raise ``UserError`` with the faults and the ``advice``, if there are any."""
     if faults:
         raise UserError(*faults[:SHOWN], f"{len(faults):,} fault(s) in all; {advice}")

@@ -1,4 +1,4 @@
-"""The bytes that a packed image has."""
+"""Encoding of images in shards."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ FORMATS = ("keep", "jpeg", "png", "raw")
 
 @dataclass(frozen=True)
 class Encoding:
-    """The way in which images are packed: one of ``FORMATS``, the shorter side in pixels at most, JPEG's quality.
+    """How images are packed: one of ``FORMATS``, limit of the shorter side in pixels, JPEG quality.
 
-    ``colour``: Pillow's mode of images that are made anew, 'L' or 'RGB'. ``check``: images whose bytes are kept are
-    decoded, so that damaged ones are found.
+    ``colour``: Pillow's mode of images that are encoded anew, 'L' or 'RGB'. ``check``: also decode images whose bytes
+    are kept, to find damaged ones.
     """
 
     format: str
@@ -32,7 +32,7 @@ class Encoding:
     check: bool = False
 
     def encode(self, images: Images, number: int) -> tuple[str, bytes]:
-        """The ending and the bytes of an image. Raises ``UnreadableImage``."""
+        """Ending and bytes of an image. Raises ``UnreadableImage``."""
         if isinstance(images, MemoryImages):
             pixels = images.pixels[number % len(images.pixels)].cpu().numpy()
             return self._made(Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0).copy()))
@@ -48,7 +48,7 @@ class Encoding:
         return self._made(open_image(NamedBytes(path, data), self.colour))
 
     def _keeps(self, data: bytes) -> bool:
-        """The file's bytes stay: making a JPEG file anew that is small enough would only lose quality."""
+        """True if the file's bytes are kept: encoding a small enough JPEG file anew would only lose quality."""
         if self.format == "keep":
             return True
         if self.format != "jpeg" or self.resize is None or self.colour != "RGB":
@@ -57,7 +57,7 @@ class Encoding:
         return size is not None and min(size) <= self.resize
 
     def _made(self, image: Image.Image) -> tuple[str, bytes]:
-        """An upright image in the mode of training, made smaller but never larger."""
+        """Ending and bytes of an upright image in training's mode, shrunk if it is too large, never enlarged."""
         if self.resize is not None and min(image.size) > self.resize:
             scale = self.resize / min(image.size)
             image = image.resize(tuple(max(1, round(side * scale)) for side in image.size), Image.Resampling.BICUBIC)
@@ -73,14 +73,14 @@ class Encoding:
 
 
 def _ending_of(path: str, data: bytes) -> str:
-    """WebDataset chooses the decoder by the ending, in small letters."""
+    """Ending in lower case, by which WebDataset chooses the decoder."""
     if data.startswith(RAW):
         return "npy"
     ending = os.path.splitext(path)[1][1:].lower()
-    if not ending:  # of a row in a table
+    if not ending:  # a table's row has none
         try:
             with Image.open(NamedBytes(path, data)) as image:
                 ending = image.format.lower()
-        except Exception as error:  # each of Pillow's readers fails in its own ways on a damaged file
+        except Exception as error:  # each of Pillow's readers fails differently on a damaged file
             raise UnreadableImage(path, " ".join(str(error).split())) from error
     return {"jpeg": "jpg", "mpo": "jpg", "tif": "tiff"}.get(ending, ending)

@@ -1,4 +1,4 @@
-"""Plan of a packing: which image goes into which shard, and what is done, so that one that was cut goes on."""
+"""Plan of a packing: which image goes into which shard, and what is done, so that an interrupted packing continues."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from utils.data.images.stored import version_of
 from utils.data.kept import whole_file, write_whole
 from utils.data.sample_plan import permutation
 
-LONGEST_NAME = 16  # of a member: nine digits, a point and an ending
+LONGEST_NAME = 16  # characters of a member's name: nine digits, a point and an ending
 ESTIMATED_FROM = 48  # images
 
 
 class Part(NamedTuple):
-    """A finished shard: its images' ``numbers`` int64 (n,) and their ``records``, and those ``left_out``, with why.
+    """A finished shard: its images' ``numbers``, int64 (n,), their ``records``, and images ``left_out``, with reasons.
 
-    ``sources``: the ``Plan.sources`` that it was made of.
+    ``sources``: the ``Plan.sources`` from which the shard was made.
     """
 
     shard: Shard
@@ -45,7 +45,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """Images to pack into ``folder``. ``splits``, ``encodings``: the images and how they are packed, by split."""
+    """Images to pack into ``folder``. ``splits``, ``encodings``: by split, the images and how they are packed."""
 
     folder: Path
     splits: dict[str, Images]
@@ -65,7 +65,7 @@ class Plan:
             "source": listing_of(data.fingerprint),
         }
         ranges = {range_of(encoding.colour) for encoding in encodings.values() if encoding.format != "keep"} - {None}
-        if ranges:  # the packed images have 8 bits, so nothing but this says how they came about
+        if ranges:  # the packed images have 8 bits, so only this tells how they were made
             about["pixel_range"] = list(*ranges)
         splits = {"train": data.train, "val": data.validation}
         return cls(folder, splits, data.classes, encodings, shard_samples, skip_bad, about)
@@ -76,7 +76,7 @@ class Plan:
 
     @property
     def records(self) -> np.dtype:
-        """The kind of an image's record."""
+        """Type of an image's record."""
         labels = self.splits["val"].labels
         return record_type(LONGEST_NAME, labels.shape[1] if labels.ndim > 1 else 0)
 
@@ -88,16 +88,16 @@ class Plan:
         return max(1, -(-len(self.splits[split]) // self.shard_samples))
 
     def numbers(self, split: str, shard: int) -> np.ndarray:
-        """The images of a shard in their order there, int64. Those of training are mixed, so each shard has all kinds.
+        """Indices of a shard's images in its own order, int64. Training images are mixed, so each shard has all kinds.
 
-        They keep their numbers in the data set, so an order of training by number is the same before and after.
+        Images keep their indices in the data set, so a training order by index is the same before and after packing.
         """
         count = len(self.splits[split])
         order = permutation(count, 0, 0) if split == "train" else np.arange(count)
         return np.array_split(order, self._count(split))[shard]
 
     def sources(self, split: str, shard: int) -> str:
-        """A digest of each file of a shard: a file that was repaired under its name has another (``version_of``)."""
+        """Digest of the versions of a shard's files, which changes if a file is repaired in place (``version_of``)."""
         images = self.splits[split]
         if not isinstance(images, ImageFiles):
             return ""  # ``about`` has a fingerprint of the pixels
@@ -107,7 +107,7 @@ class Plan:
     # ------------------------------------------------------------------------------------ what is done
 
     def begin(self) -> None:
-        """Refuse a folder in which another packing was begun, or with tar files that no packing has begun."""
+        """Begin the packing. Raises ``UserError`` if the folder holds another packing, or foreign tar files."""
         path = self.folder / PARTS / "plan.json"
         text = json.dumps(self.about, indent=1, sort_keys=True)
         try:
@@ -127,7 +127,7 @@ class Plan:
             )
 
     def done(self, split: str, number: int) -> Part | None:
-        """A shard that is finished; None if it must be made. What is damaged or made of other files is made again."""
+        """The finished shard; None if it must be made, since it is missing, damaged or made of other files."""
         try:
             with np.load(self._part(split, number), allow_pickle=False) as arrays:
                 about = json.loads(str(arrays["about"]))
@@ -139,13 +139,13 @@ class Plan:
         return part if (size, part.sources) == (shard.bytes, self.sources(split, number)) else None
 
     def keep(self, split: str, number: int, part: Part) -> None:
-        """Note a shard as finished."""
+        """Record a shard as finished."""
         about = {"shard": dataclasses.asdict(part.shard), "left_out": part.left_out, "sources": part.sources}
         with whole_file(self._part(split, number)) as file:
             np.savez(file, numbers=part.numbers, records=part.records, about=json.dumps(about))
 
     def forget(self, split: str, number: int) -> None:
-        """Make a shard anew next time."""
+        """Make sure that the shard is made anew next time."""
         self._part(split, number).unlink(missing_ok=True)
 
     def _part(self, split: str, number: int) -> Path:
@@ -154,7 +154,7 @@ class Plan:
     # ------------------------------------------------------------------------------------ disk space
 
     def needed_bytes(self) -> int:
-        """About how much room the shards take, from some of the images."""
+        """Estimate of the shards' size in bytes, from some of the images."""
         total = 0.0
         for split, images in self.splits.items():
             sizes = []
@@ -168,7 +168,7 @@ class Plan:
         return int(total * 1.05)
 
     def refuse_full_disk(self, finished_bytes: int) -> None:
-        """Raise ``UserError`` if the shards will not fit."""
+        """Raise ``UserError`` if the shards, ``finished_bytes`` of which are done, will not fit on the disk."""
         needed = self.needed_bytes() - finished_bytes
         free = shutil.disk_usage(self.folder).free
         if needed > free:
@@ -179,7 +179,7 @@ class Plan:
 
 
 def merged(parts: list[Part]) -> Split:
-    """A split of these shards, the records of all its images in the order of their numbers."""
+    """Merge ``parts`` into one split, with all images' records in image-number order."""
     records = np.empty(sum(len(part.records) for part in parts), dtype=parts[0].records.dtype)
     numbers = np.concatenate([part.numbers for part in parts])
     records[:] = np.concatenate([part.records for part in parts])

@@ -1,4 +1,4 @@
-"""Writes one shard: a tar file with KEY.jpg, KEY.cls and KEY.json for each image, the same bytes each time."""
+"""Write one shard: a tar file with KEY.jpg, KEY.cls and KEY.json for each image, the same bytes each time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from utils.data.kept import whole_file
 
 
 class ShardMaker(Dataset):
-    """Work of a worker: it makes one shard, which appears under its name only when it is complete."""
+    """A worker's task: make one shard, which appears under its name only when it is complete."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -30,7 +30,7 @@ class ShardMaker(Dataset):
         split, number = key
         name = f"{split}-{number:06}.tar"
         path = self.plan.folder / name
-        sources = self.plan.sources(split, number)  # before they are read: a change from here on will show
+        sources = self.plan.sources(split, number)  # before the files are read: later changes will show
         try:
             with whole_file(path) as file:
                 tar = _Tar(file)
@@ -76,12 +76,12 @@ class ShardMaker(Dataset):
 
 
 def _name(images: object, split: str, number: int) -> str:
-    """An image's folder and file, or its number in the split."""
+    """Image's folder and file name, or its number in the split."""
     return "/".join(Path(images.paths[number]).parts[-2:]) if isinstance(images, ImageFiles) else f"{split}[{number}]"
 
 
 class _Tar:
-    """A tar file as it is written: no times, no owners, so that equal contents give equal bytes."""
+    """A tar file being written, without times and owners, so that equal contents give equal bytes."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -89,7 +89,7 @@ class _Tar:
         self.digest = hashlib.sha256()
 
     def add(self, name: str, content: bytes) -> tuple[int, int]:
-        """Append a file; gives where its content begins, and the CRC-32 of its header."""
+        """Append a file; return the offset of its content, and the CRC-32 of its header."""
         info = tarfile.TarInfo(name)
         info.size = len(content)
         head = info.tobuf(tarfile.USTAR_FORMAT)
@@ -100,7 +100,7 @@ class _Tar:
         return offset, zlib.crc32(head)
 
     def end(self) -> None:
-        """Two empty blocks, and more up to a whole record, as ``tar`` itself writes."""
+        """End the file with two empty blocks, and more up to a whole record, as ``tar`` does."""
         self._write(bytes(2 * BLOCK))
         self._write(bytes(-self.bytes % tarfile.RECORDSIZE))
 
