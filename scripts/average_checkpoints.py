@@ -1,4 +1,4 @@
-"""Averages the weights of several checkpoints of one network into one: a uniform or a greedy soup.
+"""Average the weights of several checkpoints of one network into one: a uniform or a greedy soup.
 
     python scripts/average_checkpoints.py --checkpoints RUN_A RUN_B RUN_C --output soup.pt
     python scripts/average_checkpoints.py --method greedy --choose-on half --checkpoints RUN_* --output soup.pt
@@ -93,7 +93,7 @@ def build_parser() -> ToolParser:
 
 
 def refuse_mistakes(own: argparse.Namespace) -> None:
-    """Raise ``UserError`` for what cannot be done, before any work."""
+    """Raise ``UserError`` for flags that cannot be followed, before any work."""
     mistakes = []
     output = Path(own.output)
     if len(own.checkpoints) < 2:
@@ -109,7 +109,7 @@ def refuse_mistakes(own: argparse.Namespace) -> None:
 
 
 def settings(flags: Sequence[str], first: Ingredient) -> Settings:
-    """The first checkpoint's, with ``flags``; without what only training needs."""
+    """Settings of the first checkpoint, replaced by ``flags``, without those that only training needs."""
     from utils.checkpoint.resume import ResumePoint
 
     begun = ResumePoint(first.path, first.description, digest="").settings
@@ -127,14 +127,14 @@ def settings(flags: Sequence[str], first: Ingredient) -> Settings:
 
 
 def as_validated(description: dict[str, Any], args: Settings, preprocessing: dict[str, Any]) -> dict[str, Any]:
-    """The first checkpoint's ``description`` with what flags replaced: the soup evaluates to the figures printed."""
+    """The first checkpoint's ``description`` with the flags' settings, so that the soup evaluates as printed."""
     values = args.with_absolute_paths().values()
     flags = {name: values[name] for name in args.changed if name not in arguments.FOR_TRYING_OUT}
     return {**description, "preprocessing": preprocessing, "settings": {**description["settings"], **flags}}
 
 
 class Kitchen:
-    """The network and the images with which weights are scored. ``choose_on``: see --choose-on."""
+    """Network and images with which weights are scored. ``choose_on``: see --choose-on."""
 
     def __init__(self, args: Settings, first: Ingredient, distributed: Distributed, choose_on: str) -> None:
         from components import build
@@ -165,7 +165,7 @@ class Kitchen:
         )
 
     def seen_in_training(self, ingredients: Sequence[Ingredient]) -> list[str]:
-        """A line for each ingredient that may have been trained on images with which it is scored."""
+        """A line for each ingredient that may have been trained on images used to score it."""
         from utils.checkpoint.resume import ResumePoint
         from utils.data.datasets import seen_in_training
 
@@ -175,9 +175,9 @@ class Kitchen:
         return [line for line in lines if line]
 
     def cook(self, method: str, ingredients: Sequence[StateDict]) -> tuple[Soup, list[float], AnyReport]:
-        """The soup, which is in ``model`` then; the ingredients' figures on the images to report on; its validation.
+        """Make the soup and load it into ``model``; also return the ingredients' metrics and the soup's validation.
 
-        The figure is top-1, and mean average precision of several labels an image.
+        Both are on the reporting images. The metric is top-1, or mean average precision for multi-label data.
         """
         from scripts.averaging import soup as recipes
 
@@ -190,7 +190,7 @@ class Kitchen:
         return soup, reached, self.validate(soup.weights, len(soup.kept) > 1, self.reporting)
 
     def validate(self, weights: StateDict, mixed: bool, images: ValidationLoader) -> AnyReport:
-        """Exactly, on ``images``. ``mixed``: batch-norm statistics are computed first."""
+        """Validate ``weights`` on ``images``. ``mixed``: compute batch-norm statistics first."""
         from utils.checkpoint.checkpoint import load_weights
         from utils.optim.batch_norm_statistics import recompute
 
@@ -213,7 +213,7 @@ class Kitchen:
 
 
 def halves(loader: ValidationLoader, seed: int, choose_on: str) -> tuple[ValidationLoader, ValidationLoader]:
-    """The images to choose on and those to report on: the same, or two halves drawn at random."""
+    """Images to choose on and images to report on: the same, or two halves drawn at random."""
     if choose_on == "validation":
         return loader, loader
     import numpy as np
@@ -224,14 +224,14 @@ def halves(loader: ValidationLoader, seed: int, choose_on: str) -> tuple[Validat
 
 
 def show(own: argparse.Namespace, soup: Soup, kitchen: Kitchen, reached: list[float], report: AnyReport) -> str:
-    """The table, and what its figures are of."""
+    """Table of the results as text, with notes on the images that its metrics are about."""
     half = own.choose_on == "half"
     name = report.HEADLINE
     rows = [["ingredient", f"{name} to choose by", name, ""]]
     for place, (path, score, value) in enumerate(zip(own.checkpoints, soup.scores, reached, strict=True)):
         rows.append([path, f"{score:.2f}", f"{value:.2f}", "kept" if place in soup.kept else "-"])
     rows.append([f"{own.method} soup of {len(soup.kept)}", "", f"{report.headline:.2f}", ""])
-    if not half:  # both figures are of the same images
+    if not half:  # both columns are about the same images
         rows = [[name, *rest] for name, _, *rest in rows]
     lines = [table(rows[0], rows[1:]), *statistics(soup, kitchen)]
     if half:
@@ -244,7 +244,7 @@ def show(own: argparse.Namespace, soup: Soup, kitchen: Kitchen, reached: list[fl
 
 
 def statistics(soup: Soup, kitchen: Kitchen) -> list[str]:
-    """Origin of the soup's batch-norm statistics, if it has any."""
+    """Line about the origin of the soup's batch-norm statistics, if it has any."""
     from utils.optim.batch_norm_statistics import layers_with_statistics
 
     batches = kitchen.args.average.ema_bn_batches
@@ -256,7 +256,7 @@ def statistics(soup: Soup, kitchen: Kitchen) -> list[str]:
 
 
 def warn(line: str) -> None:
-    """A warning about a damaged checkpoint of a run."""
+    """Print a warning about a damaged checkpoint of a run."""
     print(f"{NAME}: warning: {line}", file=sys.stderr)
 
 

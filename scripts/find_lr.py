@@ -5,7 +5,7 @@
 
 Trains for some steps while the learning rate grows exponentially, until the loss diverges (Smith, Cyclical Learning
 Rates for Training Neural Networks, 2017), and advises a value for --lr. Takes all flags of main.py. Leaves nothing
-behind but the picture. Heavy imports are inside the functions.
+behind except the picture. Heavy imports are inside the functions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from scripts.lr_range.measure import RangePoint
 
 NAME = "find_lr.py"
-LINES = 10  # printed during the test where there is no bar
+LINES = 10  # printed during the test if there is no bar
 
 
 def main(argv: list[str]) -> int:
@@ -72,7 +72,7 @@ def build_parser() -> ToolParser:
 
 
 def refuse_mistakes(own: argparse.Namespace) -> None:
-    """Raise ``UserError`` for what cannot be done, before any work."""
+    """Raise ``UserError`` for flags that cannot be followed, before any work."""
     mistakes = []
     if own.start_lr >= own.end_lr:
         mistakes.append(f"--start-lr {own.start_lr:g} must be below --end-lr {own.end_lr:g}")
@@ -83,7 +83,7 @@ def refuse_mistakes(own: argparse.Namespace) -> None:
 
 
 def describe(args: Settings) -> str:
-    """Network, data, optimizer and batch in a line."""
+    """Description of network, data, optimizer and batch in one line."""
     changes = args.model.freeze_epoch or args.model.unfreeze_epoch
     frozen = ", frozen throughout as in the first epoch" if changes else ""
     return (
@@ -94,7 +94,7 @@ def describe(args: Settings) -> str:
 
 @contextmanager
 def display(steps: int, progress: bool) -> Iterator[Callable[[RangePoint], None]]:
-    """A function that shows a step: in a bar on a terminal, otherwise some of ``steps`` in lines."""
+    """Context that gives a function to show a step: on a bar (``progress``, terminal), or for some steps as a line."""
     from tqdm import tqdm
 
     disabled = not (progress and sys.stderr.isatty())

@@ -3,9 +3,9 @@
     python scripts/serve.py auto                                              # the newest run, at http://127.0.0.1:8000
     curl -F image=@cat.jpg http://127.0.0.1:8000/predict
 
-A person drops, pastes or photographs an image and sees classes, probabilities and a heat map. Requests that come in
-together are run together. Only this machine can reach it, unless --host says otherwise. Ctrl-C ends it. Heavy imports
-are inside the functions.
+A person drops, pastes or photographs an image and sees classes, probabilities and a heat map. Requests that arrive
+together are run together. Only this machine can reach the server, unless --host says otherwise. Ctrl-C ends it. Heavy
+imports are inside the functions.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ NAME = "serve.py"
 LOOPBACK = "127.0.0.1"
 MOST_CONNECTIONS = 256
 MOST_MEGAPIXELS = 178  # Pillow's own limit against decompression bombs
-HEADER_BYTES = 16_384  # of a request, at most
+HEADER_BYTES = 16_384  # most bytes of a request's headers
 
 
 def main(argv: list[str]) -> int:
-    """The tool; serves until it is interrupted and returns its exit code."""
+    """Serve until interrupted; return the exit code."""
     own = build_parser().parse_args(argv)
     find_run(own.run)
     if own.max_megapixels > MOST_MEGAPIXELS:
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
             warn(f"--host {own.host}: whoever can reach this machine can use it; there is no password")
         try:
             build_server(app).run(sockets=[listener])
-        except KeyboardInterrupt:  # uvicorn has ended as it should and passes it on
+        except KeyboardInterrupt:  # uvicorn has shut down properly and passes the interrupt on
             print("Ended", flush=True)
     return 0
 
@@ -85,21 +85,21 @@ def build_parser() -> ToolParser:
 
 
 def need_packages() -> None:
-    """Raise ``UserError`` with the line that installs what is missing."""
+    """Raise ``UserError`` with the installation command if packages are missing."""
     missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(f"needs {' and '.join(missing)}: python -m pip install -r requirements-tools.txt")
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens there. Raises ``UserError`` if that cannot be had."""
+    """A socket listening on ``host`` and ``port``. Raises ``UserError`` if impossible."""
     try:
         ((family, kind, protocol, _, address), *_) = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         bound = socket.socket(family, kind, protocol)
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)
-            bound.listen()  # from now on requests wait, also while the network is loaded
+            bound.listen()  # from now on requests wait, even while the network is loaded
         except OSError:
             bound.close()
             raise
@@ -110,12 +110,12 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(address: str) -> bool:
-    """True if only this machine can reach ``address``, a number as a socket names it."""
+    """True if only this machine can reach the IP address ``address``."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def allowed_names(own: argparse.Namespace, address: str) -> set[str]:
-    """The names by which the server that listens at ``address`` may be asked, beside any address."""
+    """Host names, besides IP addresses, that requests to the server at ``address`` may use."""
     names = {"localhost", own.host, *own.allow_name}
     if not is_loopback(address):
         machine = socket.gethostname()
@@ -124,7 +124,7 @@ def allowed_names(own: argparse.Namespace, address: str) -> set[str]:
 
 
 def announcement(predictor: Predictor, host: str, port: int) -> str:
-    """Lines that say what is served, and where."""
+    """Lines about what is served, and where."""
     loaded = predictor.loaded
     shown = f"[{host}]" if ":" in host else host
     classes = f"{len(loaded.classes)} classes{predictor.temperature}"
@@ -135,7 +135,7 @@ def announcement(predictor: Predictor, host: str, port: int) -> str:
 
 
 def build_service(own: argparse.Namespace) -> Service:
-    """The service that answers requests. It has run the network once, for which the first request need not wait."""
+    """Build the service that answers requests; it runs the network once, to spare the first request that wait."""
     import torch
 
     from scripts.common.predictions import Predictor
@@ -152,7 +152,7 @@ def build_service(own: argparse.Namespace) -> Service:
 
 
 def build_server(app: ASGIApp) -> uvicorn.Server:
-    """The server of an application, with limits on connections and headers and on the time these may take."""
+    """Build the server of an application, with limits on connections, headers and waiting times."""
     import uvicorn
 
     from scripts.serving.guard import DeadlineProtocol

@@ -1,4 +1,4 @@
-"""Model soups: the checkpoints to average, read, compared with each other, averaged and saved.
+"""Model soups: read the checkpoints to average, compare them with each other, average and save them.
 
 Wortsman et al., Model soups: averaging weights of multiple fine-tuned models improves accuracy without increasing
 inference time, 2022.
@@ -24,7 +24,7 @@ StateDict = dict[str, torch.Tensor]
 
 
 class Ingredient(NamedTuple):
-    """A checkpoint: its path, the weights that its run reports on, and what describes them."""
+    """A checkpoint: its path, the weights whose metrics its run reports, and what describes them."""
 
     path: Path
     weights: StateDict
@@ -32,7 +32,7 @@ class Ingredient(NamedTuple):
 
 
 def read(text: str, best: bool | None, warn: Callable[[str], None]) -> Ingredient:
-    """The checkpoint that RUN ``text`` means, a file or one of a run's folder; ``best``: as ``load_model`` takes it."""
+    """Read the checkpoint of RUN ``text``, a file or run folder. ``best``: see ``load_model``. Raises ``UserError``."""
     path, state, chosen = read_checkpoint(find_run(text), best, warn)
     if chosen:
         say(f"{path} is taken: {chosen}")
@@ -49,7 +49,7 @@ def read(text: str, best: bool | None, warn: Callable[[str], None]) -> Ingredien
 
 
 def refuse_differences(ingredients: Sequence[Ingredient]) -> None:
-    """Raise ``UserError`` with a line for each that is of another kind than the first."""
+    """Raise ``UserError`` with a line for each checkpoint of another kind than the first."""
     first = ingredients[0]
     mistakes = []
     for other in ingredients[1:]:
@@ -69,7 +69,7 @@ def _differences(first: Ingredient, other: Ingredient) -> list[str]:
     words += [
         f"was made with other --{name.replace('_', '-')} {whose}"
         for name in shaping("network")
-        if (settings[0].get(name) or None) != (settings[1].get(name) or None)  # an older checkpoint may lack one
+        if (settings[0].get(name) or None) != (settings[1].get(name) or None)  # an older checkpoint may lack a setting
     ]
     shapes = [{name: value.shape for name, value in one.weights.items()} for one in (first, other)]
     return words + ([f"has weights of other names or shapes {whose}"] if shapes[0] != shapes[1] else [])
@@ -81,7 +81,7 @@ def _short(value: Any) -> str:
 
 
 def mean(several: Sequence[StateDict]) -> StateDict:
-    """The mean of each weight, computed in float64 and given in its own dtype; counters are those of the first."""
+    """Mean of each weight, computed in float64 and returned in its own dtype; integer counters are the first's."""
     return {
         name: sum(weights[name].double() for weights in several).div_(len(several)).to(first.dtype)
         if first.is_floating_point()
@@ -93,7 +93,7 @@ def mean(several: Sequence[StateDict]) -> StateDict:
 def save(path: Path, weights: StateDict, description: dict[str, Any], made_of: dict[str, Any]) -> None:
     """Write a checkpoint of ``weights`` for --weights and --evaluate; a run cannot continue from it.
 
-    ``made_of`` says what they are the mean of. Raises ``UserError`` if it cannot be written.
+    ``made_of``: facts about what was averaged. Raises ``UserError`` if the file cannot be written.
     """
     cpu = {name: value.detach().cpu() for name, value in weights.items()}
     try:
@@ -106,7 +106,7 @@ Score = Callable[[StateDict, bool], float]  # of weights, and whether their batc
 
 
 class Soup(NamedTuple):
-    """``scores``: of each ingredient alone. ``kept``: the places of those in the soup, in the order of entering."""
+    """Averaged ``weights``. ``scores``: of each ingredient alone. ``kept``: indices of those averaged, in order."""
 
     weights: StateDict
     scores: list[float]
@@ -114,15 +114,15 @@ class Soup(NamedTuple):
 
 
 def uniform(ingredients: Sequence[StateDict], score: Score) -> Soup:
-    """The mean of all."""
+    """The mean of all ingredients."""
     scores = [score(weights, False) for weights in ingredients]
     return Soup(mean(ingredients), scores, list(range(len(ingredients))))
 
 
 def greedy(ingredients: Sequence[StateDict], score: Score) -> Soup:
-    """The soup from the best ingredient on: each joins if the mean with it scores at least as high (their recipe 1)."""
+    """Start from the best ingredient and add each whose inclusion does not lower the mean's score (their recipe 1)."""
     scores = [score(weights, False) for weights in ingredients]
-    first, *others = sorted(range(len(scores)), key=lambda place: -scores[place])  # of equals, the first given
+    first, *others = sorted(range(len(scores)), key=lambda place: -scores[place])  # of equal ones, the first given
     kept = [first]
     best = scores[first]
     for place in others:

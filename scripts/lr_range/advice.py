@@ -1,4 +1,4 @@
-"""Advice from a range test about the learning rate, in words and as a picture."""
+"""Advice on the learning rate from a range test, as text and as a picture."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scripts.common.output import whole_file
 from scripts.lr_range.measure import FIRST_STEPS, RangePoint, RangeTest
 
 BELOW_DIVERGENCE = 10.0
-# times the loss at first: fallen by more than noise, and back above where it began
+# multiples of the initial loss: below FELL it has fallen by more than noise, above BACK it has risen again
 FELL = 0.98
 BACK = 1.05
 RED = "#c62828"
@@ -20,21 +20,24 @@ GREY = "#9e9e9e"
 
 
 class RateAdvice(NamedTuple):
-    """``steepest``: the rate at which the smoothed loss falls fastest; None if it never falls."""
+    """Advice on the learning rate. ``steepest``: where the smoothed loss falls fastest; None if it never falls.
+
+    ``diverged``: where the loss diverges; None if it does not.
+    """
 
     steepest: float | None
     diverged: float | None
 
     @property
     def rate(self) -> float | None:
-        """The rate to train with: the lower one of both rules, to two digits."""
+        """Learning rate to train with, to two digits, by the more cautious of two rules; None without advice."""
         if self.steepest is None:
             return None
         safe = self.diverged / BELOW_DIVERGENCE if self.diverged is not None else math.inf
         return float(f"{min(self.steepest, safe):.2g}")
 
     def line(self, start: float, end: float) -> str:
-        """The advice with its reasons, for a range from ``start`` to ``end``."""
+        """Text of the advice and its reasons, for a range from ``start`` to ``end``."""
         if self.rate is None:
             return f"no advice: the loss falls at no rate between {start:g} and {end:g}" + (
                 f", and diverges at {self.diverged:.2g}; a lower --start-lr may help" if self.diverged else ""
@@ -47,10 +50,10 @@ class RateAdvice(NamedTuple):
 
 
 def advise(test: RangeTest) -> RateAdvice:
-    """The rate of steepest descent, before the lowest smoothed loss, and that of the divergence after it.
+    """Find the rate of steepest descent, before the lowest smoothed loss, and the rate of divergence after it.
 
     The slope is that of the smoothed loss over log(rate), by central differences. The loss also counts as diverging
-    where it is back above its beginning: a network that answers the same for every image has a bounded loss.
+    once it exceeds its initial value: a network that answers the same for every image has a bounded loss.
     """
     points = test.points
     if len(points) < FIRST_STEPS + 3:
@@ -70,7 +73,7 @@ def _slope(before: RangePoint, after: RangePoint) -> float:
 
 
 def draw(output: str, title: str, test: RangeTest, advice: RateAdvice) -> None:
-    """Write the picture to ``output`` (PNG). Raises ``UserError`` if it cannot be written."""
+    """Draw losses and advice to ``output`` (PNG). Raises ``UserError`` if it cannot be written."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5), layout="constrained")
@@ -86,7 +89,7 @@ def draw(output: str, title: str, test: RangeTest, advice: RateAdvice) -> None:
     for rate, colour, style, text in marks:
         if rate is not None:
             axis.axvline(rate, color=colour, ls=style, lw=1.3, label=text.format(rate))
-    # Above, there is only the explosion, next to which the descent would be a flat line.
+    # Higher losses are only the divergence, beside which the descent would look flat.
     low = min(point.loss for point in test.points)
     high = 1.5 * test.points[0].smoothed
     axis.set_ylim(low - 0.05 * abs(high - low), high)

@@ -1,4 +1,4 @@
-"""The range test: training steps at a learning rate that grows until the loss diverges."""
+"""Range test: training steps at a learning rate that grows until the loss diverges."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from utils.record.writer import Writer
 from utils.train_validation import TraVal
 
 SMOOTHING = 0.9  # weight of the past in the running mean of the loss
-DIVERGED = 4.0  # times the lowest smoothed loss, as in fastai's finder
-FIRST_STEPS = 5  # whose losses are those of the initial weights, whatever the rate
+DIVERGED = 4.0  # multiple of the lowest smoothed loss, as in fastai's finder
+FIRST_STEPS = 5  # whose losses depend on the initial weights, whatever the rate
 
 
 @dataclass(frozen=True)
 class Ramp:
-    """The learning rate of step k of ``steps``, from ``start`` to ``end`` by equal factors (Smith, 2017)."""
+    """Learning rate of step k of ``steps``, from ``start`` to ``end`` by equal factors (Smith, 2017)."""
 
     start: float
     end: float
@@ -30,7 +30,7 @@ class Ramp:
         return self.start * (self.end / self.start) ** (step / max(1, self.steps - 1))
 
     def at(self, epoch: int, updates: int) -> float:
-        """Learning rate, as of ``LRPolicy``: each step has its own rate, also with --lr-per-epoch."""
+        """Learning rate, called as in ``LRPolicy``: each step has its own, even with --lr-per-epoch."""
         return self(updates)
 
 
@@ -44,14 +44,14 @@ class RangePoint(NamedTuple):
 
 @dataclass
 class RangeTest:
-    """The steps so far. ``diverged``: the learning rate at which the loss left all bounds, if it did."""
+    """Steps of a range test. ``diverged``: the learning rate at which the loss diverged, None if it did not."""
 
     points: list[RangePoint] = field(default_factory=list)
     diverged: float | None = None
     _mean: float = 0.0
 
     def add(self, lr: float, loss: float) -> None:
-        """Enter a step, smoothed by a running mean without bias towards its beginning at 0."""
+        """Add a step, smoothed by a running mean without bias towards the mean's start at 0."""
         if not math.isfinite(loss):
             self.diverged = lr
             return
@@ -63,7 +63,7 @@ class RangeTest:
 
 
 class KeptCurves(Writer):
-    """Keeps the records of the steps."""
+    """Writer that only keeps the records of the steps."""
 
     def __init__(self) -> None:
         super().__init__(silent=True)
@@ -74,10 +74,10 @@ class KeptCurves(Writer):
 
 
 def run(traval: TraVal, ramp: Ramp, show: Callable[[RangePoint], None]) -> RangeTest:
-    """Train with the rates of ``ramp``, the lr policy of ``traval``, until its end or until the loss diverges.
+    """Train with the rates of ``ramp``, which is ``traval``'s lr policy, until its end or until the loss diverges.
 
-    ``show`` is called after each step. A step that the loss scaler skips is taken again at the same rate, as in
-    training; more skipped in a row than --max-skipped-steps count as divergence.
+    ``show`` is called after each step. A step skipped by the loss scaler is repeated at the same rate, as in training;
+    more consecutive skips than --max-skipped-steps count as divergence.
     """
     test = RangeTest()
     writer = traval.writer
@@ -88,7 +88,7 @@ def run(traval: TraVal, ramp: Ramp, show: Callable[[RangePoint], None]) -> Range
         try:
             traval.training_step(passes)
             traval.collect()
-        except TrainingFailure:  # without a scaler, a gradient that is not finite
+        except TrainingFailure:  # a gradient is not finite, and there is no scaler
             test.diverged = ramp(progress.updates)
             break
         if progress.skipped_in_row > traval.args.precision.max_skipped_steps:
@@ -102,7 +102,7 @@ def run(traval: TraVal, ramp: Ramp, show: Callable[[RangePoint], None]) -> Range
 
 
 def _steps(traval: TraVal) -> Iterator[Iterator[Any]]:
-    """The forward passes of each step, over as many epochs as it takes."""
+    """Yield the forward passes of each step, over as many epochs as needed."""
     while True:
         batches = traval.train_loader.batches(traval.progress.epoch)
         for _, passes in itertools.groupby(batches, key=lambda batch: batch.number):

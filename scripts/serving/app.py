@@ -1,7 +1,7 @@
-"""The web application: a page for a person, ``POST /predict`` for programs.
+"""Web application: a page for people, ``POST /predict`` for programs.
 
-Nothing of a request reaches the disk: the page's files are read once, an image stays in memory, and no name in a
-request is a path.
+Nothing in a request reaches the disk: the page's files are read once, an image stays in memory, and no name in a
+request is used as a path.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ PAGE = {
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
 }
-SHOWN = 5  # classes of an answer without ?top=
-MOST_AT_ONCE = 64  # requests in hand; each may hold an image
-BODY_SECONDS = 30.0  # for a request's body to arrive
-SMALLEST_PICTURE = 224  # pixels a side of the pictures of the heat map
+SHOWN = 5  # classes in an answer without ?top=
+MOST_AT_ONCE = 64  # requests being answered; each may hold an image
+BODY_SECONDS = 30.0  # within which a request's body must arrive
+SMALLEST_PICTURE = 224  # pixels per side of the heat map's pictures
 
 
 class Json(JSONResponse):
-    """JSON in ASCII: the name of a class is that of a folder, which may be no text in any encoding."""
+    """JSON in ASCII: a class has its folder's name, which may not be text in any encoding."""
 
     def render(self, content: Any) -> bytes:
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
 class Service:
-    """Answers requests with ``predictor``'s network. ``below``: see --reject-below."""
+    """Service that answers requests with ``predictor``'s network. ``below``: see --reject-below."""
 
     def __init__(self, predictor: Predictor, limits: Limits, decoders: int, below: float | None = None) -> None:
         self.predictor = predictor
@@ -67,7 +67,7 @@ class Service:
         self._in_hand = 0
 
     async def model(self, _: Request) -> Response:
-        """Facts about the network."""
+        """Answer with facts about the network."""
         about = {
             "arch": self.loaded.arch,
             "checkpoint": str(self.loaded.path.name),
@@ -81,7 +81,7 @@ class Service:
         return Json(about)
 
     async def predict(self, request: Request) -> Response:
-        """The likeliest classes of the image in the request's body, and the labels that a network for several gives."""
+        """Answer with the likeliest classes of the request's image, and the labels if the network is multi-label."""
         top = _number(request, "top", SHOWN, len(self.loaded.classes))
         async with self._image_of(request) as ((width, height), tensor):
             logits, together = await self.batcher(tensor)
@@ -101,12 +101,12 @@ class Service:
         return [{"class": self.loaded.classes[one], "index": one, "probability": share} for one, share in classes]
 
     async def heat_map(self, request: Request) -> Response:
-        """Two PNG files: the body's image as the network sees it, and where it looks for class number ``class``."""
+        """Answer with two PNG files: the image as the network sees it, and the heat map of class number ``class``."""
         index = _number(request, "class", 0, len(self.loaded.classes) - 1, least=0)
         async with self._image_of(request) as (_, tensor):
             try:
                 seen, looked = await self.batcher.alone(self._pictures, tensor, index)
-            except UserError as error:  # captum is missing, or nothing finite
+            except UserError as error:  # captum is missing, or an output is not finite
                 raise Refused(501, str(error)) from error
         return Json({"class": self.loaded.classes[index], "seen": _as_url(seen), "heat": _as_url(looked)})
 
@@ -118,9 +118,9 @@ class Service:
 
     @asynccontextmanager
     async def _image_of(self, request: Request) -> AsyncIterator[tuple[tuple[int, int], torch.Tensor]]:
-        """Width and height of the image that is the request's body, and what the network sees of it.
+        """Context that gives width and height of the image in the request's body, and the network's input.
 
-        The file and its pixels, at most 170 MB by default, are not kept while the network is busy. Raises ``Refused``.
+        The file and its pixels, at most 170 MB by default, are released while the network is busy. Raises ``Refused``.
         """
         if self._in_hand >= MOST_AT_ONCE:
             raise Refused(503, "too many requests at once; try again")
@@ -153,7 +153,7 @@ class Service:
 
 
 def _number(request: Request, name: str, default: int, most: int, least: int = 1) -> int:
-    """The whole number that the request's query gives for ``name``. Raises ``Refused``."""
+    """Whole number that the request's query gives for ``name``, or the ``default``. Raises ``Refused``."""
     text = request.query_params.get(name)
     if text is None:
         return min(default, most)
@@ -163,7 +163,7 @@ def _number(request: Request, name: str, default: int, most: int, least: int = 1
 
 
 def _as_url(picture: Image.Image) -> str:
-    """A picture as a data: URL, enlarged by whole pixels if it is small."""
+    """``data:`` URL of a picture, enlarged by whole pixels if it is small."""
     scale = max(1, math.ceil(SMALLEST_PICTURE / picture.width))
     file = io.BytesIO()
     picture.resize((scale * picture.width, scale * picture.height), Image.Resampling.NEAREST).save(file, "PNG")
@@ -171,7 +171,7 @@ def _as_url(picture: Image.Image) -> str:
 
 
 def build_app(service: Service, names: set[str]) -> ASGIApp:
-    """The application. ``names``: those by which this machine may be asked, beside addresses; see ``Guard``."""
+    """Build the application. ``names``: host names, besides addresses, that requests may use; see ``Guard``."""
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -195,7 +195,7 @@ def build_app(service: Service, names: set[str]) -> ASGIApp:
         },
         lifespan=lifespan,
     )
-    return Guard(app, names)  # around all of it: answers to failures get its headers, too
+    return Guard(app, names)  # around everything, so that answers to failures also get its headers
 
 
 def _file(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
@@ -212,7 +212,7 @@ async def _refusal(_: Request, error: Any) -> Response:
 
 
 async def _gone(_: Request, __: Exception) -> Response:
-    return Response(status_code=400)  # nobody reads it
+    return Response(status_code=400)  # nobody reads the answer
 
 
 async def _failure(request: Request, error: Exception) -> Response:

@@ -1,4 +1,4 @@
-"""Requests that arrive while the network is busy are run together, as one batch."""
+"""Batching of requests: those that arrive while the network is busy are run together."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class _Waiting(NamedTuple):
 
 
 class Batcher:
-    """Runs ``forward``, float32 images (n, c, h, w) to a tensor (n, ...), for at most ``batch_size`` requests together.
+    """Runs ``forward``, float32 images (n, c, h, w) to a tensor (n, ...), for up to ``batch_size`` requests together.
 
-    Nothing waits for a batch to fill: when the network is free, it takes all that have arrived meanwhile. So a single
-    request is answered as fast as without batching, and batches grow with the load. All work with the network is done
-    in one thread.
+    Nothing waits for a batch to fill: once the network is free, it takes all requests that have arrived meanwhile. So a
+    single request is answered as fast as without batching, and batches grow with the load. All work with the network is
+    done in one thread.
     """
 
     def __init__(self, forward: Callable[[torch.Tensor], torch.Tensor], batch_size: int) -> None:
@@ -32,7 +32,7 @@ class Batcher:
         self._thread = ThreadPoolExecutor(1, "network")
 
     async def run(self) -> None:
-        """Serve the requests; ends when it is cancelled."""
+        """Serve the requests until cancelled."""
         while True:
             together = [await self._waiting.get()]
             while len(together) < self._batch_size and not self._waiting.empty():
@@ -45,15 +45,15 @@ class Batcher:
                         one.answer.set_exception(error)
                 continue
             for one, row in zip(together, rows, strict=True):
-                if not one.answer.done():  # its client may have gone
+                if not one.answer.done():  # the client may have gone
                     one.answer.set_result((row, len(together)))
 
     async def __call__(self, image: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """The row of ``forward``'s result for an image (c, h, w), and how many images were run together."""
+        """Row of ``forward``'s result for an image (c, h, w), and the number of images run together."""
         one = _Waiting(image, asyncio.get_running_loop().create_future())
         await self._waiting.put(one)
         return await one.answer
 
     async def alone(self, function: Callable[..., T], *args: Any) -> T:
-        """``function(*args)`` in the network's thread."""
+        """Run ``function(*args)`` in the network's thread and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)

@@ -1,7 +1,8 @@
-"""Rules for every connection, request and answer of the server, whatever it is about.
+"""Rules for every connection, request and answer of the server, whatever its content.
 
 uvicorn has no time limit for the headers of a request. Without one, a client that sends its headers byte by byte, or
-nothing at all, keeps a connection for as long as it likes ("slowloris"), and a few hundred of them keep all others out.
+nothing at all, keeps a connection as long as it likes ("slowloris"), and a few hundred such clients keep all others
+out.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-# The page loads nothing from elsewhere and runs no script but its own; only it may use the camera.
+# The page loads nothing from elsewhere and runs only its own script; only it may use the camera.
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
     "connect-src 'self'; media-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -26,15 +27,15 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-store",
 }
-HEADER_SECONDS = 10.0  # for the headers of a request to arrive, from the connection's start or the answer before
-READ_SECONDS = 60.0  # for a client to take the rest of an answer, after that
+HEADER_SECONDS = 10.0  # for a request's headers to arrive, from the connection's start or the previous answer
+READ_SECONDS = 60.0  # after that, for a client to take the rest of an answer
 
 
 class Guard:
-    """ASGI middleware: refuses what other web pages send, and adds ``HEADERS`` to each answer.
+    """ASGI middleware that refuses requests from other web pages, and adds ``HEADERS`` to each answer.
 
-    A browser lets any page send requests here. One by a name that only points here (DNS rebinding) asks neither for
-    one of ``names`` nor for an address, and one from another page says so in its Origin header.
+    A browser lets any page send requests here. A page whose name merely points here (DNS rebinding) asks neither for
+    one of ``names`` nor for an address; a request from another page names that page in its Origin header.
     """
 
     def __init__(self, app: ASGIApp, names: set[str]) -> None:
@@ -67,7 +68,7 @@ class Guard:
 
 
 def is_address(name: str) -> bool:
-    """True if ``name`` is a number, which no name server can point elsewhere."""
+    """True if ``name`` is an IP address, which no DNS server can redirect."""
     try:
         return bool(ipaddress.ip_address(name))
     except ValueError:
@@ -75,7 +76,7 @@ def is_address(name: str) -> bool:
 
 
 def _split(url: str) -> SplitResult:
-    """The parts of an address from a request; empty ones of what is none."""
+    """Parts of a URL from a request; all empty if it is not a URL."""
     try:
         return urlsplit(url)
     except ValueError:
@@ -83,7 +84,7 @@ def _split(url: str) -> SplitResult:
 
 
 class DeadlineProtocol(H11Protocol):
-    """uvicorn's protocol of a connection, which it ends when headers are late."""
+    """uvicorn's protocol for a connection, which ends the connection if headers are late."""
 
     _late: asyncio.TimerHandle | None = None
 
@@ -97,11 +98,11 @@ class DeadlineProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         self._expect_headers()
-        super().on_response_complete()  # goes on with what has come meanwhile
+        super().on_response_complete()  # continues with what has arrived meanwhile
 
     def handle_events(self) -> None:
         super().handle_events()
-        if self.cycle is not None and not self.cycle.response_complete:  # there is a request to be answered
+        if self.cycle is not None and not self.cycle.response_complete:  # there is a request to answer
             self._expect_nothing()
 
     def _expect_headers(self) -> None:
@@ -114,5 +115,5 @@ class DeadlineProtocol(H11Protocol):
             self._late = None
 
     def _end(self) -> None:
-        self.transport.close()  # once the client has taken its answer
+        self.transport.close()  # once the client has received its answer
         self._late = self.loop.call_later(READ_SECONDS, self.transport.abort)

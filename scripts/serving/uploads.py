@@ -1,4 +1,4 @@
-"""An image from a request, which nobody has looked at yet: limits first, decoding after."""
+"""Images from requests, not yet trusted: check limits first, then decode."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from utils.data.images.arrays import array_header
 from utils.data.images.decoding import UnreadableImage, open_image
 from utils.data.images.levels import is_array
 
-# Decoders written in C that read nothing but the bytes they are given.
+# Decoders written in C that read only the bytes they are given.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 
-# Of a form: the fields, a field's own headers, and what RFC 2046 allows a boundary.
+# Limits of a form: its fields, a field's own headers, and what RFC 2046 allows as a boundary.
 MOST_FIELDS = 20
 PART_HEADER_BYTES = 4096
 BOUNDARY_BYTES = 70
-FORM_BYTES = 65_536  # that a form may have besides its file
+FORM_BYTES = 65_536  # bytes that a form may have besides its file
 
 
 class Refused(HTTPException):
-    """A request that is answered with an HTTP status and a reason in words."""
+    """A request was refused; it is answered with an HTTP status and a reason as text."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a request: ``megabytes`` of its file, ``megapixels`` of its image."""
+    """Limits of a request: ``megabytes`` for its file, ``megapixels`` for its image."""
 
     megabytes: float
     megapixels: float
@@ -51,15 +51,15 @@ class Limits:
 
 
 def is_form(content_type: str) -> bool:
-    """True if a request of this type is a form, as ``curl -F image=@x.jpg`` and web pages send it."""
+    """True if a request with this content type is a form, as ``curl -F image=@x.jpg`` and web pages send it."""
     return content_type.partition(";")[0].strip().lower() == "multipart/form-data"
 
 
 def file_in(form: bytes, content_type: str) -> bytes:
-    """The one file in a form, whatever its field is called; of a form without a file, its one field.
+    """The only file in a form, whatever its field's name; if the form has no file, its only field.
 
-    Strict (RFC 7578 and 2046, without preamble, epilogue and padding): what is not whole raises ``Refused``. Each byte
-    is looked at once.
+    Strict (RFC 7578 and 2046, without preamble, epilogue and padding): raises ``Refused`` for incomplete forms.
+    Examines each byte once.
     """
     header = Message()
     header["Content-Type"] = content_type
@@ -90,7 +90,7 @@ def file_in(form: bytes, content_type: str) -> bytes:
 
 
 def decode(data: bytes, colour: str, limits: Limits) -> Image.Image:
-    """The image in a file's bytes, upright, in mode ``colour``; its header alone decides whether it is decoded.
+    """Decode a file's bytes to an upright image in mode ``colour``; its header alone decides whether it is decoded.
 
     Raises ``Refused``.
     """
@@ -99,13 +99,13 @@ def decode(data: bytes, colour: str, limits: Limits) -> Image.Image:
         raise Refused(400, "the request is empty; send an image file")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's, about large images, which the limits are for
+            warnings.simplefilter("ignore")  # Pillow's warnings about large images, for which there are limits
             array = array_header(io.BytesIO(data)) if is_array(colour) else None
             with nullcontext(array) if array is not None else Image.open(io.BytesIO(data), formats=FORMATS) as header:
                 size = header.size
     except Image.DecompressionBombError as error:
         raise Refused(413, f"the image is too large: {reason(error)}") from error
-    except Exception as error:  # each of Pillow's readers fails in its own ways on damaged bytes
+    except Exception as error:  # each of Pillow's readers fails differently on damaged bytes
         known = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
         raise Refused(400, f"the file {reason(error)}: send {known}") from error
     limits.refuse_pixels(*size)
