@@ -5,8 +5,8 @@
     python scripts/amp_walkthrough.py --arch resnet18 --dataname cifar10 --datapath DATA --batch-size 8
     python scripts/amp_walkthrough.py --resume runs/digits/conv2/TIME_SETTINGS
 
-Exit code 0 if the updates agree, 1 if one does not, 2 after a mistake on the command line. Heavy imports are inside
-the functions: --help and mistakes answer at once.
+Exit code 0 if the updates agree, 1 if one does not, 2 after a mistake on the command line. Heavy imports are inside the
+functions, so that --help and mistakes answer at once.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ may be: tolerance = 2 x nudged + 2 x roundoff x sqrt(layers in half precision), 
 
 
 def main(argv: list[str]) -> int:
-    """The tool; returns its exit code."""
+    """Run the tool and return its exit code."""
     _, flags = ToolParser(NAME, DESCRIPTION, training_flags=True).parse_known_args(argv)
     args, resume_point = settings_and_point(flags, NAME)
     from utils.runtime.distributed import Distributed
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
 
 
 def is_about_network(args: Settings) -> bool:
-    """True if a flag or recipe gives a setting that the single layer does not have."""
+    """True if a flag or recipe sets something that the single layer does not have."""
     explicit = {name for name, origin in args.origins.items() if origin in (FLAG, RECIPE)}
     groups = {group for group, option in all_settings() if option.name in explicit}
     return bool(groups - {"run", "precision", "logging"}) or "fp32_layers" in explicit
@@ -76,7 +76,7 @@ def is_about_network(args: Settings) -> bool:
 
 
 def of_layer(args: Settings, distributed: Distributed) -> int:
-    """The single layer, with every number."""
+    """Show the step of the single layer, with every number; return the exit code."""
     from scripts.audit import walkthrough
 
     scale = args.precision.init_scale if args.origins["init_scale"] == FLAG else walkthrough.LAYER_SCALE
@@ -91,7 +91,7 @@ def of_layer(args: Settings, distributed: Distributed) -> int:
 
 
 def layer_rows(steps: Sequence[Step]) -> list[list[str]]:
-    """The stages of the layer's step, a column for each of ``steps``, of which the first is the one in float32."""
+    """Table rows of the layer's step, by stage; a column for each of ``steps``, the first of which is in float32."""
     from scripts.audit.walkthrough import number, percent, relative_error
 
     def row(stage: str, what: str, value: Callable[[Step], str]) -> list[str]:
@@ -122,7 +122,7 @@ def layer_rows(steps: Sequence[Step]) -> list[list[str]]:
 
 
 def of_network(args: Settings, distributed: Distributed, resume_point: ResumePoint | None) -> int:
-    """A real network on the first batch of its training."""
+    """Show the step of a real network on the first batch of its training; return the exit code."""
     from scripts.audit import walkthrough
     from utils.loop.forward import forward
 
@@ -133,7 +133,7 @@ def of_network(args: Settings, distributed: Distributed, resume_point: ResumePoi
     def weighted_forward(model: torch.nn.Module, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         distributed.seed(args.run.seed)
         given = dataclasses.replace(batch, images=images)
-        outputs = forward(model, given, components.criterion, nullcontext())  # Start.step is within autocast already
+        outputs = forward(model, given, components.criterion, nullcontext())  # Start.step is already within autocast
         return outputs.logits, outputs.loss * batch.weight
 
     start = walkthrough.Start(
@@ -154,7 +154,7 @@ def of_network(args: Settings, distributed: Distributed, resume_point: ResumePoi
 
 
 def without_dropout(model: torch.nn.Module) -> int:
-    """Switch off torch's, timm's and torchvision's dropout and stochastic depth; returns how many were on."""
+    """Switch off torch's, timm's and torchvision's dropout and stochastic depth; return how many were on."""
     on = [
         (module, name)
         for module in model.modules()
@@ -167,7 +167,7 @@ def without_dropout(model: torch.nn.Module) -> int:
 
 
 def network_rows(reference: Step, agreements: Sequence[Agreement]) -> list[list[str]]:
-    """The stages of a network's step, a column each."""
+    """Table rows of a network's step, by stage; a column for ``reference`` and each of ``agreements``."""
     from scripts.audit.walkthrough import norm, number, percent, underflow
 
     values = sum(gradient.numel() for gradient in reference.scaled.values())
@@ -201,12 +201,12 @@ def network_rows(reference: Step, agreements: Sequence[Agreement]) -> list[list[
 
 
 def dtypes(tensors: Sequence[torch.Tensor]) -> str:
-    """The tensors' different dtypes."""
+    """Distinct dtypes of the tensors, as text."""
     return ", ".join(dict.fromkeys(str(tensor.dtype).removeprefix("torch.") for tensor in tensors))
 
 
 def print_verdict(agreements: Sequence[Agreement], distributed: Distributed) -> int:
-    """Print a line for each precision and the verdict; returns the exit code."""
+    """Print a line for each precision and the verdict; return the exit code."""
     from scripts.audit.walkthrough import formats
 
     print("", *(a.line() for a in agreements), *formats(distributed.device)[1], sep="\n")

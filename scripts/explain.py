@@ -1,11 +1,11 @@
-"""Where a trained network looks: a heat map of each image over what speaks for its class, as a picture.
+"""Where a trained network looks: a heat map over each image of the evidence for its class, as a picture.
 
     python scripts/explain.py auto cat.jpg dog.jpg                         # the newest run; writes explain.png
-    python scripts/explain.py RUN photos/ --target cat --output cat.png    # what speaks for cat, whatever is predicted
+    python scripts/explain.py RUN photos/ --target cat --output cat.png    # the evidence for cat, whatever is predicted
 
-Grad-CAM for convolutional networks, its elementwise form for transformers, the gradient of the pixels for fully
-connected ones. Exit code 0: all images explained; 1: some could not be, stderr says why; 2: nothing written. Heavy
-imports are inside the functions.
+Grad-CAM for convolutional networks, its elementwise form for transformers, the gradient with respect to the pixels for
+fully connected ones. Exit code 0: all images explained; 1: some could not be, stderr says why; 2: nothing written.
+Heavy imports are inside the functions.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ NAME = "explain.py"
 MOST_IMAGES = 64  # in a picture
 GREY = "#666666"
 LONGEST_NAME = 34  # characters of a file's name
-SMALL = 64  # pixels a side; such images are shown with their pixels, larger ones smoothly
-GAP = 0.04  # between an image and its map, of its width
+SMALL = 64  # pixels per side up to which images are shown with visible pixels, larger ones smoothly
+GAP = 0.04  # between an image and its map, relative to its width
 
 
 class Explained(NamedTuple):
@@ -83,7 +83,7 @@ def build_parser() -> ToolParser:
 
 
 def explain(own: argparse.Namespace, names: Sequence[str]) -> tuple[list[Explained], str]:
-    """Images that can be explained, with their maps, and a line on how these are made. Prints a line for each."""
+    """Images that can be explained, with their maps, and a line about the method. Prints a line for each image."""
     from scripts.common.heat_map import method
     from scripts.common.image_stream import stream
     from scripts.common.predictions import Predictor, enough_memory
@@ -102,7 +102,7 @@ def explain(own: argparse.Namespace, names: Sequence[str]) -> tuple[list[Explain
 
 
 def explain_batch(predictor: Predictor, batch: ImageBatch, target: int | None) -> list[Explained]:
-    """The images of a batch with their maps; warns of those that cannot be read or whose output is not finite."""
+    """Images of a batch with their maps; warns of those that cannot be read or whose outputs are not finite."""
     from scripts.common.heat_map import heat_map
     from utils.config.spelling import printable
 
@@ -133,7 +133,7 @@ def explain_batch(predictor: Predictor, batch: ImageBatch, target: int | None) -
 
 
 def class_number(text: str, classes: Sequence[str]) -> int:
-    """The class that --target means: a name before a number. Raises ``UserError`` if there is none."""
+    """Class index that --target means, as a class's name or else as a number. Raises ``UserError`` if there is none."""
     if text in classes:
         return classes.index(text)
     if text.isdecimal() and len(text) < 10 and int(text) < len(classes):  # int refuses thousands of digits
@@ -143,7 +143,7 @@ def class_number(text: str, classes: Sequence[str]) -> int:
 
 
 def draw(output: str, title: str, explained: Sequence[Explained]) -> None:
-    """Write the grid to ``output`` (PNG), replacing it at once. Raises ``UserError`` if it cannot be written."""
+    """Draw the ``explained`` images in a grid to ``output`` (PNG). Raises ``UserError`` if it cannot be written."""
     from matplotlib.figure import Figure
 
     columns = min(len(explained), 2 if len(explained) <= 4 else 3 if len(explained) <= 12 else 4)
@@ -151,7 +151,7 @@ def draw(output: str, title: str, explained: Sequence[Explained]) -> None:
     figure = Figure(figsize=(3.6 * columns, 0.55 + 2.2 * rows), layout="constrained", facecolor="white")
     figure.suptitle(title, fontsize=9, color=GREY, parse_math=False)
     places = figure.subplots(rows, columns, squeeze=False).ravel()
-    small = {"color": GREY, "parse_math": False}  # a name may hold dollars
+    small = {"color": GREY, "parse_math": False}  # a name may contain dollar signs
     for place in places:
         place.set_axis_off()
     for place, one in zip(places, explained, strict=False):  # the last row may have room left
@@ -167,7 +167,7 @@ def draw(output: str, title: str, explained: Sequence[Explained]) -> None:
 
 
 def _side_by_side(one: Explained) -> np.ndarray:
-    """The image and its overlay with a white gap: uint8 (h, w, 3)."""
+    """Image and overlay side by side, with a white gap: uint8 (h, w, 3)."""
     import numpy as np
 
     from scripts.common.heat_map import overlay

@@ -1,11 +1,11 @@
 """Features of a data set by a trained network: probes, doubtful labels, near duplicates, nearest neighbours, a map.
 
     python scripts/features.py auto                                            # the newest run, its own images
-    python scripts/features.py RUN --dataname folder --datapath DIR            # other images, also of other classes
+    python scripts/features.py RUN --dataname folder --datapath DIR            # other images, even of other classes
     python scripts/features.py timm/resnet18 --dataname folder --datapath DIR  # a library's network with its weights
 
-Writes features.html, tables and the features themselves into a folder, and uses these again. Heavy imports are inside
-the functions.
+Writes features.html, tables and the features themselves into a folder, and reuses the features later. Heavy imports are
+inside the functions.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 NAME = "features.py"
 FEATURES = "features"
-LISTED = 10  # doubtful images on the screen
-LONGEST = 48  # characters of a path there
+LISTED = 10  # doubtful images printed
+LONGEST = 48  # characters of a printed path
 
 
 def main(argv: list[str]) -> int:
@@ -79,7 +79,7 @@ def build_parser() -> ToolParser:
 
 
 def open_network(own: argparse.Namespace, flags: list[str], is_run: bool) -> Loaded:
-    """The network with the data that ``flags`` name, on its device."""
+    """The network, on its device, with the data that ``flags`` choose."""
     from models.build import unknown_arch
     from scripts.common.features import of_architecture, on_data
     from scripts.common.trained import chosen_device
@@ -95,7 +95,7 @@ def open_network(own: argparse.Namespace, flags: list[str], is_run: bool) -> Loa
 
 
 def default_folder(loaded: Loaded, is_run: bool) -> str:
-    """A folder of the run's own if there is one."""
+    """Default output folder: inside the run's folder if there is one."""
     if not is_run:
         return f"{FEATURES}/{loaded.arch.replace('/', '_')}"
     run = loaded.path.absolute().parent.parent
@@ -103,7 +103,7 @@ def default_folder(loaded: Loaded, is_run: bool) -> str:
 
 
 def embed_parts(loaded: Loaded, own: argparse.Namespace, folder: Path) -> dict[str, object]:
-    """Features by split: training and validation images, and test images where there are some or --split asks."""
+    """Features by split: training and validation images, and test images if there are any or --split asks for them."""
     from scripts.common.features import chosen_of, embed
     from utils.data.formats.class_folders import test_folder
 
@@ -114,12 +114,12 @@ def embed_parts(loaded: Loaded, own: argparse.Namespace, folder: Path) -> dict[s
 
 
 def short(text: str) -> str:
-    """The end of a text, which of a path is what tells it from others."""
+    """Text cut at its beginning if it is long: a path's end distinguishes it from others."""
     return text if len(text) <= LONGEST else f"...{text[3 - LONGEST :]}"
 
 
 def present(of: Study, rows: list[dict[str, Any]], loaded: Loaded, folder: Path) -> None:
-    """Print the findings, of which ``rows`` are those of the classifiers, and write tables and page."""
+    """Print the findings, with the classifiers' ``rows``, and write tables and page."""
     from scripts.reporting.feature_page import doubt_rows, duplicate_rows, render_features
     from scripts.reporting.feature_study import NAMES, heads
 
@@ -158,7 +158,7 @@ def present(of: Study, rows: list[dict[str, Any]], loaded: Loaded, folder: Path)
         if found:
             write_csv(folder / f"{name}.csv", found)
         else:
-            (folder / f"{name}.csv").unlink(missing_ok=True)  # of an earlier time
+            (folder / f"{name}.csv").unlink(missing_ok=True)  # left by an earlier call
     page = render_features(of, loaded, rows).encode()
     with whole_file(folder / "features.html", f"--output {folder}", "; choose another") as file:
         file.write(page)

@@ -1,13 +1,13 @@
-"""What a trained network takes images for: a line for each image, as CSV or JSON lines.
+"""Classify images with a trained network: one line per image, as CSV or JSON lines.
 
     python scripts/predict.py auto photos/ --output predictions.csv           # the newest run, a folder of images
     python scripts/predict.py RUN cat.jpg 'more/**/*.png' @list.txt --top-k 5
     python scripts/predict.py RUN photos/ --reject-below 0.8                  # no class for what is less likely
     find photos -name '*.jpg' | python scripts/predict.py RUN - --output predictions.jsonl
 
-RUN is a checkpoint file or a run folder. Any number of images, in the order given, with the pixels and the
-probabilities that validation would see. Exit code 0: all images read; 1: some could not be, their lines say why; 2:
-nothing done. Heavy imports are inside the functions.
+RUN is a checkpoint file or a run folder. Takes any number of images, in the order given, with the same pixels and
+probabilities as in validation. Exit code 0: all images read; 1: some could not be, their lines say why; 2: nothing
+done. Heavy imports are inside the functions.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
 NAME = "predict.py"
 FORMATS = {"csv": (".csv",), "jsonl": (".jsonl", ".ndjson", ".json")}  # endings of --output
-LOOKED_AT = 16  # of the first names, a few
-SEPARATOR = ";"  # of labels in a column
+LOOKED_AT = 16  # images at the start that are checked for lost levels
+SEPARATOR = ";"  # between labels in a column
 
 
 def main(argv: list[str]) -> int:
@@ -95,7 +95,7 @@ def build_parser() -> ToolParser:
 
 
 def predict(own: argparse.Namespace, names: Iterator[str], form: str, file: TextIO) -> tuple[int, int]:
-    """Write a row for each image; returns how many there are and how many of them failed. Raises ``UserError``."""
+    """Write a row for each image; return how many there are and how many failed. Raises ``UserError``."""
     import torch
 
     from scripts.common.image_stream import stream
@@ -133,7 +133,7 @@ def predict(own: argparse.Namespace, names: Iterator[str], form: str, file: Text
     )
     total = 0
     failed = 0
-    shows_lines = own.output is None and sys.stdout.isatty()  # which a bar would break up
+    shows_lines = own.output is None and sys.stdout.isatty()  # a bar would break up the lines
     progress = ProgressLog(say, bar=not shows_lines)
     with progress.counting("Predicting", None, "images") as advance, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")  # --workers is the user's choice
@@ -152,10 +152,10 @@ def predict(own: argparse.Namespace, names: Iterator[str], form: str, file: Text
 
 
 class PredictionRow(NamedTuple):
-    """An image's ``path`` as it was named, its likeliest classes with their probabilities, or an ``error``.
+    """An image's ``path`` as given, its likeliest classes with their probabilities, or an ``error``.
 
-    ``labels``: of a network for several labels those that it gives, perhaps none; None of an image with an error.
-    ``also``: the likeliest class of an image that is ``rejected``, otherwise None; its ``distance``.
+    ``labels``: the labels that a multi-label network gives, perhaps none; None after an error. ``also``: further
+    columns: 'rejected', the likeliest class of a rejected image, otherwise None; 'distance', the image's distance.
     """
 
     path: str
@@ -166,7 +166,7 @@ class PredictionRow(NamedTuple):
 
 
 def rows_of(batch: ImageBatch, predictor: Predictor, count: int, below: float | None) -> Iterator[PredictionRow]:
-    """A row for each image of ``batch``, with its ``count`` likeliest classes. ``below``: see --reject-below."""
+    """Yield a row for each image of ``batch``, with its ``count`` likeliest classes. ``below``: see --reject-below."""
     logits = predictor.logits(batch.images)
     classes = predictor.loaded.classes
     reading = predictor.loaded.reading
@@ -187,9 +187,9 @@ def rows_of(batch: ImageBatch, predictor: Predictor, count: int, below: float | 
 def writer(
     file: TextIO, form: str, count: int, several: bool, also: Sequence[str] = ()
 ) -> Callable[[PredictionRow], None]:
-    """A function that writes a row with ``count`` classes to ``file`` as ``form``, 'csv' or 'jsonl'.
+    """A function that writes a row with ``count`` classes to ``file`` in the format ``form``, 'csv' or 'jsonl'.
 
-    ``several``: the network gives several labels, which come first. ``also``: the names of further columns.
+    ``several``: the network is multi-label; its labels come first. ``also``: names of further columns.
     """
     if form == "jsonl":
         return lambda row: print(_json(row, several, also), file=file)
@@ -213,7 +213,7 @@ def writer(
 
 
 def refuse_separator_in(classes: Sequence[str]) -> None:
-    """Raise ``UserError`` if a column of labels would not tell where a class's name ends."""
+    """Raise ``UserError`` if a class's name contains the separator of a column of labels."""
     if found := [name for name in classes if SEPARATOR in name]:
         raise UserError(f"--format csv: the class '{found[0]}' holds '{SEPARATOR}', which separates labels; use jsonl")
 
@@ -235,11 +235,11 @@ def _as_dicts(classes: Sequence[tuple[str, float]]) -> list[dict[str, str | floa
 
 
 def _digits(share: float) -> str:
-    return f"{share:.7g}"  # float32 has no more
+    return f"{share:.7g}"  # float32 has no more digits
 
 
 def format_of(output: str | None, given: str | None) -> str:
-    """The format that --format or the ending of --output names. Raises ``UserError`` for an ending that is neither."""
+    """Format that --format or the ending of --output names. Raises ``UserError`` for an ending that names none."""
     if given or output is None:
         return given or "csv"
     for form, endings in FORMATS.items():
@@ -251,9 +251,9 @@ def format_of(output: str | None, given: str | None) -> str:
 
 @contextmanager
 def opened(output: str | None) -> Iterator[TextIO]:
-    """A file that becomes ``output`` when all is written, and of which nothing is left otherwise; None: stdout.
+    """Context that gives a file, which becomes ``output`` once all is written; an error leaves none. None: stdout.
 
-    Names in any encoding are written as they are. Raises ``UserError`` if it cannot be written.
+    Names are written byte for byte, whatever their encoding. Raises ``UserError`` if the file cannot be written.
     """
     if output is None:
         sys.stdout.reconfigure(errors="surrogateescape")

@@ -54,18 +54,18 @@ FLAGS = """Flags that most runs need; the others are torchrun's own (python -m t
 """
 MISTAKE = 2
 SHUTDOWN_SECONDS = 180
-SILENCE_SECONDS = 60  # of the meeting point, unless --rdzv-conf read_timeout=N says otherwise; 60 is torch's own
+SILENCE_SECONDS = 60  # of the meeting point, unless --rdzv-conf read_timeout=N is given; 60 is torch's default
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGQUIT)
 QUIET = (
     "torch.distributed.run",
     "torch.distributed.elastic.multiprocessing.api",
     "torch.distributed.elastic.agent.server.api",
 )
-IGNORABLE = (signal.SIGINT, signal.SIGQUIT)  # a shell's & has its processes ignore these; that stays so
+IGNORABLE = (signal.SIGINT, signal.SIGQUIT)  # processes started with a shell's & ignore these signals; that stays so
 
 
 class Launcher:
-    """The signals that this process has received, and the agent: torch's object that owns the training processes."""
+    """Signals that this process has received, and the agent: torch's object that owns the training processes."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -74,7 +74,7 @@ class Launcher:
         self._ignored = [number for number in IGNORABLE if signal.getsignal(number) == signal.SIG_IGN]
 
     def listen(self) -> None:
-        """Handle all stop signals from here on."""
+        """Handle all stop signals from now on."""
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN if number in self._ignored else self._receive)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -95,17 +95,17 @@ class Launcher:
                     process.close(signal.SIGINT)
 
     def processes(self) -> list[Any]:
-        """torch's handles of the latest training processes, in the order of their local ranks."""
+        """Torch's handles of the latest training processes, in the order of their local ranks."""
         context = getattr(self.agent, "_pcontext", None)
         return [] if context is None else [handle for _, handle in sorted(context.subprocess_handlers.items())]
 
     def exit_codes(self) -> list[int]:
-        """The exit codes of ``processes``; minus the signal's number for a process that was killed."""
+        """Exit codes of those ``processes`` that have ended; minus the signal's number for one killed by a signal."""
         codes = [process.proc.poll() for process in self.processes()]
         return [code for code in codes if code is not None]
 
     def exit_code(self, succeeded: bool) -> int:
-        """The exit code of this process."""
+        """Exit code of this process."""
         codes = self.exit_codes()
         if MISTAKE in codes:
             return MISTAKE
@@ -115,20 +115,20 @@ class Launcher:
             return 0
         if self.received:
             return INTERRUPTED if self.received == signal.SIGINT else TRY_AGAIN
-        # A process that stops for another machine's signal saves in agreement with all the others, however those have
-        # ended. One that this launcher ended, since the other machine is silent, may have lost its peers before.
+        # A process that stops for another machine's signal saves in agreement with all others, however these
+        # end. One that this launcher ended because the other machine is silent may have lost its peers before.
         unasked = codes if self.unasked is None else self.unasked
         return next((code for code in (TRY_AGAIN, INTERRUPTED) if code in unasked), 1)
 
 
 def asks_for_help(argv: list[str]) -> bool:
-    """True if ``argv`` asks for the launcher's help, not for the program's: torch takes seconds to import."""
+    """True if ``argv`` asks for the launcher's help, not for the program's; checked before torch's slow import."""
     own = itertools.takewhile(lambda token: not token.endswith(".py"), argv)
     return bool({"-h", "--help"} & set(own))
 
 
 def main(argv: list[str]) -> int:
-    """Run torchrun in this process. Returns the exit code."""
+    """Run torchrun in this process and return the exit code."""
     if asks_for_help(argv):
         print(f"{__doc__}\n{FLAGS}", end="")
         return 0
@@ -141,7 +141,7 @@ def main(argv: list[str]) -> int:
     from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher import api
 
-    for name in QUIET:  # one line below reports what they would log
+    for name in QUIET:  # one line below reports what these would log
         logging.getLogger(name).setLevel(logging.CRITICAL)
     args = run.parse_args(argv)
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_SECONDS))
@@ -170,13 +170,13 @@ def main(argv: list[str]) -> int:
         place = f" at {args.rdzv_endpoint}" if args.rdzv_endpoint else ""
         problem = f"no contact with the other launchers{place} ({type(error).__name__}: {error})"
     code = launcher.exit_code(succeeded=problem is None)
-    if problem and code != MISTAKE:  # of which a training process has said what is wrong
+    if problem and code != MISTAKE:  # for MISTAKE, a training process has said what is wrong
         print(f"torchrun.py: {' '.join(problem.split())}{endings(launcher)}", file=sys.stderr)
     return code
 
 
 def endings(launcher: Launcher) -> str:
-    """Words on the ends of the training processes."""
+    """Text about how the training processes ended."""
     words = [f"exit code {code}" if code >= 0 else signal.Signals(-code).name for code in launcher.exit_codes()]
     if len(set(words)) == 1:
         return f"; all processes here ended with {words[0]}"
@@ -186,8 +186,8 @@ def endings(launcher: Launcher) -> str:
 def limit_silence(seconds: int) -> None:
     """Let the system end this process's connections that receive nothing for ``seconds``.
 
-    A store's client waits for an answer in a call that no signal interrupts. If the other machine has fallen silent,
-    the system by default gives up the connection after a quarter of an hour, or never.
+    A store's client waits for an answer in a call that no signal interrupts. If the other machine falls silent, the
+    system by default gives up the connection after a quarter of an hour, or never.
     """
     if not hasattr(socket, "TCP_USER_TIMEOUT"):  # not Linux
         return
@@ -200,7 +200,7 @@ def limit_silence(seconds: int) -> None:
 
 
 def agent_class(launcher: Launcher, silence_seconds: int) -> type[LocalElasticAgent]:
-    """torch's agent with this launcher's signals and time limits; it does not restart after an error of the user."""
+    """Subclass of torch's agent with this launcher's signals and time limits; never restarts after a user's mistake."""
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
     class Agent(LocalElasticAgent):
@@ -226,7 +226,7 @@ def agent_class(launcher: Launcher, silence_seconds: int) -> type[LocalElasticAg
         def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *_: Any, **__: Any) -> None:
             if launcher.unasked is None:
                 launcher.unasked = launcher.exit_codes()
-            if self._pcontext:  # torch gives them 30 s when it ends them for a restart
+            if self._pcontext:  # torch gives them 30 s if it ends them for a restart
                 self._pcontext.close(death_sig, self._seconds)
             super()._shutdown(death_sig)
 
