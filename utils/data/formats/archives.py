@@ -1,8 +1,8 @@
-"""Data sets that must be fetched or unpacked first: ImageNet's archives, and torchvision's downloads.
+"""Data sets that must first be downloaded or unpacked: ImageNet's archives, and torchvision's downloads.
 
-If this is interrupted, a later start continues it, and none mistakes a part for the whole: ImageNet is unpacked into a
-hidden folder, one class at a time, and renamed when complete; torchvision's archives have MD5 sums, and their unpacked
-files are read as a check. One process per machine works at a time.
+If the work is interrupted, a later start continues it, and no start mistakes a part for the whole: ImageNet is unpacked
+into a hidden folder, one class at a time, which is renamed when complete; torchvision's archives have MD5 sums, and
+their unpacked files are read as a check. Only one process per machine works at a time.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ UNPACKING = ".unpacking"  # in --datapath; readers pass over hidden folders
 
 
 def unpack_imagenet(root: Path, splits: tuple[str, ...], log: Log) -> None:
-    """Make the folders ``splits``, of 'train' and 'val', from ImageNet's archives if ``root`` holds only those.
+    """Unpack ImageNet's archives in ``root`` into those of the folders ``splits`` ('train', 'val') that are missing.
 
-    Needs no disk space beyond the images. Raises ``UserError`` if an archive is missing or damaged.
+    Does nothing if no archive of a missing split is there. Needs no disk space beyond the images. Raises ``UserError``
+    if an archive is missing or damaged.
     """
     from torchvision.datasets.imagenet import ARCHIVE_META
 
@@ -43,7 +44,7 @@ def unpack_imagenet(root: Path, splits: tuple[str, ...], log: Log) -> None:
             archives = [*missing(), *(["devkit"] if "val" in missing() else [])]
             _refuse_missing(root, [ARCHIVE_META[archive][0] for archive in archives])
             for left in [*(root / UNPACKING).glob("class.*"), *(root / UNPACKING).glob("val.*")]:
-                shutil.rmtree(left, ignore_errors=True)  # of a process that was killed
+                shutil.rmtree(left, ignore_errors=True)  # left by a process that was killed
             for split in missing():
                 _unpack_split(root, split, log)
             shutil.rmtree(root / UNPACKING, ignore_errors=True)
@@ -53,14 +54,14 @@ def unpack_imagenet(root: Path, splits: tuple[str, ...], log: Log) -> None:
 
 
 def has_imagenet(root: Path) -> bool:
-    """Archives of ImageNet lie in ``root``."""
+    """True if ``root`` holds an archive of ImageNet's images."""
     from torchvision.datasets.imagenet import ARCHIVE_META
 
     return any((root / ARCHIVE_META[split][0]).is_file() for split in ("train", "val"))
 
 
 def _refuse_missing(root: Path, names: list[str]) -> None:
-    """Fail before an hour of work on the other archives."""
+    """Raise ``UserError`` if an archive is missing, before an hour of work on the others."""
     lacking = [name for name in names if not (root / name).is_file()]
     if lacking:
         raise UserError(
@@ -70,7 +71,7 @@ def _refuse_missing(root: Path, names: list[str]) -> None:
 
 
 def _unpack_split(root: Path, split: str, log: Log) -> None:
-    """Make ``root``/``split``, which appears only when it is complete."""
+    """Unpack a split's archive into ``root``/``split``, which appears only when complete. Raises ``UserError``."""
     from torchvision.datasets.imagenet import ARCHIVE_META
     from torchvision.datasets.utils import check_integrity
 
@@ -89,7 +90,7 @@ def _unpack_split(root: Path, split: str, log: Log) -> None:
 
 
 def _unpack_train(archive: tarfile.TarFile, work: Path, log: Log) -> Path:
-    """Class folders from an archive that holds one archive per class; complete ones are not unpacked again."""
+    """Unpack an archive with one archive per class, except for complete classes; return the class folders' parent."""
     folder = work / "train"
     folder.mkdir(exist_ok=True)
     classes = [member for member in archive if member.isfile()]
@@ -109,7 +110,7 @@ def _unpack_train(archive: tarfile.TarFile, work: Path, log: Log) -> Path:
 
 
 def _unpack_validation(archive: tarfile.TarFile, root: Path, work: Path, log: Log) -> Path:
-    """Class folders from an archive of all images and the development kit's list of classes."""
+    """Unpack an archive of all images by the development kit's list of classes; return the class folders' parent."""
     from torchvision.datasets import imagenet
 
     imagenet.parse_devkit_archive(work, str((root / imagenet.ARCHIVE_META["devkit"][0]).absolute()))
@@ -128,15 +129,15 @@ def _unpack_validation(archive: tarfile.TarFile, root: Path, work: Path, log: Lo
 
 
 def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
-    """Write a member into ``folder``, whatever folder its name contains."""
+    """Write a member into ``folder`` under its file name alone, whatever folders precede it in the archive."""
     content = archive.extractfile(member)
-    assert content is not None  # of a file
+    assert content is not None  # the member is a file
     with open(folder / Path(member.name).name, "xb") as file:
         shutil.copyfileobj(content, file)
 
 
 def refuse_half_unpacked(folder: Path) -> None:
-    """Raise ``UserError`` if another program's unpacking of ImageNet was interrupted: it sorts ``folder`` last."""
+    """Raise ``UserError`` if another program was interrupted while unpacking ImageNet and left files in ``folder``."""
     with os.scandir(folder) as entries:
         loose = sorted(entry.name for entry in entries if entry.name.endswith((".JPEG", ".tar")))
     if loose:
@@ -150,7 +151,7 @@ def refuse_half_unpacked(folder: Path) -> None:
 
 
 def fetch(name: str, root: Path, log: Log) -> None:
-    """Download a named set through torchvision into ``root``, unless it is there and whole. Raises ``UserError``."""
+    """Download data set ``name`` with torchvision into ``root``, unless it is complete there. Raises ``UserError``."""
     own = readers.OWN_FILES.get(name)
     if own is None or own.download is None:
         raise UserError(f"--download: {name} cannot be fetched; get it from its owners and give --datapath")
@@ -168,7 +169,7 @@ def fetch(name: str, root: Path, log: Log) -> None:
 
 
 def _is_whole(own: readers.OwnFiles, root: Path) -> bool:
-    """The files are there and can be read."""
+    """True if the data set's files are in ``root`` and can be read."""
     try:
         place = own.find(root)
         return place is not None and own.read(place) is not None

@@ -1,4 +1,4 @@
-"""Data sets as class folders: finds the splits, lists their images, and warns about images that are left out."""
+"""Data sets in class folders: finds the splits, lists their images, and warns about images that are left out."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ from utils.data.formats.readers import OWN_FILES, ImageFiles, Splits
 TRAINING_FOLDERS = ("train", "training")
 VALIDATION_FOLDERS = ("val", "valid", "validation", "test")
 TEST_FOLDERS = ("test",)
-HINTED = 3  # names in a hint
-LOOKED_AT = 1000  # entries of a folder, to see what it holds
+HINTED = 3  # names in a hint, at most
+LOOKED_AT = 1000  # entries of a folder, at most, that are checked to see what it holds
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".7z", ".rar")
 SETS_BY_FOLDER = {own.folder: name for name, own in OWN_FILES.items()}
-LISTER = Lister()  # keeps nothing and says nothing
+LISTER = Lister()  # keeps no list and logs nothing
 
 
 def folder_of(names: Sequence[str], root: Path) -> Path | None:
-    """The folder in ``root`` with the first of ``names`` that there is, in capital letters or small ones."""
+    """The folder in ``root`` that has the earliest of ``names``, in upper or lower case; None if there is none."""
     there = sorted(path for path in visible(root) if path.name.lower() in names and path.is_dir())
     return min(there, key=lambda path: names.index(path.name.lower()), default=None)
 
 
 training_folder = partial(folder_of, TRAINING_FOLDERS)
-validation_folder = partial(folder_of, VALIDATION_FOLDERS)  # or that of test images, where there is no other
+validation_folder = partial(folder_of, VALIDATION_FOLDERS)  # or the test folder if there is no other
 test_folder = partial(folder_of, TEST_FOLDERS)
 
 
 def find_splits(root: Path) -> tuple[Path, Path] | None:
-    """The training and the validation folder below ``root``, None when one is missing."""
+    """The training folder and the validation folder in ``root``; None if either is missing."""
     training = training_folder(root)
     validation = validation_folder(root)
     return (training, validation) if training and validation else None
 
 
 def is_tree_of(root: Path, classes: Sequence[str]) -> bool:
-    """The folders below ``root`` that are named like splits are ``classes``: CIFAR-100 has one called train."""
+    """True if ``root`` holds ``classes`` that are named like splits, such as CIFAR-100's 'train', beside others."""
     there = {path.name for path in visible(root) if path.is_dir()}
     like_splits = {name for name in there if name.lower() in (*TRAINING_FOLDERS, *VALIDATION_FOLDERS)}
     return bool(like_splits) and like_splits <= set(classes) and bool((there - like_splits) & set(classes))
 
 
 def visible(root: Path) -> Iterator[Path]:
-    """The entries of ``root`` that are not hidden; none if it cannot be read."""
+    """The entries of ``root`` that are not hidden; no entries if ``root`` cannot be read."""
     with suppress(OSError), os.scandir(root) as entries:
         yield from (Path(entry) for entry in entries if not entry.name.startswith("."))
 
@@ -67,9 +67,9 @@ def visible(root: Path) -> Iterator[Path]:
 def read_class_folders(
     train: Path, validation: Path, colour: str, lister: Lister = LISTER, tells_of_test: bool = False
 ) -> Splits:
-    """Two trees with one folder per class; the classes are the training tree's, in alphabetical order.
+    """Read two trees with one folder per class; the classes are those of ``train``, in alphabetical order.
 
-    With ``tells_of_test``, a warning says that images named test are validated on.
+    With ``tells_of_test``, there is a warning if the validation folder is named test. Raises ``UserError``.
     """
     classes = class_names(train)
     unknown = sorted(set(class_names(validation)) - set(classes))
@@ -102,9 +102,10 @@ def read_test_folder(
     leave_out_unknown: bool = False,
     lister: Lister = LISTER,
 ) -> Splits:
-    """A tree to evaluate. Its folders must be among ``classes``, some may be missing. ``whose`` is for messages.
+    """Read a tree to evaluate. Its folders must be ``classes``, of which some may be missing. Raises ``UserError``.
 
-    With ``leave_out_unknown`` other folders are left out, with a warning; one must be among ``classes``.
+    With ``leave_out_unknown``, other folders are left out with a warning, but at least one must be among ``classes``.
+    ``whose``: the owner of ``classes``, such as a checkpoint, for messages.
     """
     there = set(class_names(folder))
     unknown = sorted(there - set(classes))
@@ -121,7 +122,7 @@ def read_test_folder(
 
 
 def read_tree(root: Path, colour: str, lister: Lister = LISTER) -> Splits:
-    """A tree of training images, of which some remain to be taken for validation."""
+    """Read a tree of training images, some of which will later be taken for validation. Raises ``UserError``."""
     classes = class_names(root)
     _refuse_split_among(root, classes)
     images, unread = image_files(root, classes, colour, lister)
@@ -142,7 +143,7 @@ def _refuse_split_among(root: Path, classes: Sequence[str]) -> None:
 
 
 def class_names(root: Path) -> tuple[str, ...]:
-    """The folders in ``root`` that are not hidden, in alphabetical order."""
+    """Names of the visible folders in ``root``, in alphabetical order. Raises ``UserError`` if there are none."""
     try:
         with os.scandir(root) as entries:
             names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
@@ -156,12 +157,12 @@ def class_names(root: Path) -> tuple[str, ...]:
 def image_files(
     root: Path, classes: Sequence[str], colour: str, lister: Lister, may_lack: bool = False
 ) -> tuple[ImageFiles, Counter[str]]:
-    """List the images below the folders ``classes`` of ``root``, by class and name, and how many of each unread format.
+    """List the images below the folders ``classes`` of ``root``, by class and name; count unread images by ending.
 
-    Raises ``UserError`` if a class is empty; with ``may_lack`` only if the whole tree is.
+    Raises ``UserError`` if a class has no images; with ``may_lack``, only if no class has any.
     """
     there = class_names(root)
-    if not set(there) <= set(classes):  # some are left out, and may be large
+    if not set(there) <= set(classes):  # the others may be large and are not listed, so no list is kept
         there = tuple(name for name in there if name in classes)
         lister = dataclasses.replace(lister, folder=None)
     paths, labels, unread = lister.list(root, there).of(classes)
@@ -173,12 +174,12 @@ def image_files(
 
 
 def holds_images(folder: Path) -> bool:
-    """Images are among the first entries of ``folder``."""
+    """True if images are among the first entries of ``folder``."""
     return any(is_image(path.name) for path in islice(visible(folder), LOOKED_AT))
 
 
 def _deeper(tree: Path, images: ImageFiles, classes: Sequence[str]) -> list[str]:
-    """A warning if the folders in ``tree`` hold only folders, which may be the intended classes."""
+    """A warning if no class folder in ``tree`` holds images itself: the folders inside may be the intended classes."""
     assert isinstance(images.paths, FilePaths)
     if images.paths.in_one_level or any(path.count(b"/") == 1 for path in images.paths.below()):
         return []
@@ -189,7 +190,7 @@ def _deeper(tree: Path, images: ImageFiles, classes: Sequence[str]) -> list[str]
 
 
 def _left_out(endings: Counter[str], *trees: Path) -> tuple[str, ...]:
-    """A warning for each kind of images in ``trees`` that are not read."""
+    """A warning for each kind of image in ``trees`` that is not read; ``endings``: how many have each ending."""
     warnings = []
     where = " and ".join(map(str, trees))
     linked = endings[LINKED]
@@ -215,9 +216,9 @@ def _left_out(endings: Counter[str], *trees: Path) -> tuple[str, ...]:
 
 
 def hint(root: Path, name: str, evaluate: bool = False) -> str:
-    """A hint at what ``root`` holds instead of data set ``name``, and what to do; empty if unclear.
+    """A hint at what ``root`` holds instead of data set ``name``, and what to do; '' if unclear.
 
-    ``evaluate``: the set was to be evaluated.
+    ``evaluate``: True if the data set was to be evaluated, not trained on.
     """
     entries = sorted(islice(visible(root), LOOKED_AT))
     folders = [path for path in entries if path.is_dir()]

@@ -1,4 +1,4 @@
-"""The order of classes as a file gives it: timm's class maps."""
+"""The order of the classes as given by a file: timm's class maps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from utils.data.formats.readers import Images, Splits
 
 
 def read_class_map(file: Path) -> tuple[str, ...]:
-    """The classes in the order of their numbers: a name on each line, or a CSV file of ``name,number``.
+    """Read the classes in the order of their numbers: a name on each line, or a CSV file of ``name,number``.
 
     Raises ``UserError``.
     """
@@ -44,7 +44,7 @@ def read_class_map(file: Path) -> tuple[str, ...]:
 
 
 def in_order_of(file: Path, splits: Splits) -> Splits:
-    """The images in the classes of the map in ``file``; those of others are left out, as timm does, with a warning."""
+    """Relabel the images by the class map in ``file``; leave out those of other classes, as timm does, and warn."""
     classes = read_class_map(file)
     number = {name: label for label, name in enumerate(classes)}
     labels = torch.tensor([number.get(name, -1) for name in splits.classes])
@@ -64,6 +64,6 @@ def in_order_of(file: Path, splits: Splits) -> Splits:
 
 
 def _relabelled(images: Images, labels: torch.Tensor) -> Images:
-    """The images of classes that have one of the new ``labels``, int64 (old classes,), -1 for none, with that."""
+    """The images whose class has a new label, with that label. ``labels``: int64 (old classes,), -1 for none."""
     chosen = images.take(np.flatnonzero((labels[images.labels] >= 0).numpy()))
     return replace(chosen, labels=labels[chosen.labels])

@@ -13,11 +13,11 @@ NUL = b"\0"  # the one byte that no path contains
 
 
 class FilePaths(ImagePaths):
-    """Paths of files below the folder ``tree``, as a sequence that cannot be changed.
+    """An immutable sequence of the paths of files below the folder ``tree``.
 
-    ``names``: uint8 (bytes,), the paths below ``tree`` joined by zero bytes. ``ends``: int64 (n,), where each ends. A
-    list of as many Python strings takes three times the memory, and more in every worker process: looking at a string
-    counts a reference in it, which copies the page that the processes shared until then. Nobody writes to arrays.
+    ``names``: uint8 (bytes,), the paths below ``tree``, joined by zero bytes. ``ends``: int64 (n,), where each path
+    ends. A list of Python strings would take three times the memory, and more in every worker process: reading a string
+    changes its reference count, which copies the page that the processes have shared. The arrays are never written to.
     """
 
     def __init__(self, tree: str | os.PathLike[str], names: bytes | np.ndarray, ends: np.ndarray) -> None:
@@ -27,7 +27,7 @@ class FilePaths(ImagePaths):
 
     @classmethod
     def joined(cls, tree: str | os.PathLike[str], names: bytes) -> FilePaths:
-        """Make it from the paths below ``tree``, joined by zero bytes."""
+        """Make the sequence from ``names``, the paths below ``tree`` joined by zero bytes."""
         array = np.frombuffer(names, dtype=np.uint8)
         ends = np.append(np.flatnonzero(array == 0), len(array)) if names else np.empty(0)
         return cls(tree, array, ends.astype(np.int64))
@@ -35,7 +35,7 @@ class FilePaths(ImagePaths):
     def __len__(self) -> int:
         return len(self.ends)
 
-    def __getitem__(self, index: int) -> str:  # type: ignore[override]  # no slices, but ``take``
+    def __getitem__(self, index: int) -> str:  # type: ignore[override]  # no slices; ``take`` selects
         place = index + len(self) if index < 0 else index
         if not 0 <= place < len(self):
             raise IndexError(index)
@@ -46,7 +46,7 @@ class FilePaths(ImagePaths):
         return (os.fsdecode(self._tree + name) for name in self.below())
 
     def below(self) -> list[bytes]:
-        """The paths relative to the tree."""
+        """The paths relative to the tree, in order."""
         return self.names.tobytes().split(NUL) if len(self) else []
 
     def take(self, places: np.ndarray) -> FilePaths:
@@ -56,11 +56,11 @@ class FilePaths(ImagePaths):
 
     @property
     def in_one_level(self) -> bool:
-        """The files lie in the tree's folders themselves, none below."""
-        return np.count_nonzero(self.names == ord("/")) == len(self)  # each has one at least
+        """True if all files lie directly in the tree's folders, none deeper."""
+        return np.count_nonzero(self.names == ord("/")) == len(self)  # each path has at least one
 
     def ends_of_paths(self) -> bytes:
-        """The last two parts, folder and name, of all paths, joined by zero bytes."""
+        """The last two parts of each path, folder and file name; the paths are joined by zero bytes."""
         if self.in_one_level:
             return self.names.tobytes()
         return NUL.join([b"/".join(name.split(b"/")[-2:]) for name in self.below()])

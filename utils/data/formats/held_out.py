@@ -1,6 +1,6 @@
 """Validation images taken from the training images: a share of them (``--val-split``) or one of ``--folds``.
 
-Both keep the images of a group, such as a patient, on one side, where the data set knows groups.
+Both keep all images of a group, such as a patient, on one side, if the data set has groups.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ HASH_BYTES = 8
 
 @dataclass(frozen=True)
 class Folds:
-    """The fold of each training image, uint8 (n,), in the data set's order: ``count`` folds of ``seed``.
+    """The assignment of the training images to ``count`` folds, made with ``seed``.
 
-    ``images``: a hash of each image's key, uint64 (n,), by which another run knows it again.
+    ``folds``: uint8 (n,), each image's fold, in the data set's order. ``images``: uint64 (n,), a hash of each image's
+    key, by which another run recognises the image.
     """
 
     images: np.ndarray
@@ -42,7 +43,7 @@ class Folds:
     seed: int
 
     def state(self) -> dict[str, Any]:
-        """The assignment for a checkpoint."""
+        """The assignment in the form that a checkpoint stores."""
         tensors = {"images": self.images.view(np.int64), "folds": self.folds}
         return {name: torch.from_numpy(array) for name, array in tensors.items()} | {
             "count": self.count,
@@ -51,7 +52,7 @@ class Folds:
 
     @classmethod
     def from_state(cls, state: Any) -> Folds | None:
-        """The assignment in a checkpoint's content; None if it holds none."""
+        """The assignment stored in ``state``, the content of a checkpoint; None if there is none."""
         try:
             stored = state["folds"]
             images, folds = (stored[name].numpy() for name in ("images", "folds"))
@@ -61,7 +62,7 @@ class Folds:
 
 
 def hold_out(splits: Splits, settings: DataSettings, trained: ResumePoint | None) -> tuple[Splits, Folds | None]:
-    """The training images divided as the settings say, in place of ``splits``; and their folds, if those divide them.
+    """Divide the training images into training and validation images; return the new splits and the folds, if used.
 
     Images that have a fold in the checkpoint ``trained``, or in that of ``--folds-from``, keep it. Raises
     ``UserError``.
@@ -86,10 +87,10 @@ def hold_out(splits: Splits, settings: DataSettings, trained: ResumePoint | None
 
 
 def keys_of(images: Images, classes: Sequence[str]) -> Iterator[bytes]:
-    """The key of each of all training images, which stays when others are added.
+    """The key of each training image, which stays the same when other images are added.
 
-    A file's path below its tree; in a table without names and in memory the class and the number, which stays when
-    images are added behind it; in shards the class and the name.
+    For a file: its path below the tree (see ``key_of``). In shards: class and name. In memory, and in tables whose rows
+    have no names: class and number, which stay the same if others are added at the end. Multi-label keys: no class.
     """
     paths = getattr(images, "paths", None)
     if isinstance(paths, FilePaths):
@@ -103,10 +104,10 @@ def keys_of(images: Images, classes: Sequence[str]) -> Iterator[bytes]:
 
 
 def key_of(name: bytes) -> bytes:
-    """The key that decides the side of a file, from its path below the tree: folders and name without the ending.
+    """The key that decides whether a file is for validation: ``name``, its path below the tree, without the ending.
 
-    Letters count as equal in either case and however Unicode composes them, as some file systems change both; pictures
-    of one name in two formats, which are often the same, stay together.
+    Upper and lower case count as equal, as do all Unicode forms of a letter, since some file systems change both. Files
+    that differ only in the ending, often one picture in two formats, stay together.
     """
     text = unicodedata.normalize("NFC", os.fsdecode(name.rpartition(b".")[0]))
     return unicodedata.normalize("NFC", text.casefold()).encode("utf-8", "surrogatepass")
@@ -117,7 +118,7 @@ def _key_of_group(name: str) -> bytes:
 
 
 def _hashes(keys: Iterable[bytes], count: int, seed: int = 0) -> np.ndarray:
-    """uint64 (count,), which depend on key and ``seed`` alone."""
+    """A hash of each of ``count`` keys, uint64 (count,), which depends only on the key and ``seed``."""
     salt = seed.to_bytes(8, "big")
     digests = (hashlib.blake2b(key, digest_size=HASH_BYTES, salt=salt).digest() for key in keys)
     return np.fromiter((int.from_bytes(digest, "big") for digest in digests), dtype=np.uint64, count=count)
@@ -129,15 +130,15 @@ def _hashes(keys: Iterable[bytes], count: int, seed: int = 0) -> np.ndarray:
 def held_out(
     keys: Iterable[bytes], labels: np.ndarray, classes: Sequence[str], settings: DataSettings
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Choose the images for validation, bool (n,), by their ``keys`` and ``labels``, int64 (n,); and warnings.
+    """Choose the images for validation, bool (n,), by ``keys`` and ``labels``, int64 (n,); return also warnings.
 
-    Each key decides for its image alone, so that no other image, added or removed, takes it to the other side: its
-    hash, as a fraction of the largest one, lies below the share or not. Only a class that would be left without
-    training or validation images gives one, that of the largest or smallest hash, to that side. Then images that are
-    added may take a validation image to training, but none that was trained on to validation unless the whole class
-    was below the share. Raises ``UserError`` for a class with one image.
+    An image is chosen if the hash of its key, as a fraction of the largest possible hash, lies below the share. So
+    adding or removing images moves no other image, with one exception: a class left without validation images lends
+    validation its image with the smallest hash, and one left without training images lends training the image with the
+    largest. Images added later may send a lent image back: from validation to training or, only if the whole class was
+    below the share, from training to validation. Raises ``UserError`` for a class with one image.
 
-    With several labels an image, int8 (n, classes), the keys alone decide.
+    For multi-label images, labels int8 (n, classes), the keys alone decide. ``--val-split-by draw``: see ``_drawn``.
     """
     if labels.ndim > 1:
         return _held_out_of_several(keys, len(labels), settings), ()
@@ -176,14 +177,14 @@ def _held_out_of_several(keys: Iterable[bytes], count: int, settings: DataSettin
 
 
 def _share(settings: DataSettings) -> np.uint64:
-    """The hash below which lies the share to validate on."""
+    """The hash below which an image belongs to the share for validation."""
     return np.uint64(int(settings.val_split * 2 ** (8 * HASH_BYTES)))
 
 
 def _held_out_groups(images: Images, classes: Sequence[str], settings: DataSettings) -> np.ndarray:
-    """Choose the images for validation, bool (n,), by their groups' names, so that a group stays together.
+    """Choose the images for validation, bool (n,), by their groups' names, so that each group stays together.
 
-    Raises ``UserError`` if that leaves a class without a training image, or nothing to validate on.
+    Raises ``UserError`` if this leaves a class without training images, or no image for validation.
     """
     if settings.val_split_by == "draw":
         raise UserError("--val-split-by draw: draws single images of a group; leave it out, or give --group-column off")
@@ -204,7 +205,7 @@ def _held_out_groups(images: Images, classes: Sequence[str], settings: DataSetti
 
 
 def _drawn(labels: np.ndarray, classes: Sequence[str], share: float) -> np.ndarray:
-    """The choice of older versions: one generator draws for all classes, so that each file moves others."""
+    """Choose as older versions did, bool (n,): one generator draws for all classes, so adding a file moves others."""
     chosen = np.zeros(len(labels), dtype=bool)
     generator = np.random.Generator(np.random.Philox(key=[0, 0]))
     for label, name in enumerate(classes):
@@ -223,9 +224,9 @@ def _drawn(labels: np.ndarray, classes: Sequence[str], share: float) -> np.ndarr
 
 
 def stored_folds(settings: DataSettings, trained: ResumePoint | None) -> Folds | None:
-    """The folds that images already have: those of ``trained``'s run, or of ``--folds-from``; None for a first run.
+    """The existing folds, of the run of ``trained`` or else of ``--folds-from``; None if there are none.
 
-    Raises ``UserError`` if the run of ``--folds-from`` has no such folds.
+    Raises ``UserError`` if the run of ``--folds-from`` has no folds, or folds of a different number or seed.
     """
     if trained is not None and trained.settings.get("folds") is not None:
         stored = Folds.from_state(checkpoint.load(trained.path, trained.digest or None, outline=True))
@@ -250,11 +251,11 @@ def stored_folds(settings: DataSettings, trained: ResumePoint | None) -> Folds |
 
 
 def folds_of(images: Images, classes: Sequence[str], settings: DataSettings, kept: Folds | None) -> Folds:
-    """The fold of each of ``images``; those that ``kept`` knows stay in theirs. Raises ``UserError``.
+    """Assign ``images`` to folds; images with a fold in ``kept`` stay in it. Raises ``UserError``.
 
-    Images of one group, or of one key, are in one fold. In the order of their hashes they are dealt out by
-    scikit-learn's splitters, so that the folds depend on the seed and on which images there are, not on their order.
-    Beside images that have a fold, the others go where their classes have the fewest.
+    Images with the same group or key share a fold. scikit-learn's splitters deal them out in the order of their hashes,
+    so that the folds depend on the seed and on which images there are, not on their order. If some images already have
+    folds, each other image goes to the fold with the fewest images of its class (see ``_spread``).
     """
     count = settings.folds
     assert count is not None
@@ -274,9 +275,10 @@ def folds_of(images: Images, classes: Sequence[str], settings: DataSettings, kep
 
 
 def strata_of(labels: np.ndarray, folds: int) -> np.ndarray:
-    """Strata that ``folds`` spread evenly, int64 (n,): the labels, or of several, (n, classes), which an image has.
+    """The stratum of each image, int64 (n,), to spread evenly over ``folds`` folds: its label or combination of labels.
 
-    Combinations of labels that fewer images have than there are folds count as one: they cannot be spread.
+    ``labels``: (n,), or (n, classes) of multi-label images. All combinations that fewer images have than there are
+    folds form one stratum, since they cannot be spread.
     """
     if labels.ndim == 1:
         return labels
@@ -288,7 +290,10 @@ def strata_of(labels: np.ndarray, folds: int) -> np.ndarray:
 def _known(
     kept: Folds | None, hashes: np.ndarray, unit_of: np.ndarray, units: int, settings: DataSettings, images: Images
 ) -> np.ndarray:
-    """The fold that each unit has by those of its images that ``kept`` knows, -1 for none: int64 (units,)."""
+    """The fold in ``kept`` of each unit (the images of one group or key), int64 (units,); -1 if ``kept`` has none.
+
+    Raises ``UserError`` if ``kept`` has the images of one group in several folds.
+    """
     fold_of_unit = np.full(units, -1)
     if kept is None or not len(kept.images):
         return fold_of_unit
@@ -300,7 +305,7 @@ def _known(
     apart = known[fold_of_unit[unit_of[known]] != folds]
     if len(apart):
         assert images.groups is not None
-        names = sorted(set(images.groups[apart]))  # images of one key alone have one hash, and so one fold
+        names = sorted(set(images.groups[apart]))  # without groups, a unit has one hash, and so one fold
         raise UserError(
             f"--folds {settings.folds}: {len(names)} group(s) have images in several of the folds that are kept "
             f"({some(names)}): the groups have changed since; begin a new run without --folds-from"
@@ -309,7 +314,7 @@ def _known(
 
 
 def _dealt(unit_of: np.ndarray, units: int, strata: np.ndarray, settings: DataSettings, grouped: bool) -> np.ndarray:
-    """The fold of each unit, int64 (units,), by scikit-learn's splitters."""
+    """Deal the units out with scikit-learn's splitters: each unit's fold, int64 (units,). Raises ``UserError``."""
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
     count = settings.folds
@@ -325,7 +330,7 @@ def _dealt(unit_of: np.ndarray, units: int, strata: np.ndarray, settings: DataSe
     folds = np.full(units, -1)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about classes smaller than the number of folds, of which a run is warned
+            warnings.simplefilter("ignore")  # about classes smaller than the number of folds; a run has its own warning
             parts = [*splitter.split(order, strata[order], unit_of[order])]
     except ValueError as error:
         raise UserError(f"--folds {count}: no class has so many images; give fewer") from error
@@ -337,10 +342,10 @@ def _dealt(unit_of: np.ndarray, units: int, strata: np.ndarray, settings: DataSe
 
 
 def _spread(fold_of_unit: np.ndarray, unit_of: np.ndarray, strata: np.ndarray, count: int) -> None:
-    """Give each unit without a fold one, the largest first, so that the classes stay evenly spread.
+    """Give each unit without a fold one in ``fold_of_unit``, largest unit first, so that classes stay evenly spread.
 
-    The fold is the one with which the sum of squares of each class's shares in the folds grows least: of a single
-    image, that with the fewest of its class; of equal ones the smallest.
+    The fold is the one with which the sum of squares of each class's shares in the folds grows least: for a single
+    image, the fold with the fewest images of its class; among equal folds, the smallest.
     """
     order = np.argsort(unit_of, kind="stable")
     ends = np.cumsum(np.bincount(unit_of, minlength=len(fold_of_unit)))

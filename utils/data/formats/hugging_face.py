@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face's library ``datasets`` on disk, read by the numbers of their rows; nothing is fetched."""
+"""Data sets of Hugging Face's library ``datasets`` on disk, read by row number; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from utils.data.formats.several_labels import LabelLists, of_column
 from utils.data.images.stored import NumberedImages, version_of
 from utils.data.progress_log import Log, silent
 
-SAVED = "state.json"  # by which a folder that ``save_to_disk`` wrote is recognised
+SAVED = "state.json"  # the file by which a folder that ``save_to_disk`` wrote is recognised
 ENDING = ".parquet"
-CONVERTED = "arrow"  # in the folder for what is kept of a data set
+CONVERTED = "arrow"  # folder of converted files, inside the one for all that is kept of a data set
 IMAGE_NAMES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp")
 LABEL_NAMES = ("label", "labels", "class", "cls", "target", "fine_label", "category", "y")
-MOST_CLASSES = 1_000_000  # that are bare numbers
+MOST_CLASSES = 1_000_000  # of a data set whose labels are bare numbers
 _PART = re.compile(r"(.+)-\d+-of-\d+")  # how the Hub names the parts of a split
 
 
 def read_tables(settings: DataSettings, lister: Lister, evaluate: bool = False) -> Splits:
-    """The training and validation images at ``--datapath``; to ``evaluate``, the first may be missing (None).
+    """Read the training and validation images at ``--datapath``; with ``evaluate``, training images may be missing.
 
-    ``lister`` says where converted files are kept, and tells of it. Raises ``UserError``.
+    ``lister`` has the folder for converted files and the log. Raises ``UserError``.
     """
     library()
     assert settings.datapath is not None
@@ -84,7 +84,7 @@ def _images(root: Path, table: _Table, image: str, labels: np.ndarray) -> ImageF
 def _columns_of_classes(
     root: Path, found: tuple[Found | None, Found | None], image: str, settings: DataSettings, lister: Lister
 ) -> Splits:
-    """The images of tables with a column for each class. Raises ``UserError``."""
+    """Read the images of tables that have a column for each class (--label-columns). Raises ``UserError``."""
     classes = settings.label_columns
     assert classes is not None
     assert lister.folder is not None
@@ -112,19 +112,19 @@ def _columns_of_classes(
 
 
 def _separated(table: _Table, separator: str, column: str) -> _Table:
-    """A table whose labels are texts of several. Raises ``UserError``."""
+    """Split the labels of ``table``, texts of several names each, at ``separator``. Raises ``UserError`` for others."""
     if isinstance(table.values, LabelLists) or table.values.dtype != object:
         raise UserError(f"--label-separator: column {column} of {table.name} holds no text; remove it")
     return table._replace(values=LabelLists.split(table.values.tolist(), separator))
 
 
 def _plain(values: np.ndarray | LabelLists) -> np.ndarray:
-    """Labels of all images, one after the other."""
+    """The labels as one array; those of lists are concatenated."""
     return values.values if isinstance(values, LabelLists) else values
 
 
 class _Table(NamedTuple):
-    """A split as read. ``kind``: that of a label in its column; ``values``: the labels as they are stored."""
+    """A split as read. ``kind``: the type of a label, a feature of ``datasets``; ``values``: the labels as stored."""
 
     name: str
     dataset: Any
@@ -156,7 +156,7 @@ class Found(NamedTuple):
 
 
 def library() -> ModuleType:
-    """The library. Raises ``UserError`` with the line that installs it."""
+    """Import the library ``datasets``. Raises ``UserError`` with the command that installs it."""
     try:
         import datasets
     except ImportError as error:
@@ -168,7 +168,10 @@ def library() -> ModuleType:
 
 
 def _chosen_splits(root: Path, settings: DataSettings, evaluate: bool) -> tuple[Found | None, Found | None]:
-    """The splits to train and to validate on; the second is None with ``--val-split`` and ``--folds``."""
+    """The splits to train on and to validate on; the second is None with ``--val-split`` or ``--folds``.
+
+    With ``evaluate``, the first may be None. Raises ``UserError``.
+    """
     splits = find(root)
     train, validation = (
         next((splits[name] for name in names if name in splits), None)
@@ -190,10 +193,10 @@ def _chosen_splits(root: Path, settings: DataSettings, evaluate: bool) -> tuple[
 
 
 def find(root: Path) -> dict[str, Found]:
-    """The splits in ``root`` by their names in lower case; empty if there are none. Raises ``UserError``.
+    """The splits in ``root``, by name in lower case; empty if there are none. Raises ``UserError``.
 
-    Parquet files belong to the split that their name or folder begins with, as those of the Hub do; if none names one,
-    all are for training.
+    As on the Hub, a parquet file belongs to the split with which its own name or its folder's name begins. If no file
+    names a split, all are for training.
     """
     if (root / SAVED).is_file():
         return {"train": Found("train", root)}
@@ -225,9 +228,9 @@ def _parquet(root: Path) -> dict[str, Found]:
 
 
 def _split_of(path: Path) -> str:
-    """The split that a file, or the nearest folder above it, is named after; '' for none.
+    """The split named by a parquet file or, failing that, by the nearest folder above it that names one; '' if none.
 
-    The Hub's names say the split in full: train_extra-00000-of-00001.parquet is a part of train_extra, not of train.
+    The Hub's names give it in full: train_extra-00000-of-00001.parquet is a part of train_extra, not of train.
     """
     for part in (path.stem, *(parent.name for parent in path.parents)):
         first = re.split(r"[^a-z]", part.lower())[0]
@@ -238,7 +241,7 @@ def _split_of(path: Path) -> str:
 
 
 def read_features(found: Found) -> Any:
-    """The columns of a split and their kinds, a ``datasets.Features``; reads no row. Raises ``UserError``."""
+    """The columns of a split and their types, a ``datasets.Features``; no row is read. Raises ``UserError``."""
     datasets = library()
     with _told(found):
         if found.saved is not None:
@@ -249,10 +252,10 @@ def read_features(found: Found) -> Any:
 
 
 def read_split(found: Found, columns: list[str], folder: Path, log: Log) -> Any:
-    """Columns of a split by name, a ``datasets.Dataset`` that maps its files into memory. Raises ``UserError``.
+    """The named ``columns`` of a split: a ``datasets.Dataset`` that maps its files into memory. Raises ``UserError``.
 
-    The rows of parquet files cannot be read singly: they are once converted to Arrow files in ``folder``, by one of the
-    processes that want them.
+    Parquet files do not allow reading single rows, so one of the processes that need them converts them to Arrow files
+    in ``folder``, once.
     """
     datasets = library()
     with _told(found):
@@ -260,7 +263,7 @@ def read_split(found: Found, columns: list[str], folder: Path, log: Log) -> Any:
             return datasets.load_from_disk(str(found.saved), keep_in_memory=False).select_columns(columns)
         looks = [path.stat() for path in found.parquet]
         size = sum(look.st_size for look in looks)
-        # The library takes files for those that it has converted if their times alone are the same.
+        # The library recognises files that it has converted by their times alone, so the folder's name holds the sizes.
         seen = hashlib.sha256(" ".join(f"{look.st_size} {look.st_mtime_ns}" for look in looks).encode()).hexdigest()
         place = folder / CONVERTED / seen[:16]
         log(f"{found.name}: {len(found.parquet)} parquet file(s) ({size / 1e6:,.0f} MB) as Arrow files in {place}")
@@ -269,7 +272,7 @@ def read_split(found: Found, columns: list[str], folder: Path, log: Log) -> Any:
 
 @contextmanager
 def _told(found: Found) -> Iterator[None]:
-    """Turn what the library raises into a ``UserError``."""
+    """Context that turns any exception of the library into a ``UserError``."""
     try:
         yield
     except Exception as error:  # pyarrow's and the library's errors have no common base
@@ -285,9 +288,10 @@ def _told(found: Found) -> Iterator[None]:
 
 
 def chosen_column(features: Any, given: str | None, flag: str, where: str) -> str:
-    """The column for ``flag``, '--image-column' or '--label-column': as ``given``, or guessed.
+    """Name of the column for ``flag``, '--image-column' or '--label-column': the ``given`` one, or a guess.
 
-    A guess is the only column of the fitting kind, or the first of the usual names among those. Raises ``UserError``.
+    A guess is the only column of the right type; if there are several or none, the first usual name that a column has.
+    Raises ``UserError``. ``where``: the split, for messages.
     """
     datasets = library()
     named = f"{where} has the columns {', '.join(features)}"
@@ -315,17 +319,17 @@ def chosen_column(features: Any, given: str | None, flag: str, where: str) -> st
 
 
 def _holds_files(kind: Any) -> bool:
-    """A column of this kind holds the bytes of files."""
+    """True if a column of type ``kind`` holds the bytes of files."""
     return "bytes" in kind if isinstance(kind, dict) else getattr(kind, "dtype", "").endswith("binary")
 
 
 def _of_list(kind: Any) -> Any:
-    """The kind of the items of a column of lists; None for another column."""
+    """The type of the items if ``kind`` is that of a column of lists, otherwise None."""
     return kind[0] if isinstance(kind, list) else getattr(kind, "feature", None)
 
 
 def labels_of(dataset: Any, column: str, where: str) -> np.ndarray | LabelLists:
-    """A column as numbers, int64 (n,), as text, object (n,), or lists of these. Raises ``UserError`` for others."""
+    """The labels in a column: numbers, int64 (n,), texts, object (n,), or lists of either. Raises ``UserError``."""
     import pyarrow
 
     values = dataset.select_columns([column]).with_format("arrow")[:].column(column)
@@ -345,8 +349,8 @@ def labels_of(dataset: Any, column: str, where: str) -> np.ndarray | LabelLists:
 
 
 def classes_of(kind: Any, values: np.ndarray, column: str) -> tuple[str, ...]:
-    """The classes, in the order of their labels: names of a ClassLabel, all texts sorted, or the numbers up to the
-    largest. Raises ``UserError`` for numbers that are those of something else.
+    """The classes in the order of their labels: a ClassLabel's names, all texts sorted, or the numbers from 0 to the
+    largest. Raises ``UserError`` for numbers too large to be classes.
     """
     if names := getattr(kind, "names", None):
         return tuple(map(str, names))
@@ -361,7 +365,7 @@ def classes_of(kind: Any, values: np.ndarray, column: str) -> tuple[str, ...]:
 
 
 def numbered(values: np.ndarray, classes: tuple[str, ...], column: str, where: str) -> np.ndarray:
-    """The label of each image, int64 (n,). Raises ``UserError`` for one that is not among ``classes``."""
+    """The class number of each value, int64 (n,). Raises ``UserError`` for a value that is not among ``classes``."""
     labels = values
     if values.dtype == object:
         number = {name: label for label, name in enumerate(classes)}
@@ -379,14 +383,14 @@ def numbered(values: np.ndarray, classes: tuple[str, ...], column: str, where: s
 
 
 class Rows(NumberedImages):
-    """The images of a split's rows.
+    """The images in the rows of a split.
 
-    ``dataset``: a ``datasets.Dataset`` that maps its files, so that memory does not grow with their number.
+    ``dataset``: a ``datasets.Dataset`` that maps its files, so that memory use does not grow with the number of rows.
     """
 
     def __init__(self, dataset: Any, column: str, where: str, root: str) -> None:
         feature = dataset.features[column]
-        dataset = dataset.select_columns([column]).with_format(None)  # save_to_disk keeps another one
+        dataset = dataset.select_columns([column]).with_format(None)  # save_to_disk may have kept another format
         if isinstance(feature, library().Image):
             dataset = dataset.cast_column(column, library().Image(decode=False))
         super().__init__(where, len(dataset))
@@ -395,7 +399,7 @@ class Rows(NumberedImages):
         self._root = root
 
     def read(self, number: int) -> bytes:
-        """The image file in row ``number``. Raises ``OSError``."""
+        """The bytes of the image file in row ``number``. Raises ``OSError``."""
         try:
             value = self._dataset[number][self._column]
         except Exception as error:  # pyarrow's errors have no common base
@@ -415,7 +419,7 @@ class Rows(NumberedImages):
         return os.path.join(self._root, path)
 
     def version_of(self, number: int) -> str:
-        """Names the table's files and the column, and an image's own file if it lies outside of the table."""
+        """Text that changes with the table's files, the column, or the image's own file if it is outside the table."""
         path = self._elsewhere.get(number)
         elsewhere = "" if path is None else f"\0{path}\0{version_of(self._beside(path))}"
         return f"{self._files}\0{number}{elsewhere}"
@@ -426,7 +430,7 @@ class Rows(NumberedImages):
 
     @cached_property
     def _elsewhere(self) -> dict[int, str]:
-        """The paths of images that do not lie in the table, by the numbers of their rows."""
+        """Paths of the images that are stored outside the table, by row number."""
         import pyarrow
         import pyarrow.compute
 
@@ -439,17 +443,17 @@ class Rows(NumberedImages):
         return dict(zip(numbers, paths.filter(outside).to_pylist(), strict=True))
 
     def _cells(self) -> Any:
-        """The column, a ``pyarrow.ChunkedArray`` that maps the table's files."""
+        """The image column: a ``pyarrow.ChunkedArray`` that maps the table's files."""
         return self._dataset.with_format("arrow")[:].column(self._column)
 
     @property
     def identity(self) -> str:
-        """Text that is equal for images of equal sizes in bytes in equal order, wherever they lie."""
+        """Text that is the same for images of the same sizes in bytes in the same order, wherever they are stored."""
         return hashlib.sha256(self._lengths[self.places].tobytes()).hexdigest()
 
     @cached_property
     def _lengths(self) -> np.ndarray:
-        """The size of each row's image in bytes, int64, from where it begins and ends or from its own file."""
+        """Size in bytes of each row's image, int64 (rows,), from the table's offsets or the image's own file."""
         import pyarrow
         import pyarrow.compute
 
@@ -458,6 +462,6 @@ class Rows(NumberedImages):
             cells = pyarrow.compute.struct_field(cells, "bytes")
         lengths = pyarrow.compute.fill_null(pyarrow.compute.binary_length(cells), 0).to_numpy().astype("<i8")
         for number, path in self._elsewhere.items():
-            with suppress(OSError):  # reading it reports the error
+            with suppress(OSError):  # reading the file will report the error
                 lengths[number] = os.path.getsize(self._beside(path))
         return lengths

@@ -1,10 +1,10 @@
-"""The image files of class folders: listed by threads, and the list kept, as millions of files take minutes.
+"""The image files of class folders, listed by threads; the list is kept, as listing millions of files takes minutes.
 
-On a network file system a folder is mostly a wait. The file of a list names each folder with its time of modification
-and of change. Adding, removing or renaming a file changes both, so at a start it is enough to look at the folders. The
-time of change cannot be set back, as unpacking and copying do with the time of modification. What is kept is not
-trusted if any folder differs, nor is it kept if a folder was changed so shortly before it was listed that a later
-change might leave the times as they are. A SHA-256 shows damage. The file may be deleted at any time.
+On a network file system, listing a folder is mostly waiting. A kept list names each folder with its modification time
+and its change time (ctime). Adding, removing or renaming a file changes both, so a later start needs to check only the
+folders' times. Unpacking and copying can set the modification time back, but not the change time. A list is not used if
+any folder's times differ, and is not kept if a folder was changed so shortly before it was listed that a further change
+might leave its times as they are. A SHA-256 reveals damage. The file of a list may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from utils.data.kept import claimed, remove_abandoned, write_whole
 from utils.data.progress_log import ProgressLog, silent
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".npy")
-# Endings of image formats that are left out.
+# Endings of image formats that are not read.
 UNREAD_ENDINGS = (
     ".gif .heic .heif .avif .jfif .jpe .jp2 .jxl .svg .psd .tga .ico .dng .raw .cr2 .nef .arw .dcm .nii .exr"
 )
-LINKED = "links to folders"  # counted beside these endings
+LINKED = "links to folders"  # counted together with these endings
 THREADS = 16  # that wait for folders at the same time
 POLL_SECONDS = 0.2
-TELL = 1000  # files, after which a thread says how far it is
-MAGIC = b"LIST OF IMAGE FILES, VERSION 3\n"  # raise it whenever the same folders give another list than before
+TELL = 1000  # files after which a thread reports its progress
+MAGIC = b"LIST OF IMAGE FILES, VERSION 3\n"  # a new version is due whenever the same folders give a different list
 DIGEST_BYTES = 32
-WORTH_KEEPING_SECONDS = 1.0  # of listing; a quicker one is simply done again, and leaves nothing behind
+WORTH_KEEPING_SECONDS = 1.0  # of listing; if it is quicker, no list is kept and each start lists the files again
 SETTLED_NS = 2 * 10**9  # since a folder's last change: the coarsest clock of a common file system (FAT)
-STATS_TOGETHER = 64  # folders that a thread looks at
+STATS_TOGETHER = 64  # folders that a thread checks at a time
 
 FolderTimes = tuple[str, int, int]  # path below the tree, st_mtime_ns, st_ctime_ns
 
 
 def is_image(name: str) -> bool:
-    """A file of this name is read as an image."""
+    """True if a file of this name is read as an image."""
     return name.lower().endswith(IMAGE_ENDINGS)
 
 
 def unread_ending(name: str) -> list[str]:
-    """The ending of an image file in a format that is not read; otherwise nothing."""
+    """A list of the file's ending if it is that of an image format that is not read; otherwise an empty list."""
     ending = os.path.splitext(name.lower())[1]
     return [ending] if ending and ending in UNREAD_ENDINGS.split() else []
 
@@ -62,9 +62,9 @@ def unread_ending(name: str) -> list[str]:
 class Listing:
     """The image files below the class folders of a tree.
 
-    ``classes``: the folders, in order; ``counts``: int64 (classes,), the files of each; ``paths``: those of the first
-    class, sorted, then of the second and so on. ``unread``: for each class how many images of each ending are not read,
-    and how many ``LINKED``. ``folders``: all folders that were listed, with their times just before.
+    ``classes``: the folders, in order; ``counts``: int64 (classes,), the number of files in each; ``paths``: those of
+    the first class, sorted, then of the second and so on. ``unread``: for each class, how many images are skipped, by
+    ending, and how many links to folders (``LINKED``). ``folders``: all folders listed, with times from before listing.
     """
 
     classes: tuple[str, ...]
@@ -74,9 +74,9 @@ class Listing:
     folders: tuple[FolderTimes, ...]
 
     def of(self, classes: Sequence[str]) -> tuple[FilePaths, np.ndarray, Counter[str]]:
-        """Content of these ``classes`` alone: paths in their order, label of each, int64 (n,), and what is not read.
+        """The images of ``classes`` only: paths by class, labels, int64 (n,), and numbers of unread images by ending.
 
-        A class that has no folder has no files.
+        A class without a folder has no images.
         """
         number = {name: place for place, name in enumerate(self.classes)}
         chosen = [number[name] for name in classes if name in number]
@@ -105,9 +105,10 @@ class _ClassFolder:
 def list_folders(
     tree: str, classes: Sequence[str], advance: Callable[[int], None] | None = None, seconds: float = math.inf
 ) -> Listing | None:
-    """The image files below the class folders ``classes``, all that ``tree`` has; None if it takes over ``seconds``.
+    """List the image files below ``classes``, all class folders of ``tree``; None if that takes over ``seconds``.
 
-    ``advance`` is told how many more files were seen. Raises ``UserError`` for a folder that cannot be read.
+    ``advance`` is called with the number of files found since its last call. Raises ``UserError`` for a folder that
+    cannot be read.
     """
     end = time.monotonic() + seconds
     seen: SimpleQueue[int] = SimpleQueue()
@@ -134,9 +135,9 @@ def list_folders(
 
 
 def _list_class_folder(tree: str, name: str, tell: Callable[[int], None]) -> _ClassFolder:
-    """List the images in a class folder and below. Hidden files are left out.
+    """List the images in a class folder and below it, without hidden files. Raises ``UserError``.
 
-    Links to folders are counted and not followed, as they may loop; only the class folder may be one.
+    Links to folders are counted but not followed, as they may loop; only the class folder itself may be a link.
     """
     images: list[str] = []
     unread: Counter[str] = Counter()
@@ -146,7 +147,7 @@ def _list_class_folder(tree: str, name: str, tell: Callable[[int], None]) -> _Cl
     while waiting:
         folder = waiting.pop()
         try:
-            status = os.stat(os.path.join(tree, folder))  # before its content: a change from here on will show
+            status = os.stat(os.path.join(tree, folder))  # before reading its content, so that a later change shows
             folders.append((folder, status.st_mtime_ns, status.st_ctime_ns))
             with os.scandir(os.path.join(tree, folder)) as entries:
                 for entry in entries:
@@ -159,7 +160,7 @@ def _list_class_folder(tree: str, name: str, tell: Callable[[int], None]) -> _Cl
                     elif not is_image(entry.name):
                         unread.update(unread_ending(entry.name))
                     elif entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path)):
-                        # Not a pipe, say, which could block forever; a dead link fails later.
+                        # Not a pipe, for example, which could block forever; a dead link fails when it is read.
                         images.append(f"{folder}/{entry.name}")
                         untold += 1
                         if untold == TELL:
@@ -177,10 +178,10 @@ def _list_class_folder(tree: str, name: str, tell: Callable[[int], None]) -> _Cl
 
 @dataclass(frozen=True)
 class Lister:
-    """Lists class folders, from what is kept in ``folder`` if it still holds. None: nothing is kept.
+    """Lists class folders, or reads the list kept in ``folder`` if it is still valid. None: no list is kept.
 
-    Without ``keeps`` it writes nothing. All processes of a host that want a list call it: the first one lists and logs
-    to ``progress``, the others wait; lines that would be the same from all are logged by ``is_main`` alone.
+    Without ``keeps``, nothing is written. All processes of a host that need a list call ``list``: the first one lists
+    the folders and logs to ``progress``, the others wait. Only the process with ``is_main`` logs what all would log.
     """
 
     folder: Path | None = None
@@ -189,7 +190,7 @@ class Lister:
     is_main: bool = True
 
     def list(self, tree: Path, classes: Sequence[str]) -> Listing:
-        """The image files below the class folders ``classes``, all that ``tree`` has. Raises ``UserError``."""
+        """List the image files below ``classes``, all class folders of ``tree``. Raises ``UserError``."""
         if self.folder is None:
             return self._whole(tree, classes)
         began = time.monotonic()
@@ -217,7 +218,7 @@ class Lister:
         return self._whole(tree, classes)
 
     def _make(self, path: Path, tree: Path, classes: Sequence[str]) -> Listing:
-        """List, and write the list if it can be relied on. Raises ``OSError``."""
+        """List the files, and keep the list if the folders' times can be relied on. Raises ``OSError``."""
         began_ns = time.time_ns()
         began = time.monotonic()
         listing = self._whole(tree, classes)
@@ -235,18 +236,18 @@ class Lister:
     def _whole(self, tree: Path, classes: Sequence[str]) -> Listing:
         with self.progress.counting(f"Listing {tree}", None, "files") as advance:
             listing = list_folders(os.fspath(tree), classes, advance)
-        assert listing is not None  # it may take any time
+        assert listing is not None  # there is no time limit
         return listing
 
 
 def _file_of(tree: Path, folder: Path) -> str:
-    """A name that stays when ``tree`` is moved together with ``folder``."""
+    """Name of a list's file, which stays the same when ``tree`` is moved together with ``folder``."""
     place = os.path.relpath(tree, folder)
     return f"files.{hashlib.sha256(os.fsencode(place)).hexdigest()[:16]}.list"
 
 
 def _kept(path: Path, tree: Path, classes: Sequence[str]) -> tuple[Listing | None, str]:
-    """The list in ``path``; or None and why: it is damaged or no longer true, or '' if there is nothing."""
+    """The list in ``path`` and ''; or None and the reason not to use it, '' if there is no file."""
     try:
         listing = _unpacked(path.read_bytes(), tree)
     except (FileNotFoundError, NotADirectoryError):
@@ -258,7 +259,7 @@ def _kept(path: Path, tree: Path, classes: Sequence[str]) -> tuple[Listing | Non
 
 
 def _change(listing: Listing, tree: Path, classes: Sequence[str]) -> str:
-    """The first change since ``listing`` was made, in words; empty if nothing has changed."""
+    """The first change found since ``listing`` was made, as text; '' if there is none."""
     if listing.classes != tuple(classes):
         return "class folders have come or gone"
     parts = [
@@ -281,7 +282,7 @@ def _first_changed(tree: Path, folders: Sequence[FolderTimes]) -> str | None:
 
 
 def _unsettled(folders: Sequence[FolderTimes], began_ns: int) -> str | None:
-    """The reason why the times of a folder cannot be relied on, None if all can."""
+    """The reason why the times of a folder cannot be relied on; None if those of all folders can."""
     for folder, modified, changed in folders:
         if modified <= 0:  # as on a mounted object store
             return f"{folder} has no time of modification"
@@ -305,9 +306,9 @@ def _packed(listing: Listing) -> bytes:
 
 
 def _unpacked(content: bytes, tree: Path) -> Listing:
-    """The inverse of ``_packed``. Raises ``ValueError`` or another error if ``content`` is damaged.
+    """The listing that ``_packed`` turned into ``content``. Raises ``ValueError`` or another error if it is damaged.
 
-    It lies in memory: of a mapped file on a network drive that is deleted, a page could be missing later.
+    ``content`` is in memory: if the file were mapped and then deleted on a network drive, pages could be missing later.
     """
     start = len(MAGIC) + DIGEST_BYTES
     if not content.startswith(MAGIC):

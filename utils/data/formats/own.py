@@ -1,4 +1,4 @@
-"""Data sets of users' files: anything with ``len`` and items (image, label), such as a ``torch.utils.data.Dataset``."""
+"""Data sets from users' plugin files: anything with ``len`` and items (image, label), such as a torch ``Dataset``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOOKED_AT = 32  # images of a split whose content is part of the fingerprint
 
 
 class Items(NumberedImages):
-    """The images of a data set of a user's file."""
+    """The images of one split of a data set from a user's plugin file."""
 
     def __init__(self, dataset: Any, name: str, file: Path) -> None:
         super().__init__(name, len(dataset))
@@ -32,7 +32,7 @@ class Items(NumberedImages):
 
     @property
     def identity(self) -> str:
-        """Digest of the split's name, its size and the content of some images."""
+        """Text of the split's name, a digest of the images' numbers, and digests of the content of some images."""
         places = np.linspace(0, len(self) - 1, min(len(self), LOOKED_AT)).round().astype(int)
         contents = map(self._digest, self.places[places].tolist())
         return "\0".join((self.name, hashlib.sha256(self.places.tobytes()).hexdigest(), *contents))
@@ -40,13 +40,13 @@ class Items(NumberedImages):
     def _digest(self, number: int) -> str:
         try:
             return hashlib.sha256(self.read(number)).hexdigest()
-        except OSError:  # of a damaged image, which decoding it reports
+        except OSError:  # a damaged image, which decoding will report
             return "unreadable"
 
     def read(self, number: int) -> bytes:
-        """The image file of item ``number``; what is no file yet becomes a PNG, which loses nothing.
+        """The bytes of item ``number``'s image file; an image that is not a file becomes a PNG, which loses nothing.
 
-        An ``OSError`` is that of a damaged image; any other is a mistake in the user's file.
+        An ``OSError`` means a damaged image; any other exception is reported as a mistake in the user's file.
         """
         with plugins.mistakes_of(self._file, f"{self.name}[{number}]", but=OSError):
             image = self._dataset[number][0]
@@ -58,12 +58,12 @@ class Items(NumberedImages):
         return file.getvalue()
 
     def version_of(self, number: int) -> str:
-        """Names the data set's content as far as it says: by the digest of the image itself."""
+        """Text that changes with the image: its name and a digest of its content."""
         return f"{self.name}[{number}]\0{self._digest(number)}"
 
 
 def _pixels(image: Any, where: str) -> np.ndarray:
-    """An array or tensor as uint8 (height, width) or (height, width, 3). Raises ``UserError``."""
+    """Convert an array or tensor to uint8 (height, width) or (height, width, 3). Raises ``UserError``."""
     pixels = np.asarray(image)
     if pixels.ndim == 3 and pixels.shape[0] in (1, 3) and pixels.shape[2] not in (1, 3):
         pixels = np.moveaxis(pixels, 0, 2)
@@ -78,7 +78,7 @@ def _pixels(image: Any, where: str) -> np.ndarray:
 
 
 def read_own(entry: Entry, settings: DataSettings) -> Splits:
-    """The splits that a user's function gives for ``--datapath``. Raises ``UserError``."""
+    """Read the splits that the user's function ``entry`` returns for ``--datapath``. Raises ``UserError``."""
     given = entry(settings.datapath)
     where = f"--plugin {entry.file}: data set {entry.name}"
     if not isinstance(given, tuple | list) or len(given) != 3:
@@ -110,7 +110,7 @@ def _in_memory(images: Items, labels: torch.Tensor, spec: DatasetSpec) -> Memory
 
 
 def _labels(dataset: Any, classes: int, where: str) -> torch.Tensor:
-    """Labels, int64 (n,): ``dataset.targets`` if it has them, as torchvision's data sets do, otherwise each item's."""
+    """Labels, int64 (n,): ``dataset.targets`` if present, as in torchvision's data sets, or else each item's label."""
     targets = getattr(dataset, "targets", None)
     try:
         values = [dataset[number][1] for number in range(len(dataset))] if targets is None else list(targets)

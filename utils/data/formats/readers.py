@@ -22,8 +22,8 @@ from utils.data.images.decoding import dtype_of
 from utils.data.images.levels import channels_of
 from utils.data.images.stored import ImagePaths
 
-# Rows of the digits to train on, then those to validate on: train_test_split's with test_size=360, stratified, and
-# random_state=0, kept here so that results do not depend on scikit-learn's version.
+# Rows of the digits to train on, then those to validate on: from train_test_split, stratified, with test_size=360 and
+# random_state=0; kept in a file so that results do not depend on scikit-learn's version.
 DIGITS_SPLIT = Path(__file__).with_name("digits_split.txt")
 DIGITS_TRAINING = 1437
 SYNTHETIC_TRAINING = 12_800
@@ -33,13 +33,11 @@ SYNTHETIC_DIFFERENT = 256
 
 @dataclass(frozen=True)
 class MemoryImages:
-    """Images of one size in memory: ``pixels`` (m, c, h, w) and ``labels`` as those of ``ImageFiles``.
+    """Images of one size in memory: ``pixels`` (m, c, h, w), and ``labels`` as in ``ImageFiles``.
 
-    Pixels are uint8, or of all levels float32 from 0 to 255.
-
-    Sample i shows ``pixels[i % m]``; m is n except for synthetic data, which repeats a few images. ``unreadable``: the
-    paths of unreadable images by their numbers; their pixels are meaningless. ``groups``, ``weights``: as those of
-    ``ImageFiles``.
+    Pixels are uint8, or float32 from 0 to 255 if all levels are kept. Sample i shows ``pixels[i % m]``; m equals n, the
+    number of labels, except in synthetic data, which repeats a few images. ``unreadable``: the paths of unreadable
+    images, by number; their pixels are meaningless. ``groups``, ``weights``: as in ``ImageFiles``.
     """
 
     pixels: torch.Tensor
@@ -60,9 +58,9 @@ class MemoryImages:
 class ImageFiles:
     """Images of any size in files: ``paths`` and ``labels``, read in ``colour`` (see ``levels.Colour``).
 
-    ``labels``: int64 (n,), or with several an image int8 (n, classes): 1 shown, 0 not shown, -1 missing. ``groups``:
-    str (n,), what images belong to that must not be divided, such as a patient. ``weights``: float64 (n,), how much
-    each counts in the training loss. None where nothing is known of them.
+    ``labels``: int64 (n,), or of multi-label images int8 (n, classes): 1 shown, 0 not shown, -1 missing. ``groups``:
+    str (n,), the group of each image, such as a patient, which is never divided between training and validation.
+    ``weights``: float64 (n,), how much each image counts in the training loss. Both are None if the data set has none.
     """
 
     paths: Sequence[str]
@@ -80,7 +78,7 @@ class ImageFiles:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the pixels as they are read."""
+        """Dtype of the pixels as they are read."""
         return dtype_of(self.colour)
 
     def take(self, places: np.ndarray) -> ImageFiles:
@@ -105,10 +103,10 @@ def class_counts(labels: torch.Tensor, classes: int) -> np.ndarray:
 
 
 class Splits(NamedTuple):
-    """A data set's images; ``train`` is None for one to evaluate. ``warnings``: what was left out, one line each.
+    """A data set's images. ``train`` may be None in evaluation.
 
-    ``validation`` is None where it remains to be taken from ``train``. ``origin``: the table that the labels come from,
-    in words.
+    ``validation`` is None if it is yet to be taken from ``train``. ``warnings``: lines, such as on images left out.
+    ``origin``: a description of the table that the labels come from, if any.
     """
 
     train: Images | None
@@ -122,7 +120,7 @@ class Splits(NamedTuple):
 
 
 def read_digits(*_: Any) -> Splits:
-    """scikit-learn's 1,797 handwritten 8x8 digits: 1,437 for training, 360 for validation, stratified by class."""
+    """Read scikit-learn's 1,797 handwritten 8x8 digits: 1,437 for training, 360 for validation, stratified by class."""
     table = _digits_table()
     pixels = np.round(table[:, :-1].reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)
     order = np.array(DIGITS_SPLIT.read_text(encoding="utf-8").split(), dtype=np.int64)
@@ -131,9 +129,9 @@ def read_digits(*_: Any) -> Splits:
 
 
 def _digits_table() -> np.ndarray:
-    """A row for each image: its 64 pixels, of 0 to 16, and its class, float64 (1797, 65).
+    """A row for each image: its 64 pixels, from 0 to 16, and its class; float64 (1797, 65).
 
-    From the package's file, since importing scikit-learn takes as long as importing torch.
+    Read from a file of scikit-learn's, since importing the package takes as long as importing torch.
     """
     package = find_spec("sklearn")
     file = Path(package.origin).parent / "datasets/data/digits.csv.gz" if package and package.origin else None
@@ -156,7 +154,7 @@ def _numbers(count: int) -> tuple[str, ...]:
 
 
 def make_synthetic(settings: DataSettings, device: torch.device) -> Splits:
-    """Random images and labels made on the device, for benchmarks: no data path to wait for."""
+    """Make random images and labels on ``device``, for benchmarks that must not wait for data."""
     spec = SPECS["synthetic"]
     size = settings.image_size or spec.image_size
     classes = spec.classes
@@ -175,7 +173,7 @@ def make_synthetic(settings: DataSettings, device: torch.device) -> Splits:
 
 
 def find_idx(root: Path, folder: str) -> Path | None:
-    """The folder at or below ``root`` that holds MNIST's idx files, in torchvision's layout or bare."""
+    """The folder with MNIST's idx files: ``root``, or one below it in torchvision's layout; None if there is none."""
     for place in (root, root / folder / "raw", root / "raw"):
         if all(_idx_file(place, name) for name in _IDX_NAMES):
             return place
@@ -195,7 +193,7 @@ def _idx_file(place: Path, name: str) -> Path | None:
 
 
 def remove_damaged_idx(place: Path) -> None:
-    """Remove incomplete unpacked idx files from ``place``."""
+    """Remove unpacked idx files that are damaged or incomplete from ``place``."""
     for path in (place / name for name in _IDX_NAMES):
         if path.is_file():
             try:
@@ -205,7 +203,7 @@ def remove_damaged_idx(place: Path) -> None:
 
 
 def read_idx(place: Path, kind: str) -> Splits:
-    """MNIST or FashionMNIST, the ``kind``, from idx files (LeCun's format: magic, sizes big-endian, then bytes)."""
+    """Read ``kind``, MNIST or FashionMNIST, from idx files (LeCun's format: magic, big-endian sizes, then bytes)."""
     train_images, train_labels, test_images, test_labels = (
         _read_idx_file(path) for name in _IDX_NAMES if (path := _idx_file(place, name))
     )
@@ -236,7 +234,7 @@ def _read_idx_file(path: Path) -> np.ndarray:
 
 
 def read_cifar(root: Path, kind: str) -> Splits:
-    """CIFAR-10 or -100 from torchvision's files (checked against their MD5 sums); ``kind``: torchvision's class."""
+    """Read CIFAR-10 or -100 from torchvision's files, checked by MD5 sum; ``kind``: the name of torchvision's class."""
     from torchvision import datasets
 
     reader = getattr(datasets, kind)
@@ -250,7 +248,7 @@ def read_cifar(root: Path, kind: str) -> Splits:
 
 
 def download(root: Path, kind: str) -> None:
-    """Fetch what torchvision's class ``kind`` reads, both splits."""
+    """Download both splits of the data set that torchvision's class ``kind`` reads, into ``root``."""
     from torchvision import datasets
 
     for train in (True, False):
@@ -261,10 +259,10 @@ def download(root: Path, kind: str) -> None:
 
 
 class OwnFiles(NamedTuple):
-    """Functions that find, read and fetch a data set's own files below ``--datapath``.
+    """Functions that find, read and download a data set's own files, which are not class folders, in ``--datapath``.
 
-    ``folder``: a name by which hints recognise them. ``find`` gives the place that ``read`` reads, or None.
-    ``download`` fetches them into a folder; None if ``--download`` cannot. Besides, class folders are read for any set.
+    ``folder``: the folder name by which hints recognise the files. ``find`` returns the place for ``read``, or None.
+    ``download`` fetches the files into a folder; None if ``--download`` cannot. Any data set may be in class folders.
     """
 
     folder: str
@@ -275,7 +273,7 @@ class OwnFiles(NamedTuple):
 
 def _idx(kind: str) -> OwnFiles:
     def fetch(root: Path) -> None:
-        remove_damaged_idx(root / kind / "raw")  # torchvision takes any unpacked file for whole
+        remove_damaged_idx(root / kind / "raw")  # torchvision takes any unpacked file to be complete
         download(root, kind)
 
     return OwnFiles(kind, partial(find_idx, folder=kind), partial(read_idx, kind=kind), fetch)

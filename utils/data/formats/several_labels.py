@@ -1,4 +1,4 @@
-"""Several labels an image, as tables write them: a list in a cell, or a column for each class."""
+"""Multi-label data as tables store it: a list of labels in a cell, or a column for each class."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 MISSING = -1
-# What a cell of a class's own column may hold.
+# Contents that a cell in a class's own column may have.
 CELLS = {
     **dict.fromkeys(("1", "1.0", "true", "yes", "t", "y", "+"), 1),
     **dict.fromkeys(("0", "0.0", "false", "no", "f", "n", "-"), 0),
@@ -17,9 +17,9 @@ CELLS = {
 
 
 class LabelLists(NamedTuple):
-    """Labels of n images: ``values`` (m,), numbers or names, and of which image each is, ``rows`` int64 (m,).
+    """Labels of n images: ``values`` (m,), numbers or names, and the image of each, ``rows`` int64 (m,).
 
-    ``known``: bool (n,), False for an image of which no label is known, unlike one that shows none of the classes.
+    ``known``: bool (n,), False if the image's labels are unknown; an image that shows none of the classes is known.
     """
 
     values: np.ndarray
@@ -28,7 +28,7 @@ class LabelLists(NamedTuple):
 
     @classmethod
     def split(cls, cells: Sequence[str | None], separator: str) -> LabelLists:
-        """Split names between separators. An empty text is unknown, a separator alone is none of the classes."""
+        """Split cells at ``separator`` into names. Empty cells are unknown; a separator alone means no class at all."""
         lists = [[name for part in (cell or "").split(separator) if (name := part.strip())] for cell in cells]
         values = np.array([name for names in lists for name in names], dtype=object)
         rows = np.repeat(np.arange(len(lists)), [len(names) for names in lists])
@@ -36,7 +36,7 @@ class LabelLists(NamedTuple):
 
     @classmethod
     def of_arrow(cls, cells: Any) -> LabelLists:
-        """Labels of a ``pyarrow.ChunkedArray`` of lists of whole numbers or texts. A missing list is unknown."""
+        """Convert a ``pyarrow.ChunkedArray`` of lists of whole numbers or texts. A missing list is unknown."""
         import pyarrow
         import pyarrow.compute as compute
 
@@ -47,14 +47,14 @@ class LabelLists(NamedTuple):
         return cls(values, np.repeat(np.arange(len(lengths)), lengths), compute.is_valid(cells).to_numpy())
 
     def matrix(self, numbers: np.ndarray, classes: int) -> np.ndarray:
-        """int8 (n, classes) of 1, 0 and -1, missing; ``numbers``: the class of each of ``values``."""
+        """Labels as int8 (n, classes): 1 shown, 0 not shown, -1 missing. ``numbers``: (m,), the class of each value."""
         labels = np.where(self.known[:, None], np.int8(0), np.int8(MISSING)).repeat(classes, axis=1)
         labels[self.rows, numbers] = 1
         return labels
 
 
 def of_column(cells: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """The labels that a class's own column holds, int8 (n,) of 1, 0 and -1, missing; and the rows that hold none."""
+    """The labels in a class's own column, int8 (n,): 1, 0, or -1 if missing; and the rows with invalid cells, int64."""
     words = {cell: CELLS.get(str(cell if cell is not None else "").strip().lower()) for cell in set(cells)}
     found = [words[cell] for cell in cells]
     wrong = np.array([row for row, label in enumerate(found) if label is None], dtype=np.int64)

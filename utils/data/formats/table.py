@@ -1,7 +1,7 @@
-"""Labels in a table: which file is which image, its class, and what else is known of it.
+"""Labels in a table: for each image its file, its class, and perhaps its split, group and weight.
 
-CSV and Parquet, read by pyarrow. The images of a table behave as those of class folders: they are in the order of
-class and path, so the order of the rows says nothing.
+Tables are CSV or Parquet files, read by pyarrow. As with class folders, the images are ordered by class and path; the
+order of the rows does not matter.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from utils.data.formats.several_labels import LabelLists, of_column
 if TYPE_CHECKING:
     import pyarrow
 
-# The names by which a column is found that no flag names, the likeliest first.
+# Names by which a column is found if no flag names it, the likeliest first.
 GUESSES = {
     "path": (
         *("path", "image", "filename", "file", "file_name", "image_path", "file_path", "filepath", "img", "img_path"),
@@ -44,23 +44,23 @@ GUESSES = {
     "group": ("group", "group_id", "patient", "patient_id", "subject", "subject_id"),
     "weight": ("weight", "sample_weight"),
 }
-NO_COLUMN = "off"  # a flag's value: none, whatever names there are
+NO_COLUMN = "off"  # a flag's value: no such column, whatever the columns' names
 TRAIN, VALIDATION, TEST = range(3)
 SPLITS = dict.fromkeys(TRAINING_FOLDERS, TRAIN) | dict.fromkeys(VALIDATION_FOLDERS, VALIDATION) | {"test": TEST}
 SEPARATORS = ",;\t|"
-TRIED = 20  # folders, after which threads list the others if that is mostly a wait
+TRIED = 20  # folders, after which threads list the others if listing is mostly waiting
 FIRST_BYTES = 1 << 16  # that hold the names of the columns
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of a file of labels, or of images whose names say their classes.
+    """The rows of a file of labels, or a row for each image whose name contains its class.
 
-    ``files``: those that are there, below ``root``, sorted; ``file``: int64 (n,), which of them is a row's, each once.
-    ``label``: int64 (n,), which of ``texts`` is written there, -1 for none; of columns of several labels int8 (n,
-    classes). ``split``: int8 (n,), TRAIN, VALIDATION or TEST. ``group``: str (n,). ``weight``: float64 (n,). Without a
-    column they are None. ``at`` gives the place of a row and a column for messages; ``flag``: what says the labels, and
-    ``words`` the same for a plan.
+    ``files``: paths of files below ``root``, sorted; ``file``: int64 (n,), the place in ``files`` of each row's file,
+    all different. ``label``: int64 (n,), the place in ``texts`` of each row's label, -1 if missing; with a column for
+    each class int8 (n, classes). ``split``: int8 (n,), TRAIN, VALIDATION or TEST; ``group``: str (n,); ``weight``:
+    float64 (n,); each is None if there is no such column. ``at(row, role)``: the place of the cell in the column for
+    ``role``, for messages. ``flag``: the flag that gives the labels; ``words``: a description of the table for a plan.
     """
 
     root: Path
@@ -80,11 +80,11 @@ class Table:
 
 
 class TablePaths(FilePaths):
-    """Paths of a table's files, which a fingerprint knows in full: several folders may hold files of one name."""
+    """Paths of a table's files; a fingerprint takes them in full, as several folders may hold files of one name."""
 
     @classmethod
     def of(cls, root: Path, files: pyarrow.LargeBinaryArray) -> TablePaths:
-        """Make them of at least one path below ``root``."""
+        """Make the sequence from ``files``, at least one path below ``root``."""
         import pyarrow
         import pyarrow.compute as compute
 
@@ -101,7 +101,7 @@ class TablePaths(FilePaths):
 
 
 def read_table(settings: DataSettings) -> Table:
-    """The table that ``--labels`` names. Raises ``UserError`` with a line for the first mistake of each kind."""
+    """Read the table that ``--labels`` names. Raises ``UserError`` with a line for the first mistake of each kind."""
     assert settings.labels is not None and settings.datapath is not None
     path = Path(settings.labels)
     root = Path(settings.datapath)
@@ -136,9 +136,9 @@ def read_table(settings: DataSettings) -> Table:
 
 
 def table_of_names(settings: DataSettings) -> Table:
-    """The images below ``--datapath``, whose names say their classes as ``--class-from-name`` has it.
+    """List the images below ``--datapath``; the pattern ``--class-from-name`` finds the class in each file name.
 
-    If they lie in folders named like splits, that is theirs. Raises ``UserError``.
+    If all lie in folders named after splits, the folder decides the split. Raises ``UserError``.
     """
     import pyarrow
 
@@ -179,19 +179,19 @@ def table_of_names(settings: DataSettings) -> Table:
 
 
 def _coded(cells: pyarrow.ChunkedArray) -> tuple[np.ndarray, list[str]]:
-    """The number of each row's text, int64 (n,), -1 where it is missing, and the different texts."""
+    """The number of each row's text, int64 (n,), -1 if it is missing; and the distinct texts, by number."""
     coded = cells.combine_chunks().dictionary_encode()
     numbers = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     return numbers, coded.dictionary.to_pylist()
 
 
 def _blank(numbers: np.ndarray, texts: list[str]) -> np.ndarray:
-    """The rows without text, int64, of those that ``_coded`` gives."""
+    """The rows whose text is missing or blank, int64; ``numbers`` and ``texts`` as ``_coded`` returns them."""
     return np.flatnonzero(np.array([*(not text.strip() for text in texts), True])[numbers])
 
 
 def _own_labels(cells: pyarrow.ChunkedArray, role: str, mistakes: _Mistakes) -> np.ndarray:
-    """The labels in the column of a class: int8 (n,)."""
+    """The labels in a class's own column, int8 (n,); adds invalid cells to ``mistakes``."""
     numbers, texts = _coded(cells)
     labels, wrong = of_column([*texts, None])
     mistakes.add(
@@ -236,21 +236,21 @@ def _number(text: str | None) -> float:
 
 
 def _where(chosen: pyarrow.Array | pyarrow.ChunkedArray) -> np.ndarray:
-    """The rows that are chosen, int64; a missing value is none."""
+    """The rows for which ``chosen`` is true, int64; a missing value counts as false."""
     return np.flatnonzero(chosen.fill_null(False).to_numpy(zero_copy_only=False))
 
 
 def _places(paths: pyarrow.LargeBinaryArray, files: pyarrow.LargeBinaryArray) -> np.ndarray:
-    """The place of each of ``paths`` in ``files``, the first one, int64; -1 for none."""
+    """The first place in ``files`` of each of ``paths``, int64; -1 if it is not there."""
     import pyarrow.compute as compute
 
     return compute.index_in(paths, files).fill_null(-1).to_numpy().astype(np.int64)
 
 
 def _files(cells: pyarrow.ChunkedArray, root: Path, mistakes: _Mistakes) -> tuple[pyarrow.LargeBinaryArray, np.ndarray]:
-    """The files in the folders that rows name, sorted; and which of them is each row's, int64 (n,).
+    """All files in the folders that rows name, sorted; and the place of each row's file among them, int64 (n,).
 
-    A name without an ending means the image of that name.
+    A name without an ending means the image of that name. Raises ``UserError``.
     """
     import pyarrow
     import pyarrow.compute as compute
@@ -279,7 +279,7 @@ def _files(cells: pyarrow.ChunkedArray, root: Path, mistakes: _Mistakes) -> tupl
 
 
 def _refuse_lost(rows: np.ndarray, cells: pyarrow.ChunkedArray, root: Path, mistakes: _Mistakes) -> None:
-    """Add the mistakes of ``rows`` that name no file."""
+    """Raise ``UserError`` for ``rows``, if there are any, whose paths are empty or name no file."""
     paths = cells.take(rows).to_pylist()
     blank = np.array([not (path or "").strip() for path in paths], dtype=bool)
     windows = any("\\" in (path or "") for path in paths)
@@ -290,27 +290,27 @@ def _refuse_lost(rows: np.ndarray, cells: pyarrow.ChunkedArray, root: Path, mist
 
 
 def _there(root: Path, folders: list[bytes]) -> pyarrow.LargeBinaryArray:
-    """The files in these ``folders`` below ``root``, as a table writes them, sorted. A folder ends in / or is empty."""
+    """The paths below ``root`` of the files in ``folders``, sorted. A folder is 'name/', or '' for ``root`` itself."""
     import pyarrow
 
     def files(folder: bytes) -> list[bytes]:
         try:
             with os.scandir(os.path.join(os.fsencode(root), folder)) as entries:
                 return sorted([folder + entry.name for entry in entries if entry.is_file()])
-        except (OSError, ValueError):  # a mistake of each row that names it
+        except (OSError, ValueError):  # reported for each row that names the folder
             return []
 
     folders = sorted(folders)
     began = time.perf_counter(), time.thread_time()
     found = [files(folder) for folder in folders[:TRIED]]
     waits = (time.perf_counter() - began[0]) / 2 > time.thread_time() - began[1]
-    with ThreadPoolExecutor(THREADS) as pool:  # which cost a half more where the disk does not let them wait
+    with ThreadPoolExecutor(THREADS) as pool:  # they cost half as much again if there is no waiting
         found += (pool.map if waits else map)(files, folders[TRIED:])
     return pyarrow.array(sorted(chain.from_iterable(found)), pyarrow.large_binary())  # quick, as parts are sorted
 
 
 def _refuse_repeated(file: np.ndarray, label: np.ndarray, cells: pyarrow.ChunkedArray, mistakes: _Mistakes) -> None:
-    """Raise ``UserError`` if two rows are of one file: int64 (n,), with their labels."""
+    """Raise ``UserError`` if two rows name the same file; ``file`` and ``label`` as in ``Table``."""
     order = np.argsort(file, kind="stable")
     begins = np.diff(file[order], prepend=-1) > 0
     if begins.all():
@@ -329,7 +329,7 @@ def _refuse_repeated(file: np.ndarray, label: np.ndarray, cells: pyarrow.Chunked
 
 
 class _Mistakes:
-    """Lines about rows of a table, gathered until they are refused."""
+    """Messages about wrong rows of a table, gathered until ``refuse`` raises them."""
 
     def __init__(self, source: _Source, columns: dict[str, str]) -> None:
         self.source = source
@@ -337,7 +337,7 @@ class _Mistakes:
         self.lines: list[str] = []
 
     def add(self, role: str, rows: Sequence[int] | np.ndarray, words: str, cells: Any = None) -> None:
-        """A line about the first of these rows, its cell in ``cells``, and how many more there are."""
+        """Add a message about the first of ``rows``, with its cell in ``cells`` and how many more rows there are."""
         if not len(rows):
             return
         first = int(rows[0])
@@ -348,7 +348,7 @@ class _Mistakes:
         self.lines.append(f"{self.at(first, role)}{shown} {words}{more}")
 
     def at(self, row: int, role: str) -> str:
-        """The place of a cell."""
+        """The place of a cell, for messages: file, line or row, and column."""
         return f"--labels {self.source.file}: {self.source.place(row)}, column {self.columns[role]}:"
 
     def refuse(self) -> None:
@@ -358,7 +358,7 @@ class _Mistakes:
 
 @dataclass(frozen=True)
 class _Source:
-    """A file of labels that can be read: its columns' names, and their separator in a CSV file."""
+    """A readable file of labels: the names of its columns and, in a CSV file, their separator."""
 
     file: Path
     names: tuple[str, ...]
@@ -367,7 +367,7 @@ class _Source:
 
     @classmethod
     def of(cls, file: Path) -> _Source:
-        """Raises ``UserError`` for a file that is no table."""
+        """Read the names of the columns of ``file``. Raises ``UserError`` if it is not a table."""
         try:
             with open(file, "rb") as opened:
                 begin = opened.read(FIRST_BYTES)
@@ -399,7 +399,7 @@ class _Source:
         return cls(file, names, separator)
 
     def chosen(self, given: dict[str, str | None]) -> dict[str, str]:
-        """The column of each role: as ``given``, or the first of the usual names. Raises ``UserError``."""
+        """The column for each role: the ``given`` one, or the first of the usual names. Raises ``UserError``."""
         small = {name.lower(): name for name in reversed(self.names)}
         columns = {}
         mistakes = []
@@ -421,7 +421,7 @@ class _Source:
         return columns
 
     def columns_of_classes(self, names: Sequence[str]) -> dict[str, str]:
-        """The columns of classes, by roles of their own. Raises ``UserError``."""
+        """The columns of the classes ``names``, by role, such as 'label of cat'. Raises ``UserError``."""
         if lacking := [name for name in names if name not in self.names]:
             there = ", ".join(map(printable, self.names))
             raise UserError(f"--label-columns {lacking[0]}: {self.file} has the columns {there}")
@@ -430,7 +430,7 @@ class _Source:
         return {f"label of {name}": name for name in names}
 
     def read(self, columns: dict[str, str]) -> dict[str, pyarrow.ChunkedArray]:
-        """The cells of these columns as text, by role. Raises ``UserError``."""
+        """Read the cells of ``columns`` (name by role) as text, by role. Raises ``UserError``."""
         import pyarrow
 
         try:
@@ -473,7 +473,7 @@ class _Source:
     def described(
         self, rows: int, columns: dict[str, str], given: dict[str, str | None], own: Sequence[str] = ()
     ) -> str:
-        """The file, which columns are read, which of them nobody has named, and which are not read."""
+        """A description of the file: its rows, the columns read (guessed ones are marked), and those not read."""
         shown = [
             role if name == role else f"{role} {name}{' (guessed)' * (given[role] is None)}"
             for role, name in columns.items()
@@ -491,14 +491,14 @@ class _Source:
         return next((f"line {number:,}" for place, (number, _) in enumerate(self._rows()) if place == row), "a line")
 
     def _rows(self) -> Iterator[tuple[int, list[str]]]:
-        """The lines below the names that are not blank, as pyarrow reads them, with their numbers."""
+        """The number and the cells of each line below the column names; blank lines are skipped, as in pyarrow."""
         with open(self.file, encoding="utf-8-sig", errors="replace", newline="") as lines:
             for number, line in enumerate(lines, 1):
                 if number > 1 and line.strip("\r\n"):
                     yield number, next(csv.reader([line], delimiter=self.separator))
 
     def _why(self, error: str) -> str:
-        """The reason why pyarrow cannot read the file, with its line."""
+        """The reason why pyarrow cannot read the file: the line at fault if one is found, or else ``error``."""
         count = len(self.names)
         if not self.is_parquet:
             for number, cells in self._rows():
@@ -533,11 +533,11 @@ def read_labels(
     of_test: bool = False,
     leave_out_unknown: bool = False,
 ) -> Splits:
-    """The images of the table that ``--labels`` names. Raises ``UserError``.
+    """Read the images of the table that ``--labels`` or ``--class-from-name`` gives. Raises ``UserError``.
 
-    To ``evaluate``, in the ``classes`` of a checkpoint if they are given, ``whose`` for messages; with
-    ``leave_out_unknown`` images of others are left out, with a warning. A table without splits is then evaluated whole,
-    and with ``of_test`` the rows of test.
+    With ``evaluate``, a table without splits is evaluated whole; with ``of_test``, only its test rows are. ``classes``:
+    those of a checkpoint, which messages call ``whose``; with ``leave_out_unknown``, images of other classes are left
+    out with a warning.
     """
     table = table_of_names(settings) if settings.labels is None else read_table(settings)
     train, validation, unused = _rows_of(table, settings, evaluate, of_test)
@@ -565,9 +565,9 @@ def read_labels(
 def _numbered(
     table: Table, settings: DataSettings, named_by: np.ndarray, classes: Sequence[str] | None, whose: str
 ) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
-    """The classes, the labels, int64 (n,) or int8 (n, classes), and which rows hold what is no class, bool (n,).
+    """Class names; labels, int64 (n,) or int8 (n, classes); and whether each row has an unknown class, bool (n,).
 
-    The classes are those of a checkpoint, or those of the rows ``named_by``.
+    The class names are ``classes``, from a checkpoint, or those in the rows ``named_by``. Raises ``UserError``.
     """
     if table.label.ndim > 1:
         assert settings.label_columns is not None
@@ -576,12 +576,12 @@ def _numbered(
             raise UserError(f"--label-columns: are other classes than those of {whose}: {some(names)}")
         places = [settings.label_columns.index(name) for name in names]
         return names, table.label[:, places], np.zeros(len(table), dtype=bool)
-    used = np.unique(table.label[named_by])  # of the texts
+    used = np.unique(table.label[named_by])  # numbers of texts
     if settings.label_separator is None:
         names = tuple(classes or class_names(table.texts[text] for text in used))
         numbers = _numbers(table.texts, names)[table.label]
         return names, numbers, numbers < 0
-    lists = LabelLists.split([*table.texts, None], settings.label_separator)  # the last is that of a missing one
+    lists = LabelLists.split([*table.texts, None], settings.label_separator)  # the last is for a missing text
     names = tuple(classes or class_names(lists.values[np.isin(lists.rows, used)]))
     if not names:
         raise UserError(f"{table.at(int(named_by[0]), 'label')} no row names a class")
@@ -591,7 +591,7 @@ def _numbered(
 
 
 def _numbers(labels: Iterable[str], names: Sequence[str]) -> np.ndarray:
-    """The place of each of ``labels`` among ``names``, int64; -1 for none."""
+    """The place of each of ``labels`` among ``names``, int64; -1 if it is not there."""
     number = {name: label for label, name in enumerate(names)}
     return np.array([number.get(name, -1) for name in labels], dtype=np.int64)
 
@@ -599,10 +599,10 @@ def _numbers(labels: Iterable[str], names: Sequence[str]) -> np.ndarray:
 def _rows_of(
     table: Table, settings: DataSettings, evaluate: bool, of_test: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The rows to train on, to validate on, and of test images that are not read: int64 each.
+    """The rows to train on, the rows to validate on, and the unused rows of val and test: int64 each.
 
-    With ``--val-split`` and ``--folds`` all that may be validated are to train on, and are chosen from later. Raises
-    ``UserError``.
+    With ``--val-split`` or ``--folds``, none are to validate on yet; they are later chosen from those to train on.
+    Raises ``UserError``.
     """
     everything = np.arange(len(table))
     none = everything[:0]
@@ -634,14 +634,14 @@ def _rows_of(
 
 
 def class_names(labels: Iterable[str]) -> tuple[str, ...]:
-    """The different labels in the order of their numbers, if all are whole ones, or else of the alphabet."""
+    """The distinct labels: in numerical order if all are whole numbers, otherwise in alphabetical order."""
     names = set(labels)
     numbers = all(name.isascii() and name.isdigit() and str(int(name)) == name for name in names)
     return tuple(sorted(names, key=int) if numbers else sorted(names))
 
 
 def _images(table: Table, rows: np.ndarray, labels: np.ndarray, colour: str) -> ImageFiles:
-    """The images of ``rows`` in the order of class and path, as class folders have them; of several labels, of path."""
+    """The images of ``rows``, ordered by class and path, as in class folders; multi-label images by path alone."""
     rows = rows[np.argsort(table.file[rows])]
     if labels.ndim == 1:
         rows = rows[np.argsort(labels[rows], kind="stable")]

@@ -1,8 +1,8 @@
-"""Tar files that WebDataset (or anything else) wrote: indexed at the first use, then read like our own shards.
+"""Tar files written by WebDataset or any other program: indexed at first use, then read like our own shards.
 
-A sample is all members of one name up to its first point: an image and its label, KEY.cls with a number or a class's
-name, or KEY.json with "label" or "cls". The index is written beside them and is made again when a tar file was added,
-removed, or has another size or time than before, or when other classes are listed.
+A sample is all members whose names agree up to the first dot (KEY): an image, and its label in KEY.cls, a number or a
+class name, or in KEY.json, as "label" or "cls". The index is written beside the tar files, and is made again when one
+of them was added or removed or has changed its size or time, or when different classes are listed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from utils.data.formats.shards.index import BLOCK, CONTENTS, KIND, PARTS, Shard,
 from utils.data.kept import claimed
 from utils.data.progress_log import Log, ProgressLog
 
-FOREIGN = "indexed"  # the mark in shards.json of an index of tar files that others made
-CLASS_FILES = ("classes.txt", "classnames.txt")  # a name a line, in the order of the labels
+FOREIGN = "indexed"  # the mark in shards.json of an index of foreign tar files
+CLASS_FILES = ("classes.txt", "classnames.txt")  # one name per line, in the order of the labels
 ENDINGS = tuple(ending[1:] for ending in IMAGE_ENDINGS)
 MOST_PROBLEMS = 1000  # that the index keeps
 PART_BYTES = 1 << 20  # that are read at a time
@@ -35,10 +35,10 @@ _KEY = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")  # WebDataset's own rule
 
 
 def foreign_shards(root: Path) -> dict[str, list[Path]]:
-    """The tar files in ``root`` and its folders, by split ('train', 'val'), as their names or folders say.
+    """The tar files in ``root`` and its folders, by split ('train', 'val'), as file or folder names tell.
 
-    As of class folders, one name counts: with those of val, those of test are left out. Raises ``UserError`` for a
-    folder of a split that cannot be read.
+    As with class folders, a split uses one name: if there is a val, test is left out. Raises ``UserError`` if the
+    folder of a split cannot be read.
     """
     named: dict[str, list[Path]] = {name: [] for name in (*VALIDATION_FOLDERS, *TRAINING_FOLDERS)}
     for path in _tar_files(root):
@@ -59,19 +59,19 @@ def _tar_files(root: Path) -> list[Path]:
             with os.scandir(folder) as entries:
                 found += [Path(entry) for entry in entries if entry.name.endswith(".tar") and entry.name[0] != "."]
         except OSError as error:
-            if folder == root or _split_named_by(folder.relative_to(root)) is not None:  # not lost+found, say
+            if folder == root or _split_named_by(folder.relative_to(root)) is not None:  # not for lost+found
                 raise UserError(f"--datapath: {folder} cannot be read ({error.strerror})") from error
     return sorted(found)
 
 
 def _split_named_by(path: Path) -> str | None:
-    """The split that a word of a path below the root names."""
+    """The name of a split, such as 'valid', that is a word in ``path``, which is relative to the root; None if none."""
     words = {word for part in path.parts for word in re.split("[^a-z]+", part.lower())}
     return next((name for name in (*VALIDATION_FOLDERS, *TRAINING_FOLDERS) if name in words), None)
 
 
 def ensure_index(root: Path, log: Log) -> None:
-    """Index the tar files in ``root``, unless they have an index that still fits. Raises ``UserError``."""
+    """Index the tar files in ``root``, unless there is an index that still fits them. Raises ``UserError``."""
     if (root / PARTS).exists() and not (root / CONTENTS).exists():
         raise UserError(f"--datapath {root}: its packing was cut or goes on; repeat the command of scripts/pack.py")
     shards = foreign_shards(root)
@@ -101,7 +101,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _is_ours_to_make(path: Path) -> bool:
-    """No index is there, or one of foreign tar files; that of packed shards is never replaced."""
+    """True if there is no index at ``path``, or one of foreign tar files; that of packed shards is never replaced."""
     if not path.exists():
         return True
     contents = _read_json(path)
@@ -109,7 +109,7 @@ def _is_ours_to_make(path: Path) -> bool:
 
 
 def _fits(root: Path, shards: dict[str, list[Path]]) -> bool:
-    """The index lists these tar files as they are, with the classes that a file names now."""
+    """True if the index in ``root`` agrees with the tar files ``shards`` as they are now, and with any class file."""
     contents = _read_json(root / CONTENTS)
     if contents is None:
         return False
@@ -141,7 +141,7 @@ def _look_of(path: Path) -> tuple[int, int]:
 
 @dataclass
 class _Sample:
-    """The sample of one key: the image's place, and its label as it is written."""
+    """The sample of one key: the image's place, its label as written, and what is wrong with it."""
 
     row: tuple[int, int, int, bytes] | None = None  # offset, size, CRC-32 of the header, name
     label: str | None = None
@@ -150,7 +150,7 @@ class _Sample:
 
 @dataclass
 class _Found:
-    """The samples of a split that are whole, and what is wrong with the others."""
+    """The complete samples of a split, and what is wrong with the others."""
 
     shards: list[Shard] = field(default_factory=list)
     rows: list[tuple[int, int, int, int, bytes]] = field(default_factory=list)  # offset, size, shard, header, name
@@ -190,7 +190,7 @@ def _index(root: Path, shards: dict[str, list[Path]], progress: ProgressLog) -> 
 
 
 def _add(root: Path, path: Path, found: _Found) -> None:
-    """Add the samples of a tar file."""
+    """Add the samples of the tar file ``path`` to ``found``."""
     size, changed = _look_of(path)
     samples: dict[str, _Sample] = {}
     try:
@@ -230,7 +230,7 @@ def _add(root: Path, path: Path, found: _Found) -> None:
 
 
 def _holds_more(file: BinaryIO, end: int) -> bool:
-    """Anything but zeros follows in a tar file from byte ``end`` on."""
+    """True if anything but zeros follows in a tar file from byte ``end`` on."""
     file.seek(end)
     while part := file.read(PART_BYTES):
         if part.strip(b"\0"):
@@ -239,18 +239,18 @@ def _holds_more(file: BinaryIO, end: int) -> bool:
 
 
 def _take(sample: _Sample, ending: str, info: tarfile.TarInfo, tar: tarfile.TarFile, file: int) -> None:
-    """Take a member of a sample."""
+    """Add a tar file's member to ``sample``, as its image or label; ``ending``: what follows the key in its name."""
     if ending in ENDINGS:
         if sample.row is not None:
             sample.fault = "has more than one image: a repeated key, or two formats of one image"
-        if info.issparse():  # its bytes do not lie as they are, and others follow where they would
+        if info.issparse():  # only the parts of it that are not empty are stored
             sample.fault = "is stored as a sparse file (tar -S), which is not read; pack it without"
         head = zlib.crc32(os.pread(file, BLOCK, info.offset_data - BLOCK))
         name = info.name.encode("utf-8", "surrogateescape")
         sample.row = (info.offset_data, info.size, head, name)
     elif ending in ("cls", "json"):
         content = tar.extractfile(info)
-        assert content is not None  # of a file
+        assert content is not None  # the member is a file
         label = _label(ending, content.read())
         if label is None:
             return
@@ -260,7 +260,7 @@ def _take(sample: _Sample, ending: str, info: tarfile.TarInfo, tar: tarfile.TarF
 
 
 def _label(ending: str, content: bytes) -> str | None:
-    """The label that a member says, a number or a name; None if it says none."""
+    """The label in a member's content, a number or a name, as text; None if there is none."""
     try:
         if ending == "cls":
             return content.decode().strip() or None
@@ -272,7 +272,7 @@ def _label(ending: str, content: bytes) -> str | None:
 
 
 def _classes(root: Path, listed: list[str] | None, labels: set[str]) -> tuple[Sequence[str], dict[str, int]]:
-    """The classes, those ``listed``, otherwise the names in the labels or numbers from 0; and each label's number."""
+    """The classes (those ``listed``, or else numbers from 0 or the names in ``labels``) and each label's number."""
     if all(re.fullmatch("[0-9]{1,6}", label) for label in labels):
         numbers = {label: int(label) for label in labels}
         count = max(numbers.values(), default=-1) + 1
@@ -293,12 +293,12 @@ def _classes(root: Path, listed: list[str] | None, labels: set[str]) -> tuple[Se
 
 
 def _listed_classes(root: Path) -> list[str] | None:
-    """The classes that a file in ``root`` names."""
+    """The classes that a file in ``root`` lists; None without such a file. Raises ``UserError``."""
     return next((lines for name in CLASS_FILES if (lines := _lines_of(root / name))), None)
 
 
 def _lines_of(path: Path) -> list[str]:
-    """The names in a file of classes, empty without one. Raises ``UserError``: others would be taken in its place."""
+    """The names in a file of classes; [] if there is no file. Raises ``UserError`` if it is unreadable or has gaps."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -307,6 +307,6 @@ def _lines_of(path: Path) -> list[str]:
         reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
         raise UserError(f"{path}: cannot be read ({reason})") from error
     lines = [line.strip() for line in text.rstrip().splitlines()]
-    if "" in lines:  # the number of a class is that of its line
+    if "" in lines:  # a class's number is that of its line
         raise UserError(f"{path}: line {lines.index('') + 1} is empty; give each class a line with its name")
     return lines

@@ -1,8 +1,8 @@
-"""The index of a folder of shards: where in which tar file each image lies, so that each is read by its number.
+"""The index of a folder of shards: each image's tar file and its place there, so that it can be read by its number.
 
-``shards.json`` lists classes and shards, with their sizes and SHA-256; ``SPLIT.index.npy`` holds a ``record`` for each
-image, in the order of the images' numbers, which need not be their order in the shards. It is mapped into memory, so
-that workers share it.
+``shards.json`` lists the classes and the shards, with their sizes and SHA-256. ``SPLIT.index.npy`` holds a record for
+each image, in the order of the images' numbers, which need not be their order in the shards. The records are mapped
+into memory, so that workers share them.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ CONTENTS = "shards.json"
 PARTS = ".packing"  # in a folder whose packing is not finished
 KIND = "image shards"
 VERSION = 1
-BLOCK = 512  # of a tar file: a header, or a part of the content
+BLOCK = 512  # bytes of a block in a tar file: a header, or a part of the content
 ANEW = "pack anew (scripts/pack.py)"
 
 
 def record_type(longest_name: int, labels: int = 0) -> np.dtype:
-    """An image's place: the shard's number, where its ``size`` bytes begin, its label, the CRC-32 of its tar header.
+    """The dtype of an image's record: number of its ``shard``, ``offset`` and ``size`` of its bytes there, ``label``.
 
-    ``labels``: with several labels an image, the number of classes; its label is then int8 (labels,).
-    ``crc`` is that of its bytes, where ``Split.checked``; ``name`` that of the member in the tar file, in UTF-8.
+    ``head`` is the CRC-32 of its tar header, ``crc`` that of its bytes (only if ``Split.checked``), ``name`` its name
+    in the tar file, in UTF-8. ``labels``: of multi-label images the number of classes; ``label`` is int8 (labels,).
     """
     return np.dtype(
         [
@@ -51,7 +51,7 @@ def record_type(longest_name: int, labels: int = 0) -> np.dtype:
 
 @dataclass(frozen=True)
 class Shard:
-    """A tar file of ``bytes`` bytes with ``samples`` images. ``changed``: its time in ns, where it has no hash."""
+    """A tar file of ``bytes`` bytes with ``samples`` images. ``changed``: its time in ns, if it has no ``sha256``."""
 
     file: str
     bytes: int
@@ -62,9 +62,9 @@ class Shard:
 
 @dataclass(frozen=True)
 class Split:
-    """The images of a split: ``records`` (n,) in the order of their numbers. ``checked``: each has a CRC-32.
+    """The images of a split: ``records`` (n,), by image number. ``checked``: True if each has its image's CRC-32.
 
-    ``identity`` is the SHA-256 of the records as they were read.
+    ``identity``: the SHA-256 of the file that the records were read from.
     """
 
     shards: tuple[Shard, ...]
@@ -84,7 +84,7 @@ class Contents:
 
     @property
     def multilabel(self) -> bool:
-        """Images have several labels."""
+        """True if the images are multi-label."""
         return any(split.records["label"].ndim > 1 for split in self.splits.values())
 
 
@@ -92,7 +92,7 @@ class Contents:
 
 
 def write_contents(folder: Path, classes: Sequence[str], splits: dict[str, Split], made: dict[str, Any]) -> None:
-    """Write the index of the shards in ``folder``; ``shards.json`` last, so that it is never incomplete."""
+    """Write the index of the shards in ``folder``; ``shards.json`` last, so that the index is never incomplete."""
     described = {}
     for name, split in splits.items():
         file = io.BytesIO()
@@ -112,7 +112,7 @@ def write_contents(folder: Path, classes: Sequence[str], splits: dict[str, Split
 
 
 def read_contents(folder: Path) -> Contents | None:
-    """The index in ``folder``, None without one. Raises ``UserError`` if it is damaged or its shards are others."""
+    """Read the index in ``folder``; None without one. Raises ``UserError`` if it is damaged or the shards differ."""
     try:
         text = (folder / CONTENTS).read_bytes()
     except FileNotFoundError:
@@ -157,7 +157,7 @@ def _split(folder: Path, name: str, described: dict[str, Any]) -> Split:
 
 
 def _refuse_other_shards(folder: Path, shards: Sequence[Shard]) -> None:
-    """A shard that was cut, replaced or lost is noticed before training, at the cost of one look at each."""
+    """Raise ``UserError`` if a shard was cut off, replaced or lost: this takes only one ``os.stat`` per shard."""
     if wrong := [problem for shard in shards if (problem := _problem_of(folder / shard.file, shard))]:
         more = f" (and {len(wrong) - 1} more)" if wrong[1:] else ""
         raise UserError(f"{wrong[0]}{more}; copy it again, or {ANEW}")

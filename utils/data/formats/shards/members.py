@@ -1,4 +1,4 @@
-"""A folder of shards as a data set, each of whose images is read by its number with one positioned read."""
+"""A folder of shards as a data set; each image is read by its number, with one positioned read."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ MOST_OPEN = 256  # files that a process keeps open; systems allow 1024
 
 
 def holds_shards(root: Path) -> bool:
-    """An index of shards lies in ``root``."""
+    """True if ``root`` holds an index of shards."""
     return (root / CONTENTS).is_file()
 
 
 def read_shards(root: Path, colour: str, skip_bad: bool = False) -> Splits:
-    """The images of the shards in ``root``, which has an index. Raises ``UserError`` if it does not fit them.
+    """Read the images of the shards in ``root``, which has an index. Raises ``UserError`` if the index does not fit.
 
     With ``skip_bad``, samples of foreign tar files that lack an image or a label are left out, with a warning.
     """
@@ -60,7 +60,7 @@ def read_shards(root: Path, colour: str, skip_bad: bool = False) -> Splits:
 
 
 def _refuse_classes_of_validation_alone(contents: Contents) -> None:
-    """A label written otherwise than in training would be an output of the network that nothing trains."""
+    """Raise ``UserError`` for classes that only validation has, such as misspelt ones: nothing trains their outputs."""
     trained, validated = (np.unique(contents.splits[name].records["label"]) for name in ("train", "val"))
     unknown = [contents.classes[label] for label in np.setdiff1d(validated, trained)]
     if unknown:
@@ -71,7 +71,7 @@ def _refuse_classes_of_validation_alone(contents: Contents) -> None:
 
 
 def images_of(contents: Contents, name: str, colour: str) -> ImageFiles:
-    """The images of a split."""
+    """The images of split ``name``, to be read in ``colour``."""
     split = contents.splits[name]
     numbers = split.records["label"]
     labels = torch.from_numpy(numbers.astype(np.int8 if numbers.ndim > 1 else np.int64))
@@ -92,7 +92,7 @@ class Members(NumberedImages):
         return f"{self.files[record['shard']]}/{record['name'].decode('utf-8', 'surrogateescape')}"
 
     def version_of(self, number: int) -> str:
-        """Names its size and headers, and the CRC-32 of its bytes; where there is none, the time of its shard."""
+        """Text that changes with the image: size, CRC-32 of its header, and CRC-32 of its bytes or its shard's time."""
         record = self.split.records[number]
         if self.split.checked:
             return f"{record['size']}\0{record['head']}\0{record['crc']}"
@@ -100,16 +100,16 @@ class Members(NumberedImages):
         return f"{record['size']}\0{record['head']}\0{record['offset']}\0{changed}"
 
     def read(self, number: int) -> bytes:
-        """The image file's bytes, read together with the tar header before them, which must be the one indexed.
+        """The bytes of an image file, read together with the tar header before them, which must be the indexed one.
 
-        Raises ``UserError`` if something else lies there: the index is stale, and any image would be a wrong one.
+        Raises ``UserError`` if another header is there: the index is stale, and any image might be the wrong one.
         Raises ``OSError`` if the bytes are damaged or cannot be read.
         """
         record = self.split.records[number]
         shard = self.files[record["shard"]]
         place = int(record["offset"]) - BLOCK, BLOCK + int(record["size"])
         if (copies := _open_shards.copies) is not None:
-            with suppress(OSError, UserError):  # no copy, or one that is not right: that changes the speed alone
+            with suppress(OSError, UserError):  # no copy, or a wrong one: only slower
                 return self._checked(number, _open_shards.read(copy_of(shard, copies), *place))
         return self._checked(number, _open_shards.read(shard, *place))
 
@@ -150,7 +150,7 @@ class Members(NumberedImages):
 
 
 class _OpenShards:
-    """The shards that this process has open, the least recently read one closed first.
+    """The shards that this process keeps open; the least recently read one is closed first.
 
     Reads are positioned, so forked processes may share a file. ``copies``: a folder that may hold copies of shards.
     """
@@ -160,7 +160,7 @@ class _OpenShards:
         self.copies: str | None = None
 
     def read(self, path: str, offset: int, count: int) -> bytes:
-        """``count`` bytes from ``offset`` on, fewer at the file's end. Raises ``OSError``."""
+        """Read ``count`` bytes from ``offset`` on, fewer at the file's end. Raises ``OSError``."""
         file = self._file(path)
         parts = []
         while count and (part := os.pread(file, count, offset)):
@@ -174,7 +174,7 @@ class _OpenShards:
             self._files.move_to_end(path)
             return self._files[path]
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        if path.endswith(COPY):  # an open copy that was removed would keep its disk space
+        if path.endswith(COPY):  # a removed copy that stays open would keep its disk space
             copies = [name for name in self._files if name.endswith(COPY)]
             for name in [name for name in copies if not os.fstat(self._files[name]).st_nlink]:
                 self._close(name)
@@ -193,12 +193,12 @@ _open_shards = _OpenShards()
 
 @lru_cache(maxsize=4096)
 def copy_of(path: str, folder: str) -> str:
-    """Path of the copy of a shard in ``folder``; another one once the shard changes."""
+    """Path in ``folder`` of the copy of the shard at ``path``; its name depends on the shard's path, size and time."""
     status = os.stat(path)
     text = f"{path}\0{status.st_size}\0{status.st_mtime_ns}".encode("utf-8", "surrogateescape")
     return os.path.join(folder, hashlib.sha256(text).hexdigest()[:32] + COPY)
 
 
 def look_for_copies_in(folder: str | None) -> None:
-    """Let this process, and those that it starts, read a shard's copy in ``folder`` where there is one."""
+    """Let this process, and those that it starts, read a shard's copy in ``folder`` if there is one."""
     _open_shards.copies = folder

@@ -1,4 +1,4 @@
-"""Copies shards from a slow place into a local folder of bounded size, before training needs them.
+"""Copies of shards in slow storage, made in a local folder of limited size before training needs them.
 
 Each shard is read once from end to end, which is what disks, network drives and object stores are good at. A read that
 finds no copy goes to the original: the copies change the speed and nothing else.
@@ -24,18 +24,18 @@ PART_BYTES = 4 << 20
 
 
 def last_needs(shards_of_batches: Sequence[np.ndarray]) -> dict[int, int]:
-    """The last batch that needs each shard, by the shards' numbers in the order of the first need."""
+    """The last batch that needs each shard, by shard number, in the order in which the shards are first needed."""
     lasts: dict[int, int] = {}
     for number, shards in enumerate(shards_of_batches):
-        lasts |= dict.fromkeys(np.unique(shards).tolist(), number)  # a shard keeps its place
+        lasts |= dict.fromkeys(np.unique(shards).tolist(), number)  # a shard met again keeps its place
     return lasts
 
 
 class ReadAhead:
-    """The copies of ``members``' shards in ``folder``, together at most ``limit_bytes``.
+    """Copies of the shards of ``members`` in ``folder``, together at most ``limit_bytes``.
 
-    Of the processes of a host one makes and removes them, the one with ``is_first``; all read them. Must be made
-    before the worker processes, which inherit where to look.
+    On each host, the process with ``is_first`` makes and removes the copies; all processes read them. Must be created
+    before the worker processes, which inherit the folder's name. Raises ``UserError`` if ``folder`` cannot be used.
     """
 
     def __init__(self, members: Members, folder: Path, limit_bytes: int, *, is_first: bool, log: Log) -> None:
@@ -60,7 +60,7 @@ class ReadAhead:
 
     @contextmanager
     def of(self, batches: Sequence[np.ndarray]) -> Iterator[ReadAhead]:
-        """Copy, within it, the shards of ``batches``, the numbers of their samples, ahead of their use."""
+        """Context in which the shards that ``batches`` (arrays of sample numbers) need are copied ahead of use."""
         if not self.is_first:
             yield self
             return
@@ -79,7 +79,7 @@ class ReadAhead:
             thread.join()
 
     def passed(self, batch: int) -> None:
-        """Batch ``batch`` has been read: shards that only it and earlier ones needed may go."""
+        """Note that ``batch`` has been read: copies that only it and earlier batches needed may be removed."""
         if self.is_first:
             with self._changed:
                 self._passed = batch
@@ -89,7 +89,7 @@ class ReadAhead:
 
     def _copy_all(self, lasts: dict[int, int]) -> None:
         paths = [Path(copy_of(file, str(self.folder))) for file in self.members.files]
-        for path in {*self.folder.glob(f"*{COPY}")} - {*paths}:  # of a killed run or another data set
+        for path in {*self.folder.glob(f"*{COPY}")} - {*paths}:  # left by a killed run or for another data set
             path.unlink(missing_ok=True)
         remove_abandoned(self.folder)
         self._make_room(0, lasts, paths)
@@ -106,9 +106,9 @@ class ReadAhead:
                 self._make(number, paths[number])
 
     def _make_room(self, size: int, lasts: dict[int, int], paths: list[Path]) -> bool:
-        """Remove copies until ``size`` bytes fit: those that ``lasts`` lack, then those used up. Whether they do.
+        """Remove copies of shards that ``lasts`` lacks, then of those no longer needed, until ``size`` bytes fit.
 
-        None is removed before: the next epoch may find it.
+        Returns whether they fit. No copy is removed before space is needed, as the next epoch may use it.
         """
         spare = sorted((lasts.get(number, -1), number, path) for number, path in enumerate(paths))
         held = {path: _bytes_of(path) for path in self.folder.glob(f"*{COPY}")}
@@ -121,7 +121,7 @@ class ReadAhead:
         return room >= size
 
     def _make(self, number: int, path: Path) -> None:
-        """Copy a shard. What cannot be copied is read from the original, image by image, with a warning."""
+        """Copy shard ``number`` to ``path``; if that fails, warn: images are then read from the original."""
         shard = self.members.split.shards[number]
         digest = hashlib.sha256()
         count = 0
@@ -146,7 +146,7 @@ class ReadAhead:
 
 
 def _bytes_of(path: Path) -> int:
-    """The size of a file, 0 if there is none: another run may have removed it."""
+    """The size of a file in bytes; 0 if there is no such file, as another run may have removed it."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
