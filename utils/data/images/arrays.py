@@ -1,6 +1,6 @@
-"""Images of any number of channels and bits, as arrays: .npy files, TIFF files of several bands, what Pillow reads.
+"""Images with any number of channels and bits, as arrays: .npy files, multi-band TIFF files, and all that Pillow reads.
 
-``levels_of`` gives levels from 0 to 255: uint8, or float32 where a ``Colour`` keeps all levels.
+``levels_of`` returns levels from 0 to 255: uint8, or float32 if a ``Colour`` keeps all levels.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from utils.data.images.stored import RAW, NamedBytes, content_of
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 SAMPLES = 277  # TIFF's tag
 MANY = 2**16
-LUMA = (0.299, 0.587, 0.114)  # Pillow's, of red, green and blue
-# Steps that turn a stored array upright, by EXIF's orientation: transpose first, then these axes are reversed.
+LUMA = (0.299, 0.587, 0.114)  # Pillow's weights of red, green and blue
+# Steps that turn a stored array upright, by EXIF orientation: whether to transpose it, then the axes to reverse.
 UPRIGHT = {2: (0, (1,)), 3: (0, (0, 1)), 4: (0, (0,)), 5: (1, ()), 6: (1, (1,)), 7: (1, (0, 1)), 8: (1, (0,))}
 
 
 class Header(NamedTuple):
-    """An array file's width and height as stored, its channels, the bits of a number, 32 for those without a known
-    range, and the file's format."""
+    """The header of an array file. ``size``: width and height as stored; ``bits``: of each number, 32 if the range of
+    the numbers is unknown; ``file_format``: 'NPY' or 'TIFF'."""
 
     size: tuple[int, int]
     channels: int
@@ -45,14 +45,14 @@ class Header(NamedTuple):
 
 
 def bits_of(dtype: np.dtype) -> int:
-    """8, 16, or 32 for all numbers whose range no file says."""
+    """Bits of each number: 8, 16, or 32 for every other dtype, as no file states the range of its numbers."""
     return {"u1": 8, "b1": 8, "u2": 16}.get(dtype.str[1:], 32)
 
 
 def array_header(path: str | BinaryIO) -> Header | None:
-    """Facts in the header of a file that Pillow has no picture of; None for all that it reads, or that is damaged.
+    """The header of a file that Pillow cannot read as an image; None for one that it can, and for a damaged TIFF file.
 
-    Raises ``UserError`` if the package that reads it is missing.
+    Raises ``UserError`` if a package needed to read the file is missing.
     """
     start = _start(path)
     if start.startswith(RAW):
@@ -67,15 +67,15 @@ def array_header(path: str | BinaryIO) -> Header | None:
 
 
 def levels_of(path: str | BinaryIO, colour: str, formats: list[str] | tuple[str, ...] | None = None) -> np.ndarray:
-    """The levels of an image file, upright, for a ``colour`` that is read as an array: (h, w, channels).
+    """Read the levels of an image file, upright, for a ``colour`` that is read as arrays: (h, w, channels).
 
-    Raises ``ValueError`` for a file of another number of channels, or of numbers without a known range.
+    Raises ``ValueError`` if the file has the wrong number of channels, or numbers without a known range.
     """
     return of_colour(numbers_in(path, channels_of(colour), formats), colour)
 
 
 def of_colour(numbers: np.ndarray, colour: str) -> np.ndarray:
-    """An array (h, w) or (h, w, channels) as ``levels_of`` gives it."""
+    """Convert an array (h, w) or (h, w, channels) to the levels that ``levels_of`` returns. Raises ``ValueError``."""
     _checked(numbers.shape)
     numbers = numbers[..., None] if numbers.ndim == 2 else numbers
     levels = _levels(numbers, range_of(colour), keeps_levels(colour))
@@ -104,7 +104,7 @@ def _levels(numbers: np.ndarray, pixel_range: tuple[float, float] | None, keeps:
     if bits == 8:
         return numbers.astype(np.float32) if keeps else numbers
     if pixel_range is None and bits == 16 and not keeps:
-        return (numbers >> 8).astype(np.uint8)  # as of a 16-bit PNG file
+        return (numbers >> 8).astype(np.uint8)  # as for a 16-bit PNG file
     if pixel_range is None and bits == 32:
         refuse_unknown_range(numbers)
     pixel_range = pixel_range or (0, 65535 if bits == 16 else 255)
@@ -130,7 +130,7 @@ def _file(path: str | BinaryIO) -> BinaryIO:
 
 
 def numbers_in(path: str | BinaryIO, channels: int, formats: list[str] | tuple[str, ...] | None = None) -> np.ndarray:
-    """The numbers of a file, upright, as stored, for one who reads so many channels."""
+    """Read the numbers in a file as stored, but upright; ``channels``: the number of channels that is wanted."""
     start = _start(path)
     if start.startswith(RAW):
         return np.lib.format.read_array(_file(path), allow_pickle=False)
@@ -142,7 +142,7 @@ def numbers_in(path: str | BinaryIO, channels: int, formats: list[str] | tuple[s
             return numbers
         image.load()
         image = ImageOps.exif_transpose(image)
-        if is_deep(image):  # of a PPM file, whose range Pillow has made that of 16 bits
+        if is_deep(image):  # a PPM file, whose numbers Pillow has scaled to 16 bits
             return np.asarray(image).astype(np.uint16)
         if image.mode in ("P", "1") or (channels in (1, 3) and image.mode not in ("L", "RGB", "LA", "RGBA")):
             has_alpha = channels == 4 or (image.mode == "P" and "transparency" in image.info)
@@ -159,7 +159,7 @@ def _npy_header(path: str | BinaryIO) -> tuple[tuple[int, ...], np.dtype]:
 
 
 def _checked(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Height, width and channels. Raises ``ValueError`` for a shape that is no image's."""
+    """Height, width and channels of an array of this ``shape``. Raises ``ValueError`` if it cannot be an image."""
     if len(shape) not in (2, 3) or 0 in shape:
         raise ValueError(f"holds numbers of shape {shape} instead of (height, width) or (height, width, channels)")
     height, width, channels = (*shape, 1)[:3]
@@ -169,7 +169,7 @@ def _checked(shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def _is_for_tifffile(path: str | BinaryIO, channels: int | None = None) -> bool:
-    """Pillow has no picture of a TIFF file, or one without some of the ``channels`` that are asked for."""
+    """True if Pillow cannot read a TIFF file as an image, or cannot read all of the ``channels`` that are wanted."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -178,12 +178,12 @@ def _is_for_tifffile(path: str | BinaryIO, channels: int | None = None) -> bool:
                 samples = int(getattr(image, "tag_v2", {}).get(SAMPLES, bands))
                 deep = ";16" in raw_mode(image) and not is_deep(image)
     except (UnidentifiedImageError, SyntaxError):
-        return _samples_of(path) > 1  # not of a damaged file
+        return _samples_of(path) > 1  # a damaged file has none
     return channels not in (None, 1, 3) and (samples > bands or (deep and samples != 3))
 
 
 def _samples_of(path: str | BinaryIO) -> int:
-    """The bands that a TIFF file's first directory states; 0 if it has none, many for a BigTIFF file."""
+    """The number of bands that a TIFF file's first directory states; 0 if damaged, ``MANY`` for a BigTIFF file."""
     file = _file(path)
     head = file.read(8)
     if head[2:4] in (b"+\0", b"\0+"):
@@ -223,7 +223,7 @@ def _of_tiff(path: str | BinaryIO) -> np.ndarray:
 
 
 def _stacked(tiff: Any) -> bool:
-    """The channels are pages, as ImageJ and OME write them."""
+    """True if the channels are pages, as ImageJ and OME write them."""
     return tiff.pages[0].samplesperpixel == 1 and tiff.series[0].axes == "CYX"
 
 

@@ -1,6 +1,6 @@
-"""Image files into uint8 tensors, on the CPU.
+"""Decoding of image files into tensors, on the CPU.
 
-Of a plain JPEG only the wanted box is decoded (see ``jpeg.py``). Pillow reads all other formats and modes that class
+Of a plain JPEG, only the wanted box is decoded (see ``jpeg.py``). Pillow reads all other formats and modes that class
 folders hold in practice, and decides whether a file is damaged. All images are cropped and resized in the same way, so
 that the pixels do not depend on the file's format.
 """
@@ -28,12 +28,12 @@ from utils.data.images.view import LEAST_AREA, Box, Placement, View, resized
 
 CROP_RATIO = (3 / 4, 4 / 3)  # random-resized-crop of Szegedy et al., Going deeper with convolutions, 2014
 CROP_ATTEMPTS = 10
-LEVELS = "levels"  # in the ``info`` of a picture
-SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of file descriptors, of memory
+LEVELS = "levels"  # a key in the ``info`` of a picture
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of file descriptors and of memory
 
 
 class UnreadableImage(UserError):
-    """The file at ``path`` holds no image that can be read."""
+    """Error: the file at ``path`` cannot be read as an image, for this ``reason``."""
 
     def __init__(self, path: str | BinaryIO, reason: object) -> None:
         super().__init__(
@@ -48,19 +48,19 @@ class UnreadableImage(UserError):
 
 
 def open_image(path: str | BinaryIO, colour: str, formats: list[str] | tuple[str, ...] | None = None) -> Image.Image:
-    """The image of a path or an open binary file, upright (EXIF rotation applied), in mode ``colour`` ('L' or 'RGB').
+    """Open the image at a path or in a binary file, upright (EXIF rotation applied), in mode ``colour`` ('L' or 'RGB').
 
-    A ``Colour`` says the range of numbers of more than 8 bits.
-    ``formats``: by Pillow's names, the only ones that are read; None: all but programs. Raises ``UnreadableImage`` with
-    the path if the file cannot be read, a plain ``UserError`` if the system is short of memory or file descriptors.
+    If ``colour`` is a ``Colour``, it gives the range of numbers of more than 8 bits. ``formats``: Pillow's names of the
+    only formats to read; None: all except EPS, a program. Raises ``UnreadableImage`` with the path if the file cannot
+    be read, and a plain ``UserError`` if the system is short of memory or file descriptors.
     """
     return _read(path, lambda file: _open_image(file, colour, formats))
 
 
 def read_pixels(path: str | BinaryIO, colour: str, formats: list[str] | tuple[str, ...] | None = None) -> torch.Tensor:
-    """The pixels of a path or an open binary file, upright, (channels, h, w) in channels-last memory.
+    """Read the pixels of an image at a path or in a binary file, upright: (channels, h, w) in channels-last memory.
 
-    uint8, or float32 from 0 to 255 for a ``Colour`` that keeps all levels. Raises what ``open_image`` raises.
+    The dtype is uint8, or float32 (0 to 255) for a ``Colour`` that keeps all levels. Raises what ``open_image`` raises.
     """
     if not is_array(colour):
         return to_tensor(open_image(path, colour, formats))
@@ -69,7 +69,7 @@ def read_pixels(path: str | BinaryIO, colour: str, formats: list[str] | tuple[st
 
 
 def dtype_of(colour: str) -> torch.dtype:
-    """The dtype of pixels that are read in ``colour``."""
+    """The dtype of pixels that are read in ``colour``: uint8 or float32."""
     return torch.float32 if keeps_levels(colour) else torch.uint8
 
 
@@ -79,7 +79,7 @@ def _read(path: str | BinaryIO, read: Callable[[str | BinaryIO], Any]) -> Any:
             warnings.simplefilter("ignore")  # Pillow's warnings concern metadata and large images, not the pixels
             return read(opened(path))
     except Exception as error:  # each of Pillow's readers fails in its own ways on a damaged file
-        if isinstance(error, UserError):  # of a shard that was replaced, say
+        if isinstance(error, UserError):  # such as that a shard was replaced
             raise
         if isinstance(error, MemoryError) or getattr(error, "errno", None) in SHORTAGES:
             raise UserError(f"{path}: cannot be read ({error}); use fewer --workers, or raise the limit") from error
@@ -87,7 +87,7 @@ def _read(path: str | BinaryIO, read: Callable[[str | BinaryIO], Any]) -> Any:
 
 
 def why_unreadable(error: Exception) -> str:
-    """The reason why an image cannot be decoded, in one line that does not repeat its path, as Pillow does."""
+    """The reason why an image cannot be decoded, on one line, without the path that Pillow's message repeats."""
     if isinstance(error, UnidentifiedImageError):
         return "is no image of a known format"
     return " ".join(str(error).split()) or type(error).__name__
@@ -113,7 +113,7 @@ def _open_image(path: str | BinaryIO, colour: str, formats: list[str] | tuple[st
 
 
 def _raw_image(file: BinaryIO, colour: str) -> Image.Image:
-    """The image of a .npy file."""
+    """The image in an open .npy file."""
     pixels = np.lib.format.read_array(file, allow_pickle=False)
     if pixels.dtype != np.uint8 or (pixels.ndim != 2 and pixels.shape[2:] != (3,)):
         pixels = of_colour(pixels, colour)
@@ -122,9 +122,9 @@ def _raw_image(file: BinaryIO, colour: str) -> Image.Image:
 
 
 def for_people(levels: np.ndarray) -> Image.Image:
-    """A picture of levels (h, w, channels): the first three channels as red, green and blue, or the first as grey.
+    """A viewable picture of ``levels`` (h, w, channels): the first three channels as RGB, or else the first as grey.
 
-    ``info`` keeps the levels themselves, for ``Preprocessing``.
+    Its ``info`` keeps the levels themselves, for ``Preprocessing``.
     """
     shown = np.rint(levels[..., : 3 if levels.shape[2] >= 3 else 1]).astype(np.uint8)
     picture = Image.fromarray(shown[..., 0] if shown.shape[2] == 1 else np.ascontiguousarray(shown))
@@ -133,22 +133,22 @@ def for_people(levels: np.ndarray) -> Image.Image:
 
 
 def decode_crop(path: str | NamedBytes, view: View, colour: str, uniforms: np.ndarray | None = None) -> torch.Tensor:
-    """A crop of a file (channels, h, w), of the dtype of ``read_pixels``, in channels-last memory.
+    """Decode a crop of an image file: (channels, h, w), dtype as from ``read_pixels``, in channels-last memory.
 
-    With ``uniforms`` (22 numbers in [0, 1)) a random-resized-crop for training, otherwise what ``view`` shows in
-    evaluation; of a view of the ``whole`` all of the file. Raises what ``open_image`` raises.
+    With ``uniforms`` (22 numbers in [0, 1)) it is a random-resized-crop for training, otherwise what ``view`` shows in
+    evaluation; with ``view.whole``, it is always the whole image. Raises what ``open_image`` raises.
     """
     if view.whole:
         return decode_whole(path, view.size, colour)
     pixels, place = decode_box(path, view, colour, uniforms)
     shown = cropped(pixels, view, place)
-    return shown.clamp(0, 255) if shown.is_floating_point() else shown  # bicubic overshoots, which bytes cannot
+    return shown.clamp(0, 255) if shown.is_floating_point() else shown  # bicubic overshoots; bytes cannot
 
 
 def decode_box(
     path: str | NamedBytes, view: View, colour: str, uniforms: np.ndarray | None = None
 ) -> tuple[torch.Tensor, Placement | None]:
-    """The pixels of a file that ``decode_crop`` resizes, uint8 (channels, h, w), and their place in the view."""
+    """The pixels that ``decode_crop`` resizes, (channels, h, w), and their place in the view, None in training."""
     source = loaded(path)
     plain = read_plain_jpeg(source, colour)
     if plain is not None:
@@ -165,27 +165,27 @@ def decode_box(
 
 
 def decode_whole(path: str | NamedBytes, size: Size, colour: str) -> torch.Tensor:
-    """A whole file as uint8 (channels, h, w), in channels-last memory; resampled only if its size differs.
+    """Decode a whole image file: (channels, h, w), dtype as from ``read_pixels``, in channels-last memory.
 
-    Raises what ``open_image`` raises.
+    It is resampled only if its size is not ``size``. Raises what ``open_image`` raises.
     """
     return resized(read_pixels(path, colour), size, "bilinear")
 
 
 def decoder() -> str:
-    """Name and version of the library that decodes plain JPEG files here, for the log."""
+    """Name and version of the library that decodes plain JPEG files, in regions or whole, for the log."""
     if jpeg.nvimgcodec is not None:
         return f"nvImageCodec {jpeg.nvimgcodec.__version__}, regions"
     return f"torchvision {metadata.version('torchvision')}, whole images"
 
 
 def loaded(path: str | NamedBytes) -> str | NamedBytes:
-    """``path``, or the content of a stored image. Raises what ``open_image`` raises."""
+    """Load the content of a ``Stored`` image; return any other ``path`` itself. Raises what ``open_image`` raises."""
     return _read(path, lambda file: file)
 
 
 def read_plain_jpeg(path: str | NamedBytes, colour: str) -> tuple[bytes, int, int] | None:
-    """Content, width and height of a plain JPEG file; None for all files that Pillow must read."""
+    """Read a plain JPEG file: its content, width and height; None for any other file, which Pillow must read."""
     if colour != "RGB" or is_array(colour):
         return None  # Pillow makes grey from rounded RGB
     if isinstance(path, NamedBytes):
@@ -206,13 +206,13 @@ def read_plain_jpeg(path: str | NamedBytes, colour: str) -> tuple[bytes, int, in
 
 
 def to_tensor(image: Image.Image) -> torch.Tensor:
-    """The pixels as uint8 (channels, height, width), in channels-last memory."""
+    """The pixels of ``image`` as uint8 (channels, height, width), in channels-last memory."""
     pixels = torch.from_numpy(np.array(image))
     return (pixels[:, :, None] if pixels.ndim == 2 else pixels).permute(2, 0, 1)
 
 
 def boxes(view: View, width: int, height: int, uniforms: np.ndarray | None) -> tuple[Box, Placement | None]:
-    """The box of a file that is read, and for evaluation (``uniforms`` is None) its place in the view."""
+    """The box to read of a ``width`` x ``height`` image and, in evaluation (no ``uniforms``), its place in the view."""
     if uniforms is not None:
         return random_box(width, height, uniforms, view.least_area), None
     place = view.place(width, height)
@@ -220,15 +220,15 @@ def boxes(view: View, width: int, height: int, uniforms: np.ndarray | None) -> t
 
 
 def cropped(pixels: torch.Tensor, view: View, place: Placement | None) -> torch.Tensor:
-    """The pixels (channels, h, w) of the box that ``boxes`` gave, as (channels, h, w) of its size."""
+    """The ``pixels`` (channels, h, w) of the box from ``boxes``, resized and cropped to the size of ``view``."""
     return resized(pixels, view.size, view.interpolation) if place is None else view.show(pixels, place)
 
 
 def random_box(width: int, height: int, uniforms: np.ndarray, least_area: float = LEAST_AREA) -> Box:
     """A box of random area and aspect ratio, as torchvision's ``RandomResizedCrop`` draws it.
 
-    It has at least ``least_area`` of the image. ``uniforms``: ten pairs for area and ratio (the first that fits is
-    taken), then two for the place.
+    Its area is at least the fraction ``least_area`` of the image. ``uniforms``: ten pairs for area and ratio, of which
+    the first that fits is used (if none fits, the box is in the middle), then two numbers for the place.
     """
     low, high = (math.log(ratio) for ratio in CROP_RATIO)
     across, down = uniforms[2 * CROP_ATTEMPTS : 2 * CROP_ATTEMPTS + 2]

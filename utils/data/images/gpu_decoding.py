@@ -1,6 +1,7 @@
 """JPEG decoding on a GPU: workers only read the files; the device decodes (nvJPEG), crops and resizes.
 
-Works on a CPU too, more slowly than ``decode_crop``. nvJPEG's pixels differ from libjpeg-turbo's by a few levels.
+All of it works on a CPU, too, but more slowly than ``decode_crop``. nvJPEG's pixels differ from libjpeg-turbo's by a
+few levels.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from utils.data.worker_pool import in_shared_memory
 
 
 class JpegFile(NamedTuple):
-    """A plain JPEG file, not yet decoded: ``data`` uint8 (bytes,) and what ``boxes`` gives for it."""
+    """A plain JPEG file, not yet decoded: ``data``, uint8 (bytes,), and the box and place that ``boxes`` returns."""
 
     path: str
     data: torch.Tensor
@@ -31,11 +32,11 @@ class JpegFile(NamedTuple):
 
 
 class MixedBatch(NamedTuple):
-    """A batch on its way from a worker to the device.
+    """A batch on its way from a worker to the device: some images in JPEG files, the others decoded.
 
-    ``data``: uint8 (bytes,), the JPEG files concatenated, because each tensor takes a file descriptor on the way.
-    ``lengths``: bytes of each image's file, 0 if the image is in ``decoded``: uint8 (m, channels, h, w), in the
-    batch's order. ``paths``, ``boxes`` and ``places`` are those of the files.
+    ``data``: uint8 (bytes,), the JPEG files concatenated, because each tensor sent takes a file descriptor.
+    ``lengths``: for each image of the batch, the bytes of its file, or 0 if it is the next one in ``decoded``: uint8
+    (m, channels, h, w). ``paths``, ``boxes`` and ``places``: one of each for every JPEG file.
     """
 
     data: torch.Tensor
@@ -48,7 +49,7 @@ class MixedBatch(NamedTuple):
 
 
 def read_for_gpu(path: str, view: View, colour: str, uniforms: np.ndarray | None = None) -> JpegFile | torch.Tensor:
-    """A plain JPEG file undecoded; any other file decoded, cropped and resized: uint8 (channels, h, w).
+    """Read a plain JPEG file undecoded; decode, crop and resize any other file: uint8 (channels, h, w).
 
     ``uniforms`` as in ``decode_crop``. Raises ``UserError`` with the path if the file cannot be read.
     """
@@ -61,7 +62,7 @@ def read_for_gpu(path: str, view: View, colour: str, uniforms: np.ndarray | None
 
 
 def pack(items: Sequence[JpegFile | torch.Tensor], view: View, colour: str) -> MixedBatch:
-    """Pack the images of a batch, as ``read_for_gpu`` gave them, into two tensors."""
+    """Pack the images of a batch, as ``read_for_gpu`` returned them, into two tensors."""
     files = [item for item in items if isinstance(item, JpegFile)]
     images = [item for item in items if isinstance(item, torch.Tensor)]
     nothing = torch.empty(0, dtype=torch.uint8)
@@ -79,7 +80,7 @@ def pack(items: Sequence[JpegFile | torch.Tensor], view: View, colour: str) -> M
 
 
 def decode_batch(batch: MixedBatch, device: torch.device) -> torch.Tensor:
-    """The images of a batch on ``device``, in order: uint8 (n, channels, h, w).
+    """Decode the images of a batch on ``device``, in order: uint8 (n, channels, h, w).
 
     Raises ``UserError`` with the path of a damaged file.
     """
@@ -103,7 +104,7 @@ def require_decoder(device: torch.device) -> None:
 
 
 def _decode_files(files: list[torch.Tensor], paths: list[str], device: torch.device) -> list[torch.Tensor]:
-    """Whole images, uint8 (3, height, width) each, on ``device``."""
+    """Decode whole JPEG files on ``device``, each to uint8 (3, height, width). Raises ``UserError`` with a path."""
     from torchvision.io import ImageReadMode, decode_jpeg
 
     try:
@@ -114,17 +115,17 @@ def _decode_files(files: list[torch.Tensor], paths: list[str], device: torch.dev
     except RuntimeError:
         if len(files) > 1:  # torchvision does not say which one failed
             return [_decode_files([file], [path], device)[0] for file, path in zip(files, paths, strict=True)]
-        # Either damaged, then Pillow raises an error with the path, or of a kind that this decoder does not support.
+        # The file is either damaged, and Pillow raises an error with its path, or of a kind unknown to this decoder.
         return [to_tensor(open_image(paths[0], "RGB")).to(device)]
 
 
 @contextmanager
 def _no_other_use_of_free_memory(device: torch.device) -> Iterator[None]:
-    """Let any stream write, inside, at once to memory that torch's allocator hands out on ``device``.
+    """Context in which any stream may write at once to memory that torch's allocator hands out on ``device``.
 
-    torchvision allocates the images on the current stream, and nvJPEG writes them on its own stream without waiting.
-    The current stream may still be reading crops from memory that was freed meanwhile; and with deterministic
-    algorithms it fills all new memory, possibly after nvJPEG has written there.
+    torchvision allocates the images on the current stream, but nvJPEG writes them on its own stream without waiting.
+    The current stream may still be reading crops from memory that has been freed since; and with deterministic
+    algorithms it fills all new memory, possibly after nvJPEG has written to it.
     """
     if device.type != "cuda":
         yield
@@ -140,7 +141,7 @@ def _no_other_use_of_free_memory(device: torch.device) -> Iterator[None]:
 
 
 def _crop_and_resize(images: list[torch.Tensor], batch: MixedBatch) -> torch.Tensor:
-    """uint8 (n, 3, h, w); computed in float32, because a GPU has no such kernel for uint8."""
+    """Crop and resize images to uint8 (n, 3, h, w), in float32 because torch has no such GPU kernel for uint8."""
     crops = [
         cropped(image[:, top:bottom, left:right].float(), batch.view, place)
         for image, (left, top, right, bottom), place in zip(images, batch.boxes, batch.places, strict=True)

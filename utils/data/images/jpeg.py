@@ -1,4 +1,4 @@
-"""JPEG files: reads their header and decodes a region.
+"""JPEG files: reading the header, and decoding a region.
 
 nvImageCodec decodes only the wanted region, without a GPU; if it is not installed, torchvision decodes the whole image.
 Both give the same bits as Pillow: all three use libjpeg-turbo with the same settings.
@@ -39,7 +39,7 @@ def plain_size(data: bytes) -> tuple[int, int] | None:
     """Width and height in pixels of a plain JPEG file; None for any other file, which Pillow reads or refuses.
 
     Plain: three 8-bit components, Huffman-coded, upright (no rotation by EXIF or XMP) and complete up to the end
-    marker. The decoder of a region does not notice what is missing or damaged below it.
+    marker. Decoding a region does not reveal what is missing or damaged below it.
     """
     if not data.startswith(START):
         return None
@@ -65,7 +65,7 @@ def plain_size(data: bytes) -> tuple[int, int] | None:
 
 
 def _is_whole(data: bytes, scan: int, frame: int) -> bool:
-    """The pixels from ``scan`` on continue up to the end marker."""
+    """True if the pixels, from byte ``scan`` on, continue up to the end marker; ``frame``: the frame's marker."""
     if frame == _PROGRESSIVE:  # many scans with markers between them, all of which any region needs
         return data.endswith(END)
     marker = _MARKER.search(data, scan)
@@ -73,7 +73,7 @@ def _is_whole(data: bytes, scan: int, frame: int) -> bool:
 
 
 def _upright(segment: bytes) -> bool:
-    """An APP1 segment, which holds EXIF or XMP, asks for no rotation; False if in doubt."""
+    """True if an APP1 segment, which holds EXIF or XMP, asks for no rotation; False if in doubt."""
     if not segment.startswith(b"Exif\0\0"):
         return all(value == b"1" for value in _XMP_ORIENTATION.findall(segment))
     exif = Image.Exif()
@@ -87,7 +87,7 @@ def _upright(segment: bytes) -> bool:
 
 
 def decode_region(data: bytes, box: tuple[int, int, int, int]) -> torch.Tensor | None:
-    """The pixels inside ``box`` (left, top, right, bottom) of a plain JPEG: uint8 (height, width, 3).
+    """Decode the pixels inside ``box`` (left, top, right, bottom) of a plain JPEG: uint8 (height, width, 3).
 
     None if the decoder refuses the file.
     """
@@ -117,10 +117,10 @@ def _decode_by_torchvision(data: bytes) -> torch.Tensor | None:
 
 
 def _import_nvimgcodec() -> ModuleType | None:
-    """nvImageCodec with only its libjpeg-turbo plug-in, or None if it is not installed.
+    """Import nvImageCodec with only its libjpeg-turbo plug-in; None if it is not installed.
 
-    On import it loads all plug-ins of a folder, and those of CUDA write to stderr, from C, if their libraries are
-    missing. So it gets a folder that holds a link to the one plug-in needed here.
+    On import it loads all plug-ins in a folder, and the CUDA plug-ins write to stderr, from C, if their libraries are
+    missing. It is therefore given a folder with a link to the one plug-in needed here.
     """
     names = ("NVIMGCODEC_EXTENSIONS_PATH", "PYNVIMGCODEC_VERBOSITY")
     before = {name: os.environ[name] for name in names if name in os.environ}
@@ -149,7 +149,7 @@ _thread = threading.local()
 
 
 def _decoder_of_this_thread() -> tuple[Any, Any]:
-    """nvImageCodec's decoder, on the CPU without further threads, and its parameters; made once per thread."""
+    """nvImageCodec's decoder and its parameters, made once per thread; it uses the CPU and no further threads."""
     if getattr(_thread, "process", None) != os.getpid():  # a forked process must not use its parent's decoder
         assert nvimgcodec is not None
         decoder = nvimgcodec.Decoder(

@@ -1,4 +1,4 @@
-"""The numbers of an image file as the 8 bits that networks see."""
+"""Conversion of the numbers in an image file to the levels from 0 to 255 that networks see."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 from PIL import Image, ImageOps
 from PIL.ImageFile import ImageFile
 
-SIXTEEN_BITS_AS_I = ("PNG", "PPM")  # formats whose 16-bit images Pillow opens in its mode of 32 bits
+SIXTEEN_BITS_AS_I = ("PNG", "PPM")  # formats whose 16-bit images Pillow opens in its 32-bit mode
 
 
 class Colour(str):
-    """Pillow's mode that images are read in, 'L' or 'RGB'; it stands wherever the mode does.
+    """Pillow's mode in which images are read, 'L' or 'RGB'; for other numbers of channels, that number as text.
 
-    Of another number of channels, that number as text. ``keeps_levels``: numbers of more than 8 bits are read as
-    float32, still 0 to 255, instead of as 256 levels. Images of both kinds are read as arrays (see ``arrays.py``).
-    ``pixel_range``: of numbers of more than 8 bits, those that become 0 and 255. None: numbers of 16 bits are divided
-    by 256, others are refused unless they are those of 8 bits.
+    A ``Colour`` can be used wherever a plain mode can. ``keeps_levels``: numbers of more than 8 bits are read as
+    float32, from 0 to 255, not rounded to 256 levels. Such images, and those of other numbers of channels, are read as
+    arrays (see ``arrays.py``). ``pixel_range``: the two numbers of more than 8 bits that become 0 and 255. None: 16-bit
+    numbers are divided by 256, and others are refused unless they are integers from 0 to 255.
     """
 
     pixel_range: tuple[float, float] | None
@@ -33,38 +33,38 @@ class Colour(str):
 
 
 def range_of(colour: str) -> tuple[float, float] | None:
-    """The ``pixel_range`` of a ``Colour``; None of a bare mode."""
+    """The ``pixel_range`` of a ``Colour``; None for a plain mode."""
     return getattr(colour, "pixel_range", None)
 
 
 def keeps_levels(colour: str) -> bool:
-    """Levels of more than 8 bits are kept, as float32; of a bare mode they are not."""
+    """True if levels of more than 8 bits are kept, as float32; False for a plain mode."""
     return getattr(colour, "keeps_levels", False)
 
 
 def channels_of(colour: str) -> int:
-    """The channels of images that are read in ``colour``."""
+    """The number of channels of images that are read in ``colour``."""
     return {"L": 1, "RGB": 3}.get(colour) or int(colour)
 
 
 def is_array(colour: str) -> bool:
-    """Images are read as arrays, since Pillow has no mode for them."""
+    """True if images are read in ``colour`` as arrays, because Pillow has no mode for it."""
     return keeps_levels(colour) or colour not in ("L", "RGB")
 
 
 def is_deep(image: Image.Image) -> bool:
-    """The file's grey numbers have more than 8 bits."""
+    """True if the image is grey with more than 8 bits per pixel."""
     return image.mode in ("I", "F") or image.mode.startswith("I;16")
 
 
 def in_colour(image: Image.Image, colour: str, file_format: str | None = None) -> Image.Image:
-    """A Pillow image, converted to mode ``colour`` ('L' or 'RGB').
+    """Convert a Pillow image to mode ``colour`` ('L' or 'RGB').
 
-    ``file_format``: that of the image's file, by Pillow's name. Raises ``ValueError`` for numbers of 32 bits, whose
-    range no file says, unless they are those of 8 bits or the ``Colour`` has one.
+    ``file_format``: Pillow's name of the file's format. Raises ``ValueError`` for 32-bit numbers, whose range no file
+    states, unless they are integers from 0 to 255 or ``colour`` has a ``pixel_range``.
     """
     pixel_range = range_of(colour)
-    if is_deep(image) and pixel_range is not None and file_format != "PPM":  # which says its own range
+    if is_deep(image) and pixel_range is not None and file_format != "PPM":  # PPM states its own range
         image = Image.fromarray(to_8_bits(np.asarray(image), pixel_range))
     elif image.mode.startswith("I;16") or (image.mode == "I" and file_format in SIXTEEN_BITS_AS_I):
         # Pillow clips 16-bit grey instead of scaling it.
@@ -77,13 +77,13 @@ def in_colour(image: Image.Image, colour: str, file_format: str | None = None) -
 
 
 def grey_of(pixels: torch.Tensor) -> torch.Tensor:
-    """RGB pixels (n, 3, h, w), uint8, as grey (n, 1, h, w): Pillow's weights and rounding."""
+    """Convert RGB pixels, uint8 (n, 3, h, w), to grey, uint8 (n, 1, h, w), with Pillow's weights and rounding."""
     red, green, blue = pixels.int().unbind(1)
     return ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16).to(torch.uint8)[:, None]
 
 
 def refuse_unknown_range(numbers: np.ndarray) -> None:
-    """Raise ``ValueError`` for numbers of 32 bits that may be other levels than those of 8."""
+    """Raise ``ValueError`` unless ``numbers``, of 32 bits, are integers from 0 to 255, as 8-bit levels are."""
     lowest, highest = numbers.min(), numbers.max()
     if numbers.dtype.kind == "f" or not 0 <= lowest <= highest <= 255:
         kind = "floats" if numbers.dtype.kind == "f" else "integers"
@@ -94,7 +94,7 @@ def refuse_unknown_range(numbers: np.ndarray) -> None:
 
 
 def scaled(numbers: np.ndarray, pixel_range: tuple[float, float]) -> np.ndarray:
-    """``numbers`` as float64: from 0 at LOW to 255 at HIGH of ``pixel_range``, linear; cut off beyond it."""
+    """Map ``numbers`` linearly from ``pixel_range`` to [0, 255], clipped, as float64. Raises ``ValueError`` for NaN."""
     low, high = pixel_range
     levels = (numbers.astype(np.float64) - low) * (255 / (high - low))
     if np.isnan(levels).any():
@@ -103,12 +103,12 @@ def scaled(numbers: np.ndarray, pixel_range: tuple[float, float]) -> np.ndarray:
 
 
 def to_8_bits(numbers: np.ndarray, pixel_range: tuple[float, float]) -> np.ndarray:
-    """``numbers`` ``scaled`` and rounded to uint8."""
+    """Map ``numbers`` as ``scaled`` does, and round them to uint8."""
     return np.rint(scaled(numbers, pixel_range)).astype(np.uint8)
 
 
 def do_not_map(image: Image.Image) -> None:
-    """Let Pillow read a TIFF file: it maps one into memory with width and height exchanged if EXIF says to turn it."""
+    """Keep Pillow from mapping a TIFF file into memory, which swaps width and height if EXIF asks for a rotation."""
     if isinstance(image, ImageFile) and image.format == "TIFF":
         image.filename = ""
 
@@ -116,9 +116,9 @@ def do_not_map(image: Image.Image) -> None:
 def numbers_of(image: Image.Image, path: str | BinaryIO) -> np.ndarray | None:
     """The numbers of more than 8 bits in the file at ``path``, upright: grey (h, w), or colour, uint16 (h, w, 3).
 
-    ``image``: that file, not loaded yet. None for numbers of 8 bits, and for PPM files, which say their own range. Of
-    16-bit colour, which Pillow has no mode for, it reads the upper bytes. Told that the order of the bytes is the other
-    one, it reads the lower.
+    ``image``: the same file, opened but not loaded. None for 8-bit numbers, and for PPM files, which state their own
+    range. Pillow has no mode for 16-bit colour and reads only the upper bytes; told that the byte order is reversed, it
+    reads the lower bytes. Raises ``ValueError`` for other images of 16 bits.
     """
     if image.format == "PPM" or not (is_deep(image) or ";16" in raw_mode(image)):
         return None
@@ -128,7 +128,7 @@ def numbers_of(image: Image.Image, path: str | BinaryIO) -> np.ndarray | None:
     for swapped in (False,) if is_deep(image) else (False, True):
         with Image.open(path) as half:
             if half.format == "TIFF":
-                half.filename = ""  # as ``do_not_map``, which a model card's program lacks
+                half.filename = ""  # as in ``do_not_map``, which a model card's program lacks
             if swapped:
                 make = getattr(type(half.tile[0]), "_make", tuple)  # a named tuple from Pillow 11 on
                 half.tile = [make([*tile[:3], other_order(tile[3])]) for tile in half.tile]
@@ -141,14 +141,14 @@ def numbers_of(image: Image.Image, path: str | BinaryIO) -> np.ndarray | None:
 
 
 def raw_mode(image: Image.Image) -> str:
-    """Storage of a file's pixels, in Pillow's words; empty once it is loaded."""
+    """Pillow's raw mode of an opened file, such as 'RGB;16B'; '' once the image is loaded."""
     tile = getattr(image, "tile", None)
     args = tile[0][3] if tile else ""
     return args if isinstance(args, str) else str(args[0]) if args else ""
 
 
 def other_order(args: str | tuple[str, ...]) -> str | tuple[str, ...]:
-    """Pillow's raw mode, or its arguments of which that is the first, with the bytes of a number exchanged."""
+    """Pillow's raw mode, alone or first in a tuple of arguments, with the byte order reversed."""
     mode = args if isinstance(args, str) else args[0]
     order = {"N": sys.byteorder[0].upper()}.get(mode[-1], mode[-1])
     other = mode[:-1] + ("B" if order == "L" else "L")

@@ -1,4 +1,4 @@
-"""Facts of an image file, and what of it a network does not see."""
+"""Facts about an image file, and about what a network does not see of it."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from utils.data.images.levels import (
 )
 
 GREY = ("1", "L", "LA", "I", "F")
-THUMBNAIL = (64, 64)  # pixels at least, of what is decoded of a JPEG file to see how bright it is
+THUMBNAIL = (64, 64)  # least size, in pixels, at which a JPEG file is decoded to see how bright it is
 
 
 class Look(NamedTuple):
-    """A file's facts.
+    """Facts about an image file.
 
-    ``kind``: 'grey', 'colour', 'CMYK' or how many channels; ``bits`` of a number; ``size``: width and height as stored.
-    ``low`` and ``high``: the extremes of numbers of more than 8 bits, else None. ``alpha``: those of the alpha channel,
-    of 8 bits. ``further``: channels that are neither colour nor alpha; ``frames``: pictures in the file. ``seen``:
-    darkest, mean and brightest level of what a network sees, 0 to 255; None if the pixels were too many to look at.
-    ``lost``: a hash of what no network sees, empty if that is nothing.
+    ``kind``: 'grey', 'colour', 'CMYK' or 'N channels'; ``bits``: of each number; ``size``: width and height as stored.
+    ``low``, ``high``: the extremes of numbers of more than 8 bits, else None. ``alpha``: the extremes of an alpha
+    channel, in 8 bits. ``further``: number of channels that are neither colour nor alpha; ``frames``: number of
+    pictures in the file. ``seen``: darkest, mean and brightest level that a network sees, 0 to 255; None if there were
+    too many pixels to look at. ``lost``: a hash of the content that no network sees; b'' if there is none.
     """
 
     kind: str
@@ -49,18 +49,18 @@ class Look(NamedTuple):
 
     @property
     def extremes(self) -> tuple[float, float]:
-        """``low`` and ``high`` of numbers of more than 8 bits."""
+        """The extremes, ``low`` and ``high``, of numbers of more than 8 bits."""
         assert self.low is not None and self.high is not None
         return self.low, self.high
 
     @property
     def pixels(self) -> int:
-        """Pixels to decode for what the header does not say; of a JPEG file few are enough."""
+        """Number of pixels to decode for facts that are not in the header; of a JPEG file, few are enough."""
         return self.size[0] * self.size[1] // (32 if self.file_format in ("JPEG", "MPO") else 1)
 
 
 def header(path: str | BinaryIO, colour: str = "RGB") -> Look:
-    """Facts in a file's header, for one who reads it in ``colour``."""
+    """The facts in the header of a file that is to be read in ``colour``."""
     if (array := array_header(path)) is not None:
         return Look(
             kind_of_array(array.channels),
@@ -86,24 +86,24 @@ def header(path: str | BinaryIO, colour: str = "RGB") -> Look:
 
 
 def kind_of_array(channels: int) -> str:
-    """The ``kind`` of an array."""
+    """The ``Look.kind`` of an array with this number of ``channels``."""
     return {1: "grey", 3: "colour"}.get(channels, f"{channels} channels")
 
 
 def further_of(channels: int, colour: str) -> int:
-    """Channels of an array that are not read in ``colour``, beside alpha."""
+    """The number of an array's channels not read in ``colour``; 0 if it has up to four, as a fourth may be alpha."""
     return max(0, channels - channels_of(colour)) if channels > 4 else 0
 
 
 def kind_of(mode: str) -> str:
-    """The ``kind`` of an image in Pillow's ``mode``."""
-    if mode[:1].isdecimal() and "x" in mode:  # of an array, by channels and bits
+    """The ``Look.kind`` of an image in Pillow's ``mode``, or of an array, written 'CHANNELSxBITS'."""
+    if mode[:1].isdecimal() and "x" in mode:  # an array
         return kind_of_array(int(mode.partition("x")[0]))
     return "CMYK" if mode == "CMYK" else "grey" if mode in GREY or mode.startswith("I;16") else "colour"
 
 
 def look(path: str | BinaryIO, colour: str, shown: Image.Image | None = None) -> Look:
-    """Look at a file for all of its facts; ``shown``: the image as it is read, if that was decoded already.
+    """Find all facts about a file. ``shown``: the image as it is read, if it is already decoded.
 
     Raises what ``open_image`` and Pillow raise.
     """
@@ -137,7 +137,7 @@ def look(path: str | BinaryIO, colour: str, shown: Image.Image | None = None) ->
 
 
 def _look_at_array(found: Look, path: str | BinaryIO, colour: str) -> Look:
-    """``found`` with the extremes of all numbers; nothing is lost of them, but for the levels of 256."""
+    """Add to the facts ``found`` those that need an array's numbers; only rounding to 256 levels loses content."""
     numbers = numbers_in(path, channels_of(colour))
     levels = of_colour(numbers, colour)
     seen = (float(levels.min()), float(levels.mean()), float(levels.max()))
@@ -155,7 +155,7 @@ def _thumbnail(path: str | BinaryIO) -> Image.Image:
 
 
 def levels_seen(low: float, high: float, bits: int, pixel_range: tuple[float, float] | None) -> int:
-    """Number of the 256 levels between the levels that ``low`` and ``high`` become."""
+    """Number of levels, of 256, from that which ``low`` becomes to that which ``high`` becomes, inclusive."""
     if pixel_range is None:
         darkest, brightest = (int(number) >> 8 if bits == 16 else int(number) for number in (low, high))
     else:

@@ -1,4 +1,4 @@
-"""Images that are no file of their own, such as those in a shard; everything that reads an image takes them too."""
+"""Images that are not files of their own, such as those in a shard; functions that read images accept them, too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RAW = b"\x93NUMPY"  # how a .npy file begins: uint8 pixels (height, width) or (h
 
 
 class Stored(str):
-    """The name of an image inside something larger, its ``source``; it stands wherever a path does."""
+    """The name of an image inside something larger, its ``source``; it can be used wherever a path can."""
 
     source: NumberedImages
     number: int
@@ -30,12 +30,12 @@ class Stored(str):
         return self.source.read(self.number)
 
     def __reduce__(self) -> Any:
-        """Across processes goes the number alone; both know the source."""
+        """Pickle only the key of the source and the number; the other process knows the source, too."""
         return _stored, (self.source.key, self.number)
 
 
 class ImagePaths(Sequence[str], ABC):
-    """Paths of images, or what stands for them, as a sequence without slices."""
+    """Sequence of the paths of images, or of ``Stored`` names, without slices."""
 
     @abstractmethod
     def take(self, places: np.ndarray) -> ImagePaths:
@@ -43,10 +43,10 @@ class ImagePaths(Sequence[str], ABC):
 
 
 class NumberedImages(ImagePaths):
-    """The images of a split, called ``name``, as a sequence of names; each ``Stored`` is made when it is asked for.
+    """The images of a split called ``name``, as a sequence of ``Stored`` names, each made only when it is asked for.
 
-    ``places``: their numbers, int64 (n,), at first those of all. Processes that are forked from the one that made it,
-    or that it is sent to, know it by its ``key``.
+    ``places``: the images' numbers, int64 (n,), at first those of all images. Processes that are forked from the one
+    that made the sequence, or to which it is sent, know it by its ``key``.
     """
 
     def __init__(self, name: str, count: int) -> None:
@@ -62,7 +62,7 @@ class NumberedImages(ImagePaths):
     def __len__(self) -> int:
         return len(self.places)
 
-    def __getitem__(self, index: int) -> Stored:  # type: ignore[override]  # no slices, but ``take``
+    def __getitem__(self, index: int) -> Stored:  # type: ignore[override]  # no slices; ``take`` selects
         return _stored(self.key, int(self.places[index]))
 
     def take(self, places: np.ndarray) -> Any:
@@ -78,15 +78,15 @@ class NumberedImages(ImagePaths):
     @property
     @abstractmethod
     def identity(self) -> str:
-        """Text that is equal for equal images in equal order, wherever they lie."""
+        """Text that is the same for the same images in the same order, wherever they are stored."""
 
     @abstractmethod
     def read(self, number: int) -> bytes:
-        """The image file of a number. Raises ``OSError``."""
+        """The bytes of the image file with this ``number``. Raises ``OSError``."""
 
     @abstractmethod
     def version_of(self, number: int) -> str:
-        """Text that changes when the image of a number does."""
+        """Text that changes when the image with this ``number`` does."""
 
 
 _sources: dict[int, NumberedImages] = {}
@@ -114,7 +114,7 @@ class NamedBytes(io.BytesIO):
 
 
 def opened(path: str | BinaryIO) -> str | BinaryIO:
-    """``path`` itself, or the content of one that is ``Stored``, so that several readers read it once.
+    """Load the content of a ``Stored`` image, so that several readers read it once; return any other ``path`` itself.
 
     Raises ``OSError``.
     """
@@ -122,9 +122,9 @@ def opened(path: str | BinaryIO) -> str | BinaryIO:
 
 
 def version_of(path: str) -> str:
-    """Text that changes when the image file at ``path`` does, for what is kept of it. Nothing of the file is read.
+    """Text that changes when the image file at ``path`` does, to recognise outdated copies. The file is not read.
 
-    Size and time alone do not tell files apart that change places; inode and time of change do.
+    Size and modification time alone may miss that two files have changed places; inode and change time do not.
     """
     if isinstance(path, Stored):
         return path.version

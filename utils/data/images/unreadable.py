@@ -1,6 +1,6 @@
 """Unreadable images: the run ends, other images replace them, or they are left out.
 
-The outcome depends on the files alone, not on loader, workers or ranks.
+The outcome depends only on the files, not on the loader, the workers or the ranks.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ MOST_IN_A_ROW = 100  # more suggest a missing disk or folder, not bad images
 
 
 class Read(Protocol):
-    """Reads an image with the random numbers of a sample into a place of the batch, or raises ``UnreadableImage``."""
+    """Function that reads an image, with a sample's random numbers, into a batch; raises ``UnreadableImage``."""
 
     def __call__(self, image: int, /, sample: int, place: int) -> None: ...
 
 
 def first_readable(index: int, count: int, read: Callable[[int], None]) -> tuple[int, list[str]]:
-    """The first image from ``index`` on, of ``count`` in a circle, that ``read`` can read, and the paths skipped.
+    """The number of the first image from ``index`` on that ``read`` can read, and the paths of those skipped.
 
-    Raises ``UserError`` if it skips too many.
+    After the last of the ``count`` images comes the first. Raises ``UserError`` if too many in a row are unreadable.
     """
     passed: list[str] = []
     for number in range(index, index + min(MOST_IN_A_ROW, count)):
@@ -48,11 +48,12 @@ def first_readable(index: int, count: int, read: Callable[[int], None]) -> tuple
 
 
 def read_micro_batch(micro_batch: MicroBatch, count: int, policy: str, read: Read) -> tuple[MicroBatch, np.ndarray]:
-    """Read ``micro_batch``'s images, of a set of ``count``: gives it as read, and the images that it shows (int64).
+    """Read the images of ``micro_batch``; return it as read, and the numbers of the images that it now shows, int64.
 
-    ``read(image, sample, place)`` reads one image with the random numbers of the batch's ``sample``-th sample into
-    ``place`` in the batch, or raises ``UnreadableImage``. With ``policy`` REPLACE the next readable image replaces it;
-    LEAVE_OUT leaves it out, but some image must be readable; REFUSE passes the error on.
+    ``count``: images in the data set. ``read(image, sample, place)`` reads an image with the random numbers of the
+    batch's ``sample``-th sample into ``place`` in the batch, or raises ``UnreadableImage``. ``policy``: REPLACE shows
+    the next readable image instead of an unreadable one; LEAVE_OUT leaves it out, but one of the next must be readable;
+    REFUSE passes the error on.
     """
     if policy == REFUSE:
         for sample, image in enumerate(micro_batch.indices.tolist()):
@@ -69,7 +70,7 @@ def read_micro_batch(micro_batch: MicroBatch, count: int, policy: str, read: Rea
             continue
         shown.append(image)
         kept.append(index)
-        if sample < micro_batch.count:  # another rank reports the others, which are its own
+        if sample < micro_batch.count:  # another rank owns, and reports, the other samples
             unreadable += passed
             replaced += bool(passed)
     if policy == LEAVE_OUT:

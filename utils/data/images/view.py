@@ -1,4 +1,4 @@
-"""The view of an image in evaluation: resized, then its middle cropped, like the transforms of timm and torchvision."""
+"""The view of an image in evaluation: resized, then cropped to its middle, as transforms of timm and torchvision do."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from utils.config.image_size import Size, enlarged, sides
 
 REACH = {"bilinear": 1, "bicubic": 2}  # pixels that a resized pixel depends on, each way; more if the image shrinks
 LEAST_AREA = 0.08  # random-resized-crop of Szegedy et al., Going deeper with convolutions, 2014
-LONGEST = 50  # times the shorter side; resized, a longer image could fill the memory
+LONGEST = 50  # times the shorter side; a longer image could fill the memory when resized
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 
 
 class Placement(NamedTuple):
-    """The part of an image file that is shown.
+    """The part of an image file that is shown; it depends only on the pixels in ``box``.
 
-    It depends on the pixels in ``box``. These, after ``columns`` and ``rows`` of arbitrary pixels, are made ``across``
-    times as wide and ``down`` times as high; the part shown begins there at ``left``, ``top``, negative if outside
-    the image.
+    The box, preceded by ``columns`` and ``rows`` of arbitrary pixels, is made ``across`` times as wide and ``down``
+    times as high. In the result, the part shown begins at ``left``, ``top``, negative if outside the image.
     """
 
     box: Box
@@ -37,16 +36,16 @@ class Placement(NamedTuple):
 
 @dataclass(frozen=True)
 class View:
-    """The view that a network has of an image of any size in evaluation.
+    """The part of an image of any size that a network sees in evaluation.
 
-    The image is resized by ``interpolation``, with antialiasing, until its shorter side ('center'), both sides
-    ('squash') or the longer side ('border') are floor(``size`` / ``crop_pct``) pixels long; of a ``size`` that is not
-    square, the side that is the shorter or longer one in proportion. Of that the middle ``size`` pixels (a square, or
-    height and width) are shown; pixels outside the image are black, or with 'border' have the levels ``border`` (0 to
-    255, one per channel). Geometry and names are those of timm's ``transforms_imagenet_eval``;
-    torchvision's presets are 'center'. Training shows random boxes, of at least ``least_area`` of the image, and
-    otherwise uses only ``size`` and ``interpolation``. With ``whole``, stored images have ``size`` pixels a side and
-    are shown as they are; an image of another size is resampled.
+    The image is resized by ``interpolation``, with antialiasing, until its shorter side (``crop_mode`` 'center'), both
+    sides ('squash') or its longer side ('border') are floor(``size`` / ``crop_pct``) pixels long; if ``size`` is not
+    square, sides are compared in proportion to it. The middle ``size`` pixels of the result (a square, or height and
+    width) are shown; pixels outside the image are black, or with 'border' have the levels ``border`` (0 to 255, one per
+    channel). Geometry and names are those of timm's ``transforms_imagenet_eval``; torchvision's presets are 'center'.
+    Training shows random boxes, of at least the fraction ``least_area`` of the image, and otherwise uses only ``size``
+    and ``interpolation``. With ``whole``, stored images of ``size`` pixels a side are shown as they are; an image of a
+    different size is resampled.
     """
 
     size: Size
@@ -63,7 +62,7 @@ class View:
         return sides(self.size)
 
     def place(self, width: int, height: int) -> Placement:
-        """The part that is shown of a file of ``width`` x ``height`` pixels."""
+        """The part shown of a file with ``width`` x ``height`` pixels."""
         first = [0, 0]
         lengths = [width, height]
         if self.crop_mode == "center":
@@ -71,7 +70,7 @@ class View:
             first = [max(0, (length - longest) // 2) for length in lengths]
             lengths = [min(length, longest) for length in lengths]
         resized = self._resized(*lengths)
-        shown = self._shown[::-1]  # width and height, as all here
+        shown = self._shown[::-1]  # width and height, like everything here
         offsets = list(map(_offset, resized, shown))
         (left, right), (top, bottom) = map(self._span, lengths, resized, offsets, shown)
         box = (first[0] + left, first[1] + top, first[0] + right, first[1] + bottom)
@@ -92,15 +91,15 @@ class View:
         return (other, target) if width > height else (target, other)
 
     def _span(self, side: int, resized: int, offset: int, shown: int) -> tuple[int, int]:
-        """The range of ``side`` pixels, resized to ``resized``, that the ``shown`` pixels from ``offset`` depend on."""
+        """Range of pixels in ``side`` on which the ``shown`` pixels, from ``offset`` on, of the ``resized`` depend."""
         scale = side / resized
         reach = REACH[self.interpolation] * max(scale, 1) + 1
         return max(0, math.floor(offset * scale - reach)), min(side, math.ceil((offset + shown) * scale + reach))
 
     def show(self, pixels: torch.Tensor, place: Placement) -> torch.Tensor:
-        """The view, (channels, h, w) of ``size``, of the ``pixels`` (channels, h, w) inside ``place.box``.
+        """Resize and crop the ``pixels`` (channels, h, w) of ``place.box`` to the view, (channels, h, w) of ``size``.
 
-        uint8 on a CPU; floats, neither rounded nor clamped, if ``pixels`` are floats.
+        The dtype stays: uint8, on a CPU only, or floats, which are neither rounded nor clamped.
         """
         if place.columns or place.rows:
             height = pixels.shape[1] + place.rows
@@ -111,7 +110,7 @@ class View:
         return self._middle(resize(pixels, (place.down, place.across), self.interpolation), place.left, place.top)
 
     def _middle(self, image: torch.Tensor, left: int, top: int) -> torch.Tensor:
-        """``size`` pixels of ``image`` from ``left``, ``top``, padded outside it."""
+        """Crop ``self.size`` from ``image`` at ``left``, ``top``, padded where the crop extends beyond the image."""
         height, width = self._shown
         inside = image[:, max(top, 0) : top + height, max(left, 0) : left + width]
         if inside.shape[1:] == (height, width):
@@ -126,13 +125,13 @@ class View:
 
 
 def resize(pixels: torch.Tensor, factors: tuple[float, float], interpolation: str) -> torch.Tensor:
-    """Pixels (channels, h, w) ``factors`` times as high and as wide, rounded down, antialiased, in their memory format.
+    """Resize pixels (channels, h, w) by ``factors`` (of height, of width), antialiased; the new size is rounded down.
 
-    uint8 on a CPU is rounded to whole levels after resizing the width and again after the height, as in Pillow. All but
-    a few levels in a hundred equal Pillow's; those are off by one, rarely by two, as torch's weights have 16 bits. From
-    version 13 on, Pillow begins with the height if it shrinks by more than twice as many pixels as the width. Its
-    levels then differ, as from its own older versions, by one in about 15 of 100 numbers, and by up to ten at sharp
-    edges (bicubic).
+    The memory format stays. uint8 on a CPU is rounded to whole levels after resizing the width and again after the
+    height, as in Pillow. All but a few levels in a hundred equal Pillow's; the rest are off by one, rarely by two, as
+    torch's weights have 16 bits. From version 13 on, Pillow begins with the height if that shrinks by more than twice
+    as many pixels as the width. Its levels then differ from these, and from its own older versions', by one in about 15
+    of 100 numbers, and by up to ten at sharp edges (bicubic).
     """
     if factors == (1, 1):
         return pixels
@@ -143,17 +142,17 @@ def resize(pixels: torch.Tensor, factors: tuple[float, float], interpolation: st
 
 
 def resized(pixels: torch.Tensor, size: Size, interpolation: str) -> torch.Tensor:
-    """Pixels (channels, h, w) resized to ``size``."""
+    """Resize pixels (channels, h, w) to ``size``, antialiased."""
     down, across = map(_factor, pixels.shape[1:], sides(size))
     return resize(pixels, (down, across), interpolation)
 
 
 def _factor(side: int, wanted: int) -> float:
-    """The factor that makes ``side`` into ``wanted``, rounded up rather than down."""
+    """The factor that turns ``side`` pixels into ``wanted``, rounded up rather than down."""
     factor = wanted / side
     return factor if side * factor >= wanted else math.nextafter(factor, math.inf)
 
 
 def _offset(length: int, size: int) -> int:
-    """First of the middle ``size`` of ``length`` pixels, rounded like torchvision; negative if outside the image."""
+    """Start of the middle ``size`` of ``length`` pixels, rounded as in torchvision; negative if ``size`` is larger."""
     return round((length - size) / 2) if length >= size else -((size - length) // 2)
