@@ -133,7 +133,7 @@ def read_tree(root: Path, colour: str, lister: Lister = LISTER) -> Splits:
 
 
 def _refuse_split_among(root: Path, classes: Sequence[str]) -> None:
-    """Raise ``UserError`` for test/cat/ beside cat/: test would be a class, and its images would be trained on."""
+    """Raise ``UserError`` for folders such as test/cat/ beside cat/: test would be a class, its images trained on."""
     for split in (name for name in classes if name.lower() in VALIDATION_FOLDERS):
         if inside := [name for name in classes if (root / split / name).is_dir()]:
             raise UserError(

@@ -90,7 +90,8 @@ def keys_of(images: Images, classes: Sequence[str]) -> Iterator[bytes]:
     """The key of each training image, which stays the same when other images are added.
 
     For a file: its path below the tree (see ``key_of``). In shards: class and name. In memory, and in tables whose rows
-    have no names: class and number, which stay the same if others are added at the end. Multi-label keys: no class.
+    have no names: class and number, which stay the same if others are added at the end. If the images are multi-label,
+    the class is left out.
     """
     paths = getattr(images, "paths", None)
     if isinstance(paths, FilePaths):
@@ -314,7 +315,10 @@ def _known(
 
 
 def _dealt(unit_of: np.ndarray, units: int, strata: np.ndarray, settings: DataSettings, grouped: bool) -> np.ndarray:
-    """Deal the units out with scikit-learn's splitters: each unit's fold, int64 (units,). Raises ``UserError``."""
+    """Deal out the units (images of one group or key) by scikit-learn's splitters; return their folds, int64 (units,).
+
+    Raises ``UserError`` if there are too few units for so many folds.
+    """
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
     count = settings.folds
@@ -342,10 +346,10 @@ def _dealt(unit_of: np.ndarray, units: int, strata: np.ndarray, settings: DataSe
 
 
 def _spread(fold_of_unit: np.ndarray, unit_of: np.ndarray, strata: np.ndarray, count: int) -> None:
-    """Give each unit without a fold one in ``fold_of_unit``, largest unit first, so that classes stay evenly spread.
+    """Fill in the missing folds (-1) in ``fold_of_unit``, largest unit first, so that classes stay evenly spread.
 
-    The fold is the one with which the sum of squares of each class's shares in the folds grows least: for a single
-    image, the fold with the fewest images of its class; among equal folds, the smallest.
+    A unit, the images of one group or key, gets the fold with which the sum of squares of each class's shares in the
+    folds grows least: for a single image, the fold with the fewest images of its class; of equal folds, the smallest.
     """
     order = np.argsort(unit_of, kind="stable")
     ends = np.cumsum(np.bincount(unit_of, minlength=len(fold_of_unit)))

@@ -32,7 +32,7 @@ class Items(NumberedImages):
 
     @property
     def identity(self) -> str:
-        """Text of the split's name, a digest of the images' numbers, and digests of the content of some images."""
+        """Text made of the split's name, a digest of the images' numbers, and digests of the content of some images."""
         places = np.linspace(0, len(self) - 1, min(len(self), LOOKED_AT)).round().astype(int)
         contents = map(self._digest, self.places[places].tolist())
         return "\0".join((self.name, hashlib.sha256(self.places.tobytes()).hexdigest(), *contents))

@@ -173,7 +173,7 @@ def decode_whole(path: str | NamedBytes, size: Size, colour: str) -> torch.Tenso
 
 
 def decoder() -> str:
-    """Name and version of the library that decodes plain JPEG files, in regions or whole, for the log."""
+    """Name and version of the library that decodes plain JPEG files, and whether it decodes regions, for the log."""
     if jpeg.nvimgcodec is not None:
         return f"nvImageCodec {jpeg.nvimgcodec.__version__}, regions"
     return f"torchvision {metadata.version('torchvision')}, whole images"
