@@ -12,15 +12,15 @@ import torch
 
 from utils.data.sample_plan import sample_uniforms
 
-PLUGIN_STREAMS = 1 << 32  # and above: of names in users' files
+PLUGIN_STREAMS = 1 << 32  # streams of augmentations in users' files start here
 
-# Of the samples, row by row. Tensors go to the images' device; numpy arrays stay on the host, to group images by them.
+# One row per sample. Tensors go to the images' device; numpy arrays stay on the host, which groups images by them.
 Numbers = tuple[torch.Tensor | np.ndarray, ...]
 
 
 @unique
 class Stream(IntEnum):
-    """Each kind of randomness has its own stream, so that switching one off leaves the others as they were."""
+    """Stream of random numbers, one per kind of randomness, so that switching one off leaves the others unchanged."""
 
     SHIFT = 1
     FLIP = 2
@@ -53,9 +53,9 @@ class Samples:
 class Augmentation(ABC):
     """An augmentation. Its text (``str``) describes it in the plan of a run.
 
-    ``normalised``: it applies to what the network sees: float32 of the network's size, 0 at the mean, which it may
-    overwrite. Otherwise it applies to pixel levels, 0 to 255, in uint8 or after a crop in float32, and leaves them.
-    ``compilable``: torch.compile can make one graph of ``apply``, which does not depend on numbers on the host.
+    ``normalised``: applied to the network's input, float32 of the network's size with 0 at the mean, which it may
+    overwrite. Otherwise applied to pixel levels, 0 to 255, in uint8 or, after a crop, float32, left unchanged.
+    ``compilable``: torch.compile can turn ``apply`` into one graph, because it uses no numbers on the host.
     """
 
     normalised: ClassVar[bool] = False
@@ -63,12 +63,12 @@ class Augmentation(ABC):
 
     @abstractmethod
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
-        """Numbers (n, ...) for stored images of ``height`` x ``width`` pixels, on the CPU; () if nothing is to do."""
+        """Random numbers (n, ...) for stored images of ``height`` x ``width`` pixels, on the CPU; () if none needed."""
 
     def prepared(self, height: int, width: int, *numbers: Any) -> Numbers:
-        """Numbers (n, ...) for ``apply``, worked out on the images' device from those that ``draw`` gave."""
+        """Convert the numbers from ``draw``, on the images' device, to those that ``apply`` takes, (n, ...)."""
         return numbers
 
     @abstractmethod
     def apply(self, images: torch.Tensor, *numbers: Any) -> torch.Tensor:
-        """The images (n, c, h, w), augmented by what ``draw`` gave, ``prepared`` on their device."""
+        """Augment images (n, c, h, w). ``numbers``: from ``draw``, then ``prepared`` on the images' device."""

@@ -16,10 +16,10 @@ JITTER = ("Brightness", "Contrast", "Color", "Hue")
 
 @dataclass(frozen=True)
 class ColorJitter(Augmentation):
-    """Brightness, contrast, saturation and hue in random order, each by a random amount, as torchvision's ColorJitter.
+    """Random changes of brightness, contrast, saturation and hue, in random order, like torchvision's ColorJitter.
 
-    ``amounts``: of each of the four; factors are uniform from 1 - amount, at least 0, to 1 + amount, the hue turns by
-    up to its amount of a circle each way.
+    ``amounts``: one for each of the four. Factors are uniform from 1 - amount, at least 0, to 1 + amount; the hue turns
+    by up to its amount of a full circle in either direction. ``probability``: share of images that are changed.
     """
 
     amounts: tuple[float, float, float, float]
@@ -27,12 +27,12 @@ class ColorJitter(Augmentation):
 
     @classmethod
     def of(cls, values: Sequence[float], probability: float) -> ColorJitter:
-        """``values``: one for brightness, contrast and saturation; or three; or four with the hue."""
+        """Build from ``values``: one for brightness, contrast and saturation; or three; or four, the last for hue."""
         brightness, contrast, saturation, *hue = tuple(values) * (3 if len(values) == 1 else 1)
         return cls((brightness, contrast, saturation, hue[0] if hue else 0.0), probability)
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
-        """Operations and arguments, (n, 4) each."""
+        """Operations (places in ``JITTER``, -1 for none) in order and their arguments: (n, 4) each."""
         uniforms = samples.uniforms(Stream.JITTER, 2 * len(JITTER) + 1).astype(np.float64)
         order = np.argsort(uniforms[:, : len(JITTER)], axis=1, kind="stable")
         amounts = np.array(self.amounts)
@@ -57,9 +57,9 @@ class ColorJitter(Augmentation):
 
 @dataclass(frozen=True)
 class Sometimes(Augmentation):
-    """An operation on some images, with an argument between ``low`` and ``high``. ``text`` describes it.
+    """An operation on a random share of images, with a random argument from ``low`` to ``high``; ``text`` describes it.
 
-    ``keeps_levels``: images come as float32 of more than 256 levels, and stay so.
+    ``keeps_levels``: images arrive as float32 with more than 256 levels and are not rounded to uint8.
     """
 
     text: str
@@ -71,7 +71,7 @@ class Sometimes(Augmentation):
     keeps_levels: bool = False
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
-        """Choice, 0 for the operation or -1 for none, and argument: (n, 1) each."""
+        """Choice (0: apply the operation, -1: leave the image) and argument: (n, 1) each."""
         uniforms = samples.uniforms(self.stream, 2).astype(np.float64)
         choices = np.where(uniforms[:, :1] < self.probability, 0, -1)
         return choices, self.low + (self.high - self.low) * uniforms[:, 1:]

@@ -23,8 +23,8 @@ ATTEMPTS = 10  # to find a box that fits
 class RandomErasing(Augmentation):
     """Boxes of noise or of one colour in some images (Zhong et al., 2017), with the geometry of timm's RandomErasing.
 
-    ``mode``: 'const' is the mean, 'rand' one random colour a box, 'pixel' one a pixel; both normally distributed with
-    the standard deviation of the data set. An image has 1 to ``count`` boxes.
+    ``mode``: 'const' fills with the mean, 'rand' with one random colour per box, 'pixel' with one per pixel; random
+    colours are normal, with the data set's mean and standard deviation. An erased image has 1 to ``count`` boxes.
     """
 
     probability: float
@@ -33,14 +33,14 @@ class RandomErasing(Augmentation):
     normalised: ClassVar[bool] = True
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
-        """Random numbers: float64 (n, k); apply() makes boxes of them, once it knows the size of the images."""
+        """Random numbers: float64 (n, k); ``apply`` turns them into boxes, as it knows the images' final size."""
         return (samples.uniforms(Stream.ERASE, 4 + self.count * (2 * ATTEMPTS + 2)).astype(np.float64),)
 
     def apply(self, images: torch.Tensor, *numbers: np.ndarray) -> torch.Tensor:
         (uniforms,) = numbers
         chosen = np.flatnonzero(uniforms[:, 0] < self.probability)
         count = 1 + (uniforms[chosen, 1] * self.count).astype(np.int64)
-        keys = (uniforms[chosen, 2:4] * 2**24).astype(np.uint64)  # all their bits
+        keys = (uniforms[chosen, 2:4] * 2**24).astype(np.uint64)  # all 24 bits of each
         keys = keys[:, 0] << np.uint64(24) | keys[:, 1]
         for number in range(self.count):  # one after the other, since later boxes may cover earlier ones
             first = 4 + number * (2 * ATTEMPTS + 2)
@@ -50,7 +50,7 @@ class RandomErasing(Augmentation):
         return images
 
     def _erase(self, images: torch.Tensor, chosen: np.ndarray, boxes: np.ndarray, keys: np.ndarray) -> None:
-        """Fill a box in each of the images ``chosen``; in memory of any format."""
+        """Fill in place one box, of ``boxes`` (k, 4), in each of the images ``chosen`` (k,), in any memory format."""
         top, left, height, width = boxes.T
         area = height * width
         box = np.repeat(np.arange(len(boxes)), area)
@@ -75,10 +75,10 @@ class RandomErasing(Augmentation):
 
 
 def boxes_of(uniforms: np.ndarray, counts: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Boxes in images of this size: int64 (k, 4), top, left, height and width; empty if none fits.
+    """Boxes in images of this size: int64 (k, 4), top, left, height and width; 0 x 0 pixels if no attempt fits.
 
-    ``uniforms``: (k, 2 * ATTEMPTS + 2), area and aspect ratio of each attempt, then the place. ``counts``: (k,), boxes
-    of the image, among which the area is divided.
+    ``uniforms`` (k, 2 * ATTEMPTS + 2): areas of all attempts, their aspect ratios, then the place. ``counts`` (k,): how
+    many boxes the image has, which divide the area among them.
     """
     rows = np.arange(len(uniforms))
     areas = (AREA[0] + (AREA[1] - AREA[0]) * uniforms[:, :ATTEMPTS]) * height * width / counts[:, None]
@@ -86,7 +86,7 @@ def boxes_of(uniforms: np.ndarray, counts: np.ndarray, height: int, width: int) 
     ratios = np.exp(low + (high - low) * uniforms[:, ATTEMPTS : 2 * ATTEMPTS])
     heights, widths = (np.rint(np.sqrt(of)).astype(np.int64) for of in (areas * ratios, areas / ratios))
     fits = (heights < height) & (widths < width)
-    attempt = fits.argmax(1)  # the first
+    attempt = fits.argmax(1)  # the first that fits
     found = fits[rows, attempt]
     box_height, box_width = (np.where(found, sides[rows, attempt], 0) for sides in (heights, widths))
     top, left = (
@@ -97,7 +97,10 @@ def boxes_of(uniforms: np.ndarray, counts: np.ndarray, height: int, width: int) 
 
 
 def normals(keys: np.ndarray, counters: np.ndarray, channels: int) -> np.ndarray:
-    """Normally distributed float32 (k, channels): a function of uint64 key and counter. A hash is enough for four."""
+    """Normally distributed float32 (k, channels), a function of ``keys``, uint64 (k,), and ``counters``, int64 (k,).
+
+    A hash of key and counter is enough for four channels.
+    """
     hashed = [
         hashes(keys, counters + (four << 40)).view(np.uint16).reshape(len(keys), 4) for four in range(-(-channels // 4))
     ]
@@ -106,7 +109,7 @@ def normals(keys: np.ndarray, counters: np.ndarray, channels: int) -> np.ndarray
 
 @lru_cache(maxsize=1)
 def _quantiles() -> np.ndarray:
-    """The normal distribution as 2^16 equally likely values: float32."""
+    """The normal distribution as 2^16 equally likely values: float32 (65536,)."""
     from scipy.special import ndtri  # here, so that only runs that need noise pay for the import
 
     return ndtri((np.arange(2**16) + 0.5) / 2**16).astype(np.float32)

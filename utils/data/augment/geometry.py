@@ -1,6 +1,6 @@
-"""Shearing, translating and rotating a batch of images, each by an amount of its own.
+"""Shearing, translating and rotating a batch of images, each by its own amount.
 
-Pixels are those of torchvision's affine and rotate on uint8 tensors.
+Pixels equal those of torchvision's affine and rotate on uint8 tensors.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Pair = tuple[np.ndarray | float, np.ndarray | float]  # across and down
 def _inverse(
     angle: np.ndarray, shift: Pair = (0.0, 0.0), shear: Pair = (0.0, 0.0), centre: Pair = (0.0, 0.0)
 ) -> np.ndarray:
-    """Matrices from places in the output to places in the image, relative to its middle: float64 (k, 6), row by row.
+    """Matrices that map output places to image places, both relative to the middle: float64 (k, 6), row by row.
 
-    ``angle`` and ``shear`` (x, y) in radians; ``shift`` (x, y) and ``centre``, that of rotation and shear, in pixels.
-    The order of the floating-point operations is that of torchvision, so that the same pixel wins a tie.
+    ``angle`` and ``shear`` (x, y) in radians; ``shift`` (x, y) and the ``centre`` of rotation and shear in pixels.
+    Floating-point operations are in torchvision's order, so that the same pixel wins a tie.
     """
     a = np.cos(angle - shear[1]) / np.cos(shear[1])
     b = -(a * np.tan(shear[0]) + np.sin(angle))
@@ -36,13 +36,16 @@ def _inverse(
 
 
 def _sheared(axis: int, amounts: np.ndarray, height: int, width: int) -> np.ndarray:
-    """``amounts``: pixels to the side a row, or with ``axis`` 1 down a column; the upper left corner stays."""
+    """Matrices that shear by ``amounts`` (k,): pixels sideways per row or, with ``axis`` 1, down per column.
+
+    The upper left corner stays where it is.
+    """
     angles = np.radians(np.degrees(np.arctan(amounts)))
     shear: Pair = (0.0, angles) if axis else (angles, 0.0)
     return _inverse(np.zeros(len(amounts)), shear=shear, centre=(-0.5 * width, -0.5 * height))
 
 
-# Arguments float64 (k,), height and width to the matrices of ``warp``.
+# By operation, a function from arguments, float64 (k,), height and width to the matrices for ``warp``.
 MATRICES: dict[str, Callable[[np.ndarray, int, int], np.ndarray]] = {
     "ShearX": partial(_sheared, 0),
     "ShearY": partial(_sheared, 1),
@@ -52,17 +55,17 @@ MATRICES: dict[str, Callable[[np.ndarray, int, int], np.ndarray]] = {
 }
 
 
-# torchvision's policies have few magnitudes, so their maps come again and again: the first are kept.
+# torchvision's policies have few magnitudes, so the same maps recur: the first ones are kept.
 MOST_KEPT = 2**22  # pixels
-# Of each pixel its nearest pixel, int64 (height * width), and 255 where that lies inside of the image, 0 elsewhere.
+# For each output pixel the nearest image pixel, int64 (height * width,), and 255 if that lies inside the image, else 0.
 Map = tuple[torch.Tensor, torch.Tensor]
 _KEPT: dict[tuple[bytes, int, int, torch.device], Map] = {}
 
 
 def warp(images: torch.Tensor, matrices: np.ndarray, interpolation: str, fill: Sequence[int]) -> torch.Tensor:
-    """uint8 images (k, c, h, w), where each pixel comes from where ``matrices``, float64 (k, 6), say.
+    """Warp uint8 images (k, c, h, w); ``matrices``, float64 (k, 6), map each output pixel to its place in the image.
 
-    Gives levels as uint8 or whole float32. ``fill`` is the level of each channel outside; () is black.
+    Returns uint8, or whole float32 levels if bilinear. ``fill``: each channel's level outside the image; () is black.
     """
     height, width = images.shape[-2:]
     if interpolation == "bilinear":
@@ -80,7 +83,7 @@ def warp(images: torch.Tensor, matrices: np.ndarray, interpolation: str, fill: S
 
 
 def _translated(images: torch.Tensor, across: int, down: int, fill: Sequence[int]) -> torch.Tensor:
-    """Images whose pixels come from so many pixels further across and down."""
+    """Shift images: each output pixel comes from ``across`` pixels further right and ``down`` pixels further down."""
     level = torch.tensor(fill or [0], dtype=torch.uint8, device=images.device).view(1, -1, 1, 1)
     moved = level.expand(images.shape).clone(memory_format=torch.contiguous_format)
     (rows, from_rows), (columns, from_columns) = (
@@ -92,7 +95,7 @@ def _translated(images: torch.Tensor, across: int, down: int, fill: Sequence[int
 
 
 def _places(matrices: np.ndarray, height: int, width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Places in the image that the pixels come from, down and across, from -1 to 1: float32 (k, height, width) each."""
+    """Places that output pixels come from, down and across, -1 to 1 in the image: float32 (k, height, width) each."""
     theta = torch.from_numpy(matrices.astype(np.float32)).view(-1, 2, 3)
     theta = to_device(theta / torch.tensor([[[0.5 * width], [0.5 * height]]]), device)
     rows, columns = (torch.arange(size, device=device).sub(0.5 * (size - 1)) for size in (height, width))
@@ -112,7 +115,7 @@ def _places(matrices: np.ndarray, height: int, width: int, device: torch.device)
 
 
 def _maps(matrices: np.ndarray, height: int, width: int, device: torch.device) -> Map:
-    """The map of each matrix, (k, 1, height * width) each."""
+    """The ``Map`` of each of ``matrices`` (k, 6), stacked: two tensors (k, 1, height * width)."""
     keys = [(matrix.tobytes(), height, width, device) for matrix in matrices]
     missing = [place for place, key in enumerate(keys) if key not in _KEPT]
     new = {}
@@ -134,7 +137,7 @@ def _maps(matrices: np.ndarray, height: int, width: int, device: torch.device) -
 
 
 def _nearest(places: torch.Tensor, size: int) -> torch.Tensor:
-    """The nearest of ``size`` pixels to places from -1 to 1, in float32; outside others than 0 to ``size`` - 1."""
+    """Replace places, -1 to 1 inside the image, by the nearest pixel's number, float32, 0 to ``size`` - 1 inside."""
     return places.add_(1).mul_(0.5 * size).sub_(0.5).round_()
 
 
@@ -153,7 +156,7 @@ def _sampled(levels: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
 
 
 def mirrored(places: torch.Tensor, size: int) -> torch.Tensor:
-    """Places on a line of ``size`` pixels; those beyond an end are mirrored there without repeating the end pixel."""
+    """Mirror ``places`` beyond the ends of a line of ``size`` pixels back into it, without repeating the end pixel."""
     period = max(1, 2 * (size - 1))
     places = places % period
     return torch.minimum(places, period - places)

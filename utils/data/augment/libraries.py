@@ -1,4 +1,4 @@
-"""The policies of torchvision and timm, with the tables that those libraries hold.
+"""The augmentation policies of torchvision and timm, built from those libraries' own tables.
 
 timm's strings mean what its train.py makes of them, with two differences: operations work on tensors as torchvision's
 do, and shears, translations and rotations are always bilinear (timm chooses bilinear or bicubic at random).
@@ -23,7 +23,7 @@ NAMES = {"ra": "RandAugment", "ta_wide": "TrivialAugment-wide"}
 BINS = 31
 AUTO_AUGMENT_BINS = 10
 AUGMIX_BINS = 10
-# its defaults
+# torchvision's defaults
 RA_BIN = 9
 AUGMIX_SEVERITY = 3
 TIMM_LEVELS = 10.0  # magnitude 10 is the full range of timm's arguments
@@ -35,7 +35,7 @@ _MOVING = ("Brightness", "Color", "Contrast", "Sharpness")  # torchvision's magn
 
 
 def build_policy(text: str, mean: Sequence[float]) -> Augmentation:
-    """The policy of this name; ``mean`` of each channel, of levels 0 to 1, is timm's colour outside of an image."""
+    """Build the policy named ``text``. ``mean``: per channel, 0 to 1; timm's policies fill with it outside an image."""
     policy = read_policy(text)
     if policy.library == TORCHVISION:
         return _torchvision_policy(policy.name, len(mean))
@@ -66,7 +66,7 @@ def _torchvision_policy(name: str, channels: int) -> Augmentation:
 def _torchvision_operations(
     space: dict[str, Any], channels: int, bins: int, canvas: Canvas | None = None
 ) -> Operations:
-    """``space``: by operation, its magnitudes for a number of bins and an image's size, and whether it has a sign."""
+    """Turn torchvision's augmentation ``space``, with ``bins`` magnitudes per operation, into ``Operations``."""
     arguments = [partial(_torchvision_arguments, name, *entry, bins) for name, entry in space.items()]
     return Operations(tuple(space), tuple(arguments), canvas or Canvas(), channels)
 
@@ -90,9 +90,9 @@ def _torchvision_arguments(
 def _sub_policies(
     name: str, operations: Operations, sequences: Sequence[Any], level: Level, names: Sequence[str] = ()
 ) -> SubPolicies:
-    """``sequences`` of (operation, probability, level), the level None where an operation has none.
+    """Build ``SubPolicies`` from ``sequences`` of (operation, probability, level or None).
 
-    ``names``: what ``sequences`` call the operations, if not as they are called here.
+    ``names``: the names of ``operations``, in order, that ``sequences`` use, if not ``operations.names``.
     """
     places = {called: place for place, called in enumerate(names or operations.names)}
     choices = np.full((len(sequences), max(map(len, sequences))), -1)
@@ -142,7 +142,7 @@ def _timm_level(options: dict[str, Any]) -> Level:
 
 
 def _timm_operations(names: Sequence[str], canvas: Canvas, translation: float = TRANSLATION) -> Operations:
-    """Operations of timm's ``LEVEL_TO_ARG`` by ``names``; some of its names only say what a level means."""
+    """``Operations`` for timm's ``names``, some of which differ only in an ending that says what a level means."""
     ranges = _timm_ranges(translation)
     plain = []
     for name in names:
@@ -153,7 +153,7 @@ def _timm_operations(names: Sequence[str], canvas: Canvas, translation: float = 
 
 
 def _timm_ranges(translation: float) -> dict[str, Arguments]:
-    """The meaning of a level of each of timm's operations: a part of its range, full at level 10."""
+    """Meaning of a level for each of timm's operations: a fraction of its range, which level 10 uses in full."""
 
     def part(full: float, levels: np.ndarray) -> np.ndarray:
         return levels / TIMM_LEVELS * full

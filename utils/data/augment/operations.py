@@ -1,8 +1,8 @@
-"""The operations of augmentation policies, batched: uint8 images (k, c, h, w), each with an argument of its own.
+"""The operations of augmentation policies, batched: uint8 images (k, c, h, w), each with its own argument.
 
 Names, arguments and pixels are those of torchvision.transforms.v2.functional on uint8 tensors, which treats one image
-at a time. An image's result does not depend on the others of its batch: whole numbers are summed as such, and floats
-are combined by single operations that round the same wherever an image lies in memory.
+at a time. An image's result does not depend on the rest of its batch: whole numbers are summed exactly, and floats are
+combined by single operations that round the same wherever an image lies in memory.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import torch
 from utils.data.augment.geometry import MATRICES, mirrored, warp
 from utils.runtime.devices import to_device
 
-# uint8 (k, c, h, w) and an argument for each image, float64 (k,) on the host, to levels 0 to 255, which are cut off to
-# whole ones.
+# Maps uint8 images (k, c, h, w) and their arguments, float64 (k,) on the host, to levels 0 to 255, which the caller
+# truncates to whole ones.
 Kernel = Callable[[torch.Tensor, np.ndarray], torch.Tensor]
 LEVELS = 255
 PIXELS_TOGETHER = 2**16
-GREY = (0.2989, 0.587, 0.114)  # of red, green and blue
+GREY = (0.2989, 0.587, 0.114)  # weights of red, green and blue
 BLUR_REACH = 8  # pixels, four standard deviations of the widest blur
-# Which of high, low, falling and rising is red, green and blue in each sixth of the circle of hues.
+# For red, green and blue, in each sixth of the hue circle: whether it is high (0), low (1), falling (2) or rising (3).
 HUE_SIDES = ((0, 2, 1, 1, 3, 0), (3, 0, 0, 2, 1, 1), (1, 1, 3, 0, 0, 2))
 IDENTITY = "Identity"
 NEED_COLOUR = ("Color", "Desaturate", "Hue")  # these leave grey images as they are, as in torchvision and Pillow
@@ -47,9 +47,9 @@ class Canvas:
 
 @contextmanager
 def _one_thread(device: torch.device) -> Iterator[None]:
-    """Compute on a CPU with one thread: many short operations wait longer for threads than these save.
+    """Context that makes a CPU compute with one thread: short operations wait longer for threads than these save.
 
-    More so beside workers that keep all cores busy.
+    This is even truer beside workers that keep all cores busy.
     """
     before = torch.get_num_threads()
     if device.type == "cpu":
@@ -64,10 +64,10 @@ def _one_thread(device: torch.device) -> Iterator[None]:
 def apply_layers(
     images: torch.Tensor, names: Sequence[str], choices: np.ndarray, arguments: np.ndarray, canvas: Canvas
 ) -> torch.Tensor:
-    """Operation ``names[choices[i, 0]]`` with argument ``arguments[i, 0]`` on image i, then that of column 1, ...
+    """Apply operation ``names[choices[i, 0]]`` with ``arguments[i, 0]`` to image i, then that of column 1, and so on.
 
     ``images``: uint8 (n, c, h, w). ``choices``: integers (n, layers), negative for none; ``arguments``: float64 of the
-    same shape; both on the host, which groups the images by operation without asking the device.
+    same shape. Both are on the host, which groups the images by operation without waiting for the device.
     """
     with _one_thread(images.device):
         return _layers(images, names, choices, arguments, canvas)
@@ -82,9 +82,9 @@ def _layers(
     values = _values(names, choices, arguments, height, width)
     if images.device.type == "cpu" and height * width > PIXELS_TOGETHER // 2:
         return _one_by_one(images, names, kind, values, canvas)
-    # As many as the cache of a CPU holds.
+    # As many images as a CPU's cache holds.
     together = PIXELS_TOGETHER // (height * width) if images.device.type == "cpu" else len(images)
-    places = np.arange(len(images))  # of each image in ``images``, which are reordered
+    places = np.arange(len(images))  # where each image is in ``images``, which each layer reorders
     images = images.contiguous()
     for layer in range(choices.shape[1]):
         order = np.argsort(kind[:, layer], kind="stable")
@@ -111,14 +111,14 @@ def _one_by_one(
 
 
 def _kinds(names: Sequence[str]) -> np.ndarray:
-    """The kind of each operation: what is done in one go. That is all geometric ones together; -1 does nothing."""
+    """Kind of each operation, int64 (names,): a call applies one kind. All geometric ones are one kind; -1 is none."""
     geometric = len(names)
     kinds = [-1 if name == IDENTITY else geometric if name in MATRICES else k for k, name in enumerate(names)]
     return np.array(kinds)
 
 
 def _values(names: Sequence[str], choices: np.ndarray, arguments: np.ndarray, height: int, width: int) -> np.ndarray:
-    """The matrices of geometric operations and the arguments of others, in the first place: float64 (n, layers, 6)."""
+    """Each operation's matrix if it is geometric, else its argument and five zeros: float64 (n, layers, 6)."""
     values = np.zeros((*choices.shape, 6))
     values[..., 0] = arguments
     for choice in np.unique(choices[choices >= 0]):
@@ -133,7 +133,7 @@ def _reordered(images: torch.Tensor, places: np.ndarray) -> torch.Tensor:
 
 
 def _apply(images: torch.Tensor, names: Sequence[str], kind: int, values: np.ndarray, canvas: Canvas) -> None:
-    """Replace the images by those after their operations, which are all of one kind."""
+    """Apply their operations, all of one ``kind``, to ``images`` in place. ``values``: (k, 6), as in ``_values``."""
     if kind < 0:
         return
     if kind == len(names) and images.is_floating_point():
@@ -143,12 +143,12 @@ def _apply(images: torch.Tensor, names: Sequence[str], kind: int, values: np.nda
     else:
         levels = KERNELS[names[kind]](images, values[:, 0])
     if levels.is_floating_point() and images.dtype == torch.uint8 and images.device.type == "cpu":
-        levels = levels.short()  # from floats to bytes by way of this is several times as fast
+        levels = levels.short()  # several times as fast as straight from floats to bytes
     images.copy_(levels)
 
 
 def _warped_floats(images: torch.Tensor, matrices: np.ndarray) -> torch.Tensor:
-    """float32 images (k, c, h, w), looked up as ``warp`` looks up bytes: each byte of a number as a channel."""
+    """Warp float32 images (k, c, h, w) exactly, by nearest pixels: to ``warp``, each byte of a number is a channel."""
     count, channels, height, width = images.shape
     as_bytes = images.contiguous().view(torch.uint8).view(count, channels, height, width, 4)
     moved = warp(as_bytes.permute(0, 1, 4, 2, 3).reshape(count, -1, height, width), matrices, "nearest", ())
@@ -157,12 +157,12 @@ def _warped_floats(images: torch.Tensor, matrices: np.ndarray) -> torch.Tensor:
 
 
 def whole_levels(images: torch.Tensor) -> torch.Tensor:
-    """uint8 images of uint8 or float levels, 0 to 255."""
+    """Round images of uint8 or float levels, 0 to 255, to uint8."""
     return images if images.dtype == torch.uint8 else images.round().to(torch.uint8)
 
 
 def per_image(numbers: np.ndarray, images: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """A number for each image, (k, 1, 1, 1) on the images' device, rounded to ``dtype``."""
+    """Turn ``numbers`` (k,), one per image, into a tensor (k, 1, 1, 1) of ``dtype`` on the images' device."""
     return to_device(torch.from_numpy(numbers).to(dtype), images.device).view(-1, 1, 1, 1)
 
 
@@ -170,7 +170,7 @@ def per_image(numbers: np.ndarray, images: torch.Tensor, dtype: torch.dtype = to
 
 
 def _blend(levels: torch.Tensor, others: torch.Tensor, ratios: np.ndarray) -> torch.Tensor:
-    """``ratios`` (k,) of the levels, float32, which are overwritten, and the rest of the others (k, 1, h, w)."""
+    """Mix ``levels``, float32, with weights ``ratios`` (k,), and ``others`` (k, 1, h, w), with the rest; in place."""
     own = per_image(ratios, levels)
     rest = per_image(1.0 - ratios, levels)
     # addcmul rounds once, as torchvision's add with alpha does.
@@ -178,12 +178,12 @@ def _blend(levels: torch.Tensor, others: torch.Tensor, ratios: np.ndarray) -> to
 
 
 def brightness(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
-    """0: black, 1: as it was."""
+    """Multiply the brightness by ``factors`` (k,): 0 gives black, 1 the same image."""
     return images.float().mul_(per_image(factors, images)).clamp_(0, LEVELS)
 
 
 def grey_levels(levels: torch.Tensor) -> torch.Tensor:
-    """Whole levels, float32 (k, 1, h, w), of float32 images of one or three channels."""
+    """Convert images, float32 of one or three channels, to whole grey levels, float32 (k, 1, h, w)."""
     if levels.shape[1] == 1:
         return levels.clone()
     red, green, blue = levels.split(1, dim=1)
@@ -191,7 +191,7 @@ def grey_levels(levels: torch.Tensor) -> torch.Tensor:
 
 
 def color(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
-    """Saturation. 0: grey, 1: as it was."""
+    """Multiply the saturation by ``factors`` (k,): 0 gives grey, 1 the same image."""
     if images.shape[1] == 1:
         return images
     levels = images.float()
@@ -199,9 +199,9 @@ def color(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
 
 
 def contrast(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
-    """0: all of the mean grey, 1: as it was."""
+    """Multiply the contrast by ``factors`` (k,): 0 gives the mean grey everywhere, 1 the same image."""
     pixels = images.shape[2] * images.shape[3]
-    exact = torch.float32 if pixels * LEVELS <= 2**24 else torch.float64  # for a sum of whole levels
+    exact = torch.float32 if pixels * LEVELS <= 2**24 else torch.float64  # sums whole levels without rounding
     levels = images.float()
     grey = grey_levels(levels)
     mean = grey.flatten(1).sum(1, dtype=exact).float().div_(pixels).view(-1, 1, 1, 1)
@@ -209,11 +209,11 @@ def contrast(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
 
 
 def sharpness(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
-    """0: blurred, 1: as it was. The outermost pixels stay."""
+    """Multiply the sharpness by ``factors`` (k,): 0 blurs, 1 gives the same image. The outermost pixels stay."""
     height, width = images.shape[-2:]
     if min(height, width) <= 2:
         return images
-    # Of whole planes as lines of pixels; what goes from one row or plane to the next only reaches outermost pixels.
+    # Each plane is one line of pixels; sums that run into the next row or plane only reach outermost pixels.
     lines = images.flatten(1).short()
     sums = lines[:, :-2] + lines[:, 1:-1]
     sums = sums.add_(lines[:, 2:])
@@ -221,7 +221,7 @@ def sharpness(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
     inner = slice(width + 1, -width - 1)
     sums.add_(lines[:, inner], alpha=4)  # all nine pixels once, the middle one five times
     levels = images.flatten(1)[:, inner].float()
-    blurred = sums.float().mul_(1 / 13).round_().sub_(levels)  # no thirteenth is near a tie
+    blurred = sums.float().mul_(1 / 13).round_().sub_(levels)  # no multiple of 1/13 is near a tie
     sharper = levels.addcmul_(blurred, per_image(1.0 - factors, images).flatten(1)).clamp_(0, LEVELS)
     output = images.clone()
     output.flatten(1)[:, inner] = sharper.short()
@@ -231,13 +231,13 @@ def sharpness(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
 
 
 def posterize(images: torch.Tensor, bits: np.ndarray) -> torch.Tensor:
-    """Keep the ``bits`` highest of the eight bits; whole numbers, beyond 0 to 8 as the nearest of them."""
+    """Keep the highest ``bits`` (k,) of each level's eight bits; whole numbers, limited to 0 to 8."""
     kept = np.clip(bits, 0, 8).astype(np.int64)
     return images & per_image(256 - (1 << (8 - kept)), images, torch.uint8)
 
 
 def solarize(images: torch.Tensor, thresholds: np.ndarray) -> torch.Tensor:
-    """Invert levels of at least ``thresholds``; above 255 none."""
+    """Invert levels of at least ``thresholds`` (k,); a threshold above 255 inverts none."""
     least = np.ceil(thresholds.astype(np.float32)).clip(0)
     inverting = per_image(np.where(least <= LEVELS, LEVELS, 0), images, torch.uint8)
     at_least = images.clone().ge_(per_image(least.clip(0, LEVELS), images, torch.uint8))  # 0 or 1, in bytes
@@ -245,12 +245,12 @@ def solarize(images: torch.Tensor, thresholds: np.ndarray) -> torch.Tensor:
 
 
 def solarize_add(images: torch.Tensor, added: np.ndarray) -> torch.Tensor:
-    """Add to levels below 128, up to 255."""
+    """Add ``added`` (k,), limited to 0 to 128, to levels below 128."""
     return images.clone().lt_(128).mul_(per_image(np.clip(added, 0, 128), images, torch.uint8)).add_(images)
 
 
 def autocontrast(images: torch.Tensor, _: np.ndarray) -> torch.Tensor:
-    """Stretch each channel to the full range."""
+    """Stretch each channel to the full range of levels."""
     low, high = (edge(images.flatten(2), 2)[..., None, None].float() for edge in (torch.amin, torch.amax))
     flat = low == high
     scale = (high - low).mul_(1.0 / LEVELS).masked_fill_(flat, 1.0)
@@ -262,10 +262,10 @@ def equalize(images: torch.Tensor, _: np.ndarray) -> torch.Tensor:
     pixels = images.shape[2] * images.shape[3]
     planes = images.shape[0] * images.shape[1]
     first = torch.arange(0, 256 * planes, 256, dtype=torch.int32, device=images.device).view(planes, 1)
-    places = images.view(planes, pixels).int().add_(first).flatten()  # of the pixels' levels among those of all planes
+    places = images.view(planes, pixels).int().add_(first).flatten()  # each pixel's level, counted across planes
     counts = _counts(places, 256 * planes).view(planes, 256)
     below = counts.cumsum(1)
-    highest = counts.gather(1, below.argmax(1, keepdim=True))  # pixels of the highest level that occurs
+    highest = counts.gather(1, below.argmax(1, keepdim=True))  # how many pixels have the highest level that occurs
     step = (pixels - highest).div_(LEVELS, rounding_mode="floor")
     shifted = (below - counts).add_(step // 2).div_(step.clamp(min=1), rounding_mode="floor").clamp_(0, LEVELS)
     table = torch.where(step > 0, shifted, torch.arange(256, device=images.device)).to(torch.uint8)
@@ -273,7 +273,7 @@ def equalize(images: torch.Tensor, _: np.ndarray) -> torch.Tensor:
 
 
 def _counts(numbers: torch.Tensor, size: int) -> torch.Tensor:
-    """Counts of each number from 0 to ``size`` - 1 in int32 ``numbers`` (n,)."""
+    """Count how often each number from 0 to ``size`` - 1 occurs in int32 ``numbers`` (n,): (size,)."""
     if numbers.device.type == "cpu":
         return torch.bincount(numbers, minlength=size)
     counts = torch.zeros(size, dtype=torch.int32, device=numbers.device)
@@ -287,7 +287,7 @@ def invert(images: torch.Tensor, _: np.ndarray) -> torch.Tensor:
 
 
 def gaussian_blur(images: torch.Tensor, sigmas: np.ndarray) -> torch.Tensor:
-    """Convolve with a Gaussian of standard deviation ``sigmas``, at most 2 pixels; edges mirror the image."""
+    """Blur by a Gaussian with standard deviation ``sigmas`` (k,), at most 2 pixels; edges mirror the image."""
     distances = np.arange(BLUR_REACH + 1)
     weights = np.exp(-0.5 * (distances / sigmas[:, None]) ** 2)
     weights /= 2 * weights.sum(1, keepdims=True) - 1  # each but the middle one counts on both sides
@@ -305,7 +305,7 @@ def gaussian_blur(images: torch.Tensor, sigmas: np.ndarray) -> torch.Tensor:
 
 
 def hue(images: torch.Tensor, shifts: np.ndarray) -> torch.Tensor:
-    """Turn the hue by ``shifts`` of a full circle, -0.5 to 0.5; through HSV, step by step as torchvision."""
+    """Turn the hue by ``shifts`` (k,), -0.5 to 0.5 of a full circle, through HSV, step by step like torchvision."""
     if images.shape[1] == 1:
         return images
     colours = images.float().mul_(1.0 / LEVELS)
@@ -326,7 +326,7 @@ def hue(images: torch.Tensor, shifts: np.ndarray) -> torch.Tensor:
 
 
 def _desaturate(images: torch.Tensor, amounts: np.ndarray) -> torch.Tensor:
-    """0: as it was, 1: grey."""
+    """Remove the share ``amounts`` (k,) of the colour: 0 gives the same image, 1 grey."""
     return color(images, np.clip(1.0 - amounts, 0.0, 1.0))
 
 

@@ -1,7 +1,7 @@
 """Augmentation policies: which operations an image goes through, and how strongly.
 
-Operations, magnitudes and tables are torchvision's or timm's own; here they are drawn for a whole batch, from random
-numbers of the samples.
+Operations, magnitudes and tables are torchvision's or timm's own; here they are drawn for a whole batch, from the
+samples' random numbers.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import torch
 from utils.data.augment.base import Augmentation, Numbers, Samples, Stream
 from utils.data.augment.operations import NEED_COLOUR, Canvas, apply_layers, per_image, whole_levels
 
-# (levels, details, height, width) to the arguments of an operation, float64 (k,). A detail is one more random number:
-# a direction, for most.
+# Maps levels (k,), details (k,), height and width to an operation's arguments, float64 (k,). A detail is one more
+# random number, which gives most operations their direction.
 Arguments = Callable[[np.ndarray, np.ndarray, int, int], np.ndarray]
 LEAST_GAMMA = 1e-300  # near the smallest float
-NUMBERS = 4  # for an operation: whether it is applied, its detail, two for its level
+NUMBERS = 4  # random numbers per operation: whether it is applied, its detail, two for its level
 
 
 @dataclass(frozen=True)
 class Operations:
-    """The operations that a policy knows: their names in ``operations.KERNELS`` and what their levels mean."""
+    """The operations that a policy chooses from: their names in ``operations`` and what their levels mean."""
 
     names: tuple[str, ...]
     arguments: tuple[Arguments, ...]
@@ -33,7 +33,7 @@ class Operations:
     channels: int = 3  # of the images, for the description
 
     def apply(self, images: torch.Tensor, choices: np.ndarray, levels: np.ndarray, details: np.ndarray) -> torch.Tensor:
-        """The images after their operations ``choices``, (n, layers) as the others; negative for none."""
+        """Apply operations ``choices``, negative for none, with ``levels`` and ``details``: (n, layers) each."""
         values = np.zeros(choices.shape)
         for choice in np.unique(choices[choices >= 0]):
             own = choices == choice
@@ -49,8 +49,8 @@ class Operations:
 class Level:
     """The strength of an operation.
 
-    With ``bins``, any of that many, 0 to ``bins`` - 1. Otherwise normally distributed around ``mean`` with the standard
-    deviation ``std``, inf for uniform from 0 to ``mean``, and cut off at 0 and ``largest``.
+    With ``bins``, a random whole number from 0 to ``bins`` - 1. Otherwise normally distributed around ``mean`` with
+    standard deviation ``std`` (inf: uniform from 0 to ``mean``), and limited to 0 to ``largest``.
     """
 
     mean: float = 0.0
@@ -59,7 +59,7 @@ class Level:
     bins: int = 0
 
     def draw(self, uniforms: np.ndarray, means: np.ndarray | float | None = None) -> np.ndarray:
-        """Levels, float64 (n, layers), from ``uniforms`` (n, layers, 2); around ``means`` if given."""
+        """Draw levels, float64 (n, layers), from ``uniforms`` (n, layers, 2); ``means`` replace ``mean`` if given."""
         first, second = np.moveaxis(uniforms.astype(np.float64), -1, 0)
         mean = self.mean if means is None else means
         if self.bins:
@@ -82,7 +82,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Policy(Augmentation):
-    """Operations on each image, one after the other."""
+    """A policy that applies operations to each image, one after the other."""
 
     name: str
     operations: Operations
@@ -95,8 +95,8 @@ class Policy(Augmentation):
 class RandomOperations(Policy):
     """``layers`` random operations, each applied with a probability.
 
-    RandAugment (Cubuk et al., 2019) and with one operation TrivialAugment (Müller and Hutter, 2021). ``weights`` of the
-    operations exclude an operation twice on the same image; without any, all are equally likely each time.
+    RandAugment (Cubuk et al., 2019) or, with one operation, TrivialAugment (Müller and Hutter, 2021). With ``weights``,
+    one per operation, none is applied twice to an image; without, all are equally likely each time.
     """
 
     layers: int
@@ -105,13 +105,13 @@ class RandomOperations(Policy):
     weights: tuple[float, ...] = ()
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
-        """Operations, levels and details: (n, layers) each."""
+        """Operations (-1: none), levels and details: (n, layers) each."""
         choosing = len(self.weights) or self.layers
         uniforms = samples.uniforms(Stream.POLICY, choosing + self.layers * NUMBERS)
         first = uniforms[:, :choosing]
         others = uniforms[:, choosing:].reshape(len(uniforms), self.layers, NUMBERS)
         if self.weights:
-            # The smallest of exponential times: as drawing one after the other (Efraimidis, Spirakis, 2006).
+            # Smallest exponential times: the same as drawing without replacement (Efraimidis and Spirakis, 2006).
             times = -np.log1p(-first.astype(np.float64)) / np.array(self.weights)
             choices = np.argsort(times, axis=1, kind="stable")[:, : self.layers]
         else:
@@ -130,9 +130,9 @@ class RandomOperations(Policy):
 
 @dataclass(frozen=True)
 class SubPolicies(Policy):
-    """A random one of several fixed sequences of operations: AutoAugment (Cubuk et al., 2018).
+    """One of several fixed sequences of operations, chosen at random: AutoAugment (Cubuk et al., 2018).
 
-    ``choices``, ``probabilities`` and ``levels``: (sequences, longest), -1 as the operation where one is shorter.
+    ``choices``, ``probabilities`` and ``levels``: (sequences, longest); a shorter sequence ends in choices of -1.
     """
 
     choices: np.ndarray
@@ -141,7 +141,7 @@ class SubPolicies(Policy):
     level: Level
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
-        """Operations, levels and details: (n, longest) each."""
+        """Operations (-1: none), levels and details: (n, longest) each."""
         count, longest = self.choices.shape
         uniforms = samples.uniforms(Stream.POLICY, 1 + longest * NUMBERS)
         sequence = (uniforms[:, 0] * count).astype(np.int64)
@@ -158,9 +158,9 @@ class SubPolicies(Policy):
 class AugMix(Policy):
     """Several random chains of operations, mixed with each other and with the image (Hendrycks et al., 2019).
 
-    ``depth``: operations of a chain, -1 for 1 to 3. ``alpha``: of the Dirichlet distribution of the chains' weights and
-    the beta distribution of the image's. ``rounds_twice``: the mixture of the chains is cut off to whole levels before
-    the image joins, as timm does.
+    ``width``: number of chains. ``depth``: operations per chain, -1 for 1 to 3. ``alpha``: parameter of the Dirichlet
+    distribution of the chains' weights and the beta distribution of the image's. ``rounds_twice``: the mixture of the
+    chains is truncated to whole levels before the image is mixed in, as in timm.
     """
 
     level: Level
@@ -170,7 +170,7 @@ class AugMix(Policy):
     rounds_twice: bool = False
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
-        """Operations, levels and details, (n, width, longest) each; weights of image and chains, (n, 1 + width)."""
+        """Operations (-1: none), levels, details: (n, width, longest) each; weights (image, chains): (n, 1 + width)."""
         from scipy.special import betaincinv  # here, so that only runs that mix pay for the import
 
         longest = self.depth if self.depth > 0 else 3
@@ -200,7 +200,7 @@ class AugMix(Policy):
             mixed.add_(chains[:, number] * per_image(parts[:, number], images))
         if self.rounds_twice:
             mixed = mixed.clamp_(0, 255).floor_()
-            mixed = images + (mixed - images) * per_image(own, images)  # here the weight is that of the chains
+            mixed = images + (mixed - images) * per_image(own, images)  # in timm ``own`` is the chains' weight
         return mixed.to(torch.uint8)
 
     def __str__(self) -> str:
@@ -212,10 +212,10 @@ class AugMix(Policy):
 
 
 def dirichlet(alpha: float, uniforms: np.ndarray) -> np.ndarray:
-    """Draws of the symmetric Dirichlet distribution, (n, k), each row with the sum 1, from ``uniforms`` above 0.
+    """Draw from the symmetric Dirichlet distribution: (n, k), each row sums to 1. ``uniforms``: (n, k), above 0.
 
-    They are shares of gamma variates. With a small ``alpha`` all of a row may be too small for floats; of such ones
-    the logarithms are compared, by the first term of the incomplete gamma function's series.
+    Draws are shares of gamma variates. With a small ``alpha`` all variates of a row may be too small for floats; such a
+    row is made from their logarithms, by the first term of the incomplete gamma function's series.
     """
     from scipy.special import gammaincinv, gammaln
 
