@@ -1,4 +1,4 @@
-"""Augmentations: each draws the random numbers of the samples and applies them to a batch on the device."""
+"""Augmentations: each draws random numbers for the samples and applies them to a batch on the device."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ CROP_NUMBERS = 22
 class Flip(Augmentation):
     """A flip, left to right or ``vertical``, with a probability of one half.
 
-    ``alternating`` flips half of the images in one epoch and the others in the next (Jordan, 94 % on CIFAR-10 in 3.29
-    seconds, 2024).
+    ``alternating`` flips half of the images in one epoch and the other half in the next (Jordan, 94 % on CIFAR-10 in
+    3.29 seconds, 2024).
     """
 
     alternating: bool = False
@@ -56,10 +56,10 @@ class Flip(Augmentation):
 
 @dataclass(frozen=True)
 class Shift(Augmentation):
-    """A shift by up to ``reach`` pixels of the stored image each way, by default an eighth of its side.
+    """A shift by up to ``reach`` pixels of the stored image in each direction; None: by up to an eighth of its side.
 
-    That is CIFAR's usual 4 of 32 pixels, and 28 of 224. What a shift uncovers is black, or with ``padding`` 'reflect'
-    the image's mirror image. ``flip`` is done by the way: one copy of the batch instead of two.
+    An eighth is CIFAR's usual 4 of 32 pixels, and 28 of 224. Uncovered pixels are black or, with ``padding``
+    'reflect', mirror the image. ``flip`` is done in the same step: one copy of the batch instead of two.
     """
 
     reach: int | None
@@ -68,7 +68,7 @@ class Shift(Augmentation):
     compilable: ClassVar[bool] = True
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
-        """Offset of the image in the padded one, down and to the right, int64 (n, 2), and what the flip draws."""
+        """Place of the shifted image in the padded one, down and right, int64 (n, 2), and the flip's numbers if any."""
         places = torch.tensor([2 * self.pixels(side) + 1 for side in (height, width)])
         offsets = (torch.from_numpy(samples.uniforms(Stream.SHIFT, 2)) * places).long()
         return offsets, *(self.flip.draw(samples, height, width) if self.flip is not None else ())
@@ -76,8 +76,7 @@ class Shift(Augmentation):
     def prepared(self, height: int, width: int, *numbers: torch.Tensor) -> Numbers:
         """Row and column of the padded image that each pixel comes from: int64 (n, height) and (n, width).
 
-        Worked out on the device: beside a GPU the host, which has one core for it, would take longer than the GPU for
-        the images.
+        Computed on the device: the host has one core per GPU and would take longer than the GPU takes for the images.
         """
         offsets, *flips = numbers
         places = torch.arange(width, device=offsets.device)
@@ -99,7 +98,7 @@ class Shift(Augmentation):
         return images.gather(3, columns[:, None, None, :].expand(*images.shape[:3], -1))
 
     def pixels(self, side: int) -> int:
-        """The reach for images of ``side`` pixels; with progressive sizes it grows with them."""
+        """The reach for a ``side`` of that many pixels; by default it grows with the images of progressive sizes."""
         return self.reach or max(1, side // 8)
 
     def __str__(self) -> str:
@@ -111,7 +110,7 @@ class Shift(Augmentation):
 class ResizedCrop(Augmentation):
     """A box of random aspect ratio and at least ``least_area`` of the image, resized to ``size``.
 
-    Done here on whole images, unless workers do it ``while_decoding``.
+    Applied here to whole images, unless the data workers already crop ``while_decoding``.
     """
 
     size: Size
@@ -136,7 +135,7 @@ class ResizedCrop(Augmentation):
 
 @dataclass(frozen=True)
 class Cutout(Augmentation):
-    """A square of ``side`` pixels set to the mean around any pixel of an image of ``size``.
+    """A square of ``side`` pixels, set to the mean, around a random pixel of an image of ``size``.
 
     DeVries and Taylor, Improved regularization of convolutional neural networks with cutout, 2017.
     """
@@ -163,11 +162,11 @@ class Cutout(Augmentation):
 
 
 class PluginAugmentation(Augmentation):
-    """An augmentation of a user's file: a function of images and of random numbers of each."""
+    """An augmentation from a user's file: a function of images and of random numbers for each image."""
 
     def __init__(self, function: plugins.Entry) -> None:
         self.function = function
-        self.normalised = function.options["normalised"]  # type: ignore[misc]  # of the class for all others
+        self.normalised = function.options["normalised"]  # type: ignore[misc]  # a class attribute in all others
 
     def __str__(self) -> str:
         return f"{self.function.name} ({self.function.file.name})"
@@ -188,7 +187,7 @@ class PluginAugmentation(Augmentation):
 
 
 class Context(NamedTuple):
-    """Ingredients of augmentations; ``size``, ``interpolation`` and ``mean`` are those of the network's images."""
+    """Inputs for building augmentations; ``size``, ``interpolation`` and ``mean`` are those of the network's images."""
 
     settings: AugmentationSettings
     max_shift: int | None
@@ -199,7 +198,7 @@ class Context(NamedTuple):
     keeps_levels: bool = False
 
 
-# By the names of --augment, in the order in which they are applied.
+# By name in --augment, in the order in which they are applied.
 AUGMENTATIONS: dict[str, Callable[[Context], Augmentation]] = {
     "shift": lambda context: Shift(context.max_shift, context.settings.shift_padding),
     "flip": lambda context: Flip(),
@@ -244,7 +243,7 @@ def _erasing(context: Context) -> RandomErasing:
     return RandomErasing(settings.random_erase, settings.random_erase_mode, settings.random_erase_count)
 
 
-# By the settings that switch them on, applied in this order after the others.
+# By the setting that switches each on, in the order in which they are applied, after those of --augment.
 BY_FLAG: dict[str, Callable[[Context], Augmentation]] = {
     "rotation": _rotation,
     "auto_augment": _policy,
@@ -258,13 +257,13 @@ OFF = (None, "none", 0)
 
 
 def chosen_names(settings: AugmentationSettings, spec: DatasetSpec) -> tuple[str, ...]:
-    """The names of ``--augment``, by default the data set's."""
+    """Names of the augmentations in ``--augment``, by default the data set's."""
     names = spec.augment if settings.augment is None else settings.augment
     return tuple(name for name in names if name != "none")
 
 
 def build_augmentations(names: Sequence[str], context: Context) -> tuple[Augmentation, ...]:
-    """The augmentations of these names, and those with flags of their own, in the order in which they are applied."""
+    """Build the augmentations called ``names`` and those with flags of their own, in order of application."""
     chosen = [build(context) for name, build in AUGMENTATIONS.items() if name in names]
     chosen += [PluginAugmentation(own) for name, own in plugins.added("augmentation").items() if name in names]
     chosen.sort(key=lambda one: not (isinstance(one, ResizedCrop) and one.while_decoding))  # the workers come first
@@ -273,7 +272,7 @@ def build_augmentations(names: Sequence[str], context: Context) -> tuple[Augment
 
 
 def refuse_colour(settings: AugmentationSettings, channels: int, keeps_levels: bool) -> None:
-    """Raise ``UserError`` for augmentations that are defined on 8-bit grey and RGB alone, and other images."""
+    """Raise ``UserError`` for augmentations defined only for 8-bit grey or RGB, if the images are different."""
     wanted = [flag for flag in ("auto_augment", "color_jitter", "grayscale_prob") if getattr(settings, flag) not in OFF]
     if wanted and (channels not in (1, 3) or keeps_levels):
         what = "all levels (--levels all)" if channels in (1, 3) else f"{channels} channels"
@@ -282,7 +281,7 @@ def refuse_colour(settings: AugmentationSettings, channels: int, keeps_levels: b
 
 
 def fused(augmentations: Sequence[Augmentation]) -> tuple[Augmentation, ...]:
-    """Fuse a flip with the shift beside it, for one copy of the batch instead of two."""
+    """Fuse a horizontal flip into the shift, if both are present: one copy of the batch instead of two."""
     flip = next((one for one in augmentations if isinstance(one, Flip) and not one.vertical), None)
     if flip is None or not any(isinstance(one, Shift) for one in augmentations):
         return tuple(augmentations)
@@ -293,7 +292,7 @@ def fused(augmentations: Sequence[Augmentation]) -> tuple[Augmentation, ...]:
 
 
 def select_rows(images: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Rows ``rows`` (n, k) of images (n, c, h, w): (n, c, k, w). Copies whole rows instead of single pixels."""
+    """Select ``rows`` (n, k) of images (n, c, h, w): (n, c, k, w). Copies whole rows instead of single pixels."""
     count, channels, height, width = images.shape
     first = torch.arange(0, count * channels * height, height, device=images.device).view(count, channels, 1)
     chosen = (first + rows[:, None, :]).flatten()
@@ -301,7 +300,7 @@ def select_rows(images: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 def flip_some(images: torch.Tensor, flips: torch.Tensor, axis: int = 3) -> torch.Tensor:
-    """Images (n, c, h, w), those of ``flips`` (n,) mirrored left to right, or with ``axis`` 2 upside down.
+    """Flip the images (n, c, h, w) that the mask ``flips`` (n,) marks, left to right or, with ``axis`` 2, upside down.
 
     Flipping all and then copying whole images is several times as fast as choosing pixel by pixel.
     """
@@ -310,7 +309,7 @@ def flip_some(images: torch.Tensor, flips: torch.Tensor, axis: int = 3) -> torch
 
 
 def take(images: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Images ``places``, int64 (k,), of images (n, c, h, w): (k, c, h, w), in the same memory format."""
+    """Select the images at ``places``, int64 (k,), of images (n, c, h, w): (k, c, h, w), in the same memory format."""
     if images.is_contiguous():
         return images.index_select(0, places)
     # index_select copies whole images only if each is contiguous in its view.
@@ -318,7 +317,7 @@ def take(images: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 
 
 def cut_out(images: torch.Tensor, centres: torch.Tensor, side: int) -> torch.Tensor:
-    """Images (n, c, h, w) with a square of zeros, clipped at the edges, around ``centres`` (n, 2), row and column."""
+    """Set to 0, in place, a square of images (n, c, h, w) around ``centres`` (n, 2), row and column; edges clip it."""
     first = centres - side // 2
     end = first + side
     rows, columns = (inside(first[:, axis], end[:, axis], images.shape[2 + axis]) for axis in (0, 1))
@@ -326,7 +325,7 @@ def cut_out(images: torch.Tensor, centres: torch.Tensor, side: int) -> torch.Ten
 
 
 def inside(first: torch.Tensor, end: torch.Tensor, length: int) -> torch.Tensor:
-    """Mask of the places of ``length`` from ``first`` (n,) up to, not including, ``end`` (n,): bool (n, length)."""
+    """Mask of the places from ``first`` (n,) up to but not including ``end`` (n,): bool (n, length)."""
     place = torch.arange(length, device=first.device)
     return (place >= first[:, None]) & (place < end[:, None])
 
@@ -338,9 +337,9 @@ def resized_crop(
     interpolation: str = "bilinear",
     least_area: float = LEAST_AREA,
 ) -> torch.Tensor:
-    """Random-resized-crop of a float batch (n, c, h, w) on its device to ``size``, without antialiasing.
+    """Crop a random box from each image of a float batch (n, c, h, w) and resize it to ``size``, without antialiasing.
 
-    ``uniforms``: (n, 4) for area, aspect ratio and place. A box that does not fit is narrowed to the image instead of
+    ``uniforms`` (n, 4): for area, aspect ratio and place. A box that does not fit is narrowed to the image instead of
     drawn again.
     """
     height, width = images.shape[-2:]
@@ -359,5 +358,5 @@ def resized_crop(
 
 
 def in_range(images: torch.Tensor, interpolation: str) -> torch.Tensor:
-    """Floats as levels 0 to 255, in place: bicubic interpolation overshoots at edges, which bytes cannot."""
+    """Limit float images to levels 0 to 255, in place, after bicubic interpolation, which overshoots at edges."""
     return images.clamp_(0, 255) if interpolation == "bicubic" else images

@@ -53,7 +53,7 @@ SHOWN_CLASSES = 5  # in a plan
 # files of a split whose content is part of the fingerprint
 LOOKED_AT = 32
 FIRST_BYTES = 1 << 16
-# the settings that say which of the training images are validated
+# the settings that choose training images for validation
 DIVISION = ("val_split", "val_split_by", "folds", "fold", "fold_seed")
 
 
@@ -62,11 +62,11 @@ class Data:
     """A data set as read: both splits, the class names in label order, and what was resolved.
 
     ``train`` is None for a set to evaluate. ``preprocessing_line`` describes how images are shown, with the origin of
-    each value. ``warnings``: what else a user should know about the set, one line each. ``seen``: another, about
-    validation images that the checkpoint that is used was trained on; '' if it was trained on none.
-    ``begun_max_shift``: the specification's when the run to resume began, if it has none now. ``origin``: the table
-    that the labels come from, in words; '' without one. ``folds``: those of all training images, of which the
-    validation images are one. ``found``: facts of the first file, if it needs arrays.
+    each value. ``warnings``: what else a user should know about the set, one line each. ``seen``: a further warning,
+    about validation images on which the checkpoint in use was trained; '' if there are none. ``begun_max_shift``: the
+    specification's ``max_shift`` when the run to resume began, if it has none now. ``origin``: the table that the
+    labels come from, as text; '' without one. ``folds``: the folds of all training images, one of which is validated.
+    ``found``: header of the first file, if images are read as arrays.
     """
 
     spec: DatasetSpec
@@ -84,12 +84,12 @@ class Data:
 
     @property
     def max_shift(self) -> int | None:
-        """Reach of a shift by default, in pixels; None for an eighth of the image."""
+        """Default reach of a shift, in pixels; None for an eighth of the image."""
         return self.begun_max_shift or self.spec.max_shift
 
     @property
     def multilabel(self) -> bool:
-        """Images have several labels."""
+        """True if images have several labels."""
         return self.validation.labels.ndim > 1
 
     @property
@@ -99,11 +99,11 @@ class Data:
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """The images that the network sees: (channels, height, width)."""
+        """Shape of an image that the network sees: (channels, height, width)."""
         return self.preprocessing.channels, *sides(self.image_size)
 
     def describe(self, settings: DataSettings, validated: int) -> dict[str, str]:
-        """The rows of a run's plan about the images, of which ``validated`` are validated."""
+        """The rows of a run's plan about the images; ``validated``: how many images are validated."""
         training = f"{len(self.train):,} training, " if self.train is not None else ""
         cut = f", cut to {validated:,} (--max-val-batches)" if validated < len(self.validation) else ""
         images = f"{training}{len(self.validation):,} validation images{cut}{self._split_words(settings)}"
@@ -121,7 +121,7 @@ class Data:
         return rows
 
     def _split_words(self, settings: DataSettings) -> str:
-        """Words about what was held out of the training images, and the shares that came of it; '' for nothing."""
+        """How the validation images were split off and what shares resulted, as text; '' if there was no split."""
         if not settings.divides_training or self.train is None:
             return ""
         count, others = len(self.validation), len(self.train)
@@ -140,7 +140,7 @@ class Data:
         )
 
     def doubts(self, args: Settings, begins: bool = False) -> list[str]:
-        """Remarks of a look at some of the images, a line each; also on how they are shown if a training ``begins``."""
+        """Remarks from a look at some images, a line each; if a new run ``begins``, also on how images are shown."""
         shown = self.preprocessing
         enlarges = begins and shown.stored_size is None and shown.crop_pct < 1 and args.data.crop_pct is None
         return first_look.doubts(
@@ -156,7 +156,7 @@ class Data:
         )
 
     def shown_to(self, known: KnownPreprocessing | None, settings: DataSettings) -> Data:
-        """Data whose images are shown as ``known`` weights expect, unless ``settings`` say otherwise."""
+        """A copy whose images are shown as the weights of ``known`` expect, unless ``settings`` say otherwise."""
         preprocessing, line = resolve(settings, known, self.found)
         begun = known.max_shift if known is not None and self.spec.max_shift is None else None
         return dataclasses.replace(
@@ -171,7 +171,7 @@ class Data:
     def refuse_differences(self, distributed: Distributed) -> None:
         """Raise ``UserError`` if the processes have read different images, as from disks of several machines.
 
-        The plan of the samples, of which each process takes its part, is one of equal data. All processes call it.
+        Each process takes its part of one sample plan, which presumes equal data. All processes must call this.
         """
         if distributed.world_size == 1 or self.spec == SPECS["synthetic"]:
             return
@@ -185,14 +185,14 @@ class Data:
                 )
 
     def known_to(self, trained: ResumePoint | None, settings: DataSettings, lister: Lister = LISTER) -> Data:
-        """Data with ``seen`` of the weights of ``trained``, the checkpoint to begin with; None: of no weights."""
+        """A copy with ``seen`` set for ``trained``, the checkpoint whose weights are used; None: no weights."""
         if trained is None:
             return self
         seen = seen_in_training(self.validation, self.fingerprint, settings, trained, lister)
         return dataclasses.replace(self, seen=seen)
 
     def _rows(self) -> Iterator[tuple[bytes, str, Any]]:
-        """Path below ``--datapath``, split and label of each image of a table."""
+        """Path below ``--datapath``, split and label of each image in a table."""
         for split, images in (("train", self.train), ("val", self.validation)):
             if images is not None:
                 assert isinstance(images, ImageFiles) and isinstance(images.paths, FilePaths)  # of a table
@@ -200,7 +200,7 @@ class Data:
 
     @cached_property
     def rows(self) -> torch.Tensor | None:
-        """CRC-32 of each image's path, and of its split and label, by which a resume names what has changed.
+        """CRC-32 of each image's path, and of its split and label, from which a resumed run tells what has changed.
 
         int32 (n, 2); None without a table.
         """
@@ -210,7 +210,7 @@ class Data:
         return torch.from_numpy(np.array(rows, dtype=np.uint32).view(np.int32))
 
     def changed_since(self, trained: ResumePoint) -> str:
-        """Images of a table that were others, or had another label or split, in ``trained``; '' if none is known."""
+        """Text on a table's images that are new, gone, or relabelled or in another split since ``trained``; else ''."""
         rows = self.rows
         known = None if rows is None else trained.read().get("rows")
         if rows is None or known is None:
@@ -234,7 +234,7 @@ class Data:
     def fingerprint(self) -> str:
         """Digest of classes, labels and images (see ``utils.checkpoint.fingerprint``).
 
-        Images are pixels in memory, shards' content, or the files' names and the content of some of them.
+        Images count by their pixels if in memory, else by the shards' content, or file names and some files' content.
         """
         digest = hashlib.sha256("\0".join(self.classes).encode(errors="surrogatepass"))  # folders' names
         contents: list[bytes] | None = None
@@ -253,7 +253,10 @@ class Data:
 
 
 def in_colour_of(preprocessing: Preprocessing, images: Images) -> Images:
-    """Images whose files are read in the mode and range of ``preprocessing``; in memory, with its channels."""
+    """Make files be read in the mode and range of ``preprocessing``; give images in memory its number of channels.
+
+    Raises ``UserError`` if these can only be grey or RGB, and others are asked for.
+    """
     if isinstance(images, ImageFiles):
         return dataclasses.replace(images, colour=preprocessing.colour)
     if images.pixels.shape[1] == preprocessing.channels:
@@ -268,7 +271,7 @@ def in_colour_of(preprocessing: Preprocessing, images: Images) -> Images:
 
 
 def _names(images: ImageFiles) -> bytes:
-    """Folder and name of each file, joined by zero bytes, or what stands for the images in a larger file."""
+    """Folder and name of each file, joined by zero bytes, or the identity of the images in a larger file."""
     if isinstance(images.paths, NumberedImages):
         return images.paths.identity.encode()
     if isinstance(images.paths, FilePaths):
@@ -277,13 +280,13 @@ def _names(images: ImageFiles) -> bytes:
 
 
 def _some_contents(paths: Sequence[str]) -> list[bytes]:
-    """The size and first bytes of some files each, from the first to the last in equal steps."""
+    """Size and first bytes of some files, evenly spaced from the first to the last."""
     parts = []
     for place in np.linspace(0, len(paths) - 1, min(len(paths), LOOKED_AT)).round().astype(int).tolist():
         try:
             with open(paths[place], "rb", opener=_without_waiting) as file:
                 parts.append(b"%d %b" % (os.fstat(file.fileno()).st_size, file.read(FIRST_BYTES)))
-        except OSError:  # decoding it reports the error
+        except OSError:  # decoding the file reports the error
             parts.append(b"unreadable")
     return parts
 
@@ -293,7 +296,7 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 class DataReader:
-    """Reads the images of a run once, also where the search for a run to resume has looked at them before.
+    """Reads the images of a run once, even if the search for a run to resume has already needed them.
 
     ``lister`` lists class folders (``Lister.folder`` is set for each data set); synthetic data is made on ``device``.
     """
@@ -305,7 +308,7 @@ class DataReader:
 
     @classmethod
     def of(cls, args: Settings, device: torch.device, progress: ProgressLog, is_main: bool) -> DataReader:
-        """The reader of a run with these settings; a dry run keeps nothing of what it finds."""
+        """The reader for a run with these settings; in a dry run it writes no lists of files."""
         return cls(device, Lister(keeps=not args.run.dry_run, progress=progress, is_main=is_main))
 
     def fingerprint(self, settings: DataSettings) -> str:
@@ -313,7 +316,7 @@ class DataReader:
         return self._data(settings).fingerprint
 
     def multilabel(self, settings: DataSettings) -> bool:
-        """Images have several labels; they are read only where no setting and no index says so."""
+        """True if images have several labels; reads them only if neither a setting nor an index tells."""
         if settings.dataname == "hf":
             return self._data(settings).multilabel
         root = Path(settings.datapath or ".")
@@ -322,13 +325,13 @@ class DataReader:
         return asked or (contents is not None and contents.multilabel)
 
     def to_train_on(self, settings: DataSettings, trained: ResumePoint | None) -> Data:
-        """Images of a run; ``trained``: the checkpoint whose weights the training begins with or resumes."""
+        """The data of a training run; ``trained``: the checkpoint whose weights it begins with or resumes."""
         data = self._data(settings, trained)
-        self._read = None  # a run needs them once; what it changes of them must not be kept beside them
+        self._read = None  # a run needs it once, and changes copies: the original must not stay in memory
         return data.known_to(trained, settings, self._lister)
 
     def to_evaluate(self, args: Settings, trained: ResumePoint | None) -> Data:
-        """The validation images alone, in the classes of ``trained``, the checkpoint to evaluate."""
+        """The validation images alone, with the classes of ``trained``, the checkpoint to evaluate."""
         division = "val_split" if args.data.folds is None else "folds"
         explicit = args.origins[division] != CHECKPOINT
         return get_test_data(args.data, self._device, trained, division_is_explicit=explicit, lister=self._lister)
@@ -343,10 +346,10 @@ class DataReader:
 def get_data(
     settings: DataSettings, device: torch.device, lister: Lister = LISTER, trained: ResumePoint | None = None
 ) -> Data:
-    """Read the data set that the settings name; raises ``UserError`` with advice on missing data.
+    """Read the data set that the settings name; raises ``UserError`` with advice if data is missing.
 
-    Only synthetic data is made on ``device``; a loader moves the rest there. ``lister``, in the folder for what is kept
-    of this data set, lists class folders. Images keep the folds that the run of the checkpoint ``trained`` gave them.
+    Only synthetic data is made on ``device``; a loader moves other data there. ``lister`` lists class folders and keeps
+    its lists in this data set's folder. Images stay in the folds that the run of checkpoint ``trained`` gave them.
     """
     splits = _splits(settings, device, _in_its_folder(lister, settings))
     folds = None
@@ -364,12 +367,12 @@ def get_test_data(
     lister: Lister = LISTER,
     of_test: bool = False,
 ) -> Data:
-    """Read the validation images that the settings name, and no others; raises ``UserError`` as ``get_data`` does.
+    """Read only the validation images that the settings name; raises ``UserError`` as ``get_data`` does.
 
     Class folders need no train/: their classes are those of the checkpoint ``trained``, and they may also lie directly
-    in ``--datapath``. Without ``division_is_explicit``, ``--val-split`` and ``--folds`` are those of the training.
-    ``leave_out_unknown``: see ``class_folders.read_test_folder``; ``lister`` as in ``get_data``. ``of_test``: those of
-    test instead, of a table that names them.
+    in ``--datapath``. Unless ``division_is_explicit``, ``--val-split`` and ``--folds`` come from the training run.
+    ``leave_out_unknown``: see ``class_folders.read_test_folder``; ``lister``: as in ``get_data``. ``of_test``: read the
+    test images instead, which a table names.
     """
     notes: tuple[str, ...] = ()
     if of_test:
@@ -410,7 +413,7 @@ def _in_its_folder(lister: Lister, settings: DataSettings) -> Lister:
 
 
 def _test_folder(settings: DataSettings, trained: ResumePoint | None) -> Path | None:
-    """The class folders to evaluate; None if ``get_data`` finds what to read, or reports that it is missing."""
+    """The folder of class folders to evaluate; None if ``_splits`` finds what to read, or reports it missing."""
     elsewhere = settings.dataname in (*IN_MEMORY, "hf", *plugins.added("dataset"))
     if settings.datapath is None or elsewhere:
         return None
@@ -451,9 +454,9 @@ def _read_test_folder(
 def _validated_in_training(
     settings: DataSettings, device: torch.device, trained: ResumePoint, lister: Lister
 ) -> tuple[Data | None, tuple[str, ...]]:
-    """The images that training held out and validated on, and notes about them; None if another tree is given.
+    """The images that ``trained`` held out and validated on, and notes; None if ``--datapath`` is a different tree.
 
-    A tree that has moved since is recognised by its fingerprint.
+    A tree that has been moved since is recognised by its fingerprint.
     """
     in_place = settings.datapath is None or is_at(trained.state, settings)
     root = None if settings.datapath is None else Path(settings.datapath)
@@ -481,13 +484,16 @@ def _validated_in_training(
 
 
 def _flags_of(division: Mapping[str, Any]) -> str:
-    """The flags that held out validation images in such a way, without those at their defaults."""
+    """The flags that hold out validation images by the settings ``division``, without those at their defaults."""
     given = {name: division[name] for name in DIVISION if division[name] != getattr(DataSettings, name)}
     return " ".join(as_flag(name, value) for name, value in given.items())
 
 
 def _changed_since_validated(data: Data, settings: DataSettings, trained: ResumePoint) -> str:
-    """A line if the images are no longer those that training validated on at this place; elsewhere none are."""
+    """Warning if the validation images have changed since ``trained`` used them in this place, else ``trained.seen``.
+
+    '' if they were elsewhere in training.
+    """
     if trained.fingerprint is None or not is_at(trained.state, settings):
         return ""
     assert isinstance(data.validation, ImageFiles)  # of class folders
@@ -499,17 +505,17 @@ def _changed_since_validated(data: Data, settings: DataSettings, trained: Resume
 def seen_in_training(
     validation: Images, fingerprint: str, settings: DataSettings, trained: ResumePoint, lister: Lister = LISTER
 ) -> str:
-    """A line about ``validation`` images that a checkpoint may have been trained on; '' if there are none.
+    """A line about ``validation`` images that checkpoint ``trained`` may have been trained on; '' if there are none.
 
-    ``fingerprint`` and ``settings`` are those of the data that they are part of. Where both were split from one tree,
-    the checkpoint's own split of the tree says which images it was trained on: exactly if the tree is the one that it
-    was then, and otherwise by their names, unless one draw chose. What it began with may have seen them, too.
+    ``fingerprint`` and ``settings``: of the data that the images are part of. If training and validation images come
+    from one tree, the checkpoint's own split tells which images it was trained on: exactly if the tree is unchanged,
+    otherwise by file names, unless one draw made the split. The weights it began with may have seen images, too.
     """
     return "; ".join(filter(None, (_seen(validation, fingerprint, settings, trained, lister), trained.seen)))
 
 
 def _seen(validation: Images, fingerprint: str, settings: DataSettings, trained: ResumePoint, lister: Lister) -> str:
-    """The part of ``seen_in_training`` about the training of ``trained`` itself."""
+    """The part of ``seen_in_training`` about the run of ``trained`` itself, not the weights that it began with."""
     begun = trained.settings
     if trained.fingerprint is None or same_images(fingerprint, trained.fingerprint):
         return ""
@@ -578,9 +584,9 @@ def _data(settings: DataSettings, splits: Splits) -> Data:
 
 
 def _found_in(images: Images, settings: DataSettings) -> Header | None:
-    """Facts of the first file, if it holds what Pillow has no picture of, or other channels are asked for.
+    """Header of the first file if Pillow cannot show it, or if ``--in-channels`` is given; otherwise None.
 
-    A .npy file of grey or RGB is one picture more. What cannot be read is said where it is needed.
+    A .npy file of grey or RGB counts as a picture. An unreadable file is reported where it is needed.
     """
     if not isinstance(images, ImageFiles) or not len(images):
         return None
@@ -601,7 +607,7 @@ def _found_in(images: Images, settings: DataSettings) -> Header | None:
 def _lacking(
     settings: DataSettings, train: Images | None, validation: Images, classes: tuple[str, ...]
 ) -> Iterator[str]:
-    """Warnings about classes without a validation image, and about those that only validation images have."""
+    """Warnings about classes without a validation image and, if images were held out, without a training image."""
     where = _flags_of(dataclasses.asdict(settings)) if settings.folds else f"--datapath {settings.datapath}"
     trained = None if train is None else class_counts(train.labels, len(classes))
     validated = class_counts(validation.labels, len(classes))
@@ -632,14 +638,14 @@ def _on_both_sides(train: Images | None, validation: Images) -> Iterator[str]:
 
 
 def _refuse_without_labels(settings: DataSettings, *splits: Images | None) -> None:
-    """Raise ``UserError`` if no image of a split shows any class: then there is nothing to learn, or to score."""
+    """Raise ``UserError`` if no image of a split has a label: there would be nothing to learn or to score."""
     for images, words in zip(splits, ("to train on", "to validate on"), strict=True):
         if images is not None and not (images.labels == 1).any():
             raise UserError(f"--datapath {settings.datapath}: no image {words} has a label")
 
 
 def prepare(settings: DataSettings, log: Log, evaluate: bool = False) -> None:
-    """Fetch (``--download``) or unpack what will be read, on one rank. ``evaluate``: ``get_test_data`` will read it."""
+    """Download (``--download``) or unpack the data set on one rank. ``evaluate``: only what ``get_test_data`` reads."""
     elsewhere = settings.dataname in ("hf", *plugins.added("dataset"))
     if settings.datapath is None or elsewhere or settings.is_table:
         return
@@ -696,7 +702,7 @@ def _splits(
 
 
 def _colour(settings: DataSettings) -> Colour:
-    """The mode and range that files are read in."""
+    """The mode and range in which files are read."""
     given = settings.pixel_range
     return Colour(SPECS[settings.dataname].colour, None if given is None else (given[0], given[1]))
 
@@ -729,12 +735,12 @@ def _refuse_two_sets(root: Path, name: str) -> None:
 
 
 def _reader(settings: DataSettings, lister: Lister = LISTER) -> Callable[[], Splits] | None:
-    """A function that reads the files at ``--datapath``; None if they are missing."""
+    """A function that reads the files at ``--datapath``; None if they are missing. Raises ``UserError``."""
     root = Path(settings.datapath or ".")
     name = settings.dataname
     colour = _colour(settings)
     if name == "shards" or holds_shards(root):
-        ensure_index(root, silent)  # of a tool; main.py has called ``prepare``
+        ensure_index(root, silent)  # for tools; main.py has called ``prepare``
     if holds_shards(root):
         _refuse_two_sets(root, name)
         if settings.val_split is not None:

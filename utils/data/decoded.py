@@ -1,9 +1,9 @@
 """Decoded images in a file that all processes of a host map: decoded once, in memory once.
 
-A cache file is a plain .npy array (n, c, h, w), uint8 or of all levels float32, named after a fingerprint of its
+A cache file is a plain .npy array (n, c, h, w), uint8 or, for all levels, float32, named after a fingerprint of its
 sources. With ``--skip-bad-images`` the numbers of unreadable images follow as JSON; a process that reads the file tries
-those again. The first of several processes writes it and the others wait, without a collective; on a file system
-without locks each process writes its own. The cache may be deleted at any time.
+to decode those again. The first of several processes writes the file and the others wait, without a collective; on a
+file system without locks each process writes its own. The cache may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from utils.data.worker_pool import WorkerPool
 
 DECODING_VERSION = 2  # raise it whenever decode_crop gives other pixels than before
 FOLDER = ".decoded"  # in --datapath; readers skip hidden folders
-CHUNK_BYTES = 3 << 19  # that a worker hands over at a time; larger chunks are no faster for 32x32 images
+CHUNK_BYTES = 3 << 19  # handed over by a worker at a time; larger chunks are no faster for 32x32 images
 HEADER_BYTES = 128  # of a .npy file of these shapes
 
 Layout = tuple[tuple[int, ...], torch.dtype]  # shape and dtype of the pixels
@@ -41,7 +41,7 @@ Decoded = tuple[torch.Tensor, list[int]]  # pixels, and the numbers of unreadabl
 
 
 def folder_for(settings: DataSettings) -> Path | None:
-    """The folder of decoded images and lists of files: ``--cache-dir``, else a hidden folder in ``--datapath``."""
+    """The folder for decoded images and lists of files: ``--cache-dir``, else a hidden folder in ``--datapath``."""
     if settings.cache_dir is not None:
         return Path(settings.cache_dir)
     return None if settings.datapath is None else Path(settings.datapath) / FOLDER
@@ -57,13 +57,13 @@ def decoded(
     is_main: bool = True,
     skip_bad: bool = False,
 ) -> MemoryImages:
-    """Files as ``view`` shows them, as uint8 pixels (n, c, h, w).
+    """Decode image files as ``view`` shows them: pixels (n, c, h, w), uint8 or, for all levels, float32.
 
-    They are read from the cache in ``folder``; if they are missing there, ``workers`` processes (0: in place) decode
-    them into it. Without a folder, or if it cannot be written, they stay in memory. The pixels are this process's to
-    change. All processes of a host call this: the first one decodes and logs to ``progress``; lines that would be the
-    same from all are logged by ``is_main`` alone. Raises ``UserError`` with the path of the first unreadable file;
-    with ``skip_bad`` the result lists them, and only too many in a row are an error (see ``first_readable``).
+    Pixels are read from the cache in ``folder``; if they are missing there, ``workers`` processes (0: this one) decode
+    the files into it. Without a folder, or if it cannot be written, pixels stay in memory. The caller may change them.
+    All processes of a host call this: the first one decodes and logs to ``progress``; lines that would be the same
+    from all are logged by ``is_main`` alone. Raises ``UserError`` with the path of the first unreadable file; with
+    ``skip_bad`` the result lists such files, and only too many in a row are an error (see ``first_readable``).
     """
     shape = (len(images), images.channels, *sides(view.size))
 
@@ -80,7 +80,7 @@ def decoded(
 
 
 def fingerprint(images: ImageFiles, view: View, folder: Path) -> str:
-    """32 hexadecimal digits of the SHA-256 over all that determines the pixels; files by ``version_of``.
+    """Fingerprint of all that determines the pixels: 32 hexadecimal digits of a SHA-256; files count by ``version_of``.
 
     Paths are relative to ``folder``: a tree moved together with its cache keeps its fingerprint, and two trees in one
     cache never share one.
@@ -98,9 +98,9 @@ def fingerprint(images: ImageFiles, view: View, folder: Path) -> str:
 
 
 class _ChunkDecoder(Dataset):
-    """The work of a worker: decodes a range of the files into one uint8 array, and lists the unreadable ones.
+    """The work of a worker: decodes a range of the files into one array and lists the unreadable ones.
 
-    An array comes through a pipe, whereas a tensor needs /dev/shm, which is small in containers.
+    An array goes through a pipe, whereas a tensor needs /dev/shm, which is small in containers.
     """
 
     def __init__(self, images: ImageFiles, view: View, skip_bad: bool) -> None:
@@ -122,7 +122,7 @@ class _ChunkDecoder(Dataset):
 
 
 def _try_again(decoder: _ChunkDecoder, pixels: torch.Tensor, bad: list[int]) -> dict[int, str]:
-    """The paths of those of the images ``bad`` that are still unreadable; the pixels of the others are filled in.
+    """Decode the images numbered ``bad`` again into ``pixels``; return the paths of those that are still unreadable.
 
     The cache may be old, or made while a network drive was down.
     """
@@ -136,10 +136,10 @@ def _try_again(decoder: _ChunkDecoder, pixels: torch.Tensor, bad: list[int]) -> 
 
 
 def decode(images: ImageFiles, view: View, *, workers: int, progress: ProgressLog, skip_bad: bool = False) -> Decoded:
-    """Files decoded into uint8 (n, c, h, w) by ``workers`` processes.
+    """Decode files with ``workers`` processes: pixels (n, c, h, w), uint8 or float32, and the unreadable images.
 
     Processes, because threads that read small images wait for the GIL: for 32x32 PNG files, 2 threads on 2 cores took
-    three times as long as one process without threads.
+    three times as long as one process without threads. Raises ``UserError`` as ``decoded`` does.
     """
     count = len(images)
     pixels = torch.empty(count, images.channels, *sides(view.size), dtype=images.dtype)
@@ -166,7 +166,7 @@ def decode(images: ImageFiles, view: View, *, workers: int, progress: ProgressLo
 
 
 def _kept(path: Path, layout: Layout, make: Callable[[], Decoded], log: Log, is_main: bool) -> Decoded:
-    """The pixels mapped from ``path``, made and written there if missing; from memory if that fails."""
+    """Pixels mapped from the file ``path``, made and written there if missing; in memory if it cannot be written."""
     log_once: Log = log if is_main else silent
     if (mapped := _mapped(path, layout)) is None:
         made = None
@@ -196,13 +196,13 @@ def _kept(path: Path, layout: Layout, make: Callable[[], Decoded], log: Log, is_
 
 
 def _contents(folder: Path) -> str:
-    """The size of the cache: changed data leaves files behind that look like those still needed."""
+    """Text on the size of the cache, in which changed data leaves useless files that look like those still needed."""
     sizes = [path.stat().st_size for path in folder.glob("*.npy")]
     return f"{len(sizes)} file(s) of {sum(sizes) / 1e6:,.0f} MB there, which may be deleted at any time"
 
 
 def _mapped(path: Path, layout: Layout) -> Decoded | None:
-    """The file's content; None if it is missing, unreadable or not of this ``layout``."""
+    """The content of file ``path``, mapped; None if it is missing, unreadable or not of this ``layout``."""
     try:
         # Mode c is a private map: processes share a page until one of them writes to it and gets a copy.
         pixels = np.lib.format.open_memmap(path, mode="c")

@@ -1,4 +1,4 @@
-"""A look at a few images of each class before training, for what a user should not learn too late."""
+"""A look at a few images of each class before training, for anything that a user should not learn too late."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from utils.runtime.files import sha256
 
 # files that are looked at, at most
 EACH_CLASS = 4
-OF_FEW_CLASSES = 40  # together: photographs that are inverted stand out among no fewer
+OF_FEW_CLASSES = 40  # of all together: inverted photographs do not stand out among fewer
 EACH_SPLIT = 96
-PIXELS = 2**25  # that are decoded of them
-# of the 256 that a network can see: of all images, of a class
+PIXELS = 2**25  # decoded in a split, at most
+# too few of the 256 levels that a network can see: in all images, in a class
 FEW_LEVELS = 64
 FEWER_LEVELS = 8
-# of a data set in which equal files are looked for
+# limits for the search for equal files
 TRIAL_FILES = 24
 COMPARED_FILES = 4000
 COMPARED_BYTES = 2**26
 SHOWN = 3  # classes or files in a line
-ENOUGH = 3  # images of a class that all differ from those of another
-BRIGHTER, STANDARD_ERRORS, COMPARED_MEANS = 32, 5, 8  # levels; images of a split
-JOINED_BY = ";|,"  # labels in one cell
+ENOUGH = 3  # images that a class needs before what they have in common is reported
+BRIGHTER, STANDARD_ERRORS, COMPARED_MEANS = 32, 5, 8  # levels; standard errors; images of a split
+JOINED_BY = ";|,"  # separators of labels in one cell
 UNBALANCED = 10.0  # largest over smallest class
-TINY = 4  # pixels a side, of which no network makes anything
+TINY = 4  # pixels a side, too few for any network
 LONG = 4.0  # times the shorter side
 
 
@@ -46,7 +46,7 @@ UNREAD = Look("", 0, "", (0, 0))  # the facts of an image that cannot be read
 
 
 class Seen(NamedTuple):
-    """An image's class and split ('train' or 'val'), its name for messages, and its facts; or why it is unreadable."""
+    """An image's class, split ('train' or 'val'), name for messages and facts; ``problem``: why it is unreadable."""
 
     label: str
     split: str
@@ -65,11 +65,11 @@ def doubts(
     skips_bad: bool = False,
     enlarged: tuple[tuple[int, int], tuple[int, int]] | None = None,
 ) -> list[str]:
-    """Lines that a user should know before training; of images in files. Bounded in files, bytes and pixels.
+    """Lines that a user should know before training, from a look at some files: few files, bytes and pixels.
 
-    ``names_damaged``: an image that cannot be read is said, too, which otherwise whoever reads it says. Raises
-    ``UserError`` if that is so of all of a split, unless ``skips_bad``. ``enlarged``: height and width that validation
-    shows unasked, as the middle of images that it enlarges to the second height and width.
+    ``names_damaged``: also name an unreadable image, which otherwise is reported when it is read. Raises ``UserError``
+    if no image of a split is readable, unless ``skips_bad``. ``enlarged``: height and width that validation shows by
+    default, and the height and width to which it enlarges images before it crops their middle.
     """
     splits = {"train": train, "val": validation}
     files = {split: images for split, images in splits.items() if isinstance(images, ImageFiles) and len(images)}
@@ -95,9 +95,9 @@ def doubts(
 
 
 def _already_of_size(looks: Sequence[Seen], enlarged: tuple[tuple[int, int], tuple[int, int]] | None) -> Iterator[str]:
-    """A line if all images have the size that validation shows, and are enlarged nevertheless, as timm does.
+    """Line if all images already have the size that validation shows, but are enlarged nevertheless, as timm does.
 
-    By a pixel is not worth a line.
+    An enlargement by one pixel is not worth a line.
     """
     if (
         enlarged
@@ -112,7 +112,7 @@ def _already_of_size(looks: Sequence[Seen], enlarged: tuple[tuple[int, int], tup
 
 
 def lost_levels(images: ImageFiles, classes: Sequence[str], root: str | None) -> list[str]:
-    """Lines about contents of ``images`` that a trained network, which reads them in their colour, does not see."""
+    """Lines about what a trained network, which reads ``images`` in their ``colour``, does not see of them."""
     looks = list(_sampled("val", images, classes, root))
     known = [one for one in looks if not one.problem]
     pixel_range = range_of(images.colour)
@@ -122,7 +122,7 @@ def lost_levels(images: ImageFiles, classes: Sequence[str], root: str | None) ->
 
 
 def _unreadable(looks: Sequence[Seen], where: str, skips_bad: bool) -> list[str]:
-    """A line about classes whose images are all passed over; ``UserError`` if a split's cannot be read at all."""
+    """Lines about classes whose images are all skipped; raises ``UserError`` if no image of a split is readable."""
     lines = []
     for split, words in (("train", "train on"), ("val", "validate on")):
         seen = [one for one in looks if one.split == split]
@@ -138,7 +138,7 @@ def _unreadable(looks: Sequence[Seen], where: str, skips_bad: bool) -> list[str]
 
 def _sampled(split: str, images: ImageFiles, classes: Sequence[str], root: str | None) -> Iterator[Seen]:
     left = PIXELS
-    several = images.labels.ndim > 1  # then all count as of one class, whose name is not known
+    several = images.labels.ndim > 1  # then all count as one class without a name
     for number in sample(np.zeros(len(images), int) if several else images.labels.numpy()).tolist():
         path = images.paths[number]
         problem = ""
@@ -156,9 +156,9 @@ def _sampled(split: str, images: ImageFiles, classes: Sequence[str], root: str |
 
 
 def sample(labels: np.ndarray) -> np.ndarray:
-    """The numbers of a few images of each class, spread over it; of many classes, of some: int64, at most EACH_SPLIT.
+    """Numbers of a few images of each class (of some, if classes are many), spread over it: int64, <= EACH_SPLIT.
 
-    The first of each class come first.
+    The first image of every class comes before any second one.
     """
     order = np.argsort(labels, kind="stable")
     counts = np.bincount(labels)
@@ -176,7 +176,7 @@ def sample(labels: np.ndarray) -> np.ndarray:
 
 
 def below(path: str, root: str | None) -> str:
-    """A file's name in a message."""
+    """The name of file ``path`` in a message: relative to ``root``, if given."""
     return printable(os.path.relpath(path, root) if root and not isinstance(path, Stored) else path)
 
 
@@ -184,7 +184,7 @@ def below(path: str, root: str | None) -> str:
 
 
 def remarks(looks: Sequence[Seen], colour: str) -> list[tuple[str, str]]:
-    """Remarks on the images' facts, which are read in ``colour``: the kind of each, and its text."""
+    """Remarks on images that are read in ``colour``, by their facts: kind and text of each."""
     known = [one for one in looks if not one.problem]
     pixel_range = range_of(colour)
     found = [_beyond(known, pixel_range), _alpha(known) if channels_of(colour) != 4 else None]
@@ -228,7 +228,7 @@ def _is_only_alpha(facts: Look) -> bool:
 
 
 def counted(count: int) -> str:
-    """A number of images, in words."""
+    """Text for a number of images, such as '1 image'."""
     return f"{count:,} image{'s' * (count != 1)}"
 
 
@@ -250,7 +250,7 @@ def _by_class(looks: Sequence[Seen]) -> dict[str, list[Look]]:
 def _few_levels(
     looks: Sequence[Seen], pixel_range: tuple[float, float] | None, trained: bool = False
 ) -> tuple[str, str] | None:
-    """Numbers of more than 8 bits of which little is left: of all, or of a class."""
+    """Remark if few levels are left of images with more than 8 bits, in all or in a class; otherwise None."""
     deep = [one for one in looks if one.facts.low is not None]
     extremes = {
         label: (min(one.extremes[0] for one in facts), max(one.extremes[1] for one in facts), facts[0].bits)
@@ -282,7 +282,7 @@ def _few_levels(
 
 
 def _cut_levels(looks: Sequence[Seen]) -> tuple[str, str] | None:
-    """Numbers of more than 8 bits that are read as 256 levels."""
+    """Remark on images with more than 8 bits that are read as 256 levels; None if there are none."""
     deep = [one for one in looks if one.facts.low is not None and one.facts.extremes[1] > 255]
     if not deep:
         return None
@@ -291,7 +291,7 @@ def _cut_levels(looks: Sequence[Seen]) -> tuple[str, str] | None:
 
 
 def advised(low: float, high: float, bits: int) -> str:
-    """A range that holds numbers like these: from 0 to all bits that they use."""
+    """The ``--pixel-range`` to advise for numbers from ``low`` to ``high``, such as '0 4095' if they use 12 bits."""
     if bits == 32 and low >= 0 and high <= 1:
         return "0 1"
     if low < 0 or high <= 1:
@@ -302,7 +302,10 @@ def advised(low: float, high: float, bits: int) -> str:
 def _beyond(
     looks: Sequence[Seen], pixel_range: tuple[float, float] | None, trained: bool = False
 ) -> tuple[str, str] | None:
-    """Numbers that ``--pixel-range`` cuts off, or a range that no image needs."""
+    """Remark if ``--pixel-range`` cuts off values or if no image needs it; otherwise None.
+
+    ``trained``: the network has already been trained with this range.
+    """
     if pixel_range is None or not looks:
         return None
     words = "--pixel-range {:g} {:g}".format(*pixel_range)
@@ -324,7 +327,7 @@ def _beyond(
 
 
 def _alpha(looks: Sequence[Seen]) -> tuple[str, str] | None:
-    """An alpha channel that says something: it differs inside an image, or between images."""
+    """Remark on an alpha channel that varies, inside an image or between images; otherwise None."""
     held = [one for one in looks if one.facts.alpha is not None]
     if len({level for one in held for level in one.facts.alpha or ()}) < 2:
         return None
@@ -349,7 +352,7 @@ _TRAITS = {
 
 
 def _told_by(by: str, groups: Sequence[str], looks: Sequence[Seen]) -> Iterator[tuple[str, str]]:
-    """Traits that all images of a class, or of a split, have and none of another has; only the first such trait."""
+    """Remark on the first trait that tells groups (classes or splits) apart: all of one have it, no others do."""
     for trait, value in _TRAITS.items():
         values: dict[str, list[str]] = {}
         for group, one in zip(groups, looks, strict=True):
@@ -373,7 +376,7 @@ def _told_by(by: str, groups: Sequence[str], looks: Sequence[Seen]) -> Iterator[
 
 
 def _brighter(looks: Sequence[Seen]) -> tuple[str, str] | None:
-    """Validation images that are far brighter or darker than those of training, as if inverted."""
+    """Remark if validation images are far brighter or darker than training images, as if inverted; otherwise None."""
     means = {
         split: np.array([one.facts.seen[1] for one in looks if one.split == split and one.facts.seen])
         for split in ("train", "val")
@@ -393,7 +396,7 @@ def _brighter(looks: Sequence[Seen]) -> tuple[str, str] | None:
 
 
 def of_classes(counts: Sequence[np.ndarray], classes: Sequence[str], several: bool = False) -> list[tuple[str, str]]:
-    """Remarks on the names, and on the ``counts`` int (classes,) of training and validation: kind and text of each.
+    """Remarks on class names, and on ``counts`` of training and validation, int (classes,) each: kind and text of each.
 
     ``several``: images have several labels.
     """
@@ -418,7 +421,7 @@ def of_classes(counts: Sequence[np.ndarray], classes: Sequence[str], several: bo
 
 
 def _joined(classes: Sequence[str]) -> list[tuple[str, str]]:
-    """Class names that are lists of labels: two of their parts, or more, stand in other names, too."""
+    """Remark on class names that are lists of labels: two or more parts of each occur in other names, too."""
     for separator in JOINED_BY:
         parts = {name: {part.strip() for part in name.split(separator)} for name in classes}
         times = Counter(part for found in parts.values() for part in found if part)
@@ -434,7 +437,7 @@ def _joined(classes: Sequence[str]) -> list[tuple[str, str]]:
 
 
 class Place(NamedTuple):
-    """A file's split ('train' or 'val'), its number there, its label or labels and its path."""
+    """A file's split ('train' or 'val'), number within the split, label or labels, and path."""
 
     split: str
     number: int
@@ -443,7 +446,7 @@ class Place(NamedTuple):
 
 
 def equal_files(files: dict[str, ImageFiles], root: str | None) -> list[tuple[str, str]]:
-    """Files that lie in both splits, or under two classes, or twice; of a small set, as each is looked up."""
+    """Remarks on equal files: in both splits, in two classes, or repeated; only in small sets, as each file is read."""
     in_files = not any(isinstance(images.paths[0], Stored) for images in files.values())
     if not in_files or not TRIAL_FILES < sum(map(len, files.values())) <= COMPARED_FILES:
         return []
@@ -474,7 +477,7 @@ def equal_files(files: dict[str, ImageFiles], root: str | None) -> list[tuple[st
 
 
 def _equal(files: dict[str, ImageFiles]) -> list[list[Place]]:
-    """Groups of files with the same bytes; only those that share their size are read, as long as they are few bytes."""
+    """Groups of files with the same bytes. Reads only files that share their size, at most COMPARED_BYTES in all."""
     by_size: dict[int, list[Place]] = {}
     for split, images in files.items():
         rows = images.labels.tolist()

@@ -1,7 +1,7 @@
-"""Files that are made once and kept: the first of the processes that want one makes it, the others wait for it.
+"""Files that are made once and kept: the first process that wants one makes it, the others wait for it.
 
-A file gets its name when it is whole. A process that is killed while it writes leaves no more than a ``.partial`` file,
-and its claim ends with it.
+A file gets its name when it is whole. A process that is killed while writing leaves only a ``.partial`` file behind,
+and its claim ends with the process.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ WITHOUT_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def claimed(path: Path, waiting: str = "", log: Log = silent) -> Iterator[None]:
-    """Claim ``path``: within it, this process alone makes it, of all on all hosts that claim it.
+    """Context that claims ``path``: of all processes on all hosts that claim it, only one at a time is inside.
 
-    Logs ``waiting`` before it waits for another one: look again whether there is still something to make. Raises
+    Logs ``waiting`` before waiting for another process: check afterwards whether ``path`` is still to be made. Raises
     ``OSError`` if nothing can be written beside ``path``. On a file system without locks nobody waits.
     """
     lock = _lock_of(path)
@@ -46,8 +46,8 @@ def claimed(path: Path, waiting: str = "", log: Log = silent) -> Iterator[None]:
 
 
 def _lock_of(path: Path) -> BaseFileLock:
-    """The claim on ``path``, or on what a partial file is written for."""
-    from filelock import FileLock  # here, since most starts find all made
+    """The lock for ``path``; if ``path`` is a partial file, for the file that it will become."""
+    from filelock import FileLock  # here, since most runs find all files made
 
     stem = path.stem
     if path.suffix == PARTIAL:
@@ -56,7 +56,10 @@ def _lock_of(path: Path) -> BaseFileLock:
 
 
 def _acquired(lock: BaseFileLock, timeout: float) -> bool:
-    """Take the ``lock``; False on a file system without locks. Raises ``OSError``, also after ``timeout`` seconds."""
+    """Take the ``lock`` and return True; False on a file system without locks.
+
+    Raises ``OSError``, as when another process still holds the lock after ``timeout`` seconds (-1: never).
+    """
     try:
         lock.acquire(timeout=timeout)
     except OSError as error:  # filelock's Timeout is one, too
@@ -70,14 +73,14 @@ def _acquired(lock: BaseFileLock, timeout: float) -> bool:
 def _release(lock: BaseFileLock) -> None:
     from filelock import SoftFileLock
 
-    if not isinstance(lock, SoftFileLock):  # which filelock takes where the file system has no other, and removes
-        with suppress(OSError):  # before the release: who has it open already looks again whether it is still there
+    if not isinstance(lock, SoftFileLock):  # filelock's substitute on file systems without locks; it removes that one
+        with suppress(OSError):  # before the release: a process that has it open checks whether it still exists
             os.unlink(lock.lock_file)
     lock.release()
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove what killed processes left in a ``folder`` of kept files: partial ones on which there is no claim."""
+    """Remove the partial files that killed processes left in ``folder``: those that no process claims."""
     for path in folder.glob(f"[!.]*{PARTIAL}"):
         lock = _lock_of(path)
         with suppress(OSError):
@@ -88,7 +91,7 @@ def remove_abandoned(folder: Path) -> None:
 
 @contextmanager
 def whole_file(path: Path, reserved: int = 0) -> Iterator[IO[bytes]]:
-    """A file to write, which bears the name ``path`` once the block has ended well, also after a power cut.
+    """Context that gives a file to write, which is named ``path``, durably, once the block has ended without an error.
 
     ``reserved``: bytes for which there must be room now, so that a full disk fails before long work and not after it.
     Raises ``OSError``.
@@ -110,6 +113,6 @@ def _reserve(file: IO[bytes], size: int) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that is there completely or not at all. Raises ``OSError``."""
+    """Write ``content`` to ``path``, completely or not at all. Raises ``OSError``."""
     with whole_file(path) as file:
         file.write(content)

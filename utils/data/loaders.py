@@ -1,7 +1,7 @@
 """Loaders: resident (images in the device's memory) or streaming (worker processes read them).
 
-Both follow the same ``SamplePlan`` and yield ``Batch``; the choice changes neither the samples nor the random numbers
-of their augmentation.
+Both follow the same ``SamplePlan`` and yield ``Batch`` objects; the choice changes neither the samples nor the random
+numbers of their augmentation.
 """
 
 from __future__ import annotations
@@ -42,24 +42,23 @@ from utils.runtime.cpu import cores_per_process
 from utils.runtime.devices import memory_bytes, runs_ahead, to_device
 from utils.runtime.distributed import Distributed
 
-PASS_SIZE = 64  # images in a pass without gradients: memory enough to train on 8 is enough to evaluate these
+PASS_SIZE = 64  # images in a pass without gradients: memory that is enough to train on 8 is enough to evaluate 64
 RESIDENT_MEMORY_SHARE = 0.25  # of the device's memory that --loader auto lets a resident data set take
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Images and targets of a forward pass on a rank.
+    """Images and targets of one forward pass on one rank.
 
-    ``images``: float32 (m, c, h, w), normalised, on the device. ``targets``: int64 (n,), n <= m, or for mixed
-    images float32 (n, classes), the share of each class; with several labels an image float32 (n, classes), NaN where
-    one is missing; images beyond n only pad a micro-batch that is too small and
-    do not count (see ``MicroBatch``). ``indices``: int64 (n,) on the CPU, the samples' numbers. ``number``: the step
-    within the epoch (training) or the batch's number over all ranks (validation). With ``--skip-bad-images``,
-    ``unreadable`` lists the paths of this batch's unreadable images in the order of its samples, each time anew. In
-    training the next readable image, with its own label, replaces each; ``replaced`` counts for how many of the n
-    samples. In validation they are left out, so a batch may be empty. ``counted`` is
-    False for a batch that a step trains on again, whose figures are known already. ``image_weights``: float32 (n,) on
-    the device, the weight of each image in the training loss; None if all count alike.
+    ``images``: float32 (m, c, h, w), normalised, on the device. ``targets``: int64 (n,), n <= m; for mixed images
+    float32 (n, classes), the share of each class; for multi-label data float32 (n, classes), NaN if a label is missing.
+    Images beyond n only pad a micro-batch that is too small and do not count (see ``MicroBatch``). ``indices``: int64
+    (n,) on the CPU, the samples' numbers. ``number``: the step within the epoch (training) or the batch's number over
+    all ranks (validation). With ``--skip-bad-images``, ``unreadable`` lists the paths of this batch's unreadable images
+    in the order of its samples, again in every epoch. In training the next readable image, with its own label, replaces
+    each of them; ``replaced`` counts the replacements among the n samples. In validation they are left out, so a batch
+    may be empty. ``counted``: False for a batch that a step trains on again, whose figures are already recorded.
+    ``image_weights``: float32 (n,) on the device, each image's weight in the training loss; None if all count alike.
     """
 
     images: torch.Tensor
@@ -75,7 +74,7 @@ class Batch:
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Tensors on the device, by their fields."""
+        """The batch's tensors on the device, by field name."""
         fields = {"images": self.images, "targets": self.targets, "image_weights": self.image_weights}
         return {name: tensor for name, tensor in fields.items() if tensor is not None}
 
@@ -103,11 +102,11 @@ class TrainLoader:
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of a batch's images, the largest if they grow."""
+        """Channels, height and width of a batch's images; the final ones if image sizes are progressive."""
         return self.transform.image_shape
 
     def describe(self, args: Settings, data: Data) -> dict[str, str]:
-        """The rows of a run's plan about what a step is trained on; ``data`` has the images."""
+        """The rows of a run's plan about its training batches and steps; ``data`` has the images."""
         plan = self.plan
         epochs = args.optimisation.epochs
         total = self.steps_per_epoch * epochs
@@ -136,13 +135,13 @@ class TrainLoader:
     def shared_out(self, epoch: int, steps: int) -> tuple[int, Iterator[Batch]]:
         """The first ``steps`` steps of ``epoch`` in forward passes that are the same on any number of ranks.
 
-        Gives their total number, and this rank's: every world_size-th, as in validation.
+        Returns the number of all passes, and this rank's batches: every world_size-th, as in validation.
         """
         micro_batches = self._of_any_rank(epoch, steps)
         return len(micro_batches), self._read(micro_batches[self.plan.rank :: self.plan.world_size])
 
     def first_images(self, count: int) -> torch.Tensor:
-        """The first ``count`` images of the first epoch as validation shows them, on the CPU; the same on all ranks."""
+        """The first ``count`` (or a few more) images of epoch 0 as validation shows them, on the CPU, on every rank."""
         parts = []
         for micro_batch in self._of_any_rank(0, -(-count // self.plan.global_batch_size)):
             _, pixels, _ = self.source.read(micro_batch)
@@ -153,7 +152,7 @@ class TrainLoader:
         return torch.cat(parts)
 
     def _of_any_rank(self, epoch: int, steps: int) -> list[MicroBatch]:
-        """The passes of the first ``steps`` steps of ``epoch``, as one process would take them."""
+        """The micro-batches of the first ``steps`` steps of ``epoch``, as a single process would take them."""
         alone = replace(self.plan, batch_size=PASS_SIZE, rank=0, world_size=1)
         of_steps = (alone.micro_batches(epoch, step) for step in range(min(steps, self.steps_per_epoch)))
         return [*chain.from_iterable(of_steps)]
@@ -162,7 +161,7 @@ class TrainLoader:
         return self._prefetch(chain.from_iterable(map(self._chunk, self.source.chunks(micro_batches))))
 
     def _chunk(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Batch]:
-        """Batches of micro-batches of one epoch; the random numbers of those that are known before, drawn at once."""
+        """Batches of one epoch's ``micro_batches``. If all images have one known shape, draws their numbers at once."""
         drawn = None
         shape = self.source.stored_shape
         if shape is not None:
@@ -180,7 +179,7 @@ class TrainLoader:
         return self.transform if self.resolution is None else self.transform.at_size(self.resolution.size(epoch))
 
     def replay_step(self, epoch: int, step: int) -> list[Batch]:
-        """The forward passes of one step again, without the worker processes."""
+        """The forward passes of one step once more, read without the worker processes."""
         return [
             batch
             for micro_batch in self.plan.micro_batches(epoch, step)
@@ -194,7 +193,7 @@ class TrainLoader:
         labels: torch.Tensor,
         drawn: list[Numbers] | None = None,
     ) -> Iterator[Batch]:
-        """A batch of each micro-batch, augmented together; ``drawn``: with these numbers."""
+        """Augment all micro-batches together and yield a batch of each. ``drawn``: their random numbers, if drawn."""
         labels = targets_of(labels)
         epoch = micro_batches[0].epoch
         together = self._transform(epoch).training(pixels, keys_of(micro_batches), epoch, drawn)
@@ -218,7 +217,7 @@ class TrainLoader:
             )
 
     def _weights_of(self, micro_batches: list[MicroBatch]) -> torch.Tensor | None:
-        """The weight of each image that is shown, concatenated: float32 on the device."""
+        """The weight of each image shown in all micro-batches: float32 on the device; None if all count alike."""
         if self.image_weights is None:
             return None
         shown = [one.indices if one.shown is None else one.shown for one in micro_batches]
@@ -226,7 +225,7 @@ class TrainLoader:
 
 
 class ValidationLoader:
-    """Validation batches of this rank: every world_size-th, each sample on exactly one rank."""
+    """Validation batches of this rank: every world_size-th, so that each sample is on exactly one rank."""
 
     def __init__(
         self, source: Source, batch_size: int, transform: BatchTransform, rank: int = 0, world_size: int = 1
@@ -244,7 +243,7 @@ class ValidationLoader:
         self._mine = range(self._rank, len(self._all), self._world_size)
 
     def part(self, samples: np.ndarray) -> ValidationLoader:
-        """A loader of these ``samples`` (numbers) alone, over the same images."""
+        """A loader of only these ``samples``, int64, the numbers of some of this loader's images."""
         part = copy.copy(self)
         part._take(samples)
         return part
@@ -256,12 +255,12 @@ class ValidationLoader:
 
     @property
     def multilabel(self) -> bool:
-        """Images have several labels."""
+        """True if images have several labels."""
         return self.source.labels.ndim > 1
 
     @property
     def num_images(self) -> int:
-        """Images of all ranks."""
+        """Number of images on all ranks together."""
         return sum(map(len, self._all))
 
     @property
@@ -271,7 +270,7 @@ class ValidationLoader:
 
     @property
     def num_batches(self) -> int:
-        """Batches of all ranks."""
+        """Number of batches on all ranks together."""
         return len(self._all)
 
     def __len__(self) -> int:
@@ -279,7 +278,7 @@ class ValidationLoader:
 
     @property
     def rounds(self) -> int:
-        """The largest number of batches of any rank."""
+        """The largest number of batches on any rank."""
         return -(-len(self._all) // self._world_size)
 
     def batches(self) -> Iterator[Batch]:
@@ -292,7 +291,7 @@ class ValidationLoader:
 
 
 def targets_of(labels: torch.Tensor) -> torch.Tensor:
-    """Labels as a loss takes them: int64 (n,) as they are; int8 (n, classes) in float32, with NaN for -1, missing."""
+    """Targets for a loss: labels, int64 (n,), unchanged; int8 (n, classes) as float32, with NaN for -1 (missing)."""
     return labels.float().masked_fill(labels < 0, torch.nan) if labels.ndim > 1 else labels
 
 
@@ -304,7 +303,7 @@ def _split(
 
 
 class DevicePrefetcher:
-    """Yields the same batches; on a GPU, copies and augments each on a second stream while the previous one trains.
+    """Yields batches unchanged; on a GPU, copies and augments each on a second stream while the previous one trains.
 
     A loader keeps its stream: torch's allocator pools freed memory per stream, so a new stream every epoch would use
     more and more memory.
@@ -343,10 +342,10 @@ def loaders(
     channels_last: bool,
     progress: ProgressLog | None = None,
 ) -> tuple[TrainLoader | None, ValidationLoader, str]:
-    """Loaders of this process, and in words which kind was chosen and why; to evaluate, none for training.
+    """Build this process's loaders for training (None to evaluate) and validation; also a text on their kind and why.
 
-    In a dry run no image is read before the first batch and nothing is kept. ``progress`` takes what the one process
-    of a host that decodes has to log; by default lines are printed.
+    In a dry run no image is read before the first batch and nothing is kept. ``progress`` takes the log of the one
+    process of a host that decodes; by default its lines are printed. Raises ``UserError``.
     """
     device = distributed.device
     settings = args.data
@@ -393,7 +392,7 @@ def loaders(
 
 
 def _training_transform(data: Data, args: Settings, channels_last: bool, crop_while_decoding: bool) -> BatchTransform:
-    """The transform of a batch of ``data`` to train on; decoded images may come cropped already."""
+    """The transform of training batches of ``data``. ``crop_while_decoding``: decoded images arrive cropped."""
     shown = data.preprocessing
     settings = args.augmentation
     refuse_colour(settings, shown.channels, shown.levels == "all")
@@ -419,9 +418,9 @@ def _training_transform(data: Data, args: Settings, channels_last: bool, crop_wh
 
 
 def relative_weights(images: Images, args: Settings) -> torch.Tensor | None:
-    """The weights of training images, divided by their mean over those to train on: float32 (n,); None without any.
+    """The weights of training images, divided by their mean over the samples to train on: float32 (n,), or None.
 
-    So a loss divides by the number of images, as with weights of classes (see ``class_weights``).
+    A loss then divides by the number of images, as with class weights (see ``class_weights``). Raises ``UserError``.
     """
     if images.weights is None:
         return None
@@ -432,16 +431,16 @@ def relative_weights(images: Images, args: Settings) -> torch.Tensor | None:
 
 
 def tried_out(count: int, wanted: int) -> np.ndarray:
-    """The numbers of up to ``wanted`` of ``count`` validation images, int64 and rising.
+    """The numbers of up to ``wanted`` of ``count`` validation images: int64, ascending.
 
-    At random, since class folders begin with the first class, and the same for any seed, so that runs compare.
+    Chosen at random, since class folders begin with the first class, and equal for all seeds, to make runs comparable.
     """
     return np.sort(np.random.Generator(np.random.Philox(key=[0, 1])).permutation(count)[:wanted])
 
 
 @dataclass(frozen=True)
 class _SourceBuilder:
-    """Builder of a split's source, with what ``loaders`` knows; see there."""
+    """Builder of a split's source; its fields are as in ``loaders``, with the choice of a ``resident`` one."""
 
     data: Data
     args: Settings
@@ -459,7 +458,7 @@ class _SourceBuilder:
         shown = self.data.preprocessing
         view = replace(
             shown.view(shown.image_size if training else shown.val_image_size),
-            least_area=self.args.augmentation.crop_min_area,  # of what training shows
+            least_area=self.args.augmentation.crop_min_area,  # used by training alone
         )
         if self.resident and not self.args.run.dry_run:
             processes = workers if isinstance(workers, int) else cores_per_process(1)  # one process of a host decodes
@@ -511,7 +510,7 @@ class _SourceBuilder:
 
 
 def sample_plan(images: Images, args: Settings, rank: int, world_size: int) -> SamplePlan:
-    """The plan for these settings and training images."""
+    """The plan for these settings and training images. Raises ``UserError`` if it has no step or too small ones."""
     settings = args.data
     sampling = build_sampling(images, args)
     num_samples = len(images) if sampling is None else sampling.num_samples
@@ -545,7 +544,7 @@ def sample_plan(images: Images, args: Settings, rank: int, world_size: int) -> S
 
 
 def choose(data: Data, settings: DataSettings, device: torch.device) -> tuple[bool, str]:
-    """Choose the loader: True for a resident data set, and why."""
+    """Choose the loader: True for a resident data set, and the reason as text."""
     if settings.loader != "auto":
         return settings.loader == "resident", "as --loader says"
     if not data.spec.fixed_size:
@@ -564,10 +563,10 @@ def choose(data: Data, settings: DataSettings, device: torch.device) -> tuple[bo
 
 
 def shown_otherwise_resident(args: Settings, spec: DatasetSpec) -> str | None:
-    """The reason why resident images would show other pixels than streamed ones, and what to give; None if equal.
+    """The reason why resident images would have other pixels than streamed ones, and what to do; None if equal.
 
-    Images of any size are kept as validation shows them at the image size: no part of the whole image, and no view at
-    a smaller size, can be had from that.
+    Images of any size are kept as validation shows them at the image size. Neither a part of the whole image nor a
+    view at a smaller size can be made from that.
     """
     if spec.fixed_size:
         return None

@@ -1,4 +1,4 @@
-"""Mixup and CutMix within pairs of neighbours of the global batch: pure functions of (seed, epoch, sample or step)."""
+"""Mixup and CutMix within pairs of neighbours in the global batch: pure functions of (seed, epoch, sample or step)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from utils.data.sample_plan import MicroBatch, sample_uniforms
 from utils.data.sources import keys_of
 from utils.runtime.devices import to_device
 
-MIX_NUMBERS = 5  # of a pair or a step: its share, mixup or CutMix, the box's row and column, whether it is mixed at all
+MIX_NUMBERS = 5  # random numbers per pair or step: share, mixup or CutMix, box's row and column, whether to mix at all
 
 
 @dataclass(frozen=True)
 class Blend:
     """The mixture of each of n images with another one.
 
-    ``partner``: int64 (n,), the image that it is mixed with; itself for none. ``opacity``: float64 (n,), the weight of
-    its own pixels outside the box. ``box``: int64 (n, 4), top, bottom, left and right in pixels (ends exclusive) of
-    what is pasted from the partner; empty if nothing is. ``kept``: float64 (n,), the weight of its own label.
+    ``partner``: int64 (n,), the image that each is mixed with, itself if none. ``opacity``: float64 (n,), the weight of
+    the own pixels outside the box. ``box``: int64 (n, 4), top, bottom, left and right in pixels (ends exclusive) of the
+    box pasted from the partner, which may be empty. ``kept``: float64 (n,), the weight of the own label.
     """
 
     partner: np.ndarray
@@ -36,18 +36,18 @@ class Blend:
 
 @dataclass(frozen=True)
 class Mixing:
-    """Mixup (Zhang et al., 2017) and CutMix (Yun et al., 2019); with both, one of them is drawn.
+    """Mixup (Zhang et al., 2017) and CutMix (Yun et al., 2019); with both, a random draw chooses between them.
 
-    ``settings.mixup`` and ``cutmix`` are alphas of the beta distributions of the share, 0 for never. For each image,
+    ``settings.mixup`` and ``cutmix`` are the alphas of the share's beta distributions, 0 for never. For each image,
     share, box and partner have the papers' distribution: the order is a random permutation, so any other image of the
-    epoch is equally likely as the partner. The papers' code mixes with a permutation of the batch, whereas here the two
-    of a pair are mixed with each other, with the same share and box. In a step with an odd number of images, the last
-    three are mixed in a circle. So nothing depends on ranks or accumulation; the plan must keep neighbours together
-    (``SamplePlan.pairs``).
+    epoch is equally likely to be the partner. The papers' code mixes with a permutation of the batch, whereas here the
+    two images of a pair are mixed with each other, with the same share and box. In a step with an odd number of images,
+    the last three are mixed in a circle. So nothing depends on ranks or accumulation; the plan must keep neighbours
+    together (``SamplePlan.pairs``).
 
-    By mode 'pair' each pair draws for itself, so its numbers do not depend on the batch size either; by 'batch' there
-    is one draw for all images of a step, on all ranks. Names and meaning are those of timm's ``Mixup``, whose mode
-    'batch' draws on each rank.
+    In mode 'pair' each pair has its own draw, so nothing depends on the batch size either; in mode 'batch' all images
+    of a step, on all ranks, share one draw. Names and meaning are those of timm's ``Mixup``, whose mode 'batch' draws
+    on each rank.
     """
 
     settings: AugmentationSettings
@@ -75,11 +75,11 @@ class Mixing:
         micro_batches: Sequence[MicroBatch],
         image_weights: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Mix the ``images`` (n, c, h, w) of ``micro_batches`` of one epoch, concatenated, in place.
+        """Mix in place ``images`` (n, c, h, w), those of one epoch's ``micro_batches``, concatenated.
 
-        ``labels``: int64 (n,), or float32 (n, classes) with NaN for missing ones, which a pair has where either image
-        has. Gives the images, their targets, float32 (n, classes), and their weights: the mean of both images'
-        ``image_weights``, float32 (n,), by the shares of their labels.
+        ``labels``: int64 (n,), or float32 (n, classes) with NaN for missing ones; the mixture's label is missing where
+        either image's is. Returns the images, their targets, float32 (n, classes), and their weights: both images'
+        ``image_weights``, float32 (n,), averaged by the shares of their labels, or None.
         """
         blend = self.draw(micro_batches, *images.shape[-2:])
         places = to_device(torch.from_numpy(np.column_stack([blend.partner, blend.box])), images.device)
@@ -94,7 +94,7 @@ class Mixing:
         # Operations that round the same for any number of images (lerp may not), and are exact for 0 and 1.
         others = take(images, partner)
         images.mul_(opacity).add_(others.mul_(1 - opacity))
-        if labels.ndim > 1:  # what an image has nothing of must not pass on its missing labels: 0 times NaN is NaN
+        if labels.ndim > 1:  # an image with a share of 0 must not pass on missing labels: 0 times NaN is NaN
             own, other = labels.where(kept > 0, 0.0), labels[partner].where(kept < 1, 0.0)
         else:
             own, other = (functional.one_hot(of, self.classes).float() for of in (labels, labels[partner]))
@@ -103,7 +103,7 @@ class Mixing:
         return images, own.mul_(kept).add_(other.mul_(1 - kept)), image_weights
 
     def draw(self, micro_batches: Sequence[MicroBatch], height: int, width: int) -> Blend:
-        """Draw how the images of ``micro_batches``, of ``height`` by ``width`` pixels, are mixed."""
+        """Draw how to mix the images of ``micro_batches``, which have ``height`` x ``width`` pixels."""
         from scipy.special import betaincinv  # here, so that only runs that mix pay for the import
 
         partner, first = _places(micro_batches)
@@ -131,8 +131,8 @@ class Mixing:
 def boxes(height: int, width: int, kept: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
     """CutMix's boxes: int64 (n, 4), top, bottom, left and right, the ends exclusive.
 
-    Each has the image's aspect ratio and ``1 - kept`` (n,) of its area, less if clipped at the image's edge.
-    ``uniforms`` (n, 2) choose any pixel as the centre. As in the paper's code, halves are rounded down.
+    Each box has the image's aspect ratio and ``1 - kept`` (n,) of its area, less if clipped at an edge. ``uniforms``
+    (n, 2) choose any pixel as the centre. As in the paper's code, half sides are rounded down.
     """
     sides = np.array([height, width])
     halves = (sides * np.sqrt(1 - kept)[:, None]).astype(np.int64) // 2
@@ -143,9 +143,9 @@ def boxes(height: int, width: int, kept: np.ndarray, uniforms: np.ndarray) -> np
 
 
 def _places(micro_batches: Sequence[MicroBatch]) -> tuple[np.ndarray, np.ndarray]:
-    """Partner of each image of ``micro_batches``, and the first one of its pair: int64 (n,) each.
+    """Partner of each image of ``micro_batches``, and the first image of its pair: int64 (n,) each.
 
-    Padding of a micro-batch, and a single image, are their own partners.
+    Images that pad a micro-batch, and a single image, are their own partners.
     """
     partners = []
     firsts = []

@@ -1,4 +1,4 @@
-"""The way from an image to what a network sees: size, crop, interpolation, mean and standard deviation."""
+"""Preprocessing of an image for a network: size, crop, interpolation, mean and standard deviation."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ UNMEASURED = "an average over channels; scripts/check_data.py --statistics measu
 class Preprocessing(Channels):
     """The way in which images are shown to a network.
 
-    ``image_size`` is the size in pixels in training, for which the network is built, ``val_image_size`` that in
-    evaluation: the side of a square, or height and width. ``mean`` and ``std``, one number per channel, are for pixel
-    values between 0 and 1. For ``crop_pct``, ``crop_mode`` and ``interpolation`` see ``View``. ``stored_size`` is that
-    of the data set's images if all have the same, otherwise None. For ``pixel_range`` see ``Colour``; ``levels`` are
-    '256' or 'all' of files of more than 8 bits.
+    ``image_size``: the size in pixels in training, for which the network is built; ``val_image_size``: in evaluation;
+    both the side of a square, or height and width. ``mean`` and ``std``, one number per channel, are for pixel values
+    between 0 and 1. For ``crop_pct``, ``crop_mode`` and ``interpolation`` see ``View``. ``stored_size``: the size of
+    the data set's images if all have the same, otherwise None. For ``pixel_range`` see ``Colour``. ``levels``: '256'
+    or 'all', how many levels are kept of files with more than 8 bits.
     """
 
     image_size: Size
@@ -52,14 +52,14 @@ class Preprocessing(Channels):
 
     @property
     def colour(self) -> Colour:
-        """The mode and the range in which files are read."""
+        """The mode and range in which files are read."""
         return Colour(super().colour, self.pixel_range, self.levels == "all")
 
     @classmethod
     def of(cls, spec: DatasetSpec, channels: int | None = None, levels: str = "256") -> Preprocessing:
-        """The default for a data set's images: whole if all have one size, otherwise the middle.
+        """The default for the images of data set ``spec``: whole if all have one size, otherwise their middle.
 
-        Of another number of ``channels``, each has the average of the specification's mean and standard deviation.
+        With a different number of ``channels``, each gets the average of the specification's mean and std.
         """
         return cls(
             spec.image_size,
@@ -79,7 +79,7 @@ class Preprocessing(Channels):
         return {self.stored_size} != {self.image_size, self.val_image_size} or self.crop_pct != 1
 
     def view(self, size: Size) -> View:
-        """The part of an image that is read: all if all have one size, otherwise what evaluation shows at ``size``."""
+        """The part of an image to read: all if all images have one size, else what evaluation shows at ``size``."""
         border = tuple(round(255 * mean) for mean in self.mean) if self.crop_mode == "border" else (0,)
         return View(
             self.stored_size or size,
@@ -92,7 +92,7 @@ class Preprocessing(Channels):
 
     @property
     def evaluation_transform(self) -> BatchTransform:
-        """Turns what was read for evaluation into normalised floats; resizes images that are stored in one size."""
+        """The transform of images read for evaluation into normalised floats; resizes images stored in one size."""
         return BatchTransform(
             self.val_image_size,
             self.mean,
@@ -102,11 +102,10 @@ class Preprocessing(Channels):
         )
 
     def __call__(self, image: Image.Image | np.ndarray | str | BinaryIO) -> torch.Tensor:
-        """An image as validation shows it to the network: float32 (channels, h, w) of ``val_image_size``.
+        """Prepare an image as validation shows it to the network: float32 (channels, h, w) of ``val_image_size``.
 
-        It may be Pillow's, an array (h, w) or (h, w, channels), a path or an open file.
-
-        Raises ``ValueError`` for levels without a known range, see ``in_colour``.
+        ``image``: Pillow's, an array (h, w) or (h, w, channels), a path or an open file. Raises ``ValueError`` for
+        levels without a known range, see ``in_colour``.
         """
         pixels = self._pixels(image)
         if self.stored_size:
@@ -119,10 +118,10 @@ class Preprocessing(Channels):
         return self.evaluation_transform.evaluation(pixels[None])[0]
 
     def _pixels(self, image: Image.Image | np.ndarray | str | BinaryIO) -> torch.Tensor:
-        """The whole image, upright, (channels, h, w)."""
+        """The whole image, upright: (channels, h, w)."""
         if isinstance(image, Image.Image) and not is_array(self.colour):
             do_not_map(image)
-            if self.pixel_range is not None and ";16" in raw_mode(image):  # of which Pillow would load 8 bits
+            if self.pixel_range is not None and ";16" in raw_mode(image):  # Pillow would load 8 bits of it
                 assert isinstance(image, ImageFile) and image.fp is not None  # not loaded yet
                 image.fp.seek(0)
                 image = open_image(io.BytesIO(image.fp.read()), self.colour)
@@ -139,16 +138,16 @@ class Preprocessing(Channels):
         return read_pixels(image, self.colour)
 
     def state(self) -> dict[str, Any]:
-        """The values as a checkpoint holds them."""
+        """The values as stored in a checkpoint."""
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        for name in ("pixel_range", "levels"):  # which older checkpoints do not know
+        for name in ("pixel_range", "levels"):  # not in older checkpoints
             if values[name] == _GOOD_IF_MISSING[name]:
                 del values[name]
         return {"channels": self.channels, **values}
 
     @classmethod
     def from_state(cls, state: Any, where: object) -> Preprocessing:
-        """The inverse of ``state()``; raises ``UserError`` that names ``where`` the state is from if it is invalid."""
+        """Build from what ``state()`` returned; raises ``UserError``, naming its source ``where``, if it is invalid."""
         names = [field.name for field in fields(cls)]
         values: dict[str, Any] = (
             {name: state.get(name, _GOOD_IF_MISSING.get(name)) for name in names} if isinstance(state, dict) else {}
@@ -187,9 +186,9 @@ _GOOD: dict[str, Callable[[Any], bool]] = {
 
 
 class KnownPreprocessing(NamedTuple):
-    """The preprocessing that weights were trained with, and its origin.
+    """The preprocessing that weights were trained with, and its origin (``source``).
 
-    ``of_this_run``: the weights are of the run to continue or evaluate, whose default ``max_shift`` was ``Data``'s.
+    ``of_this_run``: the weights belong to the run to continue or evaluate. ``max_shift``: that run's default.
     """
 
     preprocessing: Preprocessing
@@ -203,10 +202,11 @@ def resolve(
 ) -> tuple[Preprocessing, str]:
     """The preprocessing of a run, and a line that describes it with the origin of each value.
 
-    Settings take precedence over what is ``known`` of the weights, and that over the data set's own values. A data set
-    whose images all have one size keeps it and shows them whole, even to weights trained on larger ones. If the
-    weights have another number of channels, their mean and standard deviation are averaged: the network then sees grey
-    images nearly as it would see them in colour. ``found``: facts of the data's first file, if it needs arrays.
+    Settings take precedence over what is ``known`` of the weights, which takes precedence over the data set's own
+    values. A data set whose images all have one size keeps it and shows them whole, even to weights trained on larger
+    ones. If the weights have a different number of channels, their mean and standard deviation are averaged: the
+    network then sees grey images nearly as it would see them in colour. ``found``: header of the data's first file, if
+    images are read as arrays. Raises ``UserError``.
     """
     spec = SPECS[settings.dataname]
     continued = known.preprocessing.channels if known is not None and known.of_this_run else None
@@ -234,7 +234,7 @@ def resolve(
     if "image_size" in given:
         given.setdefault("val_image_size", given["image_size"])
     values |= taken | given
-    if settings.dataname == "synthetic":  # whose images are made in the size that is asked for
+    if settings.dataname == "synthetic":  # its images are made in the size asked for
         values["stored_size"] = values["image_size"]
     made = Preprocessing(**values)
     if made.stored_size and (side := max(enlarged(made.val_image_size, made.crop_pct))) > LARGEST_SIDE:
@@ -259,7 +259,7 @@ def _one_each(name: str, values: tuple[float, ...], channels: int) -> tuple[floa
 
 
 def _described(made: Preprocessing, origins: dict[str, str]) -> str:
-    """A line of all values, grouped by origin."""
+    """One line with all values, grouped by origin."""
     any_size = made.stored_size is None
     texts = {"image_size": f"{size_text(made.image_size)} pixels"}
     if made.val_image_size != made.image_size:

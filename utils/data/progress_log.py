@@ -16,21 +16,21 @@ LOG_SECONDS = 10  # between two lines
 
 
 def silent(line: str) -> None:
-    """A log that nobody reads."""
+    """A log that drops its lines."""
 
 
 @dataclass(frozen=True)
 class ProgressLog:
-    """Sink of progress: lines to ``log``, or with ``bar`` to a bar if stderr is a terminal."""
+    """Display of progress: lines to ``log`` or, with ``bar`` and if stderr is a terminal, a bar."""
 
     log: Log = print
     bar: bool = False
 
     @contextmanager
     def counting(self, what: str, total: int | None, unit: str) -> Iterator[Callable[[int], None]]:
-        """A function to call with how many more of ``total`` are done; None: nobody knows how many there are.
+        """Context that gives a function to call with the number of items just done.
 
-        ``unit`` is what is counted, in the plural.
+        ``what`` names the work; ``total``: all items, None if unknown; ``unit``: what is counted, in the plural.
         """
         bar = tqdm(
             total=total,

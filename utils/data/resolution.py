@@ -8,17 +8,16 @@ from itertools import groupby
 from utils.config.image_size import Size, sides, size_of, size_text
 from utils.config.settings import Settings, UserError
 
-RAMP = (65 / 88, 76 / 88)  # of all epochs: where FFCV's recipes of 88 and of 16 epochs begin and end the growth
+RAMP = (65 / 88, 76 / 88)  # shares of all epochs at which FFCV's recipes of 88 and 16 epochs begin and end the growth
 
 
 @dataclass(frozen=True)
 class Resolution:
     """The size of training images, a function of the epoch alone.
 
-    The shorter side has ``low`` pixels up to epoch ``start``, counted from 0, that of ``high`` from epoch ``end`` on,
-    in between on a straight line, rounded to multiples of ``step``; the longer one keeps its ratio to it.
-    FFCV's ``get_resolution`` (Leclerc et al., 2023; its steps are of 32 pixels), but
-    no size is below ``low`` or above ``high``.
+    The shorter side has ``low`` pixels up to epoch ``start`` (counted from 0) and that of ``high`` from epoch ``end``
+    on. In between it grows linearly, rounded to multiples of ``step``; the longer side keeps its ratio to it. As FFCV's
+    ``get_resolution`` (Leclerc et al., 2023; in steps of 32 pixels), except that no size leaves ``low`` to ``high``.
     """
 
     low: int
@@ -38,11 +37,11 @@ class Resolution:
         return size_of(*(round(shorter * side / high) for side in sides(self.high)))
 
     def sizes(self, epochs: int) -> list[Size]:
-        """The sizes of a run of ``epochs``, in order."""
+        """The sizes in a run of ``epochs`` epochs, each once, in order."""
         return [size for size, _ in groupby(map(self.size, range(epochs)))]
 
     def table(self, epochs: int) -> str:
-        """The sizes of a run of ``epochs`` in words, with epochs counted from 1."""
+        """The sizes in a run of ``epochs`` epochs as text, with epochs counted from 1."""
         parts = []
         for size, of_size in groupby(range(epochs), key=self.size):
             first, *rest = of_size
@@ -52,7 +51,7 @@ class Resolution:
 
 
 def build_resolution(args: Settings, image_size: Size) -> Resolution | None:
-    """The growth that ``--progressive-size`` asks for, up to ``image_size``; None without it."""
+    """The growth that ``--progressive-size`` asks for, up to ``image_size``; None without. Raises ``UserError``."""
     settings = args.data
     epochs = args.optimisation.epochs
     low = settings.progressive_size

@@ -1,4 +1,4 @@
-"""The plan of the samples, in which order and with which random numbers: pure functions of the seed.
+"""The plan of the samples, with their order and random numbers: pure functions of the seed.
 
 The order of epoch e depends on (seed, e) alone; the k-th global batch is a slice of it; each rank takes its part of
 that slice; the random numbers of a sample's augmentation, and of its mixing with a neighbour, depend on (seed, epoch,
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _BITS = 2**64 - 1
-_COPY_BIT = 40  # of a sample's key; far above all samples' numbers
+_COPY_BIT = 40  # where a key holds the copy's number; far above all samples' numbers
 
 
 @dataclass(frozen=True)
 class MicroBatch:
     """A rank's part of a forward pass.
 
-    ``indices``: int64, the samples to read. Only the first ``count`` count: a micro-batch of fewer than two is padded
-    with the next samples in the epoch's order, because every rank must enter every collective and batch norm cannot
-    train on a single image. ``weight``: the factor that turns the mean over ``count`` samples into this micro-batch's
-    contribution to the mean over the global batch: averaged over ranks (as DDP does) and summed over forward passes,
-    the contributions are exactly that mean. ``ends_step``: the optimizer steps after it. Once read, ``unreadable``
-    holds the paths of unreadable images met on the way, and ``replaced`` counts the samples, of ``count``, for which
-    another image is shown, and ``shown``, int64, are the images; None if they are ``indices``. ``copies``: int64, which
-    of a sample's copies in the epoch each one is, from 0; None if all are the first.
+    ``indices``: int64, the samples to read. Only the first ``count`` are trained on: a micro-batch of fewer than two is
+    padded with the next samples in the epoch's order, because every rank must enter every collective and batch norm
+    cannot train on a single image. ``weight``: the factor that turns the mean over ``count`` samples into this
+    micro-batch's contribution to the mean over the global batch: averaged over ranks (as DDP does) and summed over
+    forward passes, the contributions are exactly that mean. ``ends_step``: the optimizer steps after this micro-batch.
+    Once read, ``unreadable`` holds the paths of unreadable images met while reading, ``replaced`` counts those of the
+    ``count`` samples for which another image is shown, and ``shown``, int64, are the images shown; None if they are
+    ``indices``. ``copies``: int64, each sample's copy number within the epoch, from 0; None if all are first copies.
     """
 
     epoch: int
@@ -50,15 +50,15 @@ class MicroBatch:
 
     @property
     def keys(self) -> np.ndarray:
-        """Keys of the samples' random numbers, besides seed and epoch: int64, different for each copy.
+        """Each sample's random-number key, used with seed and epoch: int64, different for each copy.
 
-        Those of a first copy are the sample's number.
+        A first copy's key is the sample's number.
         """
         return self.indices if self.copies is None else self.indices + (self.copies << _COPY_BIT)
 
 
 class Epochs(Protocol):
-    """Epochs that do not hold each sample exactly once; see ``Sampling`` in utils/data/sampling.py."""
+    """The interface of epochs that are not simply all samples, shuffled; see utils/data/sampling.py."""
 
     @property
     def repeats(self) -> int: ...
@@ -68,7 +68,7 @@ class Epochs(Protocol):
     def describe(self, labels: torch.Tensor, classes: tuple[str, ...]) -> str: ...
 
     def epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """The samples in order and which copy each is: int64 (num_samples,) each. None: all are the first."""
+        """The samples in order and each one's copy number: int64 (num_samples,) each. None: all are first copies."""
         ...
 
 
@@ -81,14 +81,14 @@ class SamplePlan:
     A remainder of at least half a global batch is the last step of an epoch. A smaller remainder and the full batch
     before it become two steps of equal size: a step of few images would have a noisy gradient, at the learning rate of
     a full one, and poor batch-norm statistics. So no step is smaller than half of ``global_batch_size``, unless the
-    whole set is. ``drop_last`` leaves the remainder out instead, other samples in each epoch.
+    whole set is. ``drop_last`` leaves the remainder out instead, which holds different samples in each epoch.
 
     Each step has as few forward passes as possible with at most ``batch_size`` images per rank. ``pairs``: neighbours
     in a step, its samples 2k and 2k + 1, stay in one micro-batch, as do the last three of an odd number, so that they
     can be mixed. An odd ``batch_size`` is then rounded up.
 
-    Where samples are repeated, a step begins with the first copies of all its samples, then come the second ones, and
-    so on: neighbours are different samples, and the copies of a sample are on different ranks if there are as many.
+    If samples are repeated, a step begins with the first copies of all its samples, followed by the second copies, and
+    so on: neighbours are different samples, and a sample's copies are on different ranks if there are that many.
     """
 
     num_samples: int
@@ -103,13 +103,13 @@ class SamplePlan:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps an epoch."""
+        """Optimizer steps per epoch."""
         full, remainder = divmod(self.num_samples, self.global_batch_size)
         return full + (remainder > 0 and not self.drop_last)
 
     @property
     def remainder(self) -> str:
-        """The remainder that does not fill a global batch in an epoch, in words; '' without one."""
+        """Text on an epoch's images that do not fill a global batch; '' if there are none."""
         left_out = self.num_samples - self._start(self.steps_per_epoch)
         if left_out:
             return f"{left_out:,} image(s) of each epoch left out"
@@ -124,11 +124,11 @@ class SamplePlan:
         return self._epoch(epoch)[0]
 
     def step_indices(self, epoch: int, step: int) -> np.ndarray:
-        """The samples of step ``step`` of an epoch, for all ranks and forward passes."""
+        """The samples of step ``step`` of an epoch, for all ranks and forward passes: int64."""
         return self.order(epoch)[self._places(epoch, step)]
 
     def micro_batches(self, epoch: int, step: int) -> list[MicroBatch]:
-        """Forward passes of one step on this rank, the last of which ends it."""
+        """The forward passes of one step on this rank; the last one ends the step."""
         (order, copies) = self._epoch(epoch)
         places = self._places(epoch, step)
         count = len(places)
@@ -153,7 +153,7 @@ class SamplePlan:
         return _epoch(self.sampling, self.num_samples, self.seed, epoch)
 
     def _places(self, epoch: int, step: int) -> np.ndarray:
-        """Places of a step's samples in the epoch's order, in the step's own order: int64."""
+        """Positions in the epoch's order of the samples of ``step``, in the order in which it uses them: int64."""
         begin = self._start(step)
         places = np.arange(begin, self._start(step + 1))
         if self.sampling is None or self.sampling.repeats == 1:
@@ -163,7 +163,7 @@ class SamplePlan:
         return begin + np.argsort(copies[places], kind="stable")
 
     def _start(self, step: int) -> int:
-        """Begin of a step in an epoch's order; for the step after the last, the end of the last one."""
+        """Position in an epoch's order where ``step`` begins; for the step after the last, where the last one ends."""
         size = self.global_batch_size
         steps = self.steps_per_epoch
         remainder = 0 if self.drop_last else self.num_samples % size
@@ -173,7 +173,7 @@ class SamplePlan:
 
 
 def _cut(count: int, parts: int, unit: int) -> list[int]:
-    """The bounds that cut ``count`` samples into ``parts`` of nearly equal size, between whole units.
+    """The bounds that cut ``count`` samples into ``parts`` of nearly equal size, between units of ``unit`` samples.
 
     The last unit includes the samples left over.
     """
@@ -193,13 +193,13 @@ def _epoch(sampling: Epochs | None, count: int, seed: int, epoch: int) -> tuple[
 
 
 def permutation(count: int, *key: int) -> np.ndarray:
-    """A random order of ``count`` numbers, int64, a function of the one or two 64-bit numbers of ``key`` alone."""
+    """A random order of 0 to ``count`` - 1: int64, a function of ``key``, one or two 64-bit numbers, alone."""
     # Philox is counter-based: the key alone determines its stream, on every platform and NumPy version.
     return np.random.Generator(np.random.Philox(key=key)).permutation(count).astype(np.int64)
 
 
 def validation_batches(num_samples: int, batch_size: int) -> list[np.ndarray]:
-    """The validation batches in order: each sample exactly once, the last batch smaller.
+    """The validation batches in order: each sample exactly once; the last batch may be smaller.
 
     Ranks take whole batches, interleaved (rank, rank + world_size, ...), so every batch has the same samples, and
     hence the same result, on any number of ranks.
@@ -210,8 +210,8 @@ def validation_batches(num_samples: int, batch_size: int) -> list[np.ndarray]:
 def sample_uniforms(seed: int, epoch: int, indices: np.ndarray, stream: int, count: int) -> np.ndarray:
     """Random numbers in [0, 1): float32, shape (len(indices), count).
 
-    Each row depends on (seed, epoch, index, stream) alone. SplitMix64 (Steele, Lea, Flood: Fast
-    splittable pseudorandom number generators, OOPSLA 2014) as a hash, vectorised over rows.
+    Each row depends on (seed, epoch, index, stream) alone. Uses SplitMix64 (Steele, Lea, Flood: Fast splittable
+    pseudorandom number generators, OOPSLA 2014) as a hash, vectorised over rows.
     """
     key = np.uint64(hashed(seed, epoch, stream))
     rows = _mix(np.asarray(indices).astype(np.uint64) ^ key)
@@ -221,7 +221,7 @@ def sample_uniforms(seed: int, epoch: int, indices: np.ndarray, stream: int, cou
 
 
 def hashes(keys: np.ndarray, counters: np.ndarray) -> np.ndarray:
-    """Random uint64 (n,), each a function of its key, uint64, and its counter, an integer of at least 0."""
+    """Random uint64 (n,), each a function of its key, uint64, and its counter, a non-negative integer."""
     return _mix(_mix(keys) + (counters.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
 
 
@@ -231,7 +231,7 @@ def step_seed(seed: int, step: int, rank: int) -> int:
 
 
 def hashed(*numbers: int) -> int:
-    """The numbers hashed into 64 bits, one after the other: ``_mix`` in Python's integers, fast for a single number."""
+    """Hash the numbers, one after the other, into 64 bits: ``_mix`` in Python's integers, fast for a single hash."""
     key = 0
     for number in numbers:
         key = ((key ^ number) + 0x9E3779B97F4A7C15) & _BITS

@@ -1,4 +1,4 @@
-"""The samples of an epoch, where that is not each one exactly once: pure functions of (seed, epoch).
+"""Epochs that are not simply all samples, shuffled: pure functions of (seed, epoch).
 
 ``SamplePlan`` cuts an epoch into steps. A sample that an epoch holds several times has a different copy number each
 time, and its random numbers depend on (seed, epoch, sample, copy).
@@ -19,23 +19,23 @@ from utils.data.sample_plan import hashed, permutation
 
 BALANCE_STREAM = 40
 WINDOW_STREAM = 41
-SORTED = 3.0  # chi square over its degrees of freedom, which is 1 for mixed shards
-MOST_CLASSES = 20  # whose images a plan counts one by one
+SORTED = 3.0  # chi square over its degrees of freedom from which shards count as sorted; mixed shards have 1
+MOST_CLASSES = 20  # for which a plan lists the images of each class
 
 
 @dataclass(frozen=True, eq=False)
 class Sampling:
     """The samples of each epoch, and their order.
 
-    ``available``: int64 (n,), the numbers of the samples to choose from. By default, each occurs once an epoch.
+    ``available``: int64 (n,), the numbers of the samples to choose from. By default, each occurs once per epoch.
 
     ``repeats`` R: an epoch keeps its length n and holds the first n / R of its random order R times each (Hoffer et
     al., Augment your batch, 2020; Berman et al., MultiGrain, 2019). The copies of a sample are neighbours in the order,
-    and so in the same step, except at its ends: as timm's ``RepeatAugSampler`` and the ``RASampler`` of torchvision's
-    references deal them out, which both round n down to a multiple of 256 as well.
+    and so in the same step, except where a step ends. timm's ``RepeatAugSampler`` and the ``RASampler`` of
+    torchvision's references deal them out likewise, but round n down to a multiple of 256.
 
-    ``labels``: int64 (n,), the classes of ``available``, to hold each class equally often. An epoch of k classes has
-    floor(n / k) samples of each. Each class goes through a random order of all its samples before the next one begins,
+    ``labels``: int64 (n,), the classes of ``available``, to show each class equally often. An epoch of k classes has
+    floor(n / k) samples of each. Each class goes through a random order of all its samples before it begins another,
     across epochs, so none of a large class is left out for good, and those of a small one are seen equally often.
     """
 
@@ -50,7 +50,7 @@ class Sampling:
         return len(self.available) if self.labels is None else len(self._classes) * self._of_each_class
 
     def epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """The samples in order and which copy each is: int64 (num_samples,) each. None: all are the first."""
+        """The samples in order and each one's copy number: int64 (num_samples,) each. None: all are first copies."""
         order = permutation(self.num_samples, self.seed, epoch)
         if self.labels is not None:
             samples, copies = self._balanced(epoch)
@@ -61,7 +61,7 @@ class Sampling:
         return self.available[order], None
 
     def describe(self, labels: torch.Tensor, classes: tuple[str, ...]) -> str:
-        """The content of an epoch, and the part of the training images, of these ``labels``, that it is chosen from."""
+        """Describe the content of an epoch, and the training images (of ``labels``) it is drawn from."""
         total = len(labels)
         if len(self.available) == total:
             return str(self)
@@ -80,7 +80,7 @@ class Sampling:
 
     @cached_property
     def _classes(self) -> list[np.ndarray]:
-        """The samples of each class that has any."""
+        """The samples of each class that has any: int64, an array for each."""
         assert self.labels is not None
         order = np.argsort(self.labels, kind="stable")
         _, firsts = np.unique(self.labels[order], return_index=True)
@@ -92,7 +92,7 @@ class Sampling:
 
     def _balanced(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         count = self._of_each_class
-        places = np.arange(epoch * count, (epoch + 1) * count)  # of an endless order of each class
+        places = np.arange(epoch * count, (epoch + 1) * count)  # in each class's endless order
         samples = []
         copies = []
         for number, members in enumerate(self._classes):
@@ -108,13 +108,13 @@ class Sampling:
 
 @dataclass(frozen=True, eq=False)
 class WindowedOrder:
-    """Epochs of each sample once, in an order that is a function of (seed, epoch) alone.
+    """Epochs that hold each sample once, shuffled within windows of shards: a function of (seed, epoch) alone.
 
     ``shards``: int64 (n,), the shard of each sample. The shards come in a random order, cut into windows of at most
     ``window`` shards, nearly equal in number; the samples of a window come in a random order before those of the next
-    one begin. ``available``: int64 (m,), the samples to choose from. With as many shards in a window as there are, the
-    order is an ordinary shuffle, though not the same one as without windows. ``labels``, int64 (n,): to tell when the
-    shards are sorted by class, which windows cannot mend.
+    window begin. ``available``: int64 (m,), the samples to choose from. If one window holds all shards, the order is an
+    ordinary shuffle, though not the same one as without windows. ``labels``, int64 (n,): for a warning if the shards
+    are sorted by class, which windows cannot make up for.
     """
 
     seed: int
@@ -130,7 +130,7 @@ class WindowedOrder:
         return len(self.available)
 
     def epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """The samples in order: int64 (num_samples,); all of them are first copies."""
+        """The samples in order: int64 (num_samples,); None, because all are first copies."""
         windows = self.windows(epoch)
         window_of = np.empty(int(self.shards.max()) + 1, dtype=np.int64)
         for number, shards in enumerate(windows):
@@ -146,7 +146,7 @@ class WindowedOrder:
         return np.array_split(order, -(-len(order) // self.window))
 
     def describe(self, labels: torch.Tensor, classes: tuple[str, ...]) -> str:
-        """Describe an epoch, as ``Sampling.describe``."""
+        """Describe the content of an epoch, as ``Sampling.describe`` does."""
         return str(self)
 
     def __str__(self) -> str:
@@ -161,10 +161,10 @@ class WindowedOrder:
         )
 
     def other_classes(self) -> tuple[float, float]:
-        """Distance of a window's classes from those of all images, mean over the windows of epoch 0.
+        """Distance of a window's class shares from those of all images, averaged over the windows of epoch 0.
 
-        Pearson's chi square over its degrees of freedom, 1 if the shards are mixed; and the total variation distance,
-        the share of the images that would have to be of another class.
+        Returns Pearson's chi square over its degrees of freedom, 1 if the shards are mixed, and the total variation
+        distance, the share of a window's images that would have to be of another class.
         """
         assert self.labels is not None
         labels = np.unique(self.labels[self.available], return_inverse=True)[1]
@@ -181,7 +181,10 @@ class WindowedOrder:
 
 
 def build_sampling(images: Images, args: Settings) -> Sampling | WindowedOrder | None:
-    """The sampling that the settings ask for, for these training images; None: each once an epoch, fully shuffled."""
+    """The sampling of training ``images`` that the settings ask for; None: each once per epoch, fully shuffled.
+
+    Raises ``UserError`` for settings that do not suit the images.
+    """
     labels = images.labels
     if args.data.shard_window is not None:
         if not (isinstance(images, ImageFiles) and isinstance(images.paths, Members)):
@@ -199,7 +202,7 @@ def build_sampling(images: Images, args: Settings) -> Sampling | WindowedOrder |
 
 
 def first_samples(count: int, args: Settings) -> np.ndarray:
-    """The samples of ``count`` to train on: the first ``--train-samples`` in epoch 0's order, sorted, int64 (n,)."""
+    """Those of ``count`` samples to train on: the first ``--train-samples`` in epoch 0's order, sorted, int64 (n,)."""
     wanted = args.data.train_samples
     if wanted is None:
         return np.arange(count)

@@ -1,4 +1,4 @@
-"""Sources of uint8 batches: the device's memory, or worker processes that read files."""
+"""Sources of batches of pixels: the device's memory, or worker processes that read files."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from utils.runtime.devices import runs_ahead, to_device
 Item = tuple[list[MicroBatch], torch.Tensor, torch.Tensor]
 # What a worker hands over: a micro-batch as read, its images, and their numbers in the data set (int64, m).
 ReadMicroBatch = tuple[MicroBatch, torch.Tensor | MixedBatch, np.ndarray]
-TOGETHER_BYTES = 2**20  # of images that a resident source hands over at once
-AHEAD = 2**16  # images of which a resident source knows its micro-batches beforehand: an epoch of small sets
+TOGETHER_BYTES = 2**20  # size of the images that a resident source hands over at once
+AHEAD = 2**16  # images whose micro-batches a resident source collects at once: an epoch of a small set
 
 
 class Source(Protocol):
     """The only part in which resident and streaming loaders differ.
 
-    ``labels``: of all images, int64 (n,) or int8 (n, classes). ``stored_shape``: height and width of the images that
-    lie in memory; None if they are read when it is their turn.
+    ``labels``: of all images, int64 (n,) or int8 (n, classes). ``stored_shape``: height and width of images in the
+    device's memory; None if images are read when they are needed.
     """
 
     device: torch.device
@@ -51,22 +51,22 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def chunks(self, micro_batches: Iterable[MicroBatch]) -> Iterable[Iterable[MicroBatch]]:
-        """Parts of the micro-batches, in order, to be read one after the other; lists if the images lie in memory."""
+        """The micro-batches in parts to be read one after the other; lists if ``stored_shape`` is not None."""
         ...
 
     def batches(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Item]:
-        """The micro_batches in order, one or more at a time, with their images and labels on the device."""
+        """The ``micro_batches`` in order, one or more at a time, with their images and labels on the device."""
         ...
 
     def read(self, micro_batch: MicroBatch) -> Item:
-        """Images and labels of a micro-batch, on the device, read in this process."""
+        """Read a micro-batch in this process; its images and labels are on the device."""
         ...
 
 
 class ResidentSource:
-    """Images in the device's memory as one uint8 tensor; a batch is an index.
+    """Images in the device's memory as one tensor; a batch is a selection from it.
 
-    Small images come several batches at once, since launching the operations takes longer than the work on one batch.
+    Small images come several batches at once, since launching operations takes longer than their work on one batch.
     ``policy``: what happens to unreadable images, see ``read_micro_batch``.
     """
 
@@ -100,7 +100,7 @@ class ResidentSource:
         return next(self.batches([micro_batch]))
 
     def _shown(self, micro_batches: list[MicroBatch]) -> tuple[Sequence[MicroBatch], Sequence[np.ndarray]]:
-        """The micro-batches as read, and the numbers of the images of each."""
+        """The micro-batches as read, and the numbers of the images that each shows."""
         if not self._unreadable:
             return micro_batches, [micro_batch.indices for micro_batch in micro_batches]
         read = [read_micro_batch(micro_batch, len(self), self.policy, self._look) for micro_batch in micro_batches]
@@ -115,12 +115,12 @@ class ResidentSource:
 
 
 def keys_of(micro_batches: Sequence[MicroBatch]) -> np.ndarray:
-    """Keys of the random numbers of all micro-batches' samples, concatenated: int64."""
+    """Random-number keys of all micro-batches' samples, concatenated: int64."""
     return np.concatenate([micro_batch.keys for micro_batch in micro_batches])
 
 
 def _cut(sized: Iterable[tuple[MicroBatch, int]], images: int) -> Iterator[tuple[list[MicroBatch], int]]:
-    """Micro-batches, given with their numbers of images, in runs of at least ``images``; and the images of each run."""
+    """Group micro-batches, given with their image counts, into runs of at least ``images``; also each run's count."""
     run: list[MicroBatch] = []
     count = 0
     for micro_batch, size in sized:
@@ -135,15 +135,18 @@ def _cut(sized: Iterable[tuple[MicroBatch, int]], images: int) -> Iterator[tuple
 
 
 def pixels_of(pixels: torch.Tensor, count: int, rows: torch.Tensor) -> torch.Tensor:
-    """Images ``rows`` (int64) of ``count``; index_select copies whole images, unlike indexing."""
+    """Select images ``rows`` (int64) of ``count``; ``pixels`` may hold fewer, which then repeat.
+
+    index_select copies whole images, unlike indexing.
+    """
     return pixels.index_select(0, rows if len(pixels) == count else rows % len(pixels))
 
 
 class StreamSource:
-    """Worker processes read the images, ahead of the device.
+    """Images that worker processes read ahead of the device.
 
-    ``workers`` is their number, or 'auto' to measure how many of at most ``cores`` pay. JPEG files that ``reader``
-    hands over as they are, are decoded on ``device``. ``read_ahead``: of images in shards that lie in a slow place.
+    ``workers``: their number, or 'auto' to measure how many, at most ``cores``, are worthwhile. JPEG files that
+    ``reader`` hands over undecoded are decoded on ``device``. ``read_ahead``: copies shards from slow storage ahead.
     """
 
     stored_shape = None
@@ -197,12 +200,12 @@ class StreamSource:
 
 
 class MicroBatchReader(Dataset):
-    """The work of a worker: one micro-batch's images into one uint8 tensor.
+    """The work of a worker: reads one micro-batch's images into one tensor.
 
-    Of files it reads what ``view`` shows, or with ``crop`` random boxes, which depend on ``seed``, epoch and sample.
-    With ``as_files`` it hands over the JPEG files themselves, as a ``MixedBatch`` for the device to decode. ``policy``
-    is for unreadable images, see ``read_micro_batch``; those that only the device finds are refused. ``resolution``:
-    the size of each epoch's images, instead of the view's.
+    From files it reads what ``view`` shows or, with ``crop``, random boxes, which depend on ``seed``, epoch and sample.
+    With ``as_files`` it hands over the JPEG files themselves, as a ``MixedBatch`` for the device to decode. ``policy``:
+    what happens to unreadable images, see ``read_micro_batch``; those found only by the device are refused.
+    ``resolution``: the size of each epoch's images, instead of the view's.
     """
 
     def __init__(
@@ -254,7 +257,7 @@ class MicroBatchReader(Dataset):
 
 
 def empty_batch(count: int, channels: int, size: Size, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
-    """Memory of ``dtype`` (count, channels, h, w), channels-last as decoders write it; in a worker in shared memory.
+    """Uninitialised tensor (count, channels, h, w), channels-last as decoders write it; in a worker, in shared memory.
 
     A tensor allocated in shared memory is not copied on its way to the training process.
     """
@@ -266,11 +269,11 @@ def empty_batch(count: int, channels: int, size: Size, dtype: torch.dtype = torc
 # ------------------------------------------------------------------------------- number of workers
 
 TRIAL_BATCH = 32
-MIN_SPEED_UP = 1.1  # that twice the workers must bring
+MIN_SPEED_UP = 1.1  # that twice as many workers must bring
 
 
 def measured_workers(reader: MicroBatchReader, cores: int) -> int:
-    """The number of worker processes, 1, 2, 4 ... up to ``cores``, that reads fastest here.
+    """The number of worker processes (1, 2, 4, ..., ``cores``) with which ``reader`` is fastest on this machine.
 
     Each trial reads other images, so that no trial profits from cached files. A set that is too small to measure gets
     one worker per core, at most two.
@@ -295,7 +298,7 @@ def measured_workers(reader: MicroBatchReader, cores: int) -> int:
 
 
 def reading_speed(reader: MicroBatchReader, batches: list[np.ndarray], workers: int) -> float:
-    """Images per second once all workers read, that is after the first ``workers`` batches have arrived."""
+    """Images per second while all workers read, that is, after the first ``workers`` batches have arrived."""
     micro_batches = [MicroBatch(0, 0, indices, len(indices), 1.0, True) for indices in batches]
     arrived = [time.perf_counter() for _ in WorkerPool(reader, workers).read(micro_batches)]
     return sum(map(len, batches[workers:])) / (arrived[-1] - arrived[workers - 1])

@@ -1,8 +1,8 @@
-"""Augmented and normalised batches, computed on the device.
+"""Augmenting and normalising batches on the device.
 
 Images arrive as uint8 and stay so as long as possible; normalisation makes floats. Each random number depends on
-(seed, epoch, index) alone (see ``sample_plan.sample_uniforms``), so an image is augmented the same by either loader and
-on any number of workers and ranks.
+(seed, epoch, index) alone (see ``sample_plan.sample_uniforms``), so an image is augmented in the same way by either
+loader and on any number of workers and ranks.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from utils.data.augment.base import Augmentation, Numbers, Samples
 from utils.data.augmentations import fused, in_range
 from utils.runtime.devices import to_device
 
-ENLARGED_PIXELS = 2**26  # of the images that are enlarged at once to crop their middle
+ENLARGED_PIXELS = 2**26  # in all images that are enlarged at once to crop their middle
 
 
 @dataclass(frozen=True)
 class BatchTransform:
-    """uint8 images (n, channels, height, width) into normalised float32 of ``size`` pixels.
+    """The transform of uint8 images (n, channels, height, width) into normalised float32 images of ``size`` pixels.
 
     ``mean`` and ``std`` are per channel, for pixel values between 0 and 1. ``compiled``: the work on the device goes
-    through torch.compile. ``interpolation`` is that of images that have another size. Below 1, ``crop_pct`` makes
-    evaluation show the middle only, as ``View`` does; the pixels are not rounded to whole levels, so they are within
-    one level of the view's.
+    through torch.compile. ``interpolation``: for images of a different size. With ``crop_pct`` below 1, evaluation
+    shows only the middle, as ``View`` does; pixels are not rounded to whole levels, so they are within one level of
+    ``View``'s.
     """
 
     size: Size
@@ -49,16 +49,16 @@ class BatchTransform:
     ) -> torch.Tensor:
         """Augment and normalise; the random numbers depend on ``keys`` (``MicroBatch.keys``), seed and epoch.
 
-        ``drawn``: those numbers, if ``draw`` has given them already.
+        ``drawn``: these random numbers, if ``draw`` was called before.
         """
         if drawn is None:
             drawn = self.draw(keys, epoch, (images.shape[-2], images.shape[-1]), images.device)
         return self._on_device(images, drawn)
 
     def draw(self, keys: np.ndarray, epoch: int, shape: tuple[int, int], device: torch.device) -> list[Numbers]:
-        """Draw each augmentation's numbers for images of ``shape`` (height, width), row by row; tensors on ``device``.
+        """Draw each augmentation's numbers for images of ``shape`` (height, width), a row each; tensors on ``device``.
 
-        Drawn for several batches together, they are the same and come to the device in fewer launches.
+        Numbers drawn for several batches together are the same as one by one, and need fewer launches on the device.
         """
         samples = Samples(self.seed, epoch, keys)
         drawn = []
@@ -74,17 +74,17 @@ class BatchTransform:
             whole = enlarged(self.size, self.crop_pct)
             firsts = [round((side - shown) / 2) for side, shown in zip(whole, self._shape, strict=True)]
             down, across = (slice(first, first + shown) for first, shown in zip(firsts, self._shape, strict=True))
-            few = max(1, ENLARGED_PIXELS // math.prod(whole))  # a small share enlarges each image many times
+            few = max(1, ENLARGED_PIXELS // math.prod(whole))  # a small crop_pct enlarges each image many times
             images = torch.cat([self._resized(part, whole)[..., down, across] for part in images.split(few)])
         return self._on_device(images, [()] * len(self._steps))
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of what it gives."""
+        """Channels, height and width of the transformed images."""
         return len(self.mean), *self._shape
 
     def at_size(self, size: Size) -> BatchTransform:
-        """The transform for images of ``size`` pixels; augmentations that depend on it have a field of that name."""
+        """The transform for images of ``size`` pixels, also for augmentations that have a field ``size``."""
         if size == self.size:
             return self
         if size not in self._other_sizes:  # kept, because each is compiled on its own
@@ -147,7 +147,7 @@ class BatchTransform:
         by_pixel = images.permute(0, 2, 3, 1)
         if self.channels_last and by_pixel.is_contiguous():  # a row at a time, not the three numbers of a pixel
             height, width = self._shape
-            lines = by_pixel.view(len(images), height, width * images.shape[1])  # -1 is ambiguous of no image
+            lines = by_pixel.view(len(images), height, width * images.shape[1])  # -1 is ambiguous for no image
             mean = mean.flatten().repeat(width)
             std = std.flatten().repeat(width)
         lines.sub_(mean).div_(std)
@@ -156,7 +156,7 @@ class BatchTransform:
     def _resized(self, images: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
         images = images.float()
         sizes = [shape]
-        if self.interpolation == "bicubic":  # first the width, as Pillow does, which cuts off what that overshoots
+        if self.interpolation == "bicubic":  # width first, as in Pillow, which clips overshoot in between
             sizes.insert(0, (images.shape[-2], shape[1]))
         for size in sizes:
             images = in_range(
@@ -171,7 +171,7 @@ class BatchTransform:
 
 
 def for_people(pixels: torch.Tensor) -> torch.Tensor:
-    """Channels of pixels (..., c, h, w) that a picture shows: the first three, or of fewer the first."""
+    """Select the channels of ``pixels`` (..., c, h, w) that a picture can show: the first three, or else the first."""
     return pixels[..., : 3 if pixels.shape[-3] >= 3 else 1, :, :]
 
 
@@ -179,5 +179,5 @@ def for_people(pixels: torch.Tensor) -> torch.Tensor:
 def _statistics(
     mean: tuple[float, ...], std: tuple[float, ...], levels: int, device: torch.device
 ) -> tuple[torch.Tensor, ...]:
-    """``levels`` times mean and std as tensors (1, c, 1, 1), moved to the device only once."""
+    """Mean and std times ``levels``, as tensors (1, c, 1, 1), moved to the device only once."""
     return tuple(levels * torch.tensor(values, device=device).view(1, -1, 1, 1) for values in (mean, std))

@@ -1,7 +1,7 @@
 """Worker processes that read for the training process.
 
 A worker can be killed, mostly by a system that is out of memory, and containers give 64 MB of shared memory by default.
-The user can fix both, so both are a ``UserError``; any other error stays what it is.
+The user can fix both, so both raise ``UserError``; any other error stays what it is.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ MORE_SHARED_MEMORY = (
 
 
 class WorkerPool:
-    """``count`` processes that read items of ``dataset``; 0 reads in place.
+    """``count`` processes that read items of ``dataset``; with 0, this process reads them.
 
-    Items are handed over as they are, and no tensors are made of arrays: arrays come through a pipe, tensors through
-    shared memory (see ``in_shared_memory``). ``keep``: the processes stay for the next walk.
+    Items are handed over unchanged, and arrays do not become tensors: arrays come through a pipe, tensors through
+    shared memory (see ``in_shared_memory``). ``pin``: tensors arrive in pinned memory. ``keep``: the processes stay for
+    the next ``read``.
     """
 
     def __init__(self, dataset: Dataset, count: int, *, pin: bool = False, keep: bool = False) -> None:
@@ -52,19 +53,19 @@ class WorkerPool:
             worker_init_fn=partial(ignore_run_signals, os.getpid()),
             persistent_workers=keep and count > 0,
             prefetch_factor=AHEAD if count else None,
-            generator=torch.Generator(),  # its own: the number of loaders does not change the run's random numbers
+            generator=torch.Generator(),  # so that the number of loaders does not change the run's random numbers
         )
         self._processes: list[multiprocessing.process.BaseProcess] = []
-        # What holds the workers' queues must not be garbage together with this pool: the queues would be closed first,
-        # and each worker then waits for 5 s before it is ended.
+        # Objects that hold the workers' queues must not become garbage together with this pool: the queues would be
+        # closed first, and each worker would then wait for 5 s before it is ended.
         self._held: list[Any] = [self._loader]
         weakref.finalize(self, self._held.clear).atexit = False
 
     def read(self, keys: Iterable[Any]) -> Iterator[Any]:
-        """``dataset[key]`` for each of ``keys``, in order.
+        """Yield ``dataset[key]`` for each of ``keys``, in order.
 
-        No more of ``keys`` are taken than are read ahead. Raises ``UserError`` when ``dataset`` raises one, without a
-        worker's traceback, or when a worker ends.
+        Takes no more of ``keys`` than are read ahead. Raises ``UserError`` if ``dataset`` raises one, without a
+        worker's traceback, or if a worker ends.
         """
         self._keys.walk = keys
         for item in self._handed_over() if self._loader.num_workers else self._loader:
@@ -86,7 +87,7 @@ class WorkerPool:
 
     def _begin(self) -> Iterator[Any]:
         if not self._loader.persistent_workers:
-            self._processes = []  # those of the walk before
+            self._processes = []  # drops those of the previous read
         before = multiprocessing.active_children()
         try:
             with run_signals_blocked():  # until the workers are ready to ignore them
@@ -103,7 +104,7 @@ class WorkerPool:
         return iterator
 
     def _await(self, call: Callable[[], Any]) -> Any:
-        """The result of ``call``, which waits for the workers."""
+        """Return the result of ``call``, which waits for the workers; raises ``UserError`` if one has ended."""
         self._refuse_ended()
         try:
             with child_handler.raising_if(lambda: bool(self._ended)):
@@ -115,7 +116,7 @@ class WorkerPool:
 
     @property
     def _ended(self) -> list[multiprocessing.process.BaseProcess]:
-        """The workers that have ended, which none does by itself while there is something to read."""
+        """Workers that have exited; none exits by itself while there are items to read."""
         return [process for process in self._processes if process.exitcode is not None]
 
     def _refuse_ended(self) -> None:
@@ -127,7 +128,7 @@ _END = object()
 
 
 class _Keys:
-    """The keys of a walk; DataLoader keeps one sampler for all walks."""
+    """Sampler of the current read's keys; DataLoader keeps one sampler for all reads."""
 
     def __init__(self) -> None:
         self.walk: Iterable[Any] = ()
@@ -137,7 +138,7 @@ class _Keys:
 
 
 class _CatchingUserErrors(Dataset):
-    """Hands a ``UserError`` of ``dataset`` over as an item: DataLoader would bury it in a worker's traceback."""
+    """Returns a ``UserError`` of ``dataset`` as an item: DataLoader would bury it in a worker's traceback."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
@@ -154,7 +155,7 @@ def _as_it_is(item: Any) -> Any:
 
 
 def _end_of(process: multiprocessing.process.BaseProcess) -> str:
-    """The end of a worker and what to do, in one line."""
+    """Describe in one line how a worker ended, and what to do."""
     who = f"process {process.pid}, which reads images,"
     code = process.exitcode
     assert code is not None  # it has ended
@@ -173,7 +174,7 @@ def _end_of(process: multiprocessing.process.BaseProcess) -> str:
 
 
 def shared_bytes(count: int) -> torch.Tensor:
-    """uint8 (``count``,), not initialised; in a worker in shared memory. Raises ``UserError`` when that is full.
+    """Uninitialised uint8 (``count``,); in a worker, in shared memory. Raises ``UserError`` if that is full.
 
     torch would move a tensor that is not in shared memory there on its way to the training process, in a thread that
     cannot report a lack of room: the training process would wait forever.
@@ -189,7 +190,7 @@ def shared_bytes(count: int) -> torch.Tensor:
 
 
 def in_shared_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor as it is, in a worker copied into shared memory. Raises ``UserError`` as ``shared_bytes``."""
+    """Copy ``tensor`` into shared memory in a worker, else return it. Raises ``UserError`` as ``shared_bytes`` does."""
     if get_worker_info() is None:
         return tensor
     return shared_bytes(tensor.nbytes).view(tensor.dtype).view(tensor.shape).copy_(tensor)
@@ -200,7 +201,7 @@ def in_shared_memory(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def run_signals_blocked() -> Iterator[None]:
-    """A process started inside begins with the run's signals blocked; this one answers them afterwards."""
+    """Context in which new processes start with the run's signals blocked; this process answers them afterwards."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_RUN if CAN_WAIT else set())
     try:
         yield
@@ -209,10 +210,10 @@ def run_signals_blocked() -> Iterator[None]:
 
 
 def ignore_run_signals(training: int, _: int) -> None:
-    """End a worker with process ``training``, or when it says so, but not on a signal meant for the whole run.
+    """Make a worker end with process ``training``, or at its command, but not on a signal meant for the whole run.
 
-    The training process answers those: it finishes its step, for which it may need another batch, and saves. Here they
-    are blocked from the beginning (see ``run_signals_blocked``).
+    The training process answers such signals: it finishes its step, for which it may need another batch, and saves. In
+    a worker they are blocked from the start (see ``run_signals_blocked``).
     """
     if not CAN_WAIT:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -236,10 +237,10 @@ def _end_with(training: int, parent: int) -> None:
 
 @cache
 def kill_workers_at_exit() -> None:
-    """At this process's end, before multiprocessing sends SIGTERM to the workers that are left and waits for them.
+    """Arrange to kill the remaining workers when this process exits, before multiprocessing sends SIGTERM and waits.
 
-    Another process's SIGTERM may be pending there. The system does not queue a second one, and the worker ignores the
-    first: the wait would never end.
+    Another process's SIGTERM may be pending in a worker. The system does not queue a second one, and the worker ignores
+    the first: the wait would never end.
     """
     util.Finalize(None, _kill_children, exitpriority=0)
 
@@ -251,10 +252,10 @@ def _kill_children() -> None:
 
 
 class ChildHandler:
-    """Answers SIGCHLD. torch's own handler raises an error at arbitrary points, even while a checkpoint is written.
+    """Handler of SIGCHLD. torch's own raises an error at arbitrary points, even while a checkpoint is written.
 
-    This one wraps it and raises only while a batch of the worker that ended is waited for. Elsewhere nothing is lost:
-    the end is noticed before the next batch.
+    This handler wraps torch's and raises only while the process waits for a pool of which a worker has ended. Elsewhere
+    nothing is lost: the end is noticed before the next batch.
     """
 
     def __init__(self) -> None:
@@ -262,7 +263,7 @@ class ChildHandler:
         self._worker_ended: Callable[[], bool] | None = None
 
     def install(self) -> None:
-        """To be called once torch has installed its own."""
+        """Install this handler over torch's; to be called once torch has installed its own."""
         if threading.current_thread() is threading.main_thread():  # no other may
             present = signal.getsignal(signal.SIGCHLD)
             if callable(present) and present is not self:
@@ -279,7 +280,7 @@ class ChildHandler:
 
     @contextmanager
     def raising_if(self, worker_ended: Callable[[], bool]) -> Iterator[None]:
-        """Let the handler raise, within it, if ``worker_ended``."""
+        """Context in which the handler raises if ``worker_ended``."""
         self._worker_ended = worker_ended
         try:
             yield
