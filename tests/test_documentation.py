@@ -19,7 +19,7 @@ from utils.config.groups.augmentation import AUGMENTATIONS
 from utils.config.groups.loss import LOSSES
 from utils.config.groups.optimisation import LR_POLICIES
 from utils.config.other_programs import other_programs
-from utils.config.settings import GONE, all_settings, flag_of
+from utils.config.settings import GONE, UserError, all_settings, flag_of
 from utils.data.preprocessing import resolve
 from utils.optim import optimizers
 from utils.record.epoch_scalars import metrics
@@ -244,15 +244,25 @@ def test_a_written_page_is_what_its_table_gives(page):
 def test_the_page_for_users_of_another_program_has_each_of_its_flags(name):
     program = other_programs().programs[name]
     wanted = program.synonyms | program.instead.keys() | program.same
-    shown = {span.lstrip("-") for span in code_spans(PAGES[f"docs/coming_from_{name}.md"])}
+    shown = {span.lstrip("-").lower() for span in code_spans(PAGES[f"docs/coming_from_{name}.md"])}
     assert wanted - shown == set()
+
+
+@pytest.mark.parametrize("name", ["timm", "torchvision"])
+def test_a_value_on_the_page_for_users_of_another_program_has_the_answer_of_main_py(name):
+    rows = re.findall(r"^\| `(--[^`\s]+) ([^`\s]+)` \| `?(.*?)`? \|$", PAGES[f"docs/coming_from_{name}.md"], flags=re.M)
+    assert len(rows) > 4
+    for flag, value, answer in rows:
+        with pytest.raises(UserError) as refused:
+            arguments.parse([flag, value])
+        assert any(answer in line for line in refused.value.mistakes), (flag, value, answer)
 
 
 @pytest.mark.parametrize("name", ["timm", "torchvision"])
 def test_the_example_for_users_of_another_program_asks_for_all_that_it_does_unasked(name):
     theirs, ours = blocks(PAGES[f"docs/coming_from_{name}.md"])[0].split("\n", 1)
     answers = arguments.read(theirs.partition("train.py ")[2].split()).mistakes
-    (unasked,) = [line for line in answers if "which also does, unasked" in line]
+    (unasked,) = [line for line in answers if "whose other defaults are" in line]
     asked = re.findall(r"\((--.*?)\)", unasked)
     assert len(asked) > 3 and [flags for flags in asked if flags not in " ".join(ours.split())] == []
     (command,) = commands(ours)

@@ -11,13 +11,17 @@ import sys
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
+from string import ascii_lowercase
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from scripts.common.command_line import ToolParser, run_tool
+from utils.config.arguments import convert
 from utils.config.other_programs import Program, other_programs
+from utils.config.rules import OPTIONS
 from utils.config.settings import Settings, all_settings, as_text, flag_of
-from utils.config.synonyms import SYNONYMS
+from utils.config.spelling import advice_on, key_of
+from utils.config.synonyms import CHOICES, DATA, SYNONYMS
 
 NAME = "lab/write_pages.py"
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -25,36 +29,48 @@ WHOLE_WORDS = {"break_long_words": False, "break_on_hyphens": False}
 SETTINGS_HEAD = """# Settings
 
 Written by `python scripts/lab/write_pages.py` from the fields in `utils/config/groups/`; `python main.py --help` prints
-the same. A flag overrides the recipe (`--config`), a recipe the checkpoint (`--resume`), a checkpoint the default. In a
-recipe, a setting stands without its dashes: `batch-size: 128`. The value `none` takes back an optional setting that a
-recipe makes; `no-` before a switch's name takes it back, as in `--no-nesterov`. *Free* settings may change when a run
-is resumed; those without the word shape the result, and a resume that changes one is refused.
+the same. In square brackets: what holds without the flag, where that is not one value. A flag overrides the recipe
+(`--config`), and a recipe the default. A recipe has the names without dashes: `batch-size: 128`. The value `none`
+takes back an optional setting of a recipe, and `no-` a switch: `--no-nesterov`.
+
+A resumed run has its checkpoint's settings. It may change those that are marked *free*, which are about memory, speed
+and records; some of them change the last bits of a result. It is refused if it changes another.
 """
 PROGRAM_HEAD = """# Coming from {title}
 
-Paste {title}'s command after `python main.py`: it answers each flag in one line, and says what {title} does unasked.
-`python scripts/lab/write_pages.py` wrote this page from the same answers.
+Paste {title}'s command after `python main.py`: each flag is answered in a line; the last line lists other defaults.
+`python scripts/lab/write_pages.py` wrote this page from the table of these answers{checked}.
 """
 TIMM_EXAMPLE = """
 ```bash
 # timm's: python train.py DIR --model resnet50 --opt sgd --lr 0.5 --batch-size 256 --amp --smoothing 0.1
 python main.py --dataname folder --datapath DIR --arch timm/resnet50 --lr 0.5 --batch-size 256 --amp fp16 \\
   --label-smoothing 0.1 --epochs 300 --nesterov --weight-decay 2e-5 --no-decay-norm-bias --color-jitter 0.4 \\
-  --warmup-epochs 5 --warmup-lr 1e-5 --no-warmup-prefix --lr-per-epoch --crop-pct 0.95 --interpolation bicubic
+  --warmup-epochs 5 --warmup-lr 1e-5 --no-warmup-prefix --lr-per-epoch --drop-last --crop-pct 0.95 \\
+  --interpolation bicubic
 ```
 
-From `--epochs` on stands what timm does unasked, with the crop share and interpolation that it has for this network.
-What has no equivalent in the list below still differs. `./distributed_train.sh 8` is `python scripts/torchrun.py
---standalone --nproc-per-node 8 main.py`, and `validate.py` is `main.py --evaluate`. Both programs train the same
-networks: `scripts/export.py RUN --to timm` gives a trained one back. [Which of the
-two?](../README.md#this-or-timms-trainpy)
+Everything from `--epochs` on spells out timm's defaults, with the crop fraction and interpolation of this network.
+Items marked *no equivalent* below still differ.
+
+| timm | here |
+|---|---|
+| `./distributed_train.sh 8` | `python scripts/torchrun.py --standalone --nproc-per-node 8 main.py` |
+| `validate.py` | `main.py --evaluate --resume RUN`, at the run's own size; timm takes the network's test size |
+| `inference.py`, `avg_checkpoints.py` | `scripts/predict.py`, `scripts/average_checkpoints.py` |
+| `summary.csv`, `args.yaml` | `metrics.csv`, `config.yaml` ([run folder](run_folder.md)); timm's YAML is answered |
+| a checkpoint | give timm's to `--weights`; `scripts/export.py RUN --to timm` makes one for timm |
+| `class9` before `class10` | `class10` is first, by characters: a head in timm's order needs `--class-map` |
 """
 TORCHVISION_EXAMPLE = """
 ```bash
 # torchvision's: python train.py --data-path DIR --model resnet18 --batch-size 64 --lr-scheduler cosineannealinglr
-python main.py --dataname imagenet --datapath DIR --arch torchvision/resnet18 --batch-size 64 --lr-policy cosine \\
+python main.py --dataname folder --datapath DIR --arch torchvision/resnet18 --batch-size 64 --lr-policy cosine \\
   --lr-per-epoch --weight-decay 1e-4 --epochs 90 --amp off
 ```
+
+Everything from `--lr-per-epoch` on spells out torchvision's defaults. For ImageNet's own folder or archives,
+`--dataname imagenet` does the same and unpacks the archives.
 """
 
 
@@ -75,7 +91,9 @@ def pages() -> dict[Path, str]:
     """Text of each page, by its path."""
     return {
         DOCS / "settings.md": settings_page(),
-        DOCS / "coming_from_timm.md": program_page(other_programs().programs["timm"], TIMM_EXAMPLE),
+        DOCS / "coming_from_timm.md": program_page(
+            other_programs().programs["timm"], TIMM_EXAMPLE, " (timm 1.0.29.dev0)"
+        ),
         DOCS / "coming_from_torchvision.md": program_page(
             other_programs().programs["torchvision"], TORCHVISION_EXAMPLE
         ),
@@ -108,8 +126,11 @@ def row(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "/").replace("<", "&lt;") for cell in cells) + " |\n"
 
 
-def program_page(program: Program, example: str) -> str:
-    """Page of a program's flags: those with the same name here, another name, another solution, or no equivalent."""
+def program_page(program: Program, example: str, checked: str = "") -> str:
+    """Page of a program's flags: those with the same name here, another name, another solution, or no equivalent.
+
+    ``checked``: the release that it was compared with.
+    """
     title = program.title.partition("'")[0]
     kinds: dict[str, dict[str, list[str]]] = {"write": {}, "leave it out": {}, "no equivalent": {}}
     for name, advice in program.instead.items():
@@ -119,8 +140,8 @@ def program_page(program: Program, example: str) -> str:
     renamed: dict[str, list[str]] = {}
     for name in sorted(program.synonyms):
         renamed.setdefault(f"`{flag_of(SYNONYMS[name])}`", []).append(f"`{flag(name)}`")
-    parts = [PROGRAM_HEAD.format(title=title), example]
-    parts.append(f"\n## What {title} does unasked\n\nIn brackets, the flag that asks for it here.\n\n")
+    parts = [PROGRAM_HEAD.format(title=title, checked=checked), example]
+    parts.append(f"\n## Defaults of {title}'s that differ\n\nIn brackets, the flag that gives it here.\n\n")
     parts += [f"- {words}\n" for words in dict.fromkeys(one.words for one in program.silent)]
     parts.append("\n## The same name\n\n")
     parts.append(textwrap.fill(" ".join(f"`{flag(name)}`" for name in sorted(program.same)), 120, **WHOLE_WORDS) + "\n")
@@ -130,8 +151,13 @@ def program_page(program: Program, example: str) -> str:
         parts.append(
             "\nWith a difference:\n\n" + "".join(f"- `{flag(n)}`: {note}\n" for n, note in notes.items() if note)
         )
+    values = {}
+    for name, theirs in program.values.items():
+        for value in theirs:
+            values.setdefault(value_here(name, value), []).append(f"`{flag(name)} {value}`")
     for heading, what, found in (
         ("Another name", "here", renamed),
+        ("Values that differ", "here", values),
         ("Something else to write", "here", kinds["write"]),
         ("To leave out", "why", kinds["leave it out"]),
         ("No equivalent", "why, or what is nearest", kinds["no equivalent"]),
@@ -141,9 +167,19 @@ def program_page(program: Program, example: str) -> str:
     return "".join(parts)
 
 
+def value_here(name: str, value: str) -> str:
+    """What to write for a value of another program's flag: its name here, or the answer that the program gives."""
+    setting = SYNONYMS.get(name, name.replace("-", "_"))
+    if (ours := other_programs().values.get(key_of(value))) in CHOICES[setting]:
+        return f"`{flag_of(setting)} {ours}`"
+    if setting == "weights":
+        return str(convert(OPTIONS[setting], value)[1]).partition("write ")[2]
+    return advice_on(value, CHOICES[setting]).removeprefix("; ").removeprefix("write ")
+
+
 def flag(name: str) -> str:
-    """A flag as other programs spell it: -x for one letter, otherwise --name."""
-    return f"-{name}" if len(name) == 1 else f"--{name}"
+    """A flag as other programs spell it; of timm's data, which has none, its word."""
+    return "DIR" if name == DATA else f"-{name}" if name in ("vb", *ascii_lowercase) else f"--{name}"
 
 
 if __name__ == "__main__":

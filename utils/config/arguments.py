@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from utils.config import plugins
+from utils.config.datasets import name_of_folder
 from utils.config.field import CHECKPOINT, DEFAULT, FLAG, RECIPE, not_empty
 from utils.config.other_programs import other_programs
 from utils.config.rules import OPTIONS, Given, contradictions, derive, of_policy
@@ -219,7 +220,7 @@ def _read_flags(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         return {}, [*mistakes, str(error)]
     known = [flag for action in parser._actions for flag in action.option_strings]
     names = {token.partition("=")[0] for token in argv if token.startswith("-") or "=" in token}
-    after_unknown_flag = False
+    after_unknown_flag = has_folder = False
     for place, token in enumerate(extras):
         if token.startswith("-"):
             flag = token.partition("=")[0].replace("---", "-")
@@ -230,10 +231,14 @@ def _read_flags(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
             mistakes.append(f"{_shown(flag)} {IS_GONE if is_gone else f'is not a flag{advice}{help_too}'}")
             after_unknown_flag = "=" not in token
         elif not after_unknown_flag:  # what follows an unknown flag is that flag's value
-            folder = ": is it the data? give --datapath DIR and --dataname" if os.path.isdir(token) else ""
-            advice = assignment(token) or f"; remove it or put its flag before it{folder}"
+            is_data = os.path.isdir(token) or token == argv[0]
+            has_folder = has_folder or (is_data and "=" not in token)
+            advice = assignment(token) or "; remove it or put its flag before it"
+            if is_data and advice.startswith(";"):
+                dataname = "" if {"--dataname", "--dataset"} & names else f"--dataname {name_of_folder(token)} "
+                advice += f"; if it is the data, write {dataname}--datapath {_plain(token)}"
             mistakes.append(f"{_shown(token)} belongs to no flag{advice}")
-    mistakes += silent_defaults(names, argv) if extras else []
+    mistakes += silent_defaults(names, argv, has_folder) if extras else []
     return vars(namespace), mistakes
 
 

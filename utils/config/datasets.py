@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
+# ImageNet's archives, or its first and last class folder, which its excerpts do not have together
+SIGNS_OF_IMAGENET = (
+    ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"),
+    (os.path.join("train", "n01440764"), os.path.join("train", "n15075141")),
+)
 # the first pools its features, the second does not
 LARGE_IMAGES_ARCH = "resnet18"
 SMALL_IMAGES_ARCH = "conv2"
@@ -95,3 +101,9 @@ SPECS: dict[str, DatasetSpec] = {
         needs_datapath=False),
 }
 # fmt: on
+
+
+def name_of_folder(folder: str) -> str:
+    """The ``--dataname`` of images in ``folder``: imagenet if it looks so, otherwise folder."""
+    found = any(all(os.path.exists(os.path.join(folder, name)) for name in names) for names in SIGNS_OF_IMAGENET)
+    return "imagenet" if found else "folder"

@@ -20,7 +20,7 @@ class Silent(NamedTuple):
 
 class Program(NamedTuple):
     """A program: its flags that are synonyms, what to do about its other ones, its silent defaults, and its flags that
-    mean the ``same`` here.
+    mean the ``same`` here. ``values``: by flag, those that have another name or an answer here.
     """
 
     title: str
@@ -28,6 +28,12 @@ class Program(NamedTuple):
     instead: dict[str, str]
     silent: tuple[Silent, ...]
     same: frozenset[str]
+    values: dict[str, tuple[str, ...]]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All its flags."""
+        return self.synonyms | self.instead.keys() | self.same
 
 
 class OtherPrograms(NamedTuple):
@@ -68,7 +74,8 @@ def _program(entry: dict[str, Any]) -> Program:
     )
     advice = {name: text for names, text in entry["instead"].items() for name in names.split()}
     same = _words(entry.get("same", ""))
-    return Program(entry["title"], _words(entry.get("synonyms", "")), advice, tuple(silent), same)
+    values = {name: tuple(text.split()) for name, text in entry.get("values", {}).items()}
+    return Program(entry["title"], _words(entry.get("synonyms", "")), advice, tuple(silent), same, values)
 
 
 def _words(text: str) -> frozenset[str]:

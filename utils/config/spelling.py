@@ -27,7 +27,8 @@ def meant_value(value: str, known: Iterable[str]) -> str:
 def advice_on(value: str, known: Collection[str]) -> str:
     """Advice about a value of another program, after ``; ``; '' if it is none of the setting with ``known``."""
     key = key_of(value)
-    choice, advice = other_programs().values_instead.get(key, (None, ""))
+    answers = other_programs().values_instead
+    choice, advice = answers.get(key) or answers.get(key[: key.find("/") + 1]) or ("", "")
     if key.startswith("lookahead-"):
         choice = "sgd"
         advice = f"write --optimizer {value[len('lookahead-') :]} --lookahead 6 0.5"

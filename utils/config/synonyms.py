@@ -9,8 +9,10 @@ from utils.config.settings import all_settings, flag_of
 from utils.config.spelling import advice_on, did_you_mean, key_of, nearest
 
 OURS = {option.name.replace("_", "-") for _, option in all_settings()}
+SHORT = {key_of(option.metadata["short"]) for _, option in all_settings() if option.metadata["short"]}
 # of a setting that takes other names, too, its default
 CHOICES = {option.name: option.metadata["choices"] or (str(option.default),) for _, option in all_settings()}
+DATA = "dir"  # timm's only word without a flag
 SYNONYMS = {name: option.name for _, option in all_settings() for name in option.metadata["synonyms"]}
 
 
@@ -47,10 +49,11 @@ def meant(name: str, known: Iterable[str], others: Collection[str] = (), value: 
     return did_you_mean([("--" if flags else "") + one for one in spelled]) + advice
 
 
-def silent_defaults(names: Collection[str], words: Collection[str]) -> list[str]:
-    """A line on what the program does unasked that most of ``names`` are flags of; none unless that is sure.
+def silent_defaults(names: Collection[str], words: Collection[str], folder: bool = False) -> list[str]:
+    """A line on the defaults that differ here, of the program that ``names`` are flags of; none unless that is sure.
 
-    It is if several are its own, or if one is, and all three or more that are not ours are its flags.
+    It is if several are its own. It is, too, if it alone has all that are not ours, and one of them is its own, or
+    they are several beside flags of ours that it has, too. ``folder``: a word without a flag is there, as timm's data.
 
     Names without dashes are ultralytics' arguments. ``words``: all of the command line; what it says is left out.
     """
@@ -61,18 +64,25 @@ def silent_defaults(names: Collection[str], words: Collection[str]) -> list[str]
     bare = {key_of(name) for name in names if not name.startswith("-")}
     own["ultralytics"] += _count(programs["ultralytics"], bare & other_programs().common, common=True)
     name = max(own, key=own.__getitem__)
+    if own[name] < 2:
+        flags = {key_of(name) for name in names if name.startswith("-")} | ({DATA} if folder else set())
+        foreign = {key for key in flags - OURS - SHORT if key[:1].isalpha() and key.removeprefix("no-") not in OURS}
+        having = [name for name, program in programs.items() if foreign and foreign <= program.names]
+        if len(having) != 1:
+            return []
+        name = having[0]
+        if not own[name] and (len(foreign) < 2 or not flags <= programs[name].names):
+            return []
     program = programs[name]
     done = [
         silent.words
         for silent in program.silent
         if words.isdisjoint(silent.unless) and not (silent.needs and words.isdisjoint(silent.needs))
     ]
-    foreign = {key_of(name) for name in names if name.startswith("-")} - OURS
-    are_all = own[name] > 0 and len(foreign) > 2 and _count(program, foreign, common=True) == len(foreign)
-    if not done or (own[name] < 2 and not are_all):
+    if not done:
         return []
-    unasked = "; ".join(done)
-    return [f"these are flags of {program.title}, which also does, unasked (here each needs its flag): {unasked}"]
+    told = "; ".join(dict.fromkeys(done))
+    return [f"these are flags of {program.title}, whose other defaults are (in brackets, what gives them here): {told}"]
 
 
 def assignment(token: str) -> str:

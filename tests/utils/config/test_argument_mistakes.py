@@ -16,6 +16,10 @@ def mistakes_of(argv, world_size=1):
 
 
 # Each: the command line, then one tuple a line, of words that the line must hold.
+# of a flag that one program alone has, its other defaults, too
+TIMM = ("these are flags of timm's",)
+TORCHVISION = ("these are flags of torchvision's",)
+
 WRONG_COMMAND_LINES = [
     # unknown flags, with the nearest name
     ("--epochz 3", ("'--epochz'", "--epochs?")),
@@ -28,13 +32,13 @@ WRONG_COMMAND_LINES = [
     ("--batchsize 3", ("'--batchsize'", "did you mean --batch-size?")),
     ("--opt adam", ("'--opt'", "did you mean --optimizer?")),
     ("--lr-scheduler CosineAnnealingLR", ("'--lr-scheduler'", "did you mean --lr-policy cosine?")),
-    ("--amp-dtype=bfloat16", ("'--amp-dtype'", "did you mean --amp bf16?")),
-    ("--sched step", ("'--sched'", "did you mean --lr-policy?")),
+    ("--amp-dtype=bfloat16", ("'--amp-dtype'", "did you mean --amp bf16?"), TIMM),
+    ("--sched step", ("'--sched'", "did you mean --lr-policy?"), TIMM),
     ("--max_epochs 3", ("'--max_epochs'", "did you mean --epochs?")),
-    ("--test-only", ("'--test-only'", "did you mean --evaluate?")),
-    ("--hflip 0.5", ("'--hflip'", "write --augment resized-crop flip, ")),
-    ("--no-aug", ("'--no-aug'", "write --augment none")),
-    ("--norm-weight-decay 0", ("'--norm-weight-decay'", "for 0 write --no-decay-norm-bias")),
+    ("--test-only", ("'--test-only'", "did you mean --evaluate?"), TORCHVISION),
+    ("--hflip 0.5", ("'--hflip'", "write --augment resized-crop flip, "), TIMM),
+    ("--no-aug", ("'--no-aug'", "write --augment none"), TIMM),
+    ("--norm-weight-decay 0", ("'--norm-weight-decay'", "for 0 write --no-decay-norm-bias"), TORCHVISION),
     ("-j 4", ("'-j'", "did you mean --workers?")),
     ("-lr 1", ("'-lr'", "did you mean --lr?")),
     ("--clip-grad-n 1", ("'--clip-grad-n'", "did you mean --clip-grad-norm?")),
@@ -247,8 +251,8 @@ WRONG_RECIPES = [
     ("batchsize: 3", ("'batchsize'", "did you mean batch-size?")),
     ("learning_rate: 3", ("'learning_rate'", "did you mean lr?")),
     ("max_epochs: 3", ("'max_epochs'", "did you mean epochs?")),
-    ("no-aug: true", ("'no-aug'", "write --augment none")),
-    ("norm_weight_decay: 0", ("'norm_weight_decay'", "for 0 write --no-decay-norm-bias")),
+    ("no-aug: true", ("'no-aug'", "write --augment none"), TIMM),
+    ("norm_weight_decay: 0", ("'norm_weight_decay'", "for 0 write --no-decay-norm-bias"), TORCHVISION),
     ("lr-policy: linea", ("lr-policy", "'linea'", "cosine")),
     ("resume: auto", ("'resume'", "command line")),
     ("dry-run: true", ("'dry-run'", "command line")),

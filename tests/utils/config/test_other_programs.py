@@ -96,11 +96,11 @@ def is_advice(answer):
     return re.match(r": (for 0 )?write |: leave it out|(:| and has) no equivalent", answer) is not None
 
 
-@pytest.mark.parametrize(("name", "count"), [("timm", 178), ("torchvision", 61), ("others", 47)])
+@pytest.mark.parametrize(("name", "count"), [("timm", 180), ("torchvision", 62), ("others", 47)])
 def test_each_flag_of_a_program_is_ours_or_answered_with_what_to_do(name, count):
     program = other_programs().programs[name]
     names = program.synonyms | program.instead.keys() | program.same
-    assert len(names) == count and {f"--{one}" for one in program.same} <= {*FLAGS}
+    assert len(names) == count and {f"-{one}" if len(one) == 1 else f"--{one}" for one in program.same} <= {*FLAGS}
     for one, found in answers([one for one in names - program.same if len(one) > 1]).items():
         assert found != OURS, f"--{one} is a flag of ours now: move it to `same` in other_programs.yaml"
         is_synonym = one in program.synonyms and one not in program.instead
@@ -142,7 +142,10 @@ def test_what_an_advice_asks_for_is_accepted_as_it_stands():
     """The silent defaults of a program, all together, make a run."""
     for program in (TIMM, TORCHVISION, ULTRALYTICS):
         asked = {flags for silent in program.silent for flags in re.findall(r"\((--.*)\)", silent.words)}
-        arguments.parse([word for flags in sorted(asked - {"--opt-eps 0.0316"}) for word in flags.split()])
+        asked -= {"--opt-eps 0.0316", "--lr-milestones 90 180 270"}  # of one optimizer, and of one schedule
+        data = ["--dataname", "folder", "--datapath", "d"]
+        arguments.parse([*data, *(word for flags in sorted(asked) for word in flags.split())])
+    arguments.parse("--lr-policy multistep --epochs 300 --lr-milestones 90 180 270".split())
 
 
 def test_a_name_has_one_meaning():
@@ -173,21 +176,21 @@ def test_what_a_program_does_unasked_is_said_once_when_several_of_its_flags_stan
     (said,) = unasked(*line)
     for words in (
         "label smoothing 0.1 (--label-smoothing 0.1)",
-        "colour jitter 0.4 (--color-jitter 0.4)",
-        "no weight decay on norms and biases (--no-decay-norm-bias)",
+        "colour jitter 0.4, which --aa turns off unless it is 3a (--color-jitter 0.4)",
+        "no weight decay on norms, biases and what no_weight_decay() of the network lists (--no-decay-norm-bias)",
         "erasing with noise (--random-erase-mode pixel)",
-        "128 images a process (--batch-size 128)",
+        "128 images per process (--batch-size 128)",
         "batch-norm statistics averaged over several processes",
     ):
         assert words in said
     assert "Nesterov" not in said, "of sgd"
     (said,) = unasked(*line, "--smoothing", "0", "--aa", "rand-m9", "--remode", "const", "--epochs", "9", "--sync-bn")
-    for words in ("smoothing", "jitter", "erasing", "epochs 300", "batch-norm"):
+    for words in ("smoothing", "--color-jitter 0.4", "erasing", "epochs 300", "batch-norm"):
         assert words not in said
     assert (
         unasked(*["--model", "m", "--data-path", "d", "--output_dir", "o", "--opt", "adamw", "--reprob", "0.25"]) == []
     ), "many scripts'"
-    assert unasked("--sched", "cosine") == [] and unasked("--model", "fc", "--csv", "a") == []
+    assert unasked("--model", "fc", "--csv", "a") == [] == unasked("--model", "fc", "-j", "4"), "two programs'"
     (said,) = unasked("--lr-scheduler", "steplr", "--lr-warmup-epochs", "5", "--wd", "1e-4")
     assert "--lr-step-epochs 30" in said and "--lr-policy" not in said
     (said,) = unasked("--test-only", "--train-crop-size", "176", "--wd", "1e-4")
@@ -195,6 +198,74 @@ def test_what_a_program_does_unasked_is_said_once_when_several_of_its_flags_stan
     assert "validation at 224 pixels" in said
     (said,) = unasked("model=yolov8n-cls.pt", "data=d", "erasing=0")
     assert "RandAugment (--auto-augment ra)" in said and "--random-erase" not in said
+
+
+@pytest.mark.parametrize(
+    ("command", "program"),
+    [
+        ("DIR --model resnet50 -b 256 --lr 0.4 -j 8", "timm's"),
+        ("--data-dir D --amp-dtype bfloat16", "timm's"),
+        ("--experiment foo", "timm's"),
+        ("--sched cosine --lr -1e-3 --no-nesterov", "timm's"),
+        ("--data-path D --model resnet18 -b 32", "torchvision's"),
+        ("DIR -a resnet18 -j 4", None),  # of PyTorch's ImageNet example
+        ("DIR --epochs 3", None),
+        ("--data-dir D --lr 0.1", None),
+    ],
+)
+def test_a_command_that_one_program_alone_has_is_told_its_defaults(command, program):
+    said = [line for line in arguments.read(command.split()).mistakes if line.startswith("these are flags of ")]
+    assert [line.split()[4] for line in said] == ([program] if program else [])
+    assert all("class folders as the data set (--dataname folder)" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("more", "told", "untold"),
+    [
+        ("", "beyond the last full batch of an epoch (--drop-last)", "colour jitter beside --aa"),
+        ("--drop-last", "", "--drop-last"),
+        ("", "matrix products in float32 (--tf32)", ""),
+        ("--amp", "", "--tf32"),
+        ("--aa rand-m9", "no colour jitter beside --aa", "(--color-jitter 0.4)"),
+        ("--aa 3a", "(--color-jitter 0.4)", "no colour jitter"),
+        ("--kd-model-name resnet50", "labels and teacher each weigh 1", ""),
+        ("--kd-model-name resnet50 --distill-loss-weight 1", "", "each weigh 1"),
+        ("--sched multistep", "(--lr-milestones 90 180 270)", "(--lr-step-epochs 90)"),
+        ("--dataset torch/cifar10", "", "--dataname folder"),
+    ],
+)
+def test_a_default_of_timms_is_told_where_the_command_leaves_it(more, told, untold):
+    (line,) = unasked("--experiment", "foo", *more.split())
+    assert told in line and (not untold or untold not in line)
+
+
+def test_a_word_without_a_flag_is_answered_as_the_data_that_it_may_be(tmp_path):
+    def answer(word, *more):
+        return arguments.read([word, "--lr", "1", *more]).mistakes[0]
+
+    assert answer("DIR").endswith("if it is the data, write --dataname folder --datapath DIR")
+    assert answer("DIR", "--dataset", "torch/cifar10").endswith("write --datapath DIR")
+    (last,) = arguments.read(["--epochs", "3", "4"]).mistakes
+    assert last == "'4' belongs to no flag; remove it or put its flag before it"
+    (last,) = arguments.read(["--epochs", "3", str(tmp_path)]).mistakes
+    assert last.endswith(f"--dataname folder --datapath {tmp_path}")
+    (tmp_path / "train" / "n01440764").mkdir(parents=True)
+    assert "--dataname folder" in answer(str(tmp_path)), "Imagenette has this class, too"
+    (tmp_path / "train" / "n15075141").mkdir()
+    assert "--dataname imagenet" in answer(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("flag", "answer"),
+    [
+        ("fast-norm", " and has no equivalent: LayerNorm and GroupNorm compute in float32"),
+        ("model-dtype", " and has no equivalent: weights and the optimizer's state stay in float32"),
+        ("clip-mode", ": write --clip-grad-value instead of --clip-grad for value, --clip-grad-agc for agc"),
+        ("kd-distill-type", " and has no equivalent for feature and token"),
+    ],
+)
+def test_a_flag_that_changes_the_result_is_not_said_to_be_left_out(flag, answer):
+    assert answers([flag])[flag].startswith(answer)
 
 
 DOCUMENTED = {
@@ -275,7 +346,17 @@ VALUES = [
     ),
     ("--amp", {"float16 half 16-mixed": "(did you mean fp16?)", "bfloat16": "(did you mean bf16?)"}),
     ("--interpolation", {"random lanczos nearest": "; no equivalent", "bicubic": None}),
-    ("--dataname", {"torch/cifar10": "(did you mean cifar10?)", "digits": None}),
+    (
+        "--dataname",
+        {
+            "torch/cifar10": "(did you mean cifar10?)",
+            "torch/image_folder": "(did you mean folder?)",
+            "hfds/cats": "; write --dataname hf",
+            "wds/cats": "; write --dataname shards",
+            "tfds/cats": "; no equivalent",
+            "digits": None,
+        },
+    ),
     (
         "--weights",
         {"ResNet50_Weights.IMAGENET1K_V2 IMAGENET1K_V1 DEFAULT": ": is a name of torchvision's weights", "a.pt": None},
