@@ -26,7 +26,7 @@ from utils.config.image_size import Size, pixels_text, sides, size_text
 from utils.config.other_programs import other_programs
 from utils.config.settings import UserError, flag_of, shaping
 from utils.config.spelling import or_nearest
-from utils.optim.head import output_layers
+from utils.optim.head import begin_head
 
 _WITH_EXTRA_HEADS = ("googlenet", "inception_v3")  # torchvision's, whose second heads are for training alone
 SMALL_IMAGE = 64  # up to this many pixels, a residual network begins with a 3x3 stem and no max-pool
@@ -71,15 +71,31 @@ def build_model(
         raise UserError(
             f"--arch {settings.arch}: cannot be built for {pixels_text(image_size)} images ({reason})"
         ) from error
-    if settings.pretrained and settings.new_head:
-        for layer in output_layers(model):
-            reset: Any = layer.reset_parameters
-            reset()
+    if settings.new_head or (settings.pretrained and classes_of(settings.arch) != classes):
+        begin_head(model)
     initialise(model, settings.init)
     if settings.blur_pool:
         blur_before_strides(model)
     check_forward(settings.arch, model, classes=classes, channels=channels, image_size=image_size)
     return model
+
+
+def classes_of(arch: str) -> int:
+    """The number of classes of the weights' last layer; 0 if they have none."""
+    library, name = located(arch)
+    if library == "torchvision":
+        return len(torchvision_weights(name).meta["categories"])
+    import timm
+
+    config = timm.get_pretrained_cfg(name)
+    return 0 if config is None else config.num_classes
+
+
+def torchvision_weights(name: str) -> Any:
+    """torchvision's newest weights of the network ``name``."""
+    import torchvision
+
+    return torchvision.models.get_model_weights(name).DEFAULT
 
 
 def published_as(arch: str) -> tuple[str, str]:

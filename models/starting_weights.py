@@ -15,7 +15,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.build import SMALL_IMAGE, is_timm_resnet, located, small_stem_replaces_convolution
+from models.build import (
+    SMALL_IMAGE,
+    classes_of,
+    is_timm_resnet,
+    located,
+    small_stem_replaces_convolution,
+    torchvision_weights,
+)
 from utils.checkpoint import checkpoint
 from utils.checkpoint.resume import ResumePoint
 from utils.config.groups.model import ModelSettings
@@ -79,7 +86,7 @@ def _of_timm(name: str, testing: bool) -> tuple[dict[str, Any], str]:
 
 
 def _of_torchvision(name: str) -> tuple[dict[str, Any], str]:
-    weights = _torchvision_weights(name)
+    weights = torchvision_weights(name)
     shown = weights.transforms()
     (size,) = shown.crop_size
     (resized,) = shown.resize_size
@@ -107,23 +114,6 @@ def _share(size: int, resized: int) -> float:
     while math.floor(size / share) < resized:
         share = math.nextafter(share, 0)
     return share
-
-
-def classes_of(arch: str) -> int:
-    """The number of classes of the weights' last layer; 0 if they have none."""
-    library, name = located(arch)
-    if library == "torchvision":
-        return len(_torchvision_weights(name).meta["categories"])
-    import timm
-
-    config = timm.get_pretrained_cfg(name)
-    return 0 if config is None else config.num_classes
-
-
-def _torchvision_weights(name: str) -> Any:
-    import torchvision
-
-    return torchvision.models.get_model_weights(name).DEFAULT
 
 
 def load_start(model: nn.Module, state: dict[str, Any], path: Path, new_head: bool, names: Sequence[str] = ()) -> str:

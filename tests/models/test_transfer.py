@@ -41,7 +41,7 @@ def build(arch, classes, size=32, **settings):
 @pytest.mark.parametrize("arch", ORIGINS)
 def test_a_new_head_begins_anew_and_everything_else_is_the_checkpoints(arch):
     trained = build(arch, 10)
-    model = build(arch, 3)
+    model = build(arch, 3, new_head=True)
     own = {name: value.clone() for name, value in model.state_dict().items()}
     words = load_start(model, {"model": trained.state_dict()}, Path("x.pt"), new_head=True)
     assert words == "the last layer (3 classes, where the weights have 10)"
@@ -49,6 +49,17 @@ def test_a_new_head_begins_anew_and_everything_else_is_the_checkpoints(arch):
     assert set(head_parameters(model)) == head
     for name, value in model.state_dict().items():
         assert torch.equal(value, own[name] if name in head else trained.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("arch", [*ORIGINS, "timm/tf_efficientnet_lite0"])
+def test_a_new_head_begins_with_small_answers_and_learns(arch):
+    model = build(arch, 3, new_head=True)
+    for name, parameter in head_parameters(model).items():
+        assert 0.005 < parameter.std() < 0.015 if parameter.ndim > 1 else not parameter.any(), name
+    logits = model.train()(torch.rand(8, 3, 32, 32))
+    assert logits.abs().max() < 2
+    nn.functional.cross_entropy(logits, torch.arange(8) % 3).backward()
+    assert all(parameter.grad.any() for parameter in head_parameters(model).values())
 
 
 @pytest.mark.parametrize("arch", ORIGINS)
@@ -122,7 +133,7 @@ def test_a_pretrained_last_layer_for_as_many_classes_begins_anew_too(tmp_path, m
     kept, begun = (build("test_vit", 2, 160, pretrained=True, new_head=new).state_dict() for new in (False, True))
     assert equal(kept, network.state_dict())
     changed = {name for name in kept if not torch.equal(kept[name], begun[name])}
-    assert changed == {"head.weight", "head.bias"} and begun["head.weight"].std() > 0
+    assert changed == {"head.weight"} and not begun["head.bias"].any() and begun["head.weight"].std() > 0
 
 
 def test_a_run_says_in_log_plan_and_refusal_what_happens_to_the_last_layer(tmp_path, monkeypatch, capsys):

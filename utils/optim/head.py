@@ -29,6 +29,21 @@ def output_layers(model: nn.Module) -> list[nn.Module]:
     return [layer for layer in layers if outputs_of(layer) == outputs_of(layers[-1])]
 
 
+def begin_head(model: nn.Module) -> None:
+    """Give the layers that output the logits new weights for training on top of weights that are already good.
+
+    Weights are drawn with a standard deviation of 0.01 and biases are zero, as torchvision initialises the last layers
+    of VGG and MobileNet, so that all classes begin about equally likely. Libraries' own initialisations can be so large
+    that a short fine-tuning only undoes them: timm draws EfficientNet's from ±1 / sqrt(classes). They are not all zero
+    (Dosovitskiy et al., An image is worth 16x16 words, 2021), for a ReLU that follows them would never learn.
+    """
+    for name, parameter in head_parameters(model).items():
+        if name.endswith("bias"):
+            nn.init.zeros_(parameter)
+        else:
+            nn.init.normal_(parameter, std=0.01)
+
+
 def outputs_of(layer: nn.Module) -> int:
     """The number of a linear layer's or convolution's outputs."""
     return len(layer.get_parameter("weight"))
