@@ -20,10 +20,7 @@ FP16 = "--amp fp16 --init-scale 64 --max-skipped-steps 4"
 BATCHES = "--batch-size 128 --epochs 2 --lr-policy cosine --lr 0.01"  # twelve steps an epoch
 PATTERNS = {
     "none": (),
-    "the first": (0,),
-    "some": (4, 7),
-    "in a row, over an epoch's end": (9, 10, 11, 12),
-    "last": (23,),
+    "the first, some, a row over an epoch's end, the last": (0, 4, 7, 9, 10, 11, 12, 23),
 }
 CASES = {
     "sgd": "--optimizer sgd --ema-decay 0.9",
