@@ -51,40 +51,48 @@ PAGE = ROOT / "docs" / "results.md"
 KEPT_FILES = ("config.yaml", "metrics.csv", "log.txt")
 HEAD = """# Results
 
-Made by `python scripts/lab/collect_results.py` from the runs in `results/`, never by hand.
+Made by `python scripts/lab/collect_results.py` from the runs in `results/`; only which runs had their machine to
+themselves is noted by hand, in `results/machines.yaml`.
 
-`python main.py --config mnist/fc --datapath DATA --seed 0` and its like repeat a row: its recipe still has the settings
-of its runs, but for settings that are gone (CHANGELOG.md). `digits/` needs no DATA. Where your machine's default or
-choice is another format than the row's, give `--amp fp16`, `bf16`, or `off` for float32.
+`python main.py --config mnist/fc --datapath DATA --seed 0` trains what a row shows: its recipe still has the settings
+of its runs, except for settings that were removed since (CHANGELOG.md). Expect another figure, as from another seed:
+these runs were not `--deterministic`. `digits/` needs no DATA. If your machine would choose another format than the
+row's, give `--amp fp16`, `bf16`, or `off` for float32.
 
-- **Top-1** is that of the last epoch, as mean ± standard deviation over n seeds (with n - 1). **95 %** is half of the
-  mean's t interval, from three seeds on: it covers the choice of seeds, not that of test images. *Doubtful* runs have
-  learned nothing, and their mean is no result.
-- **Images**: `main.py` validates on the test images that CIFAR and MNIST come with, on Imagenette's validation images,
-  and on 360 digits that every run holds out. No run chose its epoch by them; some recipes' settings were chosen so.
-- **Literature**: the recipe's header in `configs/` names the source.
+- **Top-1** is that of the last epoch: mean ± standard deviation over n seeds (with n - 1). **95 %** is the half-width
+  of the mean's t interval, for three seeds or more. It covers the choice of seeds, not that of test images, and is left
+  out where it would pass 100 %. One of the 360 digits is 0.28 points.
+- **Images**: `main.py` validates on the test images of CIFAR and MNIST, on Imagenette's validation images, and on 360
+  digits that every run holds out. No run chose its epoch by them. Settings come from the source or were chosen on a
+  part of the training images, with two exceptions: `cifar10/fast` stayed with 8 epochs at full size because a smaller
+  form reached less on the test images, and no record says by which images `imagenette/resnet10t` got its 40 epochs.
+- **Literature** is the nearest published figure. It often belongs to another network or training: each figure links to
+  the recipe whose header names the source and the difference. Only that of `airbench` is of the same training. Recipes
+  that end in `a` average their last feature maps; those of `conv2a` see only 6 x 6 pixels, so it stays far behind.
 - **Time** is that of all epochs with their validations, without the start.
-- **Evidence** is *full* for three seeds or more, each alone on the machine; *half* for fewer, or beside other work: the
-  accuracy counts, the time may be too long.
+- **Evidence** is *full* if at least three seeds ran with the machine to themselves, from committed code. Otherwise it
+  is *half*, with the reasons. *Few seeds* makes the accuracy uncertain, *shared machine* only the time, which may be
+  too long. *Changed code*: the files differed from the commit that the runs name, so nobody can check out what ran.
 
-Rows of one recipe differ in machine, torch and often number format at once; which of these sets `cifar10/airbench` on A
-apart from D, nobody has measured. `results/` holds settings, versions, commit, curves and last line of each run.
+`cifar10/airbench` was called `cifar10/fast` until commit 01a4bc0b, and its runs record that name. It reaches 0.22
+points more on A than on D; machine, torch and number format differ together, so nobody can say which of them does it.
+`results/` holds settings, versions, commit, curves and last line of each run.
 """
-ALT = "Wrong answers over time, a dot for each row: CIFAR-10 to 94 % takes 6 s on an H100 and minutes on two cores"
+ALT = "Wrong answers over time, a dot for each row: 94 % on CIFAR-10 take 6 s on an H100 and minutes on two cores"
 COLUMNS = "| recipe | epochs | top-1 (n) | 95 % | literature | time | machine | format | torch | evidence |"
 RULE = "|" + "---|" * 10
 OWN_SPLIT = "own-split"  # the --name of runs whose test images are not the data set's own
 OWN_SPLIT_HEAD = """
 ## On a split of our own
 
-FashionMNIST's images, of which `python scripts/lab/split_fashionmnist.py PACKAGE DATA` chose the test images. They are
-not the data set's, so these figures stand beside no one else's; on the data set's own test images nothing is measured.
+The package that FashionMNIST was taken from does not say which images are for testing, so `python
+scripts/lab/split_fashionmnist.py PACKAGE DATA` chose 10,000. These figures cannot be compared with published ones, and
+nothing was measured on the data set's own test images.
 """
 ESTIMATES_HEAD = """
 ## Not measured here
 
-No run of these recipes is kept, so this part can be skipped; it helps to plan one. Beside the literature's top-1 stand
-two estimates:
+No run of these recipes is kept. To help you plan one, here is the literature's top-1 with two estimates:
 
 - **Time**: 3 x the multiply-adds of an image's forward pass x training images x epochs, at the rate of
   `imagenette/resnet10t` on A (152e9 multiply-adds a second) and of ResNet-50 in bf16 on D (40.6e12, from [its
@@ -140,9 +148,15 @@ class Machines(NamedTuple):
         return f"{letter}, 1 thread" if one_thread else letter
 
     def evidence(self, row: Row) -> str:
-        """Strength of the evidence for a row's figures: 'full' or 'half'."""
+        """Evidence for a row's figures: 'full', or 'half' with the reasons."""
         alone = f"{title(row)} {self.letter(row.runs[0])}" in self.alone
-        return "full" if alone and len(row.runs) >= 3 and not at_once(row.runs) else "half"
+        reasons = {
+            "few seeds": len(row.runs) < 3,
+            "shared machine": not alone or at_once(row.runs),
+            "changed code": any(of_changed_code(run) for run in row.runs),
+        }
+        told = ", ".join(reason for reason, holds in reasons.items() if holds)
+        return f"half: {told}" if told else "full"
 
 
 def main(argv: list[str]) -> int:
@@ -242,7 +256,8 @@ def page(rows: Sequence[Row], unmeasured: Sequence[Recipe], machines: Machines) 
     lines = [HEAD, "## Measured", "", f"![{ALT}]({PICTURE.name})", "", COLUMNS, RULE]
     lines += [measured_row(row, machines) for row in rows if row not in own_split]
     lines += ["", "| machine | what |", "|---|---|"]
-    lines += [f"| {letter} | {machine['what']} |" for letter, machine in machines.known.items()]
+    used = {machines.letter(row.runs[0]) for row in rows}
+    lines += [f"| {letter} | {machine['what']} |" for letter, machine in machines.known.items() if letter in used]
     if own_split:
         lines += [OWN_SPLIT_HEAD, COLUMNS, RULE, *(measured_row(row, machines) for row in own_split)]
     rates = {
@@ -255,7 +270,7 @@ def page(rows: Sequence[Row], unmeasured: Sequence[Recipe], machines: Machines) 
     for recipe in unmeasured:
         cells = [estimates.duration(recipe.name, rate) for rate in rates.values()]
         cells += [estimates.memory(recipe.name, gpus) for gpus in GPUS]
-        lines.append(f"| {' | '.join([recipe.name, recipe.reference_figure, *cells])} |")
+        lines.append(f"| {' | '.join([recipe.name, literature(recipe), *cells])} |")
     return "\n".join(lines) + "\n"
 
 
@@ -326,8 +341,8 @@ def measured_row(row: Row, machines: Machines) -> str:
         title(row),
         "/".join(map(str, sorted({run.epochs for run in runs}))),
         f"{spread([run.final for run in runs])} ({len(runs)}{doubtful(runs)})",
-        f"± {reach([run.final for run in runs]):.2f}" if len(runs) > 2 else "",
-        "" if row.words == OWN_SPLIT else row.recipe.reference_figure,
+        interval([run.final for run in runs]),
+        "" if row.words == OWN_SPLIT else literature(row.recipe),
         duration(runs),
         machines.tag(row),
         number_format(runs[0]),
@@ -335,6 +350,19 @@ def measured_row(row: Row, machines: Machines) -> str:
         machines.evidence(row),
     ]
     return "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
+
+
+def interval(values: Sequence[float]) -> str:
+    """Half-width of the t interval of a sample's mean, in percent; empty for two values or if it would pass 100 %."""
+    if len(values) < 3 or statistics.fmean(values) + reach(values) > 100:
+        return ""
+    return f"± {reach(values):.2f}"
+
+
+def literature(recipe: Recipe) -> str:
+    """The figure that a recipe's header cites, with a link to that header."""
+    figure = recipe.reference_figure
+    return f"[{figure}](../configs/{recipe.name}.yaml)" if "%" in figure else figure
 
 
 def spread(values: Sequence[float]) -> str:
@@ -369,6 +397,11 @@ def number_format(run: RunResult) -> str:
     default = {"cpu": "off", "cuda": "fp16"}.get(device[1] if device else "", "default")
     amp = run.args.precision.amp or default
     return "float32" if amp == "off" else amp
+
+
+def of_changed_code(run: RunResult) -> bool:
+    """Whether the run's code differed from the commit that its config.yaml names."""
+    return bool(re.search(r"^# commit: \w+, changed$", (run.folder / "config.yaml").read_text("utf-8"), re.MULTILINE))
 
 
 def torch_version(run: RunResult) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from utils.config import arguments
 from utils.config.datasets import SPECS
@@ -27,36 +27,24 @@ STATES = {"sgd": 1, "muon-sgd": 1}  # numbers that an optimizer keeps per weight
 PASSES = 3  # a backward pass takes twice the arithmetic of a forward pass
 
 
-@functools.cache
-def training_multiply_adds(recipe: str) -> int:
-    """Multiply-adds of all matrix products and convolutions in training with ``recipe``, such as 'cifar10/conv2'.
+class Cost(NamedTuple):
+    """What one image costs a network: ``kept`` is the bytes that a forward pass keeps for the backward pass."""
 
-    Assumes --image-size throughout, although --progressive-size starts smaller; excludes validation.
-    """
+    multiply_adds: int
+    kept: int
+    parameters: int
+
+
+@functools.cache
+def cost(recipe: str) -> Cost:
+    """Cost of one image of the size --image-size in the network of ``recipe``, such as 'cifar10/conv2'."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    args = settings(recipe)
     counter = FlopCounterMode(display=False)
-    network, image = network_and_image(args)
+    network, image = network_and_image(settings(recipe))
     with torch.no_grad(), counter:
         network.eval()(image)
-    images = TRAINING_IMAGES[recipe.partition("/")[0]] * args.optimisation.epochs
-    return counter.get_total_flops() // 2 * PASSES * images
-
-
-@functools.cache
-def training_bytes(recipe: str, gpus: int) -> int:
-    """Bytes that a step of ``recipe`` in half precision takes on each of ``gpus`` GPUs, which share the global batch.
-
-    Counts weights, gradients, the optimizer's state and a moving average in float32; autocast's copy of the weights,
-    and all values that a forward pass keeps for the backward pass, in half precision.
-    """
-    import torch
-
-    args = settings(recipe)
-    network, image = network_and_image(args)
-    parameters = sum(parameter.numel() for parameter in network.parameters())
     own = {value.untyped_storage()._cdata for value in network.state_dict().values()}
     kept: dict[int, int] = {}  # bytes of each storage
 
@@ -68,11 +56,32 @@ def training_bytes(recipe: str, gpus: int) -> int:
     with torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
         logits = network.train()(image.repeat(2, 1, 1, 1))  # batch norm needs two images
     activations = sum(size for storage, size in kept.items() if storage not in own) // len(logits)
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    return Cost(counter.get_total_flops() // 2, activations, parameters)
+
+
+def training_multiply_adds(recipe: str) -> int:
+    """Multiply-adds of all matrix products and convolutions in training with ``recipe``.
+
+    Assumes --image-size throughout, although --progressive-size starts smaller; excludes validation.
+    """
+    images = TRAINING_IMAGES[recipe.partition("/")[0]] * settings(recipe).optimisation.epochs
+    return cost(recipe).multiply_adds * PASSES * images
+
+
+def training_bytes(recipe: str, gpus: int) -> int:
+    """Bytes that a step of ``recipe`` in half precision takes on each of ``gpus`` GPUs, which share the global batch.
+
+    Counts weights, gradients, the optimizer's state and a moving average in float32; autocast's copy of the weights,
+    and all values that a forward pass keeps for the backward pass, in half precision.
+    """
+    args = settings(recipe)
     state = STATES.get(args.optimisation.optimizer, 2) + (args.average.ema_decay is not None)
     images = (args.data.global_batch_size or args.data.batch_size) // (gpus * args.optimisation.accumulate)
-    return parameters * (4 + 4 + 4 * state + 2) + images * activations
+    return cost(recipe).parameters * (4 + 4 + 4 * state + 2) + images * cost(recipe).kept
 
 
+@functools.cache
 def settings(recipe: str) -> Settings:
     """Settings of ``recipe``."""
     return arguments.parse(["--config", recipe, "--datapath", "DATA"])
@@ -102,7 +111,9 @@ def duration(recipe: str, multiply_adds_per_second: float) -> str:
         return "minutes"
     if hours < 1:
         return f"{60 * hours:.0f} min"
-    return f"{hours:,.0f} h" if hours >= 10 else f"{hours:.1f} h"
+    if hours < 10:
+        return f"{hours:.1f} h"
+    return f"{float(f'{hours:.2g}'):,.0f} h"  # an estimate has no more than two digits
 
 
 def memory(recipe: str, gpus: int) -> str:

@@ -64,7 +64,7 @@ def test_a_row_is_the_mean_and_the_spread_of_the_seeds(runs, tmp_path, capsys, m
         "a computer",
         "default",
         "unknown",
-        "half",
+        "half: shared machine",
     ]
 
 
@@ -88,7 +88,7 @@ def test_a_figure_on_a_split_of_our_own_stands_beside_no_literature(tmp_path, ca
         keep_run(tmp_path / "runs" / name, [*flags, name], [90.0] * 40)
     page = tmp_path / "results.md"
     collect([tmp_path / "runs", "--output", page], capsys, monkeypatch)
-    assert cells(page, "fashionmnist/fc (theirs)")[4] == "90.0 %"
+    assert cells(page, "fashionmnist/fc (theirs)")[4] == "[90.0 %](../configs/fashionmnist/fc.yaml)"
     assert cells(page, "fashionmnist/fc (own-split)")[4] == ""
 
 
@@ -148,7 +148,7 @@ def test_every_recipe_of_a_data_set_has_a_row_or_is_listed_as_not_measured(runs,
         data, _, name = recipe.name.partition("/")
         if name and recipe.name != "digits/fc":
             (line,) = [line for line in listed.splitlines() if line.startswith(f"| {recipe.name} | ")]
-            assert line.split(" | ")[1] == recipe.reference_figure
+            assert line.split(" | ")[1] == collect_results.literature(recipe)
 
 
 def test_a_row_is_full_evidence_with_three_runs_that_had_the_machine_to_themselves(runs, tmp_path, monkeypatch):
@@ -156,8 +156,16 @@ def test_a_row_is_full_evidence_with_three_runs_that_had_the_machine_to_themselv
     machines = collect_results.Machines({"Z": {"log": "a computer"}}, {"digits/fc Z"})
     (row,) = rows
     assert machines.evidence(row) == "full" and machines.tag(row) == "Z"
-    assert machines.evidence(row._replace(runs=row.runs[:2])) == "half"
-    assert machines._replace(alone=set()).evidence(row) == "half"
+    assert machines.evidence(row._replace(runs=row.runs[:2])) == "half: few seeds"
+    assert machines._replace(alone=set()).evidence(row) == "half: shared machine"
+    config = runs / "b1" / "config.yaml"
+    config.write_text("# commit: de786aac69, changed\n" + config.read_text())
+    assert machines.evidence(row) == "half: changed code"
+
+
+def test_an_interval_that_would_pass_100_percent_is_left_out():
+    assert collect_results.interval([99.7, 100.0, 99.2]) == ""
+    assert collect_results.interval([96.0, 97.0, 98.0]) == "± 2.48"
 
 
 def test_the_picture_has_a_dot_for_each_row(runs, tmp_path, monkeypatch):
