@@ -1,6 +1,7 @@
 """Lists of class folders: found by threads what one walk finds, kept, and never believed when they no longer hold."""
 
 import os
+import shutil
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +38,7 @@ def tree(tmp_path):
     plant(root / "bees" / "deep.png")
     plant(root / "ants" / "picture.gif")
     plant(root / "ants" / ".hidden.png")
+    plant(root / "ants" / ".ipynb_checkpoints" / "copy.png")
     plant(root / "ants" / "notes.txt")
     (root / "ants" / "dead link.png").symlink_to("nowhere")
     (root / "ants" / "loop").symlink_to(root)
@@ -76,6 +78,7 @@ def test_threads_find_what_torchvision_finds_in_the_same_order(tree):
     os.unlink(tree / "ants" / "pipe.png")  # torchvision takes it for an image, and follows the loop
     os.unlink(tree / "ants" / "loop")
     os.unlink(tree / "ants" / ".hidden.png")
+    shutil.rmtree(tree / "ants" / ".ipynb_checkpoints")
     theirs = ImageFolder(str(tree)).samples
     assert sorted(zip(images.paths, images.labels.tolist(), strict=True)) == sorted(theirs)
     assert images.labels.tolist() == sorted(images.labels.tolist()) and unread == {".gif": 1, listing.LINKED: 1}

@@ -38,7 +38,7 @@ LINKED = "links to folders"  # counted together with these endings
 THREADS = 16  # that wait for folders at the same time
 POLL_SECONDS = 0.2
 TELL = 1000  # files after which a thread reports its progress
-MAGIC = b"LIST OF IMAGE FILES, VERSION 3\n"  # a new version is due whenever the same folders give a different list
+MAGIC = b"LIST OF IMAGE FILES, VERSION 4\n"  # a new version is due whenever the same folders give a different list
 DIGEST_BYTES = 32
 WORTH_KEEPING_SECONDS = 1.0  # of listing; if it is quicker, no list is kept and each start lists the files again
 SETTLED_NS = 2 * 10**9  # since a folder's last change: the coarsest clock of a common file system (FAT)
@@ -135,7 +135,7 @@ def list_folders(
 
 
 def _list_class_folder(tree: str, name: str, tell: Callable[[int], None]) -> _ClassFolder:
-    """List the images in a class folder and below it, without hidden files. Raises ``UserError``.
+    """List the images in a class folder and below it, without hidden files and folders. Raises ``UserError``.
 
     Links to folders are counted but not followed, as they may loop; only the class folder itself may be a link.
     """
@@ -151,10 +151,10 @@ def _list_class_folder(tree: str, name: str, tell: Callable[[int], None]) -> _Cl
             folders.append((folder, status.st_mtime_ns, status.st_ctime_ns))
             with os.scandir(os.path.join(tree, folder)) as entries:
                 for entry in entries:
+                    if entry.name.startswith("."):  # such as Jupyter's .ipynb_checkpoints, which holds copies
+                        continue
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(f"{folder}/{entry.name}")
-                    elif entry.name.startswith("."):
-                        continue
                     elif entry.is_symlink() and entry.is_dir():
                         unread[LINKED] += 1
                     elif not is_image(entry.name):
