@@ -14,7 +14,6 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,26 +31,13 @@ if TYPE_CHECKING:
     import torch
 
     from scripts.audit.findings import Audit
+    from scripts.audit.record import Runner
     from utils.checkpoint.resume import ResumePoint
-    from utils.data.loaders import Batch
     from utils.runtime.distributed import Distributed
 
 NAME = "amp_audit.py"
 BATCHES = 3
 TOP = 10
-
-
-@dataclass
-class AuditSubject:
-    """Subject of the audit. ``scale``: the loss scale in use. ``lines``: what repeating a saved step showed."""
-
-    model: torch.nn.Module
-    criterion: torch.nn.Module
-    passes: list[Batch]
-    scale: float
-    seed: int
-    weights: str
-    lines: list[str] = field(default_factory=list)
 
 
 def main(argv: list[str]) -> int:
@@ -64,20 +50,17 @@ def main(argv: list[str]) -> int:
         import torch
 
         from scripts.audit import report
-        from scripts.audit.findings import audit
 
         try:
-            subject = (saved_step if own.batch is not None else first_batches)(own, args, source, distributed)
+            audit = (saved_step if own.batch is not None else first_batches)(own, args, source, distributed)
             folder = make_folder(own.output or default_folder(own, args, source))
-            print("\n".join(header(args, subject, distributed)), flush=True)
-            passes, criterion = subject.passes, subject.criterion
-            options = {"scale": subject.scale, "seed": subject.seed}
-            result = audit(subject.model, passes, criterion, distributed.device, **options)
+            print("\n".join(header(args, audit, distributed)), flush=True)
+            audit.run()
         except torch.OutOfMemoryError as error:
             raise UserError("--batch-size: the audit does not fit into the device's memory; lower it") from error
-    print(report.text(result, own.top, args.precision.fp32_layers or ()))
-    save(argv, args, subject, result, folder, distributed.describe_device())
-    return 1 if own.fail_on_findings and result.faults else 0
+    print(report.text(audit, own.top))
+    save(argv, args, audit, folder, distributed.describe_device())
+    return 1 if own.fail_on_findings and audit.faults else 0
 
 
 # -------------------------------------------------------------------------------------------- flags
@@ -130,9 +113,12 @@ def default_folder(own: argparse.Namespace, args: Settings, source: ResumePoint 
 
 def first_batches(
     own: argparse.Namespace, args: Settings, point: ResumePoint | None, distributed: Distributed
-) -> AuditSubject:
-    """The network and the first training batches for these settings."""
+) -> Audit:
+    """The audit of the network and the first training batches for these settings."""
     import itertools
+
+    from scripts.audit.findings import Audit
+    from scripts.audit.record import Runner
 
     if args.data.dataname not in ("digits", "synthetic") and not is_explicit(args, "loader"):
         # decoding all files for a few batches would take long
@@ -142,7 +128,8 @@ def first_batches(
     if point is not None:
         scale = point.state["scaler"].get("scale", scale)
     passes = [*itertools.islice(components.train_loader.batches(0), own.batches or BATCHES)]
-    return AuditSubject(components.model, components.criterion, passes, scale, args.run.seed, weights)
+    runner = Runner(components.model, passes, components.criterion, distributed.device, args.run.seed)
+    return Audit(runner, scale, args.precision.fp32_layers or (), weights)
 
 
 def load_dump(path: Path) -> dict[str, Any]:
@@ -162,9 +149,11 @@ def load_dump(path: Path) -> dict[str, Any]:
     return dump
 
 
-def saved_step(own: argparse.Namespace, args: Settings, dump: dict[str, Any], distributed: Distributed) -> AuditSubject:
-    """The network and batches of the saved step, after repeating the step as it was."""
+def saved_step(own: argparse.Namespace, args: Settings, dump: dict[str, Any], distributed: Distributed) -> Audit:
+    """The audit of the network and batches of the saved step, after repeating the step as it was."""
     from models import build_model
+    from scripts.audit.findings import Audit
+    from scripts.audit.record import Runner
     from utils.checkpoint import checkpoint
     from utils.config.image_size import size_of
     from utils.data.loaders import Batch
@@ -176,7 +165,8 @@ def saved_step(own: argparse.Namespace, args: Settings, dump: dict[str, Any], di
     settings = dataclasses.replace(args.model, arch=dump["arch"], pretrained=False, weights=None, init="default")
     model = build_model(settings, classes=len(dump["classes"]), channels=channels, image_size=size_of(*size)).to(device)
     checkpoint.load_weights(model, dump["model"], own.batch)
-    keep_in_fp32(model, args.precision.fp32_layers or (), device)
+    kept = args.precision.fp32_layers or ()
+    keep_in_fp32(model, kept, device)
     passes = []
     for saved in dump["passes"]:
         weights = saved.get("image_weights")  # older versions saved none
@@ -185,53 +175,48 @@ def saved_step(own: argparse.Namespace, args: Settings, dump: dict[str, Any], di
         passes.append(Batch(*parts, 0, saved["weight"], image_weights=weights))
     criterion = build_criterion(args.loss, known=dump.get("known")).to(device)
     scale = dump["scale"] if dump["amp"] == "fp16" else args.precision.init_scale
-    lines = reproduce(dump, model, criterion, passes, args.optimisation.grad_penalty, device)
-    if args.loss.teacher:
-        lines.append(f"without the loss of the teacher {args.loss.teacher}, which a saved batch does not hold")
-    if args.loss.class_weights:
-        lines.append("without --class-weights, which a saved batch does not hold")
     weights = f"weights as they were before step {dump['step']} (epoch {dump['epoch']}, rank {dump['rank']})"
-    return AuditSubject(model, criterion, passes, scale, dump["seed"], weights, lines)
+    runner = Runner(model, passes, criterion, device, dump["seed"])
+    remarks = reproduce(runner, dump, args.optimisation.grad_penalty)
+    if args.loss.teacher:
+        remarks.append(f"without the loss of the teacher {args.loss.teacher}, which a saved batch does not hold")
+    if args.loss.class_weights:
+        remarks.append("without --class-weights, which a saved batch does not hold")
+    return Audit(runner, scale, kept, weights, remarks)
 
 
-def reproduce(
-    dump: dict[str, Any],
-    model: torch.nn.Module,
-    criterion: torch.nn.Module,
-    passes: list[Batch],
-    penalty: float,
-    device: torch.device,
-) -> list[str]:
+def reproduce(step: Runner, dump: dict[str, Any], penalty: float) -> list[str]:
     """Repeat the step in its own format and scale; returns lines about where it is not finite."""
     import copy
 
     import torch
 
+    from utils.config.groups.precision import PrecisionSettings
     from utils.loop.forward import Outputs, forward
-    from utils.precision.amp import DTYPES
+    from utils.precision.amp import autocast, build_scaler
     from utils.precision.diagnosis import SHOWN_LAYERS, examine
 
-    model = copy.deepcopy(model).train()
+    model = copy.deepcopy(step.model).train()
+    settings = PrecisionSettings(amp=dump["amp"], init_scale=dump["scale"])
+    context = autocast(settings, step.device)
+    scaler = build_scaler(settings, step.device)
     losses: list[float] = []
-    scaler = torch.amp.GradScaler(device.type, init_scale=dump["scale"], enabled=dump["amp"] == "fp16")
-
-    autocast = torch.autocast(device.type, dtype=DTYPES.get(dump["amp"]), enabled=dump["amp"] != "off")
 
     def repeat(batch: Any) -> Outputs:
-        outputs = forward(model, batch, criterion, autocast, penalty=penalty, scaler=scaler)
+        outputs = forward(model, batch, step.criterion, context, penalty=penalty, scaler=scaler)
         losses.append(float(outputs.loss.detach()))
         return outputs
 
+    def backward(batch: Any, loss: torch.Tensor) -> None:
+        (loss * (batch.weight * dump["scale"])).backward()
+
     torch.manual_seed(dump["seed"])
-    found = examine(
-        model, passes, repeat, lambda part, loss: (loss * (part.weight * dump["scale"])).backward(), dump["rank"]
-    )
+    found = examine(model, step.passes, repeat, backward, dump["rank"])
     ran = f"loss {losses[-1]:.6g}, scale {dump['scale']:.12g}, {dump['amp']}"
     if not found.layers:
         return [f"could not be reproduced: all values are finite here ({ran}); another process or device may differ"]
     lines = [f"reproduced: {found.layers.origin}, {ran}"]
-    first = found.layers.outputs or found.layers.gradients
-    if first:
+    if first := found.layers.outputs or found.layers.gradients:
         lines.append(f"first layers: {', '.join(name or 'the network itself' for name in first[:SHOWN_LAYERS])}")
     if found.samples:
         lines.append(f"samples with such logits: {' '.join(map(str, found.samples))}")
@@ -241,24 +226,24 @@ def reproduce(
 # ------------------------------------------------------------------------------------------- output
 
 
-def header(args: Settings, subject: AuditSubject, distributed: Distributed) -> list[str]:
+def header(args: Settings, audit: Audit, distributed: Distributed) -> list[str]:
     """Lines about the subject and the place of the audit."""
     import torch
 
-    images = subject.passes[0].images
-    sizes = sorted({len(batch.images) for batch in subject.passes})
+    passes = audit.runner.passes
+    sizes = sorted({len(batch.images) for batch in passes})
     lines = [
         f"{args.model.arch} on {args.data.dataname}, on {distributed.describe_device()}, torch {torch.__version__}",
-        f"{len(subject.passes)} batch(es) of {' and '.join(map(str, sizes))} images "
-        f"{'x'.join(map(str, images.shape[1:]))}; {subject.weights}",
-        *subject.lines,
+        f"{len(passes)} batch(es) of {' and '.join(map(str, sizes))} images "
+        f"{'x'.join(map(str, passes[0].images.shape[1:]))}; {audit.weights}",
+        *audit.remarks,
     ]
     if args.optimisation.grad_penalty:
         lines.append("The gradient penalty is left out from here on: audited is the loss itself.")
     return lines
 
 
-def save(argv: Sequence[str], args: Settings, subject: AuditSubject, result: Audit, folder: Path, device: str) -> None:
+def save(argv: Sequence[str], args: Settings, audit: Audit, folder: Path, device: str) -> None:
     """Write ``amp_audit.json``."""
     import json
 
@@ -270,15 +255,11 @@ def save(argv: Sequence[str], args: Settings, subject: AuditSubject, result: Aud
         "command": [NAME, *argv],
         "network": args.model.arch,
         "data": args.data.dataname,
-        "weights": subject.weights,
         "device": device,
-        "batches": [{"images": list(batch.images.shape), "weight": batch.weight} for batch in subject.passes],
-        "saved_step": subject.lines,
         "versions": versions(),
         "settings": args.values(),
     }
-    text = json.dumps(as_json(result, about, args.precision.fp32_layers or ()), indent=1, allow_nan=False)
-    write_text(folder / "amp_audit.json", text)
+    write_text(folder / "amp_audit.json", json.dumps(as_json(audit, about), indent=1, allow_nan=False))
     print(f"File: {folder / 'amp_audit.json'}")
 
 

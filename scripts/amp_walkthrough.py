@@ -87,7 +87,7 @@ def of_layer(args: Settings, distributed: Distributed) -> int:
     titles = [f"{step.name} (scale {step.scale:g})" if step.scale != 1 else step.name for step in steps]
     print(f"\nStep 2, from these parameters in each precision\n\n{table(['', *titles], layer_rows(steps))}")
     print(LAYER_LEGEND)
-    return print_verdict([walkthrough.agreement(step, steps[0]) for step in steps[1:]], distributed)
+    return print_verdict([walkthrough.Agreement(step, steps[0]) for step in steps[1:]], distributed)
 
 
 def layer_rows(steps: Sequence[Step]) -> list[list[str]]:

@@ -7,29 +7,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
 
-from scripts.audit.record import (
-    FP32,
-    HALF,
-    Beginning,
-    Compared,
-    Criterion,
-    Operation,
-    Record,
-    Runner,
-    Value,
-    dtype_name,
-    together,
-)
+from scripts.audit.record import FP32, HALF, Compared, Operation, Record, Runner, Value, dtype_name, together
 from utils.config.spelling import some
-from utils.data.loaders import Batch
 
 FP16_LIMIT = 65504.0  # the largest float16
+LIMIT = f"fp16 ends at {FP16_LIMIT:g}"
 FP16_NORMAL = 2.0**-14  # the smallest normal float16; below it precision is lost bit by bit
 # Of a layer's gradient norm, what may be lost to zero. Losing values that carry no norm harms nothing: in fp16 without
 # scaling, layers of sound networks lose up to 30 % of their values. Measured by norm, the worst layer's: at the start
@@ -57,7 +44,8 @@ BF16 = "bf16"
 
 # why a layer is kept in float32
 OVERFLOWS = "overflows"
-ITS_INPUT_EXCEEDS = "its input or weight exceeds"
+INPUT_EXCEEDS = "its input exceeds"
+WEIGHT_EXCEEDS = "its weight exceeds"
 NORMALISES = "normalises in half precision"
 UNDERFLOWS = "its gradients underflow"
 NOT_FINITE = "is not finite in fp16"
@@ -66,7 +54,7 @@ NOT_FINITE = "is not finite in fp16"
 PRODUCTS = re.compile(r"\w*convolution|(add|b|baddb)?mm|(add)?mv|linear|matmul|_scaled_dot_product\w+")
 NORMALISATIONS = re.compile(r"\w*(batch_norm|layer_norm|group_norm|rms_norm)\w*")  # torch's own: (out, mean, 1/std)
 DEVIATIONS = re.compile(r"(var|std)(_mean)?")
-LENGTHS = re.compile(r"(linalg_vector_)?norm")
+LENGTHS = ("linalg_vector_norm", "norm")
 REDUCTIONS = re.compile(r"mean|sum")
 SHAPES = re.compile(
     r"_to_copy|(_unsafe_)?view|reshape|(un)?squeeze|detach|alias|clone|permute|transpose|t|expand|select|slice"
@@ -101,31 +89,49 @@ class Recommendation:
     verification: Record | None = None
     steps: list[str] = field(default_factory=list)
 
-    def flags(self, already_kept: Sequence[str] = ()) -> str:
-        """The training flags for it; '' if nothing can be recommended."""
-        if self.format in ("", FP32):
-            return "--amp off" if self.format else ""
-        scale = f" --init-scale {self.scale:.12g}" if self.format == "fp16" else ""
-        names = outermost([*already_kept, *self.keep])
-        return f"--amp {self.format}{scale}" + (f" --fp32-layers {' '.join(names)}" if names else "")
-
 
 @dataclass
 class Audit:
-    """The records of an audit, and what follows from them. ``scale``: the loss scale in use, that of the run SCALED.
+    """An audit of a network, and after ``run`` its records and what follows from them.
 
-    ``runs``: by name, those that could run. ``noise``: see ``Runner.noise``. ``tried``: trials of recommendations.
+    ``scale``: the loss scale in use. ``already_kept``: layers that the network keeps in float32. ``weights``: whose
+    they are, in words. ``remarks``: what is to say before. ``runs``: by name. ``noise``: see ``Runner.noise``.
+    ``tried``: trials of recommendations.
     """
 
     runner: Runner
-    scale: float
+    scale: float = DEFAULT_SCALE
+    already_kept: Sequence[str] = ()
+    weights: str = ""
+    remarks: list[str] = field(default_factory=list)
     runs: dict[str, Record] = field(default_factory=dict)
     noise: dict[str, float] = field(default_factory=dict)
-    failures: dict[str, str] = field(default_factory=dict)
     tried: list[Record] = field(default_factory=list)
     findings: list[LayerFinding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     recommendation: Recommendation = field(default_factory=Recommendation)
+
+    def run(self) -> Audit:
+        """Record the passes in each format, and enter what follows."""
+        reference = self.runner.record(self.reference)
+        runs = {UNSCALED: Record("fp16"), SCALED: Record("fp16", self.scale), BF16: Record("bf16")}
+        self.runs = {name: self.runner.record(record) for name, record in runs.items()}
+        self.noise = self.runner.noise()
+        failures = {record.format: record.failure for record in runs.values() if record.failure}
+        self.notes = [f"{name} cannot run here: {why}" for name, why in failures.items()]
+        if not reference.loss_finite or not reference.gradients_finite:
+            self.findings = [_reference_finding(reference)]
+            return self
+        statistics = half_statistics(self.unscaled) | lengths_too_small(self)
+        self.recommendation = recommend(self, statistics)
+        self.findings = [
+            *not_finite_findings(self),
+            *(normalisation_finding(self, name, why) for name, why in statistics.items()),
+            *gradient_overflow_findings(self),
+            *underflow_findings(self),
+        ]
+        self.notes += _notes(self)
+        return self
 
     @property
     def reference(self) -> Record:
@@ -133,13 +139,27 @@ class Audit:
 
     @property
     def unscaled(self) -> Record:
-        """The run in fp16 at scale 1; one that holds nothing where there is no fp16."""
-        return self.runs.get(UNSCALED) or Record("")
+        return self.runs[UNSCALED]
+
+    @property
+    def ran(self) -> dict[str, Record]:
+        """The runs in formats that the device has."""
+        return {name: run for name, run in self.runs.items() if not run.failure}
 
     @property
     def faults(self) -> list[LayerFinding]:
         """The findings that ordinary loss scaling does not fix."""
         return [finding for finding in self.findings if finding.severity == "fault"]
+
+    @property
+    def flags(self) -> str:
+        """The training flags of the recommendation; '' if nothing can be recommended."""
+        choice = self.recommendation
+        if choice.format in ("", FP32):
+            return "--amp off" if choice.format else ""
+        scale = f" --init-scale {choice.scale:.12g}" if choice.format == "fp16" else ""
+        names = outermost([*self.already_kept, *choice.keep])
+        return f"--amp {choice.format}{scale}" + (f" --fp32-layers {' '.join(names)}" if names else "")
 
     def attempt(self, form: str, scale: float = 1.0, keep: Sequence[str] = ()) -> Record:
         """The record of a trial."""
@@ -158,53 +178,6 @@ class Audit:
         """The layers that lose more than ``LOST_NORM`` of their gradient's norm, with the share that they lose."""
         shares = {name: compared.lost_share for name, compared in self.by_layer(record).items()}
         return {name: share for name, share in shares.items() if share > LOST_NORM}
-
-
-def audit(
-    model: nn.Module,
-    passes: Sequence[Batch],
-    criterion: Criterion,
-    device: torch.device,
-    *,
-    scale: float = DEFAULT_SCALE,
-    seed: int = 0,
-) -> Audit:
-    """Audit ``model`` over ``passes``.
-
-    ``criterion`` takes logits (n, classes) and int64 targets (n,) and returns the loss (), or a dict of named ones.
-    ``scale``: the loss scale in use.
-    """
-    runner = Runner(model, passes, criterion, device, seed)
-    made = Audit(runner, scale, noise=runner.noise())
-    for name, record in {UNSCALED: Record("fp16"), SCALED: Record("fp16", scale), BF16: Record("bf16")}.items():
-        if runner.record(record).failure:
-            made.failures[record.format] = record.failure
-        else:
-            made.runs[name] = record
-    made.notes = [f"{name} cannot run here: {why}" for name, why in made.failures.items()]
-    if made.reference.loss_finite and made.reference.gradients_finite:
-        _enter_findings(made)
-        made.notes += _notes(made)
-    else:
-        made.findings = [_reference_finding(made.reference)]
-    return made
-
-
-def _enter_findings(made: Audit) -> None:
-    """Enter findings and recommendation."""
-    statistics = half_statistics(made.unscaled) | lengths_too_small(made)
-    choice = made.recommendation = recommend(made, statistics)
-    made.findings = [
-        *not_finite_findings(made),
-        *(normalisation_finding(made, name, why) for name, why in statistics.items()),
-        *gradient_overflow_findings(made),
-    ]
-    # At scale 1 with what overflows in float32; after an overflowed activation, zeros would mean nothing.
-    unscaled = made.unscaled
-    if choice.format == "fp16" and (kept := [name for name, why in choice.keep.items() if why != UNDERFLOWS]):
-        unscaled = made.runner.record(Record("fp16", keep=kept))
-    if unscaled.origin is None:
-        made.findings += underflow_findings(made, unscaled)
 
 
 def shown(name: str) -> str:
@@ -226,14 +199,24 @@ def outermost(names: Iterable[str]) -> list[str]:
 # ----------------------------------------------------------------------------------------- activations
 
 
-def why_not_finite(made: Audit, beginning: Beginning) -> str:
-    """Reason for which a module must be kept in float32 in which fp16 stops being finite.
+def why_not_finite(made: Audit, beginning: Operation) -> tuple[str, str]:
+    """Reason to keep a module in float32 in which fp16 stops being finite, and what happens there.
 
     Casts to half precision, which the reference does not have, show that an input or a weight is too large.
     """
-    if beginning.operation == "_to_copy":
-        return ITS_INPUT_EXCEEDS
-    return OVERFLOWS if made.reference.results.get(beginning[:2], 0.0) > FP16_LIMIT else NOT_FINITE
+    name = beginning.name
+    size = max((value.largest for value in beginning.inputs), default=0.0)
+    largest = made.reference.seen(name, beginning.module).largest
+    if name == "_to_copy":
+        of_weight = beginning.inputs[0].is_weight
+        what = f"{'a weight' if of_weight else 'an input'} of {size:.3g} is rounded to fp16; {LIMIT}"
+        return (WEIGHT_EXCEEDS if of_weight else INPUT_EXCEEDS), what
+    if largest > FP16_LIMIT:
+        return OVERFLOWS, f"its {name} of values up to {size:.3g} gives up to {largest:.3g}; {LIMIT}"
+    return NOT_FINITE, (
+        f"its {name} of values up to {size:.3g} is not finite in fp16, though the true result is small: an "
+        "intermediate value overflows, or a small one becomes zero and divides"
+    )
 
 
 def not_finite_findings(made: Audit) -> Iterator[LayerFinding]:
@@ -242,26 +225,18 @@ def not_finite_findings(made: Audit) -> Iterator[LayerFinding]:
     A layer whose input is too large only because the one before it was kept in float32 is none.
     """
     told = set()
-    trials = [made.unscaled, *(trial for trial in made.tried if trial.format == "fp16")]
-    for beginning in [each for trial in trials for each in trial.beginnings if not is_within(each.module, trial.keep)]:
-        name, operation, size = beginning
-        why = why_not_finite(made, beginning)
-        if name in told or (why == ITS_INPUT_EXCEEDS and beginning not in made.unscaled.beginnings):
-            continue
-        told.add(name)
-        if why == NOT_FINITE:
-            what = (
-                f"its {operation} of values up to {size:.3g} is not finite in fp16, though the true result is small: "
-            )
-            what += "an intermediate value overflows, or a small one becomes zero and divides"
-            yield LayerFinding("not finite", name, what, "keep it in float32")
-            continue
-        what = f"an input or a weight of {size:.3g} is rounded to fp16"
-        if why == OVERFLOWS:
-            largest = made.reference.results[name, operation]
-            what = f"its {operation} of values up to {size:.3g} gives up to {largest:.3g}"
-        limit = f"fp16 ends at {FP16_LIMIT:g}"
-        yield LayerFinding("overflow", name, f"{what}; {limit}", "keep it in float32, or use bf16")
+    for trial in [made.unscaled, *(trial for trial in made.tried if trial.format == "fp16")]:
+        for beginning in trial.beginnings:
+            name = beginning.module
+            reason, what = why_not_finite(made, beginning)
+            is_passed_on = reason == INPUT_EXCEEDS and trial is not made.unscaled
+            if name in told or is_passed_on or is_within(name, trial.keep):
+                continue
+            told.add(name)
+            kind, advice = "overflow", "keep it in float32, or use bf16"
+            if reason == NOT_FINITE:
+                kind, advice = "not finite", "keep it in float32"
+            yield LayerFinding(kind, name, what, advice)
 
 
 def _reference_finding(record: Record) -> LayerFinding:
@@ -276,25 +251,30 @@ def _reference_finding(record: Record) -> LayerFinding:
 def gradient_overflow_findings(made: Audit) -> Iterator[LayerFinding]:
     """The layer at which gradients exceed fp16 even without scaling, though all activations fit."""
     choice = made.recommendation
-    names = (
-        made.unscaled.borders["gradients"] if made.unscaled.origin is None else ()
-    )  # in the order of the backward pass
-    for name in names:
+    if made.unscaled.origin is not None:
+        return
+    for name, seen in made.unscaled.places["gradients"].items():  # in the order of the backward pass
         largest = made.reference.seen("gradients", name).largest
-        if largest > FP16_LIMIT and "float16" in made.unscaled.seen("gradients", name).dtypes:
-            what = f"largest gradient of its output {largest:.3g}, unscaled; fp16 ends at {FP16_LIMIT:g}"
+        if largest > FP16_LIMIT and "float16" in seen.dtypes:
+            what = f"largest gradient of its output {largest:.3g}, unscaled; {LIMIT}"
+            advice = ("make the loss smaller, or use bf16", "fault")
             if choice.format == "fp16":
-                advice = f"needs a loss scale below 1; {choice.scale:g} fixes it"
-                yield LayerFinding("gradient overflow", name, what, advice, "information")
-            else:
-                yield LayerFinding("gradient overflow", name, what, "make the loss smaller, or use bf16")
+                advice = (f"needs a loss scale below 1; {choice.scale:g} fixes it", "information")
+            yield LayerFinding("gradient overflow", name, what, *advice)
             return  # those before it in the network receive what it passes on
 
 
-def underflow_findings(made: Audit, unscaled: Record) -> Iterator[LayerFinding]:
-    """A finding for each layer that loses its gradient in fp16 without scaling: does a loss scale fix it?"""
+def underflow_findings(made: Audit) -> Iterator[LayerFinding]:
+    """A finding for each layer that loses its gradient in fp16 without scaling: does a loss scale fix it?
+
+    At scale 1 with what overflows in float32; after an overflowed activation, zeros would mean nothing.
+    """
+    choice = made.recommendation
+    unscaled = made.unscaled
+    if choice.format == "fp16" and (kept := [name for name, why in choice.keep.items() if why != UNDERFLOWS]):
+        unscaled = made.runner.record(Record("fp16", keep=kept))
     fine = [trial for trial in made.tried if trial.format == "fp16" and trial.finite and trial.scale > 1]
-    for name, lost in made.losing(unscaled).items():
+    for name, lost in made.losing(unscaled).items() if unscaled.origin is None else ():
         what = f"{100 * lost:.3g} % of its gradient's norm becomes zero in fp16 without loss scaling"
         scales = [t.scale for t in fine if not is_within(name, t.keep) and name not in made.losing(t)]
         if scales:
@@ -310,7 +290,7 @@ def highest_scale(made: Audit, run: Record) -> float:
 
     The limit is that of gradients which flow in fp16 in ``run``: of outputs, and of weights computed in fp16.
     """
-    halves = [name for name, seen in run.borders["gradients"].items() if "float16" in seen.dtypes]
+    halves = [name for name, seen in run.places["gradients"].items() if "float16" in seen.dtypes]
     multiplies = [name for name, done in run.by_module().items() if torch.float16 in products_in(done)]
     largest = [made.reference.seen("gradients", name).largest for name in halves]
     largest += [one.largest for name, one in run.gradients.items() if name.rpartition(".")[0] in multiplies]
@@ -331,10 +311,12 @@ def half_statistics(record: Record) -> dict[str, str]:
     no root is taken of is none, so that average pooling is not meant.
     """
     found: dict[str, dict[str, None]] = {}
-    marked: dict[int, tuple[str, int]] = {}  # squares and reductions in half precision: dtype, size before reduction
+    uses = ((o.module, value) for o in record.operations for value in o.inputs if value.dtype in HALF)
+    half_weights = {module: dtype_name(value.dtype) for module, value in uses if value.is_weight}
+    marked: dict[Value, tuple[str, int]] = {}  # squares and reductions in half precision: dtype, size before reduction
     for operation in record.operations:
         name, inputs, out = operation.name, operation.inputs, operation.results[0]
-        first = inputs[0] if inputs else Value(-1, torch.float32, 0)
+        first = inputs[0] if inputs else Value(torch.float32, 0, False)
         dtype = dtype_name(out.dtype) if out.dtype in HALF else ""
         line = ""
         if NORMALISATIONS.fullmatch(name):
@@ -344,17 +326,17 @@ def half_statistics(record: Record) -> dict[str, str]:
         elif dtype and DEVIATIONS.fullmatch(name):
             line = f"{name} in {dtype}"
         elif _takes_root(operation):
-            of, size = marked.get(first.number, ("", 0))
+            of, size = marked.get(first, ("", 0))
             if size > first.size:
                 line = f"mean of squares in {of} (its {name})"
-            elif operation.module in record.half_weights:
-                line = f"weights in {record.half_weights[operation.module]}"
+            elif operation.module in half_weights:
+                line = f"weights in {half_weights[operation.module]}"
         elif dtype and (_is_square(operation) or (REDUCTIONS.fullmatch(name) and out.size < first.size)):
-            marked[out.number] = marked.get(first.number, (dtype, first.size))
+            marked[out] = marked.get(first, (dtype, first.size))
         elif CARRIERS.fullmatch(name):
             for value in inputs:
-                if value.number in marked and out.size <= value.size:
-                    marked[out.number] = marked[value.number]
+                if value in marked and out.size <= value.size:
+                    marked[out] = marked[value]
         if line:
             found.setdefault(operation.module, {})[line] = None
     return {name: ", ".join(lines) for name, lines in found.items()}
@@ -375,23 +357,23 @@ def _takes_root(operation: Operation) -> bool:
 def _is_square(operation: Operation) -> bool:
     if operation.name == "pow":
         return operation.constants == [2]
-    numbers = [value.number for value in operation.inputs]
-    return operation.name == "square" or (operation.name == "mul" and len(numbers) == 2 and len(set(numbers)) == 1)
+    is_by_itself = len(operation.inputs) == 2 and operation.inputs[0] is operation.inputs[1]
+    return operation.name == "square" or (operation.name == "mul" and is_by_itself)
 
 
 def half_lengths(record: Record) -> dict[str, torch.dtype]:
     """Dtypes of the vector norms that are rounded to half precision, by module."""
-    norms = [operation for operation in record.operations if LENGTHS.fullmatch(operation.name)]
+    norms = [operation for operation in record.operations if operation.name in LENGTHS]
     return {norm.module: norm.results[0].dtype for norm in norms if norm.results[0].dtype in HALF}
 
 
 def lengths_too_small(made: Audit) -> dict[str, str]:
     """Vector norms, in words, by module, that lie below fp16's normal numbers. Those beyond its limit overflow."""
-    lengths = half_lengths(made.unscaled)
     found = {}
-    for (name, operation), largest in made.reference.results.items():
-        if name in lengths and LENGTHS.fullmatch(operation) and 0 < largest < FP16_NORMAL:
-            found[name] = f"vector norms of at most {largest:.2g} in {dtype_name(lengths[name])}"
+    for name, dtype in half_lengths(made.unscaled).items():
+        largest = max(made.reference.seen(operation, name).largest for operation in LENGTHS)
+        if 0 < largest < FP16_NORMAL:
+            found[name] = f"vector norms of at most {largest:.2g} in {dtype_name(dtype)}"
     return found
 
 
@@ -419,36 +401,37 @@ def normalisation_finding(made: Audit, name: str, reason: str) -> LayerFinding:
 # -------------------------------------------------------------------------------------- recommendation
 
 
-def recommend(made: Audit, statistics: Iterable[str]) -> Recommendation:
+def recommend(made: Audit, statistics: Collection[str]) -> Recommendation:
     """fp16 with what it takes; otherwise bf16; otherwise float32. ``statistics``: modules that hold some in half."""
-    why = made.failures.get("fp16", "")
-    if not why:
-        choice, why = _try_fp16(made, statistics)
-        if not why:
-            return choice
-    steps = [f"fp16 was given up: {why}"]
-    if "bf16" in made.failures:
-        steps.append(f"bf16 was left out: {made.failures['bf16']}")
+    why = made.unscaled.failure
+    choice = _given_up("fp16", why) if why else _try_fp16(made, statistics)
+    if choice.format:
+        return choice
+    keep = dict.fromkeys(outermost(filter(None, statistics)), NORMALISES)
+    if why := made.runs[BF16].failure:
+        choice.steps.append(f"bf16 was left out: {why}")
+    elif why := refusal(made, trial := made.attempt("bf16", keep=list(keep))):
+        choice.steps.append(f"bf16 was given up: {why}")
     else:
-        keep = dict.fromkeys(outermost(filter(None, statistics)), NORMALISES)
-        trial = made.attempt("bf16", keep=list(keep))
-        if not (why := refusal(made, trial)):
-            return Recommendation("bf16", 1.0, keep, trial, steps)
-        steps.append(f"bf16 was given up: {why}")
-    return Recommendation(FP32, 1.0, {}, made.attempt(FP32), steps)
+        return Recommendation("bf16", 1.0, keep, trial, choice.steps)
+    return Recommendation(FP32, 1.0, {}, made.attempt(FP32), choice.steps)
 
 
-def _try_fp16(made: Audit, statistics: Iterable[str]) -> tuple[Recommendation, str]:
-    """fp16 with remedies added until it is sound; or why it was given up. Each trial shows what is still wrong."""
+def _given_up(form: str, why: str) -> Recommendation:
+    return Recommendation(steps=[f"{form} was given up: {why}"])
+
+
+def _try_fp16(made: Audit, statistics: Collection[str]) -> Recommendation:
+    """fp16 with remedies added until it is sound, or none. Each trial shows what is still wrong."""
     keep = dict.fromkeys(statistics, NORMALISES)
-    choice = Recommendation()
     trial = made.unscaled
     highest = highest_scale(made, trial) if trial.origin is None else HIGHEST_SCALE
     scale = min(DEFAULT_SCALE, highest)
     for _ in range(MOST_ATTEMPTS):
         keep |= not_finite_layers(made, trial, keep)
         if "" in keep:
-            return choice, f"the network's own computation {keep['']}, and it cannot be kept in float32 as a layer"
+            why = f"the network's own computation {keep['']}, and it cannot be kept in float32 as a layer"
+            return _given_up("fp16", why)
         trial = made.attempt("fp16", scale, outermost(keep))
         if useless := [name for name in half_statistics(trial) if keep.get(name) == NORMALISES]:
             keep = {name: why for name, why in keep.items() if name not in useless}  # its code itself goes to half
@@ -466,9 +449,10 @@ def _try_fp16(made: Audit, statistics: Iterable[str]) -> tuple[Recommendation, s
         elif new := [name for name in losing if name and name not in keep]:
             keep |= dict.fromkeys(new, UNDERFLOWS)
         else:
-            kept = {name: keep[name] for name in trial.keep}
-            return Recommendation("fp16", scale, kept, trial), refusal(made, trial, losing)
-    return choice, f"not sound after {MOST_ATTEMPTS} trials"
+            why = refusal(made, trial, losing)
+            sound = Recommendation("fp16", scale, {name: keep[name] for name in trial.keep}, trial)
+            return _given_up("fp16", why) if why else sound
+    return _given_up("fp16", f"not sound after {MOST_ATTEMPTS} trials")
 
 
 def not_finite_layers(made: Audit, trial: Record, keep: Iterable[str]) -> dict[str, str]:
@@ -476,16 +460,13 @@ def not_finite_layers(made: Audit, trial: Record, keep: Iterable[str]) -> dict[s
 
     With the first whose input is too large come all that multiply such inputs in half precision.
     """
-    found = {
-        beginning.module: why_not_finite(made, beginning)
-        for beginning in reversed(trial.beginnings)
-        if not is_within(beginning.module, keep)
-    }
-    if ITS_INPUT_EXCEEDS in found.values():
+    beginnings = [beginning for beginning in reversed(trial.beginnings) if not is_within(beginning.module, keep)]
+    found = {beginning.module: why_not_finite(made, beginning)[0] for beginning in beginnings}
+    if {INPUT_EXCEEDS, WEIGHT_EXCEEDS} & {*found.values()}:
         for name, done in made.unscaled.by_module().items():
             exceeds = made.reference.seen("inputs", name).largest > FP16_LIMIT
             if exceeds and products_in(done) & set(HALF) and not is_within(name, keep):
-                found.setdefault(name, ITS_INPUT_EXCEEDS)
+                found.setdefault(name, INPUT_EXCEEDS)
     return found
 
 
@@ -511,10 +492,10 @@ def refusal(made: Audit, trial: Record, losing: Iterable[str] = ()) -> str:
 
 def _notes(made: Audit) -> Iterator[str]:
     """Facts worth knowing that are no finding."""
-    most = {name: made.reference.seen("outputs", name).largest for name in made.reference.borders["outputs"]}
+    most = {name: made.reference.seen("outputs", name).largest for name in made.reference.places["outputs"]}
     tight = [
         f"{shown(name)} ({most[name]:.3g})"
-        for name, seen in made.unscaled.borders["outputs"].items()
+        for name, seen in made.unscaled.places["outputs"].items()
         if "float16" in seen.dtypes and FP16_LIMIT / 2 < most[name] <= FP16_LIMIT
     ]
     if tight:
@@ -523,8 +504,8 @@ def _notes(made: Audit) -> Iterator[str]:
     statistics = half_statistics(made.unscaled)
     if others := [shown(name) for name in lengths if name not in statistics]:
         yield f"vector norms are rounded to half precision, each once: {', '.join(others)}"
-    scaled = made.runs.get(SCALED)
-    if scaled and scaled.origin is None and any(compared.non_finite for compared in scaled.gradients.values()):
+    scaled = made.runs[SCALED]
+    if scaled.origin is None and any(compared.non_finite for compared in scaled.gradients.values()):
         choice = made.recommendation
         lower = f"; {choice.scale:g} fits" if choice.format == "fp16" else ""
         yield f"a loss scale of {made.scale:g} overflows gradients, so training would skip steps{lower}"

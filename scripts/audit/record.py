@@ -11,7 +11,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from scripts.audit.walkthrough import true_float32
@@ -31,6 +32,8 @@ from utils.precision.probe import tensors_in, watching
 
 HALF = (torch.float16, torch.bfloat16)
 FP32 = "fp32"  # the format of the reference
+BORDERS = ("inputs", "outputs", "gradients")  # of a module; gradients: of the scaled loss with respect to its outputs
+RANDOM = re.compile(r"native_dropout|bernoulli_?|uniform_|normal_|randn?(_like)?")
 MASKS = re.compile(r"masked_fill|where|(new_)?full(_like)?|scalar_tensor|fill")  # infinite on purpose
 UNFILLED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")  # what they hold means nothing
 
@@ -41,12 +44,18 @@ Gradients = dict[str, torch.Tensor]
 # ---------------------------------------------------------------------------------------- recording
 
 
-class Value(NamedTuple):
-    """A floating-point tensor at one time: an operation in place makes another value of it."""
+@dataclass(eq=False)
+class Value:
+    """A floating-point tensor at one time: an operation in place makes another value of it.
 
-    number: int
+    Of ``size`` numbers, ``non_finite`` are not finite, those of a weight aside; ``largest``: finite magnitude.
+    """
+
     dtype: torch.dtype
     size: int
+    is_weight: bool
+    non_finite: float = 0.0
+    largest: float = 0.0
 
 
 class Operation(NamedTuple):
@@ -58,13 +67,18 @@ class Operation(NamedTuple):
     results: list[Value]
     constants: list[float]
 
+    @property
+    def stops_being_finite(self) -> bool:
+        """True if values that are not finite come of finite ones."""
+        return any(value.non_finite for value in self.results) and not any(value.non_finite for value in self.inputs)
+
 
 class Recorder(TorchDispatchMode):
-    """Records the network's operations, and tensors at its modules' borders, while it is active.
+    """Records the network's operations, and tensors at its modules' ``BORDERS``, while it is active.
 
-    Random numbers are drawn in float32 and then rounded, so that dropout drops the same values in every dtype; dropout
-    inside fused attention is out of reach. With ``wide`` no operation goes to a narrower dtype than float32, whatever
-    the network's code requests. ``values``: of each, what ``measure`` gives; a weight counts as finite.
+    Dropout drops the same values in every dtype, but for dropout inside fused attention, which is out of reach. With
+    ``wide`` no operation goes to a narrower dtype than float32, whatever the network's code requests. Values know their
+    magnitudes after ``read``.
     """
 
     def __init__(self, model: nn.Module, *, wide: bool) -> None:
@@ -73,16 +87,15 @@ class Recorder(TorchDispatchMode):
         self.wide = wide
         self.running: list[str] = []  # modules, the innermost last, '' the network; none in the loss
         self.operations: list[Operation] = []
-        self.values: list[torch.Tensor] = []
-        self.borders: list[tuple[str, str, torch.dtype, torch.Tensor]] = []  # kind, module, dtype, numbers of a tensor
-        self._numbers: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.borders: list[tuple[str, str, Value]] = []  # kind, module, tensor
+        self._measured: list[tuple[Value, torch.Tensor]] = []
+        self._values: WeakIdKeyDictionary = WeakIdKeyDictionary()
         weights = [*model.parameters(), *model.buffers()]
         self._weights = {tensor.untyped_storage().data_ptr() for tensor in weights if tensor.numel()}
 
     def __enter__(self) -> Any:
         self._hooks = ExitStack()
-        kinds = ("inputs", "outputs", "gradients")
-        self._hooks.enter_context(watching(self.model, **{kind: partial(self._at_border, kind) for kind in kinds}))
+        self._hooks.enter_context(watching(self.model, **{kind: partial(self._at_border, kind) for kind in BORDERS}))
         for name, module in self.model.named_modules():
             entering = module.register_forward_pre_hook(lambda *_, name=name: self.running.append(name))
             leaving = module.register_forward_hook(self._leave)
@@ -98,9 +111,9 @@ class Recorder(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         if self.wide and kwargs.get("dtype") in HALF:
             kwargs["dtype"] = torch.float32
-        name = func._schema.name.removeprefix("aten::")
         inputs = [self._value(tensor) for tensor in tensors_in(args)] if self.running else []
-        result = _with_same_draws(func, name, args, kwargs)
+        name = func._schema.name.removeprefix("aten::")
+        result = _drawn_in_float32(func, args, kwargs) if RANDOM.fullmatch(name) else func(*args, **kwargs)
         name = name.removesuffix("_")  # in place or not
         if self.running:
             results = [self._value(tensor, result_of=name) for tensor in tensors_in(result)]
@@ -113,41 +126,37 @@ class Recorder(TorchDispatchMode):
         self.running.pop()
 
     def _value(self, tensor: torch.Tensor, result_of: str = "") -> Value:
-        if result_of or tensor not in self._numbers:
-            self._numbers[tensor] = len(self.values)
-            numbers = torch.zeros(2, dtype=torch.float64, device=tensor.device)
+        if result_of or tensor not in self._values:
+            is_weight = bool(tensor.numel()) and tensor.untyped_storage().data_ptr() in self._weights
+            self._values[tensor] = Value(tensor.dtype, tensor.numel(), is_weight)
             if tensor.numel() and result_of not in UNFILLED:
-                is_weight = tensor.untyped_storage().data_ptr() in self._weights
-                numbers = measure(tensor) * numbers.new_tensor([not is_weight, 1])
-            self.values.append(numbers)
-        return Value(self._numbers[tensor], tensor.dtype, tensor.numel())
+                self._measured.append((self._values[tensor], measure(tensor)))
+        return self._values[tensor]
+
+    def read(self) -> None:
+        """Read the magnitudes of all values from the device."""
+        values, numbers = zip(*self._measured, strict=True)
+        for value, (non_finite, value.largest) in zip(values, read_all(numbers), strict=True):
+            value.non_finite = 0.0 if value.is_weight else non_finite
 
     def _at_border(self, kind: str, name: str, module: nn.Module, tensor: torch.Tensor) -> None:
         with _disable_current_modes():
-            self.borders.append((kind, name, tensor.dtype, measure(tensor)))
+            self.borders.append((kind, name, self._value(tensor)))
 
 
-def _with_same_draws(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The result of ``func``; if it is random, drawn in float32."""
-    if name == "native_dropout" and args[2] is not False:
-        share = 1 - args[1]
-        kept = torch.empty(args[0].shape, dtype=torch.float32, device=args[0].device).bernoulli_(share)
-        return args[0] * (kept / share if share else kept).to(args[0].dtype), kept.bool()
-    if name in ("bernoulli_", "uniform_", "normal_") and args[0].dtype != torch.float32:
-        drawn = torch.empty(args[0].shape, dtype=torch.float32, device=args[0].device)
-        return args[0].copy_(func(drawn, *args[1:], **kwargs))
-    if name == "bernoulli":
-        return func(args[0].float(), *args[1:], **kwargs).to(args[0].dtype)
-    if name in ("rand", "randn", "rand_like", "randn_like"):
-        wanted = kwargs.get("dtype") or (args[0].dtype if name.endswith("like") else torch.get_default_dtype())
-        return func(*args, **{**kwargs, "dtype": torch.float32}).to(wanted)
-    return func(*args, **kwargs)
+def _drawn_in_float32(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The result of a random operation, drawn in float32 and then rounded to the dtype that it would have."""
+    dtype = kwargs.get("dtype") or next((tensor.dtype for tensor in tensors_in(args)), torch.get_default_dtype())
+    if "dtype" in kwargs:
+        kwargs["dtype"] = torch.float32
+    drawn = func(*tree_map_only(torch.Tensor, torch.Tensor.float, args), **kwargs)
+    if func._schema.name.endswith("_"):
+        return args[0].copy_(drawn)
+    return tree_map_only(torch.Tensor, lambda made: made.to(dtype) if made.is_floating_point() else made, drawn)
 
 
 def measure(tensor: torch.Tensor) -> torch.Tensor:
     """Number of values that are not finite, and the largest finite magnitude, a float64 tensor (2,) on the device."""
-    if tensor.numel() == 0:
-        return torch.zeros(2, dtype=torch.float64, device=tensor.device)
     largest = torch.nan_to_num(tensor.detach(), 0.0, 0.0, 0.0).abs().max()
     return torch.stack([(~torch.isfinite(tensor)).sum().double(), largest.double()])
 
@@ -195,8 +204,8 @@ def compare(passes: Iterable[tuple[Gradients, Gradients]], scale: float) -> dict
     rows = defaultdict(list)
     for gradients, reference in passes:
         for name, truth in reference.items():
-            gradient = gradients[name].double() if name in gradients else torch.zeros_like(truth, dtype=torch.float64)
             truth = truth.double()
+            gradient = gradients[name].double() if name in gradients else torch.zeros_like(truth)
             parts = [~torch.isfinite(gradient), (gradient / scale - truth).square(), truth.square()]
             parts.append(truth.square() * (gradient == 0))
             rows[name].append(torch.stack([*(part.sum().double() for part in parts), truth.abs().max()]))
@@ -216,33 +225,22 @@ class Seen:
     largest: float = 0.0
 
 
-class Beginning(NamedTuple):
-    """An operation of ``module`` that makes values which are not finite from finite ones, the largest of ``size``."""
-
-    module: str
-    operation: str
-    size: float
-
-
 @dataclass
 class Record:
     """All passes in ``format`` with the loss ``scale`` and the layers ``keep`` in float32.
 
-    ``borders``: what was seen of a module's 'inputs', 'outputs' and 'gradients' (of the scaled loss with respect to its
-    outputs), by kind and module in the order of computation. ``half_weights``: their dtype, by module that holds some.
-    ``gradients``: by parameter, against the reference's. ``results``: by module and operation, the largest value.
-    ``beginnings``: where values stop being finite in the forward pass and the reference's do not. ``failure``: why it
-    did not run at all.
+    ``places``: what was seen at the borders of modules and of the results of their own operations, by border or
+    operation and by module, in the order of computation. ``gradients``: by parameter, against the reference's.
+    ``beginnings``: operations where values stop being finite and the reference's do not. ``failure``: why it did not
+    run at all.
     """
 
     format: str
     scale: float = 1.0
     keep: list[str] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
-    results: dict[tuple[str, str], float] = field(default_factory=dict)
-    beginnings: list[Beginning] = field(default_factory=list)
-    borders: dict[str, dict[str, Seen]] = field(default_factory=lambda: defaultdict(dict))
-    half_weights: dict[str, str] = field(default_factory=dict)
+    beginnings: list[Operation] = field(default_factory=list)
+    places: dict[str, dict[str, Seen]] = field(default_factory=lambda: defaultdict(dict))
     gradients: dict[str, Compared] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     failure: str = ""
@@ -252,9 +250,9 @@ class Record:
         """The module at which values stop being finite, None where all are."""
         return self.beginnings[0].module if self.beginnings else None
 
-    def seen(self, kind: str, module: str) -> Seen:
-        """Tensors seen at a border; none if the module did not run."""
-        return self.borders[kind].get(module, Seen())
+    def seen(self, place: str, module: str) -> Seen:
+        """Tensors seen in a place of ``module``; none if it did not run."""
+        return self.places[place].get(module, Seen())
 
     @property
     def error(self) -> float:
@@ -263,7 +261,7 @@ class Record:
 
     @property
     def gradients_finite(self) -> bool:
-        values = [*self.gradients.values(), *self.borders["gradients"].values()]
+        values = [*self.gradients.values(), *self.places["gradients"].values()]
         return not self.failure and not any(one.non_finite for one in values)
 
     @property
@@ -281,78 +279,64 @@ class Record:
             found[operation.module].append(operation)
         return found
 
+    def enter(self, recorder: Recorder) -> None:
+        """Enter what ``recorder`` has seen."""
+        recorder.read()
+        self.operations = recorder.operations
+        self.beginnings = [operation for operation in self.operations if operation.stops_being_finite]
+        results = ((done.name, done.module, value) for done in self.operations for value in done.results)
+        for place, module, value in [*recorder.borders, *results]:
+            seen = self.places[place].setdefault(module, Seen())
+            seen.dtypes = [*dict.fromkeys([*seen.dtypes, dtype_name(value.dtype)])]
+            seen.non_finite += value.non_finite
+            seen.largest = max(seen.largest, value.largest)
 
+
+@dataclass
 class Runner:
-    """Runs the passes of one audit in any format, each time with a copy of ``model``.
+    """Runs ``passes`` in any format, each time with a copy of ``model``.
 
-    ``reference``: the record in float32. ``truths``: its gradients, pass by pass.
+    ``reference``: the record in float32, the first to make. ``truths``: its gradients, pass by pass.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        passes: Sequence[Batch],
-        criterion: Criterion,
-        device: torch.device,
-        seed: int = 0,
-    ) -> None:
-        self.model = model
-        self.passes = passes
-        self.criterion = criterion
-        self.device = device
-        self.seed = seed
-        self.truths: list[Gradients] = []
-        self.reference = Record(FP32)
-        self.record(self.reference)
+    model: nn.Module
+    passes: Sequence[Batch]
+    criterion: Criterion
+    device: torch.device
+    seed: int = 0
+    reference: Record = field(default_factory=lambda: Record(FP32))
+    truths: Sequence[Gradients] = ()
 
     def record(self, made: Record) -> Record:
         """Run all passes as ``made`` says and fill it."""
         model = self._copy(made.format, made.keep)
         recorder = Recorder(model, wide=made.format == FP32)
         try:
-            losses, found = zip(*self.run(model, made.format, recorder, made.scale), strict=True)
+            losses, gradients = zip(*self.run(model, made.format, self.passes, recorder, made.scale), strict=True)
         except (RuntimeError, UserError) as error:  # an operation, or the device, lacks the dtype
             if made is self.reference or isinstance(error, torch.OutOfMemoryError):
                 raise
             made.failure = " ".join(str(error).split())[:160]
             return made
-        if made is self.reference:
-            self.truths = list(found)
-        tensors = [*model.named_parameters(), *model.named_buffers()]
-        made.half_weights = {name.rpartition(".")[0]: dtype_name(t.dtype) for name, t in tensors if t.dtype in HALF}
         made.losses = read_all(losses)
-        made.gradients = compare(zip(found, self.truths, strict=True), made.scale)
-        numbers = read_all([row for *_, row in recorder.borders])
-        for (kind, name, dtype, _), (non_finite, largest) in zip(recorder.borders, numbers, strict=True):
-            seen = made.borders[kind].setdefault(name, Seen())
-            seen.dtypes = [*dict.fromkeys([*seen.dtypes, dtype_name(dtype)])]
-            seen.non_finite += non_finite
-            seen.largest = max(seen.largest, largest)
-        made.operations = recorder.operations
-        values = read_all(recorder.values)
-        for operation in made.operations:
-            place = (operation.module, operation.name)
-            largest = max(values[value.number][1] for value in operation.results)
-            made.results[place] = max(made.results.get(place, 0.0), largest)
-            before = [values[value.number] for value in operation.inputs]
-            if any(values[value.number][0] for value in operation.results) and not any(row[0] for row in before):
-                made.beginnings.append(Beginning(*place, max((row[1] for row in before), default=0.0)))
-        if made is not self.reference:
-            known = {beginning[:2] for beginning in self.reference.beginnings}
-            made.beginnings = [b for b in made.beginnings if b[:2] not in known and not MASKS.fullmatch(b.operation)]
+        made.enter(recorder)
+        if made is self.reference:
+            self.truths = gradients
+        else:
+            known = {operation[:2] for operation in self.reference.beginnings}
+            made.beginnings = [o for o in made.beginnings if o[:2] not in known and not MASKS.fullmatch(o.name)]
+        made.gradients = compare(zip(gradients, self.truths, strict=True), made.scale)
         return made
 
     def run(
-        self, model: nn.Module, form: str, recorder: Recorder, scale: float = 1.0
+        self, model: nn.Module, form: str, passes: Sequence[Batch], recorder: Recorder, scale: float = 1.0
     ) -> Iterator[tuple[torch.Tensor, Gradients]]:
         """Loss () and gradients of each pass, forward inside ``recorder`` and backward as training does it."""
         criterion = copy.deepcopy(self.criterion)
         context = autocast(PrecisionSettings(amp="off" if form == FP32 else form), self.device)
-        for number, batch in enumerate(self.passes):
+        for number, batch in enumerate(passes):
             torch.manual_seed(self.seed + number)
-            with ExitStack() as around:
-                if form == FP32:
-                    around.enter_context(true_float32())
+            with true_float32() if form == FP32 else nullcontext():
                 with recorder:
                     loss = forward(model, batch, criterion, context).loss
                 # float32, as GradScaler's
@@ -368,10 +352,9 @@ class Runner:
         batch = self.passes[0]
         signs = 2.0 * torch.randint(0, 2, batch.images.shape, generator=torch.Generator().manual_seed(self.seed)) - 1
         bit = torch.finfo(torch.float32).eps * signs.to(batch.images)
-        other = copy.copy(self)
-        other.passes = [replace(batch, images=batch.images * (1 + bit))]
+        moved = replace(batch, images=batch.images * (1 + bit))
         model = self._copy(FP32)
-        ((_, gradients),) = other.run(model, FP32, Recorder(model, wide=True))
+        ((_, gradients),) = self.run(model, FP32, [moved], Recorder(model, wide=True))
         return {name: one.error for name, one in compare([(gradients, self.truths[0])], 1.0).items()}
 
     def _copy(self, form: str, keep: Sequence[str] = ()) -> nn.Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from scripts.audit.findings import (
@@ -42,10 +42,10 @@ def layers(audit: Audit) -> list[dict[str, Any]]:
     fp16's limit. Of its own parameters' gradient, without those that are rounding noise: ``lost``, the share of the
     norm that became zero, and ``error`` relative to the reference; empty without any.
     """
-    operations = {run: record.by_module() for run, record in audit.runs.items() if run != SCALED}
-    gradients = {run: audit.by_layer(record) for run, record in audit.runs.items()}
+    operations = {run: record.by_module() for run, record in audit.ran.items() if run != SCALED}
+    gradients = {run: audit.by_layer(record) for run, record in audit.ran.items()}
     found = []
-    for name, true in audit.reference.borders["outputs"].items():
+    for name, true in audit.reference.places["outputs"].items():
         module = audit.runner.model.get_submodule(name)
         seen = {run: audit.runs[run].seen("outputs", name) for run in operations}
         own = {run: of_layers[name] for run, of_layers in gradients.items() if name in of_layers}
@@ -123,20 +123,20 @@ def number(value: float | None) -> str:
 # --------------------------------------------------------------------------------------------- lines
 
 
-def text(audit: Audit, top: int, already_kept: Sequence[str]) -> str:
+def text(audit: Audit, top: int) -> str:
     """Text that the tool prints of the result: the ``top`` worst layers, findings, notes and recommendation."""
     found = [f"- {line}" for line in finding_lines(audit)]
     lines = ["", *summary_lines(audit)]
     if top:
         lines += ["\nWorst layers\n", table(HEADERS, rows(audit, top)), LEGEND.format(scale=f"{audit.scale:.12g}")]
     lines += ["\nFindings" if found else "\nFindings: none", *found, *(f"Note: {note}" for note in audit.notes)]
-    return "\n".join([*lines, "", *recommendation_lines(audit, already_kept)])
+    return "\n".join([*lines, "", *recommendation_lines(audit)])
 
 
 def summary_lines(audit: Audit) -> Iterator[str]:
     """Loss and gradient error of each run, over all batches."""
     names = {UNSCALED: "fp16 at scale 1", SCALED: f"fp16 at scale {audit.scale:.12g}"}
-    for run, record in {audit.reference.format: audit.reference, **audit.runs}.items():
+    for run, record in {audit.reference.format: audit.reference, **audit.ran}.items():
         error = "" if record is audit.reference else f"  gradient error {number(record.error)}"
         yield f"{names.get(run, run):<24} loss {sum(record.losses) / len(record.losses):.6g}{error}"
 
@@ -157,14 +157,14 @@ def finding_lines(audit: Audit) -> Iterator[str]:
         yield from (f"{kind}, for information: {line}" for line in lines)
 
 
-def recommendation_lines(audit: Audit, already_kept: Sequence[str]) -> Iterator[str]:
+def recommendation_lines(audit: Audit) -> Iterator[str]:
     """Advice as flags, its reasons, and the result of trying it."""
     choice = audit.recommendation
     yield from choice.steps
     if not choice.format:
         yield "Recommendation: none; not even the reference is finite"
         return
-    yield f"Recommendation: {choice.flags(already_kept)}"
+    yield f"Recommendation: {audit.flags}"
     for name, why in choice.keep.items():
         yield f"  {name} ({why})"
     trial = choice.verification
@@ -172,7 +172,7 @@ def recommendation_lines(audit: Audit, already_kept: Sequence[str]) -> Iterator[
     kept = f", {len(trial.keep)} layer(s) in float32" if trial.keep else ""
     result = f"NOT finite; {trial.failure or 'see the findings'}"
     if trial.finite:
-        before = [f"{number(audit.runs[run].error) if run in audit.runs else '-'} in {run}" for run in (SCALED, BF16)]
+        before = [f"{number(audit.ran[run].error) if run in audit.ran else '-'} in {run}" for run in (SCALED, BF16)]
         result = (
             f"outputs, loss and gradients are finite over all batches; gradient error {trial.error:.2g} of the "
             f"{audit.reference.format} reference (before: {', '.join(before)})"
@@ -183,23 +183,26 @@ def recommendation_lines(audit: Audit, already_kept: Sequence[str]) -> Iterator[
 # ---------------------------------------------------------------------------------------------- JSON
 
 
-def as_json(audit: Audit, about: dict[str, Any], already_kept: Sequence[str]) -> dict[str, Any]:
+def as_json(audit: Audit, about: dict[str, Any]) -> dict[str, Any]:
     """The audit, ready for ``json.dump``; a number that is not finite becomes None. ``about``: what was audited."""
     choice = audit.recommendation
     content = {
         "format": FORMAT,
         **about,
+        "weights": audit.weights,
+        "batches": [{"images": list(batch.images.shape), "weight": batch.weight} for batch in audit.runner.passes],
+        "saved_step": audit.remarks,
         "reference": audit.reference.format,
         "scale": audit.scale,
-        "losses": {"reference": audit.reference.losses} | {name: run.losses for name, run in audit.runs.items()},
-        "error": {name: run.error for name, run in audit.runs.items()},
+        "losses": {"reference": audit.reference.losses} | {name: run.losses for name, run in audit.ran.items()},
+        "error": {name: run.error for name, run in audit.ran.items()},
         "findings": [dataclasses.asdict(finding) for finding in audit.findings],
         "notes": audit.notes,
         "recommendation": {
             "format": choice.format,
             "scale": choice.scale,
             "keep": choice.keep,
-            "flags": choice.flags(already_kept),
+            "flags": audit.flags,
             "given_up": choice.steps,
             "verification": choice.verification and _trial(choice.verification),
         },

@@ -34,9 +34,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -61,40 +61,6 @@ Forward = Callable[[nn.Module, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True)
-class Step:
-    """Stages of one step. The dicts are by parameter name, float32 and shaped as the parameters.
-
-    ``scale``: the loss scale, 1 without a scaler. ``scaled_loss``: what backward began from. ``scaled`` and
-    ``unscaled``: gradients as backward left them and as the optimizer saw them. ``skipped``: the scaler left the
-    optimizer out. ``half_layers``: calls of modules without children that gave half precision. ``too_large``:
-    scales at which the step was tried and skipped before.
-    """
-
-    name: str
-    scale: float
-    before: Tensors
-    output: torch.Tensor
-    loss: torch.Tensor
-    scaled_loss: torch.Tensor
-    scaled: Tensors
-    unscaled: Tensors
-    update: Tensors
-    skipped: bool
-    half_layers: int
-    too_large: tuple[float, ...] = ()
-
-    @property
-    def after(self) -> Tensors:
-        """The parameters after the step."""
-        return {name: value + self.update[name] for name, value in self.before.items()}
-
-    @property
-    def non_finite(self) -> int:
-        """Number of gradient values that are infinite or nan after backward."""
-        return sum(int((~torch.isfinite(gradient)).sum()) for gradient in self.scaled.values())
-
-
-@dataclass(frozen=True)
 class Start:
     """The state that all steps begin from. ``forward`` must use the same random numbers in every call."""
 
@@ -103,49 +69,6 @@ class Start:
     forward: Forward
     lr: float
     device: torch.device
-
-    def step(self, settings: PrecisionSettings) -> Step:
-        """One step of a copy of the model in the precision that ``settings.amp`` names ('off', 'fp16', 'bf16')."""
-        model = copy.deepcopy(self.model)
-        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        scaler = build_scaler(settings, self.device)
-        optimizer = torch.optim.SGD(parameters.values(), lr=self.lr)
-        stepped: list[bool] = []
-        optimizer.register_step_post_hook(lambda *_: stepped.append(True))
-        half: list[str] = []
-
-        def seen(name: str, module: nn.Module, output: torch.Tensor) -> None:
-            if output.dtype in DTYPES.values() and not any(module.children()):
-                half.append(name)
-
-        with watching(model, outputs=seen), autocast(settings, self.device):
-            output, loss = self.forward(model, self.images)
-        scaled_loss = scaler.scale(loss)
-        scaled_loss.backward()
-        scaled = _gradients(parameters)
-        scale = scaler.get_scale()
-        scaler.unscale_(optimizer)
-        unscaled = _gradients(parameters)
-        before = {name: p.detach().clone() for name, p in parameters.items()}
-        with torch.no_grad():
-            for p in parameters.values():
-                p.zero_()  # a small update added to a large parameter would lose the last digits, which we compare
-        scaler.step(optimizer)
-        scaler.update()
-        update = {name: p.detach().clone() for name, p in parameters.items()}
-        return Step(
-            "fp32" if settings.amp == "off" else settings.amp,
-            scale,
-            before,
-            output.detach(),
-            loss.detach(),
-            scaled_loss.detach(),
-            scaled,
-            unscaled,
-            update,
-            not stepped,
-            len(half),
-        )
 
     def nudged(self, size: float, seed: int) -> Start:
         """The same with every weight and pixel times 1 + r, r uniform in [-size, size]; -size gives the opposite."""
@@ -162,15 +85,64 @@ class Start:
         return dataclasses.replace(self, model=model, images=nudge(self.images))
 
 
+class Step:
+    """One step of a copy of the network of ``start`` in the precision that ``settings.amp`` names, stage by stage.
+
+    Dicts are by parameter name, float32 and shaped as the parameters. ``scaled_loss``: what backward begins from.
+    ``scaled`` and ``unscaled``: gradients as backward leaves them and as the optimizer sees them. ``skipped``: the
+    scaler leaves the optimizer out. ``half_layers``: calls of modules without children that give half precision.
+    ``too_large``: scales at which the step was tried and skipped before.
+    """
+
+    def __init__(self, start: Start, settings: PrecisionSettings) -> None:
+        self.name = "fp32" if settings.amp == "off" else settings.amp
+        self.too_large: tuple[float, ...] = ()
+        self.half_layers = 0
+        self.skipped = True
+        model = copy.deepcopy(start.model)
+        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        scaler = build_scaler(settings, start.device)
+        optimizer = torch.optim.SGD(parameters.values(), lr=start.lr)
+        optimizer.register_step_post_hook(lambda *_: setattr(self, "skipped", False))
+        with watching(model, outputs=self._count_half), autocast(settings, start.device):
+            output, loss = start.forward(model, start.images)
+        scaled_loss = scaler.scale(loss)
+        scaled_loss.backward()
+        self.output = output.detach()
+        self.loss = loss.detach()
+        self.scaled_loss = scaled_loss.detach()
+        self.scaled = _gradients(parameters)
+        self.scale = scaler.get_scale()
+        scaler.unscale_(optimizer)
+        self.unscaled = _gradients(parameters)
+        self.before = {name: p.detach().clone() for name, p in parameters.items()}
+        with torch.no_grad():
+            for p in parameters.values():
+                p.zero_()  # a small update added to a large parameter would lose the last digits, which we compare
+        scaler.step(optimizer)
+        scaler.update()
+        self.update = {name: p.detach() for name, p in parameters.items()}
+
+    def _count_half(self, name: str, module: nn.Module, output: torch.Tensor) -> None:
+        self.half_layers += output.dtype in DTYPES.values() and not any(module.children())
+
+    @property
+    def after(self) -> Tensors:
+        """The parameters after the step."""
+        return {name: value + self.update[name] for name, value in self.before.items()}
+
+    @property
+    def non_finite(self) -> int:
+        """Number of gradient values that are infinite or nan after backward."""
+        return sum(int((~torch.isfinite(gradient)).sum()) for gradient in self.scaled.values())
+
+
 def _gradients(parameters: Mapping[str, nn.Parameter]) -> Tensors:
     return {name: p.grad.detach().clone() for name, p in parameters.items() if p.grad is not None}
 
 
-@contextmanager
-def true_float32() -> Iterator[None]:
-    """A context in which a GPU's float32 convolutions are float32: by default they round to TF32, as coarse as fp16."""
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
-        yield
+# In this context a GPU's float32 convolutions are float32: by default they round to TF32, as coarse as fp16.
+true_float32 = partial(torch.backends.cudnn.flags, enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
 
 
 def formats(device: torch.device) -> tuple[list[str], list[str]]:
@@ -205,10 +177,10 @@ def single_layer(device: torch.device, init_scale: float) -> tuple[torch.Tensor,
         return output, output
 
     start = Start(layer, images, forward, 1.0, device)
-    first = start.step(PrecisionSettings(amp="off"))
+    first = Step(start, PrecisionSettings(amp="off"))
     layer.load_state_dict(first.after)
     names = ("off", *formats(device)[0])
-    return images, first, [start.step(PrecisionSettings(amp=name, init_scale=init_scale)) for name in names]
+    return images, first, [Step(start, PrecisionSettings(amp=name, init_scale=init_scale)) for name in names]
 
 
 def network(start: Start, settings: PrecisionSettings, *, halve: bool) -> tuple[Step, list[Agreement]]:
@@ -218,22 +190,19 @@ def network(start: Start, settings: PrecisionSettings, *, halve: bool) -> tuple[
     ``settings.init_scale`` is the only one.
     """
     full = dataclasses.replace(settings, amp="off")
-    reference = start.step(full)
+    reference = Step(start, full)
     agreements = []
     for name in formats(start.device)[0]:
         tried: list[float] = []
-        mixed = start.step(dataclasses.replace(settings, amp=name))
+        mixed = Step(start, dataclasses.replace(settings, amp=name))
         while mixed.skipped and halve and len(tried) < HALVINGS:
             tried.append(mixed.scale)
-            mixed = start.step(dataclasses.replace(settings, amp=name, init_scale=mixed.scale / 2))
+            mixed = Step(start, dataclasses.replace(settings, amp=name, init_scale=mixed.scale / 2))
         size = NUDGE_SIZE * UNIT_ROUNDOFF[name]
-        nudged = [
-            relative_error(start.nudged(sign * size, seed).step(full).update, reference.update)
-            for seed in range(NUDGE_PAIRS)
-            for sign in (1, -1)
-        ]
-        step = dataclasses.replace(mixed, too_large=tuple(tried))
-        agreements.append(agreement(step, reference, max(nudged, key=_nan_last)))
+        nudges = [Step(start.nudged(sign * size, seed), full) for seed in range(NUDGE_PAIRS) for sign in (1, -1)]
+        nudged = torch.tensor([relative_error(step.update, reference.update) for step in nudges], dtype=torch.float64)
+        mixed.too_large = tuple(tried)
+        agreements.append(Agreement(mixed, reference, float(nudged.max())))  # nan, if one is
     return reference, agreements
 
 
@@ -260,17 +229,34 @@ def tolerance(name: str, layers: int, nudged: float = 0.0) -> float:
 
 @dataclass(frozen=True)
 class Agreement:
-    """A step in half precision against the one in float32; ``error`` and ``nudged`` are relative, of the update.
+    """A step in half precision against ``reference``, the one in float32. Errors are relative, of the update.
 
     ``nudged``: the largest error of float32 with nudged weights and images, 0 where it was not measured.
-    ``problem``: what is wrong where the error alone does not say it.
     """
 
     step: Step
-    error: float
-    tolerance: float
-    nudged: float
-    problem: str
+    reference: Step
+    nudged: float = 0.0
+
+    @property
+    def error(self) -> float:
+        return relative_error(self.step.update, self.reference.update)
+
+    @property
+    def tolerance(self) -> float:
+        return tolerance(self.step.name, self.step.half_layers, self.nudged)
+
+    @property
+    def problem(self) -> str:
+        """What is wrong where the error alone does not say it."""
+        size = norm(self.reference.update)
+        bad = f"{self.step.non_finite:,} gradient values not finite" if self.step.non_finite else ""
+        if not 0 < size < math.inf:
+            return f"nothing to compare with: the update in fp32 has the norm {size:g}"
+        if not self.step.skipped:
+            return bad
+        cure = "so it is not the scale" if self.step.too_large else "lower --init-scale"
+        return f"step skipped: {bad or 'all finite'} at scale {self.step.scale:g}; {cure}"
 
     @property
     def agrees(self) -> bool:
@@ -285,20 +271,6 @@ class Agreement:
         return f"{self.step.name}: {'agrees' if self.agrees else 'DISAGREES'} ({figures}{shaky})"
 
 
-def agreement(step: Step, reference: Step, nudged: float = 0.0) -> Agreement:
-    """Compare the update of ``step`` with that of ``reference``, in float32."""
-    size = norm(reference.update)
-    bad = step.non_finite
-    problem = f"{bad:,} gradient values not finite" if bad else ""
-    if not 0 < size < math.inf:
-        problem = f"nothing to compare with: the update in fp32 has the norm {size:g}"
-    elif step.skipped:
-        cure = "so it is not the scale" if step.too_large else "lower --init-scale"
-        problem = f"step skipped: {problem or 'all finite'} at scale {step.scale:g}; {cure}"
-    allowed = tolerance(step.name, step.half_layers, nudged)
-    return Agreement(step, relative_error(step.update, reference.update), allowed, nudged, problem)
-
-
 def underflow(step: Step, reference: Step) -> float:
     """The share of gradient values that are zero where float32's are not, among those."""
     lost = there = 0
@@ -307,10 +279,6 @@ def underflow(step: Step, reference: Step) -> float:
         there += int(nonzero.sum())
         lost += int((nonzero & (step.unscaled[name] == 0)).sum())
     return lost / max(there, 1)
-
-
-def _nan_last(value: float) -> float:
-    return math.inf if math.isnan(value) else value
 
 
 # ---------------------------------------------------------------------------------- numbers as text

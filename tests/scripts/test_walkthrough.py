@@ -13,7 +13,7 @@ import main
 from scripts.amp_walkthrough import main as walk_through
 from scripts.amp_walkthrough import without_dropout
 from scripts.audit import walkthrough
-from scripts.audit.walkthrough import Start, agreement, network, relative_error, single_layer, tolerance
+from scripts.audit.walkthrough import Agreement, Start, Step, network, relative_error, single_layer, tolerance
 from utils.config.groups.precision import PrecisionSettings
 from utils.precision.amp import Scaler
 
@@ -136,7 +136,7 @@ def test_resume_compares_the_weights_of_the_run(tmp_path, capsys):
 def test_a_step_of_sgd_is_taken_and_the_model_stays_as_it_was():
     start = smooth()
     before = {name: value.clone() for name, value in start.model.state_dict().items()}
-    step = start.step(PrecisionSettings(amp="off"))
+    step = Step(start, PrecisionSettings(amp="off"))
 
     _, loss = start.forward(start.model, start.images)
     loss.backward()
@@ -176,7 +176,7 @@ def test_a_gradient_off_by_5_percent_is_red_where_no_unit_switches_and_by_half_a
 
     wrong_unscale(monkeypatch, lambda _: 1.005)
     _, _, (full, fp16, _) = single_layer(CPU, 4096.0)
-    assert not agreement(fp16, full).agrees
+    assert not Agreement(fp16, full).agrees
 
 
 def test_gradients_that_underflow_in_fp16_are_red_without_a_scale_and_agree_with_one():
