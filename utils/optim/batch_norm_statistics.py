@@ -1,4 +1,4 @@
-"""Batch-norm statistics for weights that were never trained with: those of the moving average."""
+"""Batch-norm statistics for averaged weights, which the network was never trained with."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from utils.runtime.sharding import idle_pass, release
 
 
 class Loader(Protocol):
-    """A training loader, as ``recompute`` needs it."""
+    """The part of a training loader that ``recompute`` needs."""
 
     @property
     def image_shape(self) -> tuple[int, int, int]: ...
 
     def shared_out(self, epoch: int, steps: int) -> tuple[int, Iterator[Any]]:
-        """The number of forward passes over all ranks, and this rank's batches."""
+        """The number of forward passes, on all ranks, of ``epoch``'s first ``steps``; and this rank's batches."""
 
 
 @torch.no_grad()
@@ -38,12 +38,12 @@ def recompute(
 ) -> None:
     """Set ``model``'s batch-norm statistics to the mean and variance over the samples of ``epoch``'s first ``steps``.
 
-    Each layer normalises by the statistics of the current pass and counts them; mean and unbiased variance over all
-    passes are pooled (PreciseBN: Wu and Johnson, Rethinking "Batch" in BatchNorm, 2021, section 3). Everything else is
-    in evaluation mode, without dropout, as when the statistics are used. The passes do not depend on the ranks, which
-    take them in turn, and are summed one by one: any number of ranks gets the same bits. ``between`` is called equally
-    often on all ranks. A layer keeps its statistics if it is not called, if the network keeps it in evaluation mode, or
-    if the new ones are not finite.
+    Each layer normalises by the statistics of the current pass; mean and unbiased variance are pooled over all passes
+    (PreciseBN: Wu and Johnson, Rethinking "Batch" in BatchNorm, 2021, section 3). Everything else is in evaluation
+    mode, without dropout, as when the statistics are used. The ranks take turns, but neither the passes nor the order
+    of their summation depends on the number of ranks, so any number gives the same bits. Every rank calls ``between``
+    after each round of passes. A layer keeps its statistics if it is not called, if the network keeps it in evaluation
+    mode, or if the new ones are not finite.
     """
     layers = layers_with_statistics(model)
     if not layers or not steps:
@@ -67,14 +67,14 @@ def recompute(
 
 
 def layers_with_statistics(model: nn.Module) -> list[_BatchNorm]:
-    """The batch-norm layers that gather running statistics when ``model`` trains. Leaves it in training mode."""
+    """The batch-norm layers that gather running statistics when ``model`` trains. Leaves ``model`` in training mode."""
     model.train()
     layers = (module for module in model.modules() if isinstance(module, _BatchNorm))
     return [layer for layer in layers if layer.training and layer.running_mean is not None]
 
 
 class _Sums:
-    """Counts, sums and sums of squares of ``layers``' inputs: float64 (3, channels of all layers).
+    """Count, sum and sum of squares of the ``layers``' inputs, by channel: float64 (3, channels of all layers).
 
     ``total``: over all passes so far.
     """
@@ -88,7 +88,7 @@ class _Sums:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Let layers, inside, normalise by the batch, as without running statistics, and count their inputs."""
+        """Context in which layers normalise by the batch, as without running statistics, and add up their inputs."""
         kept = [(layer, layer.running_mean, layer.running_var) for layer in self.layers]
         hooks = [layer.register_forward_pre_hook(self._add) for layer in self.layers]
         for layer in self.layers:
@@ -114,17 +114,17 @@ class _Sums:
         row += torch.stack([torch.full_like(mean, count), count * mean, (count - 1) * variance + count * mean**2])
 
     def take(self) -> torch.Tensor:
-        """The sums of the last pass; the next begins at zero."""
+        """Return the sums of the last pass, float64 (3, channels of all layers), and reset them to zero."""
         row = self._row.clone()
         self._row.zero_()
         return row
 
     def pool(self) -> None:
-        """Give the layers the statistics over all passes."""
+        """Set each layer's statistics to those over all passes, where these are finite."""
         for layer, (count, summed, squares) in zip(self.layers, self.total.split(self.sizes, dim=1), strict=True):
             mean = summed / count
             variance = ((squares - count * mean**2) / (count - 1)).clamp(min=0)
-            assert layer.running_mean is not None and layer.running_var is not None  # of such layers
+            assert layer.running_mean is not None and layer.running_var is not None  # in layers with statistics
             mean = mean.to(layer.running_mean.dtype)
             variance = variance.to(layer.running_var.dtype)
             sound = mean.isfinite() & variance.isfinite()

@@ -1,6 +1,6 @@
-"""Everything that updates a network's weights, built together: optimizer, moving average and scaler.
+"""Builds all that updates a network's weights, together: optimizer, average of the weights and scaler.
 
-What the optimizer's first step needs beside the weights is found before, without needing it.
+The memory of the optimizer's first step is measured beforehand, without allocating it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from utils.runtime.distributed import Distributed
 
 
 class OptimizerParts(NamedTuple):
-    """Optimizer, or several, each for its own parameters; the average of the weights, if any; and the scaler."""
+    """The optimizer, or several, each for its own parameters; the average of the weights, if any; and the scaler."""
 
     optimizer: Optimizers
     ema: WeightAverage | None
@@ -38,7 +38,7 @@ class OptimizerParts(NamedTuple):
 def build_optimizer_parts(
     args: Settings, model: nn.Module, freezing: Freezing, distributed: Distributed
 ) -> OptimizerParts:
-    """The parts that update ``model``, which ``--shard-model`` spreads over the processes. Raises ``UserError``."""
+    """Build what updates ``model``, first spread over the processes if --shard-model says so. Raises ``UserError``."""
     twin = _spread(args, model, distributed)
     refuse_beyond_memory(args.optimisation, model, distributed.device)
     optimizer = freezing.separate(build_optimizer(args.optimisation, model))
@@ -50,7 +50,7 @@ def build_optimizer_parts(
 def _spread(args: Settings, model: nn.Module, distributed: Distributed) -> nn.Module | None:
     """Spread ``model`` over the processes if ``--shard-model`` says so, before its optimizer is built.
 
-    Gives the module that its moving average needs, spread alike; None without. Raises ``UserError``.
+    Returns the copy of ``model``, spread alike, for its moving average; None if it has none. Raises ``UserError``.
     """
     if not args.model.shard_model or distributed.world_size == 1 or args.run.dry_run:
         return None
@@ -62,9 +62,9 @@ def _spread(args: Settings, model: nn.Module, distributed: Distributed) -> nn.Mo
 
 
 class _Largest(TorchDispatchMode):
-    """Remembers the most bytes that one operation read and made, without ``old`` tensors: both are there at once.
+    """Records the most bytes that one operation has read and written, without ``old`` tensors, as both exist at once.
 
-    A number that is read is 1, a place or truth 0.
+    Reading a tensor's value gives 1 for a floating-point number, and 0 for an integer or a boolean.
     """
 
     def __init__(self, old: Iterable[torch.Tensor]) -> None:
@@ -83,7 +83,7 @@ class _Largest(TorchDispatchMode):
 
 
 def refuse_beyond_memory(settings: OptimisationSettings, model: nn.Module, device: torch.device) -> None:
-    """Raise ``UserError`` if the first step cannot fit ``device``: on a CPU the system may kill the process."""
+    """Raise ``UserError`` if ``device`` lacks memory for the first step: on a CPU the system might kill the process."""
     needed = step_bytes(settings, model)
     there = memory_bytes(device)
     if needed > there:
@@ -95,11 +95,10 @@ def refuse_beyond_memory(settings: OptimisationSettings, model: nn.Module, devic
 
 
 def step_bytes(settings: OptimisationSettings, model: nn.Module) -> int:
-    """Bytes that the first step needs at least: its state, and what its largest operation holds besides.
+    """Bytes that the first step needs at least: the optimizer's state, and what its largest operation holds besides.
 
-    A twin of ``model`` on the meta device, where arrays have shapes and no content, takes that step, and another, in
-    which the state is there before. 0 for torch's own optimizers and ours, whose state is no more than a few times the
-    weights.
+    A twin of ``model`` on the meta device, where tensors have shapes but no content, takes that step and a second one,
+    which finds the state made. 0 for torch's own optimizers and ours, whose state is at most a few times the weights.
     """
     if settings.optimizer in OWN:
         return 0
@@ -117,7 +116,7 @@ def step_bytes(settings: OptimisationSettings, model: nn.Module) -> int:
         state: list[torch.Tensor] = []
         for _ in range(2):
             largest = _Largest([*old, *state])
-            # What fails there, such as a kernel that knows no shapes, may work: what was made until then is needed.
+            # A step that fails on the meta device may work on the real one, and needs at least what it has made so far.
             with suppress(Exception), largest:
                 for optimizer in optimizers:
                     optimizer.step()

@@ -19,14 +19,14 @@ from utils.config.spelling import some
 def class_weights(labels: torch.Tensor, classes: Sequence[str], setting: str) -> torch.Tensor:
     """The weight of each class, float32 (classes,), whose mean over the training images is 1.
 
-    ``labels``: int64 (n,), those of the training images. ``setting``: 'balanced' for n / (k * count), as scikit-learn's
-    ``compute_class_weight``, with the k classes that have images; otherwise a CSV or YAML file of class names and
-    weights (``read_weights``), which are divided by their mean over the training images. With several labels an image,
-    int8 (n, classes), those are the weights of ``of_several_labels``.
+    ``labels``: int64 (n,), of the training images. ``setting``: 'balanced' for n / (k * count), as in scikit-learn's
+    ``compute_class_weight``, where k is the number of classes with images; otherwise a CSV or YAML file of class names
+    and weights (``read_weights``), which are divided by their mean over the training images. Multi-label data, int8 (n,
+    classes), get the weights of ``of_several_labels`` instead.
 
-    Because that mean is 1, a loss weights its terms and divides by the number of images. torch's own weighted mean
-    divides by the sum of the weights in the micro-batch, which differs between ranks and forward passes: their average
-    would not be the gradient of one large batch.
+    Because the mean is 1, a loss can weight its terms and divide by the number of images. torch's weighted mean divides
+    by the sum of the weights in the micro-batch, which differs between ranks and forward passes: averaged over these,
+    the gradient would not be that of one large batch.
     """
     if labels.ndim > 1:
         return of_several_labels(labels, classes, setting)
@@ -44,10 +44,11 @@ def class_weights(labels: torch.Tensor, classes: Sequence[str], setting: str) ->
 
 
 def of_several_labels(labels: torch.Tensor, classes: Sequence[str], setting: str) -> torch.Tensor:
-    """Factors of the loss terms of images that show a class, float32 (classes,), as torch's ``pos_weight``.
+    """Factor, for each class, of the loss terms of images that show it: float32 (classes,), as torch's ``pos_weight``.
 
-    ``labels``: int8 (n, classes) of 0, 1 and -1, missing. 'balanced': the known images that do not show the class for
-    each that does, so that both weigh the same; 1 where there are none of either. Otherwise as the file says.
+    ``labels``: int8 (n, classes) of multi-label data: 1 shown, 0 not shown, -1 missing. With 'balanced' the factor is
+    the number of images known not to show the class divided by the number that show it, so that both weigh the same; 1
+    if either number is 0. Otherwise the file gives the factors.
     """
     if setting != BALANCED:
         return torch.tensor(read_weights(Path(setting), classes), dtype=torch.float32)
@@ -62,14 +63,14 @@ def refuse_other_weights(
     path: Path,
     warn: Callable[[str], None] | None,
 ) -> None:
-    """Raise ``UserError`` if the checkpoint ``path`` to resume, of ``state``, was trained with other ``weights``.
+    """Raise ``UserError`` if checkpoint ``path`` to resume, with content ``state``, was trained with other weights.
 
-    Or with the same, which earlier versions took for the weights of classes' terms of --loss bce, and of label
-    smoothing. With ``warn``, only say so.
+    Also raises it if an earlier version applied the same weights to the terms of classes (--loss bce, label smoothing)
+    instead of to images. With ``warn``, passes the message to it instead.
     """
     begun = state.get("class_weights")
     difference = None
-    if begun not in (None, weights.tolist()):  # a run without any differs in its settings
+    if begun not in (None, weights.tolist()):  # a run without weights differs in its settings
         difference = "other weights of the classes"
         advice = "restore the file"
     elif begun and not state.get("weighs_images") and (settings.loss == "bce" or settings.label_smoothing):
@@ -85,10 +86,10 @@ def refuse_other_weights(
 
 
 def read_weights(path: Path, classes: Sequence[str]) -> list[float]:
-    """The weights of ``classes`` in a file: lines ``name,weight`` of a CSV file, or ``name: weight`` of a YAML file.
+    """Read the weights of ``classes`` from lines ``name,weight`` of a CSV file or ``name: weight`` of a YAML file.
 
-    Raises ``UserError`` if the file cannot be read, lacks a class, names another one or one twice, or if a weight is
-    not a finite number of at least 0.
+    Raises ``UserError`` if the file cannot be read, lacks a class, names an unknown class or one twice, or if a weight
+    is not a finite number of at least 0.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")

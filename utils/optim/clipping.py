@@ -20,18 +20,18 @@ Measured = list[tuple[list[nn.Parameter], Sequence[torch.Tensor]]]
 
 
 class GradientClipper:
-    """Measures the gradient's norm and clips as the settings say.
+    """Measures the gradient's norm and clips the gradient as the settings say.
 
-    By norm (Pascanu et al., On the difficulty of training recurrent neural networks, 2013): the whole
-    gradient is scaled down to that norm. By value: each element is clamped. Adaptive: see ``clip_adaptively``;
-    output layers are not clipped, as in the paper.
+    By norm (Pascanu et al., On the difficulty of training recurrent neural networks, 2013): a gradient with a larger
+    norm is scaled down to that norm. By value: each element is clamped. Adaptive: see ``clip_adaptively``; output
+    layers are not clipped, as in the paper.
 
-    ``each_skips``: a scaler skips each of ``optimizers`` whose part of the gradient is not finite. The norm is then
-    that of the other parts, which are stepped with, and an overflow in one part does not affect another. Otherwise
-    the gradient has only one part.
+    ``each_skips``: True if a scaler skips each of ``optimizers`` whose part of the gradient is not finite. The norm is
+    then that of the other parts, which are used for the step, and an overflow in one part does not affect another.
+    Otherwise the gradient has only one part.
 
-    If ``model`` is sharded, each process has its part of each gradient, and ``over_ranks`` gives the norm of a vector
-    of which each process has a part, from the norm of that part, a tensor ().
+    If ``model`` is sharded, each process holds a part of each gradient; ``over_ranks`` turns the norm of this process's
+    part, a tensor (), into the norm of the whole.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class GradientClipper:
         self.measured: Measured = []
 
     def __call__(self) -> torch.Tensor:
-        """Clip the gradients in place; gives the norm before clipping of what is stepped with, a tensor ().
+        """Clip the gradients in place; return the norm, before clipping, of the parts used for the step: a tensor ().
 
-        It is not finite if no part of the gradient is.
+        The norm is not finite if no part of the gradient is.
         """
         # nn.utils.get_total_norm without its sorting by devices and types, which took as long as the norms themselves.
         present = [[parameter for parameter in part if parameter.grad is not None] for part in self._parts]
@@ -89,15 +89,15 @@ def _own_parts(parameters: Iterable[nn.Parameter]) -> list[Any]:
 
 
 def _over_finite(norms: list[torch.Tensor]) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
-    """The norm over those parts whose norm is finite, and the norm to clip each part by.
+    """The norm over all parts whose norm is finite, a tensor (), and the norm to clip each part by.
 
-    A part without a finite norm is clipped by infinity, that is to zero: usually its optimizer is skipped anyway, and
-    if only the norm overflowed, the gradient is too large to step with. The host reads nothing.
+    A part without a finite norm is clipped by infinity, that is, to zero: usually its optimizer skips the step anyway,
+    and if only the norm overflowed, the gradient is too large to step with. The host reads nothing.
     """
     if len(norms) == 1:
         return norms[0], norms
     each = torch.stack(norms)
-    unbounded = each - each != 0  # of infinity and NaN that is NaN
+    unbounded = each - each != 0  # infinity and NaN give NaN here
     over_finite = torch.linalg.vector_norm(each.masked_fill(unbounded, 0))
     norm = torch.where(unbounded.all(), torch.linalg.vector_norm(each), over_finite)
     return norm, norm.expand(len(norms)).masked_fill(unbounded, math.inf).unbind()
@@ -105,11 +105,12 @@ def _over_finite(norms: list[torch.Tensor]) -> tuple[torch.Tensor, Sequence[torc
 
 @torch.no_grad()
 def clip_adaptively(parameters: Iterable[nn.Parameter], share: float) -> None:
-    """Scale the gradient of each unit to at most ``share`` of its weights' norm, which counts as at least 0.001.
+    """Scale each unit's gradient down to at most ``share`` times the norm of its weights, taken as at least 0.001.
 
-    Brock et al., High-performance large-scale image recognition without normalization, 2021, equation 3. A unit is
-    a row of a matrix, a filter, or a whole vector. Gives the bits of ``timm.utils.adaptive_clip_grad``, which takes
-    eleven operations per parameter; here it is three per weight, one per vector, and a few for all of them together.
+    Brock et al., High-performance large-scale image recognition without normalization, 2021, equation 3. A unit is a
+    row of a matrix, a filter, or a whole vector. Gives the same bits as ``timm.utils.adaptive_clip_grad``, which takes
+    eleven operations per parameter; this takes three per matrix or filter bank, one per vector, and a few for all
+    together.
     """
     parameters = [parameter for parameter in parameters if parameter.grad is not None]
     if not parameters:
@@ -125,7 +126,7 @@ def clip_adaptively(parameters: Iterable[nn.Parameter], share: float) -> None:
 
 
 def _unit_norms(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The norms (units,) of all units: those of tensors with several dimensions first, then those of vectors."""
+    """The norms (units,) of all units: first those of tensors with several dimensions, then those of vectors."""
     norms = [torch.linalg.vector_norm(t, dim=tuple(range(1, t.ndim))) for t in tensors if t.ndim > 1]
     vectors = [t for t in tensors if t.ndim <= 1]
     if vectors:
@@ -134,6 +135,6 @@ def _unit_norms(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def describe(settings: OptimisationSettings) -> str:
-    """The limits of the gradient."""
+    """Describe the limits of the gradient; 'none' without any."""
     limits = {"norm": settings.clip_grad_norm, "value": settings.clip_grad_value, "adaptive": settings.clip_grad_agc}
     return ", ".join(f"{name} {limit:g}" for name, limit in limits.items() if limit) or "none"

@@ -20,11 +20,12 @@ AnyLoss = TypeVar("AnyLoss", torch.Tensor, dict[str, torch.Tensor], Loss)
 class WeightedCrossEntropy(nn.Module):
     """Cross entropy in which each image counts with its class's weight, divided by the number of images.
 
-    That of a label is ``weights[label]``; each share of a mixed target has its own class's. torch's with
-    ``reduction="sum"``: its mean over labels divides by their weights, so that an image's influence would depend on the
-    others of its forward pass, and thus on ranks and accumulation. Smoothing counts with the image's weight, where
-    torch gives each class's part of it that class's: of 100 images of one class and one of another, the 5 % of either
-    that the rare class gets of a smoothed common image would outweigh the other 95. ``weights``: float (classes,).
+    A label has the weight ``weights[label]``; each share of a mixed target has the weight of its own class. Computed
+    with torch's ``reduction="sum"``: torch's mean divides by the weights of the labels, so that an image's influence
+    would depend on the other images of its forward pass, and thus on ranks and accumulation. Label smoothing counts
+    with the image's weight, whereas torch gives each class's part of it that class's weight: with 100 images of one
+    class and one of another, balanced weights would make the 5 % that a smoothed common image gives the rare class
+    outweigh its other 95 %. ``weights``: float (classes,).
     """
 
     weights: torch.Tensor
@@ -46,20 +47,20 @@ class WeightedCrossEntropy(nn.Module):
 
 
 class BinaryCrossEntropy(nn.Module):
-    """Binary cross entropy of each class on its own, the mean over images and classes.
+    """Binary cross entropy of each class on its own; the mean over images and classes.
 
-    Wightman et al., ResNet strikes back, 2021. timm's ``BinaryCrossEntropy``, except that mixed targets are smoothed
-    too, as by cross entropy (timm's mixup smooths them). ``threshold``: targets above it, after smoothing, become 1 and
-    the others 0. ``sum_classes``: the sum over classes instead of their mean. ``weights``: float (classes,), a factor
-    of all terms of an image that shows the class (a factor of the class's terms would raise those of the images that do
-    not show it alike, and so balance nothing). ``positive_weight``: a factor of the terms of classes that an image
-    shows.
+    Wightman et al., ResNet strikes back, 2021. The same as timm's ``BinaryCrossEntropy``, except that mixed targets are
+    smoothed too, as in cross entropy (timm's mixup smooths them). ``threshold``: targets above it, after smoothing,
+    become 1 and the others 0. ``sum_classes``: take the sum over classes instead of their mean. ``weights``: float
+    (classes,), a factor of all terms of an image that shows the class (a factor of the class's terms would also raise
+    those of images that do not show it, and so balance nothing). ``positive_weight``: a factor of the terms of classes
+    that an image shows.
 
-    With several labels an image, targets are floats (n, classes), NaN where a label is missing, whose term counts
-    nothing. The sum of all terms is divided by n times ``known``, the mean number of known labels of a training image:
-    a constant, so that neither ranks nor accumulation change the gradient, as the number of those in a forward pass
-    would. Without missing labels that is the mean over images and classes. Smoothing moves a target towards a half, and
-    ``weights`` are factors of the terms of images that show the class.
+    For multi-label data, targets are floats (n, classes), with NaN for a missing label, whose term is left out. The sum
+    of all terms is divided by n times ``known``, the mean number of known labels per training image: a constant, so
+    that the gradient depends neither on ranks nor on accumulation, as it would with the number of known labels in a
+    forward pass. Without missing labels this is the mean over images and classes. Smoothing moves a target towards a
+    half, and ``weights`` are factors of the terms of images that show the class.
     """
 
     weights: torch.Tensor | None
@@ -102,21 +103,21 @@ class BinaryCrossEntropy(nn.Module):
         weights: torch.Tensor | None,
         positive: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The mean of all terms, with one label an image; ``weights``: of images, (n, 1)."""
+        """Mean of all terms of single-label images, a tensor (). ``weights``: of the images, (n, 1)."""
         return functional.binary_cross_entropy_with_logits(logits, targets, weights, pos_weight=positive)
 
     def terms(self, logits: torch.Tensor, targets: torch.Tensor, positive: torch.Tensor | None) -> torch.Tensor:
-        """The term of each image and class, (n, classes); ``positive``: a factor of those of classes that are shown."""
+        """Term of each image and class, (n, classes). ``positive``: a factor of the terms of classes that are shown."""
         return functional.binary_cross_entropy_with_logits(logits, targets, pos_weight=positive, reduction="none")
 
 
 class AsymmetricLoss(BinaryCrossEntropy):
-    """Binary cross entropy with less weight on what is easily told apart, most of all on classes that are not shown.
+    """Binary cross entropy with less weight on terms that are already small, above all of classes that are not shown.
 
-    Ben-Baruch et al., Asymmetric loss for multi-label classification, 2021: a class that an image shows has the factor
-    (1 - p) ** gamma+; of the others, p less ``clip`` stands for p, and the factor is that to the power of gamma-. For
-    targets of 0 and 1 it is timm's ``AsymmetricLossMultiLabel``, which sums over classes. Each part of a
-    smoothed or mixed target has its own factor. ``gammas``: gamma- and gamma+.
+    Ben-Baruch et al., Asymmetric loss for multi-label classification, 2021: the term of a class that an image shows has
+    the factor (1 - p) ** gamma+. For the other classes p is first reduced by ``clip``, and the factor is p ** gamma-.
+    For targets of 0 and 1 this is timm's ``AsymmetricLossMultiLabel``, which sums over classes. Each part of a smoothed
+    or mixed target has its own factor. ``gammas``: gamma- and gamma+.
     """
 
     def __init__(self, settings: LossSettings, weights: torch.Tensor | None, known: float | None) -> None:
@@ -151,11 +152,11 @@ class AsymmetricLoss(BinaryCrossEntropy):
 
 
 class FocalLoss(nn.Module):
-    """Cross entropy times (1 - p) ** ``gamma``, p the probability of the target's class; the mean over images.
+    """Cross entropy times (1 - p) ** ``gamma``, where p is the probability of the target's class; the mean over images.
 
     Lin et al., Focal loss for dense object detection, 2017, for classes that exclude each other (softmax). Each share
-    of a smoothed or mixed target has the factor of its own class. With ``gamma`` 0 it is cross entropy. ``weights``:
-    float (classes,), the paper's alpha, which count as those of ``WeightedCrossEntropy``.
+    of a smoothed or mixed target has the factor of its own class. With ``gamma`` 0 this is cross entropy. ``weights``:
+    float (classes,), the paper's alpha, applied as in ``WeightedCrossEntropy``.
     """
 
     weights: torch.Tensor | None
@@ -183,10 +184,11 @@ class FocalLoss(nn.Module):
 
 
 def mean_loss(criterion: Callable[..., AnyLoss], weights: torch.Tensor | None, *tensors: torch.Tensor) -> AnyLoss:
-    """The mean of ``criterion``'s loss over n images, or with ``weights``, float (n,), of each one's times its weight.
+    """Mean of ``criterion``'s loss over n images; ``weights``, if any, float (n,), are factors of images' losses.
 
-    ``tensors``: what ``criterion`` takes, (n, ...) each. It divides by n, not by the weights of these n, for the same
-    reason as ``WeightedCrossEntropy``: then means over ranks and forward passes are those of one large batch.
+    ``tensors``: the arguments of ``criterion``, (n, ...) each. The sum is divided by n, not by the sum of the weights,
+    for the same reason as in ``WeightedCrossEntropy``: means over ranks and forward passes are then those of one large
+    batch.
     """
     if weights is None:
         return criterion(*tensors)
@@ -197,7 +199,7 @@ def mean_loss(criterion: Callable[..., AnyLoss], weights: torch.Tensor | None, *
 
 
 class PluginLoss(nn.Module):
-    """A loss of a user's file: a function of logits and targets."""
+    """A loss from a user's file, a function of logits and targets. Raises ``UserError`` unless it returns a number."""
 
     def __init__(self, function: plugins.Entry) -> None:
         super().__init__()
@@ -213,7 +215,7 @@ class PluginLoss(nn.Module):
 
 
 def image_weights(targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """The weight of each image (n,): its label's of ``weights`` (classes,), or their mean over the image's shares."""
+    """Weight of each image, (n,): its label's of ``weights`` (classes,), or their mean over a mixed image's shares."""
     return targets.to(weights.dtype) @ weights if targets.is_floating_point() else weights[targets]
 
 
@@ -222,7 +224,7 @@ def _at_least_float32(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _shares(targets: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """``targets`` as shares (n, classes) of the ``logits``' type."""
+    """Targets as shares (n, classes), in the dtype of ``logits``."""
     if not targets.is_floating_point():
         targets = functional.one_hot(targets, logits.shape[1])
     return targets.to(logits.dtype)
@@ -249,11 +251,10 @@ def build_criterion(
 ) -> nn.Module:
     """The training loss that ``settings`` name, with label smoothing (Szegedy et al., Rethinking Inception, 2015).
 
-    Takes logits (n, classes) and targets, int64 (n,) or the shares of mixed images (n, classes); gives the mean over n,
-    a tensor (). ``class_weights``: float (classes,), on the logits' device. ``known``: with several labels an image,
-    the mean number of known ones of a training image; targets are then as ``BinaryCrossEntropy`` takes them. Validation
-    always measures cross entropy, or that of each class, without smoothing or weights, so that runs with other losses
-    compare.
+    Maps logits (n, classes) and targets, int64 (n,) or shares (n, classes) of mixed images, to the mean loss, shape ().
+    ``class_weights``: float (classes,), on the logits' device. ``known``, for multi-label data: the mean number of
+    known labels per training image; targets are then those of ``BinaryCrossEntropy``. Validation always uses plain
+    (binary) cross entropy, without smoothing or weights, so that runs with different losses can be compared.
     """
     own = plugins.added("loss").get(settings.loss)
     if own is None:
@@ -266,12 +267,12 @@ def build_criterion(
 
 
 def mean_known(labels: torch.Tensor) -> float | None:
-    """Known labels of an image, the mean of int8 (n, classes) with -1 for missing; None of one label an image, (n,)."""
+    """Mean number of known labels per image in int8 (n, classes), where -1 is missing; None for single labels, (n,)."""
     return float((labels >= 0).sum() / len(labels)) if labels.ndim > 1 else None
 
 
 def describe(settings: LossSettings, gradient_penalty: float) -> str:
-    """The training loss and what shapes it."""
+    """Describe the training loss and its parameters."""
     each = settings.loss in OF_EACH_CLASS
     asymmetric = settings.loss == "asymmetric"
     values = {

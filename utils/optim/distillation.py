@@ -1,4 +1,4 @@
-"""Knowledge distillation: a loss that also compares the network with a teacher's answers to the same images."""
+"""Knowledge distillation: a loss that also compares the network's logits with a teacher's for the same images."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ class Origin(NamedTuple):
 
 
 class Teacher(nn.Module):
-    """A trained network that answers the student's images: float (n, c, h, w) into logits (n, classes).
+    """A trained network that maps the student's images, float (n, c, h, w), to logits (n, classes).
 
-    It stays in evaluation mode and needs no gradient. Its images are those of the student, augmented and mixed,
-    renormalised by ``scale`` and ``shift`` (c,) where mean or standard deviation differ, and resized to ``size`` pixels
-    where theirs is another. ``order``: the student's classes among the teacher's, int64 (classes,), None if they agree.
+    It stays in evaluation mode and computes no gradients. Its images are the student's, augmented and mixed,
+    renormalised by ``scale`` and ``shift`` (c,) if mean or standard deviation differ, and resized to ``size`` pixels if
+    theirs differs. ``order``: the teacher's number of each of the student's classes, int64 (classes,); None if the
+    classes agree.
     """
 
     scale: torch.Tensor | None
@@ -61,7 +62,7 @@ class Teacher(nn.Module):
 
     @property
     def state_in_checkpoint(self) -> dict[str, str]:
-        """Content of a run's checkpoints about it, without its weights."""
+        """The teacher's entry in a run's checkpoints: its identity, without the weights."""
         return self.origin._asdict()
 
     def __str__(self) -> str:
@@ -76,12 +77,12 @@ class Teacher(nn.Module):
 
 
 class Distillation(nn.Module):
-    """``(1 - alpha)`` times the loss of the labels and ``alpha`` times that of a teacher's answers.
+    """Sum of ``(1 - alpha)`` times the loss against the labels and ``alpha`` times the loss against a teacher's logits.
 
-    ``soft``: the Kullback-Leibler divergence of the teacher's and the network's softmax at ``temperature``, times its
-    square (Hinton et al., Distilling the knowledge in a neural network, 2015). DeiT's code divides it by the number of
-    classes too; here it is the mean over images, as in timm. ``hard``: cross entropy with the teacher's predictions as
-    labels (Touvron et al., Training data-efficient image transformers, 2021).
+    ``soft``: the Kullback-Leibler divergence between the teacher's and the network's softmax at ``temperature``, times
+    the temperature squared (Hinton et al., Distilling the knowledge in a neural network, 2015). DeiT's code also
+    divides it by the number of classes; here it is the mean over images, as in timm. ``hard``: cross entropy with the
+    teacher's predictions as labels (Touvron et al., Training data-efficient image transformers, 2021).
     """
 
     def __init__(self, criterion: nn.Module, teacher: Teacher, settings: LossSettings) -> None:
@@ -104,10 +105,10 @@ class Distillation(nn.Module):
         images: torch.Tensor,
         weights: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
-        """The two terms as they add up: means over n of ``logits`` (n, classes), tensors ().
+        """The weighted terms, by name, that add up to the loss: tensors (), means over ``logits`` (n, classes).
 
-        ``targets``: as the criterion takes them. ``images``: float (n, c, h, w), those that ``logits`` are of.
-        ``weights``: as ``mean_loss`` takes them, of both terms.
+        ``targets``: those of the criterion. ``images``: float (n, c, h, w), the input that gave ``logits``.
+        ``weights``: of the images, in all terms; see ``mean_loss``.
         """
         loss = mean_loss(self.criterion, weights, logits, targets)
         losses = loss if isinstance(loss, dict) else {"criterion": loss}
@@ -115,7 +116,7 @@ class Distillation(nn.Module):
         return terms | {"distillation": self.alpha * mean_loss(self.compare, weights, logits, self.teacher(images))}
 
     def compare(self, logits: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
-        """The teacher's term, a tensor (): ``logits`` against the teacher's ``answers``, (n, classes) each."""
+        """The teacher's term before weighting, a tensor (): compares its ``answers`` with ``logits``, (n, classes)."""
         dtype = torch.promote_types(logits.dtype, torch.float32)
         logits = logits.to(dtype)
         answers = answers.to(dtype)

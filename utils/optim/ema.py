@@ -1,4 +1,4 @@
-"""Averages of the weights: exponential, after each step; uniform, after each epoch; or that of the optimizer."""
+"""Averages of the weights: exponential, after each step; uniform, after each epoch; or the optimizer's own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Earlier = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Position(Protocol):
-    """A run's position, as ``EpochAverage`` needs it of ``utils.checkpoint.progress.Progress``."""
+    """A run's position: the part of ``utils.checkpoint.progress.Progress`` that ``EpochAverage`` needs."""
 
     epoch: int
     step: int
@@ -31,40 +31,40 @@ class Position(Protocol):
 
 
 class WeightAverage:
-    """``module``: a network with an average of a model's weights, once there is one (``has_begun``)."""
+    """An average of a model's weights. ``module``: a network that holds the average once ``has_begun`` is True."""
 
     module: nn.Module
     has_begun = True
 
     def update(self, updates: int, epoch: int = 0, after_step: Earlier | None = None) -> None:
-        """Follow the model's weights, moved in ``epoch``, counted from 0; ``updates``: the number of earlier calls.
+        """Update the average with the model's weights, in ``epoch`` (from 0), after ``updates`` earlier calls.
 
-        ``after_step`` gives, for each of the model's tensors, the one that holds what it was after the step; None: each
-        still does itself.
+        ``after_step`` maps each of the model's tensors to one that holds its value after the step; None if it does
+        itself.
         """
 
     def end_epoch(self, progress: Position) -> None:
-        """Follow the weights after the last step of an epoch; once, also if it is called again."""
+        """Update the average after the last step of an epoch; calling it again for the same step changes nothing."""
 
     def state(self) -> dict[str, Any] | None:
-        """The average for a checkpoint, with clean parameter names; None before it has begun."""
+        """The average for a checkpoint, by the model's own parameter names; None before the average has begun."""
         return {"model": self.module.state_dict()} if self.has_begun else None
 
     def load_state(self, state: Mapping[str, Any] | None) -> None:
-        """Restore what ``state`` gave. Raises ``TypeError`` for None, unless an average may not have begun."""
+        """Restore a result of ``state``. Raises ``TypeError`` for None, unless an average may not have begun yet."""
         if state is None:
             raise TypeError("the average of the weights is missing")
         load_state_dict(self.module, state["model"])
 
 
 class MovingAverage(WeightAverage):
-    """``module``, a copy of ``model`` whose weights follow the model's: average = d x average + (1 - d) x weights.
+    """Moving average in ``module``, a copy of ``model``: in each step, average = d x average + (1 - d) x weights.
 
-    Polyak and Juditsky, Acceleration of stochastic approximation by averaging, 1992. d is ``ema_decay``, and with
-    ``ema_warmup``, in the n-th update, n from 0, at most (1 + n) / (10 + n), as in TensorFlow's
-    ``ExponentialMovingAverage``: with the full decay from the beginning, the average consists of initial weights for
-    some 1 / (1 - decay) updates. Until epoch ``ema_start_epoch``, from 1, the average is the weights themselves, as
-    during the warm-up of torchvision's training script.
+    Polyak and Juditsky, Acceleration of stochastic approximation by averaging, 1992. d is ``ema_decay``, but with
+    ``ema_warmup`` at most (1 + n) / (10 + n) in update n, from 0, as in TensorFlow's ``ExponentialMovingAverage``: with
+    the full decay from the beginning, the average would consist of initial weights for some 1 / (1 - decay) updates.
+    Before epoch ``ema_start_epoch``, from 1, the average equals the weights, as during the warm-up of torchvision's
+    training script.
 
     Running statistics (buffers named ``running_*``) are averaged like the weights. They lag behind what the averaged
     weights need, so recompute those of batch norm before using the average (``utils/optim/batch_norm_statistics.py``).
@@ -86,7 +86,7 @@ class MovingAverage(WeightAverage):
             theirs.append(models)
 
     def decay_of(self, updates: int, epoch: int) -> float:
-        """The decay of the update that follows ``updates`` others, in ``epoch``, counted from 0."""
+        """The decay of an update in ``epoch`` (from 0) that follows ``updates`` others."""
         if epoch + 1 < self.first_epoch:
             return 0.0
         return min(self.decay, (1 + updates) / (10 + updates)) if self.warmup else self.decay
@@ -101,12 +101,12 @@ class MovingAverage(WeightAverage):
 
 
 class EpochAverage(WeightAverage):
-    """``module``, a copy of ``model`` with the mean of its weights at the ends of epochs ``first_epoch`` (from 1) on.
+    """Mean, in ``module``, a copy of ``model``, of its weights at the ends of epochs from ``first_epoch`` (from 1) on.
 
     Stochastic weight averaging: Izmailov et al., Averaging weights leads to wider optima and better generalization,
     2018; computed by torch's ``AveragedModel``. Buffers are those of the latest epoch: the statistics of batch norm
-    must be recomputed before using the average (``utils/optim/batch_norm_statistics.py``). The mean is there once
-    an epoch has entered it (``has_begun``).
+    must be recomputed before using the average (``utils/optim/batch_norm_statistics.py``). ``has_begun`` is True once
+    an epoch has entered the mean.
     """
 
     def __init__(self, model: nn.Module, first_epoch: int) -> None:
@@ -132,12 +132,12 @@ class EpochAverage(WeightAverage):
 
 
 class ScheduleFreeAverage(WeightAverage):
-    """``module``, a copy of ``model`` with the averaged weights x of its schedule-free ``optimizer``.
+    """The averaged weights x of a schedule-free ``optimizer``, in ``module``, a copy of ``model``.
 
-    They are copied when ``module`` is next asked for after a step, with all buffers of ``model``: the statistics of
-    batch norm must be recomputed before using the average (``utils/optim/batch_norm_statistics.py``), and stay until
-    the next step. Parameters without a state, which have never moved, are those of ``model``; so are frozen ones, as
-    all others are trained beside the weights y that these stay at.
+    They are copied when ``module`` is first read after a step, with all buffers of ``model``: the statistics of batch
+    norm must then be recomputed before using the average (``utils/optim/batch_norm_statistics.py``), and last until the
+    next step. Parameters without a state, which have never moved, are copied from ``model``; so are frozen parameters,
+    because all others are trained with the weights y, at which the frozen ones stay.
     """
 
     def __init__(self, model: nn.Module, optimizer: ScheduleFreeSGD) -> None:
@@ -147,7 +147,7 @@ class ScheduleFreeAverage(WeightAverage):
         self._has_moved = False
 
     @property
-    def module(self) -> nn.Module:  # type: ignore[override]  # read-only, and copied when asked for
+    def module(self) -> nn.Module:  # type: ignore[override]  # read-only, and copied when read
         if self._has_moved:
             self._copy()
         return self._module
@@ -176,9 +176,9 @@ def build_average(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),
     module: nn.Module | None = None,
 ) -> WeightAverage | None:
-    """The average of ``model``'s weights that its ``optimizer`` keeps or ``settings`` ask for, if any.
+    """The average of ``model``'s weights that its ``optimizer`` keeps or ``settings`` ask for; None if neither.
 
-    ``epochs``: those of the whole run. ``module``: a copy of ``model`` for a moving average, if there is one already.
+    ``epochs``: of the whole run. ``module``: a copy of ``model`` for a moving average, if there is one already.
     """
     if isinstance(optimizer, ScheduleFreeSGD):
         return ScheduleFreeAverage(model, optimizer)
@@ -189,7 +189,7 @@ def build_average(
 
 
 def _tensors(model: nn.Module) -> list[tuple[torch.Tensor, bool]]:
-    """Parameters and buffers, and for each whether it is averaged rather than copied."""
+    """Parameters and buffers, each with whether it is averaged rather than copied."""
     tensors = [(local(parameter), parameter.is_floating_point()) for parameter in model.parameters()]
     for name, buffer in model.named_buffers():
         is_statistic = name.rpartition(".")[2].startswith("running_")
@@ -198,7 +198,7 @@ def _tensors(model: nn.Module) -> list[tuple[torch.Tensor, bool]]:
 
 
 def describe(settings: AverageSettings, epochs: int, optimizer: str, model: nn.Module) -> str:
-    """The average of the weights of ``model`` over a run of ``epochs``."""
+    """Describe the average of ``model``'s weights over a run of ``epochs``; 'none' without one."""
     decay = settings.ema_decay
     first = settings.first_averaged_epoch(epochs)
     if optimizer in SCHEDULE_FREE:

@@ -23,13 +23,14 @@ BACKBONE = ("all-but-head", "backbone")  # patterns for everything but the last 
 
 
 class Freezing:
-    """The parameters of a network that ``patterns`` name, frozen in the epochs ``begin`` <= epoch < ``end``, from 0.
+    """The parameters that ``patterns`` name, frozen in the epochs ``begin`` <= epoch < ``end``, counted from 0.
 
-    None: from the start, or to the end of the training. A pattern is a glob over the names of parameters, the name of a
-    layer, which stands for all in it, or one of ``BACKBONE``. A batch norm whose parameters are all frozen also keeps
-    its running statistics and normalises by them, as in ``timm.utils.freeze``: a frozen layer computes the same
-    throughout. ``all_statistics`` freezes those of all batch norms, and for all epochs. What the network itself does
-    not train is never released. Raises ``UserError`` if a pattern matches nothing or nothing is left to train.
+    None means from the start, or to the end of the run. A pattern is a glob over parameter names, the name of a layer,
+    which stands for all in it, or one of ``BACKBONE``. A batch norm whose parameters are all frozen also keeps its
+    running statistics and normalises by them, as in ``timm.utils.freeze``, so that a frozen layer computes the same
+    throughout. ``all_statistics`` freezes the statistics of all batch norms, in all epochs. Parameters that the network
+    itself does not train are never released. Raises ``UserError`` if a pattern matches nothing or nothing is left to
+    train.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Freezing:
             _keep_statistics(model.get_submodule(name), all_statistics or self._freezes_in(0))
         self._epoch_frozen: bool | None = None
         if not changes:
-            self.set_epoch(0, model)  # at once, so that no optimizer gets them
+            self.set_epoch(0, model)  # at once, so that no optimizer gets frozen parameters
 
     def _freezes_in(self, epoch: int) -> bool:
         return self.begin <= epoch and (self.end is None or epoch < self.end)
@@ -74,9 +75,10 @@ class Freezing:
         return any(_fits(f"{norm}.running_mean", pattern) or pattern in BACKBONE for pattern in self.patterns)
 
     def separate(self, optimizers: Optimizers) -> Optimizers:
-        """Give parameters that do not always train groups of their own.
+        """Move parameters that train in some epochs only into groups of their own; return ``optimizers``.
 
-        torch's fused SGD begins a whole group's momentum at once, and other optimizers count a group's steps.
+        Without that, torch's fused SGD would begin a whole group's momentum at once; other optimizers count a group's
+        steps.
         """
         for optimizer in (optimizers,) if isinstance(optimizers, torch.optim.Optimizer) else optimizers:
             for group in list(optimizer.param_groups):
@@ -87,10 +89,10 @@ class Freezing:
         return optimizers
 
     def set_epoch(self, epoch: int, model: nn.Module, average: nn.Module | None = None) -> bool:
-        """Freeze or release what ``epoch``, from 0, asks for; gives whether that changed which parameters train.
+        """Freeze or release what ``epoch``, from 0, asks for; return whether that changed which parameters train.
 
-        ``average``: the average of the network's weights. Its statistics are frozen and released with the network's,
-        unless these layers have trained: then its weights are others than the network's, and need statistics of their
+        ``average``: the network with averaged weights. Its statistics are frozen and released with the network's,
+        unless these layers have trained before: then its weights differ from the network's and need statistics of their
         own.
         """
         frozen = self._freezes_in(epoch)
@@ -110,14 +112,14 @@ class Freezing:
 
     @property
     def releases_statistics(self) -> bool:
-        """True if some batch norms gather statistics later that do not at first."""
+        """True if some batch norms gather no statistics at first, but do later."""
         return bool(self.norms) and self.end is not None and not self.all_statistics
 
     def __bool__(self) -> bool:
         return bool(self.names or self.norms)
 
     def __str__(self) -> str:
-        """Words for log and plan."""
+        """Text for log and plan."""
         parts = []
         if self.patterns:
             since = f" from the end of epoch {self.begin}" if self.begin else ""
@@ -131,7 +133,7 @@ class Freezing:
 
 
 def has_trainable(optimizer: torch.optim.Optimizer) -> bool:
-    """True if any of its parameters trains now."""
+    """True if any parameter of ``optimizer`` trains now."""
     return any(parameter.requires_grad for group in optimizer.param_groups for parameter in group["params"])
 
 
@@ -140,7 +142,7 @@ def _fits(name: str, pattern: str) -> bool:
 
 
 def build_freezing(settings: ModelSettings, model: nn.Module) -> Freezing:
-    """Freezing of ``model`` that ``settings`` ask for. Raises ``UserError``."""
+    """The freezing of ``model`` that ``settings`` ask for. Raises ``UserError``."""
     return Freezing(model, settings.freeze or (), settings.freeze_epoch, settings.unfreeze_epoch, settings.freeze_bn)
 
 
@@ -158,7 +160,7 @@ def _matches(pattern: str, names: Iterable[str], model: nn.Module) -> list[str]:
 
 
 def _keep_statistics(layer: nn.Module, from_the_start: bool) -> None:
-    # A subclass, so that it holds for copies too, and whoever calls train() on the network.
+    # A subclass, so that copies keep their statistics too, whoever calls train() on the network.
     layer.__class__ = type(type(layer).__name__, (_KeepsStatistics, type(layer)), {})
     assert isinstance(layer, _KeepsStatistics)
     layer.keeps_statistics = from_the_start
@@ -166,7 +168,7 @@ def _keep_statistics(layer: nn.Module, from_the_start: bool) -> None:
 
 
 class _KeepsStatistics(nn.Module):
-    """Mixed into a batch norm's class: stays in evaluation mode while ``keeps_statistics``."""
+    """Mix-in for a batch norm's class: the layer stays in evaluation mode while ``keeps_statistics`` is True."""
 
     keeps_statistics: bool
 

@@ -16,12 +16,12 @@ from utils.config.settings import UserError
 
 
 def twice_differentiable(needed: bool) -> AbstractContextManager:
-    """Context of a forward pass whose gradient will be differentiated: fused attention has no second derivative."""
+    """Context of a forward pass; if ``needed``, avoids fused attention, which has no second derivative."""
     return sdpa_kernel(SDPBackend.MATH) if needed else nullcontext()
 
 
 def refuse_without_second_derivative(model: nn.Module, image_shape: tuple[int, ...], device: torch.device) -> None:
-    """Raise ``UserError`` if the gradient of ``model``'s outputs cannot be differentiated; tries it on a copy."""
+    """Raise ``UserError`` if the gradient of ``model``'s outputs cannot be differentiated, as tried out on a copy."""
     model = copy.deepcopy(model)
     try:
         with twice_differentiable(True):

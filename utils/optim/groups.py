@@ -1,4 +1,4 @@
-"""Groups of parameters: those of one group have the same learning rate and weight decay."""
+"""Parameter groups: all parameters of a group have the same learning rate and weight decay."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONTAINERS = nn.Sequential | nn.ModuleList | nn.ModuleDict
 
 
 class Rate(NamedTuple):
-    """A learning rate: ``scale`` times that of the schedule; ``name`` is how logs call the parameters that have it."""
+    """A learning rate, ``scale`` times the schedule's. ``name``: what logs call the parameters that have it."""
 
     name: str
     scale: float
@@ -29,11 +29,11 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """The trainable parameters of ``model``, or those among ``only``, in groups for an optimizer.
 
-    With one learning rate there is one group, or two: with weight decay, and without. No weight decay have those that
-    ``weight_decay_except`` names and, without ``decay_norm_bias``, norms and biases, which are the parameters of at
-    most one dimension, and what a timm network lists in ``no_weight_decay()``, such as a position embedding (the
-    convention of timm). Where learning rates differ (``rates``), each has its own such groups, with its ``lr_scale``
-    and ``name``. Raises ``UserError`` for a name that no parameter has.
+    With one learning rate there is one group, or two: with and without weight decay. Weight decay spares the parameters
+    that ``weight_decay_except`` names and, without ``decay_norm_bias``, norms and biases: the parameters of at most one
+    dimension, and those that a timm network lists in ``no_weight_decay()``, such as a position embedding (timm's
+    convention). If learning rates differ (``rates``), each has such groups of its own, with its ``lr_scale`` and
+    ``name``. Raises ``UserError`` for a name that no parameter has.
     """
     wanted = None if only is None else {id(parameter) for parameter in only}
     named = [
@@ -63,7 +63,7 @@ def parameter_groups(
 
 
 def _without_decay(settings: OptimisationSettings, model: nn.Module) -> set[str]:
-    """The names of the parameters that take no weight decay. Raises ``UserError`` for a pattern that fits none."""
+    """Names of the parameters without weight decay. Raises ``UserError`` for a pattern that matches none."""
     named = dict(model.named_parameters())
     exempt = set()
     for pattern in settings.weight_decay_except or ():
@@ -80,7 +80,7 @@ def _without_decay(settings: OptimisationSettings, model: nn.Module) -> set[str]
 
 
 def rates(settings: OptimisationSettings, model: nn.Module) -> dict[str, Rate] | None:
-    """The rate of each parameter by its name; None if all have that of the schedule."""
+    """Each parameter's rate, by parameter name; None if all have the schedule's."""
     if settings.backbone_lr_scale is not None:
         head = head_parameters(model)
         backbone = Rate("backbone", settings.backbone_lr_scale)
@@ -95,7 +95,7 @@ def rates(settings: OptimisationSettings, model: nn.Module) -> dict[str, Rate] |
 
 
 def _scaled_by_name(scales: Sequence[str], names: Sequence[str]) -> dict[str, Rate]:
-    """The rates that ``--lr-scale`` gives the parameters ``names``. Raises ``UserError`` for one that fits none."""
+    """The rates that ``--lr-scale`` gives the parameters ``names``. Raises ``UserError`` for a pattern left unused."""
     wanted = [scale_of(text) for text in scales]
     found: dict[str, Rate] = {}
     for name in names:
@@ -115,20 +115,20 @@ def _hint(pattern: str, names: Sequence[str]) -> str:
 
 
 def lr_scales(optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer]) -> dict[str, float]:
-    """The scale of each named rate, lowest first; empty if all parameters have the schedule's rate."""
+    """Scale of each named rate, lowest first; empty if all parameters have the schedule's rate."""
     optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     named = [group for each in optimizers for group in each.param_groups if "name" in group]
     return dict(sorted({group["name"]: group["lr_scale"] for group in named}.items(), key=lambda item: item[1]))
 
 
 def layer_numbers(model: nn.Module) -> dict[str, int]:
-    """The number of the layer, from 0 at the input, that each parameter of ``model`` belongs to, by its name.
+    """Number of each parameter's layer, from 0 at the input, by parameter name.
 
-    Layer-wise decay (Clark et al., ELECTRA, 2020; Bao et al., BEiT, 2021) is defined over them. A timm network says
-    itself what its layers are (``group_matcher``). In other networks they are the blocks, in the order of their
-    definition: the parts of the network, with nested containers and any part that holds more than half of all
-    parameters taken apart. A part without matrices or filters (a norm), or a parameter beside the parts (a class
-    token), belongs to the layer before it, or to the first.
+    Layer-wise decay (Clark et al., ELECTRA, 2020; Bao et al., BEiT, 2021) is defined over layers. A timm network says
+    itself what its layers are (``group_matcher``). In other networks they are blocks, in order of definition: the parts
+    of the network, after taking apart nested containers and any part that holds more than half of all parameters. A
+    part without matrices or filters (a norm), or a parameter beside the parts (a class token), belongs to the layer
+    before it, or to the first.
     """
     matcher = getattr(model, "group_matcher", None)
     if matcher is not None:
@@ -142,7 +142,7 @@ def layer_numbers(model: nn.Module) -> dict[str, int]:
 
 
 def _blocks(model: nn.Module) -> list[list[str]]:
-    """The names of the parameters of each block, see ``layer_numbers``."""
+    """Names of each block's parameters; see ``layer_numbers``."""
     half = sum(parameter.numel() for parameter in model.parameters()) / 2
     before: list[str] = []  # parameters beside the first block
     blocks: list[list[str]] = []

@@ -1,4 +1,4 @@
-"""The layers of a network that output its logits, the head; all others are its backbone, whose output are features."""
+"""A network's head: the layers that output its logits. All others are its backbone, whose outputs are features."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def head_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 def output_layers(model: nn.Module) -> list[nn.Module]:
     """The layers that output the logits, one per head.
 
-    timm's networks name their classifier, which may be several heads (distillation, several branches) or contain a
-    hidden layer; in other networks it is the last linear layer or convolution.
+    timm's networks name their classifier, which may consist of several heads (distillation, several branches) or
+    contain a hidden layer; in other networks the head is the last linear layer or convolution.
     """
     of_timm = getattr(model, "get_classifier", None)
     classifier = () if of_timm is None else of_timm()
@@ -30,12 +30,13 @@ def output_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def begin_head(model: nn.Module) -> None:
-    """Give the layers that output the logits new weights for training on top of weights that are already good.
+    """Give the layers that output the logits new weights, for training on top of weights that are already good.
 
     Weights are drawn with a standard deviation of 0.01 and biases are zero, as torchvision initialises the last layers
     of VGG and MobileNet, so that all classes begin about equally likely. Libraries' own initialisations can be so large
-    that a short fine-tuning only undoes them: timm draws EfficientNet's from ±1 / sqrt(classes). They are not all zero
-    (Dosovitskiy et al., An image is worth 16x16 words, 2021), for a ReLU that follows them would never learn.
+    that a short fine-tuning only undoes them: timm draws EfficientNet's from ±1 / sqrt(classes). The weights are not
+    all zero (Dosovitskiy et al., An image is worth 16x16 words, 2021), because a ReLU that follows them would never
+    learn.
     """
     for name, parameter in head_parameters(model).items():
         if name.endswith("bias"):
@@ -45,7 +46,7 @@ def begin_head(model: nn.Module) -> None:
 
 
 def outputs_of(layer: nn.Module) -> int:
-    """The number of a linear layer's or convolution's outputs."""
+    """Number of outputs of a linear layer or convolution."""
     return len(layer.get_parameter("weight"))
 
 
@@ -54,9 +55,9 @@ def _linear(module: nn.Module) -> list[nn.Module]:
 
 
 class SeenFeatures:
-    """Features of a network, the input of its first output layer, seen while it runs. ``close`` ends the looking.
+    """Records a network's features, the inputs of its first output layer, while the network runs, until ``close``.
 
-    A network that runs several times or on several views of the images in one pass, as with --tta, has their mean.
+    If the network sees images several times, or several views of them in one pass, as with --tta, the mean counts.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -69,11 +70,11 @@ class SeenFeatures:
         self._seen.append(features.mean((2, 3)) if features.ndim == 4 else features)
 
     def forget(self) -> None:
-        """Forget all features, before the images that come next."""
+        """Forget all features, before the next images."""
         self._seen = []
 
     def of(self, images: int) -> torch.Tensor | None:
-        """float32 (images, d) of so many images, which the network has seen since ``forget``; None of another shape."""
+        """Features of the ``images`` images seen since ``forget``, float32 (images, d); None if not of this shape."""
         if not self._seen:
             return None
         features = torch.cat(self._seen)
@@ -82,6 +83,6 @@ class SeenFeatures:
         return features.unflatten(0, (-1, images)).mean(0)
 
     def close(self) -> None:
-        """Stop looking at the network."""
+        """Stop recording."""
         if self._hook is not None:
             self._hook.remove()

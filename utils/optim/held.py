@@ -1,4 +1,4 @@
-"""Optimizers that a flag on the device holds still: the host launches a step without knowing whether it moves."""
+"""Optimizers that a flag on the device can hold still: the host launches a step without knowing if it moves weights."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from utils.precision.buffers import Vectors
 from utils.runtime.devices import runs_ahead
 from utils.runtime.sharding import local
 
-# Random numbers of its own decide on the host what Kron launches, so a flag on the device cannot hold it still.
-# Optimizers of packages other than torch and timm need a GPU to be tried out.
+# Kron's own random numbers decide on the host what it launches, so a flag on the device cannot hold it still.
+# The packages whose optimizers have been tried out on a GPU; others' read the flag on the host.
 READ_BY_HOST = ("Kron",)
 TRIED = ("torch", "timm", "utils")
 
 
 class Held(ABC):
-    """An optimizer as a gradient scaler sees it: takes the flag ``found_inf``, and does not move if it is not 0.
+    """An optimizer that a gradient scaler gives the flag ``found_inf``; it does not move unless the flag is 0.
 
-    ``torch.amp.GradScaler`` hands its flag to an optimizer that has ``_step_supports_amp_scaling``, and reads that of
-    any other on the host, which drains a GPU's queue in every step. Without a scaler, set ``found_inf``, a float32
+    ``torch.amp.GradScaler`` gives its flag to an optimizer with ``_step_supports_amp_scaling``; for any other it reads
+    the flag on the host, which drains a GPU's queue in every step. Without a scaler, set ``found_inf``, a float32
     tensor (), before each step. ``flag``: that of the latest step.
     """
 
@@ -32,7 +32,7 @@ class Held(ABC):
     reads_flag = False
     found_inf: Any  # where the host has read the flag already, a bool
     flag: torch.Tensor
-    was_held: bool  # of those that read it
+    was_held: bool  # only if ``reads_flag``
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
@@ -43,24 +43,24 @@ class Held(ABC):
         return self.optimizer.param_groups
 
     def step(self) -> None:
-        """Move the parameters, and the optimizer's state, unless ``found_inf`` holds them."""
+        """Move the parameters and the optimizer's state, unless ``found_inf`` holds them."""
         self.flag = self.found_inf
         self._step(self.flag)
 
     @abstractmethod
     def _step(self, flag: torch.Tensor) -> None:
-        """Move the parameters, and the optimizer's state, if ``flag`` is 0."""
+        """Move the parameters and the optimizer's state if ``flag`` is 0."""
 
     def settle(self, held: bool) -> None:
-        """Take back what a step that was ``held`` has changed on the host. Call it before the next step."""
+        """Undo what a step that was ``held`` changed on the host. Call it before the next step."""
         if held:
             self._put_back()
 
 
 class HeldByHost(Held):
-    """Reads the flag, which may be a number of the host: free on a CPU, elsewhere a synchronisation point.
+    """Reads the flag, which may be a bool already, on the host: free on a CPU, elsewhere a synchronisation point.
 
-    ``was_held``: whether the latest step did not move the parameters.
+    ``was_held``: True if the latest step did not move the parameters.
     """
 
     reads_flag = True
@@ -72,16 +72,16 @@ class HeldByHost(Held):
 
 
 class HeldByKernel(Held):
-    """One of torch's fused optimizers, whose kernel looks at the flag.
+    """One of torch's fused optimizers, whose kernel reads the flag.
 
-    A graph cannot take a number from the host: after ``rates_on_device`` the kernel reads each group's learning rate
-    from the device, in float32, and ``send_rates`` must bring them there before each step.
+    A CUDA graph cannot take a number from the host: after ``rates_on_device``, the kernel reads each group's learning
+    rate from the device, in float32, and ``send_rates`` must copy the rates there before each step.
     """
 
     rates: Sequence[torch.Tensor] = ()
 
     def rates_on_device(self) -> None:
-        """Take learning rates from the device from now on."""
+        """Read learning rates from the device from now on."""
         self.rates = [group["params"][0].new_empty((), dtype=torch.float32) for group in self.param_groups]
 
     def send_rates(self) -> None:
@@ -105,9 +105,9 @@ class HeldByKernel(Held):
             group["lr"] = rate
 
     def _begin_momentum(self) -> None:
-        """Give SGD's momentum zeros to begin with: a first step that is held would leave it as memory happened to be.
+        """Set SGD's momentum to zeros before its first step: if held, that would leave it as uninitialised memory.
 
-        The first step then gives the same numbers: its momentum is the gradient.
+        The first step's result does not change: its momentum is the gradient.
         """
         for group in self.param_groups:
             for parameter in group["params"] if group.get("momentum") else ():
@@ -117,9 +117,9 @@ class HeldByKernel(Held):
 
 
 class HeldBySelection(Held):
-    """Any other optimizer: after a step, each tensor is what it was or what it became, as the flag says.
+    """Any other optimizer: after a step, the flag selects each tensor's old or new value.
 
-    Numbers on the host, and tensors of one number, are put back when the flag is known.
+    Numbers on the host, and tensors of shape (), are put back when the flag is known.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -139,7 +139,7 @@ class HeldBySelection(Held):
         self._vectors.restore_where(flag, before)
 
     def _step_in_place(self) -> None:
-        """Take a step after which states lie in the memory in which they lay.
+        """Take a step that leaves each state tensor in the memory it had before.
 
         timm's Mars, up to timm 1.0.27, keeps the gradient itself instead of a copy.
         """
@@ -166,7 +166,7 @@ class HeldBySelection(Held):
         return getattr(self.optimizer, "lookahead_state", {})
 
     def _remember(self) -> Callable[[], None]:
-        """A function that puts back groups and states, all but the tensors that the flag selects."""
+        """Return a function that restores groups and states, except the tensors that the flag selects."""
         states = self.optimizer.state
         holders = [*self.param_groups, *states.values(), self._lookahead]
         before = [(holder, set(holder), _numbers(holder)) for holder in holders]
@@ -195,11 +195,11 @@ def _numbers(holder: dict[str, Any]) -> dict[str, Any]:
 
 
 def held(optimizer: torch.optim.Optimizer, device: torch.device) -> Held:
-    """``optimizer``, to be held still by a flag, in the cheapest way that it allows on ``device``."""
+    """Wrap ``optimizer`` so that a flag holds it still, in the cheapest way that it allows on ``device``."""
     kind = type(optimizer)
     if not runs_ahead(device) or kind.__name__ in READ_BY_HOST or kind.__module__.partition(".")[0] not in TRIED:
         return HeldByHost(optimizer)
-    # Dampening does not hold for a first momentum, which zeros to begin with would make a second one.
+    # Dampening spares the first momentum; after beginning with zeros, that would count as the second.
     fused = all(group.get("fused") and not group.get("dampening") for group in optimizer.param_groups)
     by_kernel = fused and not hasattr(optimizer, "lookahead_state")
     return HeldByKernel(optimizer) if by_kernel else HeldBySelection(optimizer)

@@ -1,4 +1,4 @@
-"""Lookahead: slow weights that follow an optimizer's."""
+"""Lookahead: slow weights that follow an optimizer's weights."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ STATE = "lookahead"  # its key in the optimizer's state_dict
 
 
 class Lookahead:
-    """Goes from slow weights ``alpha`` of the way to the optimizer's, after each ``every`` of its steps.
+    """Slow weights, moved ``alpha`` of the way to the optimizer's after each ``every`` steps and then copied to them.
 
     Zhang et al., Lookahead optimizer: k steps forward, 1 step back, 2019. The slow weights begin as the initial
-    weights, as in the paper; timm's class begins with those after the first ``every`` steps. Steps that a scaler skips
-    do not count, and what is frozen stays where it is. The state is part of the optimizer's ``state_dict``.
+    weights, as in the paper; in timm's class they begin as the weights after the first ``every`` steps. Steps that a
+    scaler skips do not count, and frozen parameters stay as they are. The state is part of the optimizer's
+    ``state_dict``.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, every: int, alpha: float) -> None:
@@ -22,7 +23,7 @@ class Lookahead:
         self.alpha = alpha
         self._fast = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._state: dict[str, Any] = {"steps": 0, "slow": [parameter.detach().clone() for parameter in self._fast]}
-        vars(optimizer)["lookahead_state"] = self._state  # for who holds the optimizer still (``utils/optim/held.py``)
+        vars(optimizer)["lookahead_state"] = self._state  # for ``HeldBySelection`` (``utils/optim/held.py``)
         optimizer.register_step_post_hook(self._step)
         optimizer.register_state_dict_post_hook(self._save)
         optimizer.register_load_state_dict_pre_hook(self._load)
@@ -41,7 +42,7 @@ class Lookahead:
 
     @torch.no_grad()
     def _load(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        """Continue from ``state``, or begin with the present weights if that is of a run without lookahead."""
+        """Continue from ``state``, or begin with the present weights if ``state`` is from a run without lookahead."""
         stored = state.get(STATE, {"steps": 0, "slow": self._fast})
         self._state["steps"] = stored["steps"]
         for slow, value in zip(self._state["slow"], stored["slow"], strict=True):

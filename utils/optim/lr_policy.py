@@ -24,18 +24,20 @@ ONE_CYCLE_END = 1e-4  # of its first rate, as in torch's OneCycleLR
 
 @dataclass(frozen=True)
 class LRPolicy:
-    """``policy(step)`` is the learning rate of optimizer step ``step`` (from 0).
+    """Learning-rate schedule: ``policy(step)`` is the rate of optimizer step ``step`` (from 0).
 
-    ``total_steps`` is the planned length. Over ``warmup_steps`` the rate rises linearly: step k has
-    (k + 1) / warmup_steps of ``lr`` or, with a ``warmup_lr``, rises from that by k / warmup_steps of the rest. Later
-    steps have ``lr`` times the factor that ``POLICIES`` gives for ``policy``, and at least ``lr_min``. From
-    ``swa_step`` on, if there is one, all steps have ``swa_lr``. The rate changes every ``hold_steps`` steps.
+    ``total_steps`` is the planned length. Over ``warmup_steps`` the rate rises linearly: step k has (k + 1) /
+    warmup_steps of ``lr``; with a ``warmup_lr``, the rate begins there and has risen in step k by k / warmup_steps of
+    the difference. Later steps have ``lr`` times the factor that ``POLICIES`` gives for ``policy``, and at least
+    ``lr_min``. From ``swa_step`` on, if there is one, all steps have ``swa_lr``. The rate changes every ``hold_steps``
+    steps.
 
-    Policies that fall smoothly begin after the warm-up if ``warmup_prefix`` holds, otherwise with it, and may restart:
-    the first cycle takes ``cycle_steps``, each further one ``cycle_mul`` times as many, and begins at ``cycle_decay``
-    times the rate. ``power`` is that of ``poly``, ``step_length`` the steps between two drops of ``step``. Both lengths
-    may be fractions: cycles and drops keep to their epochs, and each begins with a whole step. ``one-cycle`` and
-    ``triangular`` rise from ``lr`` / ``div_factor`` over the fraction ``pct_start`` of all steps.
+    Policies that fall smoothly begin after the warm-up if ``warmup_prefix`` is True, otherwise with it, and may
+    restart: the first cycle takes ``cycle_steps``; each further one takes ``cycle_mul`` times as many as the one before
+    it, and begins at ``cycle_decay`` times its rate. ``power``: the exponent of ``poly``. ``step_length``: the steps
+    between two drops of ``step``. Cycles and drops may take fractions of steps, to keep to their epochs; each begins
+    with a whole step. ``one-cycle`` and ``triangular`` rise from ``lr`` / ``div_factor`` over the fraction
+    ``pct_start`` of all steps.
     """
 
     policy: str
@@ -59,9 +61,10 @@ class LRPolicy:
     hold_steps: int = 1
 
     def at(self, epoch: int, updates: int) -> float:
-        """The rate in epoch ``epoch`` (from 0), ``updates`` steps into the schedule, which skipped steps do not count.
+        """The rate in epoch ``epoch`` (from 0), ``updates`` steps into the schedule, not counting skipped steps.
 
-        A rate that is held for an epoch goes by the epoch alone: skipped steps must not move its changes into epochs.
+        A rate that is held for an epoch depends on the epoch alone: skipped steps must not shift its changes into
+        epochs.
         """
         return self(epoch * self.hold_steps if self.hold_steps > 1 else updates)
 
@@ -89,7 +92,7 @@ class LRPolicy:
         return self.lr_min / self.lr
 
     def position(self, step: int) -> tuple[int, float]:
-        """The cycle, from 0, and how much of it is over: from 0 up to 1, which is reached at the planned end."""
+        """Cycle of ``step``, from 0, and the part of the cycle that is over, from 0 to 1; 1 at the planned end."""
         done = step - self._begin
         length = self.total_steps - self._begin
         if self.cycle_steps is None or length < 1:
@@ -102,7 +105,8 @@ class LRPolicy:
     def _cycles(self) -> Iterator[tuple[float, float]]:
         """Begin and length of each cycle, in steps after ``_begin``.
 
-        Cycles that fill the run are followed by none, also where their length was given with four digits.
+        A remainder below one step or a thousandth of a cycle, as a rounded cycle length leaves, begins no further
+        cycle.
         """
         end = self.total_steps - self._begin
         begin = 0.0
@@ -114,21 +118,21 @@ class LRPolicy:
 
     @property
     def _begin(self) -> int:
-        """The step with which a policy that falls smoothly begins."""
+        """The step at which a smoothly falling policy begins."""
         return self.warmup_steps if self.warmup_prefix else 0
 
     def restarts(self) -> list[int]:
-        """The first step of each further cycle."""
+        """First step of each cycle after the first."""
         return [self._begin + _whole(begin) for begin, _ in self._cycles()][1:]
 
 
 def _whole(begin: float) -> int:
-    """The step with which a cycle begins that is reckoned from ``begin`` on."""
+    """The first whole step of a cycle that begins at ``begin``, a number of steps that may be fractional."""
     return math.ceil(begin - ROUNDING)
 
 
 def _falling(curve: Callable[[LRPolicy, float], float]) -> Callable[[LRPolicy, int], float]:
-    """A policy that follows ``curve``, from 1 at time 0 to about 0 at time 1, in each cycle, down to the floor."""
+    """Return a policy that in each cycle follows ``curve``, from 1 at time 0 to about 0 at time 1, to the floor."""
 
     def factor(policy: LRPolicy, step: int) -> float:
         cycle, time = policy.position(step)
@@ -138,7 +142,7 @@ def _falling(curve: Callable[[LRPolicy, float], float]) -> Callable[[LRPolicy, i
 
 
 def _one_cycle(policy: LRPolicy, step: int) -> float:
-    """Smith and Topin, Super-convergence, 2018, in the two cosine phases of torch's OneCycleLR."""
+    """Factor of Smith and Topin, Super-convergence, 2018, in the two cosine phases of torch's OneCycleLR."""
     first = 1 / policy.div_factor
     last = policy.total_steps - 1
     peak = max(0.0, policy.pct_start * policy.total_steps - 1)
@@ -149,7 +153,7 @@ def _one_cycle(policy: LRPolicy, step: int) -> float:
 
 
 def _triangular(policy: LRPolicy, step: int) -> float:
-    """Linearly up and down (Jordan, 94% on CIFAR-10 in 3.29 seconds on a single GPU, 2024)."""
+    """Factor that rises and falls linearly (Jordan, 94% on CIFAR-10 in 3.29 seconds on a single GPU, 2024)."""
     first = 1 / policy.div_factor
     peak = int(policy.pct_start * policy.total_steps)
     if step < peak:
@@ -158,7 +162,7 @@ def _triangular(policy: LRPolicy, step: int) -> float:
 
 
 def _half_cosine(time: float) -> float:
-    """Fall from 1 at time 0 to 0 at time 1."""
+    """Half a cosine wave, which falls from 1 at time 0 to 0 at time 1."""
     return (1 + math.cos(math.pi * time)) / 2
 
 
@@ -181,7 +185,7 @@ POLICIES: dict[str, Callable[[LRPolicy, int], float]] = {
 def build_lr_policy(
     settings: OptimisationSettings, steps_per_epoch: int, average: AverageSettings | None = None
 ) -> LRPolicy:
-    """The policy that ``settings`` name, with the end that ``average`` asks for. Only here epochs become steps."""
+    """The policy that ``settings`` name, with the end that ``average`` asks for. Epochs become steps only here."""
 
     def steps(epochs: float) -> int:
         return round(epochs * steps_per_epoch)
@@ -212,7 +216,7 @@ def build_lr_policy(
 
 
 def describe(policy: LRPolicy, settings: OptimisationSettings, steps: int, global_batch_size: int) -> str:
-    """Rates at some points, and what shapes the schedule besides its name; ``steps``: of an epoch."""
+    """Describe the schedule: rates at some points, and what shapes them. ``steps``: per epoch."""
     total = policy.total_steps
     swa = set() if policy.swa_step is None else {policy.swa_step}
     points = sorted({*swa, 0, policy.warmup_steps, total // 4, total // 2, 3 * total // 4, total - 1})

@@ -11,17 +11,17 @@ from timm.optim.muon import _COEFFICIENTS, get_lr_scale, resolve_ns_coefficients
 from torch import nn
 from torch.nn import functional
 
-SMALL = 2**22  # numbers in matrices that are padded to one width: launching for each width takes longer than the zeros
+SMALL = 2**22  # elements of matrices that are padded to one width: below it, a launch per width takes longer than zeros
 LEAST_NORM = 1e-12  # so that zeros stay zeros
 
 
 class Muon(timm.optim.Muon):
-    """timm's, in arithmetic and state; a step takes operations for each height instead of for each matrix.
+    """timm's Muon (same arithmetic and state), but a step handles matrices of equal height together.
 
-    On a GPU a step of a small network otherwise takes longer to launch than to compute. A parameter's first step is
-    timm's, which decides how it is updated and makes its state; so are all steps of what timm does not take as one
-    flat matrix, and of a sharded network. On a CPU each matrix is orthogonalised alone, which gives timm's bits: the
-    products of a batch may be cut elsewhere for several threads. On a GPU bits may differ by bfloat16's rounding.
+    On a GPU a step of a small network otherwise takes longer to launch than to compute. timm itself takes a parameter's
+    first step, which decides how it is updated, and every step of a parameter that it does not treat as one flat matrix
+    or that is sharded. On a CPU, matrices are orthogonalised one by one, which gives timm's bits; batched products may
+    be split differently across threads. On a GPU results may differ by bfloat16 rounding.
     """
 
     @torch.no_grad()
@@ -35,7 +35,7 @@ class Muon(timm.optim.Muon):
                 self._step_together(together, group)
                 gradients |= {parameter: parameter.grad for parameter in together}
         for parameter in gradients:
-            parameter.grad = None  # timm leaves out what has none
+            parameter.grad = None  # timm leaves out parameters without a gradient
         inspect.unwrap(timm.optim.Muon.step)(self)  # without the hooks, which this step calls
         for parameter, gradient in gradients.items():
             parameter.grad = gradient
@@ -84,10 +84,10 @@ class Muon(timm.optim.Muon):
 
 
 def orthogonalised(shapes: list[list[torch.Tensor]], group: dict[str, Any], together: bool) -> list[torch.Tensor]:
-    """The orthogonal matrices nearest to tensors (out, ...), about: for each shape's k tensors bfloat16 (k, out, rest).
+    """Approximate the nearest orthogonal matrices to tensors (out, ...): bfloat16 (k, out, rest) for k of one shape.
 
-    ``together``: in batched products. Columns of zeros stay zeros and change no other, so narrower matrices are padded
-    to the width of others of their height, unless that is many numbers.
+    ``shapes``: the tensors of each shape. ``together``: in batched products. Columns of zeros stay zeros and change no
+    others, so narrower matrices are padded to the widest of their height, unless that makes many elements.
     """
 
     def of(matrices: torch.Tensor) -> torch.Tensor:
@@ -121,7 +121,7 @@ def orthogonalised(shapes: list[list[torch.Tensor]], group: dict[str, Any], toge
 
 @torch.no_grad()
 def keep_norms(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Scale each matrix or filter bank (out, ...) to the norm sqrt(out); one of zeros stays as it is."""
+    """Scale each matrix or filter bank (out, ...) that has a gradient to the norm sqrt(out); zeros stay as they are."""
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     if not parameters:
         return

@@ -21,11 +21,11 @@ from utils.optim.lookahead import Lookahead
 from utils.optim.schedule_free import ScheduleFreeAdamW, ScheduleFreeSGD
 from utils.runtime.state_dicts import load_state_dict
 
-# of Muon in ``muon-sgd``
+# Muon's settings in ``muon-sgd``
 AIRBENCH_MOMENTUM = 0.6
 AIRBENCH_ITERATIONS = 3
 
-# Arguments that other flags give, and those that say how to compute, not what: the builders choose them.
+# Arguments with flags of their own, and those that say how to compute, not what, which the builders choose.
 OWN_FLAGS = {"lr": "--lr", "weight_decay": "--weight-decay", "eps": "--opt-eps", "betas": "--opt-betas"}
 CHOSEN = {"params", "groups", "foreach", "fused", "capturable", "differentiable"}
 
@@ -33,16 +33,16 @@ Optimizers = torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...]
 
 
 class OptimizerArguments:
-    """Arguments that the user gives besides learning rate, momentum and weight decay, for the optimizers of one name.
+    """The user's arguments besides learning rate, momentum and weight decay, for all optimizers of one --optimizer.
 
-    An optimizer gets those that its constructor has (``of``). Of the several that a name may stand for, each does; an
-    argument that none has is a mistake (``refuse_others``). ``has_momentum``: --momentum gives theirs.
+    Each optimizer gets those that its constructor has (``of``); an argument that none of them has is a mistake
+    (``refuse_others``). ``has_momentum``: True if --momentum sets their momentum.
     """
 
     def __init__(self, settings: OptimisationSettings, has_momentum: bool) -> None:
         self.subject = f"--optimizer {settings.optimizer}"
         self._values: dict[str, Any] = {}
-        self._written: dict[str, str] = {}  # on the command line, by name
+        self._written: dict[str, str] = {}  # as on the command line, by name
         self._accepted: dict[str, None] = {}
         elsewhere = OWN_FLAGS | ({"momentum": "--momentum"} if has_momentum else {})
         elsewhere |= {"nesterov": "--nesterov"} if settings.optimizer in WITH_NESTEROV else {}
@@ -64,7 +64,7 @@ class OptimizerArguments:
         return bool(self._values)
 
     def of(self, kind: Callable[..., Any], without: Collection[str] = ()) -> dict[str, Any]:
-        """Arguments that the constructor of ``kind`` has, except ``without``. Raises ``UserError`` for a wrong type."""
+        """Arguments that the constructor ``kind`` takes, except ``without``. Raises ``UserError`` for a wrong type."""
         parameters = {
             name: parameter
             for name, parameter in inspect.signature(kind).parameters.items()
@@ -91,7 +91,7 @@ class OptimizerArguments:
 
 
 def _mistake(value: Any, parameter: inspect.Parameter) -> str | None:
-    """Words on what a value of this parameter must be, if ``value`` is not that."""
+    """Text on what a value of ``parameter`` must be, if ``value`` is not that; otherwise None."""
     default = parameter.default
     annotation = str(parameter.annotation)
     if value is None:
@@ -112,7 +112,7 @@ def _mistake(value: Any, parameter: inspect.Parameter) -> str | None:
 
 
 def build_optimizer(settings: OptimisationSettings, model: nn.Module) -> Optimizers:
-    """The optimizer, or for ``muon`` the two, that ``settings`` name over the trainable parameters of ``model``.
+    """Build the optimizer, or for ``muon`` and ``muon-sgd`` the two, for the trainable parameters of ``model``.
 
     With ``lookahead`` each has slow weights of its own. Raises ``UserError`` for an unknown name, one that needs a
     package that is not installed, or an argument that the optimizer does not take.
@@ -158,7 +158,7 @@ def _of_plugin(make: plugins.Entry) -> Builder:
 
 
 def _fused(kind: Callable[..., Any], groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
-    """The optimizer as one kernel over all parameters, the fastest way on CPU and GPU, where torch has that kernel."""
+    """Build an optimizer of ``kind`` with torch's fused kernel, the fastest on CPU and GPU, where torch has one."""
     sharded = any(isinstance(p, nn.Parameter) and hasattr(p, "to_local") for group in groups for p in group["params"])
     # torch's DTensor, of which a sharded network consists, knows no fused SGD.
     ways = inspect.signature(kind).parameters
@@ -171,7 +171,7 @@ Builder = Callable[[OptimisationSettings, nn.Module, OptimizerArguments], Optimi
 
 
 def _one(kind: type[torch.optim.Optimizer], *own: str) -> Builder:
-    """Builder of a single optimizer, which takes ``own`` of the settings besides the learning rate."""
+    """Return the builder of a single optimizer, which takes the settings named ``own`` besides the learning rate."""
     make: Callable[..., Any] = partial(_fused, kind) if kind.__module__.startswith("torch.") else kind
 
     def build(settings: OptimisationSettings, model: nn.Module, arguments: OptimizerArguments) -> torch.optim.Optimizer:
@@ -184,11 +184,11 @@ def _one(kind: type[torch.optim.Optimizer], *own: str) -> Builder:
 def _muon(
     settings: OptimisationSettings, model: nn.Module, arguments: OptimizerArguments
 ) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
-    """Muon for hidden matrices and convolution filters, AdamW for output layers, norms, biases and embeddings.
+    """Build Muon for hidden matrices and convolution filters, AdamW for output layers, norms, biases and embeddings.
 
-    Jordan et al., Muon: an optimizer for hidden layers in neural networks, 2024; filters are taken as matrices
-    (out, in x height x width). Updates are scaled to the size of AdamW's (Liu et al., Muon is scalable for LLM
-    training, 2025), so one learning rate and one weight decay serve both. Weights that timm's Muon finds no matrices,
+    Jordan et al., Muon: an optimizer for hidden layers in neural networks, 2024; filters are treated as matrices (out,
+    in x height x width). Updates are scaled to the size of AdamW's (Liu et al., Muon is scalable for LLM training,
+    2025), so one learning rate and one weight decay serve both. Weights that timm's Muon does not treat as matrices,
     such as filters of one channel each, take its own AdamW steps, with Nesterov momentum.
     """
     from utils.optim.muon import Muon
@@ -206,12 +206,12 @@ def _muon(
 def _muon_sgd(
     settings: OptimisationSettings, model: nn.Module, arguments: OptimizerArguments
 ) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
-    """Muon for hidden matrices and filters, which keep their norm, and SGD with momentum for everything else.
+    """Build Muon for hidden matrices and filters, which keep their norm, and SGD with momentum for everything else.
 
     As in airbench94 (Jordan, 94% on CIFAR-10 in 3.29 seconds on a single GPU, 2024; the variant with Muon): before each
     step a matrix (out, in) gets the norm sqrt(out), and a step at rate 1 is a matrix whose singular values are all
-    about 1. ``weight_decay`` is that of everything else: a step takes lr x weight_decay of each weight, whatever the
-    scale of its own learning rate. Muon's momentum is that of the source; ``momentum`` is SGD's.
+    about 1. ``weight_decay`` applies to everything else: a step takes lr x weight_decay off each weight, whatever the
+    scale of its own learning rate. Muon's momentum is the source's; ``momentum`` is SGD's.
     """
     from utils.optim.muon import Muon, keep_norms
 
@@ -225,7 +225,7 @@ def _muon_sgd(
         "adjust_lr_fn": "original",
         **arguments.of(Muon, without=("betas", "adamw_lr", "fallback_lr_scale")),
     }
-    # Otherwise filters of one channel would take AdamW's steps, at a rate that is many times too high for them.
+    # Otherwise filters of one channel would take AdamW's steps, at a learning rate many times too high for these.
     hidden = [{**group, "weight_decay": 0.0, "use_muon": True} for group in hidden]
     muon = Muon(hidden, lr=settings.lr, **of_muon)
     muon.register_step_pre_hook(keep_norms)
@@ -236,7 +236,7 @@ def _muon_sgd(
 
 
 def _matrices_and_others(model: nn.Module, optimizer: str) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """The hidden matrices and filters of ``model``, and all its other parameters. Raises ``UserError`` without any."""
+    """Hidden matrices and filters of ``model``, and all its other parameters. Raises ``UserError`` without a matrix."""
     matrices = _hidden_matrices(model)
     if not matrices:
         raise UserError(f"--optimizer {optimizer}: {type(model).__name__} has no hidden matrix or filter; use adamw")
@@ -250,7 +250,7 @@ def _timm(settings: OptimisationSettings, model: nn.Module, arguments: Optimizer
     info = timm.optim.get_optimizer_info(settings.optimizer)
     if info.second_order:
         raise UserError(f"--optimizer {settings.optimizer}: needs second derivatives, which are not computed here")
-    # timm takes these out of what it is given, and says nothing, where its list does not have them.
+    # timm silently drops these arguments if its registry says that the optimizer does not have them.
     dropped = [name for name, is_taken in (("eps", info.has_eps), ("betas", info.has_betas)) if not is_taken]
     given = arguments.of(timm.optim.get_optimizer_class(settings.optimizer, bind_defaults=False), without=dropped)
     return timm.optim.create_optimizer_v2(
@@ -277,7 +277,7 @@ MOMENTUM = {"sgd", "muon-sgd", "schedulefree-sgd"}
 
 
 def with_own_kernels(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """The stored ``state``, to be computed by ``optimizer``'s kernels: a sharded network's are others."""
+    """The stored ``state`` with ``optimizer``'s own choice of kernels, which differs for a sharded network."""
     own = [{name: group[name] for name in ("fused", "foreach") if name in group} for group in optimizer.param_groups]
     return {**state, "param_groups": [old | new for old, new in zip(state["param_groups"], own, strict=True)]}
 
@@ -301,7 +301,7 @@ def has_momentum(name: str) -> bool:
 
 
 def unknown_optimizer(name: str) -> str | None:
-    """The message for the user if there is no optimizer ``name``; otherwise None."""
+    """Error message if there is no optimizer ``name``; otherwise None."""
     if name in OWN or name in plugins.added("optimizer"):
         return None
     import timm.optim
@@ -320,7 +320,7 @@ def unknown_optimizer(name: str) -> str | None:
 
 
 def load_states(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], state: dict[str, Any]) -> None:
-    """Continue ``model`` and its optimizers from the ``state`` of a checkpoint; several optimizers' is a list."""
+    """Load the ``state`` of a checkpoint into ``model`` and its optimizers; that of several optimizers is a list."""
     load_state_dict(model, state["model"])
     stored = state["optimizer"] if isinstance(state["optimizer"], list) else [state["optimizer"]]
     for optimizer, its_state in zip(optimizers, stored, strict=True):
@@ -328,7 +328,7 @@ def load_states(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], s
 
 
 def describe(settings: OptimisationSettings, optimizer: Optimizers) -> str:
-    """The optimizer and what shapes its steps, besides the learning rate."""
+    """Describe the optimizer and what shapes its steps, besides the learning rate."""
     scales = lr_scales(optimizer)
     phrases = [settings.optimizer]
     if has_momentum(settings.optimizer):

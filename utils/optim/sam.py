@@ -28,8 +28,8 @@ class SharpnessAware:
     def climb(self, scale: torch.Tensor) -> None:
         """Move the weights uphill along their gradients, which are multiplied by ``scale``, a tensor ().
 
-        If the gradient is not finite, all weights become NaN: so does the second gradient, and the step is skipped as
-        any without a finite gradient. The host reads nothing.
+        If the gradient is not finite, all weights become NaN and so does the second gradient; the step is then skipped
+        like any step without a finite gradient. The host reads nothing.
         """
         torch._foreach_copy_(self._kept, self.parameters)
         there = [parameter for parameter in self.parameters if parameter.grad is not None]

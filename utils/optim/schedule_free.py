@@ -20,12 +20,12 @@ class ScheduleFreeSGD(torch.optim.Optimizer):
         x <- (1 - c) x + c z
         y <- (1 - momentum) z + momentum x
 
-    c is the step's weight over the sum of all weights so far; a step weighs the square of the highest rate so far, so
-    that steps of a warm-up count less. The authors' package holds x and y in the same tensors and converts them in
-    place before validation and after it, which changes last digits; here nothing is converted.
+    c is the step's weight divided by the sum of all weights so far; a step's weight is the square of the highest rate
+    so far, so that warm-up steps count less. The authors' package holds x and y in the same tensors and converts them
+    in place before and after validation, which changes the last digits; here nothing is converted.
 
-    Each group counts its own steps, from the first in which any of its parameters has a gradient. Parameters without
-    one stay as they are.
+    Each group counts its own steps, from the first in which any of its parameters has a gradient. Parameters without a
+    gradient stay as they are.
     """
 
     def __init__(self, groups: Iterable[dict[str, Any]], lr: float, momentum: float) -> None:
@@ -34,7 +34,7 @@ class ScheduleFreeSGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]  # no step of ours takes a closure
-        """A step of all parameters with a gradient."""
+        """Take a step with all parameters that have a gradient."""
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if parameters:
@@ -58,12 +58,12 @@ class ScheduleFreeSGD(torch.optim.Optimizer):
         torch._foreach_lerp_(parameters, x, group["momentum"])
 
     def _directions(self, parameters: list[torch.Tensor], steps: int) -> Tensors:
-        """Directions that the learning rate multiplies; ``steps``: their number with this one."""
+        """Directions that the learning rate multiplies. ``steps``: the number of steps, including this one."""
         return [parameter.grad for parameter in parameters if parameter.grad is not None]  # all have one
 
 
 class ScheduleFreeAdamW(ScheduleFreeSGD):
-    """Schedule-free steps of gradients over the root of their averaged squares, as in AdamW, after bias correction."""
+    """Schedule-free steps along gradients divided by the root of their averaged squares, bias-corrected as in AdamW."""
 
     def __init__(
         self,
