@@ -1,4 +1,4 @@
-"""Turn command line and YAML recipe into checked, read-only settings.
+"""Turn a command line and a YAML recipe into checked, read-only settings.
 
 Precedence: flag over recipe over checkpoint over default. All mistakes are reported together, one line each, before
 anything is created and before any slow import.
@@ -47,14 +47,15 @@ FOR_TRYING_OUT = ("max_val_batches",)
 
 
 def parse(argv: Sequence[str], world_size: int = 1, checkpoint: dict[str, Any] | None = None) -> Settings:
-    """Settings from a command line, in one go: see ``read`` and ``CommandLine.resolve``."""
+    """Read and resolve a command line in one go: see ``read`` and ``CommandLine.resolve``."""
     return read(argv, keeps_plugins=True).resolve(world_size, checkpoint)
 
 
 def read(argv: Sequence[str], keeps_plugins: bool = False) -> CommandLine:
     """Split a command line, without the program's name, and read its recipe.
 
-    Files of --plugin are loaded, and those of earlier command lines forgotten unless ``keeps_plugins``.
+    Loads the files of --plugin. Without that flag, ``keeps_plugins`` keeps the files loaded before; otherwise they are
+    dropped.
     """
     own = _plugin_files(argv)
     if own is not None or not keeps_plugins:
@@ -79,7 +80,8 @@ def read(argv: Sequence[str], keeps_plugins: bool = False) -> CommandLine:
 class CommandLine:
     """A command line and its recipe, read once.
 
-    ``layers``: (origin, the words that name it, raw values by setting), weakest first. ``mistakes``: in reading them.
+    ``layers``: (origin, its name in messages, raw values by setting), from lowest to highest precedence. ``mistakes``:
+    those made in writing them.
     """
 
     argv: tuple[str, ...]
@@ -87,7 +89,7 @@ class CommandLine:
     mistakes: tuple[str, ...]
 
     def resolve(self, world_size: int = 1, checkpoint: dict[str, Any] | None = None) -> Settings:
-        """The settings for ``world_size`` processes, which tie the batch of a process to the global one.
+        """The settings for ``world_size`` processes, which relates the batch of a process to the global one.
 
         ``checkpoint`` holds the settings that a checkpoint was made with; they replace the defaults. Raises
         ``UserError`` with all mistakes.
@@ -117,7 +119,7 @@ class CommandLine:
             if origins[name] == CHECKPOINT:  # an evaluation of the run must not be cut unasked
                 values[name] = OPTIONS[name].default
                 origins[name] = DEFAULT
-        # A setting that could not be read has its line already; contradictions with it need no other.
+        # A setting that could not be read has its line already, so contradictions with it need none.
         given = Given(values, origins, world_size, checkpoint_known=checkpoint is not None)
         mistakes += contradictions(given, unread)
         if mistakes:
@@ -157,7 +159,7 @@ def _plugin_files(argv: Sequence[str]) -> list[str] | None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser, which only splits the command line; ``CommandLine.resolve`` checks the values."""
+    """Build the parser, which only splits the command line; ``CommandLine.resolve`` checks the values."""
     return _build_parser(tuple(plugins.digests().values()))
 
 
@@ -198,7 +200,7 @@ def _build_parser(_: tuple[str, ...]) -> argparse.ArgumentParser:
 
 
 def _read_flags(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Raw values by setting, and the mistakes."""
+    """Raw values of the flags by setting, and the mistakes."""
     parser = build_parser()
     mistakes = []
     switches = {"-h"} | {option.metadata["short"] for option in OPTIONS.values() if option.metadata["type"] is bool}
@@ -283,7 +285,7 @@ def _read_recipe(config: str) -> tuple[Path, dict[str, Any], list[str]]:
 
 
 def load_yaml(path: Path) -> tuple[Any, list[str]]:
-    """A YAML file's content, and the keys of its mapping, repeated ones too."""
+    """Read a YAML file's content and its mapping's keys, repeated ones too. Raises ``ValueError`` if it is too big."""
     import yaml  # only runs with a recipe need it
 
     with open(path, "rb") as file:
@@ -303,7 +305,7 @@ def load_yaml(path: Path) -> tuple[Any, list[str]]:
 
 
 def _expanded_size(node: Any, sizes: dict[int, int]) -> int:
-    """The number of values below a YAML node, counting each repetition by an alias."""
+    """Number of values below a YAML node, where each repetition by an alias counts."""
     if id(node) not in sizes:
         sizes[id(node)] = 1  # in case it contains itself
         items = node.value if isinstance(node.value, list) else []
@@ -313,7 +315,7 @@ def _expanded_size(node: Any, sizes: dict[int, int]) -> int:
 
 
 def _recipe_path(config: str) -> Path | None:
-    """The file that ``--config`` means: a path, or a name under configs/."""
+    """The file that ``--config`` means, a path or a name under configs/; None if there is none."""
     for candidate in (Path(config), CONFIGS / f"{config}.yaml", CONFIGS / config):
         try:
             if candidate.is_file():
@@ -329,7 +331,7 @@ def _recipe_path(config: str) -> Path | None:
 def _takes_back(option: dataclasses.Field, raw: Any) -> bool:
     """True if a flag's value is ``none``, which leaves an optional setting as if no recipe or checkpoint set it.
 
-    Not where it is a choice, nor where ``off`` is one: ``--amp none`` would train in fp16 on a GPU.
+    False if ``none`` or ``off`` is a choice of the setting: ``--amp none`` would train in fp16 on a GPU.
     """
     optional = option.default is None and option.metadata["in_recipe"]
     return optional and raw in ("none", ["none"]) and {"none", "off"}.isdisjoint(option.metadata["choices"] or ())
@@ -362,7 +364,7 @@ def convert(option: dataclasses.Field, raw: Any) -> tuple[Any, str | None]:
 
 
 def _as_items(meta: Any, raw: Any) -> Any:
-    """A recipe's mapping as the values of a ``NAME=VALUE`` setting; anything else as it is."""
+    """Turn a recipe's mapping into the values of a ``NAME=VALUE`` setting; return anything else as it is."""
     pairs = isinstance(raw, dict) and "=" in (meta["metavar"] or "")
     if not pairs or not all(isinstance(value, str | int | float | None) for value in raw.values()):
         return raw
@@ -370,7 +372,7 @@ def _as_items(meta: Any, raw: Any) -> Any:
 
 
 def _unseparated(raw: Any) -> str | None:
-    """The mistake of several values in one text, if any: ``augment: shift flip``, ``--augment shift,flip``."""
+    """Error message if one text holds several values, as in ``augment: shift flip`` or ``--augment shift,flip``."""
     flag = isinstance(raw, list)
     text = next((item for item in (raw if flag else [raw]) if isinstance(item, str) and re.search(r"[\s,]", item)), "")
     values = re.split(r"[\s,]+", text.strip("[]() \t\n,"))
@@ -428,13 +430,13 @@ def _text(value: Any) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text on one line of characters that a terminal shows and YAML allows."""
+    """Replace all characters that do not fit on one line, on a terminal or in YAML."""
     return re.sub(r"[^\x20-\x7e\u00a0-\u2027\u202a-\ud7ff\ue000-\ufffd]", "?", text)
 
 
 def _in_yaml(value: Any) -> str:
-    """A setting's value on one line."""
-    if value is None or isinstance(value, int):  # as most are; JSON writes them alike, a hundred times as fast
+    """A setting's value as YAML on one line."""
+    if value is None or isinstance(value, int):  # most values; JSON writes them alike, a hundred times as fast
         return json.dumps(value)
     import yaml
 
@@ -442,7 +444,7 @@ def _in_yaml(value: Any) -> str:
 
 
 def as_recipe(settings: Settings, header: str) -> str:
-    """The settings as a recipe that ``--config`` reads back, each line with where its value came from."""
+    """The settings as a recipe that ``--config`` reads back; each line names the origin of its value."""
     values = settings.values()
     of_schedule = of_policy(values["lr_policy"], values["epochs"])
     lines = [f"# {_plain(line)}" for line in header.splitlines()]
@@ -453,12 +455,12 @@ def as_recipe(settings: Settings, header: str) -> str:
             name = option.name
             if not option.metadata["in_recipe"]:
                 continue
-            # The global batch size says it all; both would contradict each other on other process counts.
-            # Nor does the learning rate go with --lr-base, which it follows from.
+            # The global batch size is enough; with another number of processes the two would contradict each other.
+            # So would a learning rate and the --lr-base that it follows from.
             derived = name == "batch_size" or (name == "lr" and values["lr_base"] is not None)
-            # And what was left to the schedule is to follow another one, or other epochs.
+            # What was left to the schedule has to follow another schedule, or another number of epochs.
             derived = derived or (name in of_schedule and settings.origins[name] == DEFAULT)
-            # And what a flag's optimizer or schedule does not use would contradict it.
+            # What the optimizer or schedule of a flag does not use would contradict it.
             derived = derived or (name in replaced and values[name] != option.default)
             line = f"{name.replace('_', '-')}: {_in_yaml(values[name])}  # {settings.origins[name]}"
             lines.append(f"# {line}" if derived else line)

@@ -1,4 +1,4 @@
-"""The names of augmentation policies, as torchvision's and timm's training scripts take them."""
+"""Names of augmentation policies, as accepted by the training scripts of torchvision and timm."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_STEPS = 16  # operations one after the other, or chains side by side
 
 
 class _Option(NamedTuple):
-    """An option of a timm string: its default, what converts its text, and the least and largest value."""
+    """An option of a timm string: its default, the converter of its text, and its smallest and largest value."""
 
     default: Any  # a number, or text where ``convert`` is str
     convert: Callable[[str], Any] = int
@@ -60,7 +60,7 @@ _WITHOUT_END = 100  # timm: a larger deviation means any level up to m
 
 @dataclass(frozen=True)
 class PolicyName:
-    """A policy: the library whose operations and magnitudes it has, its name there, and timm's options."""
+    """A policy: the library whose operations and magnitudes it uses, its name there, and timm's options."""
 
     library: str
     name: str
@@ -68,7 +68,7 @@ class PolicyName:
 
 
 def read_policy(text: str) -> PolicyName:
-    """The policy that ``text`` names. Raises ``ValueError`` that says what it must be.
+    """Read the policy that ``text`` names. Raises ``ValueError`` with what it must be.
 
     ``augmix`` alone is torchvision's; with options it is timm's.
     """
@@ -118,7 +118,7 @@ def _read_option(name: str, section: str) -> tuple[str, Any]:
 
 
 def policy_check(text: str) -> str | None:
-    """A check for the name of a policy, or ``none``."""
+    """Check the name of a policy, or ``none``: return what it must be, or None if it is fine."""
     try:
         text == "none" or read_policy(text)
     except ValueError as error:

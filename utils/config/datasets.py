@@ -1,4 +1,4 @@
-"""The data sets: what is known of each before it is read. How each is read: ``utils/data/formats/readers.py``."""
+"""The data sets: what is known of each before it is read by ``utils/data/formats/readers.py``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OF_PLUGIN = "a file of --plugin gives it"
 
 
 class Channels:
-    """Anything with one ``mean`` per channel of its images."""
+    """Base of all that has one ``mean`` per channel of its images."""
 
     mean: tuple[float, ...]
 
@@ -29,7 +29,7 @@ class Channels:
 
     @property
     def colour(self) -> str:
-        """Pillow's name of the pixel format; of other channels than grey and RGB, which have none, their number."""
+        """Pillow's mode: 'L' for grey, 'RGB'; any other number of channels, which has no mode, as text."""
         return {1: "L", 3: "RGB"}.get(self.channels, str(self.channels))
 
 
@@ -37,12 +37,11 @@ class Channels:
 class DatasetSpec(Channels):
     """The facts of a data set that are known before it is read.
 
-    ``classes`` is None where the data says it. ``image_size`` is the side in pixels that networks
-    see by default; with ``fixed_size`` every stored image has it. ``mean`` and ``std`` are of pixel
-    values between 0 and 1 over the training images, a number a channel. ``augment`` is the default
-    training augmentation, ``max_shift`` the reach of a shift in pixels of the stored image; None, where that has no
-    size of its own, for an eighth of its side. ``source`` says where the data comes from. ``needs_datapath``: it lies
-    in files of the user's.
+    ``classes`` is None if only the data tell it. ``image_size`` is the side in pixels that networks see by default;
+    with ``fixed_size`` every stored image has it. ``mean`` and ``std``, one number per channel, are of pixel values
+    between 0 and 1 over the training images. ``augment`` is the default training augmentation. ``max_shift`` is the
+    largest shift, in pixels of the stored image; None, if stored images have no common size, for an eighth of their
+    side. ``source`` says where the data come from. ``needs_datapath``: the data lie in files of the user's.
     """
 
     classes: int | None
@@ -61,7 +60,7 @@ class DatasetSpec(Channels):
 
     @property
     def of_the_user(self) -> bool:
-        """True if the name says nothing of which images these are; their folder does."""
+        """True if not the name but the user's folder tells which images these are."""
         return self.classes is None and self.needs_datapath
 
     @property
@@ -104,6 +103,6 @@ SPECS: dict[str, DatasetSpec] = {
 
 
 def name_of_folder(folder: str) -> str:
-    """The ``--dataname`` of images in ``folder``: imagenet if it looks so, otherwise folder."""
+    """The ``--dataname`` for images in ``folder``: imagenet if it looks like that, otherwise folder."""
     found = any(all(os.path.exists(os.path.join(folder, name)) for name in names) for names in SIGNS_OF_IMAGENET)
     return "imagenet" if found else "folder"

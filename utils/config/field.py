@@ -1,4 +1,4 @@
-"""The declaration of a setting: everything that is true of it alone."""
+"""The declaration of a setting: everything that is true of this setting alone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def outranks(origin: str, other: str) -> bool:
 
 
 def between(low: float, high: float = math.inf, *, open_low: bool = False, open_high: bool = False) -> Check:
-    """A check that a number (or each number of a list) lies between ``low`` and ``high``."""
+    """Return a check that a number (or each number of a list) lies between ``low`` and ``high``."""
 
     def shown(bound: float) -> str:
         return f"{bound:,}" if isinstance(bound, int) and bound >= 10**6 else f"{bound:g}"
@@ -54,24 +54,24 @@ def between(low: float, high: float = math.inf, *, open_low: bool = False, open_
 
 
 def safe_name(value: str) -> str | None:
-    """A check for text that becomes part of a folder's name."""
+    """Check text that becomes part of a folder's name: return what it must be, or None if it is fine."""
     if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,79}", value):
         return None
     return "must be 1 to 80 letters, digits, '_', '-', '+' or '.', and not begin with '.' or '-'"
 
 
 def not_empty(value: str) -> str | None:
-    """A check for text that must not be blank and can be a path."""
+    """Check text that must not be blank and can be a path: return what it must be, or None if it is fine."""
     if not value.strip() or "\0" in value:
         return "must not be empty or hold a NUL character"
     return "must be text in UTF-8" if re.search("[\ud800-\udfff]", value) else None
 
 
 class Needs:
-    """An effect that a setting has only where ``holds``; ``words`` describe that condition.
+    """Effect of a setting that acts only if ``holds``; ``words`` describe that condition.
 
-    Without ``holds``, the words are flags, given or with that value: '--mixup or --cutmix', '--teacher and
-    --distillation soft'. ``instead`` names a setting whose value is told too.
+    Without ``holds``, the condition is that the flags in ``words`` are given, or have the value there: '--mixup or
+    --cutmix', '--teacher and --distillation soft'. ``instead`` names a setting whose value the message gives too.
     """
 
     def __init__(self, words: str, holds: Callable[[Any], object] | None = None, instead: str = "") -> None:
@@ -86,7 +86,7 @@ class Needs:
         return f"does nothing: it needs {self.words}" + (f", not {getattr(v, self.instead)}" if self.instead else "")
 
     def flags(self) -> list[list[tuple[str, str]]]:
-        """The flags that are needed, each as its alternatives: (setting, value, or '' for any)."""
+        """The needed flags, each as its alternatives (setting, value), where '' stands for any value."""
         needed = []
         for part in self.words.removeprefix("both ").split(" and "):
             alternatives: list[tuple[str, str]] = []
@@ -97,7 +97,7 @@ class Needs:
         return needed
 
     def flags_hold(self, v: Any) -> bool:
-        """True if the flags that the words name are given."""
+        """True if the flags in ``words`` are given, with their values."""
         return all(
             any(getattr(v, name) == value if value else getattr(v, name) for name, value in alternatives)
             for alternatives in self.flags()
@@ -105,15 +105,15 @@ class Needs:
 
 
 def ends_before(name: str, words: str = "does nothing", begins: bool = False) -> Effect:
-    """``words`` are said of the setting ``name`` if the run ends before it acts.
+    """Return an effect that says ``words`` if the run ends before the setting ``name`` acts.
 
-    It acts after that many epochs, or with ``begins`` in that epoch, from 1.
+    The value of the setting is the number of epochs after which it acts; with ``begins``, the epoch, from 1, in which.
     """
     return lambda v: f"{words}: --epochs {v.epochs} end before" if getattr(v, name) >= v.epochs + begins else None
 
 
 def all_not_empty(items: tuple[str, ...]) -> str | None:
-    """A check for names of which none must be blank."""
+    """Check names, none of which may be blank: return what they must be, or None if they are fine."""
     return next(filter(None, map(not_empty, items)), None)
 
 
@@ -124,7 +124,7 @@ not_negative = between(0, 1e30)
 
 @dataclass(kw_only=True)
 class Declaration:
-    """Facts of a setting beside its default; its annotation says what kind of values it takes."""
+    """Facts about a setting besides its default. The field's annotation says what kind of values it takes."""
 
     help: str
     short: str = ""
@@ -133,25 +133,25 @@ class Declaration:
     choices: tuple[str, ...] = ()
     words: tuple[str, ...] = ()  # allowed instead of a number
     bare: str = ""  # the value if the flag is given without one; --no-FLAG is then 'off'
-    # Without one, text that is no choice must not be empty, a whole number positive, and another number not negative.
+    # Without a check, text must be a choice or not empty, a whole number positive, any other number not negative.
     check: Check | None = None
-    effect: Effect | tuple[Effect, ...] = ()  # in turn: why it has none in a run, which users are warned of
+    effect: Effect | tuple[Effect, ...] = ()  # asked in turn why the setting does nothing in a run
     unsharded: str = ""  # why it contradicts --shard-model; docs/distributed.md names it
     plan: str = ""  # how the plan of a run names it, with {} for its value (groups model and exchange)
-    several_labels: str = ""  # the default with several labels an image, if it is another one
-    one_label: str = ""  # why it contradicts several labels an image
+    several_labels: str = ""  # the default for multi-label data, if it is another one
+    one_label: str = ""  # why it contradicts multi-label data
     affects_result: bool = True  # runs that differ here are different experiments, so a resume must agree
     in_recipe: bool = True  # False: a flag that says what to do now (rather than how)
     in_evaluation: bool = True  # False: --evaluate does not use it
     inherited: bool = True  # False: a continued run takes it from its own command line
-    drops_out: bool = False  # without what it needs it has its default, whatever a lower layer says
+    drops_out: bool = False  # has its default without what it needs, whatever recipe or checkpoint say
     shapes: str = ""  # what --resume-override has to look after if it changes: see SHAPED
-    earlier: Any = None  # the value of runs from before there was this setting, if that is not the default
-    example: str = ""  # values for tests, where it is neither on or off nor a choice
+    earlier: Any = None  # the value in runs older than the setting, if that is not the default
+    example: str = ""  # values for tests, unless it is a switch or has choices
     within: str = ""  # flags under which the example shapes a run, instead of those that its effect needs
 
 
-# What a setting may shape, by what a run goes on with if it changes.
+# What a setting may shape, and what changes with it if a run continues with another value.
 SHAPED = {
     "state": "the optimizer's state fits no other value",
     "state at all": "the optimizer's state fits another number, but not its absence",
@@ -167,7 +167,7 @@ SHAPED = {
 
 
 def setting(help: str, *, default: Any = None, **declared: Any) -> Any:
-    """A setting, with what ``Declaration`` holds; by default there is none."""
+    """Declare a field with the facts of ``Declaration``; without a ``default``, the setting has no value by default."""
     return field(default=default, metadata={"help": help, **declared})
 
 
@@ -175,7 +175,7 @@ training_setting = partial(setting, in_evaluation=False)  # of the parts that --
 
 
 def group(**common: Any) -> Callable[[type[Group]], type[Group]]:
-    """A frozen dataclass is one of settings, which declare ``common`` unless they say otherwise."""
+    """Return a decorator for a frozen dataclass of settings, which declare ``common`` unless they say otherwise."""
 
     def decorate(made: type[Group]) -> type[Group]:
         for option in fields(made):

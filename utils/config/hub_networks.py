@@ -1,7 +1,7 @@
-"""Networks that a repository of the Hugging Face Hub describes, as they were when first asked for.
+"""Networks that repositories of the Hugging Face Hub describe, as they were when first asked for.
 
-A checkpoint keeps them, so that what reads it builds the same network without a connection, whatever the repository
-holds by then.
+A checkpoint keeps them, so that the same network can be built without a connection, whatever its repository holds by
+then.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ def is_of_hub(arch: str) -> bool:
 
 
 def known(arch: str) -> dict[str, Any] | None:
-    """Facts of a network that was asked for before, or that a checkpoint keeps: see ``models/hub.py``."""
+    """Facts about a network that was asked for before or is kept by a checkpoint (see ``models/hub.py``), or None."""
     return _known.get(arch)
 
 
 def remember(networks: object) -> None:
-    """Take networks by name, as ``in_checkpoint`` gives them, in place of those that are known."""
+    """Add the facts of a checkpoint's ``networks``, by name, in place of known ones; ignore all but a mapping."""
     if isinstance(networks, Mapping):
         _known.update(networks)
 
 
 def in_checkpoint(*names: str | None) -> dict[str, Any]:
-    """The part of a checkpoint that keeps those of ``names`` that are of the hub; {} without any."""
+    """The entry of a checkpoint that keeps those of ``names`` that are networks of the Hub; {} without any."""
     kept = {name: _known[name] for name in names if name in _known}
     return {KEY: kept} if kept else {}

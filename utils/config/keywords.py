@@ -1,4 +1,4 @@
-"""``NAME=VALUE`` settings: arguments for the constructor of something that the settings do not know."""
+"""``NAME=VALUE`` settings: arguments for a constructor whose parameters the settings do not know."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from utils.config.spelling import or_nearest
 
 
 def read_keyword(flag: str, item: str) -> tuple[str, Any]:
-    """``item`` as name and value: a number, text, bool or None. Raises ``UserError`` for anything else."""
+    """Split ``item`` into name and value: a number, text, bool or None. Raises ``UserError`` for anything else."""
     import yaml
 
     name, equals, text = item.partition("=")
@@ -26,12 +26,12 @@ def read_keyword(flag: str, item: str) -> tuple[str, Any]:
 
 
 def not_accepted(flag: str, item: str, subject: str, accepted: Sequence[str]) -> UserError:
-    """The mistake of a ``NAME=VALUE`` whose name is not among those that ``subject`` accepts."""
+    """The error for a ``NAME=VALUE`` whose name is not among those that ``subject`` accepts."""
     name = item.partition("=")[0]
     hint = or_nearest(name, accepted, f"it takes {', '.join(accepted[:12]) or 'none'}")
     return UserError(f"{flag} {item}: {subject} takes no {name}; {hint}")
 
 
 def given_twice(flag: str, item: str) -> UserError:
-    """The mistake of a name that stands twice, or that a flag of its own gives too."""
+    """The error for a name that is given twice, or also by a flag of its own."""
     return UserError(f"{flag} {item}: {item.partition('=')[0]} is given twice")

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 
 class Silent(NamedTuple):
-    """Something that a program does unasked, with the flags that ask for it here.
+    """A thing that another program does by default; ``words`` also name the flags that ask for it here.
 
-    Unsaid where the command has one of the words ``unless``, flags or values, or lacks all of ``needs``.
+    Left out if the command line has one of the words ``unless``, flags or values, or none of ``needs``, if there are
+    any.
     """
 
     words: str
@@ -19,8 +20,9 @@ class Silent(NamedTuple):
 
 
 class Program(NamedTuple):
-    """A program: its flags that are synonyms, what to do about its other ones, its silent defaults, and its flags that
-    mean the ``same`` here. ``values``: by flag, those that have another name or an answer here.
+    """Flags of another program: ``synonyms`` of ours, others with the advice ``instead``, and the ``same`` as here.
+
+    ``silent``: what the program does by default. ``values``: by flag, values with another name or an answer here.
     """
 
     title: str
@@ -32,16 +34,16 @@ class Program(NamedTuple):
 
     @property
     def names(self) -> frozenset[str]:
-        """All its flags."""
+        """All flags of the program."""
         return self.synonyms | self.instead.keys() | self.same
 
 
 class OtherPrograms(NamedTuple):
-    """Programs that train, other than this; ``common``: flags of theirs that many scripts have, too.
+    """Other training programs. ``common``: flags of theirs that many scripts have, too.
 
-    ``values``: what a value is called here. ``values_instead``: one choice of the setting that a value belongs to, and
-    what to write. ``bare``, ``other_meaning``: what a flag of ours means elsewhere, told if it has no
-    value or a wrong one.
+    ``values``: what each of their values is called here. ``values_instead``: for a value without an equal, one choice
+    of the setting that it belongs to, and what to write. ``bare`` and ``other_meaning``: what a flag of ours means
+    elsewhere, told if its value is missing (``bare``) or wrong.
     """
 
     programs: dict[str, Program]
@@ -54,7 +56,7 @@ class OtherPrograms(NamedTuple):
 
 @functools.cache
 def other_programs() -> OtherPrograms:
-    """The content of ``other_programs.yaml``."""
+    """Read ``other_programs.yaml``."""
     import yaml
 
     content = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))

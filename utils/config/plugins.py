@@ -1,7 +1,7 @@
-"""Entries of users' own files: ``--plugin FILE``, whose decorators are in ``utils/plugin.py``.
+"""Entries that users' own files add: ``--plugin FILE``, whose decorators are in ``utils/plugin.py``.
 
-Each room asks ``added`` for entries of its kind beside its own registry. Code runs only for a file that the command
-line or its recipe names: a checkpoint says which files its run had, and never starts them.
+Each package asks ``added`` for the entries of its kind, besides its own registry. Only files that the command line or
+its recipe names are executed: a checkpoint says which files its run had, but never executes them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Entry:
-    """A function of a user's file, called like the function itself; a mistake in it is a ``UserError`` with its line.
+    """A function from a user's file, called like that function; an error in it becomes a ``UserError`` with its line.
 
-    ``options``: what its decorator was given beside the name.
+    ``options``: the arguments of its decorator besides the name.
     """
 
     kind: str
@@ -56,7 +56,7 @@ class Entry:
 
 @dataclass
 class _Loaded:
-    """The files in use: ``digests`` by path, entries by kind and name."""
+    """The files in use: SHA-256 by path, entries by kind and name, and hooks."""
 
     digests: dict[Path, str] = field(default_factory=dict)
     entries: dict[str, dict[str, Entry]] = field(default_factory=dict)
@@ -68,27 +68,27 @@ _loading: list[Path] = []
 
 
 def added(kind: str) -> Mapping[str, Entry]:
-    """The entries of a kind, such as 'loss', by name."""
+    """The entries of ``kind``, such as 'loss', by name."""
     return MappingProxyType(_loaded.entries.get(kind, {}))
 
 
 def hooks() -> Sequence[Entry]:
-    """The hooks, whose names are their points in ``utils/loop/hooks.py``, in the order of the files."""
+    """The hooks, named after their points in ``utils/loop/hooks.py``, in the order of the files."""
     return tuple(_loaded.hooks)
 
 
 def choices(setting: str, own: tuple[str, ...]) -> tuple[str, ...]:
-    """Names that a setting with the choices ``own`` accepts."""
+    """Names that ``setting`` accepts: its ``own`` choices, and those that files add."""
     return (*own, *added(KIND_OF[setting])) if setting in KIND_OF else own
 
 
 def digests() -> dict[str, str]:
-    """SHA-256 of the files in use, by name."""
+    """SHA-256 of each file in use, by file name."""
     return {path.name: digest for path, digest in _loaded.digests.items()}
 
 
 def refuse_missing(settings: Mapping[str, Any], path: Path) -> None:
-    """Raise ``UserError`` if the ``settings`` of checkpoint ``path`` name what a file of its run adds, not loaded."""
+    """Raise ``UserError`` if ``settings`` of checkpoint ``path`` use a part from a plugin file not loaded."""
     files = ", ".join(Path(file).name for file in settings.get("plugin") or ())
     for name, kind in KIND_OF.items() if files else ():
         values = settings.get(name) or ()
@@ -99,7 +99,7 @@ def refuse_missing(settings: Mapping[str, Any], path: Path) -> None:
 
 
 def describe() -> dict[str, str]:
-    """The row of a run's plan; none without files."""
+    """The row of a run's plan about the files; {} without files."""
     if not _loaded.digests:
         return {}
     names = [f"{kind} {name}" for kind, entries in _loaded.entries.items() for name in entries]
@@ -109,7 +109,7 @@ def describe() -> dict[str, str]:
 
 
 def load(files: Sequence[str]) -> None:
-    """Execute ``files``; what other files had added is gone. Raises ``UserError``."""
+    """Execute ``files`` and drop all entries of files loaded earlier. Raises ``UserError``."""
     for name in added("dataset"):
         del SPECS[name]
     vars(_loaded).update(vars(_Loaded()))
@@ -118,7 +118,7 @@ def load(files: Sequence[str]) -> None:
 
 
 class _Source(SourceFileLoader):
-    """A loader of ``source``, the bytes that are digested; Python's may find an older version's bytecode."""
+    """Loader of ``source``, the very bytes that are hashed; Python's own may use bytecode of an older version."""
 
     def __init__(self, name: str, path: str, source: bytes) -> None:
         super().__init__(name, path)
@@ -141,7 +141,7 @@ def _load(path: Path) -> None:
     loader = _Source(name, str(path), source)
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None  # as always where a loader is given
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # known: its classes can be pickled for workers
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # listed: its classes can be pickled for workers
     _loading.append(path)
     try:
         with mistakes_of(path):
@@ -153,9 +153,9 @@ def _load(path: Path) -> None:
 
 @contextmanager
 def mistakes_of(file: Path, what: str = "", but: type[Exception] = UserError) -> Iterator[None]:
-    """Around what a user's ``file`` does: an error, ``but`` for some, becomes a ``UserError`` with its line.
+    """Context that turns an error in a user's ``file``, unless it is a ``but``, into a ``UserError`` with its line.
 
-    Without ``what``, the file is being loaded, on all ranks alike.
+    ``what``: the entry that is called; '' while the file is loaded, which fails on all ranks alike.
     """
     try:
         yield
@@ -168,7 +168,7 @@ def mistakes_of(file: Path, what: str = "", but: type[Exception] = UserError) ->
 
 
 def mistake(error: BaseException) -> str | None:
-    """One line about an ``error`` that arose below a line of a user's file; None for others, and those of a GPU."""
+    """A line about an ``error`` raised by or below a user's file; None for other errors and those of a GPU."""
     if type(error).__name__ in ("OutOfMemoryError", "AcceleratorError"):
         return None
     passed = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
@@ -185,7 +185,7 @@ def _line(path: Path, error: BaseException, what: str = "") -> str:
 
 
 def add(kind: str, name: str, **options: Any) -> Callable[[Function], Function]:
-    """A decorator that enters a function under ``name``. Raises ``UserError`` for a name that is taken."""
+    """Return a decorator that enters a function as ``name``. It raises ``UserError`` for an unfit or taken name."""
 
     def enter(make: Function) -> Function:
         if not _loading:  # imported as a module of a user's program
@@ -212,7 +212,7 @@ def add(kind: str, name: str, **options: Any) -> Callable[[Function], Function]:
 
 @functools.cache
 def _own(kind: str) -> tuple[str, ...]:
-    """The names of this repository that a setting offers."""
+    """Names that the repository itself offers for ``kind``."""
     from utils.config.settings import all_settings
 
     settings = [name for name, other in KIND_OF.items() if other == kind]

@@ -1,9 +1,9 @@
-"""Settings that must agree with each other, and those that follow from others.
+"""Contradictions between settings, and settings that follow from others.
 
-A contradiction is a mistake: it answers one question in two ways (which algorithm, schedule, weights or device), or
-asks for what cannot be done. Each group has its own (``contradictions`` in ``utils/config/groups/``); here stand those
-of an optimizer or a way to train that concerns several groups. A setting of something that the run does not have, such
-as the momentum of an optimizer without one, only has no effect and is reported (``utils/loop/effects.py``).
+A contradiction is a mistake: settings answer one question in two ways (which algorithm, schedule, weights or device),
+or ask for what cannot be done. Each group has its own (``contradictions`` in ``utils/config/groups/``); this file has
+those of an optimizer or a way to train that concern several groups. A setting of something that the run does not have,
+such as the momentum of an optimizer without one, merely has no effect and is reported (``utils/loop/effects.py``).
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from utils.config.groups.loss import BALANCED
 from utils.config.groups.optimisation import SCHEDULE_FREE, SHARDABLE
 from utils.config.settings import GROUPS, all_settings, as_flag, flag_of
 
-DEFAULT_LR = {"sgd": 0.1, "schedulefree-sgd": 1.0}  # of the latter: the steps of sgd with its momentum of 0.9
+DEFAULT_LR = {"sgd": 0.1, "schedulefree-sgd": 1.0}  # steps as large as sgd's with its momentum of 0.9
 OPTIONS = {option.name: option for _, option in all_settings()}
 
 
 class Given:
-    """The settings of a command for ``processes``, each an attribute, and the origin of each.
+    """The settings of a command line for ``processes`` processes, each an attribute, and the origin of each.
 
-    ``is_complete``: no checkpoint remains to be read that may fill the gaps. ``seen``: settings that were looked at.
+    ``is_complete``: True if no checkpoint that may fill gaps remains to be read. ``seen``: names of settings that were
+    read.
     """
 
     def __init__(
@@ -49,17 +50,17 @@ class Given:
         return value
 
     def is_explicit(self, name: str, against: str | None = None) -> bool:
-        """True if a flag or recipe sets ``name``, in no lower layer than the one that sets ``against``."""
+        """True if a flag or recipe sets ``name``, and the origin of ``against`` has no higher precedence."""
         self.seen |= {name} | ({against} if against else set())
         origin = self.origins[name]
         return origin in (RECIPE, FLAG) and (against is None or not outranks(self.origins[against], origin))
 
     def same_layer(self, name: str, other: str) -> bool:
-        """True if flags set both, or a recipe does. Otherwise the one from the higher layer simply wins."""
+        """True if flags set both, or the recipe does. Otherwise precedence decides between them."""
         return self.is_explicit(name) and self.is_explicit(other) and self.origins[name] == self.origins[other]
 
     def only_one(self, words: str, *names: str) -> str:
-        """The line about ``names`` of which several differ from their defaults; '' if one does at most."""
+        """The error line if several of ``names`` differ from their defaults; otherwise ''."""
         given = [flag_of(name) for name in names if getattr(self, name) != OPTIONS[name].default]
         return f"{' and '.join(given)} {words}; give one" if len(given) > 1 else ""
 
@@ -70,7 +71,7 @@ class Given:
 
 
 def contradictions(v: Given, unread: Collection[str] = ()) -> list[str]:
-    """A line for each contradiction of settings that could all be read."""
+    """A line for each contradiction in which no setting is ``unread``."""
     lines = []
     for line in _all_contradictions(v):
         if line and not concerned(v, str(line)) & set(unread):
@@ -80,13 +81,13 @@ def contradictions(v: Given, unread: Collection[str] = ()) -> list[str]:
 
 
 def concerned(v: Given, line: str) -> set[str]:
-    """The settings that a line depends on or advises to change."""
+    """Names of the settings that ``line`` depends on, as recorded in ``v.seen``, or mentions."""
     named = (flag[2:].replace("-", "_") for flag in re.findall(r"--[a-z][a-z0-9-]*[a-z0-9]", line))
     return v.seen | set(named) & set(OPTIONS)
 
 
 def _all_contradictions(v: Given) -> Iterator[object]:
-    """Settings that no run can have together: a line for each contradiction, or nothing in its place."""
+    """Yield a line for each pair of settings that no run can have, or something false if there is no contradiction."""
     for of_group in GROUPS.values():
         yield from getattr(of_group, "contradictions", lambda v: ())(v)
     yield from _schedule_free(v)
@@ -94,7 +95,7 @@ def _all_contradictions(v: Given) -> Iterator[object]:
 
 
 def _schedule_free(v: Given) -> Iterator[object]:
-    """Contradictions with a schedule-free optimizer, which averages and plans by itself."""
+    """Contradictions with a schedule-free optimizer, which averages and schedules by itself."""
     if v.optimizer not in SCHEDULE_FREE:
         return
     contradicts = f"contradicts --optimizer {v.optimizer}, "
@@ -114,7 +115,7 @@ def _schedule_free(v: Given) -> Iterator[object]:
 
 
 def _sharding(v: Given) -> Iterator[object]:
-    """Contradictions with ``--shard-model``, which leaves no process whole parameters or gradients."""
+    """Contradictions with ``--shard-model``, under which no process has whole parameters or gradients."""
     if not v.shard_model or v.processes == 1 or v.evaluate:
         return
     yield (
@@ -130,16 +131,16 @@ def _sharding(v: Given) -> Iterator[object]:
 
 
 def global_batch_size(v: Given) -> int:
-    """The images of a step: what was given, unless a higher layer gives the batch of a process."""
+    """Images per step: ``global_batch_size`` if given, unless ``batch_size`` has higher precedence."""
     if v.global_batch_size and not outranks(v.origins["batch_size"], v.origins["global_batch_size"]):
         return v.global_batch_size
     return v.batch_size * v.processes * v.accumulate
 
 
 def learning_rate(v: Given) -> tuple[float, str]:
-    """The peak learning rate, and which scale it has been converted by ('' for none).
+    """The peak learning rate, and the rule that scaled it ('' for none).
 
-    ``lr_base`` is for ``lr_base_size`` images per step, as in timm's train.py; an ``lr`` of a higher layer replaces it.
+    ``lr_base`` is for ``lr_base_size`` images per step, as in timm's train.py; an ``lr`` with precedence replaces it.
     """
     if v.lr_base is None or (v.lr is not None and outranks(v.origins["lr"], v.origins["lr_base"])):
         return v.lr if v.lr is not None else DEFAULT_LR.get(v.optimizer, 0.001), ""
@@ -150,7 +151,7 @@ def learning_rate(v: Given) -> tuple[float, str]:
 
 
 def derive(v: Given) -> None:
-    """Fill in the settings that follow from others, so that each is saved with the value that was used."""
+    """Fill in the settings that follow from others, so that the values that are used get saved."""
     values = v.values
     origins = v.origins
     lr, scale = learning_rate(v)
@@ -185,7 +186,7 @@ def derive(v: Given) -> None:
 
 
 def absolute_paths(values: dict[str, Any]) -> dict[str, str]:
-    """Teacher and class weights that are files here: a run may be resumed from another working directory."""
+    """Absolute paths of the teacher and class weights that are files: a run may be resumed from another directory."""
     given = {"teacher": values["teacher"], "class_weights": values["class_weights"]}
     return {
         name: os.path.abspath(path)
@@ -195,7 +196,7 @@ def absolute_paths(values: dict[str, Any]) -> dict[str, str]:
 
 
 def of_policy(policy: str, epochs: int) -> dict[str, Any]:
-    """The settings of a learning-rate policy that nobody has given."""
+    """Defaults of the settings that belong to a learning-rate policy."""
     chosen: dict[str, dict[str, Any]] = {
         "multistep": {"lr_milestones": (0.5 * epochs, 0.75 * epochs)},
         "step": {"lr_step_epochs": epochs / 3},

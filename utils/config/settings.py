@@ -1,8 +1,8 @@
-"""Settings: one frozen dataclass a group, with default, help and check beside each field.
+"""Settings: one frozen dataclass per group, with default, help and check beside each field.
 
 Flags, recipe keys, ``--help`` and the saved ``config.yaml`` all come from these fields (see
 ``utils/config/arguments.py``): to add a setting, add a field to its group in ``utils/config/groups``. Nothing here
-imports anything heavy, so that ``--help`` and mistakes on the command line answer at once.
+imports anything heavy, so that ``--help`` and mistakes on the command line are answered at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["Settings", "UserError"]
 
 
 class UserError(ValueError):
-    """An error the user can fix; ``main.py`` prints it and ends with exit code 2.
+    """An error that the user can fix; ``main.py`` prints it and ends with exit code 2.
 
     ``mistakes``: a line each, which says what is wrong, where, and what to do.
     """
@@ -49,7 +49,7 @@ class UserError(ValueError):
 class Settings:
     """Groups of settings, and the origin of each setting's value ('default', 'recipe', 'flag', ...).
 
-    ``changed``: the settings whose flag differs from recipe, checkpoint or default.
+    ``changed``: names of the settings whose flag differs from recipe, checkpoint or default.
     """
 
     run: RunSettings = RunSettings()
@@ -66,17 +66,18 @@ class Settings:
     changed: frozenset[str] = frozenset()
 
     def values(self) -> dict[str, Any]:
-        """Values of all settings by their names, in the order of the groups; tuples become lists."""
+        """Values of all settings by name, in the order of the groups; tuples become lists."""
         values = {option.name: getattr(getattr(self, group), option.name) for group, option in all_settings()}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     def unmeasured(self) -> list[str]:
-        """The settings whose value is to be measured when the run begins, by name."""
+        """Names of the settings whose value is to be measured when the run begins."""
         return ["amp"] if self.precision.amp == MEASURED else []
 
     def left_open(self) -> list[str]:
-        """The settings in which a run to continue may differ: those to be measured, and, unless given, those in which
-        older runs differ from the default.
+        """Names of the settings in which a run to continue may differ.
+
+        They are those to be measured, and those not given whose default differs from the value of older runs.
         """
         older = [
             option.name
@@ -86,7 +87,7 @@ class Settings:
         return [*self.unmeasured(), *older]
 
     def with_values(self, **values: Any) -> Settings:
-        """Settings with these values, by their names; lists become tuples."""
+        """A copy with these values, by setting name; lists become tuples."""
         changed = self
         for group, option in all_settings():
             if option.name in values:
@@ -98,9 +99,9 @@ class Settings:
         return changed
 
     def of_several_labels(self) -> Settings:
-        """Settings for images with several labels each, for which some defaults are others.
+        """A copy for multi-label data, for which some defaults are others.
 
-        Raises ``UserError`` with what takes one label an image.
+        Raises ``UserError`` with the settings that need one label per image.
         """
         mistakes = []
         changed = {}
@@ -122,13 +123,13 @@ class Settings:
         return dataclasses.replace(self.with_values(**changed), origins=origins)
 
     def with_absolute_paths(self) -> Settings:
-        """Settings that hold in any working directory."""
+        """A copy whose paths of data hold in any working directory."""
         paths = {name: getattr(self.data, name) for name in ("datapath", "labels", "class_map", "cache_dir")}
         absolute = {name: path and os.path.abspath(path) for name, path in paths.items()}
         return dataclasses.replace(self, data=dataclasses.replace(self.data, **absolute))
 
     def result_values(self) -> dict[str, Any]:
-        """The settings that must agree for one run to continue another."""
+        """Values, by name, of the settings that must agree for one run to continue another."""
         values = self.values()
         names = [option.name for _, option in all_settings() if option.metadata["affects_result"]]
         if self.data.max_val_batches is not None:
@@ -136,7 +137,7 @@ class Settings:
         return {name: values[name] for name in names} | unused(values)
 
 
-# The groups by their names, in order.
+# The groups by name, in order.
 GROUPS: dict[str, type[DataclassInstance]] = {
     option.name: type(option.default)
     for option in dataclasses.fields(Settings)
@@ -146,17 +147,17 @@ GROUPS: dict[str, type[DataclassInstance]] = {
 
 @functools.cache
 def all_settings() -> tuple[tuple[str, dataclasses.Field], ...]:
-    """Settings as (group, field), all in order. No two settings share a name."""
+    """All settings in order, as (group, field). No two settings share a name."""
     return tuple((name, option) for name, group in GROUPS.items() for option in dataclasses.fields(group))
 
 
 def shaping(what: str) -> tuple[str, ...]:
-    """The settings that shape ``what``, as their fields say."""
+    """Names of the settings that shape ``what``, as their fields say."""
     return tuple(option.name for _, option in all_settings() if option.metadata["shapes"] == what)
 
 
 def plan_words(group: Any) -> list[str]:
-    """Phrases of the plan for a group's settings that differ from their defaults and have words for it."""
+    """Phrases for the plan about a group's settings that differ from their defaults and declare such a phrase."""
     words = []
     for option in dataclasses.fields(group):
         value = getattr(group, option.name)
@@ -167,16 +168,16 @@ def plan_words(group: Any) -> list[str]:
 
 
 def unused(values: dict[str, Any]) -> dict[str, Any]:
-    """The settings of an algorithm that a higher layer has replaced, each with its default.
+    """Settings of algorithms that the run does not use, each with its default.
 
-    In one layer they would contradict it, so a run's ``config.yaml`` leaves them out.
+    Beside the algorithm in use they would be contradictions, so a run's ``config.yaml`` leaves them out.
     """
     v = SimpleNamespace(**values)
     algorithms = [option for _, option in all_settings() if option.metadata["drops_out"]]
     return {option.name: option.default for option in algorithms if not option.metadata["effect"][0].holds(v)}
 
 
-SEVERAL_LABELS = "several labels"  # the origin of a default that follows from them
+SEVERAL_LABELS = "several labels"  # the origin of a default for multi-label data
 MOST_SHOWN = 6  # values of one setting in the plan
 IS_GONE = "is gone; CHANGELOG.md says what to use instead"
 # Settings of earlier versions, each with the value that did nothing.
@@ -186,7 +187,7 @@ GONE = {
     "local_sgd_group": "machine",
     "matmul_weight_grad": None,
 }
-ROUNDED_OTHERWISE = {"matmul_weight_grad"}  # those that computed the same in another way, with any value
+ROUNDED_OTHERWISE = {"matmul_weight_grad"}  # settings that changed only the rounding, with any value
 
 
 def flag_of(name: str) -> str:
@@ -195,7 +196,7 @@ def flag_of(name: str) -> str:
 
 
 def as_flag(name: str, value: Any) -> str:
-    """A setting as a command line gives it: ``--lr 0.1``, ``--no-nesterov``, ``no --ema-decay``."""
+    """A setting as written on a command line: ``--lr 0.1``, ``--no-nesterov``, ``no --ema-decay``."""
     if value is None:
         return f"no {flag_of(name)}"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Names in messages: those that are spelled alike, what other programs call a value, and the first of many."""
+"""Names in messages: similar spellings, other programs' names for a value, and the first of many."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHOWN = 10  # names in a line
 
 
 def meant_value(value: str, known: Iterable[str]) -> str:
-    """Advice for a value that is not among its choices: `` (did you mean ...?)``, what to write, or ''."""
+    """Advice for a value not among the choices ``known``: `` (did you mean ...?)``, what to write, or ''."""
     key = key_of(value)
     known = list(known)
     ours = other_programs().values.get(key)
@@ -25,7 +25,7 @@ def meant_value(value: str, known: Iterable[str]) -> str:
 
 
 def advice_on(value: str, known: Collection[str]) -> str:
-    """Advice about a value of another program, after ``; ``; '' if it is none of the setting with ``known``."""
+    """Advice, after ``; ``, on another program's value for the setting with the choices ``known``; '' without any."""
     key = key_of(value)
     answers = other_programs().values_instead
     choice, advice = answers.get(key) or answers.get(key[: key.find("/") + 1]) or ("", "")
@@ -36,10 +36,10 @@ def advice_on(value: str, known: Collection[str]) -> str:
 
 
 def nearest(name: str, known: Collection[str]) -> list[str]:
-    """The one of ``known`` with the same letters, the few that begin with ``name``, or the one that is spelled alike.
+    """The one of ``known`` with the same letters, or the few that begin with ``name``, or the one spelled most alike.
 
-    One that begins with it ends there or at a dash, or goes on for a quarter of its letters at most. Spelled alike is
-    what an edit turns into it for every ``LETTERS_AN_EDIT`` letters of the shorter one, and at most ``MOST_EDITS``.
+    A longer one must have a dash after ``name``, or ``name`` must be three quarters of it. One that is spelled alike is
+    an edit away for every ``LETTERS_AN_EDIT`` letters of the shorter name, and at most ``MOST_EDITS``.
     """
     key = key_of(name)
     keys = {candidate: key_of(candidate) for candidate in known}
@@ -59,12 +59,12 @@ def nearest(name: str, known: Collection[str]) -> list[str]:
 
 
 def most_edits(one: str, other: str) -> int:
-    """The most edits between two names that are taken for each other."""
+    """Largest number of edits between two names that are taken for each other."""
     return min(MOST_EDITS, min(len(one), len(other)) // LETTERS_AN_EDIT)
 
 
 def edits(one: str, other: str) -> int:
-    """Letters to insert, remove or replace, and neighbours to swap, to turn ``one`` into ``other``.
+    """Number of letters to insert, remove or replace, and of neighbours to swap, to turn ``one`` into ``other``.
 
     The optimal string alignment distance: no letter is edited twice.
     """
@@ -91,7 +91,7 @@ def did_you_mean(names: list[str]) -> str:
 
 
 def or_nearest(name: str, known: Iterable[str], otherwise: str, cutoff: float = 0.5) -> str:
-    """``did you mean ...?`` with up to three of ``known`` that hold ``name`` or are like it, or ``otherwise``."""
+    """``did you mean ...?`` with up to three of ``known`` that contain or resemble ``name``; else ``otherwise``."""
     names = list(dict.fromkeys(known))
     longer = [other for other in names if len(name) > 5 and name in other]
     near = list(dict.fromkeys([*longer, *difflib.get_close_matches(name, names, n=3, cutoff=cutoff)]))[:3]
@@ -103,12 +103,12 @@ def key_of(name: str) -> str:
 
 
 def some(names: Iterable[str], shown: int = SHOWN, count: int | None = None) -> str:
-    """The first few of ``names`` in printable characters, and how many more there are, of ``count`` if it is given."""
+    """The first few of ``names`` in printable characters, and how many more there are (of ``count`` if it is given)."""
     names = list(names)
     more = (len(names) if count is None else count) - shown
     return ", ".join(map(printable, names[:shown])) + (f" and {more:,} more" if more > 0 else "")
 
 
 def printable(text: str) -> str:
-    """The name of a file or class in printable characters."""
+    """Replace the unprintable characters of ``text``, such as the name of a file or class."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -1,4 +1,4 @@
-"""The setting that the user meant: what other programs call it first, then the nearest spelling."""
+"""Find the setting that the user meant: first by its names in other programs, then by the nearest spelling."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from utils.config.spelling import advice_on, did_you_mean, key_of, nearest
 
 OURS = {option.name.replace("_", "-") for _, option in all_settings()}
 SHORT = {key_of(option.metadata["short"]) for _, option in all_settings() if option.metadata["short"]}
-# of a setting that takes other names, too, its default
+# for a setting without choices, its default
 CHOICES = {option.name: option.metadata["choices"] or (str(option.default),) for _, option in all_settings()}
 DATA = "dir"  # timm's only word without a flag
 SYNONYMS = {name: option.name for _, option in all_settings() for name in option.metadata["synonyms"]}
 
 
 def meant(name: str, known: Iterable[str], others: Collection[str] = (), value: str = "") -> str:
-    """Advice for ``name``, as the end of a sentence: `` (did you mean ...?)``, or what to write.
+    """Advice for the unknown ``name``, as the end of a sentence: `` (did you mean ...?)``, or what to write.
 
-    '' if nobody calls anything so, and nothing is spelled alike. ``known`` are flags, or a recipe's keys with
-    underscores, which the answer spells as ``name`` does. ``others``: the names that stand beside it; one that several
-    programs have is that of the program whose names these are. ``value``: what is given to it; of a synonym with
-    choices it is translated too, or has its advice.
+    '' if no program has the name, and none is spelled alike. ``known``: flags, or a recipe's keys with underscores,
+    which the answer spells in the way of ``name``. ``others``: the names given beside it; if several programs have
+    ``name``, they tell which is meant. ``value``: the value given; for a synonym of a setting with choices, it is
+    translated or advised on.
     """
     key = key_of(name)
     known = list(known)
@@ -50,12 +50,12 @@ def meant(name: str, known: Iterable[str], others: Collection[str] = (), value: 
 
 
 def silent_defaults(names: Collection[str], words: Collection[str], folder: bool = False) -> list[str]:
-    """A line on the defaults that differ here, of the program that ``names`` are flags of; none unless that is sure.
+    """A line on the other defaults of the program whose flags ``names`` are; empty unless that program is certain.
 
-    It is if several are its own. It is, too, if it alone has all that are not ours, and one of them is its own, or
-    they are several beside flags of ours that it has, too. ``folder``: a word without a flag is there, as timm's data.
-
-    Names without dashes are ultralytics' arguments. ``words``: all of the command line; what it says is left out.
+    It is certain if several names are its flags alone; or if no other program has all foreign names, and one of them is
+    its alone, or they are several and it also has all flags of ours among ``names``. ``folder``: a folder is given
+    without a flag, as timm takes its data. Names without dashes are ultralytics' arguments. ``words``: the whole
+    command line; what these words settle is left out.
     """
     programs = other_programs().programs
     keys = set(map(key_of, names))
@@ -86,7 +86,7 @@ def silent_defaults(names: Collection[str], words: Collection[str], folder: bool
 
 
 def assignment(token: str) -> str:
-    """Advice for a word like ``imgsz=224``, as ultralytics takes them, after ``: ``; '' for any other."""
+    """Advice, after ``: ``, for a word like ``imgsz=224``, in the manner of ultralytics; '' for any other word."""
     name, equals, value = token.partition("=")
     key = key_of(name)
     if equals and key in (instead := other_programs().programs["ultralytics"].instead):
@@ -96,11 +96,11 @@ def assignment(token: str) -> str:
 
 
 def _likeliest(keys: set[str]) -> list[Program]:
-    """The programs, those first that most of ``keys`` are flags of, and not of many scripts too."""
+    """The programs, first those that have most of ``keys`` as flags, not counting flags that many scripts have."""
     return sorted(other_programs().programs.values(), key=lambda program: -_count(program, keys))
 
 
 def _count(program: Program, keys: Collection[str], common: bool = False) -> int:
-    """Number of ``keys`` that are flags of ``program``, not ours; those of many scripts count only if ``common``."""
+    """Number of ``keys`` that are flags of ``program``, not ours; flags of many scripts count only if ``common``."""
     others = set(keys) - OURS - (set() if common else other_programs().common)
     return sum(key in program.instead or key in program.synonyms for key in others)

@@ -1,4 +1,4 @@
-"""Settings of what training images go through."""
+"""Settings of the augmentation of training images."""
 
 from __future__ import annotations
 

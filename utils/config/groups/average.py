@@ -66,7 +66,7 @@ class AverageSettings:
     )
 
     def first_averaged_epoch(self, epochs: int) -> int | None:
-        """The epoch, from 1, of a run of ``epochs`` that --swa-start-epoch means; None without it."""
+        """The epoch, from 1, that --swa-start-epoch means in a run of ``epochs``; None without the flag."""
         start = self.swa_start_epoch
         if start is None:
             return None

@@ -16,7 +16,7 @@ from utils.config.image_size import LARGEST_SIDE, Size
 CROP_MODES = ("center", "squash", "border")
 MOST_CHANNELS = 4096
 INTERPOLATIONS = ("bilinear", "bicubic")
-VIEWS = {"none": 1, "flip": 2, "flip-shift": 6}  # of an image in validation, by the names of --tta
+VIEWS = {"none": 1, "flip": 2, "flip-shift": 6}  # number of views of a validation image, by choice of --tta
 
 view_setting = partial(setting, shapes="views of the validation images")
 column_setting = partial(
@@ -176,7 +176,7 @@ class DataSettings:
         "labels of --dataname folder in a table, CSV or Parquet: columns path (below --datapath) and label, and if "
         "wanted split (train, val or test), group and weight",
         metavar="FILE",
-        affects_result=False,  # its content does, of which the data's fingerprint is
+        affects_result=False,  # its content does, through the data's fingerprint
         synonyms="csv csv-file labels-csv labels-file annotations annotation-file label-file",
         example="F",
         within="--dataname folder --datapath D",
@@ -211,7 +211,7 @@ class DataSettings:
         "file that gives the classes of --dataname folder their order: a name on each line, or lines name,number; "
         "images of other classes are left out",
         metavar="FILE",
-        affects_result=False,  # its content does, of which the data's fingerprint is
+        affects_result=False,  # its content does, through the data's fingerprint
         example="F",
         within="--dataname folder --datapath D",
     )
@@ -446,12 +446,12 @@ class DataSettings:
 
     @property
     def is_table(self) -> bool:
-        """Labels stand in a table or in the files' names, not in folders."""
+        """True if labels come from a table or from the files' names, not from folders."""
         return self.labels is not None or self.class_from_name is not None
 
     @property
     def divides_training(self) -> bool:
-        """The validation images are taken from the training images."""
+        """True if the validation images are taken from the training images."""
         return self.val_split is not None or self.folds is not None
 
     @staticmethod

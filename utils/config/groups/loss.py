@@ -9,7 +9,7 @@ from typing import Any
 from utils.config.field import Needs, between, group, positive, setting
 
 LOSSES = ("cross-entropy", "bce", "focal", "asymmetric")
-OF_EACH_CLASS = ("bce", "asymmetric")  # that take each class on its own, and so several labels an image
+OF_EACH_CLASS = ("bce", "asymmetric")  # these treat each class on its own, and so take multi-label data
 DISTILLATIONS = ("soft", "hard")
 BALANCED = "balanced"  # --class-weights without a file
 

@@ -12,8 +12,8 @@ LR_POLICIES = ("constant", "multistep", "cosine", "gaussian", "step", "linear", 
 RISING_POLICIES = ("one-cycle", "triangular")  # these have a warm-up of their own
 RESTARTING_POLICIES = ("cosine", "gaussian", "linear", "poly")
 WITH_NESTEROV = ("sgd", "muon-sgd")
-SHARDABLE = ("sgd", "adam", "adamw")  # a part of a parameter moves as it does within the whole
-SCHEDULE_FREE = ("schedulefree-sgd", "schedulefree-adamw")  # an average of their own takes the place of a policy
+SHARDABLE = ("sgd", "adam", "adamw")  # these move a part of a parameter as within the whole
+SCHEDULE_FREE = ("schedulefree-sgd", "schedulefree-adamw")  # these average the weights instead of a policy
 
 
 _RISING = ", ".join(RISING_POLICIES)  # in help
@@ -60,7 +60,7 @@ def _interval_and_fraction(value: tuple[float, ...]) -> str | None:
 
 
 def scale_of(text: str) -> tuple[str, float]:
-    """``PATTERN=FACTOR`` as (pattern, factor). Raises ``ValueError`` for anything else."""
+    """Split ``PATTERN=FACTOR`` into (pattern, factor). Raises ``ValueError`` for anything else."""
     pattern, equals, factor = text.rpartition("=")
     if not pattern or not equals or not 0 < float(factor) <= 1e6:
         raise ValueError(text)
