@@ -1,4 +1,4 @@
-"""Content of TensorBoard besides points: a row in the table of runs, charts of several tags, curves."""
+"""TensorBoard's summaries besides points: a row in the table of runs, charts of several tags, curves."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ ALWAYS = 1e-7  # torch's and TensorBoard's least count, against division by zero
 
 
 def hyperparameters(settings: Mapping[str, Any]) -> Summary:
-    """The run's row in the HPARAMS table. ``settings``: text, numbers, truth values.
+    """The run's row in the HPARAMS table. ``settings``: text, numbers, booleans.
 
-    It is a part of the run itself; ``SummaryWriter.add_hparams`` would add a second run inside it. TensorBoard finds
-    columns and metrics from the runs that it shows, so that settings in which these differ come first.
+    The row is part of the run itself; ``SummaryWriter.add_hparams`` would add a second run inside it. TensorBoard takes
+    columns and metrics from the runs that it shows, and puts settings in which these differ first.
     """
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.plugins.hparams import metadata, plugin_data_pb2
@@ -37,7 +37,7 @@ def hyperparameters(settings: Mapping[str, Any]) -> Summary:
 
 
 def layout(charts: Mapping[str, Mapping[str, Sequence[str]]]) -> Summary:
-    """The CUSTOM SCALARS page: by category and title, the tags (regular expressions) that a chart lays over another."""
+    """The CUSTOM SCALARS page. ``charts``: by category and title, the tags (regular expressions) that a chart shows."""
     from torch.utils.tensorboard import summary
 
     return summary.custom_scalars(
@@ -49,7 +49,7 @@ def layout(charts: Mapping[str, Mapping[str, Sequence[str]]]) -> Summary:
 
 
 def precision_recall(tag: str, counts: np.ndarray) -> Summary:
-    """A curve. ``counts``: int64 (2, thresholds), samples by probability, of other classes (0) and of this one (1)."""
+    """A class's precision-recall curve. ``counts``: int64 (2, thresholds), others' and its samples by probability."""
     from torch.utils.tensorboard import summary
 
     fp, tp = np.cumsum(counts[:, ::-1], axis=1)[:, ::-1]

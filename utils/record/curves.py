@@ -13,9 +13,9 @@ from utils.runtime.files import whole_file
 
 
 class StepRecord(NamedTuple):
-    """An optimizer step in numbers, accuracies in percent.
+    """Figures of an optimizer step, accuracies in percent.
 
-    With several labels an image, ``top1`` is the micro F1 and ``top5`` NaN.
+    For multi-label data, ``top1`` is the micro F1 and ``top5`` NaN.
     """
 
     step: int
@@ -29,7 +29,7 @@ class StepRecord(NamedTuple):
 
     @classmethod
     def of(cls, numbers: Sequence[float]) -> StepRecord:
-        """Record of ``numbers``, as ``Progress.last_step`` keeps them."""
+        """Record of ``numbers``, as ``Progress.last_step`` holds them."""
         step, epoch, *rest = numbers
         return cls(int(step), int(epoch), *rest)
 
@@ -44,7 +44,7 @@ SEALED_BYTES = NUMBER.itemsize * len(CURVES) + 4
 class Curves:
     """A row of ``CURVES`` per step, float64 (steps, len(CURVES)). ``write`` saves all of them in ``metrics.npz``.
 
-    The longer the run, the longer that takes. ``append``, for checkpoints between two steps, does not: it
+    The longer the run, the longer ``write`` takes. ``append``, for checkpoints between two steps, is always fast: it
     adds the new rows to ``.metrics.rows``, each with its CRC-32, which keeps them until the next ``write``.
     """
 
@@ -56,12 +56,12 @@ class Curves:
         self._changed = False
 
     def add(self, rows: Sequence[Sequence[float]]) -> None:
-        """Add the numbers of some more steps."""
+        """Add rows of ``CURVES``, one for each further step."""
         self._blocks.append(np.array(rows, dtype=NUMBER).reshape(-1, len(CURVES)))
         self._changed = True
 
     def append(self) -> None:
-        """Put what was added on the disk."""
+        """Save the rows added since the last save to disk."""
         blocks = self._blocks[self._appended :]
         if blocks:
             with open(self._rest, "ab") as file:
@@ -81,16 +81,16 @@ class Curves:
         self._changed = False
 
     def restore(self, whole: np.ndarray | None, steps: int) -> int:
-        """Continue from ``whole``, which ``read`` gave, and later rows up to step ``steps``; gives their number."""
+        """Continue from the rows ``whole``, from ``read``, and appended ones, up to ``steps``; return their number."""
         whole = np.empty((0, len(CURVES))) if whole is None else whole
         rows = np.concatenate([whole, self._read_rest(after=whole[:, 0].max(initial=0))])
         self._blocks = [rows[rows[:, 0] <= steps]]
         self._changed = True
-        self.write()  # also drops later rows from the disk, for their steps will be repeated
+        self.write()  # also drops later rows from the disk, since their steps will be repeated
         return len(self._blocks[0])
 
     def _read_rest(self, after: float) -> np.ndarray:
-        """The rows that follow step ``after`` without a gap, up to one that a kill has cut."""
+        """Appended rows that follow step ``after`` without a gap, up to one that a kill has cut off."""
         content = self._rest.read_bytes() if self._rest.is_file() else b""
         rows: list[np.ndarray] = []
         for start in range(0, len(content), SEALED_BYTES):
@@ -109,7 +109,7 @@ def _sealed(row: np.ndarray) -> bytes:
 
 
 def read(path: Path) -> np.ndarray:
-    """The rows in a ``metrics.npz``. Raises whatever zipfile and NumPy do if it is damaged."""
+    """Read the rows of a ``metrics.npz``. Raises whatever zipfile and NumPy do if it is damaged."""
     with np.load(path, allow_pickle=False) as content:
         columns = dict(content)
     if "micro_f1" in columns:
@@ -118,7 +118,7 @@ def read(path: Path) -> np.ndarray:
 
 
 def named(rows: np.ndarray) -> dict[str, np.ndarray]:
-    """The columns of ``rows`` by name; with several labels an image there is a micro F1 in place of top-1 and top-5."""
+    """Columns of ``rows`` by name; for multi-label data, a micro F1 replaces top-1 and top-5."""
     columns = dict(zip(CURVES, rows.T, strict=True))
     if len(rows) and np.isnan(columns["top5"]).all():
         del columns["top5"]

@@ -1,17 +1,18 @@
 """Doubts that a run's network has learned anything, from the figures in rows of metrics.csv.
 
-A network that has learned nothing gives every image the same probabilities, or others that have nothing to do with its
-class. Two figures would show otherwise, each in nats an image: by how much the loss is below ``guessing_loss``, what a
-guess gets that knows the classes' shares alone; and ``answers_nats``, what the answers tell (``nats_of``).
-Each is the logarithm of a likelihood ratio against such a network, divided by the n images. A network whose outputs are
-the same for all images gains nothing in either, whatever they are (Gibbs' inequality: the shares are those of the
-counted images). Of one whose outputs vary at random, the probabilities gain ``EVIDENCE`` = ln 10 in all with a chance
-of 1 in 10 at most (Markov's inequality), and the answers with about 1.6 in 100 (Wilks' theorem for one parameter that
-is not negative). So no spread of the losses has to be known, few images and rare classes need no approximation of their
-own, and a network that is right but far too sure (loss above guessing) is not taken for a dead one.
+A network that has learned nothing gives every image the same probabilities, or probabilities unrelated to its class.
+Two figures would show the contrary, each in nats per image: how far the loss is below ``guessing_loss``, the loss of a
+guess that knows only the classes' shares; and ``answers_nats``, the information in the answers (``nats_of``). Each is
+the logarithm of a likelihood ratio against a network that has learned nothing, divided by the n images. A network whose
+outputs are the same for all images gains nothing in either, whatever they are (Gibbs' inequality: the shares are those
+of the counted images). If the outputs vary at random, the probabilities gain ``EVIDENCE`` = ln 10 in all with a chance
+of at most 1 in 10 (Markov's inequality), and the answers with about 1.6 in 100 (Wilks' theorem for one parameter that
+is not negative). So the spread of the losses need not be known, few images and rare classes need no approximation of
+their own, and a network that is right but far too sure (loss above guessing) is not taken for a dead one.
 
-All labels together hold n times the guessing loss. Where that is less than ``SEEN`` times what the test needs, it could
-miss a network that has learned a little, and nothing is said: of few images, of one class, of a rare class with few.
+All labels together hold n times the guessing loss. If that is less than ``SEEN`` times what the test needs, the test
+could miss a network that has learned a little, so nothing is said: with few images, with one class, or with a rare
+class that has few images.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ TIMES_GUESSING = 10  # a validation loss above this many times that of guessing 
 # percent
 NEARLY_ALL = 95.0
 HALF = 50.0
-FALL = 0.01  # of the first epoch's training loss; and RISE of its top-1, in points: less is none
+FALL = 0.01  # of the first epoch's training loss, and RISE of its top-1 in points: less does not count
 RISE = 1.0
 RIGHT_MOSTLY = 60.0  # percent: above, a training loss may well begin where it ends, as in fine-tuning
 
@@ -51,9 +52,10 @@ class Doubt(NamedTuple):
 
 
 def doubts(rows: Sequence[Mapping[str, Any]], dataname: str) -> list[Doubt]:
-    """The doubts about the network that the last validation in ``rows``, those of metrics.csv, was of.
+    """Doubts about the network at the last validation in ``rows`` of metrics.csv.
 
-    None about random labels (``synthetic``), of a validation that was cut, or after very few steps.
+    Empty for random labels (``synthetic``) and for a validation that was cut; after very few steps, only outputs that
+    are not finite or sure of wrong answers are doubted.
     """
     validated = [row for row in rows if _number(row, "val_count") > 0]
     if not validated or dataname == "synthetic" or _number(validated[-1], "max_val_batches") > 0:
@@ -66,7 +68,7 @@ def doubts(rows: Sequence[Mapping[str, Any]], dataname: str) -> list[Doubt]:
 
 
 def doubts_of(report: AnyReport, step: int | None, dataname: str) -> list[Doubt]:
-    """The doubts about the network of one validation, which has taken ``step`` steps, if that is known."""
+    """Doubts about a network from one validation, after ``step`` steps (None if unknown)."""
     of = report.by_class
     row = {"step": step, "val_loss": report.loss, "val_count": report.count}
     row |= {"val_top1": getattr(report, "top1", None)}
@@ -75,7 +77,7 @@ def doubts_of(report: AnyReport, step: int | None, dataname: str) -> list[Doubt]
 
 
 def _outputs(row: Mapping[str, Any]) -> Doubt | None:
-    """Outputs that are not finite, or sure of wrong answers."""
+    """A doubt about outputs that are not finite, or sure of wrong answers; otherwise None."""
     loss = _number(row, "val_loss")
     guessing = _number(row, "guessing_loss")
     if not math.isfinite(loss):
@@ -88,12 +90,12 @@ def _outputs(row: Mapping[str, Any]) -> Doubt | None:
 
 
 def knows_nothing(row: Mapping[str, Any]) -> bool | None:
-    """True if neither probabilities nor answers tell the classes apart; None where that cannot be told."""
+    """True if neither probabilities nor answers tell the classes apart; None if the figures do not suffice to say."""
     names = ("val_loss", "val_count", "guessing_loss", "answers_nats")
     loss, count, guessing, answers = (_number(row, name) for name in names)
     if not guessing > 0:
         return None
-    of_shares = (math.exp(guessing) - 1) / 2  # nats: that the shares are fitted to these images gains half a nat each
+    of_shares = (math.exp(guessing) - 1) / 2  # nats: fitting the shares to these images gains half a nat for each
     if count * guessing < SEEN * (EVIDENCE + of_shares):
         return None
     needed = EVIDENCE / count
@@ -118,7 +120,7 @@ def _answers(row: Mapping[str, Any]) -> Doubt | None:
 
 
 def _training(rows: Sequence[Mapping[str, Any]], validated: Mapping[str, Any]) -> Doubt | None:
-    """A training loss that is not below the first epoch's: compared with itself, whatever the loss is made of."""
+    """A doubt about a training loss that has not fallen since the first epoch, whatever terms the loss has."""
     trained = [row for row in rows if math.isfinite(_number(row, "train_loss"))]
     if len(trained) < 2:
         return None
@@ -139,6 +141,6 @@ def _after(row: Mapping[str, Any]) -> str:
 
 
 def _number(row: Mapping[str, Any], name: str) -> float:
-    """A figure of a row as text or number; NaN if the row lacks it, which no comparison takes for one."""
+    """A figure of a row, text or number; NaN, with which every comparison is false, if the row lacks it."""
     value = row.get(name)
     return math.nan if value is None or value == "" else float(value)

@@ -18,11 +18,11 @@ ONE, SEVERAL, EITHER = "one", "several", "either"
 
 
 class Epoch(NamedTuple):
-    """Source of the scalars.
+    """The source of an epoch's scalars.
 
-    ``training`` is None, and ``images_per_second`` without meaning, for the late validation of an epoch that has its
-    row otherwise. ``validation`` is None without one. ``raw``: the raw weights' result if ``validation`` is that of
-    their average.
+    ``training`` is None, and ``images_per_second`` meaningless, if the epoch has its row already and is only validated
+    late. ``validation`` is None without one. ``raw``: the result of the raw weights if ``validation`` is that of their
+    average.
     """
 
     progress: Progress
@@ -37,11 +37,11 @@ class Epoch(NamedTuple):
 
 
 class EpochScalar(NamedTuple):
-    """A column, and a point if it has a ``tag``. An epoch for which ``value`` gives None has neither.
+    """A column of metrics.csv, and a TensorBoard point if it has a ``tag``; neither if ``value`` gives None.
 
-    --best-metric and --early-stopping-metric offer every column that begins with ``val_``, and
-    ``lower_is_better`` says in which direction such a one improves. ``labels``: with how many labels an image there is
-    such a column.
+    --best-metric and --early-stopping-metric offer every column that begins with ``val_``, and ``lower_is_better`` says
+    in which direction it improves. ``labels``: the data that have the column: single-label (``ONE``), multi-label
+    (``SEVERAL``), or ``EITHER``.
     """
 
     column: str
@@ -52,12 +52,12 @@ class EpochScalar(NamedTuple):
 
 
 def _of(report: str, name: str) -> Callable[[Epoch], float | None]:
-    """The figure ``name`` of a report of the epoch: 'training', 'validation' or 'raw'; None if it has no such one."""
+    """Getter of the figure ``name`` from an epoch's 'training', 'validation' or 'raw' report; gives None without it."""
     return lambda epoch: getattr(getattr(epoch, report), name, None)
 
 
 def _by_class(name: str) -> Callable[[Epoch], float | None]:
-    """The figure ``name`` of the validation's classes; None if there is no such one."""
+    """Getter of the figure ``name`` from the validation's report by class; gives None without it."""
     return lambda epoch: getattr(getattr(epoch.validation, "by_class", None), name, None)
 
 
@@ -90,7 +90,7 @@ EPOCH_SCALARS = (
     EpochScalar("val_counted_classes", _by_class("counted"), labels=SEVERAL),
     EpochScalar("val_balanced_accuracy", _by_class("balanced_accuracy"), "Balanced_Accuracy/Test", labels=ONE),
     EpochScalar("val_ece", _by_class("ece"), "Calibration_Error/Test", lower_is_better=True, labels=ONE),
-    # What ``doubts.py`` judges by, beside the loss; named so that no --best-metric is among them.
+    # What ``doubts.py`` judges by, besides the loss; without 'val_', so that --best-metric does not offer them.
     EpochScalar("guessing_loss", _by_class("guessing_loss")),
     EpochScalar("answers_nats", _by_class("answers_nats")),
     EpochScalar("commonest_answer", _by_class("commonest_answer")),
@@ -104,7 +104,7 @@ RAW_SCALARS = (
 
 
 def validation_tags(multilabel: bool) -> list[str]:
-    """The tags of an epoch's points, with one label an image or with several."""
+    """Tags of an epoch's TensorBoard points, for multi-label or single-label data."""
     labels = {EITHER, SEVERAL if multilabel else ONE}
     return [scalar.tag for scalar in (*EPOCH_SCALARS, *RAW_SCALARS) if scalar.tag and scalar.labels in labels]
 
@@ -114,7 +114,7 @@ def _own(name: str, epoch: Epoch) -> float | None:
 
 
 def _of_plugins() -> Iterator[EpochScalar]:
-    """The metrics of users' files."""
+    """Scalars for the metrics that users' files add."""
     for name, metric in plugins.added("metric").items():
         yield EpochScalar(
             f"{PREFIX}{name}",
@@ -125,21 +125,21 @@ def _of_plugins() -> Iterator[EpochScalar]:
 
 
 def row_of(epoch: Epoch) -> dict[str, float]:
-    """The epoch's row: the scalars, with the named training losses in front of those of the raw weights."""
+    """The epoch's row: its scalars, the named training losses, then the scalars of the raw weights."""
     named = epoch.progress.named_losses(epoch.progress.epoch_sums)
     losses = {f"train_{name}": loss for name, loss in named.items()}
     return _columns((*EPOCH_SCALARS, *_of_plugins()), epoch) | losses | _columns(RAW_SCALARS, epoch)
 
 
 def points_of(row: dict[str, float]) -> dict[str, float]:
-    """The points in TensorBoard that belong to ``row``."""
+    """TensorBoard points of ``row``, by tag."""
     scalars = (*EPOCH_SCALARS, *RAW_SCALARS, *_of_plugins())
     tagged = (scalar for scalar in scalars if scalar.column in row)
     return {scalar.tag: row[scalar.column] for scalar in tagged if scalar.tag}
 
 
 def tagged_columns() -> list[str]:
-    """The columns of metrics.csv that are points in TensorBoard as well."""
+    """Columns of metrics.csv that are TensorBoard points as well."""
     return [scalar.column for scalar in (*EPOCH_SCALARS, *RAW_SCALARS, *_of_plugins()) if scalar.tag]
 
 
@@ -161,26 +161,26 @@ class Metric(NamedTuple):
     lower_is_better: bool
 
     def improves(self, value: float, on: float | None, by: float = 0.0) -> bool:
-        """True if ``value`` is better than ``on``, if there is one, by more than ``by``. NaN and infinity never are."""
+        """True if ``value`` is better than ``on``, if given, by more than ``by``. NaN and infinity never are."""
         if not math.isfinite(value):
             return False
         return on is None or (on - value if self.lower_is_better else value - on) > by
 
     @property
     def name(self) -> str:
-        """Name as a flag gives it: ``top1``."""
+        """Name as a flag takes it: ``top1``."""
         return self.column.removeprefix(PREFIX)
 
     @property
     def words(self) -> str:
-        """Words for people: ``highest val_top1``."""
+        """Text for people: ``highest val_top1``."""
         return f"{'lowest' if self.lower_is_better else 'highest'} {self.column}"
 
 
 def metrics(labels: Sequence[str] = (ONE, SEVERAL)) -> dict[str, Metric]:
-    """The metrics to choose from, by name: every column of validation but the counts.
+    """The metrics to choose from, by name: every validation column except the counts.
 
-    ``labels``: whether of runs with ``ONE`` label an image, with ``SEVERAL``, or of both.
+    ``labels``: metrics of single-label data (``ONE``), of multi-label data (``SEVERAL``), or of both.
     """
     scalars = (*EPOCH_SCALARS, *_of_plugins())
     columns = [scalar for scalar in scalars if scalar.column.startswith(PREFIX) and scalar.column not in COUNTS]
@@ -200,7 +200,7 @@ def stopping_metric(settings: RunSettings) -> Metric:
 
 
 def strange_metrics(settings: RunSettings, labels: Sequence[str] = (ONE, SEVERAL)) -> list[str]:
-    """A message for the user for each metric that does not exist with so many ``labels`` an image."""
+    """Error messages for settings that name a metric that data with such ``labels`` do not have."""
     known = metrics(labels)
     known_words: dict[tuple[str, ...], str] = {
         (ONE,): " with one label an image",
@@ -216,7 +216,7 @@ def strange_metrics(settings: RunSettings, labels: Sequence[str] = (ONE, SEVERAL
 
 
 def _metric(setting: str, name: str) -> Metric:
-    """The metric ``top1`` or ``val_top1``."""
+    """The metric named ``top1`` or ``val_top1``. Raises ``UserError`` if it does not exist."""
     known = metrics()
     if name.removeprefix(PREFIX) not in known:
         raise UserError(_no_such(setting, name, known))
@@ -230,14 +230,14 @@ def _no_such(setting: str, name: str, known: Collection[str], words: str = "") -
 
 
 def stopping_rule(settings: RunSettings) -> str:
-    """Rule by which training stops early, in words."""
+    """The rule by which training stops early, as text."""
     delta = f" by more than {settings.early_stopping_delta:g}" if settings.early_stopping_delta else ""
     column = stopping_metric(settings).column
     return f"after {settings.early_stopping} epoch(s) in which {column} has not improved{delta}"
 
 
 def selection_line(settings: RunSettings) -> str:
-    """The choice of best.pt, and the rule by which training stops early, for the plan of a run."""
+    """Text for the plan of a run: how best.pt is chosen, and the rule by which training stops early."""
     every = settings.val_every_epochs
     among = f" of every {every} epochs' validation" if every > 1 else ""
     stops = f"; stops {stopping_rule(settings)}" if settings.early_stopping else ""

@@ -1,4 +1,4 @@
-"""TensorBoard's event files: written, and brought back to the step of a checkpoint."""
+"""TensorBoard's event files: writing them, and rewinding them to the step of a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ TIME = re.compile(r"events\.out\.tfevents\.(\d+)")
 
 
 class EventFile:
-    """A new event file at ``path`` in ``folder``, whose name sorts behind those of all that are there.
+    """A new event file at ``path`` in ``folder``, whose name sorts after those of all event files there.
 
-    ``SummaryWriter`` writes in a thread, which reports a full disk with a traceback besides raising ``OSError`` later.
-    Here ``add`` raises it at once. ``summary``: torch's module that makes what ``add`` takes.
+    ``SummaryWriter`` writes in a thread, which reports a full disk with a traceback besides raising ``OSError`` later;
+    ``add`` raises it at once. ``summary``: torch's module whose functions make what ``add`` takes.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -38,7 +38,7 @@ class EventFile:
         self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def add(self, summary: Summary, step: int) -> None:
-        """Write the points in ``summary`` to the file."""
+        """Write a ``summary``, such as points, to the file."""
         self._write(self._event(wall_time=time.time(), step=step, summary=summary))
 
     def _write(self, event: Any) -> None:
@@ -51,9 +51,9 @@ class EventFile:
 
 
 def _next_time(folder: Path) -> int:
-    """Now, in nanoseconds, or just behind the latest time in a name: clocks are set back, and machines' clocks differ.
+    """Now, in nanoseconds, or just after the latest time in a file name: clocks are set back and differ among machines.
 
-    TensorBoard reads the files in the order of their names, and never goes back to one.
+    TensorBoard reads the files in the order of their names, and never goes back to an earlier one.
     """
     times = [match[1] for path in folder.glob(NAMES) if (match := TIME.match(path.name))]
     digits = len(str(now := time.time_ns()))  # torch's SummaryWriter writes seconds, which are fewer
@@ -63,11 +63,12 @@ def _next_time(folder: Path) -> int:
 def rewind(folder: Path, steps: int) -> set[tuple[int, str]]:
     """Leave in ``folder`` one event file that holds each tag and step up to ``steps`` once.
 
-    Gives the steps and tags that may be logged again: those of this step, and of step 0, where what is there once is.
+    Returns the steps and tags there that a resumed run may try to log again: those of this last step, and those of step
+    0, where all that is logged only once lies.
 
-    What a killed run logged after its last checkpoint will be logged again. Not all of TensorBoard's readers honour its
-    own mark for that (``purge_step``), so the points are removed. The new file replaces the oldest before the others
-    are deleted; after a kill in between, the next call finds the same points twice and keeps one.
+    Whatever a killed run logged after its last checkpoint will be logged again. Not all of TensorBoard's readers honour
+    its own mark for that (``purge_step``), so the points are removed. The new file replaces the oldest before the
+    others are deleted; after a kill in between, the next call finds the same points twice and keeps one of each.
     """
     paths = sorted(folder.glob(NAMES))
     if not paths:
@@ -88,9 +89,9 @@ def rewind(folder: Path, steps: int) -> set[tuple[int, str]]:
 
 
 def forget(folder: Path, tags: Container[str], in_use: Path) -> None:
-    """Remove events of nothing but ``tags`` from the files in ``folder``, but not from the one that is ``in_use``.
+    """Remove events with no tags but ``tags`` from the files in ``folder``, except from the file ``in_use``.
 
-    Of what says something about a run as a whole, TensorBoard shows the oldest.
+    Of summaries about a run as a whole, TensorBoard shows the oldest.
     """
     for path in sorted({*folder.glob(NAMES)} - {in_use}):
         found = [
@@ -102,7 +103,7 @@ def forget(folder: Path, tags: Container[str], in_use: Path) -> None:
 
 
 def _events_in(path: Path) -> Iterator[tuple[bytes, Any]]:
-    """The records of a file, each with the event in it."""
+    """Each record of a file, with the event in it."""
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.compat.proto.event_pb2 import Event
 

@@ -1,7 +1,8 @@
-"""Metrics: sums and counts on the device, divided once on the host. Each has its one definition here.
+"""Metrics: sums and counts on the device, divided once on the host. Each metric is defined here, once.
 
-Loss, top-1 and top-5 are sums over samples. Precision, recall and F1 need three counts a class instead of a confusion
-matrix: 24 bytes a class, where the matrix of ImageNet-21k would take 3.8 GB. The calibration error needs three a bin.
+Loss, top-1 and top-5 are sums over samples. Precision, recall and F1 need three counts per class instead of a confusion
+matrix: 24 bytes per class, where the matrix of ImageNet-21k would take 3.8 GB. The calibration error needs three sums
+per bin.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ UNIT = 2**36  # of a confidence of 1: sums of whole numbers are exact in any ord
 class Report:
     """Means over ``count`` samples; accuracies in percent.
 
-    ``by_class``: the classes' figures, of a validation; ``own``: the metrics of users' files by name.
+    ``by_class``: the figures by class, of a validation; ``own``: the metrics of users' files, by name.
     """
 
     loss: float
@@ -43,7 +44,7 @@ class Report:
 
     @classmethod
     def from_sums(cls, sums: list[float]) -> Report:
-        """Report on summed loss, top-1 and top-5 hits, and count."""
+        """Report from the sums of loss, top-1 hits, top-5 hits and count; NaN without samples."""
         loss, top1, top5, count = sums[: COUNT + 1]
         if not count:
             return cls(math.nan, math.nan, math.nan, 0)
@@ -56,34 +57,35 @@ class Report:
 
     @property
     def numbers(self) -> list[float]:
-        """Numbers in a checkpoint."""
+        """The numbers that a checkpoint stores."""
         return [self.loss, self.top1, self.top5, self.count]
 
     def __str__(self) -> str:
         return self.text()
 
     def text(self, with_top5: bool = True, mixed: bool = False) -> str:
-        """Figures for the log. ``mixed``: the accuracies are those of mixed images."""
+        """Figures for the log. ``mixed``: True if the accuracies are those of mixed images."""
         of = " (mixed)" if mixed else ""
         top5 = f"top5{of} {self.top5:.2f}  " if with_top5 else ""
         return f"top1{of} {self.top1:.2f}  {top5}loss {self.loss:.4f}"
 
 
 def shows_top5(classes: int) -> bool:
-    """True if top-5 says anything: of at most five classes it is always 100 %."""
+    """True if top-5 says anything: with at most five classes it is always 100 %."""
     return classes > 5
 
 
 def cut_words(batches: int | None) -> str:
-    """Words in every line about a validation of at most so many batches; empty for a whole one."""
+    """Note in every line about a validation cut to ``batches`` batches; '' for a whole validation."""
     return "" if batches is None else f" (cut: --max-val-batches {batches})"
 
 
 def target_rank(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The number of classes that rank before the target: int64 (n,), 0 if the prediction is right.
+    """Number of classes that rank before the target, int64 (n,): 0 if the prediction is right.
 
-    ``logits`` (n, classes), ``targets`` int64 (n,). Among equal logits the lower class ranks first, as with argmax, so
-    a network with the same output for every class is not right; a NaN before or at the target counts as wrong.
+    ``logits``: (n, classes); ``targets``: int64 (n,). Among equal logits the lower class ranks first, as with argmax,
+    so a network with the same output for every class is right for class 0 only. NaN ranks before the target, so any
+    makes the prediction wrong.
     """
     own = logits.gather(1, targets[:, None])
     classes = torch.arange(logits.shape[1], device=logits.device)
@@ -97,10 +99,10 @@ WAITING_NUMBERS = 2**20  # logits that may wait to be counted
 class ClassificationMeter:
     """Rows of sums, one per step or batch, float64 on the device; reading them is the only synchronisation.
 
-    ``named`` holds further losses by name, a row per step like ``sums``. Logits wait until there are
-    ``WAITING_NUMBERS`` of them: many small operations at every step would cost a small network more than its layers.
-    Exactly one rank computes a validation batch, so summing over ranks only adds zeros to its row, and the rows are
-    then summed in one order: the result has the same bits on any number of ranks.
+    ``named`` holds further losses by name, float64 (rows,) each. Logits wait until there are ``WAITING_NUMBERS`` of
+    them: many small operations in every step would cost a small network more than its layers. Exactly one rank computes
+    a validation batch, so summing over ranks only adds zeros to its row, and the rows are then summed in one order: the
+    result has the same bits on any number of ranks.
     """
 
     def __init__(self, rows: int, device: torch.device) -> None:
@@ -118,9 +120,9 @@ class ClassificationMeter:
         targets: torch.Tensor,
         named: dict[str, torch.Tensor] | None = None,
     ) -> None:
-        """Add a forward pass: mean ``loss`` over n, ``logits`` (n, classes), ``targets`` int64 (n,).
+        """Add a forward pass to ``row``: mean ``loss`` over n, ``logits`` (n, classes), ``targets`` int64 (n,).
 
-        ``targets`` may also be the shares (n, classes) of mixed images: then the class with the largest is right.
+        ``targets`` may also be the shares (n, classes) of mixed images: then the class with the largest share is right.
         Do not write to the tensors afterwards.
         """
         targets = self._labels(targets)
@@ -162,15 +164,15 @@ class ClassificationMeter:
         return targets.argmax(1) if targets.is_floating_point() else targets
 
     def _hits(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Hits of each sample, which the sums count: (n, 2), its label is the first answer, is of the first five."""
+        """Whether each sample's label is the top prediction, and whether it is among the top five: bool (n, 2)."""
         rank = target_rank(logits, targets)  # the number of classes when the target's is NaN
         return rank[:, None] < self._first.clamp(max=logits.shape[1])
 
     def _count(self, logits: torch.Tensor, targets: torch.Tensor, hits: torch.Tensor) -> None:
-        """Count more of n samples. ``hits``: bool (n,), whether the prediction is right."""
+        """Count n more samples. ``hits``: bool (n,), whether the prediction is right."""
 
     def column(self, name: str) -> torch.Tensor:
-        """The sums of the loss ``name``, a row per step."""
+        """Sums of the loss ``name``, float64 (rows,)."""
         if name not in self.named:
             self.named[name] = torch.zeros_like(self._sums[:, 0])
         return self.named[name]
@@ -196,8 +198,10 @@ class ValidationMeter(ClassificationMeter):
         self._edges = bin_edges(self._sums.device)[1:]  # upper ends
 
     def class_sums(self, classes: int) -> torch.Tensor:
-        """int64 (3 * classes + 3 * (BINS + 1),): samples, predictions and hits of each class, then samples, hits and
-        summed confidence of each bin. ``classes``: those of any rank; this one may have met no batch.
+        """Sums by class and by confidence, int64 (3 * classes + 3 * (BINS + 1),).
+
+        They are samples, predictions and hits of each class, then samples, hits and summed confidence of each bin.
+        ``classes``: the number on all ranks, as this rank may have met no batch.
         """
         self._add_waiting()
         if not self.classes:
@@ -236,7 +240,7 @@ class ValidationMeter(ClassificationMeter):
 
 
 class Bin(NamedTuple):
-    """Samples whose confidence is above ``low`` and at most ``high``: how many, and their means, in percent."""
+    """Samples whose confidence is above ``low`` and at most ``high``: their number, and their means in percent."""
 
     low: float
     high: float
@@ -246,19 +250,20 @@ class Bin(NamedTuple):
 
 
 def bin_edges(device: torch.device) -> torch.Tensor:
-    """The borders of the bins of confidence, float32 (BINS + 1,)."""
+    """Borders of the confidence bins, float32 (BINS + 1,)."""
     return torch.linspace(0, 1, BINS + 1, device=device)
 
 
 @dataclass(frozen=True)
 class ClassReport:
-    """Counts of n samples in ``classes`` classes, int64 (classes,) each, and figures of them in percent.
+    """Counts of n samples in ``classes`` classes, int64 (classes,) each, and figures from them, in percent.
 
-    ``support``: samples of the class. ``predicted``: those that the network takes for it. ``right``: both.
-    The macro averages are scikit-learn's with ``zero_division=0``: they leave out a class that has neither samples nor
-    predictions; one that is only predicted counts with 0. Balanced accuracy leaves out all classes without samples.
-    ``bins``: int64 (3, BINS + 1), samples, hits and summed confidence, in units of 1 / ``UNIT``, of 15 bins of equal
-    width, each without its lower and with its upper end; the last column holds confidences that are NaN.
+    ``support``: samples of the class. ``predicted``: samples that the network takes for it. ``right``: samples that are
+    both. The macro averages are scikit-learn's with ``zero_division=0``: they leave out a class that has neither
+    samples nor predictions; a class that is only predicted counts with 0. Balanced accuracy leaves out all classes
+    without samples. ``bins``: int64 (3, BINS + 1), samples, hits and summed confidence, in units of 1 / ``UNIT``, of 15
+    bins of equal width, which include their upper but not their lower ends; the last column holds confidences that are
+    NaN.
     """
 
     support: np.ndarray
@@ -268,7 +273,7 @@ class ClassReport:
 
     @classmethod
     def from_sums(cls, sums: torch.Tensor) -> ClassReport | None:
-        """Report on ``ValidationMeter.class_sums``, added up over ranks; None of no sample."""
+        """Report from ``ValidationMeter.class_sums``, added up over ranks; None without samples."""
         numbers = sums.cpu().numpy()
         classes, bins = np.split(numbers, [len(numbers) - 3 * (BINS + 1)])
         support, predicted, right = classes.reshape(3, -1)
@@ -276,7 +281,7 @@ class ClassReport:
 
     @classmethod
     def of(cls, logits: torch.Tensor, labels: torch.Tensor) -> ClassReport | None:
-        """The report on answers that are at hand: ``logits`` (n, classes), ``labels`` int64 (n,); None of no sample."""
+        """Report on ``logits`` (n, classes) and ``labels`` int64 (n,) that are all at hand; None without samples."""
         meter = ValidationMeter(1, logits.device)
         for part in zip(logits.split(CHUNK), labels.split(CHUNK), strict=True):
             meter.update(0, torch.zeros((), device=logits.device), *part)
@@ -315,9 +320,10 @@ class ClassReport:
 
     @cached_property
     def ece(self) -> float:
-        """The expected calibration error in percent (Guo et al., On calibration of modern neural networks, 2017).
+        """Expected calibration error in percent (Guo et al., On calibration of modern neural networks, 2017).
 
-        The mean over samples of how far confidence and accuracy of their bin are apart; NaN if any confidence is.
+        The mean over samples of the difference between confidence and accuracy of their bin; NaN if any confidence is
+        NaN.
         """
         counts, right, confidence = self.bins
         if counts[NOT_A_NUMBER]:
@@ -326,7 +332,7 @@ class ClassReport:
 
     @cached_property
     def reliability(self) -> list[Bin]:
-        """The 15 bins in order, empty ones too."""
+        """The 15 confidence bins in order, including empty ones."""
         edges = bin_edges(torch.device("cpu")).tolist()
         counts, right, confidence = self.bins[:, :BINS]
         sure = 100 * _ratio(confidence / UNIT, counts, math.nan)
@@ -336,25 +342,25 @@ class ClassReport:
 
     @cached_property
     def guessing_loss(self) -> float:
-        """The cross entropy of a guess that knows the classes' shares of the samples alone: their entropy, in nats."""
+        """Cross entropy of a guess that knows only the classes' shares of the samples: their entropy, in nats."""
         shares = self.support[self.support > 0] / self.support.sum()
         return float(-(shares * np.log(shares)).sum()) + 0.0  # never -0
 
     @cached_property
     def answers_nats(self) -> float:
-        """Information of the answers about the class, in nats a sample (see ``nats_of``)."""
+        """Information that the answers give about the class, in nats per sample (see ``nats_of``)."""
         return nats_of(self.support, self.right)
 
     @property
     def commonest_answer(self) -> float:
-        """Samples that the network takes for the class that it takes most of them for, in percent."""
+        """Percentage of the samples that get the most frequent answer."""
         return float(100 * self.predicted.max() / self.support.sum())
 
     def _macro(self, values: np.ndarray) -> float:
         return float(values[self.support + self.predicted > 0].mean())
 
     def rows(self, names: Sequence[str]) -> Iterator[dict[str, str | int | float]]:
-        """A row per class, in order: what ``class_metrics.csv`` holds."""
+        """A row per class, in order: the content of ``class_metrics.csv``."""
         for number, name in enumerate(names):
             yield {
                 "class": name,
@@ -374,11 +380,11 @@ class ClassReport:
 
 
 def nats_of(support: np.ndarray, right: np.ndarray) -> float:
-    """Information of answers about the class, in nats an image, beyond what guessing by the classes' shares would.
+    """Information that answers give about the class, in nats per image, beyond guessing by the classes' shares.
 
-    The counts, int64 (classes,), are those of ``ClassReport``. Given an answer, the class is assumed to be that one
-    with a probability of s + (1 - s) times its share, any other with (1 - s) times its own; s, between 0 and 1, is what
-    makes the labels likeliest. Nothing if s is 0: the answers are right no more often than by chance.
+    The counts, int64 (classes,), are those of ``ClassReport``. Given an answer, the class that it names is assumed to
+    have a probability of s + (1 - s) times its share, any other class (1 - s) times its own; s, between 0 and 1, is
+    chosen to make the labels likeliest. The result is 0 if s is 0: the answers are right no more often than by chance.
     """
     count = support.sum()
     known = right > 0

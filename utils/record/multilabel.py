@@ -1,8 +1,8 @@
-"""Figures of images with several labels each, from scores and targets of a whole set: on the host, in float64.
+"""Figures of multi-label data, from scores and targets of a whole set: on the host, in float64.
 
-A score is the sigmoid of a logit. A target is 1, 0, or -1 where the label is missing: such a cell is in no figure. A
-class without a positive label has no recall, so no average precision and no F1: its figures are NaN and no mean holds
-them; ``counted`` says how many classes the means are of. All figures are in percent.
+A score is the sigmoid of a logit. A target is 1, 0, or -1 where the label is missing: such a cell enters no figure. A
+class without a positive label has no recall, and thus neither average precision nor F1: its figures are NaN and enter
+no mean; ``counted`` says how many classes the means are over. All figures are in percent.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ HALVES = [0, 2]  # key of the permutation that halves a set, to choose threshold
 
 
 def scores_of(logits: torch.Tensor) -> np.ndarray:
-    """The probability of each class by itself, float64 of the shape of ``logits``."""
+    """Probability of each class by itself, float64, in the shape of ``logits``."""
     return torch.sigmoid(logits.detach().cpu().double()).numpy()
 
 
 def known_targets(targets: torch.Tensor) -> np.ndarray:
-    """Stored targets, int8 of 0, 1 and -1, of those in a batch, floats with NaN for missing."""
+    """Targets of a batch, floats with NaN for missing, in stored form: int8 of 0, 1 and -1."""
     return torch.where(targets.isnan(), MISSING, targets.round()).to(torch.int8).cpu().numpy()
 
 
@@ -38,7 +38,7 @@ def known_targets(targets: torch.Tensor) -> np.ndarray:
 
 
 def _by_score(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The distinct ``scores`` (n,), the highest first; how many lie at or above each, and how many of the positive."""
+    """The distinct ``scores`` (n,), highest first; and at or above each, how many scores and how many positives lie."""
     order = np.argsort(-scores, kind="stable")
     ranked = scores[order]
     ends = np.append(np.flatnonzero(np.diff(ranked)), len(ranked) - 1)
@@ -46,7 +46,7 @@ def _by_score(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def _areas(scores: np.ndarray, positive: np.ndarray) -> tuple[float, float]:
-    """Average precision and AUROC, shares of 1; NaN where undefined. scikit-learn's, with tied scores as one step."""
+    """Average precision and AUROC from 0 to 1, NaN where undefined. scikit-learn's, with tied scores as one step."""
     positives = int(positive.sum())
     if not positives or np.isnan(scores).any():
         return math.nan, math.nan
@@ -69,28 +69,29 @@ def _best_threshold(scores: np.ndarray, positive: np.ndarray) -> float:
 
 
 def best_thresholds(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """The threshold of each class with the highest F1, float64 (classes,): halfway to the next lower score.
+    """Threshold of each class with the highest F1, float64 (classes,): halfway to the next lower score.
 
-    Of equal ones the highest; 0.5 for a class without a positive label. What is scored with them must be other images.
+    Of equally good ones, the highest; 0.5 for a class without a positive label. Score other images than these with
+    them.
     """
     cells = zip(scores.T, targets.T, strict=True)
     return np.array([_best_threshold(score[own >= 0], own[own >= 0] == 1) for score, own in cells])
 
 
 def counts_at(scores: np.ndarray, targets: np.ndarray, thresholds: np.ndarray | float = THRESHOLD) -> np.ndarray:
-    """Labels, answers and right answers of each class, int64 (3, classes); an answer is a score of the threshold on."""
+    """Labels, answers (scores of at least the threshold) and right answers of each class: int64 (3, classes)."""
     answers = (scores >= thresholds) & (targets >= 0)
     return np.stack([(targets == 1).sum(0), answers.sum(0), (answers & (targets == 1)).sum(0)])
 
 
 def f1_of(counts: np.ndarray) -> np.ndarray:
-    """F1 in percent of ``counts``, those of ``counts_at``: float64 (classes,), NaN where there is no positive label."""
+    """F1 in percent from the counts of ``counts_at``: float64 (classes,), NaN for a class without a positive label."""
     support, predicted, right = counts
     return np.where(support > 0, 100 * 2 * right / np.maximum(support + predicted, 1), math.nan)
 
 
 def micro_f1_of(counts: np.ndarray) -> float:
-    """F1 in percent over all cells; NaN where there is neither a label nor an answer."""
+    """F1 in percent over all cells; NaN without any label or answer."""
     support, predicted, right = counts.sum(1).tolist()
     return 100 * 2 * right / (support + predicted) if support + predicted else math.nan
 
@@ -100,12 +101,12 @@ def micro_f1_of(counts: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class MultilabelClasses:
-    """Figures of k classes: arrays (k,), percent.
+    """Figures of k classes: arrays (k,), in percent.
 
     ``known``: int64, images whose label is known. ``counts``: int64 (3, k), labels, answers and right answers at a
-    threshold of 0.5. ``tuned_counts``: the same with the thresholds that are best for the half of the images that an
-    image is not in, so that none is scored with a threshold that it helped to choose. ``thresholds``: the best of all
-    images, for others.
+    threshold of 0.5. ``tuned_counts``: the same, with each half of the images scored at the thresholds that are best
+    for the other half, so that no image helps to choose the thresholds it is scored at. ``thresholds``: the best for
+    all images, for use on others.
     """
 
     known: np.ndarray
@@ -117,7 +118,7 @@ class MultilabelClasses:
 
     @classmethod
     def of(cls, scores: np.ndarray, targets: np.ndarray) -> MultilabelClasses | None:
-        """Figures of ``scores`` float64 (n, k) and ``targets`` int8 (n, k); None of no image."""
+        """Figures from ``scores`` float64 (n, k) and ``targets`` int8 (n, k); None without images."""
         if not len(scores):
             return None
         order = np.random.Generator(np.random.Philox(key=HALVES)).permutation(len(scores))
@@ -140,12 +141,12 @@ class MultilabelClasses:
 
     @property
     def support(self) -> np.ndarray:
-        """Positive labels of each class."""
+        """Number of positive labels of each class."""
         return self.counts[0]
 
     @property
     def counted(self) -> int:
-        """The number of classes with a positive label: those that the means are of."""
+        """Number of classes with a positive label, over which the means are."""
         return int((self.support > 0).sum())
 
     @cached_property
@@ -160,7 +161,7 @@ class MultilabelClasses:
 
     @property
     def auroc(self) -> float:
-        """Mean of the classes with positive and negative labels."""
+        """Mean AUROC of the classes with both positive and negative labels."""
         return _mean(self.auroc_by_class, (self.support > 0) & (self.support < self.known))
 
     @property
@@ -180,7 +181,7 @@ class MultilabelClasses:
         return micro_f1_of(self.tuned_counts)
 
     def rows(self, names: Sequence[str]) -> Iterator[dict[str, str | int | float]]:
-        """A row per class, in order: what ``class_metrics.csv`` holds."""
+        """A row per class, in order: the content of ``class_metrics.csv``."""
         tuned = f1_of(self.tuned_counts)
         for number, name in enumerate(names):
             yield {
@@ -209,7 +210,7 @@ def _mean(values: np.ndarray, counted: np.ndarray) -> float:
 
 
 def binary_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> float:
-    """The mean over all known cells, in float64; NaN without one. ``targets``: floats with NaN for missing."""
+    """Mean over all known cells, in float64; NaN without any. ``targets``: floats with NaN for missing."""
     logits = logits.double()
     known = ~targets.isnan()
     terms = torch.nn.functional.binary_cross_entropy_with_logits(
@@ -220,7 +221,7 @@ def binary_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> float:
 
 @dataclass(frozen=True)
 class MultilabelReport:
-    """Means over ``count`` images: of a validation; of training, loss and ``micro_f1`` alone, the others NaN.
+    """Means over ``count`` images: of a validation, or of training, where all but loss and ``micro_f1`` are NaN.
 
     ``own``: the metrics of users' files, of a validation.
     """
@@ -238,7 +239,7 @@ class MultilabelReport:
 
     @classmethod
     def from_sums(cls, sums: Sequence[float]) -> MultilabelReport:
-        """Report from the sums of training: loss, twice the right answers, labels and answers together, and count."""
+        """Report from the sums of training: loss, twice the right answers, labels plus answers, and count."""
         loss, right, both, count = sums[: COUNT + 1]
         micro_f1 = 100 * right / both if both else math.nan
         return cls(loss / count if count else math.nan, math.nan, math.nan, micro_f1, round(count))
@@ -259,14 +260,14 @@ class MultilabelReport:
 
     @property
     def numbers(self) -> list[float]:
-        """Numbers in a checkpoint; ``report_of`` reads them."""
+        """The numbers that a checkpoint stores; ``report_of`` reads them."""
         return [self.loss, self.map, self.macro_f1, self.micro_f1, self.count]
 
     def __str__(self) -> str:
         return self.text()
 
     def text(self, with_top5: bool = True, mixed: bool = False) -> str:
-        """Figures for the log. ``mixed``: of mixed images."""
+        """Figures for the log. ``mixed``: True if they are those of mixed images."""
         of = " (mixed)" if mixed else ""
         means = "" if self.by_class is None else f"mAP {self.map:.2f}  macro F1 {self.macro_f1:.2f}  "
         return f"{means}micro F1{of} {self.micro_f1:.2f}  loss {self.loss:.4f}"
@@ -276,7 +277,7 @@ AnyReport = Report | MultilabelReport
 
 
 def report_of(numbers: Sequence[float]) -> AnyReport:
-    """The report with these ``numbers``, of one label an image or of several."""
+    """The report with these ``numbers``, whose count tells single-label from multi-label data."""
     kind: Callable[..., AnyReport] = Report if len(numbers) == COUNT + 1 else MultilabelReport
     return kind(*numbers[:-1], round(numbers[-1]))
 
@@ -285,10 +286,10 @@ def report_of(numbers: Sequence[float]) -> AnyReport:
 
 
 class MultilabelMeter(ClassificationMeter):
-    """A ``ClassificationMeter`` of training: beside the loss, what micro F1 at a threshold of 0.5 is made of.
+    """A ``ClassificationMeter`` of training: besides the loss, the sums for micro F1 at a threshold of 0.5.
 
-    The sums in the place of top-1 and top-5 hits are twice the right answers, and labels and answers together. Of mixed
-    images, a share above a half counts as a label.
+    They take the place of top-1 and top-5 hits: twice the right answers, and labels plus answers. In mixed images, a
+    share above a half counts as a label.
     """
 
     def _labels(self, targets: torch.Tensor) -> torch.Tensor:
@@ -301,17 +302,17 @@ class MultilabelMeter(ClassificationMeter):
 
 
 class ValidationAnswers:
-    """Answers and targets of a validation, on the device until all ranks' are brought together: none padded."""
+    """Answers and targets of a validation, kept on the device until all ranks' are gathered, without padding."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[np.ndarray, torch.Tensor, torch.Tensor]] = []
 
     def update(self, indices: np.ndarray, logits: torch.Tensor, targets: torch.Tensor) -> None:
-        """Keep a batch's; ``indices``: the samples' numbers (n,)."""
+        """Keep a batch's logits and targets. ``indices``: the samples' numbers (n,)."""
         self._parts.append((indices, logits.detach().float(), targets))
 
     def report(self, distributed: Distributed) -> MultilabelReport:
-        """The report on all ranks' images, in the order of their numbers: the same bits on any number of ranks."""
+        """Report on all ranks' images, in the order of their numbers: the same bits on any number of ranks."""
         mine = [(indices, logits.cpu().numpy(), targets.cpu().numpy()) for indices, logits, targets in self._parts]
         parts = [part for its in distributed.gather(mine) for part in its]
         return distributed.run_on_rank0(lambda: _report_of(parts))

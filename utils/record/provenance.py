@@ -14,22 +14,22 @@ if TYPE_CHECKING:
     from utils.runtime.distributed import Distributed
 
 ROOT = Path(__file__).resolve().parents[2]
-# how their lines in config.yaml begin
+# how these facts' lines in config.yaml begin
 MACHINE = "machine: "
 COMMIT = "commit: "
-PLAN = "plan: "  # a row of it, title and text
+PLAN = "plan: "  # a row of the plan, title and text
 UNKNOWN = "unknown"
 GIT_SECONDS = 10
 
 
 def machine(distributed: Distributed) -> str:
-    """The processes and their device, with its name: '1 process(es) on cpu, 2 thread(s) each (EPYC 7763, 2 cores)'."""
+    """The processes and their device by name: '1 process(es) on cpu, 2 thread(s) each (EPYC 7763, 2 cores)'."""
     where = f"{distributed.world_size} process(es) on {distributed.describe_device()}"
     return where if distributed.device.type != "cpu" else f"{where} ({processor()}, {cores()} core(s))"
 
 
 def processor() -> str:
-    """The processor's name; its architecture if the system does not tell."""
+    """The processor's name; its architecture if the system does not tell the name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:  # not Linux
@@ -39,9 +39,9 @@ def processor() -> str:
 
 
 def commit() -> str:
-    """The commit of this repository in short, 'changed' after it if files differ.
+    """Short hash of this repository's commit, followed by ', changed' if files differ.
 
-    Outside of git what the variable GIT_COMMIT says, as for a copy without its history; otherwise 'unknown'.
+    Without git, the content of the variable GIT_COMMIT, for a copy without its history; otherwise 'unknown'.
     """
     try:
         name = _git("rev-parse", "--short=10", "HEAD")

@@ -1,7 +1,7 @@
-"""Readings of logits: one class an image (softmax), or any number of labels (a sigmoid and a threshold for each).
+"""Readings of logits: one class per image (softmax), or any number of labels (a sigmoid and a threshold for each).
 
-All in which tools for networks of one and of several labels differ begins here: a checkpoint gives the reading of its
-network, and a tool asks it for probabilities and answers.
+All differences between tools for single-label and for multi-label networks begin here: a checkpoint tells the reading
+of its network, and a tool asks the reading for probabilities and answers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LAST_STEP = 2**-24  # from the largest float32 below 1
 
 @dataclass(frozen=True)
 class OneLabel:
-    """Reading of one class an image: probabilities share 1 among the classes, and the largest is the answer."""
+    """Reading of logits as one class per image: the classes' probabilities sum to 1, and the largest is the answer."""
 
     activation: ClassVar[str] = "softmax"
     answer: ClassVar[str] = "class"  # what an answer is, in words
@@ -30,15 +30,15 @@ class OneLabel:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Plain values from which a program reads logits as this does."""
+        """Plain values from which another program can read logits in this way."""
         return {"activation": self.activation}
 
     def divided(self, temperature: float) -> Reading:
-        """The reading of logits that are divided by ``temperature``, with the same answers."""
+        """The reading that gives logits divided by ``temperature`` the same answers."""
         return self
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
-        """Probabilities of ``logits`` (n, classes)."""
+        """Probabilities (n, classes) of ``logits`` (n, classes)."""
         return logits.softmax(1)
 
     def logits(self, probabilities: torch.Tensor) -> torch.Tensor:
@@ -46,13 +46,13 @@ class OneLabel:
         return probabilities.clamp_min(SMALLEST).log()
 
     def same(self, logits: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-        """bool (n,): whether both, (n, classes), give the same answer."""
+        """Whether ``logits`` and ``others``, (n, classes) each, give the same answer: bool (n,)."""
         return logits.argmax(1) == others.argmax(1)
 
     def likeliest(self, logits: torch.Tensor, most: int) -> list[list[tuple[int, float]]]:
-        """The ``most`` likeliest classes of each image with their probabilities, of ``logits`` (n, classes).
+        """The ``most`` likeliest classes of each image in ``logits`` (n, classes), as (class, probability).
 
-        Among equal logits, which are common in bfloat16, the first class comes first, as in validation; different
+        Among equal logits, which are common in bfloat16, the lower class comes first, as in validation; different
         logits may have equal probabilities.
         """
         places = logits.sort(dim=1, descending=True, stable=True).indices[:, :most]
@@ -61,15 +61,15 @@ class OneLabel:
         return [list(zip(*row, strict=True)) for row in rows]
 
     def labels(self, logits: torch.Tensor) -> list[list[tuple[int, float]]] | None:
-        """The labels that are given to each image with their probabilities, the likeliest first; None of one label."""
+        """Labels given to each image, as (class, probability), likeliest first; None for a single label."""
         return None
 
 
 @dataclass(frozen=True)
 class SeveralLabels(OneLabel):
-    """Labels, each by itself: its probability is the sigmoid of its logit, and from its threshold on it is given.
+    """Reading of logits as independent labels: a label is given if the sigmoid of its logit reaches its threshold.
 
-    ``thresholds``: of the probabilities, one a class.
+    ``thresholds``: a probability for each class.
     """
 
     thresholds: tuple[float, ...]
@@ -102,7 +102,7 @@ class SeveralLabels(OneLabel):
         return [[one for one in row if has[one[0]]] for row, has in zip(ranked, given, strict=True)]
 
     def given(self, logits: torch.Tensor) -> torch.Tensor:
-        """bool (n, classes): the labels that are given, those whose probability is at least their threshold."""
+        """Whether each label is given, that is, its probability is at least its threshold: bool (n, classes)."""
         thresholds = torch.tensor(self.thresholds, dtype=torch.float64, device=logits.device)
         return self.probabilities(logits.double()) >= thresholds  # as exact as metrics and thresholds are
 
@@ -111,7 +111,7 @@ Reading = OneLabel | SeveralLabels
 
 
 def reading_of(state: Mapping[str, Any], classes: int, path: Path) -> Reading:
-    """The reading that a checkpoint's ``state`` asks for: of one label where it does not say. Raises ``UserError``."""
+    """The reading that a checkpoint's ``state`` tells; one label if it tells none. Raises ``UserError``."""
     if not state.get("multilabel"):
         return OneLabel()
     thresholds = state.get("thresholds") or [THRESHOLD] * classes

@@ -36,7 +36,7 @@ SEVERAL_MIXED = "of mixed images (mixup, CutMix): a label of more than half of a
 
 
 class Mark(NamedTuple):
-    """A moment of training: the time, steps taken and samples seen until then, and seconds waited for data."""
+    """A moment of training: the time, the steps taken and samples seen so far, and the seconds waited for data."""
 
     seconds: float
     step: int
@@ -47,10 +47,10 @@ class Mark(NamedTuple):
 class Reporter:
     """Turns ``Progress`` and reports into text and points, and keeps the clocks for the speeds.
 
-    ``scaled``: whether the loss is scaled; otherwise no scale and no skipped steps are charted. ``classes``: their
-    number; ``shows_top5`` of it. Of the learning rates that parameters
-    of ``optimizers`` have of their own, at most ``MOST_RATES`` are charted, evenly spread.
-    ``multilabel``: images have several labels.
+    ``scaled``: True if the loss is scaled; otherwise neither scale nor skipped steps are charted. ``classes``: their
+    number, on which it depends whether top-5 is shown. Of the learning rates that groups of ``optimizers``' parameters
+    have of their own, at most ``MOST_RATES`` are charted, evenly spread. ``multilabel``: True if images have several
+    labels.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Reporter:
         deciding = {self.best_metric.column, stopping_metric(args.run).column}
         deciding |= {f"{PREFIX}{name}" for name in plugins.added("metric")}
         self.deciding = sorted(deciding - {"val_loss", *(PREFIX + name for name in self.kind.FIGURES)})
-        # Once within a run as well: at its first validation after a tenth of it, not before the learning rate is full.
+        # Doubts come once within a run as well: at the first validation after a tenth of it and after the warm-up.
         begins = max(3, math.ceil(self.epochs / 10), math.ceil(args.optimisation.warmup_epochs) + 1)
         self.doubted = range(begins, min(begins + args.run.val_every_epochs, self.epochs))
         self.dataname = args.data.dataname
@@ -99,7 +99,7 @@ class Reporter:
         self._after_first_step: Mark | None = None
 
     def begin_epoch(self, progress: Progress, steps_per_epoch: int) -> None:
-        """Start the clocks of an epoch, or of the rest of one."""
+        """Start the clocks of an epoch, or of the rest of a resumed one."""
         self.steps_per_epoch = steps_per_epoch
         self._began = self._step_began = now = time.perf_counter()
         self._between_seconds = now - self._trained if self._trained else 0.0
@@ -112,7 +112,7 @@ class Reporter:
         return self._after_first_step is None
 
     def step_ended(self, progress: Progress, to_console: bool) -> None:
-        """Note when a step has ended; a line about this process's first one, whose sums have been collected."""
+        """Note when a step has ended; log a line about this process's first step, whose sums have been collected."""
         self._step_began = now = time.perf_counter()
         if not self.awaits_first_step:
             return
@@ -127,24 +127,24 @@ class Reporter:
         )
 
     def under_way(self, progress: Progress) -> str:
-        """The line of a long silence: which step is under way, for how long, and the time left."""
+        """The line that breaks a long silence: which step is under way, for how long, and the time left."""
         return (
             f"epoch {progress.epoch + 1}/{self.epochs}  step {progress.step_in_epoch + 1}/{self.steps_per_epoch} "
             f"under way for {time.perf_counter() - self._step_began:.0f} s{self._time_left(progress, self._step_began)}"
         )
 
     def epoch_seconds(self) -> float:
-        """Seconds that the epoch has taken so far, without the pauses before it was resumed."""
+        """Seconds that the epoch has taken so far, without the pause before a resume."""
         assert self._began is not None  # by ``begin_epoch``
         return self._seconds_before + time.perf_counter() - self._began
 
     def keep_time(self, progress: Progress) -> None:
-        """Let a checkpoint within an epoch know how long that epoch has taken."""
+        """Note in ``progress``, for a checkpoint within an epoch, how long the epoch has taken."""
         if progress.step_in_epoch and self._began is not None:
             progress.epoch_seconds = self.epoch_seconds()
 
     def end_training(self, progress: Progress) -> None:
-        """Report the steps since the last points, and the epoch's training; stop the clock of that part."""
+        """Report the steps since the last points, and the epoch's training part; stop the clock of that part."""
         window = progress.window_sums
         if progress.step % self.print_freq and window[COUNT]:  # otherwise they have been reported
             self.window(progress, None)
@@ -157,7 +157,7 @@ class Reporter:
             self.writer.log(self._line(progress, what, progress.epoch_sums, self._epoch_mark))
 
     def timed(self, batches: Iterator[T]) -> Iterator[T]:
-        """Pass on ``batches``; adds up the time spent waiting for them."""
+        """Pass on ``batches``, and add up the time spent waiting for them."""
         starting = self.awaits_first_step
         while True:
             began = time.perf_counter()
@@ -173,7 +173,7 @@ class Reporter:
             yield batch
 
     def window(self, progress: Progress, bar: tqdm | None) -> None:
-        """TensorBoard points for the steps since the last ones, and a log line, unless the epoch's follows at once."""
+        """Write points for the steps since the last ones, and a log line, unless the epoch's line follows at once."""
         report = self.kind.from_sums(progress.window_sums)
         last = StepRecord.of(progress.last_step)
         speed, wait = self._pace(self._window_mark, progress, time.perf_counter())
@@ -208,7 +208,7 @@ class Reporter:
         progress.window_sums = list(NOTHING)
 
     def _line(self, progress: Progress, what: str, sums: list[float], mark: Mark) -> str:
-        """A log line about the steps with these ``sums``, those since ``mark``."""
+        """A log line about the steps since ``mark``, which have these ``sums``."""
         last = StepRecord.of(progress.last_step)
         text = self.kind.from_sums(sums).text(self.with_top5, self.mixes(last.epoch - 1))
         losses = "".join(f"  {name} {loss:.4f}" for name, loss in progress.named_losses(sums).items())
@@ -221,11 +221,11 @@ class Reporter:
         )
 
     def row(self, progress: Progress, result: AnyReport | None, raw: AnyReport | None) -> dict[str, float]:
-        """A finished epoch's row of metrics.csv, with all figures of its validation if it had one.
+        """A finished epoch's row of metrics.csv, with all figures of its validation, if it had one.
 
-        An epoch that was counted before and is validated only now has its row, which this one completes: it holds
-        none of the training's figures. ``raw`` is the raw weights' result if ``result`` is that of their average. The
-        epoch's sums must still be in ``progress``. The speed is that of this process's steps, NaN if it did none.
+        An epoch that was counted before and is validated only now has a row already; this one completes it and holds no
+        training figures. ``raw``: the result of the raw weights if ``result`` is that of their average. The epoch's
+        sums must still be in ``progress``. The speed is that of this process's steps; NaN if it did none.
         """
         training = self.kind.from_sums(progress.epoch_sums)
         assert self._trained is not None  # by ``end_training``
@@ -246,9 +246,9 @@ class Reporter:
         )
 
     def epoch(self, row: dict[str, float], result: AnyReport | None, raw: AnyReport | None, best: bool) -> None:
-        """Points and log line of the epoch whose ``row`` and results are given.
+        """Write points and log line of an epoch from its ``row`` and results.
 
-        ``raw`` is in the line unless it is ``result`` itself, as before an average has begun.
+        The line shows ``raw``, unless that is ``result`` itself, as before an average has begun.
         """
         if result is None:
             self.writer.log(f"epoch {row['epoch']}/{self.epochs}  not validated  epoch {row['seconds']:.1f} s")
@@ -273,7 +273,7 @@ class Reporter:
                 self.writer.log(f"warning: {doubt}")
 
     def best(self, progress: Progress) -> None:
-        """Points of the best whole epoch so far, which compare runs in the HPARAMS table."""
+        """Write points of the best whole epoch so far, which compare runs in the HPARAMS table."""
         if progress.best_epoch:
             figures = {self.kind.HEADLINE: progress.best_top1, self.best_metric.name: progress.best_value}
             self.writer.scalars(
@@ -281,7 +281,7 @@ class Reporter:
             )
 
     def charts(self) -> dict[str, dict[str, list[str]]]:
-        """Charts to show together: training and validation."""
+        """Charts that show training and validation together."""
         names = ("Loss", "Top1", "Top5") if self.with_top5 else ("Loss", "Top1")
         names = ("Loss", "Micro_F1") if self.multilabel else names
         return {"Training and validation": {name: [f"{name}/(Training|Test|Test_raw)$"] for name in names}}
@@ -295,11 +295,11 @@ class Reporter:
         return report.text(self.with_top5)
 
     def _best_text(self, row: dict[str, float]) -> str:
-        """The figures that choose best.pt and the end, unless the line shows them anyway."""
+        """The figures that decide on best.pt and on early stopping, unless the line shows them anyway."""
         return "".join(f"  {name.removeprefix(PREFIX)} {row[name]:.4f}" for name in self.deciding)
 
     def _pace(self, mark: Mark, progress: Progress, now: float) -> tuple[float, float]:
-        """Images per second and the percentage of time spent waiting for data since ``mark``; NaN without a step."""
+        """Images per second and percentage of time spent waiting for data since ``mark``; NaN without a step."""
         mark = self._counted_from(mark, progress)
         if progress.step == mark.step:
             return math.nan, math.nan
@@ -309,7 +309,8 @@ class Reporter:
     def _counted_from(self, mark: Mark, progress: Progress) -> Mark:
         """``mark``, or the end of the process's first step if that is later.
 
-        The first step starts workers, chooses kernels and compiles, so a speed counts it only while a run has no other.
+        The first step starts workers, chooses kernels and compiles, so a speed counts it only while there is no other
+        step.
         """
         first = self._after_first_step
         if first is None or first.step <= mark.step or (first.step == progress.step and mark.step == 0):
@@ -317,9 +318,9 @@ class Reporter:
         return first
 
     def _time_left(self, progress: Progress, now: float) -> str:
-        """The time left of the epoch's training and of the run, at the average speed of this epoch's steps to now.
+        """Text on the time left of the epoch's training and of the run, at the average speed of this epoch's steps.
 
-        The run's time includes, for each epoch left, the time between the last two: validation and checkpoints.
+        For each epoch left, the run's time includes the time between the last two epochs: validation and checkpoints.
         """
         mark = self._counted_from(self._epoch_mark, progress)
         done = progress.step - mark.step
@@ -347,7 +348,7 @@ def _best_tag(metric: str) -> str:
 
 
 def _spread(values: Mapping[str, float], most: int) -> dict[str, float]:
-    """At most ``most`` of the items, the first and the last among them."""
+    """At most ``most`` of the items, evenly spread, the first and the last among them."""
     if len(values) <= most:
         return dict(values)
     wanted = {round(n * (len(values) - 1) / (most - 1)) for n in range(most)}

@@ -1,7 +1,7 @@
-"""The run's name and folder: ``OUTPUT/DATANAME/ARCH/TIME_SPECIFICNAME/``; how the tables in it are read.
+"""A run's name and folder, ``OUTPUT/DATANAME/ARCH/TIME_SPECIFICNAME/``, and how to read the tables in it.
 
-TensorBoard lists runs by these names in a narrow column, so a name says once, and briefly, what tells runs apart; and
-its settings are joined by hyphens, after which browsers wrap.
+TensorBoard lists runs by these names in a narrow column, so a name says once, and briefly, what tells runs apart; its
+settings are joined by hyphens, after which browsers wrap.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, args: Settings) -> RunFolder:
-        """Make a folder that no other run has, also not one started in the same second."""
+        """Make a folder that no other run has, even one started in the same second. Raises ``UserError``."""
         planned = cls.planned(args)
         for folder in (planned.parent.parent, planned.parent):
             if os.path.islink(folder):
@@ -65,7 +65,7 @@ class RunFolder:
             folder = planned if attempt == 1 else planned.with_name(f"{planned.name}_{attempt}")
             try:
                 folder.parent.mkdir(parents=True, exist_ok=True)
-                folder.mkdir()  # fails when another run made it first: the file system is the referee
+                folder.mkdir()  # fails if another run made it first: the file system is the referee
                 (folder / "checkpoints").mkdir()
                 return cls(folder)
             except FileExistsError as error:
@@ -82,7 +82,7 @@ class RunFolder:
 
     @classmethod
     def planned(cls, args: Settings) -> Path:
-        """The folder that a run started now would get if it is free."""
+        """The folder that a run started now would get, if it is free."""
         time = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
         return cls.parent(args) / f"{time}_{specific_name(args)}"
 
@@ -90,10 +90,10 @@ class RunFolder:
 def specific_name(args: Settings) -> str:
     """The settings that tell runs of one data set and network apart, as part of a folder's name.
 
-    Batch, optimizer, learning rate, its policy and epochs stand in every name. Then follow the recipe (a variant's
-    name), the folder of ``--dataname folder``, and the flags that shape the result and say something else than recipe
-    or default, as many as fit into ``MOST_CHARACTERS``: '2more' stands for two others, which config.yaml holds. At the
-    end ``--name``'s text, whole.
+    Batch, optimizer, learning rate, its policy and epochs are in every name. Then follow the recipe (a variant's name),
+    the folder of ``--dataname folder``, and the flags that affect the result and differ from recipe or default, as many
+    as fit into ``MOST_CHARACTERS``: '2more' stands for two others, which config.yaml holds. Last comes ``--name``'s
+    text, whole.
     """
     optimisation = args.optimisation
     parts = [
@@ -116,14 +116,14 @@ def specific_name(args: Settings) -> str:
 
 
 def _recipe(args: Settings) -> list[str]:
-    """The recipe, where its name says more than the network's: ``configs/cifar10/resnet18_long.yaml`` is 'long'."""
+    """The recipe, if its name says more than the network's: ``configs/cifar10/resnet18_long.yaml`` is 'long'."""
     name = Path(args.run.config or "").stem
     arch = args.model.arch.rpartition("/")[2]
     return [] if name in ("", arch, "config") else [name.removeprefix(f"{arch}_")]  # config.yaml is a run's own
 
 
 def _data_folder(args: Settings) -> list[str]:
-    """The name of the folder where ``folder`` or ``shards`` in the path does not tell which one."""
+    """Name of the data's folder, if the path's ``folder`` or ``shards`` does not tell which data set it is."""
     data = args.data
     if data.datapath is None or not SPECS[data.dataname].of_the_user:
         return []
@@ -131,7 +131,7 @@ def _data_folder(args: Settings) -> list[str]:
 
 
 def _changes(args: Settings) -> list[str]:
-    """The flags that shape the result and say something else than recipe or default, in the order of ``--help``."""
+    """Flags that affect the result and differ from recipe or default, in the order of ``--help``."""
     values = args.result_values()
     names = [option.name for _, option in all_settings() if option.name in args.changed & values.keys()]
     return [_token(name, values[name]) for name in names if name not in IN_EVERY_NAME | IN_THE_PARENTS]
@@ -152,15 +152,15 @@ def _joined(parts: list[str]) -> str:
 
 
 def _as_name(text: str) -> str:
-    """Text as one harmless path component."""
+    """Turn text into one harmless path component."""
     return re.sub(r"[^A-Za-z0-9_.+-]+", "-", text).lstrip(".-")[:80] or "unnamed"
 
 
 def read_table(path: Path, errors: str = "strict") -> tuple[list[dict[str, str]], bool]:
-    """The whole rows of a CSV file, and whether others are left out because they are cut off.
+    """The whole rows of a CSV file, and whether others were left out because they are cut off.
 
-    The last number of a row that ends early may lack digits. ``errors``: of decoding UTF-8. Raises ``OSError`` and
-    ``ValueError``.
+    The last number of a row that ends early may lack digits. ``errors``: how to decode invalid UTF-8. Raises
+    ``OSError`` and ``ValueError``.
     """
     with open(path, newline="", encoding="utf-8", errors=errors) as file:
         text = file.read()

@@ -1,4 +1,4 @@
-"""Lines about a run that scripts read, and the description in its checkpoints."""
+"""Lines about a run for scripts to read, and the description of the run in its checkpoints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from utils.record.multilabel import AnyReport, report_of
 
 
 def evaluation_header(point: ResumePoint | None, model: torch.nn.Module) -> list[str]:
-    """The checkpoint that ``--evaluate`` evaluates, in a line or two."""
+    """A line or two about the checkpoint that ``--evaluate`` evaluates; none for weights without one."""
     if point is None:
         return []
     progress = point.state.get("progress")  # bare weights have none
@@ -49,7 +49,7 @@ def evaluation_header(point: ResumePoint | None, model: torch.nn.Module) -> list
 
 
 def evaluation_lines(report: AnyReport, settings: DataSettings, point: ResumePoint | None) -> list[str]:
-    """The last lines of ``--evaluate``."""
+    """The last lines of ``--evaluate``: figures, doubts, and the result for scripts."""
     cut = cut_words(settings.max_val_batches)
     lines = [] if report.by_class is None else [f"validation{cut}  {report.by_class}"]
     lines += [f"validation{cut}  {name} {value:.4f}" for name, value in report.own.items()]
@@ -60,7 +60,7 @@ def evaluation_lines(report: AnyReport, settings: DataSettings, point: ResumePoi
 
 
 def stopped_early(args: Settings, progress: Progress) -> str:
-    """The reason that early stopping has ended a run, and what it was spared; empty if it has not."""
+    """The reason for which early stopping ended the run, its best value and the planned epochs; '' if it did not."""
     planned = args.optimisation.epochs
     if progress.epoch >= planned or not progress.stops_early(args):
         return ""
@@ -71,7 +71,7 @@ def stopped_early(args: Settings, progress: Progress) -> str:
 
 
 def tensorboard() -> str:
-    """The command that starts TensorBoard: its name where that is this python's own, else its path."""
+    """The command that starts TensorBoard: its name if that means this Python's own, otherwise its path."""
     own = Path(sys.executable).with_name("tensorboard")
     if not own.is_file() or shutil.which("tensorboard") == str(own):
         return "tensorboard"
@@ -79,13 +79,13 @@ def tensorboard() -> str:
 
 
 def final_line(progress: Progress, folder: Path | None, args: Settings) -> str:
-    """The last line on stdout of a run, for scripts: ``val_*`` are of the last validation, ``best_*`` of best.pt.
+    """The last line of a run on stdout, for scripts: ``val_*`` are of the last validation, ``best_*`` of best.pt.
 
-    If another metric than top-1 chose it, its figure follows: ``best_macro_f1``. With several labels an image, mean
-    average precision and F1 stand in place of top-1 and top-5.
+    If a metric other than top-1 chose best.pt, its value follows: ``best_macro_f1``. For multi-label data, mean average
+    precision and F1 replace top-1 and top-5.
 
-    ``val_epoch``: the epoch of that validation, also of one that --max-steps cut. Such a first epoch is the best one
-    while there is no whole one. Without any finite validation loss there is no best: 'nan', epoch 0.
+    ``val_epoch``: the epoch of that validation, even one that --max-steps cut. A cut first epoch is the best one while
+    there is no whole one. Without any finite validation loss there is no best: 'nan', epoch 0.
     """
     report = report_of(progress.last_validation)
     headline = report.HEADLINE
@@ -102,7 +102,7 @@ def final_line(progress: Progress, folder: Path | None, args: Settings) -> str:
 
 
 def figures(report: AnyReport, max_val_batches: int | None = None) -> str:
-    """A validation's result for scripts; all that the last line of ``--evaluate`` holds."""
+    """A validation's result for scripts, which is the whole last line of ``--evaluate``."""
     cut = f" max_val_batches={max_val_batches}" if max_val_batches else ""
     means = " ".join(f"val_{name}={getattr(report, name):.4f}" for name in (*report.FIGURES, "loss"))
     return f"{means} val_count={report.count}{cut}"
@@ -134,13 +134,13 @@ def checkpoint_description(args: Settings, data: Data, criterion: torch.nn.Modul
 
 
 def versions() -> dict[str, str]:
-    """Versions on which the run's bits depend."""
+    """Versions of the software, and the machine type, on which the run's bits depend."""
     # Asked of the installation: a run imports only what it uses.
     libraries = {name: version(name) for name in ("torch", "torchvision", "timm", "numpy")}
     return {"python": platform.python_version(), **libraries, "jpeg": decoder(), "machine": platform.machine()}
 
 
 def table_row(args: Settings) -> dict[str, Any]:
-    """Settings that shape the result, for the HPARAMS table: numbers and truth values as they are, others as text."""
+    """Settings that affect the result, for the HPARAMS table: numbers and booleans as they are, others as text."""
     values = args.result_values()
     return {name: value if isinstance(value, int | float) else as_text(value) for name, value in values.items()}

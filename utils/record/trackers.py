@@ -2,7 +2,7 @@
 
 The queue is the run folder itself: TensorBoard's event files and metrics.csv are read as they grow, and each tag and
 step that the tracker lacks is sent. So nothing is lost while a tracker cannot be reached, and a resumed run sends what
-its killed process could not. Points of steps that a kill undid stay in the tracker and are not sent again.
+a killed process could not. Points of steps that a kill undid stay in the tracker and are not sent again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LEVELDB_BLOCK = 32768  # bytes; https://github.com/google/leveldb/blob/main/doc/
 
 
 class Point(NamedTuple):
-    """A value, and the time when it was logged in seconds since 1970."""
+    """A value, and the time when it was logged, in seconds since 1970."""
 
     value: float
     seconds: float
@@ -46,7 +46,7 @@ Has = Callable[[int, str], bool]
 
 
 class Job(NamedTuple):
-    """What to mirror, under which names. ``tagged``: the columns of metrics.csv that TensorBoard has as well."""
+    """A run to mirror, and the names to use. ``tagged``: the columns of metrics.csv that TensorBoard has as well."""
 
     folder: str
     tracker: str
@@ -58,23 +58,23 @@ class Job(NamedTuple):
 
 
 class Tracker(Protocol):
-    """A place for curves. Each method may raise anything, or hang."""
+    """A service that keeps curves. Each method may raise anything, or hang."""
 
     def open(self) -> Has:
-        """Begin the job's run or go on with it; gives whether a step's tag is there."""
+        """Begin the job's run or continue it; return a function that tells whether a step's tag is there already."""
 
     def send(self, groups: Sequence[Group]) -> None:
-        """Add points, in the order of steps; all of a step come together."""
+        """Add points in the order of steps; all points of a step come together."""
 
     def close(self, finished: bool) -> None:
-        """End, for good or until a resume."""
+        """End the run, for good if ``finished``, otherwise until a resume."""
 
 
 # ------------------------------------------------------------------------------------------------ trackers
 
 
 class Csv:
-    """``scalars.csv`` in the run folder, a row a point, written anew by each process."""
+    """``scalars.csv`` in the run folder, one row per point, written anew by each process."""
 
     def __init__(self, job: Job) -> None:
         self._path = Path(job.folder) / "scalars.csv"
@@ -142,7 +142,7 @@ class MLflow:
 class Wandb:
     """A run of Weights & Biases with the job's identity as its id.
 
-    Its steps only rise: those below the server's next one are there. Offline each process leaves a folder of its own,
+    Its steps only rise: those below the server's next one are there. Offline, each process leaves a folder of its own,
     which holds what reached the disk.
     """
 
@@ -187,7 +187,7 @@ def _mlflow_key(tag: str) -> str:
 
 
 def _offline_steps(path: Path) -> Iterator[int]:
-    """The steps in a file of wandb's, records of protobuf in LevelDB's log format; a cut last one is passed over."""
+    """Steps in one of wandb's files, protobuf records in LevelDB's log format; a last one that is cut is skipped."""
     from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]  # made when it is imported
 
     content = path.read_bytes()
@@ -213,9 +213,9 @@ def _offline_steps(path: Path) -> Iterator[int]:
 
 
 class Points:
-    """The points of the run in ``folder`` by step, as its files grow: each tag and step once, the first that is read.
+    """Points of the run in ``folder`` by step, as its files grow: each tag and step once, the first that is read.
 
-    Values are TensorBoard's, of float32, in as few digits as tell them apart. Columns of metrics.csv that have no tag
+    Values are TensorBoard's, of float32, with as few digits as tell them apart. Columns of metrics.csv without a tag
     become ``Epoch/COLUMN``.
     """
 
@@ -230,9 +230,9 @@ class Points:
         self._newest = -1
 
     def take(self, everything: bool) -> list[Group]:
-        """The steps that have come to their end since the last call, as a later one has begun; or all steps."""
+        """The steps finished since the last call, because a later one has begun; or, with ``everything``, all steps."""
         self._read_events()
-        self._read_rows()  # behind the events: a row of one of their earlier steps is then there
+        self._read_rows()  # after the events: the row of a step that they have passed is then there
         ended = sorted(step for step in self._by_step if everything or step < self._newest)
         return [(step, self._by_step.pop(step)) for step in ended]
 
@@ -266,10 +266,10 @@ class Points:
 
 
 def mirror(job: Job, tracker: Tracker, ended: Callable[[float], str], say: Callable[[str], None]) -> bool:
-    """Send what the run logs until it has ended; gives whether all has been sent.
+    """Send what the run logs until it has ended; return True if all has been sent.
 
-    ``ended`` waits for at most the given seconds and returns how the run has ended, or an empty text. The first failure
-    of ``tracker`` is said; then it is tried again, and once more when the run has ended.
+    ``ended`` waits for at most the given seconds and returns how the run has ended, or ''. The first failure of
+    ``tracker`` is passed to ``say``; then the tracker is tried again, and once more when the run has ended.
     """
     complained = False
     while True:
@@ -301,9 +301,9 @@ def _without_secrets(text: str) -> str:
 
 
 class Ending:
-    """How the run has ended: the line on stdin that says so, or the death of the process that started this one.
+    """Waits for the run's end: a line on stdin that tells how, or the death of the process that started this one.
 
-    After a death, and within ``SECONDS`` of it, this process ends in any case.
+    Within ``SECONDS`` of a death, this process ends in any case.
     """
 
     SECONDS = 15
@@ -337,7 +337,7 @@ class Ending:
 
 
 def main() -> int:
-    """Mirror the job in the first line on stdin; lines on stdout are for the run's log."""
+    """Mirror the job described in the first line on stdin; lines on stdout are for the run's log."""
     from utils.runtime.process import end_with_parent
 
     job = Job(**json.loads(sys.stdin.readline()))

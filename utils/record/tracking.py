@@ -1,7 +1,7 @@
-"""Trackers (``--track``): a process for each mirrors the run folder, so that none can slow, hold up or end a training.
+"""Trackers (``--track``): a process for each mirrors the run folder, so that none can slow, hold up or end training.
 
-A process rather than a thread: importing mlflow or wandb takes seconds of the interpreter, and one that hangs can be
-ended. ``trackers.py`` is its program.
+It is a process rather than a thread, because importing mlflow or wandb takes seconds of the interpreter, and a process
+that hangs can be ended. ``trackers.py`` is its program.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def missing_packages(trackers: Sequence[str] | None) -> list[str]:
-    """A message for the user for each tracker whose package is not installed."""
+    """Error messages for trackers whose package is not installed."""
     needed = {name: [name] for name in trackers or () if name != "csv"}
     if "mlflow" in needed and _mlflow_store().startswith("sqlite:"):
         needed["mlflow"] += ["sqlalchemy", "alembic"]  # which mlflow-skinny leaves out
@@ -45,7 +45,7 @@ def missing_packages(trackers: Sequence[str] | None) -> list[str]:
 
 
 def describe(trackers: Sequence[str] | None) -> str:
-    """The trackers, and where each keeps the run, without passwords."""
+    """The trackers with the place where each keeps the run, without passwords; 'none' without trackers."""
     places = {
         "csv": "scalars.csv",
         "mlflow": re.sub(r"//[^/@]+@", "//", _mlflow_store()),
@@ -61,7 +61,8 @@ def _mlflow_store() -> str:
 class Tracking:
     """The processes of all trackers of the run in ``folder``; their complaints go to ``log``.
 
-    ``anew``: the run goes on with other settings, so trackers begin another run with all that this one keeps.
+    ``anew``: True if the run continues with other settings; the trackers then begin another run, with all that the
+    folder holds.
     """
 
     def __init__(self, args: Settings, folder: Path, anew: bool, log: Callable[[str], None]) -> None:
@@ -89,7 +90,7 @@ class Tracking:
                 text=True,
                 encoding="utf-8",
                 env={**os.environ, "PYTHONPATH": path},
-                start_new_session=True,  # Ctrl-C is for the training
+                start_new_session=True,  # Ctrl-C is for the training process
             )
             self._processes[name] = process
             self._tell(process, json.dumps(job._asdict()))
@@ -109,7 +110,7 @@ class Tracking:
             self._log(f"warning: --track {name}: {line.rstrip()}; the run goes on, and what it lacks is sent later")
 
     def end(self, finished: bool) -> None:
-        """Let the trackers send the rest, for a bounded time; say which could not."""
+        """Let the trackers send the rest, for a limited time; log which of them could not."""
         seconds = SECONDS_TO_FINISH if finished else SECONDS_TO_STOP
         deadline = time.monotonic() + seconds
         for process in self._processes.values():
@@ -129,7 +130,7 @@ class Tracking:
 
 
 def _identity(folder: Path, anew: bool) -> str:
-    """The name under which trackers know the run, kept in its folder."""
+    """The identifier by which trackers know the run, kept in its folder."""
     path = folder / IDENTITY
     known = path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else ""
     if anew or not re.fullmatch(r"[0-9a-f]{16}", known):

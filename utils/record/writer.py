@@ -1,6 +1,6 @@
-"""Everything that a run writes for people to read: TensorBoard, console, log file and metrics files.
+"""Output of a run for people to read: TensorBoard, console, log file and metrics files.
 
-All ranks call the same methods; the writer of all but the main one is silent.
+All ranks call the same methods; the writers of all ranks except the main one are silent.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Bar = tqdm
 
 
 class _Bar(tqdm):
-    """A bar that counts even where it is not shown."""
+    """A progress bar that counts even where it is not shown."""
 
     def update(self, n: float | None = 1) -> bool | None:
         if self.disable:
@@ -65,11 +65,11 @@ class _Bar(tqdm):
 
 
 class Writer:
-    """Writes into ``folder``, or to the console alone when it is None (``--evaluate``); a ``silent`` one nothing.
+    """Writes into ``folder``, or only to the console if None (``--evaluate``); a ``silent`` writer writes nothing.
 
     ``rows``: those of metrics.csv. ``resumed``: (epochs, steps) completed by the checkpoint that the run continues
     from; later records are dropped from the files, so that every epoch, step and tag is there once. ``once_locked`` is
-    called before that, when no other process can write the run any more.
+    called before that, as soon as no other process can write to the run any more.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Writer:
         return self.folder
 
     def _read(self, name: str, read: Callable[[Path], T]) -> T | None:
-        """``read`` of the file ``name``, None without one. A damaged file is set aside, and the run goes on."""
+        """The content of the file ``name`` by ``read``, or None if it is missing. A damaged file is set aside."""
         folder = self._own_folder()
         path = folder / name
         if not path.is_file():
@@ -143,9 +143,9 @@ class Writer:
     def bar(
         self, total: int, initial: int, description: str, unit: str, words: Callable[[], str] | None = None
     ) -> Iterator[tqdm]:
-        """A progress bar on a terminal, and a line whenever nothing else has been said for a while (``Heartbeat``).
+        """Context with a progress bar on a terminal, and a line whenever nothing was logged for long (``Heartbeat``).
 
-        The line is ``words()``; by default it tells how many of ``total`` are done and how long the others will take.
+        The line is ``words()``; by default it tells how many of ``total`` are done and how long the rest will take.
         """
         if self.silent:
             yield tqdm(disable=True)
@@ -172,14 +172,14 @@ class Writer:
     # ------------------------------------------------------------------------- TensorBoard
 
     def text(self, tag: str, text: str, step: int = 0) -> None:
-        """Preformatted text in TensorBoard."""
+        """Write preformatted text to TensorBoard."""
         if self._events:
             self._events.add(
                 self._events.summary.text(tag, "\n".join(f"    {line}" for line in text.splitlines())), step
             )
 
     def images(self, tag: str, images: torch.Tensor) -> None:
-        """A grid of float images (n, c, h, w) between 0 and 1 in TensorBoard, unless the run has that already."""
+        """Write a grid of float images (n, c, h, w) between 0 and 1 to TensorBoard, unless the run has it already."""
         if self._events and self._new([tag], 0):
             images = for_people(images[:GRID_IMAGES].float().cpu())
             scale = max(1, round(GRID_SIDE / images.shape[-1]))
@@ -189,8 +189,8 @@ class Writer:
             )
 
     def weights(self, model: torch.nn.Module) -> None:
-        """Histograms of all weights in TensorBoard."""
-        if self._events and not is_sharded(model):  # of whose weights each process has a part
+        """Write histograms of all weights to TensorBoard, unless the network is sharded."""
+        if self._events and not is_sharded(model):  # then each process has only a part of the weights
             for name, parameter in model.named_parameters():
                 values = parameter.detach().float().cpu()
                 self._events.add(self._events.summary.histogram(f"Initial_Weights/{name}", values, HISTOGRAM_EDGES), 0)
@@ -204,7 +204,7 @@ class Writer:
             points = []
             for tag in self._new(values, step):
                 point = Summary.Value(tag=tag, simple_value=values[tag])
-                if tag in self._descriptions:  # TensorBoard reads that of the first point
+                if tag in self._descriptions:  # TensorBoard reads the first point's description
                     scalars = SummaryMetadata.PluginData(plugin_name="scalars")
                     text = self._descriptions.pop(tag)
                     point.metadata.CopyFrom(SummaryMetadata(plugin_data=scalars, summary_description=text))
@@ -213,27 +213,27 @@ class Writer:
                 self._events.add(Summary(value=points), step)
 
     def describe(self, descriptions: dict[str, str]) -> None:
-        """Descriptions of tags in TensorBoard, before their first points."""
+        """Set descriptions of tags in TensorBoard, before their first points."""
         if self._events:
             self._descriptions |= descriptions
 
     def table_row(self, settings: Mapping[str, Any]) -> None:
-        """The run's row in TensorBoard's HPARAMS table."""
+        """Write the run's row of TensorBoard's HPARAMS table."""
         if self._events:
             self._renew(self._events, board.hyperparameters(settings))
 
     def charts(self, charts: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
-        """Charts of several tags in TensorBoard, by category and title (see ``board.layout``)."""
+        """Write charts of several tags to TensorBoard, by category and title (see ``board.layout``)."""
         if self._events:
             self._renew(self._events, board.layout(charts))
 
     def _renew(self, events: EventFile, summary: Summary) -> None:
-        """Write what is there once, in place of what the run began with."""
+        """Write a ``summary`` of which a run has one, and remove the one that the run began with."""
         events.add(summary, 0)
         forget(self._own_folder(), {value.tag for value in summary.value}, events.path)
 
     def pictures(self, gathered: Gathered, classes: Sequence[str], step: int) -> None:
-        """Confusion matrix, worst mistakes and precision-recall curves in TensorBoard, and the projector's files."""
+        """Write confusion matrix, worst mistakes, precision-recall curves and the projector's files for TensorBoard."""
         if not self._events:
             return
         from utils.record.pictures import drawing
@@ -253,18 +253,18 @@ class Writer:
             projector.write(self._own_folder(), gathered.points, classes)
 
     def _new(self, tags: Iterable[str], step: int) -> list[str]:
-        """List the ``tags`` that have no point at ``step``: a stop may come between two points."""
+        """List the ``tags`` that have no point at ``step`` yet: a run may have stopped between two points."""
         return [tag for tag in tags if (step, tag) not in self._there]
 
     # ------------------------------------------------------------------------------- files
 
     def curves(self, rows: Sequence[Sequence[float]]) -> None:
-        """Per-step rows in the order of ``curves.CURVES`` for metrics.npz."""
+        """Add per-step rows, in the order of ``curves.CURVES``, to metrics.npz."""
         if self.folder:
             self._curves.add(rows)
 
     def epoch(self, row: dict[str, Any]) -> None:
-        """Write a row of metrics.csv, or more of the latest epoch's; brings metrics.npz up to date."""
+        """Write a row of metrics.csv, or complete the latest epoch's; bring metrics.npz up to date."""
         if self.folder:
             if self.rows and int(self.rows[-1]["epoch"]) == row["epoch"]:
                 row = _joined(self.rows.pop(), row)
@@ -274,9 +274,9 @@ class Writer:
             self.flush()
 
     def classes(self, rows: Sequence[dict[str, Any]], step: int) -> None:
-        """class_metrics.csv, a row per class, and a histogram of the classes' accuracies in TensorBoard.
+        """Write class_metrics.csv, a row per class, and a histogram of the classes' accuracies to TensorBoard.
 
-        Of several labels an image, that of their average precisions.
+        For multi-label data, the histogram is of average precisions.
         """
         if self._events and rows:
             name = next(name for name in OF_A_CLASS if name in rows[0])
@@ -286,7 +286,7 @@ class Writer:
             self._write_csv("class_metrics.csv", [_six_digits_each(row) for row in rows])
 
     def bad_images(self, paths: Sequence[str]) -> None:
-        """bad_images.txt: the unreadable images that were skipped, one path per line."""
+        """Write bad_images.txt: the unreadable images that were skipped, one path per line."""
         if self.folder:
             with whole_file(self.folder / "bad_images.txt", "w", encoding="utf-8", errors="surrogateescape") as file:
                 file.writelines(f"{path}\n" for path in paths)
@@ -298,16 +298,16 @@ class Writer:
             out.writerows(rows)
 
     def flush(self) -> None:
-        """Put everything so far on the disk, before a checkpoint that relies on it."""
+        """Save everything so far to disk, before a checkpoint that relies on it."""
         if self.folder:
             self._curves.append()
 
     def attach(self, tracking: Tracking) -> None:
-        """Let trackers follow what is written until the run ends."""
+        """Keep ``tracking``, whose trackers follow what is written, until the run ends."""
         self._tracking = tracking
 
     def end_tracking(self, finished: bool) -> None:
-        """Let the trackers end, for good if the run is ``finished``; takes bounded time."""
+        """End the trackers, for good if the run is ``finished``, within a limited time."""
         if self._tracking:
             tracking, self._tracking = self._tracking, None
             tracking.end(finished)
@@ -331,7 +331,7 @@ def build_writer(
     resumed: tuple[int, int] | None = None,
     once_locked: Callable[[], None] | None = None,
 ) -> Writer:
-    """A ``Writer``, which is silent on all processes but the main one."""
+    """Build the ``Writer``, which is silent on all processes except the main one. Raises ``UserError``."""
     if not is_main:
         return Writer(silent=True)
     try:
@@ -344,9 +344,9 @@ def build_writer(
 
 
 def _lock(log: TextIO, folder: Path) -> None:
-    """Keep a second process out of the run until ``log`` is closed in any way, even by kill -9.
+    """Keep other processes out of the run until ``log`` is closed in any way, even by kill -9.
 
-    Unlike flock's, a record lock (``lockf``) is not inherited by data workers, which may outlive the process for
+    Unlike flock's, a record lock (``lockf``) is not inherited by data workers, which may outlive the process by
     seconds; that also rules out filelock. If torchrun has restarted this process, wait for the previous one: a network
     file system keeps a lost machine's locks for a while.
     """
@@ -371,9 +371,9 @@ def _six_digits_each(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Columns of all ``rows``, in the order of the latest of the longest, the others behind their neighbours.
+    """All columns of ``rows``, in the order of the last of the longest rows; others after their left neighbour.
 
-    An epoch that is not validated lacks some; --resume-override may end some and begin others.
+    An epoch without validation lacks some; --resume-override may drop or add some.
     """
     longest = max(len(row) for row in rows)
     columns = list(next(row for row in reversed(rows) if len(row) == longest))
@@ -385,11 +385,11 @@ def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _joined(begun: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
-    """An epoch's row ``begun``, with what ``row`` adds or replaces; the times of both add up."""
+    """An epoch's row ``begun``, completed or replaced by ``row``; the seconds of both add up."""
     return begun | row | {"seconds": float(begun.get("seconds") or 0) + row["seconds"]}
 
 
 def _read_csv(path: Path, epochs: int) -> list[dict[str, str]]:
-    """The rows up to epoch ``epochs``."""
+    """Rows of metrics.csv up to epoch ``epochs``."""
     rows, _ = read_table(path)
     return [row for row in rows if int(row["epoch"]) <= epochs]

@@ -1,7 +1,7 @@
 """Data for the pictures of a validation, gathered while it runs: counts, the worst mistakes, features.
 
 Whole numbers are summed on the device and images are chosen by fixed rules, so the pictures are the same on any number
-of ranks. Nothing is read on the host before the end.
+of ranks. The host reads nothing before the end.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Mistake(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A sample's number, class and answer, float32 features (d,), and uint8 pixels (c, 32, 32)."""
+    """A sample's number, class and answer, its float32 features (d,), and uint8 pixels (c, 32, 32)."""
 
     index: int  # type: ignore[assignment]  # in place of tuple.index, which a record of numbers does not need
     target: int
@@ -52,11 +52,11 @@ class Point(NamedTuple):
 class Gathered(NamedTuple):
     """Counts, mistakes and points of all n samples of a validation, over all ranks.
 
-    ``confusion``: int64 (classes, classes), a row for each true class; None of too many classes. ``curves``: int64
-    (1 + k, 2, THRESHOLDS): samples by the probability of a class, in bins of equal width, apart for samples of other
-    classes (0) and of this one (1); first over all classes, then of the first k.
-    ``mistakes``: the most confident first. ``points``: at most ``MOST_POINTS``, spread evenly over the set; none if the
-    features could not be seen.
+    ``confusion``: int64 (classes, classes), a row for each true class; None for too many classes. ``curves``: int64 (1
+    + k, 2, THRESHOLDS), samples by their probability of a class, in bins of equal width, apart for samples of other
+    classes (0) and of this class (1); first over all classes, then of each of the first k. ``mistakes``: the most
+    confident first. ``points``: at most ``MOST_POINTS``, spread evenly over the set; empty if the features could not be
+    seen.
     """
 
     confusion: np.ndarray | None
@@ -69,8 +69,8 @@ class Answers(NamedTuple):
     """Answers to n images.
 
     ``shares``: probabilities, float (n, classes). ``is_target``: int64 (n, classes) of 1, 0, and -1 where the label is
-    missing. ``sure``: float (n,), of the mistake, -1 where there is none. ``mistake`` and ``point``: the class and the
-    answer that ``Mistake`` and ``Point`` hold, int64 (n,) each.
+    missing. ``sure``: float (n,), the probability of the mistake, -1 without one. ``mistake`` and ``point``: the class
+    and the answer that ``Mistake`` and ``Point`` hold, int64 (n,) each.
     """
 
     shares: torch.Tensor
@@ -81,11 +81,11 @@ class Answers(NamedTuple):
 
 
 class Collector(nn.Module):
-    """``network`` as validation runs it, looked at. ``before_batch`` must be called for each batch.
+    """Wrapper of ``network`` in validation that gathers data for pictures. Call ``before_batch`` for each batch.
 
-    ``of``: the module whose output layer takes the features; its views of a batch, in one call or several, are
-    averaged. ``classes``: their number. ``samples``: that of the validation set. ``to_pixels`` undoes
-    the normalisation of images, into floats between 0 and 1.
+    ``of``: the module whose output layer takes the features; those of several views of a batch, in one call or several,
+    are averaged. ``classes``: their number. ``samples``: the size of the validation set. ``to_pixels`` undoes the
+    normalisation of images, into floats between 0 and 1.
     """
 
     def __init__(
@@ -110,11 +110,11 @@ class Collector(nn.Module):
         self._features = SeenFeatures(of)
 
     def close(self) -> None:
-        """Stop looking at the network."""
+        """Stop looking at the network's features."""
         self._features.close()
 
     def before_batch(self, batch: Batch) -> None:
-        """The batch whose images come next."""
+        """Take note of ``batch``, whose images come next."""
         self._batch = batch
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -161,7 +161,7 @@ class Collector(nn.Module):
         return curves + (self.classes**2 if self._with_matrix else 0)
 
     def _keep_worst(self, answers: Answers, images: torch.Tensor) -> None:
-        """Keep the most confident mistakes; of equally confident ones the first in the set."""
+        """Keep the most confident mistakes; of equally confident ones, the first in the set."""
         sure = answers.sure
         targets, predicted = answers.mistake
         numbers = torch.from_numpy(np.asarray(self._batch.indices)).to(targets.device)
@@ -184,7 +184,7 @@ class Collector(nn.Module):
         self._points.append((numbers, targets[chosen], predicted[chosen], features[chosen], pixels))
 
     def _pixels(self, images: torch.Tensor, side: int) -> torch.Tensor:
-        """uint8 images, at most (``LONGEST_SIDE``) or exactly (``THUMBNAIL``) ``side`` pixels a side."""
+        """Images as uint8, with at most ``side`` pixels a side, or exactly as many if that is ``THUMBNAIL``."""
         pixels = for_people(self._to_pixels(images))
         longer = max(images.shape[-2:])
         if side == THUMBNAIL or longer > side:
@@ -195,7 +195,7 @@ class Collector(nn.Module):
     # ----------------------------------------------------------------------------------------- the end
 
     def gather(self, distributed: Distributed) -> Gathered:
-        """Everything that the ranks have seen, on every rank. A synchronisation point."""
+        """Gather what all ranks have seen, on every rank. A synchronisation point."""
         own = self._counts if self._counts is not None else self._no_counts(distributed.device)
         counts = distributed.all_reduce_sum(own).cpu().numpy()
         mine = [_on_host(Mistake, self._worst)], [_on_host(Point, part) for part in self._points]
@@ -217,11 +217,11 @@ class Collector(nn.Module):
 
 
 class MultilabelCollector(Collector):
-    """A ``Collector`` of images with several labels, of which there is no matrix.
+    """A ``Collector`` for multi-label data, without a confusion matrix.
 
-    The mistake of an image is its most confident wrong label: that of a class that it does not show, whose target is
-    NO_CLASS, or of one that it shows, whose target is the class itself. A point has the likeliest of the classes that
-    the image shows, and of those that are answered, or NO_CLASS.
+    The mistake of an image is its most confident wrong label: a class that it does not show, with the target NO_CLASS,
+    or one that it shows, with this class as target. A point's class is the likeliest of those that the image shows, its
+    answer the likeliest of those answered, or NO_CLASS.
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -241,13 +241,13 @@ class MultilabelCollector(Collector):
 
 
 def _likeliest(shares: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
-    """The class with the largest share, int64 (n,), ``among`` those that are true, bool (n, classes)."""
+    """The class with the largest share where ``among``, bool (n, classes), is True: int64 (n,), or NO_CLASS."""
     return torch.where(among.any(1), shares.masked_fill(~among, -1).argmax(1), NO_CLASS)
 
 
 def _on_host(kind: type, columns: Sequence[torch.Tensor]) -> list[Any]:
-    """The rows of ``columns`` as ``kind``, numbers of Python and arrays of NumPy."""
+    """Rows of ``columns``, each a ``kind`` with Python numbers and NumPy arrays."""
     numbers = [column.tolist() if column.ndim == 1 else list(column.cpu().numpy()) for column in columns]
-    if kind is Mistake and numbers:  # which are kept by probability, that comes first
+    if kind is Mistake and numbers:  # ``_worst`` begins with the probability
         numbers = [*numbers[1:4], numbers[0], numbers[4]]
     return [kind(*row) for row in zip(*numbers, strict=True)]

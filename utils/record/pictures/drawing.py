@@ -24,7 +24,7 @@ TILE, CAPTION, GAP, COLUMNS = 128, 30, 8, 6  # pixels of an image, of the two li
 
 
 def confusion_matrix(counts: np.ndarray, classes: Sequence[str]) -> np.ndarray:
-    """A row for each true class, a column for each answer. ``counts``: int64 (classes, classes).
+    """Draw a row for each true class and a column for each answer. ``counts``: int64 (classes, classes).
 
     The shade is the share of the row's images; up to 20 classes, the counts are written as well.
     """
@@ -63,7 +63,7 @@ def confusion_matrix(counts: np.ndarray, classes: Sequence[str]) -> np.ndarray:
 
 
 def worst_mistakes(mistakes: Sequence[Mistake], classes: Sequence[str]) -> np.ndarray:
-    """The images, in order, with what the network takes each for, how surely, and its class."""
+    """Draw the images in order, each with the network's answer, its probability, and the true class."""
     columns = min(COLUMNS, len(mistakes))
     rows = -(-len(mistakes) // columns)
     size = columns * (TILE + GAP) + GAP, rows * (TILE + CAPTION + GAP) + GAP
@@ -83,7 +83,7 @@ def worst_mistakes(mistakes: Sequence[Mistake], classes: Sequence[str]) -> np.nd
 
 
 def as_image(pixels: np.ndarray, side: int) -> Image.Image:
-    """uint8 (1 or 3, h, w) as a colour image of ``side`` pixels, on white unless square; small ones stay sharp."""
+    """Turn uint8 (1 or 3, h, w) into a colour image of ``side`` pixels, on white unless square, without blurring."""
     image = Image.fromarray(np.ascontiguousarray(np.broadcast_to(pixels, (3, *pixels.shape[1:])).transpose(1, 2, 0)))
     smooth = image.width > side // 3
     resampling = Image.Resampling.BICUBIC if smooth else Image.Resampling.NEAREST
@@ -91,7 +91,7 @@ def as_image(pixels: np.ndarray, side: int) -> Image.Image:
 
 
 def _upright(text: str, font: Font, bold: int = 0, ink: tuple[int, int, int] = GREY) -> Image.Image:
-    """A text that reads from the bottom to the top."""
+    """Draw a text that reads from bottom to top."""
     _, top, right, bottom = font.getbbox(text, anchor="lm", stroke_width=bold)
     line = Image.new("RGB", (max(1, round(right)), max(1, round(bottom - top))), WHITE)
     ImageDraw.Draw(line).text((0, -top), text, ink, font, anchor="lm", stroke_width=bold)
@@ -99,7 +99,7 @@ def _upright(text: str, font: Font, bold: int = 0, ink: tuple[int, int, int] = G
 
 
 def _fitting(name: str, rest: str, font: Font) -> str:
-    """``name`` cut until it fits into a tile with ``rest``."""
+    """Cut ``name`` until it fits into a tile together with ``rest``; return both as one text."""
     for length in range(40, 0, -1):
         text = _printable(name, length) + rest
         if font.getlength(text) <= TILE:

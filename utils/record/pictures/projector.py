@@ -19,7 +19,7 @@ FOLDER = "projector"
 
 
 def write(folder: Path, points: Sequence[Point], classes: Sequence[str]) -> None:
-    """Replace the files by those of ``points``; the configuration, which TensorBoard looks for, comes last."""
+    """Replace the projector's files by those of ``points``; the configuration that TensorBoard looks for comes last."""
     place = folder / FOLDER
     place.mkdir(exist_ok=True)
     _replace(place / "features.tsv", _features(points))
@@ -49,7 +49,7 @@ def write(folder: Path, points: Sequence[Point], classes: Sequence[str]) -> None
 
 
 def _features(points: Sequence[Point]) -> str:
-    """A row for each point, four significant digits."""
+    """A row for each point, with four significant digits."""
     features = np.nan_to_num(np.stack([one.features for one in points]))
     row = "\t".join(["%.4g"] * features.shape[1])
     return "\n".join([*(row % tuple(values) for values in features.tolist()), ""])
