@@ -1,7 +1,7 @@
 """Optional parts of training: they attach to the loop, and a plain step does not notice them.
 
-Gradients in bfloat16 (``Distributed.wrap``), growing images (the loader's) and a teacher (the criterion's)
-need no more than the part that they belong to.
+Gradients in bfloat16 (``Distributed.wrap``), growing images (the loader's) and a teacher (the criterion's) need no
+attachment.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from utils.runtime.sharding import is_sharded
 
 
 class Loop(Protocol):
-    """Members that a part may use of the ``TraVal`` that it is attached to."""
+    """The members of ``TraVal`` that a part attached to it may use."""
 
     model: nn.Module
     ema: WeightAverage | None
@@ -47,25 +47,25 @@ class Loop(Protocol):
 
 
 class Attachment:
-    """A part of training that does nothing; others override what they take part in."""
+    """A part of training that does nothing; subclasses override what they take part in."""
 
     def begin_epoch(self, loop: Loop, epoch: int) -> bool:
-        """Prepare ``epoch``, from 0, before its steps; gives whether other parameters train than before."""
+        """Prepare ``epoch``, from 0, before its steps; return whether other parameters train than before."""
         return False
 
     def prepare(self, loop: Loop) -> None:
-        """Prepare for the parameters that train, at the beginning and whenever they have changed."""
+        """Prepare for the parameters that train, at the beginning and whenever these have changed."""
 
     def passes(self, loop: Loop, batches: Iterable[Batch]) -> Iterable[Batch]:
-        """The forward passes of a step that is to be trained on ``batches``."""
+        """The batches of all forward passes of a step that trains on ``batches``."""
         return batches
 
     def places(self, loop: Loop) -> Places | None:
-        """The part of this process of each tensor of the state; None if that is all of it."""
+        """The part of each state tensor that this process has; None if it has all of them whole."""
         return None
 
     def write(self, loop: Loop) -> dict[str, Any] | None:
-        """Write the tensors of the state and give what is left for a checkpoint's file; None leaves all to it."""
+        """Write the tensors of the state and return the rest for a checkpoint's file; None leaves all to that file."""
         return None
 
 
@@ -80,11 +80,12 @@ class FrozenLayers(Attachment):
 
 
 class TwoPasses(Attachment):
-    """Sharpness-aware minimisation: a step's batches, and the same again while the weights are uphill.
+    """Sharpness-aware minimisation: a step's batches, then the same again while the weights are uphill.
 
-    The loop adds up the gradient of the batches that it is given. That of the first round, which ranks and accumulation
-    have made the gradient of the whole step, decides where uphill is; what remains is that of the second. Batch norm's
-    statistics and the step's figures are those of the first round. Keeps a step's batches on the device.
+    The loop adds up the gradient of the batches that it is given. The gradient of the first round, which ranks and
+    accumulation have made that of the whole step, decides where uphill is; the gradient of the second round is what
+    remains. Batch norm's statistics and the step's figures are from the first round. Keeps a step's batches on the
+    device.
     """
 
     def prepare(self, loop: Loop) -> None:
@@ -122,7 +123,7 @@ class Shards(Attachment):
 
 
 def attachments_of(model: nn.Module, args: Settings, freezing: Freezing | None) -> list[Attachment]:
-    """The parts that a run with these settings has."""
+    """The attachments of a run with these settings."""
     parts: list[Attachment] = [] if freezing is None else [FrozenLayers(freezing)]
     if args.optimisation.sam_rho:
         parts.append(TwoPasses())

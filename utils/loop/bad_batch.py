@@ -28,10 +28,10 @@ MOST = 10  # files in a run; each holds the network's weights
 
 
 def save_bad_batch(folder: Path, content: dict[str, Any]) -> Path | None:
-    """Write ``content`` into ``folder``, named by its step and rank; returns the path.
+    """Write ``content`` into ``folder``, named by its step and rank; return the path.
 
-    It is all of ``KEYS`` but the format, and ``known``: the mean number of known labels of an image with several. Gives
-    None if there are ``MOST`` already or the write fails, which must not end a run.
+    ``content`` has all of ``KEYS`` except the format, and ``known``, the mean number of known labels per image of
+    multi-label data. Returns None if there are ``MOST`` files already or the write fails, which must not end a run.
     """
     assert {"format", *content} == {*KEYS, "known"}, set(content) ^ set(KEYS)
     try:

@@ -1,4 +1,4 @@
-"""Unreadable images that --skip-bad-images passes over: counted and listed, over all ranks."""
+"""Unreadable images that --skip-bad-images skips: counted and listed, over all ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from utils.runtime.distributed import Distributed
 
 
 class BadImages:
-    """Collects the unreadable images of batches. Unless ``enabled`` there are none, and ranks exchange nothing."""
+    """Collects the unreadable images of batches. If not ``enabled``, there are none, and ranks exchange nothing."""
 
     def __init__(self, enabled: bool, distributed: Distributed, writer: Writer) -> None:
         self.enabled = enabled
@@ -26,11 +26,11 @@ class BadImages:
             self._noted.append((step, {*map(os.path.abspath, batch.unreadable)}, batch.replaced))
 
     def forget_after(self, step: int) -> None:
-        """Forget what was noted of later steps, which are not counted."""
+        """Forget what was noted in steps after ``step``, which are not counted."""
         self._noted = [noted for noted in self._noted if noted[0] <= step]
 
     def collect(self, progress: Progress) -> None:
-        """Add what all ranks have met to ``progress``; log and list new paths. A synchronisation point."""
+        """Add what all ranks have noted to ``progress``; log and list new paths. A synchronisation point."""
         if not self.enabled:
             return
         known = set(progress.bad_images)

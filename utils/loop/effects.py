@@ -1,4 +1,4 @@
-"""Settings that were given and have no effect in this run.
+"""Settings that were given but have no effect in this run.
 
 What a setting needs is declared next to its default (``effect`` and ``in_evaluation`` in ``utils/config/groups/``).
 Much of that is known only once a run is built (``Facts``): a data set's augmentation, whether its images stream, which
@@ -27,7 +27,7 @@ from utils.runtime.distributed import Distributed
 
 
 class Facts(NamedTuple):
-    """Facts on which the ``effect`` of a setting may depend besides the settings."""
+    """Facts, besides the settings, on which the ``effect`` of a setting may depend."""
 
     continues: bool  # the run goes on in an existing folder
     on_gpu: bool
@@ -49,15 +49,15 @@ class Facts(NamedTuple):
     remainder: int  # an epoch's images beyond the last full global batch
     layers: tuple[Any, ...]  # all modules of the network
     has_filters: bool  # the network has convolutions
-    gathers_statistics: bool  # it updates running statistics of batch norms in training
-    freezes_more_norms: bool  # --freeze-bn keeps some of these that --freeze does not
+    gathers_statistics: bool  # the network updates running statistics of batch norms in training
+    freezes_more_norms: bool  # --freeze-bn keeps some running statistics that --freeze does not
     trains_backbone: bool  # more than the layers that output the logits train in some epoch
     rates_differ: bool  # some parameters that train have a learning rate other than --lr
     never_called: tuple[str, ...]  # those of --fp32-layers that a forward pass leaves out
 
 
 def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bool) -> Facts:
-    """The facts of a run with these components. Takes a forward pass when there are fp32 layers."""
+    """The facts of a run with these components. Takes a forward pass if there are --fp32-layers."""
     data = parts.data
     device = distributed.device
     train = parts.train_loader is not None
@@ -92,7 +92,7 @@ def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bo
 
 
 def _trained(optimizers: Optimizers) -> tuple[set[nn.Parameter], set[float]]:
-    """Parameters that train in some epoch, and the multiples of --lr that are their learning rates."""
+    """Parameters that train in some epoch, and the multiples of --lr that they have as learning rates."""
     each = (optimizers,) if isinstance(optimizers, torch.optim.Optimizer) else optimizers
     groups = [group for optimizer in each for group in optimizer.param_groups]
     parameters = {parameter for group in groups for parameter in group["params"]}
@@ -103,7 +103,7 @@ def without_effect(args: Settings, facts: Facts) -> list[str]:
     """A line for each setting that was given and changes nothing.
 
     Every flag counts as given; in a recipe, only what differs from the default, since a run's ``config.yaml`` holds all
-    settings. A default that is off counts as not given. A recipe describes a training, even with ``--evaluate``.
+    settings. A default that is off counts as not given. A recipe describes a training run, even with ``--evaluate``.
     """
     v = SimpleNamespace(**args.values(), **facts._asdict())
     lines = []
@@ -125,7 +125,7 @@ def without_effect(args: Settings, facts: Facts) -> list[str]:
 
 
 def _as_given(name: str, value: Any, recipe: str | None) -> str:
-    """The setting as it was written: a flag, or a line of a recipe; a path as seen from the working directory."""
+    """The setting as it was written: a flag or a recipe's line; a path below the working directory as relative."""
     if isinstance(value, str) and f"{value}{os.sep}".startswith(f"{os.getcwd()}{os.sep}"):
         value = os.path.relpath(value)
     return as_flag(name, value) if recipe is None else f"recipe {recipe}: {name.replace('_', '-')}: {as_text(value)}"

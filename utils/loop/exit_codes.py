@@ -1,4 +1,4 @@
-"""Ends of the program by an error: one line on stderr and an exit code for what a user or a signal did."""
+"""Ends of the program by an error: a line on stderr and an exit code for a user's mistake or a signal."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def report(error: BaseException, ranks: RankInfo, signal_received: int) -> int:
 
 
 def stop_line(stop: BaseException) -> str:
-    """The line about a signal outside of training."""
+    """The line to print about a signal outside of training."""
     return f"{NAME}: {str(stop) or 'interrupted; the same command with --resume auto continues'}"
 
 

@@ -20,10 +20,10 @@ from utils.runtime.process import RankInfo
 class Extras:
     """Parts of a run that ``TraVal`` can do without; by default there are none.
 
-    Without ``distributed`` this is the only process, on the device of the settings. Without ``lr_policy`` each of the
-    optimizer's groups keeps its learning rate. Without ``checkpointer`` nothing is saved; ``description`` holds the
+    Without ``distributed``, this is the only process, on the device of the settings. Without ``lr_policy``, each group
+    of the optimizer keeps its learning rate. Without ``checkpointer``, nothing is saved; ``description`` holds the
     parts of a checkpoint that do not change. After one of ``stop_signals``, all ranks save the state and raise
-    ``Stopped``, between two steps or within validation. ``multilabel``: images have several labels.
+    ``Stopped``, between two steps or within validation. ``multilabel``: True if images have several labels.
     """
 
     distributed: Distributed | None = None
@@ -37,5 +37,5 @@ class Extras:
     multilabel: bool = False
 
     def processes(self, args: Settings) -> Distributed:
-        """The processes that share the training."""
+        """The processes that train together; by default only this one."""
         return self.distributed or Distributed(RankInfo(), args.run, args.precision.tf32)

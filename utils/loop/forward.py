@@ -14,7 +14,7 @@ from utils.optim.gradient_penalty import gradient_norm, twice_differentiable
 
 
 class Labelled(Protocol):
-    """A batch: float images (m, c, h, w) and int64 targets (n,), n <= m; images beyond n only fill up."""
+    """A batch: float images (m, c, h, w) and int64 targets (n,), n <= m; images beyond n are padding."""
 
     @property
     def images(self) -> torch.Tensor: ...
@@ -24,14 +24,14 @@ class Labelled(Protocol):
 
 
 class Outputs(NamedTuple):
-    """``logits`` (n, classes), the ``loss`` () to minimise, and its terms by name where it has several."""
+    """Results of a pass: ``logits`` (n, classes), the ``loss`` () to minimise, and its terms by name, if several."""
 
     logits: torch.Tensor
     loss: torch.Tensor
     losses: dict[str, torch.Tensor]
 
     def detached(self) -> Outputs:
-        """Numbers alone, without what a backward pass needs."""
+        """The same values, without what a backward pass needs."""
         losses = {name: loss.detach() for name, loss in self.losses.items()}
         return Outputs(self.logits.detach(), self.loss.detach(), losses)
 
@@ -47,11 +47,11 @@ def forward(
 ) -> Outputs:
     """Run ``network`` on ``batch``; ``autocast`` covers this and the criterion only.
 
-    ``criterion`` gives the mean loss, or named ones, whose sum is minimised; a ``Distillation`` is given the images as
-    well. Where the batch has ``image_weights``, float (n,), the mean is that of each image's loss times its weight.
-    ``penalty`` times the norm of the loss's gradient is added, for which ``network`` must be a module and
-    ``scaler`` the one in use. Without targets, the loss is a sum over no logits: 0, with zero gradients, so that this
-    rank takes part in the step.
+    ``criterion`` returns the mean loss, or named losses, whose sum is minimised; a ``Distillation`` gets the images as
+    well. If the batch has ``image_weights``, float (n,), these are factors of the images' losses in the mean.
+    ``penalty`` times the norm of the loss's gradient is added, for which ``network`` must be a module and ``scaler``
+    the one in use. Without targets, the loss is a sum over no logits: 0, with zero gradients, so that this rank takes
+    part in the step.
     """
     count = len(batch.targets)
     with twice_differentiable(bool(penalty)), autocast:
@@ -74,6 +74,6 @@ def _sum_of(loss: Loss) -> torch.Tensor:
 
 def _loss(criterion: Callable[..., Loss], logits: torch.Tensor, batch: Labelled) -> Loss:
     weights = getattr(batch, "image_weights", None)
-    if isinstance(criterion, Distillation):  # its teacher looks at the images, too
+    if isinstance(criterion, Distillation):  # the teacher looks at the images, too
         return criterion(logits, batch.targets, batch.images[: len(logits)], weights)
     return mean_loss(criterion, weights, logits, batch.targets)

@@ -1,4 +1,4 @@
-"""Named points of training at which others may look on: measurements, records of a run, fault injection."""
+"""Named points of training that others may observe: for measurements, records of a run, fault injection."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Hooks"]
 
 
 class Caller(Protocol):
-    """The first argument of every hook, the ``TraVal`` that calls it. ``progress`` counts the steps done."""
+    """The first argument of every hook: the ``TraVal`` that calls it. ``progress`` counts the steps done."""
 
     model: torch.nn.Module
     progress: Progress
@@ -34,13 +34,13 @@ class Hooks:
     """Callables for each point, called in list order; all lists are empty by default.
 
     A step calls, for each of its passes, ``before_forward``, ``after_forward``, ``before_backward`` and
-    ``after_backward``, then ``before_update`` once the gradients are unscaled and clipped (``norm``: a tensor (),
-    before clipping, which may be infinite) and ``after_update`` when the step is counted, even if it was skipped.
-    With SAM a step calls the points of its passes twice (``utils/loop/attachments.py``).
-    Repeating a step that was not finite calls the two points of a forward pass again. Validation calls
-    ``before_validation`` once, ``before_validation_batch`` for each batch of this rank, the raw weights' and then the
-    moving average's, and ``after_validation`` before the epoch's row and checkpoints. ``before_save`` and
-    ``after_save`` surround handing the state to the checkpointer, on rank 0 only.
+    ``after_backward``; then ``before_update`` once the gradients are unscaled and clipped (the norm, a tensor (), is
+    from before clipping and may be infinite); and ``after_update`` when the step is counted, even if it was skipped.
+    With SAM a step calls the points of its passes twice (``utils/loop/attachments.py``). Repeating a step that was not
+    finite calls the two points of a forward pass again. Validation calls ``before_validation`` once;
+    ``before_validation_batch`` for each batch of this rank, first for the raw weights, then for their average; and
+    ``after_validation`` before the epoch's row and checkpoints. ``before_save`` and ``after_save`` surround handing the
+    state to the checkpointer, on rank 0 only.
 
     A hook may change ``outputs.loss`` in place. It must not change anything else, nor synchronise with other ranks.
     """
@@ -69,6 +69,6 @@ class Hooks:
 
 
 def call(hooks: Iterable[Callable[..., Any]], *arguments: Any) -> None:
-    """Call each hook of a point."""
+    """Call each hook of a point with ``arguments``."""
     for hook in hooks:
         hook(*arguments)

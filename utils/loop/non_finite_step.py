@@ -32,7 +32,7 @@ UPHILL = "nothing at the weights themselves, so SAM's second gradient; a lower -
 class NonFiniteStepHandler:
     """Goes back to the beginning of a step and repeats it with every layer watched.
 
-    As long as gradients are finite it only copies the buffers. ``folder``: the run's, None if nothing is written.
+    As long as gradients are finite, it only copies the buffers. ``folder``: the run's; None if nothing is written.
     """
 
     model: nn.Module
@@ -47,13 +47,13 @@ class NonFiniteStepHandler:
         self.buffers = BufferCopy(self.model)
 
     def undo(self) -> None:
-        """Forget the passes of a step that has begun: gradients and what they did to the buffers."""
+        """Undo the passes of a step that has begun: drop its gradients and restore the buffers."""
         self.model.zero_grad(set_to_none=True)
         self.buffers.restore()
 
     @contextmanager
     def set_aside(self, has_begun: bool) -> Iterator[None]:
-        """Context of the explanation of an earlier step: gradients and buffers of one that ``has_begun`` are kept."""
+        """Context for explaining an earlier step: keeps gradients and buffers of a later one that ``has_begun``."""
         if not has_begun:
             yield
             return
@@ -65,7 +65,7 @@ class NonFiniteStepHandler:
             parameter.grad = gradient.copy_(value)
 
     def seed(self, progress: Progress) -> None:
-        """Seed the randomness of the step after ``progress`` by its position."""
+        """Seed the random numbers of the step after ``progress`` by its position."""
         self.distributed.seed(self._seed(progress))
 
     def explain(
@@ -73,8 +73,8 @@ class NonFiniteStepHandler:
     ) -> BadStep:
         """Find out what was not finite in the step after ``progress``, and log it. All ranks must call it.
 
-        The weights, and the copy of the buffers, must be those from before that step, and gradients of no use.
-        ``scale`` is the loss scale, a tensor (). The samples are read again, so no step has to keep them.
+        The weights and the copy of the buffers must be those from before that step; gradients are lost. ``scale`` is
+        the loss scale, a tensor (). The samples are read again, so no step has to keep them.
         """
         self.undo()
         batches = self.train_loader.replay_step(progress.epoch, progress.step_in_epoch)
@@ -98,14 +98,14 @@ class NonFiniteStepHandler:
         return self._write_down(bad)
 
     def explain_part(self, progress: Progress, scale: torch.Tensor, names: list[str]) -> BadStep:
-        """Log a step that some optimizers skipped, but not all, because of the parameters ``names``."""
+        """Log a step that some optimizers, but not all, skipped because of the parameters ``names``."""
         position = progress.step + 1, progress.epoch + 1, float(scale)
         origin = f"gradient of {', '.join(names)}"
         samples = self._samples(progress)
         return self._write_down(BadStep(*position, origin, rank=None, parameters=names, samples=samples))
 
     def too_many_skips(self, progress: Progress, epoch: int, scale: float) -> str:
-        """The end of a run whose latest steps were all skipped."""
+        """Message about a run that ends because all its latest steps were skipped."""
         return too_many_skips(progress.skipped_in_row, progress.step, epoch + 1, scale)
 
     def _write_down(self, bad: BadStep) -> BadStep:

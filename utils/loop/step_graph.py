@@ -1,7 +1,8 @@
 """Steps as CUDA graphs: launched at once, however many operations they have.
 
-A step is recorded in two parts: its passes up to the gradient's norm, and its update. Between them the host learns of
-the step before, as always. The same operations run on the same numbers, so the result is the same to the bit.
+A step is recorded in two parts: its passes up to the gradient's norm, and its update. Between them the host learns the
+outcome of the step before, as always. The same operations run on the same numbers, so the result is the same to the
+bit.
 
 PyTorch, CUDA semantics, CUDA graphs: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """
@@ -61,11 +62,11 @@ class Step(Protocol):
 
 
 class NotRecorded(Exception):
-    """Operations that no graph can stand for; the message says which in a line. Nothing of them has been executed."""
+    """Operations that no graph can stand for; the message names them in a line. None of them has been executed."""
 
 
 def launcher(step: Step) -> Step | StepGraphs:
-    """Launcher of the two parts of each step: ``step`` itself, or graphs of it if the settings ask for them."""
+    """The launcher of the two parts of each step: ``step`` itself, or graphs of it if the settings ask for them."""
     if step.args.model.cuda_graph == "off":
         return step
     reason = reason_against(step)
@@ -83,7 +84,7 @@ def go_without(step: Step, reason: str) -> None:
 
 
 def reason_against(step: Step) -> str | None:
-    """The reason why no graph can stand for this run's steps; None if one can."""
+    """The reason for which no graph can stand for this run's steps; None if one can."""
     hooks = step.hooks
     if step.device.type != "cuda":
         return "there is no GPU"
@@ -101,15 +102,15 @@ def reason_against(step: Step) -> str | None:
 
 
 class CudaGraph:
-    """Operations on a GPU, recorded once. All graphs share one pool of memory: they run one after the other."""
+    """Operations on a GPU, recorded once. All graphs share one pool of memory, as they run one after the other."""
 
     _pool: Any = None
 
     def record(self, function: Callable[[], Any]) -> Any:
-        """Record ``function`` and run it; gives what it returned, in memory that each replay overwrites.
+        """Record ``function`` and run it; return what it returned, in memory that each replay overwrites.
 
-        Raises ``NotRecorded``. A recording that fails leaves torch on the stream of the recording, and its random
-        numbers waiting for the end of it: both are set right here.
+        Raises ``NotRecorded``. A failed recording leaves torch on the stream of the recording, and its random numbers
+        waiting for the recording's end: both are set right here.
         """
         if CudaGraph._pool is None:
             CudaGraph._pool = torch.cuda.graph_pool_handle()
@@ -123,7 +124,7 @@ class CudaGraph:
             torch.cuda.set_stream(stream)
             generator = torch.cuda.default_generators[stream.device_index]
             generator.graphsafe_set_state(torch.Generator(stream.device))
-            reason = error.__context__ or error  # what ended the recording, not that its end was no good, either
+            reason = error.__context__ or error  # the cause, rather than the failure to end the recording
             raise NotRecorded(str(reason).partition("\n")[0] or type(reason).__name__) from error
         self._graph.replay()
         return made
@@ -134,11 +135,11 @@ class CudaGraph:
 
 
 class StepGraphs:
-    """Launches the steps of ``step``: as they are at first, and as graphs once as many in a row were alike.
+    """Launches the steps of ``step``: as they are at first, and as graphs once enough in a row were alike.
 
-    A step of another shape, such as an epoch's last one, is launched as it is. So are all if two of one shape do not
-    launch the same operations, with the same numbers: what an optimizer computes on the host would stand still; and if
-    one cannot be recorded.
+    A step of another shape, such as an epoch's last one, is launched as it is. So are all steps if two of one shape do
+    not launch the same operations with the same numbers, because numbers that an optimizer computes on the host would
+    stand still; and if a step cannot be recorded.
     """
 
     def __init__(self, step: Step) -> None:
@@ -154,7 +155,7 @@ class StepGraphs:
             own.rates_on_device()
 
     def launch_passes(self, batches: Iterable[Batch], passed: Passed) -> Gradient:
-        """As ``TraVal.launch_passes``."""
+        """Launch the passes as ``TraVal.launch_passes`` does."""
         batches = list(batches)
         self._now = self._operations = None
         if not self._gives_up:
@@ -177,7 +178,7 @@ class StepGraphs:
         return gradient
 
     def launch_update(self, gradient: Gradient) -> torch.Tensor | None:
-        """As ``TraVal.launch_update``."""
+        """Launch the update as ``TraVal.launch_update`` does."""
         for own in self._rates:
             own.send_rates()
         if self._now is not None:
@@ -191,7 +192,7 @@ class StepGraphs:
             return self._step.launch_update(gradient)
 
     def _watch_or_record(self, shape: tuple[Any, ...]) -> None:
-        """Choose graphs for a step of ``shape`` if there are any or it is their turn; or watch what it launches."""
+        """Choose graphs for a step of ``shape`` if there are any or they are due; otherwise watch what it launches."""
         if shape in self._recorded:
             self._now = self._recorded[shape]
             return
@@ -218,9 +219,9 @@ class StepGraphs:
 
 
 class Recorded:
-    """Graphs of the two parts of a step, for batches of one shape, and the memory that these are copied to.
+    """Graphs of the two parts of a step for batches of one shape, and the memory that batches are copied to.
 
-    The update is recorded if torch's kernels make it; any other optimizer may compute with numbers of the host.
+    The update is recorded if torch's kernels make it; any other optimizer may compute with numbers on the host.
     """
 
     def __init__(self, step: Step) -> None:
@@ -231,7 +232,7 @@ class Recorded:
         self._flags: torch.Tensor | None = None
 
     def passes(self, batches: Sequence[Batch], passed: Passed) -> Gradient:
-        """As ``TraVal.launch_passes``. Raises ``NotRecorded`` the first time."""
+        """Launch the passes as ``TraVal.launch_passes`` does. Raises ``NotRecorded`` the first time."""
         made = self._made
         if made is None:
             made = self._record(batches)
@@ -244,7 +245,7 @@ class Recorded:
                 parameter.grad = gradient
         # What unscaling has noted on the host, which the scaler forgets after each step.
         _noted(self._step.scaler).update({key: dict(own) for key, own in self._unscaled.items()})
-        # All else is copied: the host reads it, and sums add it up, when further steps have overwritten it.
+        # All else is copied: the host reads it, and sums add it up, after further steps have overwritten it.
         _pass_on(batches, tree_map(torch.clone, self._outputs[: len(batches)]), passed)
         measured: Measured = [(parameters, torch.stack([*norms]).unbind()) for parameters, norms in made.measured]
         return Gradient(made.norm.clone(), made.scale.clone(), measured)
@@ -262,7 +263,7 @@ class Recorded:
         return made
 
     def update(self, gradient: Gradient) -> torch.Tensor | None:
-        """As ``TraVal.launch_update``. Raises ``NotRecorded`` the first time."""
+        """Launch the update as ``TraVal.launch_update`` does. Raises ``NotRecorded`` the first time."""
         made = self._made
         assert made is not None  # by the passes, before
         if self._of_update is None:
@@ -276,7 +277,7 @@ class Recorded:
 
 
 class Operations(TorchDispatchMode):
-    """Writes down the operations that are launched, with their numbers and shapes; in ``random`` those that draw."""
+    """Notes the operations launched, with their numbers and shapes; in ``random`` those that draw random numbers."""
 
     def __init__(self, random: set[str]) -> None:
         super().__init__()
@@ -285,7 +286,7 @@ class Operations(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """True: a network is compiled within, too. Otherwise the capture would be the first to compile it."""
+        """True, so that a network is compiled while watched; otherwise the capture would be the first to compile it."""
         return True
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -305,19 +306,19 @@ def _difference(before: list[str], after: list[str]) -> str:
 
 
 def _pass_on(batches: Sequence[Batch], made: Sequence[Outputs], passed: Passed) -> None:
-    """Call ``passed`` for each pass of a step, of which SAM makes a second round."""
+    """Call ``passed`` for each pass of a step, also for the second round that SAM makes."""
     again = [replace(batch, counted=False) for batch in batches]
     for batch, outputs in zip([*batches, *again], made, strict=False):
         passed(batch, outputs)
 
 
 def updates_by_kernels(step: Step) -> bool:
-    """Whether the update of a step can be recorded."""
+    """True if the update of a step can be recorded."""
     return all(isinstance(own, HeldByKernel) for own in step.verdicts.optimizers)
 
 
 def _noted(scaler: torch.amp.GradScaler) -> dict[int, dict[str, Any]]:
-    """Notes of the scaler on each optimizer in this step; none if it is disabled."""
+    """The scaler's notes on each optimizer in this step; {} if the scaler is disabled."""
     return scaler._per_optimizer_states if scaler.is_enabled() else {}
 
 
@@ -326,13 +327,13 @@ def _noted_by(scaler: torch.amp.GradScaler) -> dict[int, dict[str, Any]]:
 
 
 def _copy_of(batch: Batch) -> Batch:
-    """The batch in memory of its own."""
+    """A copy of the batch, in memory of its own."""
     copies: dict[str, Any] = {name: tensor.clone() for name, tensor in batch.tensors.items()}
     return replace(batch, **copies)
 
 
 def _shape(batch: Batch) -> tuple[Any, ...]:
-    """Properties that a pass must share with another to be launched by its graph."""
+    """Properties that a batch must share with another to be launched by the same graph."""
     images, targets = batch.images, batch.targets
     layout = images.shape, images.stride(), images.dtype, targets.shape, targets.dtype
     return *layout, batch.weight, batch.ends_step, batch.counted

@@ -15,11 +15,11 @@ from utils.record.metrics import COUNT, ClassificationMeter
 from utils.record.multilabel import MultilabelMeter, MultilabelReport
 from utils.runtime.distributed import Distributed
 
-MOST_PENDING = 1000  # steps; each takes memory, and between so many one synchronisation is nothing
+MOST_PENDING = 1000  # steps; each takes memory, and one synchronisation for so many costs nothing
 
 
 class StepSums:
-    """Sums of at most ``steps`` or ``MOST_PENDING`` optimizer steps, collected over all ranks when TraVal decides."""
+    """Sums of at most ``steps`` or ``MOST_PENDING`` optimizer steps, collected over all ranks when ``TraVal`` asks."""
 
     def __init__(self, steps: int, distributed: Distributed, multilabel: bool = False) -> None:
         self.steps = min(steps, MOST_PENDING)
@@ -40,7 +40,7 @@ class StepSums:
             self.meter.update(len(self.pending), outputs.loss, outputs.logits, batch.targets, outputs.losses)
 
     def end_step(self, lr: float, norm: torch.Tensor, scale: torch.Tensor) -> None:
-        """End the step: its learning rate, gradient norm and loss scale."""
+        """End the step; note its learning rate, gradient norm and loss scale."""
         self.pending.append((lr, norm, scale))
 
     def take_back_step(self) -> None:
@@ -48,7 +48,7 @@ class StepSums:
         self.pending.pop()
 
     def collect(self, progress: Progress) -> list[StepRecord]:
-        """Bring the sums to the host, add them to ``progress`` and reset. A synchronisation point."""
+        """Move the sums to the host and into ``progress``; return a record per step. A synchronisation point."""
         steps = len(self.pending)
         if not steps:
             return []
@@ -69,7 +69,7 @@ class StepSums:
 
 
 def _enter(progress: Progress, step: int, lr: float, row: list[float], multilabel: bool) -> StepRecord:
-    """Add one step's sums to the epoch's and the window's."""
+    """Add one step's sums to the epoch's and the window's; return the step's record."""
     norm, scale, *sums = row
     loss, top1, top5, count = sums[: COUNT + 1]
     progress.samples_seen += round(count)

@@ -39,14 +39,14 @@ class StoppedAtOnce(BaseException):
 
 
 class StopSignals:
-    """Context in which SIGTERM and SIGUSR1 raise ``StoppedAtOnce``; in ``held`` they and SIGINT are only noted.
+    """Context in which SIGTERM and SIGUSR1 raise ``StoppedAtOnce``; within ``held``, they and SIGINT are only noted.
 
-    There, a second SIGINT raises ``KeyboardInterrupt``, for a user who does not want to wait; any other signal after
-    the first changes nothing.
+    Within ``held``, a second SIGINT raises ``KeyboardInterrupt``, for a user who does not want to wait; any other
+    signal after the first changes nothing.
 
     ``end_at_once`` is for a process that ends with this context. It is called with the exception if a signal arrives
-    before ``held``: an import that is interrupted by an exception may turn it into an ``ImportError`` or continue
-    without the module. Once the context ends, the exit code is final, so signals are ignored while the process ends.
+    before ``held``: an import that an exception interrupts may raise an ``ImportError`` instead, or continue without
+    the module. Once the context ends, the exit code is final, so signals are ignored while the process ends.
     """
 
     HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -59,7 +59,7 @@ class StopSignals:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Context of training, which polls ``received`` where it can stop."""
+        """Context of training, which polls ``received`` wherever it can stop."""
         self._begun = self._holding = True
         try:
             yield
@@ -94,10 +94,10 @@ class StopSignals:
 
 
 class StopConsensus:
-    """Exchange by which all ranks learn at the same point of the program what one of them has met.
+    """Exchange by which all ranks learn, at the same point of the program, of a signal or failure on any rank.
 
     Every rank calls ``poll`` at the same points: between two steps, and between two rounds of validation batches. With
-    several ranks only about one call in ``POLL_SECONDS`` exchanges anything. Which calls do is computed from numbers
+    several ranks, only about one call in ``POLL_SECONDS`` exchanges anything. Which calls do is computed from numbers
     that all ranks share, so all ranks skip the same ones.
     """
 
@@ -107,13 +107,13 @@ class StopConsensus:
         self.begin()
 
     def begin(self) -> None:
-        """Call it when polls start to come at another pace."""
+        """Measure the pace of polls anew; call it when polls start to come at another pace."""
         self._calls = 0
         self._interval = 1
         self._asked = monotonic()
 
     def poll(self, failed: bool = False) -> tuple[signal.Signals | None, bool]:
-        """The stop signal that any rank has received, if any, and whether any rank has ``failed``."""
+        """The stop signal that any rank has received, or None, and whether any rank has ``failed``."""
         received = self.signals.received
         if self.distributed.world_size == 1:
             return signal.Signals(received) if received else None, failed

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-MOST_NUMBERS = 2**24  # of images in a pass of several views: over 5,000 of 32 pixels, about 100 of 224
+MOST_NUMBERS = 2**24  # of the images in a pass of several views: over 5,000 of 32 pixels, about 100 of 224
 
 
 class MeanOfViews(nn.Module):
-    """``model``, given several views of each image; its logits are their mean, in float32.
+    """Wrapper of ``model`` that returns the mean logits of several views of each image, in float32.
 
     'flip': the image and its mirror image. 'flip-shift': these two, and both of the image moved by one pixel to the top
     left and to the bottom right, with the edge mirrored; the two that are not moved have half of the weight. Views and
@@ -46,10 +46,10 @@ class MeanOfViews(nn.Module):
 
 
 def views_fit_together(views: list[torch.Tensor]) -> bool:
-    """True if a network takes them in one pass: small images on a GPU, where launching takes longer than computing."""
+    """True if one pass takes all views: small images on a GPU, where launching takes longer than computing."""
     return views[0].device.type != "cpu" and len(views) * views[0].numel() <= MOST_NUMBERS
 
 
 def in_views(model: nn.Module, tta: str) -> nn.Module:
-    """``model`` for validation with ``--tta``; itself without."""
+    """Wrap ``model`` for validation with ``--tta``; return it as it is without."""
     return model if tta == "none" else MeanOfViews(model, tta)

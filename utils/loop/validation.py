@@ -43,15 +43,15 @@ def validate(
     between: Callable[[], None],
     before_batch: Callable[[Batch], None] = lambda batch: None,
 ) -> AnyReport:
-    """Run the bare module on this rank's batches, with rank 0's buffers; returns the report over all ranks.
+    """Run the bare module on this rank's batches, with rank 0's buffers; return the report over all ranks.
 
-    That is of sums; of several labels an image, of the answers of all ranks, which average precision takes at once.
-    ``before_batch`` is called for each of this rank's batches. ``between`` is called after each round, in which every
-    rank has at most one batch, and so equally often on all of them. A sharded network needs all ranks in every pass.
+    It is made from sums; for multi-label data, from all ranks' answers, which average precision needs at once. Calls
+    ``before_batch`` for each of this rank's batches, and ``between`` after each round, in which every rank has at most
+    one batch, so equally often on all ranks. A sharded network needs all ranks in every pass.
     """
     distributed.broadcast_buffers(model)
     model.eval()
-    network = model.network if isinstance(model, Collector) else model  # pictures are of no idle pass
+    network = model.network if isinstance(model, Collector) else model  # pictures leave idle passes out
     answers = ValidationAnswers() if loader.multilabel else None
     kind = ValidationMeter if answers is None else MultilabelMeter
     meter = kind(loader.num_batches, distributed.device)
@@ -96,12 +96,12 @@ def validate(
 
 
 def _no_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Zero: the loss of several labels is a mean over all known cells, which no batch knows."""
+    """Zero: the loss of multi-label data is a mean over all known cells, which no single batch knows."""
     return logits.new_zeros(())
 
 
 def _mean(metric: plugins.Entry, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The mean over a batch of a user's metric, float64 ()."""
+    """Mean of a user's metric over a batch, float64 (). Raises ``UserError`` for a result of another shape."""
     values = metric(logits.float(), targets)
     if not isinstance(values, torch.Tensor) or values.shape != targets.shape[:1]:
         given = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
@@ -112,13 +112,13 @@ def _mean(metric: plugins.Entry, logits: torch.Tensor, targets: torch.Tensor) ->
     return values.to(exact_device(values.device), torch.float64).mean()
 
 
-# ------------------------------------------------------------------------------- within a training
+# --------------------------------------------------------------------------- within a training run
 
 OFF = "off"  # of --picture-epochs
 
 
 def pictures_may_be_due(progress: Progress, args: Settings) -> bool:
-    """True, before an epoch's validation, if pictures of it may be wanted. Early stopping decides afterwards."""
+    """True, before an epoch's validation, if its pictures may be wanted. Early stopping decides afterwards."""
     wanted = args.logging.picture_epochs != OFF
     return wanted and (progress.may_end(args) or _every_few_epochs(progress.epoch + 1, args))
 
@@ -129,7 +129,7 @@ def _every_few_epochs(epoch: int, args: Settings) -> bool:
 
 
 def validate_in_views(loop: Any, model: nn.Module, pictured: bool) -> tuple[AnyReport, Gathered | None]:
-    """The validation of ``model`` in the views of --tta and, if ``pictured``, what pictures of it need.
+    """Validate ``model`` in the views of --tta and, if ``pictured``, gather what pictures of that need.
 
     ``loop``: the ``TraVal`` that validates.
     """
@@ -159,7 +159,7 @@ def validate_in_views(loop: Any, model: nn.Module, pictured: bool) -> tuple[AnyR
 
 
 def validate_average(loop: Any, average: nn.Module, epoch: int, pictured: bool) -> tuple[AnyReport, Gathered | None]:
-    """The same of the ``average`` of the weights, with batch-norm statistics of its own over samples of ``epoch``."""
+    """Validate the ``average`` of the weights, with batch-norm statistics of its own over samples of ``epoch``."""
     batch_norm_statistics.recompute(
         average,
         loop.train_loader,
@@ -173,17 +173,17 @@ def validate_average(loop: Any, average: nn.Module, epoch: int, pictured: bool) 
 
 
 def write_pictures(loop: Any, gathered: Gathered | None, finished: bool) -> None:
-    """Write the pictures if they are due now that the epoch has ended, and with it perhaps the run."""
+    """Write the pictures if they are due at the end of an epoch. ``finished``: True if the run ends with it."""
     if gathered is not None and (finished or _every_few_epochs(loop.progress.epoch, loop.args)):
         loop.writer.pictures(gathered, loop.class_names, loop.progress.step)
 
 
 def update_best(progress: Progress, row: dict[str, float], args: Settings, whole: bool) -> bool:
-    """True if the validation in ``row`` makes best.pt; enters a whole epoch's figures into ``progress``.
+    """Enter the validation in ``row`` into ``progress``; return True if it makes best.pt.
 
-    A cut epoch makes best.pt only until there is a whole one, which always replaces it, and does not count for early
-    stopping. A validation whose loss is not finite is never the best, nor an improvement. Call it before
-    ``Progress.finish_epoch``.
+    An epoch that was cut (not ``whole``) makes best.pt only until there is a whole one, which always replaces it, and
+    does not count for early stopping. A validation whose loss is not finite is never the best, nor an improvement. Call
+    this before ``Progress.finish_epoch``.
     """
     epoch = int(row["epoch"])
     sound = math.isfinite(row["val_loss"])

@@ -1,4 +1,4 @@
-"""Verdicts on steps: flags on the device decide whether a step moves the weights; the host learns it one step later."""
+"""Verdicts on steps: flags on the device decide if a step moves the weights, and the host learns it one step later."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from utils.runtime.devices import runs_ahead
 
 
 class Verdict(NamedTuple):
-    """What became of a step: ``held`` says of each optimizer whether its gradient kept it from moving.
+    """The outcome of a step. ``held``: for each optimizer, whether its gradient kept it from moving.
 
     ``norm`` and ``scale``: gradient norm and loss scale, tensors (); ``measured``: the norms of all gradients.
     """
@@ -27,19 +27,19 @@ class Verdict(NamedTuple):
 
     @property
     def moved(self) -> int:
-        """How many optimizers moved their weights."""
+        """Number of optimizers that moved their weights."""
         return self.held.count(False)
 
     def held_names(self, optimizers: Iterable[Held]) -> list[str]:
-        """The classes of the optimizers that did not."""
+        """Class names of the optimizers that did not move."""
         return [type(own.optimizer).__name__ for own, was_held in zip(optimizers, self.held, strict=True) if was_held]
 
 
 class Mailbox:
     """Numbers on their way to the host: ``send`` does not wait; ``read`` waits for what was launched before ``send``.
 
-    On a GPU they travel into pinned memory, and an event tells when they have arrived: what was launched after ``send``
-    goes on computing while the host reads.
+    On a GPU they are copied into pinned memory, and an event tells when they have arrived: what was launched after
+    ``send`` goes on computing while the host reads.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -47,7 +47,7 @@ class Mailbox:
         self._numbers = torch.empty(0)
 
     def send(self, numbers: torch.Tensor) -> None:
-        """Start the way of ``numbers`` (n,); those of before must have been read."""
+        """Start to copy ``numbers`` (n,); earlier ones must have been read."""
         if self._event is None:
             self._numbers = numbers
             return
@@ -57,16 +57,16 @@ class Mailbox:
         self._event.record()
 
     def read(self) -> list[float]:
-        """The numbers that were sent last."""
+        """Wait for the numbers that were sent last and return them."""
         if self._event is not None:
             self._event.synchronize()
         return self._numbers.tolist()
 
 
 class Verdicts:
-    """Holds ``optimizers`` still in steps without a finite gradient, and tells the host of it when it asks.
+    """Holds ``optimizers`` still in steps without a finite gradient, and tells the host about it when asked.
 
-    ``optimizers`` are what a scaler is to unscale and step, in the place of those that were given.
+    ``optimizers``: wrappers that a scaler is to unscale and step in place of the given ones.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Verdicts:
         self._on_host = all(optimizer.reads_flag for optimizer in self.optimizers)
 
     def hold_unless_finite(self, norm: torch.Tensor) -> None:
-        """Without a scaler, do what it would do: set the flag that holds the optimizers."""
+        """Set the flag that holds the optimizers if ``norm`` is not finite, unless a scaler is in use and does that."""
         if self._scaled:
             return
         flag = not math.isfinite(norm.item()) if self._on_host else (norm - norm).ne_(0).float()  # inf - inf is NaN
@@ -87,9 +87,9 @@ class Verdicts:
             optimizer.found_inf = flag
 
     def put_back(self, buffers: BufferCopy) -> torch.Tensor | None:
-        """After a step, undo what its passes did to ``buffers`` where all flags are set.
+        """Undo, after a step, what its passes did to ``buffers``, if all flags are set.
 
-        Gives the flags, (optimizers,); None if the host has read them all.
+        Returns the flags, (optimizers,); None if the host has read them all.
         """
         if self._on_host:
             if all(optimizer.was_held for optimizer in self.optimizers):
@@ -101,14 +101,14 @@ class Verdicts:
         return flags
 
     def send(self, flags: torch.Tensor | None, norm: torch.Tensor, scale: torch.Tensor, measured: Measured) -> None:
-        """Send the flags of a step to the host, with what a verdict is to tell of it."""
+        """Send the flags of a step to the host, with the values that its verdict will hold."""
         if flags is not None:
             self._mailbox.send(flags)
         self._step = norm, scale, measured
         self.is_pending = True
 
     def read(self) -> Verdict:
-        """The verdict on the step that was sent last. The host waits for that step, not for what it launched since."""
+        """The verdict on the step sent last. The host waits for that step, not for what it has launched since."""
         self.is_pending = False
         if self._on_host:
             were_held = [optimizer.was_held for optimizer in self.optimizers]
