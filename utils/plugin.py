@@ -10,8 +10,8 @@
     def mine_too(logits, targets):
         return torch.nn.functional.cross_entropy(logits, targets)
 
-Random numbers must come from what a function is given: then the run resumes exactly. docs/plugins.md has an example of
-each.
+A function must take random numbers only from its arguments, so that a run resumes exactly. docs/plugins.md has an
+example of each decorator.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MEAN_AND_STD = (0.5, 0.25)
 
 
 def network(name: str) -> Decorator:
-    """``--arch NAME``: a function of (classes, channels, image_size) that returns a ``torch.nn.Module``.
+    """Enter as ``--arch NAME`` a function of (classes, channels, image_size) that returns a ``torch.nn.Module``.
 
     The module turns float32 images (n, channels, height, width), normalised, into logits (n, classes). ``image_size``:
     pixels a side, or (height, width) if they differ. Further arguments of the function are ``--model-kwargs``.
@@ -38,7 +38,7 @@ def network(name: str) -> Decorator:
 
 
 def loss(name: str) -> Decorator:
-    """``--loss NAME``: a function of (logits, targets) that returns a tensor (), the mean over n images.
+    """Enter as ``--loss NAME`` a function of (logits, targets) that returns a tensor (), the mean over n images.
 
     ``logits``: float32 (n, classes); ``targets``: int64 (n,), or float32 (n, classes) of mixed images.
     """
@@ -46,7 +46,7 @@ def loss(name: str) -> Decorator:
 
 
 def optimizer(name: str) -> Decorator:
-    """``--optimizer NAME``: a function of (groups, lr) that returns a ``torch.optim.Optimizer``.
+    """Enter as ``--optimizer NAME`` a function of (groups, lr) that returns a ``torch.optim.Optimizer``.
 
     ``groups``: dicts of parameters with their weight decay, as torch's optimizers take them. Further arguments of the
     function are ``--opt-kwargs``, ``--opt-eps`` and ``--opt-betas``.
@@ -55,25 +55,25 @@ def optimizer(name: str) -> Decorator:
 
 
 def lr_policy(name: str) -> Decorator:
-    """``--lr-policy NAME``: a function of (step, steps) that returns a factor of ``--lr``.
+    """Enter as ``--lr-policy NAME`` a function of (step, steps) that returns a factor of ``--lr``.
 
-    ``step``: an int from 0, counted from the end of the warm-up; ``steps``: how many there are after it.
+    ``step``: an int from 0, counted from the end of the warm-up; ``steps``: the number of steps after the warm-up.
     """
     return add("lr_policy", name)
 
 
 def augmentation(name: str, *, numbers: int = 1, normalised: bool = False) -> Decorator:
-    """``--augment NAME ...``: a function of (images, numbers) that returns the images, augmented.
+    """Enter as ``--augment NAME`` a function of (images, numbers) that returns the images, augmented.
 
     ``images``: (n, channels, height, width), uint8 or float32 of 0 to 255; with ``normalised`` float32 as the network
-    sees them, 0 at the mean. ``numbers``: float32 (n, ``numbers``) in [0, 1), for each image of (seed, epoch, image)
-    alone; with those the same image comes out on any number of processes, and after a resume.
+    sees them, 0 at the mean. ``numbers``: random, float32 (n, ``numbers``) in [0, 1), which depend for each image on
+    (seed, epoch, image) alone, so that the same image comes out on any number of processes, and after a resume.
     """
     return add("augmentation", name, numbers=numbers, normalised=normalised)
 
 
 def metric(name: str, *, lower_is_better: bool = False) -> Decorator:
-    """Column ``val_NAME`` of metrics.csv, ``--best-metric NAME``: a function of (logits, targets), a value an image.
+    """Enter as column ``val_NAME`` and ``--best-metric NAME`` a function of (logits, targets): a value per image.
 
     ``logits``: float32 (n, classes); ``targets``: int64 (n,); the function returns a tensor (n,), and the metric is its
     mean over the validation images, each counted once on any number of processes.
@@ -82,7 +82,7 @@ def metric(name: str, *, lower_is_better: bool = False) -> Decorator:
 
 
 def hook(point: str) -> Decorator:
-    """A function that training calls at a point: ``before_forward``, ``after_update``, ``after_validation`` ...
+    """Enter a function that training calls at a point: ``before_forward``, ``after_update``, ``after_validation`` ...
 
     ``utils/loop/hooks.py`` lists the points and what each is given.
     """
@@ -99,13 +99,14 @@ def dataset(
     std: Sequence[float] | None = None,
     augment: Sequence[str] = ("resized-crop", "flip"),
 ) -> Decorator:
-    """``--dataname NAME``: a function of (path,), ``--datapath`` or None, that returns (training, validation, classes).
+    """Enter as ``--dataname NAME`` a function of (path,) that returns (training, validation, classes).
 
-    Training and validation are of ``torch.utils.data.Dataset``'s kind, with ``len`` and items (image, label): the image
-    as a Pillow image, as uint8 of shape (height, width), (height, width, channels) or (channels, height, width), or as
-    the bytes of an image file; the label as a number below ``len(classes)``. ``mean`` and ``std``: of pixel values
-    between 0 and 1, a number a channel. ``fixed_size``: every image has ``image_size`` pixels a side; then all are read
-    once and stay in memory. ``augment``: training's augmentations by default.
+    ``path``: ``--datapath``, or None without it. Training and validation are like a ``torch.utils.data.Dataset``, with
+    ``len`` and items (image, label): the image as a Pillow image, as uint8 of shape (height, width), (height, width,
+    channels) or (channels, height, width), or as the bytes of an image file; the label as a number below
+    ``len(classes)``. ``mean`` and ``std``: of pixel values between 0 and 1, a number per channel. ``fixed_size``: every
+    image has ``image_size`` pixels a side; then all are read once and stay in memory. ``augment``: training's default
+    augmentations.
     """
     centre, spread = MEAN_AND_STD
     spec = DatasetSpec(

@@ -1,4 +1,4 @@
-"""``Run``: what one execution of the program is, from its command line to the last line of its log."""
+"""``Run``: one execution of the program, from its command line to the last line of its log."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class Run:
     """A run: its settings and processes, what it resumes, and, once it trains, its folder and writer.
 
     ``args`` never change once they are ``settled``. ``argv``: the command line, without the program's name.
-    ``resume_point``: the checkpoint to resume or to evaluate. ``position``, ``found_at``: the epoch and step after
-    which the one to resume was saved, and where it lay then. ``warnings``: those issued so far, for the log. ``reader``
-    reads its data, and is made when first needed. ``plan``: its rows, once the log has begun.
+    ``resume_point``: the checkpoint to resume or to evaluate. ``position`` and ``found_at``: the epoch and step after
+    which the checkpoint to resume was saved, and where it lay then. ``warnings``: those issued so far, for the log.
+    ``reader`` reads the run's data, and is made when first needed. ``plan``: the plan's rows, once the log has begun.
     """
 
     args: Settings
@@ -69,7 +69,7 @@ class Run:
     plan: Mapping[str, str] = field(default_factory=dict)
 
     def settle(self, args: Settings) -> Settings:
-        """Take the final settings, in which nothing is left to be measured; once, when data and network are there."""
+        """Take the final settings, in which nothing is left to be measured; once, when data and network are built."""
         assert not self.settled
         self.settled = True
         self.args = args
@@ -87,12 +87,12 @@ class Run:
 
     @property
     def progress_log(self) -> ProgressLog:
-        """The place for the progress of long work before the run has a log."""
+        """The log for the progress of long work before the run has one of its own."""
         return ProgressLog(console.log, self.args.logging.progress)
 
     @property
     def folder_to_resume(self) -> Path | None:
-        """The folder in which the run continues; None when it gets a new one."""
+        """The folder in which the run continues; None if it gets a new one."""
         return None if self.resume_point is None else self.resume_point.folder
 
     @property
@@ -113,7 +113,7 @@ class Run:
         return self.position is not None and Progress.from_state(self.begun.state["progress"]).is_finished(self.args)
 
     def warn(self, line: str) -> None:
-        """Print a warning, and keep it for the log. For one process, or for all where they differ."""
+        """Print a warning and keep it for the log. Call it on one process, or on all if their warnings differ."""
         print(f"main.py: warning: {line}", file=sys.stderr)
         self.warnings.append(line)
 
@@ -129,7 +129,7 @@ class Run:
     # ----------------------------------------------------------------------------------------- its folder
 
     def open_folder(self) -> None:
-        """Make or take the run's folder, and open its log and metrics files on the main process. For all ranks."""
+        """Make or take the run's folder; open its log and metrics files on the main process. All ranks must call it."""
         folder = self.folder_to_resume
         self.run_folder = (
             RunFolder(folder) if folder else self.distributed.run_on_rank0(lambda: RunFolder.create(self.args))
@@ -153,10 +153,10 @@ class Run:
             self.warn(line)
 
     def save_settings(self) -> None:
-        """``config.yaml``: every setting and where it came from, in a form that --config reads back.
+        """Write ``config.yaml``: every setting and where it came from, in a form that --config reads back.
 
-        Above them, as comments: command line, versions, machine, commit of this repository, and the plan.
-        An existing one is kept as ``config.1.yaml``, the next as ``config.2.yaml``.
+        Above the settings, as comments: command line, versions, machine, commit of this repository, and the plan. An
+        existing file is kept as ``config.1.yaml``, the next as ``config.2.yaml``.
         """
         made_by = ", ".join(f"{name} {version}" for name, version in versions().items())
         folder = self.own_folder.folder
@@ -170,14 +170,14 @@ class Run:
             file.write(arguments.as_recipe(self.args, header))
 
     def show_settings(self, charts: dict[str, dict[str, list[str]]]) -> None:
-        """Tell TensorBoard what ``save_settings`` has saved, and which ``charts`` to make."""
+        """Show in TensorBoard what ``save_settings`` has saved, and set up its ``charts``."""
         text = (self.own_folder.folder / "config.yaml").read_text(encoding="utf-8") if self.is_main else ""
         self.writer.text("Settings", text, step=self.position[1] if self.position else 0)
         self.writer.table_row(table_row(self.args))
         self.writer.charts(charts)
 
     def warn_of_little_space(self) -> None:
-        """Warn when the disk has too little room for the checkpoints to come, judged by the first. For rank 0."""
+        """Warn if the disk has too little room for the checkpoints to come, judged by the first. Call it on rank 0."""
         folder = self.own_folder.folder
         checkpoints = self.own_folder.checkpoints
         first = (checkpoints / "initial.pt").stat().st_size + bytes_of(checkpoints / "initial.pt")
@@ -192,7 +192,7 @@ class Run:
     # -------------------------------------------------------------------------------------------- its log
 
     def log_begin(self, rows: Mapping[str, str]) -> None:
-        """The first lines of the log: what runs where, by the ``rows`` of the plan."""
+        """Write the first lines of the log: what runs where, by the ``rows`` of the plan."""
         self.plan = {title: text for title, text in rows.items() if text != "none"}
         log = self.writer.log
         log(f"Run {self.own_folder.folder}")
@@ -205,7 +205,7 @@ class Run:
             log(f"warning: {line}", to_console=False)
 
     def log_end(self, progress: Progress, report: AnyReport) -> None:
-        """The last lines of a finished run."""
+        """Write the last lines of a finished run's log."""
         args = self.args
         folder = self.own_folder.folder
         log = self.writer.log
@@ -234,7 +234,7 @@ class Run:
     def report_finished(self) -> None:
         """Print that nothing is left to do, so that a command with --resume auto can be repeated blindly.
 
-        Where --resume-override has other settings, a warning says that they come too late.
+        If --resume-override comes with other settings, warn that they come too late.
         """
         if not self.is_main:
             return

@@ -39,12 +39,12 @@ NOTHING = Extras()
 class TraVal:
     """Trains and validates ``model``.
 
-    ``train_loader`` and ``validation_loader`` yield ``Batch``es (see ``utils/data/loaders.py``).
-    ``optimizer`` may be several, each for its own parameters: under one ``scaler`` each skips steps independently.
-    ``criterion`` takes logits (n, classes) and a batch's targets and returns their mean loss, or a dict of
-    named losses, whose sum is minimised and each of which is logged. ``scaler`` is a ``torch.amp.GradScaler``,
-    disabled if the precision needs none. ``curr_scen_name`` names the run, for hooks and subclasses. Without
-    ``writer`` nothing is logged. ``extras``: what else a run may have.
+    ``train_loader`` and ``validation_loader`` yield ``Batch``es (see ``utils/data/loaders.py``). ``optimizer`` may be
+    several, each for its own parameters: under one ``scaler`` each skips steps independently. ``criterion`` takes
+    logits (n, classes) and a batch's targets and returns their mean loss, or a dict of named losses, whose sum is
+    minimised and each of which is logged. ``scaler`` is a ``torch.amp.GradScaler``, disabled if the precision needs
+    none. ``curr_scen_name`` names the run, for hooks and subclasses. Without ``writer`` nothing is logged. ``extras``:
+    optional parts of a run.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class TraVal:
         curr_scen_name: str = "",
         extras: Extras = NOTHING,
     ) -> None:
-        # bare: its names are the checkpoint's
+        # bare: its parameters' names are the checkpoint's
         self.model = model
         self.ema = extras.ema
         if train_loader is not None:
@@ -116,12 +116,12 @@ class TraVal:
         self._one = torch.ones((), device=self.device)
 
     def _begin_epoch(self, epoch: int) -> bool:
-        """Prepare the optional parts for ``epoch``; gives whether other parameters train than before."""
+        """Prepare the optional parts for ``epoch``; return whether other parameters train than before."""
         changes = [part.begin_epoch(self, epoch) for part in self.attachments]
         return any(changes)
 
     def _prepare_trainable(self) -> None:
-        """Prepare what depends on which parameters train: optimizers, the exchange of gradients, clipping, SAM."""
+        """Prepare what depends on which parameters train: optimizers, gradient exchange, clipping, SAM."""
         self.verdicts = Verdicts(filter(has_trainable, self.optimizers), self.scaler, self.device)
         self.active = self.verdicts.optimizers
         static = self.args.optimisation.accumulate == 1 and not self.args.optimisation.grad_penalty
@@ -140,7 +140,7 @@ class TraVal:
     # ---------------------------------------------------------------------------------- verbs
 
     def epochs(self) -> Iterator[int]:
-        """The epochs that are left, each to be trained; one that is not validated then is, where that is due."""
+        """Yield the epochs that are left, to be trained by the caller; validate each afterwards if that is due."""
         while not self.progress.is_finished(self.args):
             step = self.progress.step
             is_trained = self.progress.is_trained(self.args)
@@ -158,14 +158,14 @@ class TraVal:
                 self._end_epoch(None, None)
 
     def fit(self) -> AnyReport:
-        """Train from ``progress`` to the end; returns the last validation's report."""
+        """Train from ``progress`` to the end; return the last validation's report."""
         for epoch in self.epochs():
             self.train(epoch)
         self.wait_for_checkpoint()
         return report_of(self.progress.last_validation)
 
     def train(self, epoch: int) -> AnyReport:
-        """Train the rest of the epoch; returns its report over all ranks."""
+        """Train the rest of the epoch; return the report on its training, over all ranks."""
         steps = self.train_loader.steps_per_epoch
         title = f"Epoch {epoch + 1}/{self.args.optimisation.epochs}"
         if self._begin_epoch(epoch):
@@ -192,9 +192,9 @@ class TraVal:
     def training_step(self, batches: Iterable[Batch]) -> None:
         """Take an optimizer step over one or more forward passes, whose gradients add up.
 
-        The host launches it and reads nothing: a flag on the device says whether the gradient was finite, and holds
-        weights, optimizer and buffers still if it was not. The host hears of it in ``settle``: in the middle of the
-        next step, when the device has work to go on with.
+        The host launches the step and reads nothing: a flag on the device says whether the gradient was finite, and
+        holds weights, optimizer and buffers still if it was not. The host learns the outcome in ``settle``, in the
+        middle of the next step, when the device has work to go on with.
         """
         self._has_begun_step = True
         self.seed_step()
@@ -213,7 +213,7 @@ class TraVal:
             self.settle()
 
     def launch_passes(self, batches: Iterable[Batch], passed: Callable[[Batch, Outputs], None]) -> Gradient:
-        """Forward and backward passes, ``passed`` after each, and the norm of the gradient that they add up to."""
+        """Run the forward and backward passes, calling ``passed`` after each; return the summed gradient's norms."""
         self.watch.buffers.remember()
         for batch in self._passes(batches):
             with self.distributed.no_sync(self.network, more_to_come=not batch.ends_step):
@@ -230,20 +230,20 @@ class TraVal:
         return Gradient(norm, scale, self.clip.measured)
 
     def launch_update(self, gradient: Gradient) -> torch.Tensor | None:
-        """Move the weights, unless the gradient is not finite: then nothing changes but the loss scale.
+        """Move the weights, unless the gradient is not finite: then only the loss scale changes.
 
-        Gives a flag for each optimizer, (optimizers,), not 0 where its gradient is not finite; None if the host has
+        Returns a flag for each optimizer, (optimizers,), not 0 where its gradient is not finite; None if the host has
         read them all.
         """
         self.verdicts.hold_unless_finite(gradient.norm)
-        for optimizer in reversed(self.active):  # the shortest first, for those that read their flag on the host
+        for optimizer in reversed(self.active):  # the shortest first, for optimizers that read their flag on the host
             self.scaler.step(optimizer)  # type: ignore[arg-type]  # as above
         flags = self.verdicts.put_back(self.watch.buffers)
         self.scaler.update()
         return flags
 
     def settle(self) -> None:
-        """Learn whether the latest step moved the weights: count it, explain a skip, follow with the average.
+        """Learn whether the latest step moved the weights: count it, explain a skip, update the average.
 
         The host waits for that step, not for what it has launched since.
         """
@@ -263,7 +263,7 @@ class TraVal:
             self._end_after_too_many_skips()
 
     def forward(self, network: torch.nn.Module, batch: Batch) -> Outputs:
-        """Logits and loss of a training batch. ``network``: ``model``, or ``network``, which also adds up gradients."""
+        """Logits and loss of a training batch. ``network``: the model itself, or wrapped to sum gradients."""
         call(self.hooks.before_forward, self, batch)
         penalty = self.args.optimisation.grad_penalty
         outputs = forward(network, batch, self.criterion, self.autocast, penalty=penalty, scaler=self.scaler)
@@ -271,7 +271,7 @@ class TraVal:
         return outputs
 
     def collect(self) -> None:
-        """Bring the pending steps' sums to the host, over all ranks, and record them. A synchronisation point."""
+        """Bring the sums of pending steps to the host, over all ranks, and record them. A synchronisation point."""
         self.settle()
         records = self.sums.collect(self.progress)
         if records:
@@ -279,9 +279,9 @@ class TraVal:
         self.bad_images.collect(self.progress)
 
     def validation(self, epoch: int, report: bool = True) -> AnyReport:
-        """Validate, exactly, on all ranks; with ``report`` also log, write the epoch's row and save.
+        """Validate exactly, on all ranks; with ``report`` also log, write the epoch's row and save.
 
-        With an average of the weights, its result is the one that counts and the raw weights' is logged beside it.
+        With an average of the weights, the average's result counts, and the raw weights' result is logged beside it.
         The average's batch-norm statistics are recomputed first, over samples of ``epoch``.
         """
         self.settle()
@@ -302,7 +302,7 @@ class TraVal:
     # ---------------------------------------------------------------------------- parts of a step
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
-        """The rest of the epoch; nothing if the last step is done and only its validation is missing."""
+        """Batches of the rest of the epoch; none if its last step is done and only the validation is missing."""
         if self.progress.is_trained(self.args):
             return
         for batch in self.reporter.timed(self.train_loader.batches(epoch, self.progress.step_in_epoch)):
@@ -312,7 +312,7 @@ class TraVal:
             yield batch
 
     def _set_learning_rate(self) -> float:
-        """Set the learning rate, a function of the position alone, and give it."""
+        """Set the learning rate, a function of the position alone, and return it."""
         if self.lr_policy is None:
             return self.optimizers[0].param_groups[0]["lr"]
         lr = self.lr_policy.at(self.progress.epoch, self.progress.updates)
@@ -322,7 +322,7 @@ class TraVal:
         return lr
 
     def _passes(self, batches: Iterable[Batch]) -> Iterable[Batch]:
-        """The step's forward passes: its batches, and what optional parts make of them."""
+        """The step's forward passes: its batches, and what optional parts make of these."""
         for part in self.attachments:
             batches = part.passes(self, batches)
         return batches
@@ -336,7 +336,7 @@ class TraVal:
         return self.scaler.scale(self._one)
 
     def seed_step(self) -> None:
-        """Seed the randomness of the step by its position, as at its beginning."""
+        """Reset the random numbers to those at the start of the step; its position seeds them."""
         self.watch.seed(self.progress)
 
     def _after_step(self, epoch: int, bar: Bar) -> None:
@@ -380,7 +380,7 @@ class TraVal:
             self._stop(self.watch.too_many_skips(self.progress, self.progress.epoch, self.scaler.get_scale()))
 
     def _stop(self, message: str) -> None:
-        """Save the state, which is sound, and end the run. What a further step has begun with does not count."""
+        """Save the state, which is sound, and end the run. What a further step has begun is undone."""
         if self._has_begun_step:
             self.watch.undo()
         self.bad_images.forget_after(self.progress.step)
@@ -403,7 +403,7 @@ class TraVal:
     # ------------------------------------------------------------------------------- end of an epoch
 
     def _end_epoch(self, result: AnyReport | None, raw: AnyReport | None, gathered: Any = None) -> None:
-        """The epoch's row, points, line and checkpoints; ``result`` is None for an epoch that is not validated."""
+        """Write the epoch's row, points, line and checkpoints. ``result``: None for an epoch that is not validated."""
         progress = self.progress
         row = self.reporter.row(progress, result, raw)
         counted = progress.epoch == row["epoch"]  # when it ended; its validation comes only now
@@ -429,7 +429,7 @@ class TraVal:
     # ------------------------------------------------------------------------------ checkpoints
 
     def state(self) -> dict[str, Any]:
-        """State that changes during training, at an optimizer-step boundary. Several optimizers make a list."""
+        """State that changes during training, between two optimizer steps. Several optimizers' states are a list."""
         assert not self.verdicts.is_pending, "a step whose verdict the host has not read"
         return {
             "model": self.model.state_dict(),
@@ -444,7 +444,7 @@ class TraVal:
         return states if len(states) > 1 else states[0]
 
     def places(self) -> Any:
-        """Parts of the tensors of ``state()`` that belong to this process; None if all do."""
+        """The part of each tensor of ``state()`` that this process has; None if it has all of them whole."""
         return next(filter(None, (part.places(self) for part in self.attachments)), None)
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -459,7 +459,7 @@ class TraVal:
             self.writer.bad_images(self.progress.bad_images)
 
     def save(self, *names: str) -> None:
-        """Save under ``names``: the state is copied here and written in the background.
+        """Save under ``names``: copy the state now and write it in the background.
 
         If the previous write failed, all ranks end.
         """
@@ -479,13 +479,13 @@ class TraVal:
         self.distributed.run_on_rank0(save)
 
     def save_now(self, name: str) -> None:
-        """Save under ``name``; returns once it is on the disk."""
+        """Save under ``name``; return once it is on the disk."""
         self.collect()
         self.save(name)
         self.wait_for_checkpoint()
 
     def keep_best(self) -> None:
-        """Save the best checkpoint if the run's folder lacks it and this is its state; otherwise log that it does."""
+        """Save the best checkpoint if the run's folder lacks it and this is its state; otherwise log its absence."""
         assert self.checkpointer is not None  # a run that goes on has a folder
         progress = self.progress
         path = self.checkpointer.folder / "best.pt"
