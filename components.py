@@ -1,4 +1,4 @@
-"""The components of a run: built, in their own words, and doubted."""
+"""The components of a run: built, described for plan and log, and doubted."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from utils.train_validation import Extras, TraVal
 
 
 class Components(NamedTuple):
-    """The parts of a training; an evaluation has none of those that only training needs."""
+    """The parts of a training run; an evaluation lacks those that only training needs."""
 
     data: Data
     train_loader: TrainLoader | None
@@ -64,12 +64,12 @@ class Components(NamedTuple):
 
     @property
     def steps_per_epoch(self) -> int:
-        """The steps of a whole epoch of a training."""
+        """Number of steps in a whole training epoch."""
         assert self.train_loader is not None
         return self.train_loader.steps_per_epoch
 
     def describe(self, run: Run) -> dict[str, str]:
-        """The rows of a run's plan: each part in its own words."""
+        """Rows of a run's plan, as each part describes itself."""
         args = run.args
         distributed = run.distributed
         rows = self.data.describe(args.data, self.validation_loader.num_images)
@@ -102,11 +102,11 @@ class Components(NamedTuple):
         }
 
     def multiply_adds(self, device: torch.device) -> dict[str, str]:
-        """The row about the cost of a forward pass, which takes one."""
+        """The plan's row about the cost of a forward pass; takes one."""
         return {"Multiply-adds": f"{self.network.multiply_adds(self.data.image_shape, device):,} an image"}
 
     def warn_of_doubts(self, run: Run) -> None:
-        """Warn of what a user should know: doubtful data or network, settings without effect. For one process."""
+        """Warn of doubtful data, a doubtful network and settings without effect. Call it on one process."""
         data = self.data
         point = run.resume_point
         begins = point is None and self.train_loader is not None
@@ -124,9 +124,9 @@ class Components(NamedTuple):
 
 
 def build(run: Run) -> Components:
-    """Components of a training. What can be wrong with them shows here, before anything is created.
+    """Build the components of a training run. Mistakes in them show here, before anything is created.
 
-    The settings of ``run`` are final once data and network are there.
+    The settings of ``run`` become final once data and network are built.
     """
     args = run.args
     distributed = run.distributed
@@ -156,7 +156,7 @@ def build(run: Run) -> Components:
         assert train_loader is not None
         if begins:
             start_from_images(network.model, train_loader)
-    # Apart from what reads: a process that has failed there would not take part in spreading.
+    # Apart from the reading: a process that has failed there would not take part in spreading.
     with distributed.raise_on_all_ranks(), distributed.without_timeout("Preparing the training"):
         parts = build_optimizer_parts(args, network.model, network.freezing, distributed)
         warn = run.warn if run.is_main else lambda line: None
@@ -173,7 +173,7 @@ def build(run: Run) -> Components:
 
 
 def build_to_evaluate(run: Run) -> Components:
-    """Components of a validation."""
+    """Build the components of a validation."""
     args = run.args
     distributed = run.distributed
     point = run.resume_point
@@ -194,7 +194,7 @@ def build_to_evaluate(run: Run) -> Components:
 
 
 def _for_labels_of(data: Data, args: Settings) -> Settings:
-    """The settings for as many labels an image as the data have. Raises ``UserError`` with those of other data."""
+    """The settings for single-label or multi-label ``data``. Raises ``UserError`` for settings of the other kind."""
     args = args.of_several_labels() if data.multilabel else args
     if mistakes := strange_metrics(args.run, [SEVERAL if data.multilabel else ONE]):
         raise UserError(*mistakes)
@@ -214,7 +214,7 @@ def _begin(args: Settings, distributed: Distributed, evaluate: bool) -> None:
 
 
 def kept_compilation(run: Run) -> KeptCompilation:
-    """The folder of what is compiled, beside the runs of the same output."""
+    """The folder that keeps compiled code, beside the runs of the same output."""
     args = run.args
     recipe = (args.model, args.precision.amp, args.data.batch_size, args.data.val_batch_size, args.data.image_size)
     warn = run.warn if run.is_main else lambda line: None
@@ -228,7 +228,7 @@ def extras_of(
     stop_signals: StopSignals | None = None,
     hooks: Hooks | None = None,
 ) -> Extras:
-    """What the loop has of the run besides its components; without a folder, nothing is described for checkpoints."""
+    """Parts of the run for its loop besides the components; without a folder, no description for checkpoints."""
     folder = run.run_folder
     hooks = (hooks or Hooks()).and_of_plugins()
     if folder and (run.args.model.compile or run.args.model.compile_augment):
@@ -249,7 +249,7 @@ def extras_of(
 
 
 def build_traval(run: Run, components: Components, extras: Extras | None = None) -> TraVal:
-    """The loop around the components, with what the run adds to it."""
+    """The loop around the components, with the run's extras."""
     return TraVal(
         components.model,
         components.train_loader,

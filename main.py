@@ -39,7 +39,7 @@ __all__ = ["main"]
 
 
 def main(argv: list[str], ends_process: bool = False, hooks: Hooks | None = None) -> int:
-    """The program. Returns the exit code: 0 done, 1 failed, 2 an error the user can fix, 75 stopped by a signal.
+    """Run the program; return its exit code: 0 done, 1 failed, 2 an error the user can fix, 75 stopped by a signal.
 
     ``ends_process``: the process exits with this code right away, so a late signal must not change it. ``hooks`` are
     called at the points of training and validation that they name.
@@ -89,7 +89,7 @@ def train(run: Run, stop_signals: StopSignals, hooks: Hooks | None) -> int:
 
 
 def evaluate(run: Run, hooks: Hooks | None) -> int:
-    """Validate once and leave nothing behind; with --dry-run, print what that would be."""
+    """Validate once and leave nothing behind; with --dry-run, print the plan instead."""
     from components import build_to_evaluate, build_traval, extras_of
     from utils.record.summary import evaluation_header, evaluation_lines
     from utils.record.writer import build_writer
@@ -112,7 +112,7 @@ def evaluate(run: Run, hooks: Hooks | None) -> int:
 
 
 def plan(run: Run) -> int:
-    """Build everything to train, and print what that would be."""
+    """Build everything for training, and print the plan of it."""
     from components import build
 
     components = build(run)
@@ -123,7 +123,7 @@ def plan(run: Run) -> int:
 
 
 def show_plan(run: Run, components: Components, more: Mapping[str, str] = MappingProxyType({})) -> int:
-    """Print a line for each part, and ``more``."""
+    """Print the plan, a line for each part, and the rows ``more``."""
     if run.is_main:
         rows = components.describe(run) | components.multiply_adds(run.distributed.device) | {**more}
         print("\n".join(f"{title:<14} {text}" for title, text in rows.items()))

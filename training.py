@@ -1,4 +1,4 @@
-"""A training in its run folder: what stands around ``TraVal`` in main.py, and by ``open_run`` in a user's program."""
+"""A training run in its folder: what main.py or a user's program (``open_run``) sets up around ``TraVal``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = ["Parts", "Training", "open_run"]
 
 
 def find_run(command_line: arguments.CommandLine, args: Settings, distributed: Distributed) -> Run:
-    """The run with the checkpoint to resume or to evaluate, if any, whose settings replace the defaults of ``args``."""
+    """Return the run, with the checkpoint to resume or evaluate, if any, whose settings replace the defaults."""
     run = Run(args, distributed, command_line.argv)
 
     def find_point() -> ResumePoint | None:
@@ -64,7 +64,7 @@ def find_run(command_line: arguments.CommandLine, args: Settings, distributed: D
 
 
 class Parts(NamedTuple):
-    """What the settings say that a ``TraVal`` is made of, in the order of its arguments, all on the run's device."""
+    """Parts of a ``TraVal`` as the settings name them, in the order of its arguments, all on the run's device."""
 
     model: torch.nn.Module
     train_loader: TrainLoader
@@ -76,9 +76,9 @@ class Parts(NamedTuple):
 
 @dataclass
 class Training:
-    """A training that has its folder. ``extras``: what it adds to the loop, as ``TraVal`` takes it.
+    """A training run and its folder. ``extras``: its optional parts, as ``TraVal`` takes them.
 
-    ``changed``: --resume-override goes on with other settings or data, which the folder has to record.
+    ``changed``: --resume-override continues with other settings or data, which the folder has to record.
     """
 
     run: Run
@@ -102,9 +102,9 @@ class Training:
         return Parts(own.model, own.train_loader, own.optimizer, own.criterion, own.scaler, own.validation_loader)
 
     def begin(self, traval: TraVal) -> None:
-        """Begin the run with ``traval``, or put ``traval`` where the run was.
+        """Begin the run with ``traval``, or load the state of the run to continue into it.
 
-        Raises ``UserError`` if its network or loaders are not those of ``parts``, by which checkpoints and tools go.
+        Raises ``UserError`` if its network or loaders are not those of ``parts``, on which checkpoints and tools rely.
         """
         parts = self.parts
         given = (traval.model, traval.train_loader, traval.validation_loader)
@@ -122,12 +122,12 @@ class Training:
             self._go_on(traval)
 
     def epochs(self, traval: TraVal) -> Iterator[int]:
-        """Begin, or go on; then the epochs that are left, for ``traval.train`` and ``traval.validation``."""
+        """Begin or continue the run; then yield the epochs left, for ``traval.train`` and ``traval.validation``."""
         self.begin(traval)
         yield from traval.epochs()
 
     def _made_otherwise(self, traval: TraVal) -> dict[str, str]:
-        """Rows of the plan for what the program has made itself, unlike the settings."""
+        """Rows of the plan about what the program has made itself, unlike the settings."""
         made = {
             "Loss": (traval.criterion, self.parts.criterion),
             "Optimizer": (traval.optimizers, _several(self.parts.optimizer)),
@@ -136,7 +136,7 @@ class Training:
         return {title: f"{name}, which the program made, not what the settings name" for title, name in own.items()}
 
     def _begin_anew(self, traval: TraVal) -> None:
-        """Save the initial state and show TensorBoard what begins."""
+        """Save settings and initial state, and show settings and weights in TensorBoard."""
         run = self.run
         run.distributed.run_on_rank0(run.save_settings)
         run.show_settings(traval.reporter.charts())
@@ -159,7 +159,7 @@ class Training:
             run.show_settings(traval.reporter.charts())
 
     def end(self) -> None:
-        """The last lines of the log; of a loop that was left before its end, save where it was."""
+        """Write the last lines of the log; if the loop was left before its end, save its state first."""
         traval = self.traval
         if traval is None:
             return
@@ -184,7 +184,7 @@ def _name(made: Any) -> str:
 
 @contextmanager
 def opened(run: Run, stop_signals: StopSignals, hooks: Hooks | None = None) -> Iterator[Training]:
-    """The training of ``run``, from the beginning or from the resume point, until its folder is closed again."""
+    """Context with the training of ``run``, from the beginning or the resume point; closes its folder at the end."""
     garbage_collection.freeze_imports()
     components = build(run)
     garbage_collection.freeze_imports()
@@ -219,7 +219,7 @@ def opened(run: Run, stop_signals: StopSignals, hooks: Hooks | None = None) -> I
 
 
 def _override(run: Run, components: Components) -> bool:
-    """Apply --resume-override to the resume point; warn of each difference. Returns whether there are any."""
+    """Apply --resume-override to the resume point; warn of each difference. Return True if there are any."""
     point = run.resume_point
     data = components.data
     if point is None or not run.args.run.resume_override:
@@ -240,13 +240,13 @@ def _override(run: Run, components: Components) -> bool:
 
 @contextmanager
 def open_run(words: Sequence[str]) -> Iterator[Training]:
-    """A training for a program's own loop, with the run folder, exact resume and exit codes of main.py.
+    """Context with a training run for a program's own loop: with the folder, exact resume and exit codes of main.py.
 
-    ``words``: a command line of main.py. With ``--plugin`` and the program's own path, what its decorators of
-    ``utils.plugin`` add has names for flags and tools, and a resume refuses a program that has changed.
+    ``words``: a list of main.py's command-line arguments. If they have ``--plugin`` with the program's own path, flags
+    and tools can name what its decorators of ``utils.plugin`` add, and a resume refuses a program that has changed.
 
-    Ends the program, as main.py does, with one line and exit code 2 for mistakes of the user's, with 75 after a stop
-    signal, and with 0 where ``--resume`` finds a finished run.
+    Ends the program as main.py does: with one line and exit code 2 for a user's mistake, with 75 after a stop signal,
+    and with 0 if ``--resume`` finds a finished run.
     """
     let_threads_wait_briefly()
     ranks = RankInfo()
