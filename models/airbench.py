@@ -18,9 +18,8 @@ CHUNK = 500  # images whose patches are in memory at a time
 class Airbench(nn.Module):
     """Whitened patches, three pairs of 3x3 convolutions, and a linear layer; no residual connections.
 
-    As in airbench94: the first layer's filters are the principal components of 2x2 patches of the training images,
-    each divided by its standard deviation, once as they are and once negated (``start_from_images``); they do
-    not train.
+    As in airbench94: the first layer's filters are the principal components of 2x2 patches of the training images, each
+    divided by its standard deviation, once as they are and once negated (``start_from_images``); they do not train.
     Convolutions begin as the identity on as many channels as they receive (Dirac), batch norms keep their scale of 1,
     and logits are divided by the number of features, each of which is its map's maximum. A max-pool that would leave
     nothing is left out. Input (n, channels, h, w), output (n, classes).
@@ -56,7 +55,7 @@ class Airbench(nn.Module):
         return self.classifier(features) / features.shape[1]
 
     def _whitened(self, images: torch.Tensor) -> torch.Tensor:
-        """Responses, in float32: some are small differences of large numbers, of which bfloat16 would lose 6 %."""
+        """First layer's outputs in float32: small differences of large numbers, of which bfloat16 would lose 6 %."""
         if not torch.is_autocast_enabled(images.device.type):
             return self.whitening(images)
         with torch.autocast(images.device.type, enabled=False):
@@ -95,8 +94,8 @@ def _norm(channels: int) -> nn.BatchNorm2d:
 def whitening_filters(images: torch.Tensor, side: int = WHITENED) -> torch.Tensor:
     """Filters (c x side^2, c, side, side) whose responses over all patches of ``images`` (n, c, h, w) do not correlate.
 
-    The mean square of each response is 1, but for components of variance about ``WHITENING_EPS`` or less. Patches are
-    not centred: normalised images have a mean of about 0.
+    The mean square of each response is 1, except for components with a variance of about ``WHITENING_EPS`` or less.
+    Patches are not centred, as normalised images have a mean of about 0.
     """
     channels = images.shape[1]
     size = channels * side**2

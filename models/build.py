@@ -35,13 +35,14 @@ SMALL_IMAGE = 64  # up to this many pixels, a residual network begins with a 3x3
 def build_model(
     settings: ModelSettings, *, classes: int, channels: int, image_size: Size, stem_size: Size | None = None
 ) -> nn.Module:
-    """The network that ``settings`` name, for images of ``channels`` and ``image_size``.
+    """Build the network that ``settings`` name, for images of ``channels`` and ``image_size``.
 
-    ``stem_size``: the images that its weights were trained on, whose size alone decides on its stem (``stem_line``).
+    ``stem_size``: the size of the images that its weights were trained on, which then decides on the stem
+    (``stem_line``).
 
-    Own networks come before timm's and those before torchvision's of the same name, unless the name
-    begins with ``timm/`` or ``torchvision/``. Randomly initialised weights depend on torch's global
-    seed. Raises ``UserError`` for an unknown name, or a network that does not fit the images.
+    Own networks come before timm's, and those before torchvision's of the same name, unless the name begins with
+    ``timm/`` or ``torchvision/``. Randomly initialised weights depend on torch's global seed. Raises ``UserError`` for
+    an unknown name, or a network that does not fit the images.
     """
     mistake = unknown_arch(settings.arch)
     if mistake:
@@ -81,7 +82,7 @@ def build_model(
 
 
 def classes_of(arch: str) -> int:
-    """The number of classes of the weights' last layer; 0 if they have none."""
+    """Number of classes of the pretrained weights' last layer; 0 if they have none."""
     library, name = located(arch)
     if library == "torchvision":
         return len(torchvision_weights(name).meta["categories"])
@@ -92,14 +93,14 @@ def classes_of(arch: str) -> int:
 
 
 def torchvision_weights(name: str) -> Any:
-    """torchvision's newest weights of the network ``name``."""
+    """The newest torchvision weights of the network ``name``."""
     import torchvision
 
     return torchvision.models.get_model_weights(name).DEFAULT
 
 
 def published_as(arch: str) -> tuple[str, str]:
-    """The place where ``arch``'s library publishes its weights: in words, and the address that is connected to.
+    """The place where ``arch``'s library publishes its weights: as text, and as the address to connect to.
 
     Both are empty for weights in a file.
     """
@@ -119,7 +120,7 @@ def published_as(arch: str) -> tuple[str, str]:
 
 
 def unknown_arch(arch: str) -> str | None:
-    """The message for the user if there is no network ``arch``, with the nearest names; otherwise None."""
+    """Error message, with the nearest names, if there is no network ``arch``; otherwise None."""
     if arch in plugins.added("network"):
         return _taken(arch)
     if locate(arch) is not None:
@@ -136,7 +137,7 @@ def unknown_arch(arch: str) -> str | None:
 
 
 def _taken(arch: str) -> str | None:
-    """The message for a network of a user's file whose name is another's already; otherwise None."""
+    """Error message if a network of a user's file has the name of another one; otherwise None."""
     import timm
 
     own = plugins.added("network")[arch]
@@ -146,7 +147,7 @@ def _taken(arch: str) -> str | None:
 
 
 def locate(arch: str) -> tuple[str, str] | None:
-    """The library ('own', 'timm', 'torchvision') that holds ``arch`` and the name there; None for neither."""
+    """The library ('own', 'timm', 'torchvision') that has ``arch``, and the name there; None if none has it."""
     if hub_networks.is_of_hub(arch):
         return "timm", timm_name(arch)
     prefix, slash, bare = arch.partition("/")
@@ -165,7 +166,7 @@ def locate(arch: str) -> tuple[str, str] | None:
 
 
 def located(arch: str) -> tuple[str, str]:
-    """Locate a name that is known, as ``locate``."""
+    """Library and name as of ``locate``, for an ``arch`` that is known to exist."""
     place = locate(arch)
     assert place is not None, arch
     return place
@@ -190,7 +191,7 @@ def _timm(name: str, settings: ModelSettings, classes: int, channels: int, image
 
 
 def _of_hub(arch: str) -> dict[str, Any]:
-    """The arguments that a repository of the Hub gives its network; {} for a library's own."""
+    """Arguments that a repository of the Hub gives its network; {} for a library's own."""
     return dict((hub_networks.known(arch) or {}).get("arguments", {}))
 
 
@@ -199,15 +200,15 @@ def _takes_small_stem(model: nn.Module, image_size: Size) -> bool:
 
 
 def is_timm_resnet(model: nn.Module) -> bool:
-    """True if ``model`` is one whose stem depends on its images (``stem_line``)."""
+    """True if ``model`` is a ResNet of timm's, whose stem depends on its images (``stem_line``)."""
     timm = sys.modules.get("timm")  # without it, the network is of another library
     return timm is not None and isinstance(model, timm.models.ResNet)
 
 
 def stem_line(model: nn.Module, image_size: Size, trained_size: Size | None) -> str:
-    """A line on the stem of ``model``, built for ``image_size`` pixels, and why; '' if none depends on their number.
+    """A line on the stem of ``model``, built for ``image_size`` pixels, with the reason; '' if no size decides on it.
 
-    ``trained_size``: the images that its weights were trained on, if it is known.
+    ``trained_size``: the size of the images that its weights were trained on, if known.
     """
     if not is_timm_resnet(model):
         return ""
@@ -229,9 +230,8 @@ def constructor_arguments(
 ) -> dict[str, Any]:
     """Arguments, besides the name, with which timm's or torchvision's factory makes the same network.
 
-    ``model`` is the one that ``build_model`` made of the same settings. Raises ``UserError`` for a network that no
-    argument of its library describes: our own, and those that were changed for small or grey images or by a
-    setting.
+    ``model`` is the one that ``build_model`` made with the same settings. Raises ``UserError`` for a network that no
+    arguments of its library describe: our own, and those that were changed for small or grey images or by a setting.
     """
     library, name = located(settings.arch)
     for other in shaping("network"):
@@ -263,7 +263,7 @@ def small_stem_replaces_convolution(model: nn.Module, image_size: Size) -> bool:
 
 
 def _has_fixed_size(name: str, image_size: Size) -> bool:
-    """True if timm's network (a vision transformer) is built for one image size, other than ours."""
+    """True if timm's network ``name`` (a vision transformer) is built for one image size, other than ``image_size``."""
     import timm
 
     config = timm.get_pretrained_cfg(name, allow_unregistered=True)
@@ -271,13 +271,13 @@ def _has_fixed_size(name: str, image_size: Size) -> bool:
 
 
 def pair(sides: tuple[int, ...]) -> tuple[int, int]:
-    """(rows, columns) of a two-dimensional convolution's setting, which torch types as one of any dimension."""
+    """Rows and columns of a two-dimensional convolution's setting, which torch types as one of any dimension."""
     rows, columns = sides
     return rows, columns
 
 
 def _small_stem(model: nn.Module) -> None:
-    """A 3x3 convolution of stride 1 and no max-pool: He et al.'s CIFAR stem (2015, section 4.2)."""
+    """Replace the stem by a 3x3 convolution of stride 1, no max-pool: He et al.'s CIFAR stem (2015, section 4.2)."""
     if isinstance(model.conv1, nn.Conv2d):
         old = model.conv1
         model.conv1 = nn.Conv2d(old.in_channels, old.out_channels, 3, stride=1, padding=1, bias=old.bias is not None)
@@ -315,7 +315,7 @@ def _torchvision(name: str, settings: ModelSettings, classes: int, channels: int
 
 
 def _size_argument(name: str, image_size: Size) -> dict[str, Size]:
-    """Torchvision's vision transformers are built for one image size, a square."""
+    """Argument for a vision transformer of torchvision's, else {}. Raises ``UserError`` if images are not square."""
     if name.startswith("vit_") and not isinstance(image_size, int):
         raise UserError(
             f"--arch torchvision/{name} takes square images only, not {size_text(image_size)}; timm's vision "
@@ -325,7 +325,7 @@ def _size_argument(name: str, image_size: Size) -> dict[str, Size]:
 
 
 def _fit_last_layer(model: nn.Module, classes: int) -> None:
-    """Replace the last layer (linear, or SqueezeNet's 1x1 convolution) if it has another number of classes."""
+    """Replace the last layer (linear, or SqueezeNet's 1x1 convolution) if its number of classes differs."""
     name, last = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)][-1]
     if classes == (last.out_features if isinstance(last, nn.Linear) else last.out_channels):
         return
@@ -337,10 +337,10 @@ def _fit_last_layer(model: nn.Module, classes: int) -> None:
 
 
 def _fit_first_convolution(model: nn.Module, channels: int, keeps: bool) -> None:
-    """Replace the first convolution for other images than RGB, if it ``keeps`` weights with what timm makes of them.
+    """Replace the first convolution for images other than RGB; if it ``keeps`` its weights, adapt them as timm does.
 
-    For grey that is their sum over the colours: the network answers as the library's does on grey images in three equal
-    channels. Otherwise they are repeated, and scaled by 3 over the number of channels.
+    For grey images the weights are summed over the colours: the network answers as the library's does on grey images in
+    three equal channels. Otherwise they are repeated, and scaled by 3 over the number of channels.
     """
     from timm.models import adapt_input_conv
 
@@ -368,7 +368,7 @@ def check_forward(
 ) -> None:
     """Raise ``UserError`` if one image does not pass through the network in evaluation mode.
 
-    ``flag`` is the one that sets ``image_size``.
+    ``flag``: the flag that sets ``image_size``.
     """
     model.eval()
     try:

@@ -23,9 +23,10 @@ class Distance:
     The Mahalanobis distance with one covariance for all classes (Lee et al., A simple unified framework for detecting
     out-of-distribution samples and adversarial attacks, 2018), of the features that the output layer takes.
 
-    ``mean`` float32 (d,); ``whitening`` float32 (d, r), whose product with its transpose is the inverse covariance;
-    ``centres`` float32 (k, r), the whitened means of the k classes that have training images, less ``mean``.
-    ``fitted_on``: training images. ``usual``: 95 % of the images that were evaluated then lie no further.
+    ``mean``: float32 (d,). ``whitening``: float32 (d, r), whose product with its transpose is the inverse covariance.
+    ``centres``: float32 (k, r), the whitened means, less ``mean``, of the k classes that have training images.
+    ``fitted_on``: the number of training images. ``usual``: the distance that 95 % of the images evaluated then do not
+    exceed.
     """
 
     mean: torch.Tensor
@@ -43,10 +44,10 @@ class Distance:
 
 @dataclass(frozen=True)
 class Confidence:
-    """``temperature`` that divides the logits, None if there is none; ``distance``, likewise.
+    """A ``temperature`` that divides the logits, and a ``distance``; None for what was not fitted.
 
-    ``weights``: those it was fitted for, 'average' or 'trained', with the views of ``tta``. ``fitted``: on what, and
-    with which figures, in words. ``images``: the digest of the images of which some were fitted on.
+    ``weights``: those that both were fitted for, 'average' or 'trained', with the views of ``tta``. ``fitted``: on
+    what, and with which figures, as text. ``images``: the digest of the images, on some of which they were fitted.
     """
 
     temperature: float | None
@@ -62,7 +63,7 @@ class Confidence:
 
     @classmethod
     def from_state(cls, state: Any, path: Path) -> Confidence | None:
-        """Confidence of a checkpoint's entry, None if it has none. Raises ``UserError`` if it is no such entry."""
+        """Confidence in a checkpoint's entry; None without an entry. Raises ``UserError`` if it is not valid."""
         if state is None:
             return None
         try:
@@ -79,7 +80,7 @@ class Confidence:
 
 
 def divide_logits(network: nn.Module, temperature: float) -> None:
-    """Let ``network`` divide its logits by ``temperature`` in evaluation, in float32. Its weights stay as they are."""
+    """Make ``network`` divide its logits by ``temperature`` in evaluation, in float32. Its weights stay as they are."""
     network.register_forward_hook(partial(_divided, temperature))
 
 

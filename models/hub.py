@@ -1,9 +1,8 @@
-"""Pretrained weights, and networks of the Hugging Face Hub, come from other machines.
+"""Fetching pretrained weights, and networks of the Hugging Face Hub, from other machines.
 
-Whether these can be reached is found out first, and in seconds.
-
-huggingface_hub tries each of several file names six times, with pauses in between, and warns of each attempt; urllib
-waits for minutes for a machine that does not answer.
+Whether a machine can be reached is found out first, and in seconds: huggingface_hub tries each of several file names
+six times, with pauses in between, and warns of each attempt; urllib waits for minutes for a machine that does not
+answer.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ REACH_SECONDS = 10.0  # for the name server and all addresses together
 
 @contextmanager
 def reaching(url: str) -> Iterator[None]:
-    """Context of what fetches from ``url``: without a connection, the libraries look into their caches or fail at once.
+    """Context for fetching from ``url``: without a connection, the libraries look into their caches or fail at once.
 
-    ``OSError`` then says which host cannot be reached, and why. A connection that stands is given all the time that it
-    needs. ``HF_HUB_VERBOSITY``, ``HF_DEBUG`` and ``HF_ENDPOINT`` keep their effect. Where a proxy connects for us,
-    nothing is found out.
+    An ``OSError`` then says which host cannot be reached, and why. With a connection, fetching may take as long as it
+    needs. ``HF_HUB_VERBOSITY``, ``HF_DEBUG`` and ``HF_ENDPOINT`` keep their effect. If a proxy connects for us, nothing
+    is found out.
     """
     from huggingface_hub import constants
     from huggingface_hub.utils import logging
@@ -44,7 +43,7 @@ def reaching(url: str) -> Iterator[None]:
         logging.set_verbosity_error()
     if why_not:
         constants.HF_HUB_OFFLINE = True
-        socket.setdefaulttimeout(1.0)  # of urllib, which has none
+        socket.setdefaulttimeout(1.0)  # for urllib, which sets none
     try:
         yield
     except OSError as error:
@@ -58,7 +57,7 @@ def reaching(url: str) -> Iterator[None]:
 
 
 def unreachable(url: str) -> str:
-    """Reason for which the host of ``url`` cannot be connected to; '' if it can, or if a proxy does so for us."""
+    """The reason for which the host of ``url`` cannot be reached; '' if it can, or if a proxy connects for us."""
     parts = urlsplit(url)
     host = parts.hostname
     port = parts.port or {"http": 80}.get(parts.scheme, 443)
@@ -83,8 +82,8 @@ def unreachable(url: str) -> str:
 def timm_name(arch: str) -> str:
     """The name, with a tag of its own, by which timm knows the network of 'hf_hub:ORG/NAME' from now on.
 
-    Its revision is settled when it is asked for first, unless a checkpoint knows it. Raises ``OSError`` without a
-    connection to what is not in the hub's cache, and ``UserError`` for a repository that timm cannot read.
+    Its revision is fixed when it is first asked for, unless a checkpoint knows it. Raises ``UserError`` without a
+    connection to what is not in the Hub's cache, and for a repository that timm cannot read.
     """
     facts = hub_networks.known(arch) or _facts(arch)
     hub_networks.remember({arch: facts})
@@ -101,7 +100,7 @@ def timm_name(arch: str) -> str:
 
 
 def _facts(arch: str) -> dict[str, Any]:
-    """Architecture, arguments and timm's config of a repository, and the revision that they are of."""
+    """Architecture, arguments and timm's config of a repository, and their revision. Raises ``UserError``."""
     from huggingface_hub import constants, hf_hub_download
     from timm.models import load_model_config_from_hf
 

@@ -24,9 +24,9 @@ SLOWEST = 10_000  # radians between patches: the fastest wave turns by 1, the sl
 def initialise(model: nn.Module, scheme: str) -> None:
     """Set the weights of all convolutions and linear layers by ``scheme`` and their biases to zero.
 
-    ``default`` leaves the model as its library made it, and a scheme whose name ends in ``_conv`` linear layers; none
-    changes norms and embeddings. But ``sincos_positions`` changes a transformer's embedding of positions alone; it
-    raises ``UserError`` for a network that learns none.
+    ``default`` leaves the model as its library made it; a scheme whose name ends in ``_conv`` leaves linear layers as
+    they are; none changes norms and embeddings. ``sincos_positions``, however, changes only a transformer's embedding
+    of positions; it raises ``UserError`` for a network that learns none.
     """
     if scheme == "default":
         return
@@ -44,7 +44,7 @@ def initialise(model: nn.Module, scheme: str) -> None:
 def sincos_positions(rows: int, columns: int, width: int) -> torch.Tensor:
     """Sines and cosines of each patch's place: float32 (``rows`` * ``columns``, ``width``), row after row.
 
-    A quarter of the features each: sine and cosine of the column, then of the row, at frequencies from 1 to
+    The sine and cosine of the column, then of the row, make up a quarter of the features each, at frequencies from 1 to
     1 / ``SLOWEST``. After Chen et al., An empirical study of training self-supervised vision transformers (MoCo v3),
     2021; the frequencies are big_vision's (``posemb_sincos_2d``), which include the slowest.
     """
@@ -56,7 +56,7 @@ def sincos_positions(rows: int, columns: int, width: int) -> torch.Tensor:
 
 @torch.no_grad()
 def _embed_positions(model: nn.Module) -> None:
-    """Sines and cosines in place of timm's learned ``pos_embed``; zeros for tokens that are no patches."""
+    """Replace timm's learned ``pos_embed`` by sines and cosines, with zeros for tokens that are not patches."""
     table = getattr(model, "pos_embed", None)
     grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
     rows, columns = grid or (0, 0)

@@ -1,4 +1,4 @@
-"""Layers that compute in another way than their library made them: ``--blur-pool`` and ``--grad-checkpointing``."""
+"""Changes to the way in which a library's layers compute: ``--blur-pool`` and ``--grad-checkpointing``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ FEWEST_CHANNELS = 16  # the first convolution sees the image as it is
 
 
 def blur_before_strides(model: nn.Module) -> None:
-    """Let each strided convolution of at least 16 input channels read blurred maps; each then has a filter ``blur``.
+    """Make strided convolutions of at least 16 input channels read blurred maps; each then has a filter ``blur``.
 
-    Taking every second pixel aliases, and then a shift by one pixel changes the output (Zhang, Making convolutional
+    Taking every second pixel aliases, so that a shift by one pixel changes the output (Zhang, Making convolutional
     networks shift-invariant again, 2019). The filter is [1 2 1] in both directions, divided by 16, with zeros around
     the maps, in front of the convolution, as in FFCV's training program (Leclerc et al., 2023). Names of parameters
     stay as they are.
@@ -35,7 +35,7 @@ def _filter(layer: nn.Conv2d) -> torch.Tensor:
 
 
 class _Blurred(nn.Module):
-    """Mixed into a convolution's class."""
+    """Mix-in for a convolution's class, which blurs its input."""
 
     blur: torch.Tensor
     in_channels: int
@@ -46,10 +46,10 @@ class _Blurred(nn.Module):
 
 
 def checkpoint_gradients(arch: str, model: nn.Module) -> None:
-    """Let ``model`` keep only what its blocks begin with (Chen et al., Training deep nets with sublinear memory, 2016).
+    """Make ``model`` keep only its blocks' inputs (Chen et al., Training deep nets with sublinear memory, 2016).
 
     timm knows the blocks of its networks. Gradients stay the same, and so do batch norms' statistics: the second
-    computation of a batch does not count. Raises ``UserError`` for a network that cannot.
+    computation of a batch does not count. Raises ``UserError`` for a network that does not support it.
     """
     try:
         turn_on: Any = model.set_grad_checkpointing
@@ -64,7 +64,7 @@ def checkpoint_gradients(arch: str, model: nn.Module) -> None:
 
 
 class _CountsOnce(nn.Module):
-    """Mixed into a batch norm's class: a forward pass within a backward pass leaves its statistics as they are."""
+    """Mix-in for a batch norm's class: a forward pass within a backward pass leaves its statistics as they are."""
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         if not self.training or torch._C._current_graph_task_id() == -1:

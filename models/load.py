@@ -32,21 +32,21 @@ BEST = "best.pt"
 
 @dataclass(frozen=True)
 class Loaded:
-    """The network that ``load_model`` gives; it unpacks into the first three.
+    """The network that ``load_model`` returns; it unpacks into ``network``, ``classes`` and ``preprocessing``.
 
     ``network`` is in evaluation mode, on the CPU: float32 images (n, channels, h, w) into logits (n, classes).
     ``classes``: their names, in the order of the logits. ``preprocessing`` turns a Pillow image into the tensor
     (channels, h, w) that the network gets in validation. ``reading`` turns logits into probabilities and answers: one
-    class an image, or several labels with their thresholds.
+    class per image, or several labels with their thresholds.
 
     ``arch``: the network's name as ``--arch`` takes it. ``path``: the checkpoint file that was read. ``settings``: the
-    run's by their names, as its checkpoint stores them; empty if it has none. ``fingerprint``: that of its data set
-    (``Data.fingerprint``), None if the checkpoint does not say. ``seen``: a line about validation images that the run
-    began with weights of; '' if there are none. ``has_average``: whether it holds an average beside the
-    weights as trained. ``loss_scaled``: whether the run scaled its loss, as it does in fp16 alone. ``progress``: how
-    far it had got, as the checkpoint stores it; None if it does not say. ``chosen``: why this file of a run's folder,
-    in words; '' if it was given, or is the
-    newest and there is no better one. ``confidence``: what evaluate.py --store has kept in it for these weights.
+    run's, by name, as its checkpoint stores them; empty if it has none. ``fingerprint``: that of its data set
+    (``Data.fingerprint``); None if the checkpoint does not say. ``seen``: a line about validation images that the
+    weights which the run began with were trained on; '' if there are none. ``has_average``: True if the checkpoint
+    holds an average besides the weights as trained. ``loss_scaled``: True if the run scaled its loss, as it does only
+    in fp16. ``progress``: how far the run had got, as the checkpoint stores it; None if it does not say. ``chosen``:
+    the reason for choosing this file of a run's folder, as text; '' if the file was given, or is the newest and there
+    is no better one. ``confidence``: what evaluate.py --store has kept in the file for these weights.
     """
 
     network: nn.Module
@@ -76,14 +76,13 @@ def load_model(
     plugins: Sequence[str] = (),
     calibrated: bool = True,
 ) -> Loaded:
-    """The network of a checkpoint file or of a run folder, with its classes and preprocessing.
+    """Load the network of a checkpoint file or of a run folder, with its classes and preprocessing.
 
-    A folder stands for its newest checkpoint; with ``best``, and without it where early stopping ended the run, for
-    best.pt; with False always for the newest. ``plugins``: files of --plugin that the run was trained with.
-    The weights are the moving average's if the run kept one, as in its reported results; with ``raw`` those that it
-    trained. If the checkpoint keeps a temperature, fitted for these weights, the network divides its logits by it,
-    unless ``calibrated`` is False. torch's random state does not change. Raises ``UserError`` (a ``ValueError``) with
-    the path and what is wrong with it.
+    A folder stands for its newest checkpoint, but for best.pt if ``best`` is True, or if it is None and early stopping
+    ended the run. ``plugins``: files of --plugin that the run was trained with. The weights are the moving average's if
+    the run kept one, as in its reported results; with ``raw``, those that it trained. If the checkpoint keeps a
+    temperature fitted for these weights, the network divides its logits by it, unless ``calibrated`` is False. torch's
+    random state does not change. Raises ``UserError`` (a ``ValueError``) with the path and what is wrong with it.
     """
     if plugins:
         load_plugins(plugins)
@@ -129,7 +128,7 @@ def load_model(
 
 
 def _named(state: Mapping[str, Any], path: Path) -> tuple[str, list[str]]:
-    """The names of a checkpoint's network and classes. Raises ``UserError`` if it lacks them, or has another format."""
+    """Names of a checkpoint's network and classes. Raises ``UserError`` if it lacks them or has another format."""
     arch = state.get("arch")
     classes = state.get("classes")
     names = classes if isinstance(classes, list) and all(isinstance(name, str) for name in classes) else []
@@ -145,9 +144,9 @@ def _named(state: Mapping[str, Any], path: Path) -> tuple[str, list[str]]:
 def _calibrated(
     network: nn.Module, state: Mapping[str, Any], path: Path, calibrated: bool
 ) -> tuple[Reading, Confidence | None]:
-    """Reading of the logits and confidence that a checkpoint keeps for its weights.
+    """The reading of the logits, and the confidence, if any, that a checkpoint keeps for its weights.
 
-    With ``calibrated``, ``network`` divides its logits by the temperature, if there is one.
+    With ``calibrated``, makes ``network`` divide its logits by the temperature, if there is one.
     """
     reading = reading_of(state, len(state["classes"]), path)
     confidence = _confidence(state, path)
@@ -158,7 +157,7 @@ def _calibrated(
 
 
 def _confidence(state: Mapping[str, Any], path: Path) -> Confidence | None:
-    """Confidence that a checkpoint keeps for its weights."""
+    """The confidence that a checkpoint keeps for its weights; None if it has none, or one for other weights."""
     confidence = Confidence.from_state(state.get(CONFIDENCE), path)
     if confidence is None:
         return None
@@ -169,7 +168,7 @@ def _confidence(state: Mapping[str, Any], path: Path) -> Confidence | None:
 
 
 def read_checkpoint(path: Path, best: bool | None, warn: Callable[[str], None]) -> tuple[Path, dict[str, Any], str]:
-    """The file that ``path``, a checkpoint or a run's folder, means; its content; and why that one (``Loaded.chosen``).
+    """The file that ``path``, a checkpoint or a run's folder, means; its content; and the reason (``Loaded.chosen``).
 
     The one place where this is decided for every tool. Raises ``UserError``.
     """
@@ -204,7 +203,7 @@ def read_checkpoint(path: Path, best: bool | None, warn: Callable[[str], None]) 
 def _epochs(state: Mapping[str, Any]) -> tuple[int, int, bool]:
     """The best epoch of a checkpoint's run, its own epoch, and whether early stopping ended the run with it.
 
-    Equal epochs where the checkpoint does not say, as those of other programs do not.
+    Both epochs are equal if the checkpoint does not say, as one of another program.
     """
     progress = state.get("progress")
     settings = state.get("settings")
@@ -222,7 +221,7 @@ def _epochs(state: Mapping[str, Any]) -> tuple[int, int, bool]:
 
 
 def shape_of(arch: str, settings: Mapping[str, Any]) -> ModelSettings:
-    """The settings that shape a network, of all ``settings`` of a checkpoint or an exported file."""
+    """The settings that shape a network, among all ``settings`` of a checkpoint or an exported file."""
     shape: dict[str, Any] = {"model_kwargs": ()}
     for name in shaping("network"):
         value, mistake = convert(OPTIONS[name], settings.get(name, OPTIONS[name].default))
@@ -232,7 +231,7 @@ def shape_of(arch: str, settings: Mapping[str, Any]) -> ModelSettings:
 
 
 def _compare_plugins(path: Path, arch: str, trained_with: Mapping[str, str]) -> None:
-    """Warn of files of --plugin that are not those of the training; raise ``UserError`` if one lacks that is needed."""
+    """Warn of files of --plugin that have changed since the training; raise ``UserError`` if a needed one is absent."""
     now = digests()
     missing = sorted(trained_with.keys() - now)
     if missing and locate(arch) is None:

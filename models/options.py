@@ -16,7 +16,7 @@ from utils.config.settings import UserError
 # stochastic depth, 2016).
 DROP = ("drop_rate", "dropout")
 DROP_PATH = ("drop_path_rate", "stochastic_depth_prob")
-# What else decides an argument: a setting, or the data; '' for what loads weights or is no one's to give.
+# What else decides an argument: a setting, or the data; '' if it loads weights or nobody may give it.
 RESERVED = {
     **dict.fromkeys(("img_size", "image_size", "size"), "--image-size"),
     **dict.fromkeys(("num_classes", "classes", "in_chans", "channels"), "the data set"),
@@ -27,7 +27,8 @@ RESERVED = {
 def options_of(settings: ModelSettings, constructor: Callable[[], Callable[..., Any]]) -> dict[str, Any]:
     """The keyword arguments that ``settings`` add to those of the network's constructor; {} without any.
 
-    ``constructor`` finds it, which may take building the network. Raises ``UserError`` for one that it does not take.
+    ``constructor`` returns the constructor, which may take building the network. Raises ``UserError`` for an argument
+    that the constructor does not take.
     """
     if settings.drop is None and settings.drop_path is None and not settings.model_kwargs:
         return {}
@@ -58,7 +59,7 @@ def options_of(settings: ModelSettings, constructor: Callable[[], Callable[..., 
 
 
 def class_of(create: Callable[[], Any]) -> Callable[..., Any]:
-    """The class of the network that ``create`` makes, without memory for its weights where that is possible."""
+    """The constructor of the network that ``create`` makes, without memory for its weights where that is possible."""
     with torch.random.fork_rng(devices=[]):
         try:
             with torch.device("meta"):

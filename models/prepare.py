@@ -37,8 +37,8 @@ OLDER_MAX_SHIFT = 28  # of images of any size, whatever theirs was, before check
 class Prepared(NamedTuple):
     """A network on its device.
 
-    ``origin``: where its weights come from, in words. ``untrained``: the parts of a pretrained network that begin anew,
-    in words. ``stem``: its stem in words, if that depends on the images' size.
+    ``origin``: where its weights come from, as text. ``untrained``: the parts of a pretrained network that begin anew,
+    as text. ``stem``: a text about its stem, if that depends on the images' size.
     """
 
     model: torch.nn.Module
@@ -49,7 +49,7 @@ class Prepared(NamedTuple):
     freezing: Freezing
 
     def describe(self, settings: ModelSettings) -> dict[str, str]:
-        """The rows of a run's plan about the network."""
+        """Rows of a run's plan about the network."""
         words = [settings.arch, *plan_words(settings)]
         anew = f"; {self.untrained} begins anew" if self.untrained else ""
         frozen = f"; {self.freezing}" if self.freezing else ""
@@ -76,9 +76,9 @@ ONLY_TRAINED: dict[str, Any] = {"sync_bn": False, "grad_checkpointing": False, "
 def prepare_network(
     args: Settings, data: Data, device: torch.device, resume_point: ResumePoint | None, weights: ResumePoint | None
 ) -> Prepared:
-    """The network that ``args`` describe, ready to train on ``data``'s classes and images on ``device``.
+    """Build the network that ``args`` describe, ready to train on ``data``'s classes and images on ``device``.
 
-    Raises ``UserError`` when the weights do not fit, or when a flag asks of the network what torch cannot compute.
+    Raises ``UserError`` if the weights do not fit, or if a flag asks of the network what torch cannot compute.
     """
     settings = dataclasses.replace(args.model, **(BEGUN if resume_point is not None else {}))
     trained_size = _image_size_of(weights or resume_point)
@@ -108,9 +108,9 @@ def prepare_network(
 
 
 def prepare_to_evaluate(args: Settings, data: Data, device: torch.device, weights: ResumePoint | None) -> Prepared:
-    """The network with the ``weights`` of a checkpoint, or else its library's, ready to validate on ``device``.
+    """Build the network with a checkpoint's ``weights``, or else its library's, ready to validate on ``device``.
 
-    Raises ``UserError`` when the weights do not fit, or when a flag asks of the network what torch cannot compute.
+    Raises ``UserError`` if the weights do not fit, or if a flag asks of the network what torch cannot compute.
     """
     settings = dataclasses.replace(args.model, **ONLY_TRAINED, **(BEGUN if weights is not None else {}))
     trained_size = _image_size_of(weights)
@@ -136,7 +136,7 @@ def _shape(data: Data) -> dict[str, int]:
 
 
 def _built(settings: ModelSettings, data: Data, stem_size: Size) -> torch.nn.Module:
-    """The network for ``data``, which also takes the validation images if they are of another size."""
+    """Build the network for ``data``, and check that it takes validation images if their size differs."""
     model = build_model(settings, **_shape(data), image_size=data.image_size, stem_size=stem_size)
     size = data.preprocessing.val_image_size
     if size != data.image_size:
@@ -148,8 +148,8 @@ def oversized_layer(arch: str, model: torch.nn.Module, image_size: Size) -> str 
     """A line about a linear layer on flattened pixels that is nearly all of a large network; otherwise None.
 
     Such a layer grows with the square of the image's side: conv2, published for 32 pixels, has 4 million weights there
-    and 205 million for photographs of 224. A large last layer, for many classes, does not count. VGG's first linear
-    layer has 74 % of 138 million parameters, as published, and passes.
+    and 205 million for photographs of 224 pixels. A large last layer, for many classes, does not count. VGG's first
+    linear layer has 74 % of 138 million parameters, as published, and passes.
     """
     total = sum(parameter.numel() for parameter in model.parameters())
     for name, module in model.named_modules():
@@ -177,7 +177,7 @@ def start_from_images(model: torch.nn.Module, loader: TrainLoader) -> None:
 
 
 def synchronised(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
-    """``model`` with batch norms that normalise by the batches of all processes together. Raises ``UserError``."""
+    """Make ``model``'s batch norms normalise by the batches of all processes together. Raises ``UserError``."""
     if device.type != "cuda":
         raise UserError("--sync-bn needs GPUs: torch synchronises no batch norm on CPUs; remove the flag")
     if not any(module.__class__.__module__.startswith("timm.") for module in model.modules()):
@@ -188,7 +188,7 @@ def synchronised(model: torch.nn.Module, device: torch.device) -> torch.nn.Modul
 
 
 def to_memory_format(args: Settings, model: torch.nn.Module, device: torch.device) -> bool:
-    """Convert ``model`` to the memory format that ``--channels-last`` asks for; True if that is channels-last."""
+    """Convert ``model`` to the memory format of ``--channels-last``; return True if that is channels-last."""
     wish = args.model.channels_last
     faster = wish == "auto" and channels_last_is_faster(model, device, resolve_amp(args.precision, device))
     if wish == "on" or faster:
@@ -199,11 +199,11 @@ def to_memory_format(args: Settings, model: torch.nn.Module, device: torch.devic
 def channels_last_is_faster(model: torch.nn.Module, device: torch.device, amp: str) -> bool:
     """True if ``model`` trains faster in channels-last on ``device``; ``amp`` is 'off', 'fp16' or 'bf16'.
 
-    On a CPU (2 cores, AVX-512, float32) it was never slower for a network with convolutions. Without it a step took
-    1.40 times as long for MobileNetV3-small (128 pixels), 1.13 for ResNet-50 (128), 1.10 for VGG-16 and ResNet-18
-    (32), 1.03 for conv2 and ConvNeXt-atto (128), 1.0 for ViT-tiny, whose only convolution is its stem. On a GPU, tensor
-    cores prefer it in half precision (published: 1.26 for ResNet-18 to 1.47 for ResNet-50; not measured here); in
-    float32 it is not known to help.
+    On a CPU (2 cores, AVX-512, float32) it was never slower for a network with convolutions. Without channels-last, a
+    step took 1.40 times as long for MobileNetV3-small (128 pixels), 1.13 for ResNet-50 (128), 1.10 for VGG-16 and
+    ResNet-18 (32), 1.03 for conv2 and ConvNeXt-atto (128), 1.0 for ViT-tiny, whose only convolution is its stem. On a
+    GPU, tensor cores prefer it in half precision (published: 1.26 for ResNet-18 to 1.47 for ResNet-50; not measured
+    here); in float32 it is not known to help.
     """
     if not any(isinstance(module, torch.nn.Conv2d) for module in model.modules()):
         return False
@@ -213,7 +213,7 @@ def channels_last_is_faster(model: torch.nn.Module, device: torch.device, amp: s
 def _refuse_without_determinism(
     args: Settings, model: torch.nn.Module, data: Data, channels_last: bool, device: torch.device, training: bool
 ) -> None:
-    """Raise ``UserError`` now for what torch would refuse to compute in the first step of a --deterministic run."""
+    """Raise ``UserError`` now if torch would refuse to compute the first step of a --deterministic run."""
     if args.run.deterministic:
         layout = torch.channels_last if channels_last else torch.contiguous_format
         images = torch.zeros(2, *data.image_shape, device=device).contiguous(memory_format=layout)
@@ -221,20 +221,20 @@ def _refuse_without_determinism(
 
 
 def read_weights(settings: ModelSettings) -> ResumePoint | None:
-    """The checkpoint of ``--weights``, if a run begins from some, with its tensors."""
+    """Read the checkpoint of ``--weights``, with its tensors; None without the flag. Raises ``UserError``."""
     if not settings.weights:
         return None
     weights = ResumePoint.whole(Path(settings.weights))
     stored = weights.state.get("settings")
     for name in shaping("network"):
         if isinstance(stored, dict) and stored.get(name) is True and not getattr(settings, name):
-            # They fit the network without it, which computes something else.
+            # The weights fit the network without the flag, which computes something else.
             raise UserError(f"--weights {weights.path}: was trained with {flag_of(name)}; give that flag, too")
     return weights
 
 
 def _image_size_of(point: ResumePoint | None) -> Size | None:
-    """The size of the images that a checkpoint's weights were trained on; None where it does not say."""
+    """Size of the images that a checkpoint's weights were trained on; None if it does not say."""
     preprocessing = None if point is None else point.state.get("preprocessing")
     size = preprocessing.get("image_size") if isinstance(preprocessing, dict) else None
     return (tuple(size) if isinstance(size, list) else size) if is_size(size) else None
@@ -243,9 +243,9 @@ def _image_size_of(point: ResumePoint | None) -> Size | None:
 def known_preprocessing(
     args: Settings, resume_point: ResumePoint | None, weights: ResumePoint | None, evaluates: bool = False
 ) -> KnownPreprocessing | None:
-    """The preprocessing that the weights were trained with, if they record it or their library knows it.
+    """The preprocessing that the weights were trained with; None if neither they nor their library tell it.
 
-    ``evaluates``: a library's weights are shown images as their authors tested them, unless a size is given.
+    ``evaluates``: images are shown to a library's weights as their authors tested them, unless a size is given.
     """
     testing = evaluates and not (args.data.image_size or args.data.val_image_size)
     known_from = resume_point or weights
@@ -263,7 +263,7 @@ def known_preprocessing(
 
 
 def _assumed_preprocessing(args: Settings, path: Path, testing: bool) -> KnownPreprocessing | None:
-    """The preprocessing of the library's weights of ``--arch``, for those that another program wrote to ``path``.
+    """The preprocessing of the weights of ``--arch``'s library, assumed for what another program wrote to ``path``.
 
     None if the library has none, or none that shows square images. Small images of one size have statistics of their
     own, with which weights that bring a last layer for their classes were trained.

@@ -37,9 +37,9 @@ class FullyConnected(nn.Module):
 def _convolutions(
     channels: int, size: Size, stages: Sequence[Sequence[int]], bias: bool = False, norm: bool = False
 ) -> tuple[list[nn.Module], Size]:
-    """3x3 convolutions of the widths of each stage, a 2x2 max-pool after each; the layers, and the size they leave.
+    """3x3 convolutions of each stage's widths, with a 2x2 max-pool after each stage; and the image size they leave.
 
-    ``norm``: a batch norm after each convolution. A max-pool that would leave nothing is left out.
+    ``norm``: a batch norm follows each convolution. A max-pool that would leave nothing is left out.
     """
     layers: list[nn.Module] = []
     down, across = sides(size)
@@ -81,7 +81,7 @@ class Conv(nn.Module):
 
 
 class _Pooled(nn.Module):
-    """Convolutions without bias, global average pool, one linear layer; as many weights for images of any size."""
+    """Convolutions without bias, global average pool, one linear layer; equally many weights for images of any size."""
 
     def __init__(
         self, classes: int, channels: int, size: Size, stages: Sequence[Sequence[int]], norm: bool = False

@@ -1,7 +1,7 @@
-"""Weights that a network begins with: a library's pretrained ones, and those of ``--weights``, also for another task.
+"""Weights that a network begins with: a library's pretrained ones, or those of ``--weights``, even from another task.
 
-The libraries say which images and classes theirs were trained on. Of a file, weights that fit are loaded; the last
-layer may begin anew, and the user learns of it.
+The libraries say which images and classes their weights were trained on. From a file, weights that fit are loaded; the
+last layer may begin anew, and the user is told.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ AUXILIARY = {"GoogLeNet": ("aux1.", "aux2."), "Inception3": ("AuxLogits.",)}  # 
 
 
 def preprocessing_of(arch: str, testing: bool) -> tuple[dict[str, Any], str]:
-    """The preprocessing that the weights of ``--pretrained`` were trained with, and their name.
+    """The preprocessing that the weights of ``--pretrained`` were trained with, and the weights' name.
 
     In the form of a checkpoint's ``preprocessing``, from timm's data config or torchvision's transforms. timm's weights
     may have a larger image and another crop for ``testing`` than for training. Downloads nothing. Raises ``UserError``
@@ -48,7 +48,7 @@ def preprocessing_of(arch: str, testing: bool) -> tuple[dict[str, Any], str]:
 
 
 def begins_anew(model: nn.Module, settings: ModelSettings, classes: int, image_size: Size) -> str:
-    """Layers of a pretrained ``model`` that do not have the library's weights, in words; '' for none."""
+    """Layers of a pretrained ``model`` that do not have the library's weights, as text; '' for none."""
     if not settings.pretrained:
         return ""
     layers = []
@@ -93,7 +93,7 @@ def _of_torchvision(name: str) -> tuple[dict[str, Any], str]:
     mean = list(shown.mean)
     std = list(shown.std)
     if name in ("googlenet", "inception_v3"):
-        # Theirs normalise a second time, from ImageNet's mean and std to these; ours do not.
+        # torchvision's network normalises a second time, from ImageNet's mean and std to these; ours does not.
         mean = [0.5] * 3
         std = [0.5] * 3
     values = {
@@ -109,7 +109,7 @@ def _of_torchvision(name: str) -> tuple[dict[str, Any], str]:
 
 
 def _share(size: int, resized: int) -> float:
-    """``size`` / ``resized``, rounded so that floor(size / share) is ``resized`` and not a pixel less."""
+    """The share ``size`` / ``resized``, rounded so that floor(size / share) is ``resized`` and not a pixel less."""
     share = size / resized
     while math.floor(size / share) < resized:
         share = math.nextafter(share, 0)
@@ -117,11 +117,11 @@ def _share(size: int, resized: int) -> float:
 
 
 def load_start(model: nn.Module, state: dict[str, Any], path: Path, new_head: bool, names: Sequence[str] = ()) -> str:
-    """Load the weights of the checkpoint ``state`` into ``model``; gives the parts that begin anew, in words.
+    """Load the weights of the checkpoint ``state`` into ``model``; return the parts that begin anew, as text.
 
-    ``names``: the classes of ``model``, if they are known. The last layer's rows then go to the classes of their names;
-    those of a checkpoint that does not say its classes stay in their order. With ``new_head``, the whole layer stays as
-    it was initialised. Raises ``UserError`` with the first names that do not fit, or with both numbers of classes if
+    ``names``: the classes of ``model``, if known. The last layer's rows then go to the classes of their names; rows
+    from a checkpoint that does not name its classes stay in their order. With ``new_head``, the whole layer stays as it
+    was initialised. Raises ``UserError`` with the first names that do not fit, or with both numbers of classes if
     nothing else is wrong.
     """
     weights = of_other_channels(model, adapted(model, checkpoint.weights_of(state, path)))
@@ -157,9 +157,9 @@ def load_start(model: nn.Module, state: dict[str, Any], path: Path, new_head: bo
 def _by_name(
     head: dict[str, nn.Parameter], weights: dict[str, torch.Tensor], theirs: Sequence[str], names: Sequence[str]
 ) -> tuple[dict[str, torch.Tensor], str]:
-    """``weights`` with the ``head``'s rows for the classes ``names``, of ``theirs`` where these have one of its name.
+    """``weights`` with the ``head``'s rows arranged for the classes ``names``, by their names among ``theirs``.
 
-    Also the classes whose rows stay as they were initialised, in words.
+    Also returns, as text, the classes whose rows stay as they were initialised.
     """
     found = {name: place for place, name in enumerate(theirs)}
     kept = [place for place, name in enumerate(names) if name in found]
@@ -178,7 +178,7 @@ def _by_name(
 
 
 def _refuse_other_stem(model: nn.Module, weights: dict[str, torch.Tensor], path: Path) -> None:
-    """Raise ``UserError`` if the size of the images has made the first convolution another one (``stem_line``)."""
+    """Raise ``UserError`` if the images' size has given ``model`` another first convolution (``stem_line``)."""
     stored = weights.get("conv1.weight")
     own = model.state_dict().get("conv1.weight")
     kernels = [weight.shape[-1] for weight in (stored, own) if weight is not None and weight.ndim == 4]
@@ -191,7 +191,7 @@ def _refuse_other_stem(model: nn.Module, weights: dict[str, torch.Tensor], path:
 
 
 def of_other_channels(model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """``weights`` of a network for RGB images, the first convolution's as timm makes them for ``model``'s channels."""
+    """Adapt the first convolution in ``weights`` of an RGB network to ``model``'s channels, as timm does."""
     first = next(((name, one) for name, one in model.named_modules() if isinstance(one, nn.Conv2d)), None)
     if first is None or (stored := weights.get(f"{first[0]}.weight")) is None or stored.ndim != 4:
         return weights
@@ -205,14 +205,14 @@ def of_other_channels(model: nn.Module, weights: dict[str, torch.Tensor]) -> dic
 
 
 def last_layer(classes: int, trained: int) -> str:
-    """The last layer as a part that begins anew, in words; ``trained``: the weights' own classes, 0 for none."""
+    """Text on the last layer as a part that begins anew; ``trained``: the weights' number of classes, 0 for none."""
     return f"the last layer ({classes} classes, where the weights have {trained or 'none'})"
 
 
 def adapted(model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """``weights`` under the names of ``model``, as its library makes them when it loads its own.
+    """Rename ``weights`` for ``model``, as its library does when it loads its own.
 
-    timm knows the names of the papers' published weights, and resizes embeddings of positions to the image. Weights
+    timm knows the names in the papers' published weights, and resizes embeddings of positions to the image. Weights
     that it cannot adapt stay as they are.
     """
     auxiliary = AUXILIARY.get(type(model).__name__, ())

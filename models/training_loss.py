@@ -1,4 +1,4 @@
-"""The training loss of a run: that of ``--loss``, with the weights of classes, and with a teacher's answers.
+"""The training loss of a run: that of ``--loss``, with class weights and a teacher's answers if asked for.
 
 The teacher of ``--teacher`` is the network of a checkpoint, or a library's pretrained one.
 """
@@ -31,9 +31,9 @@ from utils.optim.distillation import Distillation, Origin, Teacher
 def build_loss(
     args: Settings, data: Data, device: torch.device, point: ResumePoint | None, warn: Callable[[str], None]
 ) -> torch.nn.Module:
-    """The loss for ``data``, on ``device``; ``point`` is the checkpoint to resume, if any.
+    """Build the loss for ``data``, on ``device``; ``point`` is the checkpoint to resume, if any.
 
-    With --resume-override, ``warn`` takes what differs from that checkpoint; otherwise it is a ``UserError``.
+    Differences from that checkpoint raise ``UserError``; with --resume-override, they are passed to ``warn`` instead.
     """
     settings = args.loss
     override = args.run.resume_override
@@ -58,7 +58,7 @@ def build_loss(
 
 
 class LibraryNetwork(NamedTuple):
-    """A library's trained network, in evaluation mode on the CPU, with what ``Loaded`` says of that of a checkpoint."""
+    """A library's pretrained network, in evaluation mode on the CPU, with facts as ``Loaded`` has of a checkpoint's."""
 
     network: nn.Module
     arch: str
@@ -67,9 +67,9 @@ class LibraryNetwork(NamedTuple):
 
 
 def build_teacher(source: str, data: Data, device: torch.device) -> Teacher:
-    """The teacher ``source``, a checkpoint's path or a network's name, on ``device``, for ``data``'s images.
+    """Build the teacher ``source``, a checkpoint's path or a network's name, on ``device``, for ``data``'s images.
 
-    Raises ``UserError`` if there is none, or if it has other classes or channels than ``data``.
+    Raises ``UserError`` if there is none, or if its classes or channels are not those of ``data``.
     """
     flag = f"--teacher {source}"
     try:
@@ -92,7 +92,7 @@ def build_teacher(source: str, data: Data, device: torch.device) -> Teacher:
 
 
 def other_teacher(teacher: Teacher, resume_point: ResumePoint) -> str:
-    """Words that ``teacher`` is not the one of the run to resume; '' if it is, or if that run has none."""
+    """Message if ``teacher`` is not the one of the run to resume; '' if it is, or if that run has none."""
     begun = resume_point.state.get("teacher")
     digest = begun.get("digest") if isinstance(begun, dict) else None
     if digest in (None, teacher.origin.digest):  # a run without one differs in its settings
@@ -104,7 +104,7 @@ def other_teacher(teacher: Teacher, resume_point: ResumePoint) -> str:
 
 
 def _of_library(name: str) -> LibraryNetwork:
-    """A network of timm or torchvision with its pretrained weights, whose classes are ImageNet's."""
+    """A timm or torchvision network with its pretrained weights, whose classes are ImageNet's. Raises ``UserError``."""
     if mistake := unknown_arch(name):
         raise UserError(f"is no file or folder, and {mistake.partition(': ')[2].replace('own, ', '', 1)}")
     if located(name)[0] == "own":
@@ -128,7 +128,7 @@ def _of_library(name: str) -> LibraryNetwork:
 
 
 def _order(flag: str, classes: Sequence[str], theirs: Sequence[str]) -> torch.Tensor | None:
-    """Places of the student's classes among the teacher's, by name."""
+    """Number of each student class among the teacher's, by name; None if they agree. Raises ``UserError``."""
     if list(classes) == list(theirs):
         return None
     lacking = sorted(set(classes) - set(theirs))
