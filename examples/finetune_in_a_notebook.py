@@ -1,4 +1,4 @@
-"""From class folders of photographs to a trained network and a page about it; every line also runs in a notebook."""
+"""Train a network on class folders of photographs and write a page about it; every line also runs in a notebook."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Own data set, network, loss and loop: ``python examples/own_loop.py --resume auto``; after a kill, repeat it."""
+"""Own data set, network, loss and loop: ``python examples/own_loop.py --resume auto``; repeat it after a kill."""
 
 import sys
 

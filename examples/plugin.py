@@ -1,6 +1,6 @@
-"""Own parts for a training, in one file: ``python main.py --plugin examples/plugin.py --arch mixer --loss poly``.
+"""Own parts for training, in one file: ``python main.py --plugin examples/plugin.py --arch mixer --loss poly``.
 
-A decorator enters each under a name that flags and recipes then know. docs/plugins.md says what each is given.
+A decorator enters each part under a name that flags and recipes then know. docs/plugins.md says what each is given.
 """
 
 import sqlite3
@@ -53,7 +53,7 @@ def poly(logits, targets):
 
 @optimizer("signsgd")
 def signsgd(groups, lr):
-    """Signs of the gradient (Bernstein et al., signSGD, 2018), which are Adam's steps without its averages."""
+    """Steps along the gradient's signs (Bernstein et al., signSGD, 2018), which are Adam's without its averages."""
     return torch.optim.Adam(groups, lr, betas=(0.0, 0.0))
 
 
@@ -70,7 +70,7 @@ def brightness(images, numbers):
 
 @metric("margin")
 def margin(logits, targets):
-    """How much more probable the right class is than the best of the others."""
+    """Probability of the right class minus that of the likeliest other class."""
     shares = logits.softmax(1)
     right = shares.gather(1, targets[:, None])[:, 0]
     return right - shares.scatter(1, targets[:, None], 0).amax(1)
@@ -78,7 +78,7 @@ def margin(logits, targets):
 
 @hook("after_validation")
 def print_width(traval, report):
-    """Anything that looks on: here the norm of the network's last layer."""
+    """Log the norm of the network's last parameter: a hook may look at anything."""
     *_, last = traval.model.parameters()
     if traval.distributed.is_main:
         traval.writer.log(f"norm of the last parameter: {last.norm():.4f}")
@@ -86,7 +86,7 @@ def print_width(traval, report):
 
 @dataset("sqlite", image_size=64, augment=("resized-crop", "flip"))
 def sqlite(path):
-    """Images in a table ``images (split TEXT, image BLOB, label INTEGER)`` of the database file at --datapath."""
+    """Images of a table ``images (split TEXT, image BLOB, label INTEGER)`` in the database file at --datapath."""
     names = [name for (name,) in sqlite3.connect(path).execute("SELECT name FROM classes ORDER BY label")]
     return Rows(path, "train"), Rows(path, "val"), names
 
