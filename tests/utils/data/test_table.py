@@ -147,6 +147,16 @@ def test_a_table_to_evaluate_needs_neither_splits_nor_training_rows(flat, tmp_pa
     assert len(get_test_data(settings(folder, tests), CPU, None).validation) == len(rows)
 
 
+def test_rows_of_test_that_are_validated_on_are_told_with_how_to_keep_them_for_the_end(flat, tmp_path):
+    folder, rows = flat
+    tests = write(tmp_path / "tests.csv", [(path, label, split.replace("val", "test")) for path, label, split in rows])
+    (line,) = read(folder, tests).warnings
+    assert "no row is of val, so those of test choose best.pt" in line and "--val-split 0.2" in line
+    kept = read(folder, tests, "--val-split", "0.2")
+    assert not any("best.pt" in line for line in kept.warnings)
+    assert len(kept.train) + len(kept.validation) == sum(split == "train" for *_, split in rows)
+
+
 def test_numbers_as_labels_keep_their_order(flat, tmp_path):
     folder, rows = flat
     numbers = {"a": "10", "b": "9", "c": "100"}

@@ -544,11 +544,17 @@ def read_labels(
     names, labels, unknown = _numbered(table, settings, train if len(train) else validation, classes, whose)
     used = np.concatenate([train, validation])
     warnings: tuple[str, ...] = ()
+    if not evaluate and table.split is not None and len(validation) and (table.split[validation] == TEST).all():
+        warnings = (
+            f"{table.flag}: no row is of val, so those of test choose best.pt and the end of --early-stopping; to keep "
+            "them for the end: --val-split 0.2, then scripts/evaluate.py RUN --split test",
+        )
     if labels.ndim > 1 and (count := int((labels[used] < 0).all(1).sum())):
         end = ""
         if settings.label_separator is not None:
             end = f"; write {settings.label_separator} where an image shows none of the classes"
-        warnings = (f"{table.flag}: {count:,} image(s) without any known label, which no figure counts{end}",)
+        line = f"{table.flag}: {count:,} image(s) without any known label, which no figure counts{end}"
+        warnings = (*warnings, line)
     if len(strange := used[unknown[used]]):
         line = f"{table.at(strange[0], 'label')} {{}} is no class of {whose or 'the rows to train on'}"
         line = line.format(printable(table.texts[table.label[strange[0]]][:80]))
