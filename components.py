@@ -1,4 +1,4 @@
-"""The components of a run: built, described for plan and log, and doubted."""
+"""The components of a run: built, described for plan and log, and checked for what is doubtful."""
 
 from __future__ import annotations
 

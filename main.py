@@ -112,7 +112,7 @@ def evaluate(run: Run, hooks: Hooks | None) -> int:
 
 
 def plan(run: Run) -> int:
-    """Build everything for training, and print the plan of it."""
+    """Build everything for training, and print the plan."""
     from components import build
 
     components = build(run)

@@ -101,6 +101,6 @@ class Rows(torch.utils.data.Dataset):
         return len(self.rows)
 
     def __getitem__(self, index):
-        connection = sqlite3.connect(self.path)  # one of each worker's own
+        connection = sqlite3.connect(self.path)  # each worker has its own
         ((image,),) = connection.execute("SELECT image FROM images WHERE rowid = ?", (self.rows[index],))
         return image, self.targets[index]

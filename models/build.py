@@ -64,7 +64,7 @@ def build_model(
         raise
     except Exception as error:  # the libraries raise many kinds of errors; a network we cannot build is bad input
         reason = " ".join(str(error).split())[:300]
-        if settings.pretrained and isinstance(error, OSError):  # also what the hub's and urllib's errors are
+        if settings.pretrained and isinstance(error, OSError):  # the hub's and urllib's errors are such, too
             raise UserError(
                 f"--pretrained: the weights of {settings.arch} could not be fetched ({reason}); fetch "
                 f"{published_as(settings.arch)[0]} elsewhere and give it with --weights FILE --new-head"
@@ -166,7 +166,7 @@ def locate(arch: str) -> tuple[str, str] | None:
 
 
 def located(arch: str) -> tuple[str, str]:
-    """Library and name as of ``locate``, for an ``arch`` that is known to exist."""
+    """Library and name as ``locate`` returns them, for an ``arch`` that is known to exist."""
     place = locate(arch)
     assert place is not None, arch
     return place
@@ -206,7 +206,7 @@ def is_timm_resnet(model: nn.Module) -> bool:
 
 
 def stem_line(model: nn.Module, image_size: Size, trained_size: Size | None) -> str:
-    """A line on the stem of ``model``, built for ``image_size`` pixels, with the reason; '' if no size decides on it.
+    """A line on the stem of ``model``, built for ``image_size`` pixels, and the reason; '' if it never depends on size.
 
     ``trained_size``: the size of the images that its weights were trained on, if known.
     """

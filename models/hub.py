@@ -57,7 +57,7 @@ def reaching(url: str) -> Iterator[None]:
 
 
 def unreachable(url: str) -> str:
-    """The reason for which the host of ``url`` cannot be reached; '' if it can, or if a proxy connects for us."""
+    """The reason why the host of ``url`` cannot be reached; '' if it can, or if a proxy connects for us."""
     parts = urlsplit(url)
     host = parts.hostname
     port = parts.port or {"http": 80}.get(parts.scheme, 443)

@@ -31,7 +31,7 @@ START_IMAGES = 5000
 # weights of a linear layer, and its share of the network's parameters
 MOST_WEIGHTS = 20_000_000
 MOST_SHARE = 0.9
-OLDER_MAX_SHIFT = 28  # of images of any size, whatever theirs was, before checkpoints held it
+OLDER_MAX_SHIFT = 28  # for images of any size, before checkpoints stored it
 
 
 class Prepared(NamedTuple):

@@ -224,6 +224,6 @@ def adapted(model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, tor
         return weights
     try:
         changed = adapt(dict(weights), model)
-    except Exception:  # written for its own files; of others it expects names that they lack
+    except Exception:  # written for the library's own files, whose names others may lack
         return weights
     return {name: value for name, value in changed.items() if isinstance(value, torch.Tensor)}

@@ -73,7 +73,7 @@ def build_teacher(source: str, data: Data, device: torch.device) -> Teacher:
     """
     flag = f"--teacher {source}"
     try:
-        # best=False: the same file for a run that goes on; distillation has a temperature of its own
+        # best=False: a run that continues gets the same file; distillation has a temperature of its own
         known = load_model(source, best=False, calibrated=False) if os.path.exists(source) else _of_library(source)
     except UserError as error:
         reasons = (line.removeprefix("--pretrained: ").removeprefix(f"{source}: ") for line in error.mistakes)

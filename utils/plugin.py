@@ -29,7 +29,7 @@ MEAN_AND_STD = (0.5, 0.25)
 
 
 def network(name: str) -> Decorator:
-    """Enter as ``--arch NAME`` a function of (classes, channels, image_size) that returns a ``torch.nn.Module``.
+    """Decorator for ``--arch NAME``: a function of (classes, channels, image_size) that returns a ``torch.nn.Module``.
 
     The module turns float32 images (n, channels, height, width), normalised, into logits (n, classes). ``image_size``:
     pixels a side, or (height, width) if they differ. Further arguments of the function are ``--model-kwargs``.
@@ -38,7 +38,7 @@ def network(name: str) -> Decorator:
 
 
 def loss(name: str) -> Decorator:
-    """Enter as ``--loss NAME`` a function of (logits, targets) that returns a tensor (), the mean over n images.
+    """Decorator for ``--loss NAME``: a function of (logits, targets) that returns a tensor (), the mean over n images.
 
     ``logits``: float32 (n, classes); ``targets``: int64 (n,), or float32 (n, classes) of mixed images.
     """
@@ -46,7 +46,7 @@ def loss(name: str) -> Decorator:
 
 
 def optimizer(name: str) -> Decorator:
-    """Enter as ``--optimizer NAME`` a function of (groups, lr) that returns a ``torch.optim.Optimizer``.
+    """Decorator for ``--optimizer NAME``: a function of (groups, lr) that returns a ``torch.optim.Optimizer``.
 
     ``groups``: dicts of parameters with their weight decay, as torch's optimizers take them. Further arguments of the
     function are ``--opt-kwargs``, ``--opt-eps`` and ``--opt-betas``.
@@ -55,7 +55,7 @@ def optimizer(name: str) -> Decorator:
 
 
 def lr_policy(name: str) -> Decorator:
-    """Enter as ``--lr-policy NAME`` a function of (step, steps) that returns a factor of ``--lr``.
+    """Decorator for ``--lr-policy NAME``: a function of (step, steps) that returns a factor of ``--lr``.
 
     ``step``: an int from 0, counted from the end of the warm-up; ``steps``: the number of steps after the warm-up.
     """
@@ -63,7 +63,7 @@ def lr_policy(name: str) -> Decorator:
 
 
 def augmentation(name: str, *, numbers: int = 1, normalised: bool = False) -> Decorator:
-    """Enter as ``--augment NAME`` a function of (images, numbers) that returns the images, augmented.
+    """Decorator for ``--augment NAME``: a function of (images, numbers) that returns the images, augmented.
 
     ``images``: (n, channels, height, width), uint8 or float32 of 0 to 255; with ``normalised`` float32 as the network
     sees them, 0 at the mean. ``numbers``: random, float32 (n, ``numbers``) in [0, 1), which depend for each image on
@@ -73,7 +73,7 @@ def augmentation(name: str, *, numbers: int = 1, normalised: bool = False) -> De
 
 
 def metric(name: str, *, lower_is_better: bool = False) -> Decorator:
-    """Enter as column ``val_NAME`` and ``--best-metric NAME`` a function of (logits, targets): a value per image.
+    """Decorator for column ``val_NAME`` and ``--best-metric NAME``: a function of (logits, targets), a value per image.
 
     ``logits``: float32 (n, classes); ``targets``: int64 (n,); the function returns a tensor (n,), and the metric is its
     mean over the validation images, each counted once on any number of processes.
@@ -82,7 +82,7 @@ def metric(name: str, *, lower_is_better: bool = False) -> Decorator:
 
 
 def hook(point: str) -> Decorator:
-    """Enter a function that training calls at a point: ``before_forward``, ``after_update``, ``after_validation`` ...
+    """Decorator for a function that training calls at ``point``: ``before_forward``, ``after_update`` and others.
 
     ``utils/loop/hooks.py`` lists the points and what each is given.
     """
@@ -99,7 +99,7 @@ def dataset(
     std: Sequence[float] | None = None,
     augment: Sequence[str] = ("resized-crop", "flip"),
 ) -> Decorator:
-    """Enter as ``--dataname NAME`` a function of (path,) that returns (training, validation, classes).
+    """Decorator for ``--dataname NAME``: a function of (path,) that returns (training, validation, classes).
 
     ``path``: ``--datapath``, or None without it. Training and validation are like a ``torch.utils.data.Dataset``, with
     ``len`` and items (image, label): the image as a Pillow image, as uint8 of shape (height, width), (height, width,

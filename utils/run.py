@@ -36,7 +36,7 @@ from utils.runtime.files import whole_file
 FIRST_SEEN = "http://localhost:6006/?tagFilter=%5ELoss%7C%5E"  # and the headline's, instead of the alphabet's first
 TAGS = {"top1": "Top1", "map": "MAP"}
 CHECKPOINTS_KEPT = 5  # last, previous, best and final, and the one being written
-STATES_PER_WEIGHT = 3  # numbers that most optimizers and a moving average add to a weight, with itself
+STATES_PER_WEIGHT = 3  # a weight itself, and what most optimizers and a moving average add to it
 # Rows of the plan that a run shows on the console as well; its log has all of them.
 ON_CONSOLE = (
     *("Data", "Labels", "Preprocessing", "Validation", "Sampling", "Training size", "Loader", "Network", "Stem"),
@@ -197,7 +197,7 @@ class Run:
         log = self.writer.log
         log(f"Run {self.own_folder.folder}")
         log(f"Command: main.py {shlex.join(self.argv)}", to_console=False)
-        if self.position is not None and self.is_main:  # where a run begins, config.yaml says
+        if self.position is not None and self.is_main:  # of a new run, config.yaml tells it
             log(self._provenance(), to_console=False)
         for title, text in self.plan.items():
             log(f"{title}: {text}", to_console=title in ON_CONSOLE)

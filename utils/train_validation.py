@@ -144,7 +144,7 @@ class TraVal:
         while not self.progress.is_finished(self.args):
             step = self.progress.step
             is_trained = self.progress.is_trained(self.args)
-            # The last may have been trained to be followed by others, and lack only its validation now.
+            # The last epoch may have been trained when more were to follow, and lack only its validation now.
             epoch = self.progress.epoch - (is_trained and self.progress.step_in_epoch == 0)
             yield epoch
             in_epoch = self.progress.step_in_epoch < self.train_loader.steps_per_epoch

@@ -372,7 +372,7 @@ def _as_items(meta: Any, raw: Any) -> Any:
 
 
 def _unseparated(raw: Any) -> str | None:
-    """Error message if one text holds several values, as in ``augment: shift flip`` or ``--augment shift,flip``."""
+    """Error message if one text holds several values, as in ``--augment shift,flip``; otherwise None."""
     flag = isinstance(raw, list)
     text = next((item for item in (raw if flag else [raw]) if isinstance(item, str) and re.search(r"[\s,]", item)), "")
     values = re.split(r"[\s,]+", text.strip("[]() \t\n,"))

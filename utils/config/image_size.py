@@ -31,7 +31,7 @@ def pixels_text(size: Size) -> str:
 
 
 def enlarged(size: Size, share: float) -> tuple[int, int]:
-    """Height and width divided by the fraction ``share``: each side rounded down, but at least 1 pixel."""
+    """Height and width of ``size`` divided by the fraction ``share``, each rounded down, but at least 1 pixel."""
     height, width = (max(1, math.floor(side / share)) for side in sides(size))
     return height, width
 

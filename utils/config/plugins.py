@@ -153,7 +153,7 @@ def _load(path: Path) -> None:
 
 @contextmanager
 def mistakes_of(file: Path, what: str = "", but: type[Exception] = UserError) -> Iterator[None]:
-    """Context that turns an error in a user's ``file``, unless it is a ``but``, into a ``UserError`` with its line.
+    """Context that turns an error in a user's ``file``, except one of type ``but``, into a ``UserError`` with its line.
 
     ``what``: the entry that is called; '' while the file is loaded, which fails on all ranks alike.
     """

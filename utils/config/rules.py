@@ -20,7 +20,7 @@ from utils.config.groups.loss import BALANCED
 from utils.config.groups.optimisation import SCHEDULE_FREE, SHARDABLE
 from utils.config.settings import GROUPS, all_settings, as_flag, flag_of
 
-DEFAULT_LR = {"sgd": 0.1, "schedulefree-sgd": 1.0}  # steps as large as sgd's with its momentum of 0.9
+DEFAULT_LR = {"sgd": 0.1, "schedulefree-sgd": 1.0}  # 1.0: steps as large as sgd's, with its momentum of 0.9
 OPTIONS = {option.name: option for _, option in all_settings()}
 
 
@@ -87,7 +87,7 @@ def concerned(v: Given, line: str) -> set[str]:
 
 
 def _all_contradictions(v: Given) -> Iterator[object]:
-    """Yield a line for each pair of settings that no run can have, or something false if there is no contradiction."""
+    """Yield a line for each contradiction, or something false in its place."""
     for of_group in GROUPS.values():
         yield from getattr(of_group, "contradictions", lambda v: ())(v)
     yield from _schedule_free(v)
@@ -131,7 +131,7 @@ def _sharding(v: Given) -> Iterator[object]:
 
 
 def global_batch_size(v: Given) -> int:
-    """Images per step: ``global_batch_size`` if given, unless ``batch_size`` has higher precedence."""
+    """Images per step: ``global_batch_size`` if given, unless ``batch_size``, which also implies it, has precedence."""
     if v.global_batch_size and not outranks(v.origins["batch_size"], v.origins["global_batch_size"]):
         return v.global_batch_size
     return v.batch_size * v.processes * v.accumulate
@@ -164,7 +164,7 @@ def derive(v: Given) -> None:
         values["global_batch_size"] = values["batch_size"] * per_step
         origins["global_batch_size"] = f"batch-size x {per_step}"
     if values["weights"] and outranks(origins["weights"], origins["pretrained"]):
-        values["pretrained"] = False  # of a recipe
+        values["pretrained"] = False  # which a recipe has set
     elif values["pretrained"] and outranks(origins["pretrained"], origins["weights"]):
         values["weights"] = None
     values.update(absolute_paths(values))

@@ -99,7 +99,7 @@ class Settings:
         return changed
 
     def of_several_labels(self) -> Settings:
-        """A copy for multi-label data, for which some defaults are others.
+        """A copy for multi-label data, for which some defaults differ.
 
         Raises ``UserError`` with the settings that need one label per image.
         """
@@ -123,7 +123,7 @@ class Settings:
         return dataclasses.replace(self.with_values(**changed), origins=origins)
 
     def with_absolute_paths(self) -> Settings:
-        """A copy whose paths of data hold in any working directory."""
+        """A copy in which the paths of the data are absolute."""
         paths = {name: getattr(self.data, name) for name in ("datapath", "labels", "class_map", "cache_dir")}
         absolute = {name: path and os.path.abspath(path) for name, path in paths.items()}
         return dataclasses.replace(self, data=dataclasses.replace(self.data, **absolute))

@@ -125,7 +125,7 @@ def without_effect(args: Settings, facts: Facts) -> list[str]:
 
 
 def _as_given(name: str, value: Any, recipe: str | None) -> str:
-    """The setting as it was written: a flag or a recipe's line; a path below the working directory as relative."""
+    """The setting as it was written: a flag or a recipe's line; a path below the working directory becomes relative."""
     if isinstance(value, str) and f"{value}{os.sep}".startswith(f"{os.getcwd()}{os.sep}"):
         value = os.path.relpath(value)
     return as_flag(name, value) if recipe is None else f"recipe {recipe}: {name.replace('_', '-')}: {as_text(value)}"

@@ -1,4 +1,4 @@
-"""Ends of the program by an error: a line on stderr and an exit code for a user's mistake or a signal."""
+"""Ends of the program by an error: the line on stderr and the exit code for a user's mistake or a signal."""
 
 from __future__ import annotations
 

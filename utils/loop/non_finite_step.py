@@ -61,7 +61,7 @@ class NonFiniteStepHandler:
         gradients = [(p, p.grad, p.grad.clone()) for p in self.model.parameters() if p.grad is not None]
         yield
         now.restore()
-        for parameter, gradient, value in gradients:  # in the same memory, which a graph may know
+        for parameter, gradient, value in gradients:  # in the same memory, which a CUDA graph may use
             parameter.grad = gradient.copy_(value)
 
     def seed(self, progress: Progress) -> None:

@@ -84,7 +84,7 @@ def go_without(step: Step, reason: str) -> None:
 
 
 def reason_against(step: Step) -> str | None:
-    """The reason for which no graph can stand for this run's steps; None if one can."""
+    """The reason why no graph can stand for this run's steps; None if one can."""
     hooks = step.hooks
     if step.device.type != "cuda":
         return "there is no GPU"
@@ -306,7 +306,7 @@ def _difference(before: list[str], after: list[str]) -> str:
 
 
 def _pass_on(batches: Sequence[Batch], made: Sequence[Outputs], passed: Passed) -> None:
-    """Call ``passed`` for each pass of a step, also for the second round that SAM makes."""
+    """Call ``passed`` for each pass of a step, including the second round that SAM makes."""
     again = [replace(batch, counted=False) for batch in batches]
     for batch, outputs in zip([*batches, *again], made, strict=False):
         passed(batch, outputs)

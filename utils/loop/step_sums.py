@@ -27,7 +27,7 @@ class StepSums:
         self.multilabel = multilabel
         kind = MultilabelMeter if multilabel else ClassificationMeter
         self.meter = kind(self.steps, distributed.device)
-        self.pending: list[tuple[float, torch.Tensor, torch.Tensor]] = []  # lr, gradient norm, scale a step
+        self.pending: list[tuple[float, torch.Tensor, torch.Tensor]] = []  # each step's lr, gradient norm, loss scale
         self._loss_names: list[str] | None = None
 
     @property

@@ -197,7 +197,7 @@ def update_best(progress: Progress, row: dict[str, float], args: Settings, whole
         progress.best_value = value
     if best and whole:
         headline = row["val_map" if "val_map" in row else "val_top1"]
-        progress.best_top1 = headline if math.isfinite(headline) else -1.0  # of images without a positive label
+        progress.best_top1 = headline if math.isfinite(headline) else -1.0  # NaN without any positive label
         progress.best_epoch = epoch
     current = row[watched.column]
     if whole and sound and watched.improves(current, progress.stopping_value, run.early_stopping_delta):

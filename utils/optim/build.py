@@ -62,7 +62,7 @@ def _spread(args: Settings, model: nn.Module, distributed: Distributed) -> nn.Mo
 
 
 class _Largest(TorchDispatchMode):
-    """Records the most bytes that one operation has read and written, without ``old`` tensors, as both exist at once.
+    """Records the most bytes that one operation has read and written together, not counting ``old`` tensors.
 
     Reading a tensor's value gives 1 for a floating-point number, and 0 for an integer or a boolean.
     """

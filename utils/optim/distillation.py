@@ -116,7 +116,7 @@ class Distillation(nn.Module):
         return terms | {"distillation": self.alpha * mean_loss(self.compare, weights, logits, self.teacher(images))}
 
     def compare(self, logits: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
-        """The teacher's term before weighting, a tensor (): compares its ``answers`` with ``logits``, (n, classes)."""
+        """The teacher's term before weighting, shape (): ``logits`` against its ``answers``, (n, classes) each."""
         dtype = torch.promote_types(logits.dtype, torch.float32)
         logits = logits.to(dtype)
         answers = answers.to(dtype)

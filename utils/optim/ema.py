@@ -101,7 +101,7 @@ class MovingAverage(WeightAverage):
 
 
 class EpochAverage(WeightAverage):
-    """Mean, in ``module``, a copy of ``model``, of its weights at the ends of epochs from ``first_epoch`` (from 1) on.
+    """Mean of ``model``'s weights at the ends of epochs from ``first_epoch`` (from 1) on, in ``module``, a copy of it.
 
     Stochastic weight averaging: Izmailov et al., Averaging weights leads to wider optima and better generalization,
     2018; computed by torch's ``AveragedModel``. Buffers are those of the latest epoch: the statistics of batch norm

@@ -21,7 +21,7 @@ TRIED = ("torch", "timm", "utils")
 
 
 class Held(ABC):
-    """An optimizer that a gradient scaler gives the flag ``found_inf``; it does not move unless the flag is 0.
+    """An optimizer that takes the flag ``found_inf`` from a gradient scaler, and does not move unless the flag is 0.
 
     ``torch.amp.GradScaler`` gives its flag to an optimizer with ``_step_supports_amp_scaling``; for any other it reads
     the flag on the host, which drains a GPU's queue in every step. Without a scaler, set ``found_inf``, a float32
@@ -105,7 +105,7 @@ class HeldByKernel(Held):
             group["lr"] = rate
 
     def _begin_momentum(self) -> None:
-        """Set SGD's momentum to zeros before its first step: if held, that would leave it as uninitialised memory.
+        """Set SGD's momentum to zeros before its first step, which, when held, would leave uninitialised memory there.
 
         The first step's result does not change: its momentum is the gradient.
         """
@@ -195,7 +195,7 @@ def _numbers(holder: dict[str, Any]) -> dict[str, Any]:
 
 
 def held(optimizer: torch.optim.Optimizer, device: torch.device) -> Held:
-    """Wrap ``optimizer`` so that a flag holds it still, in the cheapest way that it allows on ``device``."""
+    """Wrap ``optimizer`` so that a flag can hold it still, in the cheapest way that it allows on ``device``."""
     kind = type(optimizer)
     if not runs_ahead(device) or kind.__name__ in READ_BY_HOST or kind.__module__.partition(".")[0] not in TRIED:
         return HeldByHost(optimizer)

@@ -10,7 +10,7 @@ STATE = "lookahead"  # its key in the optimizer's state_dict
 
 
 class Lookahead:
-    """Slow weights, moved ``alpha`` of the way to the optimizer's after each ``every`` steps and then copied to them.
+    """Slow weights: after each ``every`` steps they go ``alpha`` of the way to the optimizer's, which then equal them.
 
     Zhang et al., Lookahead optimizer: k steps forward, 1 step back, 2019. The slow weights begin as the initial
     weights, as in the paper; in timm's class they begin as the weights after the first ``every`` steps. Steps that a

@@ -92,7 +92,7 @@ class LRPolicy:
         return self.lr_min / self.lr
 
     def position(self, step: int) -> tuple[int, float]:
-        """Cycle of ``step``, from 0, and the part of the cycle that is over, from 0 to 1; 1 at the planned end."""
+        """Number of ``step``'s cycle, from 0, and the part of the cycle that is over, 0 to 1; 1 at the planned end."""
         done = step - self._begin
         length = self.total_steps - self._begin
         if self.cycle_steps is None or length < 1:
@@ -132,7 +132,7 @@ def _whole(begin: float) -> int:
 
 
 def _falling(curve: Callable[[LRPolicy, float], float]) -> Callable[[LRPolicy, int], float]:
-    """Return a policy that in each cycle follows ``curve``, from 1 at time 0 to about 0 at time 1, to the floor."""
+    """Return a policy that in each cycle scales ``curve``, 1 at time 0 and about 0 at time 1, to peak and floor."""
 
     def factor(policy: LRPolicy, step: int) -> float:
         cycle, time = policy.position(step)

@@ -81,7 +81,7 @@ class Curves:
         self._changed = False
 
     def restore(self, whole: np.ndarray | None, steps: int) -> int:
-        """Continue from the rows ``whole``, from ``read``, and appended ones, up to ``steps``; return their number."""
+        """Load the rows ``whole`` (from ``read``) and appended ones, up to step ``steps``; return their number."""
         whole = np.empty((0, len(CURVES))) if whole is None else whole
         rows = np.concatenate([whole, self._read_rest(after=whole[:, 0].max(initial=0))])
         self._blocks = [rows[rows[:, 0] <= steps]]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 EVIDENCE = math.log(10)  # nats
 SEEN = 40  # a network that has learned a fortieth of what the labels hold would show
-ROUNDING = 2e-5  # of the losses in metrics.csv, which have six digits, together
+ROUNDING = 2e-5  # relative: of two losses in metrics.csv, which have six digits
 FEW_STEPS = 20  # they show that a command works, not whether a network learns
 TIMES_GUESSING = 10  # a validation loss above this many times that of guessing is worth a line
 # percent

@@ -21,7 +21,7 @@ from utils.runtime.devices import exact_device, to_device
 LOSS, TOP1, TOP5, COUNT = range(4)
 BINS = 15  # of the calibration error, as in Guo et al.
 NOT_A_NUMBER = BINS  # the bin of confidences that are NaN
-CHUNK = 4096  # samples counted at a time where all are at hand
+CHUNK = 4096  # samples counted at a time if all logits are at hand
 UNIT = 2**36  # of a confidence of 1: sums of whole numbers are exact in any order, for up to 2**27 images
 
 
@@ -40,7 +40,7 @@ class Report:
     own: dict[str, float] = field(default_factory=dict)
 
     HEADLINE: ClassVar = "top1"
-    FIGURES: ClassVar = ("top1", "top5")  # of the last line
+    FIGURES: ClassVar = ("top1", "top5")  # shown in a run's last line
 
     @classmethod
     def from_sums(cls, sums: list[float]) -> Report:

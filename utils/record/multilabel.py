@@ -235,7 +235,7 @@ class MultilabelReport:
     own: dict[str, float] = field(default_factory=dict, compare=False, repr=False)
 
     HEADLINE: ClassVar = "map"
-    FIGURES: ClassVar = ("map", "macro_f1", "micro_f1")  # of the last line
+    FIGURES: ClassVar = ("map", "macro_f1", "micro_f1")  # shown in a run's last line
 
     @classmethod
     def from_sums(cls, sums: Sequence[float]) -> MultilabelReport:

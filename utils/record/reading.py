@@ -25,7 +25,7 @@ class OneLabel:
     """Reading of logits as one class per image: the classes' probabilities sum to 1, and the largest is the answer."""
 
     activation: ClassVar[str] = "softmax"
-    answer: ClassVar[str] = "class"  # what an answer is, in words
+    answer: ClassVar[str] = "class"  # a word for what an answer is
     several: ClassVar[bool] = False
 
     @property
@@ -111,7 +111,7 @@ Reading = OneLabel | SeveralLabels
 
 
 def reading_of(state: Mapping[str, Any], classes: int, path: Path) -> Reading:
-    """The reading that a checkpoint's ``state`` tells; one label if it tells none. Raises ``UserError``."""
+    """The reading that a checkpoint's ``state`` asks for, by default of one label. Raises ``UserError``."""
     if not state.get("multilabel"):
         return OneLabel()
     thresholds = state.get("thresholds") or [THRESHOLD] * classes

@@ -60,7 +60,7 @@ def evaluation_lines(report: AnyReport, settings: DataSettings, point: ResumePoi
 
 
 def stopped_early(args: Settings, progress: Progress) -> str:
-    """The reason for which early stopping ended the run, its best value and the planned epochs; '' if it did not."""
+    """The reason why early stopping ended the run, its best value and the planned epochs; '' if it did not."""
     planned = args.optimisation.epochs
     if progress.epoch >= planned or not progress.stops_early(args):
         return ""

@@ -112,7 +112,7 @@ class Writer:
         return self.folder
 
     def _read(self, name: str, read: Callable[[Path], T]) -> T | None:
-        """The content of the file ``name`` by ``read``, or None if it is missing. A damaged file is set aside."""
+        """Read the file ``name`` with ``read``; None if it is missing. A damaged file is set aside."""
         folder = self._own_folder()
         path = folder / name
         if not path.is_file():
@@ -228,7 +228,7 @@ class Writer:
             self._renew(self._events, board.layout(charts))
 
     def _renew(self, events: EventFile, summary: Summary) -> None:
-        """Write a ``summary`` of which a run has one, and remove the one that the run began with."""
+        """Write a ``summary`` that a run has only once, in place of the one that it began with."""
         events.add(summary, 0)
         forget(self._own_folder(), {value.tag for value in summary.value}, events.path)
 

@@ -143,7 +143,7 @@ class Collector(nn.Module):
             self._counts = torch.zeros(self._numbers, dtype=torch.int64, device=shares.device)
         bins = (shares.nan_to_num(0) * (THRESHOLDS - 1)).long()
         known = (is_target >= 0).long().flatten()
-        is_target = is_target.clamp(min=0)  # what is missing is counted 0 times
+        is_target = is_target.clamp(min=0)  # missing labels are counted 0 times
         counts = [known]
         places = [(is_target * THRESHOLDS + bins).flatten()]
         if self._own_curves:

@@ -74,7 +74,7 @@ def worst_mistakes(mistakes: Sequence[Mistake], classes: Sequence[str]) -> np.nd
         left = GAP + place % columns * (TILE + GAP)
         top = GAP + place // columns * (TILE + CAPTION + GAP)
         picture.paste(as_image(one.pixels, TILE), (left, top))
-        missed = one.target == one.predicted  # one of several labels, as is one that the image lacks
+        missed = one.target == one.predicted  # a label that the network has missed
         answer = f"not {classes[one.predicted]}" if missed else classes[one.predicted]
         truth = "is not" if one.target == NO_CLASS else f"is {classes[one.target]}"
         draw.text((left, top + TILE + 2), _fitting(answer, f" {100 * one.share:.0f} %", font), INK, font)
