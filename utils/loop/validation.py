@@ -129,7 +129,7 @@ def _every_few_epochs(epoch: int, args: Settings) -> bool:
 
 
 def validate_in_views(loop: Any, model: nn.Module, pictured: bool) -> tuple[AnyReport, Gathered | None]:
-    """Validate ``model`` in the views of --tta and, if ``pictured``, gather what pictures of that need.
+    """Validate ``model`` in the views of --tta; if ``pictured``, also gather what pictures of the validation need.
 
     ``loop``: the ``TraVal`` that validates.
     """

@@ -39,8 +39,8 @@ class WeightAverage:
     def update(self, updates: int, epoch: int = 0, after_step: Earlier | None = None) -> None:
         """Update the average with the model's weights, in ``epoch`` (from 0), after ``updates`` earlier calls.
 
-        ``after_step`` maps each of the model's tensors to one that holds its value after the step; None if it does
-        itself.
+        ``after_step`` maps each of the model's tensors to one with its value after the step; None: that is its present
+        value.
         """
 
     def end_epoch(self, progress: Position) -> None:
