@@ -45,7 +45,13 @@ HEADERS = {
 ARCHITECTURE = "docs/architecture.md"
 COMMAND = re.compile(r"(?:[A-Z_]+=\S+ +)*(?:python|bash|sbatch)(?: --nodes \S+)? (?:scripts/|main\.py)")
 ROOTS = ("utils/", "scripts/", "tests/", "docs/", "configs/", "models/")
-OTHERS_FLAGS = {"--shm-size", "--nodes", "--list", "--index-url"}  # docker's, sbatch's, launch.sh's and pip's
+OTHERS_FLAGS = {
+    "--shm-size",
+    "--nodes",
+    "--list",
+    "--index-url",
+    "--extra",
+}  # docker's, sbatch's, launch.sh's, pip's and uv's
 
 
 def blocks(text):
@@ -366,7 +372,7 @@ FIGURES = {
     },
     "requests that come together": {
         CPU: r"32 clients get ([\d.]+) times",
-        "docs/serve.md": r"32 clients got ([\d.]+)x",
+        "docs/serve.md": r"32 clients the server handled ([\d.]+) times",
     },
     "FashionMNIST on two processes": {
         "docs/distributed.md": r"\| float32 \|[^|]*\| ([\d.]+) ±",

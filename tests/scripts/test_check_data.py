@@ -156,7 +156,7 @@ DAMAGE = {
     "truncated PNG": ("0.png", cut, "truncated"),
     "changed PNG": ("0.png", flip_bytes, ""),
     "empty": ("1.jpg", lambda path: path.write_bytes(b""), "is empty (0 bytes)"),
-    "text": ("1.jpg", lambda path: path.write_text("no image"), "no image of a known format"),
+    "text": ("1.jpg", lambda path: path.write_text("no image"), "not an image in a known format"),
     "broken link": ("1.jpg", lambda path: (path.unlink(), path.symlink_to("gone.jpg")), "No such file"),
 }
 

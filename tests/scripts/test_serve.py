@@ -215,7 +215,7 @@ def test_the_page_says_what_is_served(server):
 
 NO_IMAGES = {
     "nothing": (b"", 400, "empty"),
-    "text": (b"no image", 400, "no image of a known format"),
+    "text": (b"no image", 400, "not an image in a known format"),
     "PostScript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", 400, "known format"),
     "PPM": (b"P6 8 8 255 " + bytes(192), 400, "known format"),
     "cut": (encoded(size=(90, 90))[:-500], 400, "damaged"),
@@ -323,7 +323,7 @@ MALFORMED = {
     "two files": (form_of(GOOD, GOOD), "b0undary", "holds 2 files; send one image"),
     "no field": (b"--b0undary--\r\n", "b0undary", "no files"),
     "many fields": (form_of(*[(disposition("a", None), b"")] * 30), "b0undary", "malformed"),
-    "no image": (form_of(GOOD), "b0undary", "no image of a known format"),
+    "no image": (form_of(GOOD), "b0undary", "not an image in a known format"),
     "an empty file": (form_of((disposition("image"), b"")), "b0undary", "empty; send an image file"),
     "a strange name": (form_of((b"Content-Disposition: form-data; filename*=x''%ff\xff", b"")), "b0undary", "empty"),
 }

@@ -150,7 +150,7 @@ def damaged(root):
         "cut.jpg": (whole.getvalue()[:-900], "truncated"),
         "empty.png": (b"", "empty"),
         "program.jpg": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "PostScript"),
-        "text.jpg": (b"no image at all", "no image of a known format"),
+        "text.jpg": (b"no image at all", "not an image in a known format"),
         "too short.png": (png_that_says(300, 300), ""),
     }
     for name, (content, _) in contents.items():

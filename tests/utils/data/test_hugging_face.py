@@ -320,7 +320,7 @@ def test_damaged_rows_are_named_and_skipped_on_request(tmp_path, capsys):
     damaged = datasets.Dataset.from_dict(rows, features=table(1).features)
     root = save(tmp_path / "set", "saved", damaged, table(9, 100))
     paths = read(root).train.paths
-    for number, reason in ((7, "is no image of a known format"), (9, "holds no image")):
+    for number, reason in ((7, "is not an image in a known format"), (9, "holds no image")):
         with pytest.raises(UnreadableImage, match=rf"train\[{number}\]: cannot be read as an image .*{reason}"):
             open_image(paths[number], "RGB")
     line = [*FLAGS, "--datapath", str(root), "--output", str(tmp_path / "runs"), "--epochs", "1", "--no-progress"]

@@ -89,7 +89,7 @@ def _read(path: str | BinaryIO, read: Callable[[str | BinaryIO], Any]) -> Any:
 def why_unreadable(error: Exception) -> str:
     """The reason why an image cannot be decoded, on one line, without the path that Pillow's message repeats."""
     if isinstance(error, UnidentifiedImageError):
-        return "is no image of a known format"
+        return "is not an image in a known format"
     return " ".join(str(error).split()) or type(error).__name__
 
 
