@@ -50,14 +50,14 @@ def overall(predictions: Predictions, _: dict[str, Any]) -> str:
     of = summary(predictions)
     bootstrap, wilson = (_span(of[f"top1_interval_{kind}"]) for kind in ("bootstrap", "wilson"))
     rows = [
-        ("top-1", f"{of['top1']:.2f} %", f"95 % interval {bootstrap} (bootstrap), {wilson} (Wilson)"),
+        ("top-1", f"{of['top1']:.2f} %", f"95 % interval {wilson} (Wilson), {bootstrap} (bootstrap)"),
         *([("top-5", f"{of['top5']:.2f} %", "")] if shows_top5(len(predictions.classes)) else []),
         ("loss", f"{of['loss']:.4f}", "cross entropy, without label smoothing"),
         ("macro precision", f"{of['macro_precision']:.2f} %", ""),
         ("macro recall", f"{of['macro_recall']:.2f} %", ""),
         ("macro F1", f"{of['macro_f1']:.2f} %", ""),
         ("balanced accuracy", f"{of['balanced_accuracy']:.2f} %", ""),
-        ("calibration error", f"{of['calibration_error']:.2f} %", "expected, of 15 bins"),
+        ("calibration error", f"{of['calibration_error']:.2f} %", "expected, of 15 bins of equal width"),
     ]
     lines = metric_lines(rows)
     if of["not_a_number"]:
@@ -132,7 +132,7 @@ def calibration(bins: Sequence[Bin], temperature: Temperature | None) -> str:
         if one.images:
             percents = (f"{one.confidence:.2f}", f"{one.accuracy:.2f}", f"{one.confidence - one.accuracy:+.2f}")
             rows.append([f"{one.low:.2f} to {one.high:.2f}", f"{one.images:,}", *percents])
-    lines = ["Calibration", table(["probability", "images", "mean %", "right %", "too sure by"], rows)]
+    lines = ["Calibration", table(["probability", "images", "mean %", "right %", "overconfident by"], rows)]
     if temperature is None:
         return "\n".join([*lines, "No temperature is fitted to so few images"])
     fit = temperature
@@ -144,8 +144,9 @@ def calibration(bins: Sequence[Bin], temperature: Temperature | None) -> str:
     ]
     if temperature.at_limit:
         lines.append("warning: the fitted images determine no temperature, so this one means nothing")
-    elif fit.loss_after > fit.loss_before and fit.calibration_error_after > fit.calibration_error_before:
-        lines.append("warning: on the others it makes both worse; more images would determine it better")
+    elif fit.loss_after > fit.loss_before:
+        both = " and the calibration error" if fit.calibration_error_after > fit.calibration_error_before else ""
+        lines.append(f"warning: on the others it raises the loss{both}; more images would determine it better")
     if temperature.not_fitted_on:
         lines.append(f"warning: it is fitted on no image of these classes: {some(temperature.not_fitted_on)}")
     return "\n".join(lines)

@@ -14,6 +14,8 @@ from scripts.common.runs import RunResult, deviation, reach
 from scripts.sweeps.grid import Trial
 
 FEW = 6  # fewer pairs never let a sign-flip test reach 0.05
+TINY = 1e-9  # percentage points, far less than one image counts
+POWER = 0.8  # the share of repetitions in which a difference of ``detectable`` size is significant
 HEADERS = ("setting", "against", "n", "difference", f"{100 * CONFIDENCE:.0f} % interval", "p", "p (Holm)")
 
 
@@ -64,9 +66,8 @@ def paired(one: tuple[str, ...], other: tuple[str, ...], values: Sequence[float]
     mean = statistics.fmean(values)
     around = reach(values, ratio)
     error = math.sqrt(1 / len(values) + ratio) * deviation(values)
-    tiny = 1e-9  # percentage points, far less than one image counts
-    p = 1.0 if mean < tiny else math.nan
-    if error > tiny:
+    p = 1.0 if mean < TINY else math.nan
+    if error > TINY:
         p = 2 * float(t.sf(mean / error, len(values) - 1))
     return Difference(one, other, tuple(values), mean - around, mean + around, p)
 
@@ -125,6 +126,17 @@ def csv_rows(found: Sequence[Difference]) -> list[dict[str, Any]]:
     ]
 
 
+def detectable(width: float, pairs: int) -> float:
+    """True difference that a two-sided t test of ``pairs`` finds with a chance of ``POWER``.
+
+    ``width``: half-width of the interval of the mean, and so the smallest significant difference; a true difference of
+    that size is significant in little more than half of all repetitions. The spread is taken as known from these pairs.
+    """
+    from scipy.stats import t
+
+    return width * (1 + float(t.ppf(POWER, pairs - 1) / t.ppf((1 + CONFIDENCE) / 2, pairs - 1)))
+
+
 def remarks(found: Sequence[Difference], shown: int) -> list[str]:
     """Lines about the kind of test, and how little a few seeds can show."""
     if not found:
@@ -133,10 +145,14 @@ def remarks(found: Sequence[Difference], shown: int) -> list[str]:
     width = statistics.median((each.high - each.low) / 2 for each in found)
     others = f"; {len(found) - shown} more in differences.csv" if len(found) > shown else ""
     lines = [
-        f"p: paired t test over the same seeds, two-sided; Holm's correction is for all {len(found)} comparison(s)"
-        f"{others}",
-        f"{pairs} pairs tell a difference of about {width:.2f} points from none, hardly a smaller one",
+        f"p: paired t test over the same seeds, two-sided; Holm's correction is for all {len(found)} comparison(s), "
+        f"intervals are not corrected{others}",
     ]
+    if width > TINY:
+        lines.append(
+            f"with {pairs} pairs, a difference must reach about {width:.2f} points for p < 0.05; a true one of "
+            f"{detectable(width, pairs):.2f} is found four times out of five"
+        )
     if pairs < FEW:
         lines.append(
             f"so few cannot show that differences are normal, which a t test assumes; one without that (sign flips) "

@@ -149,8 +149,10 @@ def test_a_temperature_of_perfect_answers_or_of_a_few_says_nothing():
     found = fit_temperature(perfect)
     assert found.at_limit and "means nothing" in as_text.calibration([], found)
     harms = found._replace(at_limit=False, loss_before=0.9, loss_after=1.0, calibration_error_before=9.0)
-    for error, warned in ((8.0, False), (10.0, True)):
-        assert ("makes both worse" in as_text.calibration([], harms._replace(calibration_error_after=error))) == warned
+    for error, raised in ((8.0, "the loss;"), (10.0, "the loss and the calibration error;")):
+        text = as_text.calibration([], harms._replace(calibration_error_after=error))
+        assert f"warning: on the others it raises {raised}" in text
+    assert "raises" not in as_text.calibration([], harms._replace(loss_after=0.8, calibration_error_after=10.0))
     few = answers(*guesses(0, n=10))
     assert fit_temperature(few) is None and "to so few" in as_text.calibration([], None)
 

@@ -8,7 +8,7 @@ from scipy import stats
 
 from scripts.common.runs import RunResult
 from scripts.sweeps import tables
-from scripts.sweeps.differences import best_first, differences, holm, paired, remarks, rows
+from scripts.sweeps.differences import best_first, detectable, differences, holm, paired, remarks, rows
 from scripts.sweeps.grid import trials
 
 FIGURES = {"0.05": [91.0, 92.5, 93.1, 92.2], "0.1": [93.4, 93.3, 95.1, 94.0], "0.2": [91.2, 92.4, 93.0, 92.6]}
@@ -73,10 +73,26 @@ def test_equal_differences_claim_no_certainty():
 def test_how_little_few_seeds_can_show_is_said():
     found = differences(results_of(FIGURES))
     text = "\n".join(remarks(found, 2))
-    assert "Holm's correction is for all 3 comparison(s); 1 more in differences.csv" in text
+    assert "for all 3 comparison(s), intervals are not corrected; 1 more in differences.csv" in text
     assert "sign flips) gives 0.125 at best" in text
     many = [dataclasses.replace(found[0], values=found[0].values * 2)]
     assert "sign flips" not in "\n".join(remarks(many, 1))
+
+
+@pytest.mark.parametrize("pairs", [4, 6, 10, 30])
+def test_a_difference_of_detectable_size_is_significant_in_four_of_five_repetitions_as_the_noncentral_t_says(pairs):
+    critical = stats.t.ppf(0.975, pairs - 1)
+    power = stats.nct.sf(critical, pairs - 1, detectable(critical, pairs))  # with a standard error of 1
+    assert power == pytest.approx(0.8, abs=0.02)
+    assert stats.nct.sf(critical, pairs - 1, critical) < 0.6  # the half-width itself is no such difference
+
+
+def test_the_smallest_significant_difference_is_told_apart_from_the_one_that_is_found():
+    values = [0.0, 1.0, 2.0, 0.5, 1.5, 1.0]
+    width = stats.t.ppf(0.975, 5) * stats.sem(values)
+    line = remarks([paired(("a",), ("b",), values)], 1)[1]
+    assert f"a difference must reach about {width:.2f} points for p < 0.05" in line
+    assert f"a true one of {width * 3.4902 / 2.5706:.2f} is found four times out of five" in line  # t tables
 
 
 def test_tables_are_escaped_for_markdown_and_latex():
