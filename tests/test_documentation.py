@@ -295,7 +295,7 @@ FIGURES = {
         "configs/cifar10/fast.yaml": r"Measured: ([\d.]+) %",
     },
     "the run of the report's picture": {
-        "docs/report.md": r"is right about ([\d.]+) % of CIFAR-10's test images",
+        "docs/report.md": r"classifies ([\d.]+) % of CIFAR-10's test images",
         "docs/explain.md": r"right about ([\d.]+) % of the test images",
         "README.md": r"A report of a run: ([\d.]+) % on CIFAR-10",
     },

@@ -174,7 +174,7 @@ def recommendation_lines(audit: Audit) -> Iterator[str]:
     if trial.finite:
         before = [f"{number(audit.ran[run].error) if run in audit.ran else '-'} in {run}" for run in (SCALED, BF16)]
         result = (
-            f"outputs, loss and gradients are finite over all batches; gradient error {trial.error:.2g} of the "
+            f"outputs, loss and gradients are finite over all batches; gradient error {number(trial.error)} of the "
             f"{audit.reference.format} reference (before: {', '.join(before)})"
         )
     yield f"Verified ({setting}{kept}): {result}"

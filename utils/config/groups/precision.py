@@ -29,7 +29,7 @@ class PrecisionSettings:
         example="bf16",
     )
     tf32: bool | None = setting(
-        "TF32, float32 with 10 significant bits, for convolutions and matrix products on a GPU [as torch does]",
+        "TF32, float32 with 11 significant bits, for convolutions and matrix products on a GPU [as torch does]",
         effect=Needs("a GPU", lambda v: v.on_gpu or not v.tf32),
         shapes="validation",
     )
