@@ -45,13 +45,8 @@ HEADERS = {
 ARCHITECTURE = "docs/architecture.md"
 COMMAND = re.compile(r"(?:[A-Z_]+=\S+ +)*(?:python|bash|sbatch)(?: --nodes \S+)? (?:scripts/|main\.py)")
 ROOTS = ("utils/", "scripts/", "tests/", "docs/", "configs/", "models/")
-OTHERS_FLAGS = {
-    "--shm-size",
-    "--nodes",
-    "--list",
-    "--index-url",
-    "--extra",
-}  # docker's, sbatch's, launch.sh's, pip's and uv's
+# docker's, sbatch's, launch.sh's, pip's, uv's and W&B's
+OTHERS_FLAGS = {"--shm-size", "--nodes", "--list", "--index-url", "--extra", "--append"}
 
 
 def blocks(text):
