@@ -66,11 +66,14 @@ def main(argv: list[str]) -> int:
             text += card(Exported(subject, own.to, place.model, checked, source, quantised))
             # A class has its folder's name, which may not be text in any encoding.
             (folder / place.card).write_text(text, encoding="utf-8", errors="replace")
-            files = [f"{path.name} ({steps.in_words(path.stat().st_size)})" for path in sorted(folder.iterdir())]
+            files = [
+                f"{place.folder / path.name} ({steps.in_words(path.stat().st_size)})"
+                for path in sorted(folder.iterdir())
+            ]
     except ExportFailure as error:
         print(f"{NAME}: nothing was exported: {error}", file=sys.stderr)
         return 1
-    for line in (*quantised, f"Checked on {source}: {checked}", f"Wrote {place.folder}: {', '.join(files)}"):
+    for line in (*quantised, f"Checked on {source}: {checked}", f"Wrote {', '.join(files)}"):
         print(line, flush=True)
     if own.push:
         try:

@@ -314,7 +314,7 @@ FIGURES = {
         "configs/cifar10/airbench.yaml": r"bfloat16; ([\d.]+) % in",
     },
     "cifar10/airbench on an H100": {
-        H100: r"`fast`, five seeds \| ([\d.]+) ±",
+        H100: r"`fast` \(the recipe `cifar10/airbench`\), five seeds \| ([\d.]+) ±",
         RESULTS: ROW.format("cifar10/airbench", 5, "D"),
         "configs/cifar10/airbench.yaml": r"AVX2; ([\d.]+) % in",
     },
@@ -366,7 +366,7 @@ FIGURES = {
         "docs/distributed.md": r"joined by (\d+) Mbit/s, bf16 raised two machines from ([\d.]+) to ([\d.]+) ",
     },
     "requests that come together": {
-        CPU: r"32 clients get ([\d.]+) times",
+        CPU: r"32 clients ([\d.]+) times",
         "docs/serve.md": r"32 clients the server handled ([\d.]+) times",
     },
     "FashionMNIST on two processes": {

@@ -34,7 +34,8 @@ the same. In square brackets: what holds without the flag, where that is not one
 takes back an optional setting of a recipe, and `no-` a switch: `--no-nesterov`.
 
 A resumed run has its checkpoint's settings. It may change those that are marked *free*, which are about memory, speed
-and records; some of them change the last bits of a result. It is refused if it changes another.
+and records; some of them change the last bits of a result. If another differs, the resume is refused, unless
+`--resume-override` is given.
 """
 PROGRAM_HEAD = """# Coming from {title}
 
@@ -113,9 +114,9 @@ def settings_page() -> str:
 def settings_row(option: dataclasses.Field) -> str:
     meta = option.metadata
     flag = " ".join(filter(None, (meta["short"], flag_of(option.name))))
-    values = f"; one of {', '.join(f'`{choice}`' for choice in meta['choices'])}" if meta["choices"] else ""
+    values = f" One of {', '.join(f'`{choice}`' for choice in meta['choices'])}." if meta["choices"] else ""
     free = "" if meta["affects_result"] else " *Free.*"
-    return row([f"`{flag}`", default(option.default), f"{meta['help'].replace('%%', '%')}{values}.{free}"])
+    return row([f"`{flag}`", default(option.default), f"{meta['help'].replace('%%', '%')}.{values}{free}"])
 
 
 def default(value: object) -> str:

@@ -155,6 +155,9 @@ def test_a_quantised_file_that_takes_bytes_says_what_it_costs_and_is_no_other_ne
 ):
     output = tmp_path / "small"
     printed = exported(digits_run, "onnx", output, "--with-preprocessing", "--quantise", "static")
+    assert re.search(
+        rf"^Wrote {re.escape(str(output))}/README\.md \(.* kB\), {re.escape(str(output))}/model\.onnx \(", printed, re.M
+    )
     loaded = load_model(digits_run)
     report = predict_split(loaded, Chosen(device="cpu", progress=False)).report
     same, before, after, count, calibrated = re.search(

@@ -245,7 +245,7 @@ class DataSettings:
         within="--arch timm/test_resnet",
     )
     progressive_size: int | None = training_setting(
-        "begin training with images whose shorter side has so many pixels; they grow to the image size",
+        "begin training with images whose shorter side has this many pixels; they grow to the image size",
         check=between(1, 8192),
         metavar="PIXELS",
         synonyms="min-res",
