@@ -18,7 +18,7 @@ from torch import nn
 from models.hub import reaching, timm_name
 from models.initialisation import initialise
 from models.layers import blur_before_strides
-from models.options import class_of, options_of
+from models.options import constructor_of, options_of
 from models.small import OWN
 from utils.config import hub_networks, plugins
 from utils.config.groups.model import ModelSettings
@@ -181,7 +181,7 @@ def _torchvision_names() -> list[str]:
 def _timm(name: str, settings: ModelSettings, classes: int, channels: int, image_size: Size) -> nn.Module:
     import timm
 
-    options = options_of(settings, lambda: class_of(lambda: timm.create_model(name)))
+    options = options_of(settings, lambda: constructor_of(lambda: timm.create_model(name)))
     own: dict[str, Any] = {"pretrained": settings.pretrained, "num_classes": classes, "in_chans": channels}
     create = partial(timm.create_model, name, **{**_of_hub(settings.arch), **own, **options})
     if _has_fixed_size(name, image_size):
@@ -293,7 +293,7 @@ def _torchvision(name: str, settings: ModelSettings, classes: int, channels: int
     import torchvision
 
     pretrained = settings.pretrained
-    extra = options_of(settings, lambda: class_of(lambda: torchvision.models.get_model(name, weights=None)))
+    extra = options_of(settings, lambda: constructor_of(lambda: torchvision.models.get_model(name, weights=None)))
     extra |= _size_argument(name, image_size)
     if name in _WITH_EXTRA_HEADS:
         extra |= {"aux_logits": pretrained, "init_weights": not pretrained}

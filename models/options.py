@@ -58,7 +58,7 @@ def options_of(settings: ModelSettings, constructor: Callable[[], Callable[..., 
     return options
 
 
-def class_of(create: Callable[[], Any]) -> Callable[..., Any]:
+def constructor_of(create: Callable[[], Any]) -> Callable[..., Any]:
     """The constructor of the network that ``create`` makes, without memory for its weights where that is possible."""
     with torch.random.fork_rng(devices=[]):
         try:

@@ -42,7 +42,7 @@ def _divides_targets(v: Any) -> str | None:
 @group(in_evaluation=False, shapes="loss")
 @dataclass(frozen=True)
 class LossSettings:
-    """The training loss; validation always measures cross entropy, or that of each class of several labels."""
+    """The training loss; validation always measures cross entropy, for multi-label data of each class."""
 
     loss: str = setting(
         "training loss; bce: binary cross entropy of each class (the default with several labels an image), focal: "
