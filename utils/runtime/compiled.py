@@ -1,7 +1,7 @@
-"""What torch.compile makes, kept for each machine, versions and recipe: a second start compiles nothing.
+"""Output of torch.compile, kept by machine, versions and recipe: a second start compiles nothing.
 
-The compiler looks up what it has made in a folder, by default in the system's temporary one. Given a folder that
-stays, it keeps all of it there. ``torch.compiler.save_cache_artifacts`` would leave out the libraries of a CPU's
+The compiler looks up its earlier output in a folder, by default in the system's temporary one. Given a folder that
+stays, it keeps all output there. ``torch.compiler.save_cache_artifacts`` would leave out the libraries of a CPU's
 kernels, whose compilation takes the longest.
 """
 
@@ -26,10 +26,10 @@ VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 class KeptCompilation:
-    """The folder of what is compiled for ``recipe`` on this machine, within ``parent``, for this process to use.
+    """The folder, within ``parent``, of code compiled for ``recipe`` on ``machine``, for this process to use.
 
-    Whoever can write there can have a program executed, so one that belongs to another user, or that others can write
-    to, is left alone; ``log`` is told. A file that changed since it was listed is removed and made anew.
+    Whoever can write there can have a program executed, so a folder that belongs to another user, or that others can
+    write to, is not used, and ``log`` is told. A file that changed since it was listed is removed and made anew.
     """
 
     def __init__(self, parent: Path, recipe: str, machine: str, log: Callable[[str], None]) -> None:
@@ -54,7 +54,7 @@ class KeptCompilation:
         os.environ[VARIABLE] = str(self.folder)
 
     def write_list(self) -> None:
-        """List what has been compiled by now."""
+        """List the files compiled so far, with their digests."""
         if not self.is_used:
             return
         with suppress(OSError):  # without a list nothing can be checked, and all works
@@ -66,7 +66,7 @@ class KeptCompilation:
                 file.write(json.dumps(self._known, indent=1).encode())
 
     def _verified(self) -> tuple[dict[str, str], list[str]]:
-        """The listed files that are as they were, and those that are not any more, which are removed."""
+        """The digests of the listed files that are unchanged, and the names of changed ones, which are removed."""
         try:
             listed = json.loads((self.folder / LIST).read_bytes())
             listed = {str(name): digest for name, digest in listed.items()}
@@ -82,7 +82,7 @@ class KeptCompilation:
 
 
 def digest_of(recipe: str, machine: str) -> str:
-    """A name for all on which compiled code depends: ``recipe``, ``machine``, its instructions, and versions."""
+    """Name for everything on which compiled code depends: ``recipe``, ``machine``, its instruction set and versions."""
     try:
         import triton
 
@@ -95,7 +95,7 @@ def digest_of(recipe: str, machine: str) -> str:
 
 
 def _doubt(folder: Path) -> str:
-    """The reason not to execute what lies in ``folder``; '' if there is none."""
+    """The reason not to execute files in ``folder``; '' if there is none."""
     if not hasattr(os, "getuid"):
         return ""
     for one in (folder, folder.parent):

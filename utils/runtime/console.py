@@ -1,6 +1,6 @@
 """The terminal: Ctrl-C before anything has begun, output that nobody reads any more, a closed terminal.
 
-Import it before all else, so that it covers slow imports too. Older Pythons than ours can read this file.
+Import this module before all else, so that it covers slow imports too. Pythons too old for the rest can read it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ GONE = (errno.EPIPE, errno.EIO, errno.ECONNRESET)  # from a pipe, terminal and s
 
 
 def begin(program: str) -> None:
-    """Prepare this process; its lines begin with ``program``. A Python that is too old ends it with exit code 2.
+    """Prepare this process, whose messages begin with ``program``; end it with exit code 2 if Python is too old.
 
-    Until other handlers take over, Ctrl-C ends it without a traceback. A closed terminal does not end it; a run has
-    its log file.
+    Until other handlers take over, Ctrl-C ends the process without a traceback. A closed terminal does not end it; a
+    run has its log file.
     """
     refuse_old_python(program)
     outlive_terminal()
@@ -49,7 +49,7 @@ def refuse_old_python(program: str) -> None:
 
 
 def lacks_package(program: str, error: ModuleNotFoundError) -> int:
-    """Say which package is not installed; gives the exit code, 2. A missing module of ours is raised again."""
+    """Print which package is not installed; return the exit code, 2. Raises ``error`` again for a module of ours."""
     package = (error.name or "").partition(".")[0]
     if package in ("", "components", "main", "models", "scripts", "utils"):
         raise error
@@ -69,7 +69,7 @@ def _end(program: str, _: FrameType | None) -> None:
 
 
 def log(line: str) -> None:
-    """A line on stdout before a run has a log, from any process."""
+    """Print a line on stdout, from any process, before a run has a log."""
     print(line, flush=True)
     note_line()
 
@@ -79,12 +79,12 @@ class _LastLine:
 
 
 def note_line() -> None:
-    """Note that this process says something now."""
+    """Note that this process prints something now, for ``silence``."""
     _LastLine.seconds = time.monotonic()
 
 
 def silence() -> float:
-    """Seconds since this process last said something, or began."""
+    """Seconds since this process last printed something, or began."""
     return time.monotonic() - _LastLine.seconds
 
 
@@ -95,16 +95,16 @@ def log_at_once(line: str) -> None:
 
 
 def outlive_terminal() -> None:
-    """Let a closed terminal not end this process: SIGHUP is ignored and later output discarded."""
+    """Keep a closed terminal from ending this process: ignore SIGHUP and discard later output."""
     outlive_readers()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def outlive_readers() -> None:
-    """Let stdout and stderr accept output even if nobody reads it, for Python and all it calls.
+    """Make stdout and stderr accept output even if nobody reads it, for Python and all that it calls.
 
-    Otherwise a training would end at its next line once ``head`` has read enough, and a tool would lose its exit code
-    when Python flushes at the end.
+    Otherwise a training run would end at its next line once ``head`` has read enough, and a tool would lose its exit
+    code when Python flushes at the end.
     """
     _open_missing()
     for name, number in (("stdout", 1), ("stderr", 2)):
@@ -114,7 +114,7 @@ def outlive_readers() -> None:
 
 
 def _open_missing() -> None:
-    """Open stdin, stdout and stderr if closed: otherwise the next file gets their number, and their output."""
+    """Open stdin, stdout and stderr if closed: otherwise the next opened file gets their number, and their output."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)

@@ -13,7 +13,7 @@ _M_MMAP_MAX = -4
 
 
 def let_threads_wait_briefly() -> None:
-    """Limit how long a waiting thread spins. Call it before torch is imported: OpenMP reads it once.
+    """Limit how long a waiting thread spins. Call this before torch is imported: OpenMP reads the limit once.
 
     A thread that waits for others spins before it sleeps. Sleeping at once doubles a small network's step time, because
     waking takes longer than its operations; GNU OpenMP's default of 300,000 turns makes a step up to forty times slower
@@ -42,9 +42,9 @@ def keep_freed_memory() -> None:
 
 
 def threads_per_process(local_world_size: int) -> int:
-    """CPU threads for each process: an equal share of the cores that this machine lets us use.
+    """Number of CPU threads per process: an equal share of the cores that this machine lets us use.
 
-    ``OMP_NUM_THREADS`` wins if a person set it; torchrun itself sets it to 1 for several processes.
+    ``OMP_NUM_THREADS`` takes precedence if a person set it; torchrun itself sets it to 1 for several processes.
     """
     wished = os.environ.get("OMP_NUM_THREADS", "")
     if wished.isdigit() and int(wished) > 0 and (wished != "1" or local_world_size == 1):
@@ -53,10 +53,10 @@ def threads_per_process(local_world_size: int) -> int:
 
 
 def cores_per_process(local_world_size: int) -> int:
-    """An equal share, at least one, of ``cores``."""
+    """Number of cores for each of this machine's processes: an equal share of ``cores``, at least one."""
     return max(1, cores() // local_world_size)
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

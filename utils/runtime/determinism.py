@@ -1,4 +1,4 @@
-"""Refusal of networks that cannot be trained with ``--deterministic``, before a run begins, not in its first step."""
+"""Refusal of networks that cannot be trained with ``--deterministic``, before a run begins, not at its first step."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _REFUSED = re.compile(r"(\S+) does not have a deterministic implementation")
 def refuse_without_determinism(
     model: nn.Module, images: torch.Tensor, autocast: AbstractContextManager, training: bool
 ) -> None:
-    """Raise ``UserError`` if ``model`` computes something from ``images`` that has no deterministic algorithm here.
+    """Raise ``UserError`` if ``model`` needs, for ``images``, an operation without a deterministic algorithm here.
 
     Tries on a copy: the forward pass of validation and, with ``training``, a training step's forward and backward pass.
-    ``torch.use_deterministic_algorithms`` must be on; its errors depend on the device, the type of numbers and their
-    layout. On a GPU it is mostly adaptive pooling to several cells that has none; pooling to one cell is a mean.
+    ``torch.use_deterministic_algorithms`` must be on; its errors depend on the device, the dtype and the memory layout.
+    On a GPU it is mostly adaptive pooling to several cells that lacks one; pooling to one cell is a mean.
     """
     model = copy.deepcopy(model)
     try:

@@ -1,7 +1,7 @@
-"""Devices: which there are, and what they can do.
+"""Devices: which ones there are, and what they can do.
 
 torch calls AMD's GPUs (ROCm) ``cuda`` as well as NVIDIA's. Apple's (``mps``) and Intel's (``xpu``) have run nothing
-here yet, so they take the plain way of a CPU wherever streams, pinned memory and fused kernels would only save time.
+here yet, so they are treated like a CPU wherever streams, pinned memory and fused kernels would only save time.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from utils.config.groups.run import ACCELERATORS
 
 
 def accelerator() -> str:
-    """The kind of this machine's accelerator, '' without one that a run can use."""
+    """The kind of this machine's accelerator, such as 'cuda'; '' if it has none that a run can use."""
     found = torch.accelerator.current_accelerator(check_available=True)
     return found.type if found is not None and found.type in ACCELERATORS else ""
 
 
 def name(device: torch.device) -> str:
-    """The product name of an accelerator, '' where torch does not tell."""
+    """The product name of an accelerator; '' if torch does not tell."""
     module = torch.get_device_module(device)
     return module.get_device_name(device) if hasattr(module, "get_device_name") else ""
 
 
 def runs_ahead(device: torch.device) -> bool:
-    """True if the host launches work, copies and optimizer steps without waiting: by streams, events, pinned memory."""
+    """True if the host launches the device's work and copies without waiting, by streams, events and pinned memory."""
     return device.type == "cuda"
 
 
 def exact_device(device: torch.device) -> torch.device:
-    """The device for sums in float64 of what ``device`` computes: the host where it has no float64."""
+    """The device on which to sum in float64 what ``device`` computes: itself, or the host if it has no float64."""
     return torch.device("cpu") if device.type == "mps" else device
 
 
 def scales_losses(device: torch.device) -> bool:
-    """True if ``device`` is made for fp16 and has the kernel of torch's loss scaler, which others than CUDA try."""
+    """True if ``device`` is made for fp16 and has the kernel of torch's loss scaler, which is tried except on CUDA."""
     if device.type in ("cpu", "cuda"):
         return device.type == "cuda"
     if not torch.amp.is_autocast_available(device.type):
@@ -50,16 +50,16 @@ def scales_losses(device: torch.device) -> bool:
 
 
 def memory_bytes(device: torch.device) -> int:
-    """The device's total memory; that of the host where both are one."""
+    """Total memory of ``device`` in bytes; the host's if they share it."""
     if device.type in ("cpu", "mps"):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return torch.get_device_module(device).get_device_properties(device).total_memory
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A small CPU tensor on ``device``; to a GPU through pinned memory, so that the host does not wait.
+    """Copy a small CPU tensor to ``device``; to a GPU through pinned memory, so that the host does not wait.
 
-    float64 becomes float32 where the device has none.
+    float64 becomes float32 if the device has no float64.
     """
     if runs_ahead(device):
         return tensor.pin_memory().to(device, non_blocking=True)

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Distributed:
-    """The process group as a context manager: entered once, torn down in any case."""
+    """The process group as a context manager: set up on entry, once, and torn down in any case."""
 
     def __init__(self, ranks: RankInfo, settings: RunSettings, tf32: bool | None = None) -> None:
         """Choose the device; raises ``UserError`` if there is none. ``tf32`` as in ``PrecisionSettings``."""
@@ -84,14 +84,14 @@ class Distributed:
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
 
     def describe_device(self) -> str:
-        """The device in words, for the log."""
+        """Describe the device, for the log."""
         if self.device.type != "cpu":
             untested = "" if self.device.type == "cuda" else ", untested"
             return f"{self.device.type} ({devices.name(self.device) or 'GPU'}{untested})"
         return f"cpu, {torch.get_num_threads()} thread(s) each"
 
     def describe(self, model: torch.nn.Module, exchange: ExchangeSettings | None) -> dict[str, str]:
-        """The rows of a run's plan about its processes, over which ``model`` may be spread, and what they exchange."""
+        """The rows of a run's plan about its processes and what they exchange; ``model`` may be spread over them."""
         spread = ", parameters spread over them" if is_sharded(model) else ""
         rows = {"Processes": f"{self.world_size} on {self.describe_device()}{spread}"}
         words = plan_words(exchange) if exchange is not None and self.world_size > 1 else []
@@ -100,13 +100,13 @@ class Distributed:
     # ------------------------------------------------------------------------- collectives
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum of ``tensor`` (any shape) over ranks, in place; every rank gets the same bits."""
+        """Sum ``tensor`` (any shape) over ranks, in place; every rank gets the same bits."""
         if self.world_size > 1:
             torch.distributed.all_reduce(tensor)
         return tensor
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Tensors of all ranks, of one shape on all of them, in the order of ranks, on every rank."""
+        """Gather ``tensor``, of the same shape on all ranks: a list in the order of ranks, on every rank."""
         if self.world_size == 1:
             return [tensor]
         gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
@@ -114,11 +114,11 @@ class Distributed:
         return gathered
 
     def norm_over_ranks(self, norm: torch.Tensor) -> torch.Tensor:
-        """The norm of a vector of which each rank has a part with this ``norm``, a tensor (); on every rank."""
+        """Norm, on every rank, of a vector of which each rank holds a part; ``norm``, a tensor (), is the part's."""
         return torch.linalg.vector_norm(torch.cat(self.all_gather(norm.reshape(1))))
 
     def all_reduce_max(self, numbers: Sequence[float]) -> list[float]:
-        """The maximum of each of ``numbers`` over ranks, on every rank. With several a synchronisation point."""
+        """The maximum of each of ``numbers`` over ranks, on every rank. Synchronises ranks and devices if several."""
         if self.world_size == 1:
             return [*map(float, numbers)]
         tensor = torch.tensor(numbers, dtype=torch.float64, device=self.device)
@@ -126,10 +126,10 @@ class Distributed:
         return tensor.tolist()
 
     def run_on_rank0(self, function: Callable[[], T], long_work: str = "") -> T:
-        """Run ``function`` on rank 0 and give its (picklable) result to every rank.
+        """Run ``function`` on rank 0 and return its (picklable) result on every rank.
 
-        Every rank raises its ``UserError`` or ``OSError``: none waits for one that has failed.
-        ``long_work`` names work that may take longer than ``--timeout``, see ``without_timeout``.
+        If it raises ``UserError`` or ``OSError``, every rank raises ``UserError``: none waits for a rank that failed.
+        ``long_work`` names work that may take longer than ``--timeout``; see ``without_timeout``.
         """
         result: list[Any] = [None]
         with self.raise_on_all_ranks(), self.without_timeout(long_work) if long_work else nullcontext():
@@ -141,10 +141,10 @@ class Distributed:
 
     @contextmanager
     def without_timeout(self, what: str) -> Iterator[None]:
-        """Context of work that may take some ranks much longer than others: ends when it has ended on all of them.
+        """Context of work that may take some ranks much longer than others; it ends when all ranks have done theirs.
 
-        ``--timeout`` then limits a rank's silence, not its work. All ranks must enter it; ``what`` is logged if it
-        takes long, for a single process, too.
+        ``--timeout`` then limits a rank's silence, not its work. All ranks must enter this context. ``what`` names the
+        work in the log if it takes long, even for a single process.
         """
         work = LongWork(self.gloo_group, what) if self.world_size > 1 else None
         began = time.monotonic()
@@ -156,7 +156,7 @@ class Distributed:
             yield
 
     def gather(self, value: T) -> list[T]:
-        """Values of all ranks (picklable), in their order, on every rank."""
+        """Gather a (picklable) ``value`` from each rank: a list in the order of ranks, on every rank."""
         gathered: list[Any] = [value] * self.world_size
         if self.world_size > 1:
             torch.distributed.all_gather_object(gathered, value)
@@ -164,7 +164,7 @@ class Distributed:
 
     @contextmanager
     def raise_on_all_ranks(self) -> Iterator[None]:
-        """Make every rank raise ``UserError``, with all mistakes, if any raises it or ``OSError`` inside."""
+        """Context: if any rank raises ``UserError`` or ``OSError``, all ranks raise ``UserError`` with all mistakes."""
         mistakes: list[str] = []
         try:
             yield
@@ -181,10 +181,10 @@ class Distributed:
     def wrap(
         self, model: torch.nn.Module, image_shape: tuple[int, ...], static_graph: bool, exchange: ExchangeSettings
     ) -> torch.nn.Module:
-        """The model with gradients averaged over ranks, and rank 0's weights on all of them.
+        """Wrap ``model`` so that gradients are averaged over ranks, and give all ranks rank 0's weights.
 
         ``static_graph``: all backward passes are alike and exchange gradients; DDP can then fix their order after the
-        first. ``exchange``: how.
+        first. ``exchange``: how gradients are exchanged. One process, or a sharded model, needs no wrapper.
         """
         if self.world_size == 1 or is_sharded(model):
             return model
@@ -203,15 +203,15 @@ class Distributed:
         return wrapped
 
     def unwrap(self, network: torch.nn.Module) -> None:
-        """End what ``wrap`` gave, as other parameters train from now on: the model then needs another wrapper."""
+        """Disable the wrapper ``network`` from ``wrap``: other parameters train from now on and need a new wrapper."""
         if isinstance(network, torch.nn.parallel.DistributedDataParallel):
             network._remove_autograd_hooks()  # the object may live on, and would exchange gradients again
 
     def _settle(self, wrapped: torch.nn.parallel.DistributedDataParallel, image_shape: tuple[int, ...]) -> None:
-        """Two backward passes whose only effect is DDP's final order of gradients.
+        """Run two backward passes whose only effect is DDP's final order of gradients.
 
         DDP rebuilds its buckets after the first backward pass. Without this, the first step after a resume would add up
-        the ranks' gradients in another order than the same step of an uninterrupted run.
+        the ranks' gradients in a different order from the same step of an uninterrupted run.
         """
         buffers = [buffer.clone() for buffer in wrapped.module.buffers()]
         wrapped.train()
@@ -223,15 +223,15 @@ class Distributed:
                 buffer.copy_(before)
 
     def no_sync(self, model: torch.nn.Module, more_to_come: bool) -> AbstractContextManager:
-        """Context of forward and backward: ranks exchange gradients only in a step's last pass."""
-        # Whole gradients, kept until the last pass, would take the room that sharding saves: it adds up parts.
+        """Context for forward and backward: ranks exchange gradients unless a step has ``more_to_come`` passes."""
+        # Whole gradients, kept until the last pass, would take the memory that sharding saves: it adds up parts.
         waits = self.world_size > 1 and more_to_come and not is_sharded(model)
         return (
             model.no_sync() if waits and isinstance(model, torch.nn.parallel.DistributedDataParallel) else nullcontext()
         )
 
     def seed(self, seed: int) -> None:
-        """Seed this process's device generators: torch.manual_seed without its bookkeeping."""
+        """Seed this process's random generators, on CPU and device: torch.manual_seed without its bookkeeping."""
         torch.default_generator.manual_seed(seed)
         graphed = (
             self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
@@ -247,7 +247,7 @@ class Distributed:
 
 
 def _bf16_hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are texts, as all are here
-    """Torch's own hook under another name: torch refuses its own where it was built without CUDA, though gloo can."""
+    """Torch's own hook under another name: without CUDA, torch refuses its own, although gloo can run it."""
     return bf16_compress_hook(state, bucket)
 
 
@@ -256,7 +256,7 @@ def _log(line: str) -> None:
 
 
 def lost_contact(error: RuntimeError) -> str | None:
-    """Line about a collective's error when another process has ended or is silent; None for all other errors."""
+    """Line about a collective's ``error`` if another process has ended or is silent; None for all other errors."""
     text = " ".join(str(error).split())
     if not (isinstance(error, torch.distributed.DistError) or "gloo" in text):
         return None
@@ -265,7 +265,7 @@ def lost_contact(error: RuntimeError) -> str | None:
 
 @contextmanager
 def _first_contact() -> Iterator[None]:
-    """Turn a missing variable or a used port at the processes' first contact into a ``UserError``."""
+    """Context that turns a missing variable or a used port at the processes' first contact into a ``UserError``."""
     try:
         yield
     except torch.distributed.DistNetworkError as error:

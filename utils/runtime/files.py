@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, brought to the disk, told apart by their digests."""
+"""Files: written whole or not at all, flushed to the disk, told apart by their digests."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import IO, Any
 def whole_file(
     path: Path, mode: str = "wb", *, partial: Path | None = None, durable: bool = False, **options: Any
 ) -> Iterator[IO[Any]]:
-    """A file to write, which bears the name ``path`` once the block has ended well. Raises ``OSError``.
+    """Context that gives a file to write, named ``path`` once the block has ended without an error.
 
-    ``partial``: its name until then, by default one that suits a folder in which one process writes. ``durable``: the
-    file survives a power cut. ``options`` are those of ``open``.
+    ``partial``: the file's name until then, by default one for a folder in which only one process writes. ``durable``:
+    the file survives a power cut. ``options`` are those of ``open``. Raises ``OSError``.
     """
     partial = partial or path.with_name(f".{path.name}.tmp")
     try:
@@ -34,7 +34,7 @@ def whole_file(
 
 
 def sync(path: Path) -> None:
-    """Make a file's content, or what was made or renamed in a folder, survive a power cut."""
+    """Make a file's content, or files created or renamed in a folder, survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -43,7 +43,7 @@ def sync(path: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    """The digest of a file's bytes, in hexadecimal."""
+    """SHA-256 of a file's bytes, in hexadecimal."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):

@@ -1,4 +1,4 @@
-"""A line about work that takes long whenever nothing else has been said, so that nobody takes it for dead."""
+"""A line about long work whenever nothing else has been printed for a while, so that nobody takes it for dead."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from contextlib import suppress
 
 from utils.runtime import console
 
-SILENCE_SECONDS = 30  # the longest
-SHORT_SECONDS = 5  # work that takes no longer is not spoken for: a slow start is no reason to name what begins then
+SILENCE_SECONDS = 30  # the longest time without a line
+SHORT_SECONDS = 5  # shorter work gets no line: a slow start is no reason to name the work that begins then
 
 
 class Heartbeat:
-    """Context of work: gives ``log`` the line ``words()`` when this process has said nothing for ``SILENCE_SECONDS``.
+    """Context of work: gives ``log`` the line ``words()`` after this process was silent for ``SILENCE_SECONDS``.
 
-    A thread of its own does so, even while a step takes minutes or data does not come. It must read no tensor and enter
-    no collective, so ``words`` may use only what the host knows.
+    A separate thread does so, even while a step takes minutes or data does not arrive. The thread must read no tensor
+    and enter no collective, so ``words`` may use only what the host knows.
     """
 
     def __init__(self, words: Callable[[], str], log: Callable[[str], None]) -> None:

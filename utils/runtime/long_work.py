@@ -19,7 +19,7 @@ from torch.distributed import ProcessGroup
 from utils.config.settings import UserError
 from utils.config.spelling import some
 
-LONGEST_SECONDS = 24 * 3600  # for any work: after that it waits for something that will not happen
+LONGEST_SECONDS = 24 * 3600  # for any work: longer work must be waiting for something that will not happen
 FIRST_ROUND_SECONDS, ROUND_SECONDS = 0.01, 0.2  # between two rounds; each pause is twice the one before
 WAKE = signal.SIGALRM  # interrupts a system call of the main thread, such as the wait for a file lock
 NAMED_RANKS = 3  # in a line
@@ -30,7 +30,7 @@ class _Interrupt(BaseException):
 
 
 class LongWork:
-    """A piece of work, ``what``, on all processes of ``group``, a separate gloo group. Only for the main thread.
+    """A piece of work, named ``what``, on all processes of ``group``, a separate gloo group. Only for the main thread.
 
     ``waiting_for``: the ranks that the others wait for, as the end of a line.
     """
@@ -47,10 +47,10 @@ class LongWork:
 
     @contextmanager
     def done(self) -> Iterator[None]:
-        """Context of the work: ends when it has ended on all processes, and only then raises the work's own error.
+        """Context of the work: ends when the work has ended on all processes, and only then raises its own error.
 
-        Raises ``RuntimeError`` of torch.distributed as soon as another process is lost, ``UserError`` on all processes
-        after ``LONGEST_SECONDS``. A stop signal ends it at once.
+        Raises torch.distributed's ``RuntimeError`` as soon as another process is lost, and ``UserError`` on all
+        processes after ``LONGEST_SECONDS``. A stop signal ends the context at once.
         """
         before = signal.signal(WAKE, self._interrupt)
         threading.Thread(target=self._meet, args=(threading.get_ident(),), name="long work", daemon=True).start()
@@ -77,7 +77,7 @@ class LongWork:
             raise _Interrupt
 
     def _meet(self, main_thread: int) -> None:
-        """The thread: rounds until the work has ended everywhere or cannot end."""
+        """Thread body: rounds of exchange between ranks until the work ends everywhere or cannot end."""
         try:
             self._rounds()
             self._all_ended.set()
@@ -99,7 +99,7 @@ class LongWork:
             pause = min(2 * pause, ROUND_SECONDS)
 
     def _round(self, overdue: bool) -> list[int]:
-        """The ranks that are still working."""
+        """Exchange states between ranks; return the ranks still at work. ``overdue``: raise ``UserError`` if any is."""
         ranks = torch.distributed.get_world_size(self.group)
         state = torch.zeros(ranks + 1, dtype=torch.int64)
         state[torch.distributed.get_rank(self.group)] = not self._ended.is_set()

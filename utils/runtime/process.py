@@ -27,7 +27,7 @@ class RankInfo:
 
     @classmethod
     def from_environment(cls) -> RankInfo:
-        """The place that torchrun has set, or a single process. Raises ``UserError`` if they contradict each other."""
+        """The place that torchrun has set, else of a single process. Raises ``UserError`` for impossible variables."""
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
             return cls()
@@ -49,12 +49,12 @@ class RankInfo:
 
 
 def port_in_use(port: str) -> str:
-    """The message about a ``port`` at which these processes should have met."""
+    """Message about a used ``port``, at which these processes should have met."""
     return f"port {port} is in use on this machine, by another training perhaps"
 
 
 def end_with_parent() -> None:
-    """Have the system send SIGTERM when the parent dies, even by kill -9: nothing else would end this process."""
+    """Make the system send SIGTERM when the parent dies, even by kill -9: nothing else would end this process."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -63,15 +63,16 @@ def end_process(code: int) -> NoReturn:
     """End with exit code ``code`` as ``sys.exit`` does, without the interpreter's teardown after the exit functions.
 
     DDP keeps gloo's process group alive after it is destroyed, and if one of its threads releases a tensor during the
-    teardown, the process aborts (exit code 134 after a finished run, about one in twenty on busy cores). Extension
-    modules would list there what ``garbage_collection`` has left out as leaked, and it takes a third of a second.
+    teardown, the process aborts (exit code 134 after a finished run, about one in twenty on busy cores). In the
+    teardown, extension modules would also report as leaked what ``garbage_collection`` has left out, and it takes a
+    third of a second.
     """
     atexit.register(_skip_teardown, code)
     sys.exit(code)  # profilers and debuggers that run the program go on from here
 
 
 def _skip_teardown(code: int) -> None:
-    """The first of the exit functions, since it is registered last: calls the others, and ends."""
+    """Call all other exit functions, then end the process; registered last, this one is called first."""
     atexit.unregister(_skip_teardown)
     atexit._run_exitfuncs()  # data workers and logging end as usual
     sys.stdout.flush()

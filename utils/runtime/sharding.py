@@ -6,8 +6,8 @@ parameter, gradient, average and optimizer state; a unit's whole parameters exis
 Weights arrive in the format that autocast computes with. Autocast would otherwise keep a copy of each whole weight for
 the backward pass, and nothing would be saved. Layers of vectors alone (norms, timm's LayerScale) and what lies outside
 of the units arrive in float32, as autocast leaves them, and gradients are summed in float32: the results are those of
-autocast with whole parameters, but for rounding. Other weights that autocast would leave as they are (ConvNeXt's gamma,
-tables of position biases) are rounded, too: all of a unit arrive in one format.
+autocast with whole parameters, except for rounding. Other weights that autocast would leave as they are (ConvNeXt's
+gamma, tables of position biases) are rounded, too: all weights of a unit arrive in one format.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import nn
 
 from utils.config.settings import UserError
 
-SMALLEST_UNIT = 200  # a unit has at least one part in so many of the network's parameters
+SMALLEST_UNIT = 200  # a unit has at least one 200th of the network's parameters
 _MARK = "spread_over_processes"
 
 
@@ -29,17 +29,17 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of this process of a sharded tensor, in the same memory; any other tensor itself."""
-    with torch.no_grad():  # otherwise a view that autograd knows of
+    """This process's part of a sharded tensor, in the same memory; any other tensor unchanged."""
+    with torch.no_grad():  # otherwise autograd would record the view
         return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def spread(model: nn.Module, device: torch.device, dtype: torch.dtype | None, with_copy: bool) -> nn.Module | None:
-    """Leave each process its part of the parameters of ``model``, which begin as rank 0's. For all ranks.
+    """Spread the parameters of ``model``, which begin as rank 0's, over all processes. All ranks call this.
 
-    Optimizers must be built afterwards. ``device`` is this process's, ``dtype`` the format that autocast computes with,
-    None without. Gives a copy of ``model``, spread alike, if ``with_copy``: a sharded network cannot be copied any
-    more. Raises ``UserError`` for a network that uses one parameter in several places or has one of a single number.
+    Optimizers must be built afterwards. ``device``: this process's; ``dtype``: the format that autocast computes with,
+    None without autocast. Returns a copy of ``model``, spread likewise, if ``with_copy``, because a sharded network
+    cannot be copied. Raises ``UserError`` if a parameter is used in several places or is a single number.
     """
     shared = len([*model.named_parameters(remove_duplicate=False)]) - len([*model.parameters()])
     if shared:
@@ -80,7 +80,7 @@ def _shard(model: nn.Module, device: torch.device, dtype: torch.dtype | None) ->
 
 
 def units(model: nn.Module) -> list[nn.Module]:
-    """The blocks of ``model``, whose parameters travel together: the innermost items of its lists that have layers."""
+    """Blocks of ``model`` whose parameters travel together: the innermost items of its lists that contain layers."""
     least = sum(parameter.numel() for parameter in model.parameters()) / SMALLEST_UNIT
     lists = [module for module in model.modules() if isinstance(module, nn.Sequential | nn.ModuleList)]
     items = dict.fromkeys(
@@ -95,7 +95,7 @@ def units(model: nn.Module) -> list[nn.Module]:
 
 
 def _holders_of_vectors(model: nn.Module) -> list[nn.Module]:
-    """The modules with parameters of one dimension and no others, also not in modules within: norms, LayerScale."""
+    """Modules with parameters of at most one dimension, and none in modules within them: norms, LayerScale."""
     holders = []
     for module in model.modules():
         own = [*module.parameters(recurse=False)]
@@ -106,16 +106,16 @@ def _holders_of_vectors(model: nn.Module) -> list[nn.Module]:
 
 @torch.no_grad()
 def idle_pass(model: nn.Module, image_shape: tuple[int, ...], device: torch.device) -> None:
-    """Take part in the other processes' pass of ``model``, without images: they need this one's part of the weights.
+    """Take part, without images, in the other processes' pass of ``model``: they need this process's weights.
 
-    Does nothing unless ``model``, or a network in it, is sharded. To be called inside autocast, as theirs.
+    Does nothing unless ``model``, or a network in it, is sharded. To be called inside autocast, like their passes.
     """
     if any(map(is_sharded, model.modules())):
         model(torch.zeros(1, *image_shape, device=device))
 
 
 def release(model: nn.Module) -> None:
-    """Drop whole parameters that a forward pass without a backward pass has left, before the parts change."""
+    """Drop whole parameters that a forward pass without a backward pass has left, before their parts change."""
     if not any(map(is_sharded, model.modules())):
         return
     from torch.distributed.fsdp import FSDPModule
