@@ -24,9 +24,9 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def resolve_amp(settings: PrecisionSettings, device: torch.device) -> str:
-    """'off', 'fp16' or 'bf16': the format in the settings, or the device's default. Raises ``UserError``.
+    """The format in the settings, or the device's default: 'off', 'fp16' or 'bf16'. Raises ``UserError``.
 
-    The default stands for ``auto`` until ``choice.with_chosen_amp`` has measured.
+    The default replaces ``auto`` until ``choice.with_chosen_amp`` has measured.
     """
     if settings.amp == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise UserError(f"--amp bf16: {torch.cuda.get_device_name(device)} has no bfloat16 arithmetic; use --amp fp16")
@@ -35,14 +35,15 @@ def resolve_amp(settings: PrecisionSettings, device: torch.device) -> str:
 
 
 def build_scaler(settings: PrecisionSettings, device: torch.device) -> torch.amp.GradScaler:
-    """The gradient scaler; only fp16 enables it; otherwise it passes everything through unchanged."""
+    """Build the gradient scaler. Only fp16 enables it; otherwise it passes everything through unchanged."""
     enabled = resolve_amp(settings, device) == "fp16"
     return Scaler(device.type, init_scale=settings.init_scale, enabled=enabled)
 
 
 class Scaler(torch.amp.GradScaler):
-    """torch's, with two launches fewer for each optimizer: it copies scale and flag for several devices, of which
-    there is one.
+    """Gradient scaler like torch's, with two launches fewer per optimizer.
+
+    torch copies scale and flag for several devices, but here there is only one.
     """
 
     def _unscale_grads_(
@@ -68,7 +69,7 @@ def keep_in_fp32(model: nn.Module, names: Sequence[str], device: torch.device) -
     """Make the modules ``names`` of ``model`` compute in float32 under autocast; names as in ``named_modules``.
 
     Their floating-point inputs are cast to float32 and autocast is off inside; the next layer casts their
-    float32 output as it needs. Parameter names stay as they are. Again, for another device, it replaces the first.
+    float32 output as it needs. Parameter names stay as they are. A call for another device replaces the first.
     Raises ``UserError`` for an unknown name.
     """
     modules = dict(model.named_modules())
@@ -88,7 +89,7 @@ def keep_in_fp32(model: nn.Module, names: Sequence[str], device: torch.device) -
 def never_called(
     model: nn.Module, names: Sequence[str], image_shape: tuple[int, ...], device: torch.device, training: bool
 ) -> tuple[str, ...]:
-    """Choose the modules of ``names`` whose ``forward`` a forward pass of ``model`` leaves out; tried on a copy.
+    """Find the modules in ``names`` whose ``forward`` is not called in a forward pass of ``model``; tried on a copy.
 
     ``keep_in_fp32`` has no effect on these: lists of layers, and layers whose weights another layer uses.
     """
@@ -103,7 +104,7 @@ def never_called(
 
 
 class _InFloat32(nn.Module):
-    """Mixed into a module's class: ``forward`` without autocast, on float32 inputs."""
+    """Mixin for a module's class: runs ``forward`` without autocast, on float32 inputs."""
 
     autocast_device: str
 
@@ -117,7 +118,7 @@ def _full(value: Any) -> Any:
 
 
 def describe(settings: PrecisionSettings, device: torch.device) -> str:
-    """The dtypes in which a network computes on ``device``."""
+    """Describe the dtypes in which a network computes on ``device``."""
     amp = resolve_amp(settings, device)
     if settings.amp == MEASURED and device.type == "cpu":
         return "bf16 or float32, by measurement when the run begins"

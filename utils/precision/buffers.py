@@ -1,4 +1,4 @@
-"""Copies of tensors from before a step, such as a network's buffers, and putting them back by a flag on the device."""
+"""Copies of tensors from before a step, such as a network's buffers, and their restoration by a flag on the device."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import nn
 
-ALONE = 2**22  # bytes of a tensor from which moving it twice more takes a GPU longer than launching for it alone
-TOGETHER = 2**26  # bytes of tensors that are copied together, which takes as much memory
-UNITS = {1: torch.uint8, 2: torch.int16}  # by the bytes of a number; larger ones are several int32
+ALONE = 2**22  # bytes from which a tensor has its own launch: packing it would take a GPU longer than that
+TOGETHER = 2**26  # bytes of tensors that are copied together, which takes that much memory
+UNITS = {1: torch.uint8, 2: torch.int16}  # by the bytes of a number; larger numbers are several int32
 
 
 class Vectors:
-    """Tensors seen as vectors of their bits, several in one: a few launches copy or select them all.
+    """Tensors seen as vectors of their bits, many tensors per vector: a few launches copy or select them all.
 
-    ``tensors`` keep their memory as long as this is used, and each lies densely in it, in any order of dimensions.
+    ``tensors`` must keep their memory while this is in use, and each must be dense, in any order of dimensions.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._parts: list[list[torch.Tensor]] = []
         self.tensors: list[list[torch.Tensor]] = []
         by_unit: dict[torch.dtype, list[torch.Tensor]] = {}
-        # The longest numbers first, so that each part of a vector is aligned; of these the largest tensors last.
+        # The widest numbers first, so that each part of a vector is aligned; of equal width the largest tensors last.
         for tensor in sorted(tensors, key=lambda tensor: (-tensor.itemsize, tensor.numel())):
             by_unit.setdefault(UNITS.get(tensor.itemsize, torch.int32), []).append(tensor)
         for unit, alike in by_unit.items():
@@ -39,21 +39,21 @@ class Vectors:
         self._sizes = [[*map(len, parts)] for parts in self._parts]
 
     def copied(self) -> list[torch.Tensor]:
-        """The vectors as they are now."""
+        """Copies of the vectors as they are now."""
         return [torch.cat(parts) for parts in self._parts]
 
     def copy_to(self, vectors: list[torch.Tensor]) -> None:
-        """Copy to what ``copied`` gave."""
+        """Copy the tensors into ``vectors``, which ``copied`` returned."""
         for parts, vector in zip(self._parts, vectors, strict=True):
             torch.cat(parts, out=vector)
 
     def restore(self, vectors: list[torch.Tensor]) -> None:
-        """Make the tensors what they were when they were copied."""
+        """Set the tensors to their copies in ``vectors``."""
         for parts, sizes, vector in zip(self._parts, self._sizes, vectors, strict=True):
             torch._foreach_copy_(parts, vector.split(sizes))
 
     def restore_where(self, flag: torch.Tensor, vectors: list[torch.Tensor]) -> None:
-        """Do so if ``flag``, a tensor (), is not 0; the host does not read it."""
+        """Set the tensors to their copies in ``vectors`` if ``flag``, a tensor (), is not 0, unread by the host."""
         if not self._parts:
             return
         restored = flag != 0
@@ -66,7 +66,7 @@ class Vectors:
 
 
 class BufferCopy:
-    """Remembers the buffers of ``model`` (batch-norm statistics) and puts them back.
+    """Copy of the buffers of ``model`` (batch-norm statistics), from which they can be restored.
 
     A forward pass that overflows makes batch norm's running statistics infinite, and no later step
     repairs that: skipping a step must restore them.
@@ -85,7 +85,7 @@ class BufferCopy:
 
     @property
     def copy_of(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """Gives the copy of a buffer of the network, and any other tensor itself; None if there are no buffers."""
+        """Function that returns a buffer's copy, and any other tensor unchanged; None if there are no buffers."""
         return (lambda tensor: self._copy_of.get(id(tensor), tensor)) if self._copy_of else None
 
     def remember(self) -> None:

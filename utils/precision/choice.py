@@ -17,15 +17,15 @@ from utils.precision.amp import autocast, resolve_amp
 from utils.runtime.console import log
 from utils.runtime.distributed import Distributed
 
-ENOUGH = 0.9  # of float32's time: bfloat16 has to save a tenth to be worth its rounding
+ENOUGH = 0.9  # times float32's seconds: bfloat16 has to save a tenth to be worth its rounding
 MOST_IMAGES = 64
 ROUNDS = 3
-UNITS = ("amx_bf16", "avx512_bf16", "bf16", "svebf16")  # as /proc/cpuinfo calls them, of x86-64 and Arm
+UNITS = ("amx_bf16", "avx512_bf16", "bf16", "svebf16")  # names in /proc/cpuinfo, on x86-64 and Arm
 CPU_FLAGS = Path("/proc/cpuinfo")
 
 
 class Choice(NamedTuple):
-    """'off', 'fp16' or 'bf16', and why, for the log."""
+    """The chosen format ('off', 'fp16' or 'bf16') and the reason, for the log."""
 
     amp: str
     why: str
@@ -34,9 +34,9 @@ class Choice(NamedTuple):
 def with_chosen_amp(
     args: Settings, model: nn.Module, image_shape: tuple[int, int, int], distributed: Distributed
 ) -> Settings:
-    """The settings with a dtype in place of ``auto``, the same on all ranks. A dry run measures nothing.
+    """Replace ``--amp auto`` in the settings by a measured format, the same on all ranks. A dry run measures nothing.
 
-    Images are float32 (n, *image_shape).
+    The network's images are float32 (n, *image_shape).
     """
     if "amp" not in args.unmeasured() or args.run.dry_run:
         return args
@@ -49,7 +49,7 @@ def with_chosen_amp(
 
 
 def choose(model: nn.Module, shape: tuple[int, int, int, int], device: torch.device) -> Choice:
-    """The format for training ``model``, which stays as it is, on images of ``shape``."""
+    """Choose the format for training ``model``, which stays unchanged, on images of ``shape``."""
     if device.type != "cpu":
         precision = Settings().precision
         return Choice(resolve_amp(precision, device), "as usual on a GPU")
@@ -61,7 +61,7 @@ def choose(model: nn.Module, shape: tuple[int, int, int, int], device: torch.dev
 
 
 def has_bf16_units() -> bool:
-    """True if the CPU multiplies bfloat16 in hardware, as far as the system tells; emulated, it is far slower."""
+    """True if the CPU multiplies bfloat16 in hardware, as far as the system tells; emulation is far slower."""
     try:
         lines = CPU_FLAGS.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
@@ -73,7 +73,7 @@ def has_bf16_units() -> bool:
 def seconds_of_passes(
     model: nn.Module, shape: tuple[int, int, int, int], formats: tuple[str, ...], device: torch.device
 ) -> list[float]:
-    """The median time of a forward and backward pass of a copy of ``model`` in each format, taken in turn."""
+    """Median seconds of a forward and backward pass of a copy of ``model`` in each of ``formats``, measured in turn."""
     model = copy.deepcopy(model).train()
     generator = torch.Generator().manual_seed(0)
     images = in_layout_of(model, torch.randn(shape, generator=generator))
@@ -92,7 +92,7 @@ def seconds_of_passes(
 
 
 def in_layout_of(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
-    """``images`` (n, c, h, w) in channels-last if the filters of ``model`` are, as a loader hands them over."""
+    """Lay out ``images`` (n, c, h, w) in channels-last if the filters of ``model`` are, as a loader does."""
     filters = (parameter for parameter in model.parameters() if parameter.ndim == 4)
     if any(parameter.is_contiguous(memory_format=torch.channels_last) for parameter in filters):
         return images.contiguous(memory_format=torch.channels_last)

@@ -1,4 +1,4 @@
-"""The report on a step whose gradient was not finite: where that began, and with which samples."""
+"""The report on a step whose gradient was not finite: where the trouble began, and with which samples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNSEEN = "nothing when the step was repeated (a sum over processes overflowed, o
 
 
 class IndexedBatch(Protocol):
-    """A batch, as this module needs it, such as ``utils/data/loaders.py``'s ``Batch``."""
+    """The parts of a batch that this module needs, such as a ``Batch`` of ``utils/data/loaders.py``."""
 
     @property
     def targets(self) -> torch.Tensor: ...
@@ -36,9 +36,9 @@ class IndexedBatch(Protocol):
 
 @dataclass(frozen=True)
 class RankFinding:
-    """Finding of a rank: the non-finite layers, and the samples whose logits are not finite.
+    """Finding of one rank: the non-finite layers, and the samples whose logits are not finite.
 
-    ``too_large``: of a gradient whose values are finite but whose norm is not, its largest value, in words.
+    ``too_large``: text on a gradient whose values are finite but whose norm is not; otherwise ''.
     """
 
     rank: int
@@ -51,7 +51,7 @@ class RankFinding:
 class BadStep:
     """A step without a finite gradient. ``step`` and ``epoch`` count from one; ``samples`` are data set indices.
 
-    ``rank``: the first one affected, None if all are.
+    ``rank``: the first affected rank; None if all ranks are affected, or none is known to be.
     """
 
     step: int
@@ -68,7 +68,7 @@ class BadStep:
     def from_findings(
         cls, step: int, epoch: int, scale: float, findings: list[RankFinding], all_samples: list[int]
     ) -> BadStep:
-        """Combine what all ranks found; ``all_samples`` are those of the whole step."""
+        """Combine the findings of all ranks; ``all_samples``: the samples of the whole step."""
         samples = [sample for finding in findings for sample in finding.samples]
         position: dict[str, Any] = {"step": step, "epoch": epoch, "scale": scale}
         seen = next((finding for finding in findings if finding.layers), None)
@@ -86,7 +86,7 @@ class BadStep:
         )
 
     def summary(self) -> str:
-        """A line: where it began, the first layers, the scale and some samples."""
+        """Summarise the step in one line: where it began, the first layers, the loss scale and some samples."""
         where = f" on rank {self.rank}" if self.rank is not None else ""
         layers = f"; first layers: {', '.join(self.layers[:SHOWN_LAYERS])}" if self.layers else ""
         shown = " ".join(map(str, self.samples[:SHOWN_SAMPLES]))
@@ -95,7 +95,7 @@ class BadStep:
         return f"not finite: {self.origin}{where}{layers}; loss scale {self.scale:g}; {kind} {shown}{more}"
 
     def details(self) -> str:
-        """Everything, in several lines, for the log file and TensorBoard."""
+        """Describe the step completely, in several lines, for the log file and TensorBoard."""
         where = f" on rank {self.rank}" if self.rank is not None else ""
         lines = [
             f"step {self.step}, epoch {self.epoch}, loss scale {self.scale:g}",
@@ -109,7 +109,7 @@ class BadStep:
 
 
 def too_many_skips(count: int, step: int, epoch: int, scale: float) -> str:
-    """Reason to end after ``count`` skipped steps in a row, and what to do; ``scale`` is what the next would have."""
+    """Reason to end after ``count`` skipped steps in a row, and advice; ``scale``: the next step's loss scale."""
     steps = f"{count} steps" if count > 1 else "1 step"
     if scale > 1:
         advice = "begin with a lower --init-scale (65536 is usual), or allow more with --max-skipped-steps"
@@ -134,10 +134,10 @@ def examine(
 ) -> RankFinding:
     """Repeat a step's ``passes`` until one produces a non-finite value.
 
-    ``forward`` gives a pass's logits (n, classes), loss and more, ``backward`` takes the loss. Gradients
-    are left in place; the caller restores buffers and random state. A compiled network runs uncompiled. A sharded
-    network, which needs all ranks in every pass, goes through all of them. ``scaled``: a gradient scaler is in use,
-    which skips a step for its gradient's values, never for their norm.
+    ``forward`` returns a pass's logits (n, classes), its loss and more; ``backward`` takes a pass and its loss.
+    Gradients are left in place; the caller restores buffers and random state. A compiled network runs uncompiled. A
+    sharded network, which needs all ranks in every pass, goes through all passes. ``scaled``: a gradient scaler is in
+    use, which skips a step for its gradient's values, never for their norm.
     """
     found = NonFinite()
     samples = []
@@ -163,7 +163,7 @@ def examine(
 
 
 def _too_large(model: nn.Module) -> str:
-    """Words about a gradient whose norm overflows, with its largest value; '' if it does not."""
+    """Text on a gradient whose norm overflows, with its largest value; '' if the norm is finite."""
     gradients = {name: local(p.grad).float() for name, p in model.named_parameters() if p.grad is not None}
     if not gradients or torch.linalg.vector_norm(torch.stack(torch._foreach_norm([*gradients.values()]))).isfinite():
         return ""

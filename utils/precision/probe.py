@@ -36,11 +36,11 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 def watching(
     model: nn.Module, *, inputs: Seen | None = None, outputs: Seen | None = None, gradients: Seen | None = None
 ) -> Iterator[None]:
-    """Let every module of ``model`` report in this context, in the order of computation.
+    """Context in which every module of ``model`` reports its tensors, in the order of computation.
 
-    Each callback takes (name, module, tensor): ``inputs`` before the module runs, ``outputs`` after, and
-    ``gradients`` the gradient of the loss (scaled, if the loss was) with respect to an output. A module
-    that holds others reports after them. The network itself has the name ''.
+    Each callback takes (name, module, tensor): ``inputs`` before the module runs, ``outputs`` afterwards, and
+    ``gradients`` with the gradient of the loss (scaled, if the loss was) with respect to an output. A module
+    that holds others reports its outputs after theirs. The network itself has the name ''.
     """
 
     def before(seen: Seen, name: str, module: nn.Module, arguments: tuple[Any, ...]) -> None:
@@ -69,11 +69,11 @@ def watching(
 
 @dataclass
 class NonFinite:
-    """Layers that give values that are not finite, in order; empty lists if there are none.
+    """Layers with values that are not finite, in order; empty lists if there are none.
 
-    ``outputs``: modules whose output is not finite. ``gradients``: modules whose output's gradient is not
-    finite, in the order of the backward pass, so the network's end comes first. ``parameters``: those with
-    such a gradient. ``origin``: where that began, in words.
+    ``outputs``: modules whose output is not finite. ``gradients``: modules whose output's gradient is not finite, in
+    the order of the backward pass, so the network's end comes first. ``parameters``: parameters whose gradient is not
+    finite. ``loss``: True if the loss is not finite. ``origin``: where it began, as text.
     """
 
     outputs: list[str] = field(default_factory=list)
@@ -89,9 +89,9 @@ class NonFinite:
 def find_non_finite(
     model: nn.Module, forward: Callable[[], torch.Tensor], backward: Callable[[torch.Tensor], None]
 ) -> NonFinite:
-    """Run ``backward(forward())`` and see which layers of ``model`` give non-finite values.
+    """Run ``backward(forward())`` and find the layers of ``model`` that give non-finite values.
 
-    ``forward`` gives the loss; its effects are not undone: the caller restores buffers and gradients.
+    ``forward`` returns the loss. Effects of the passes are not undone: the caller restores buffers and gradients.
     Everything is checked on the device and read once at the end.
     """
     records: list[tuple[str, str, nn.Module, torch.Tensor]] = []
@@ -115,7 +115,7 @@ def find_non_finite(
         return found
     finite = torch.stack([flag for *_, flag in records]).tolist()
     bad: dict[str, list[Any]] = {kind: [] for kind in ("inputs", "outputs", "gradients")}
-    fed: dict[str, bool] = {}  # whether the running call of a module got finite inputs
+    fed: dict[str, bool] = {}  # whether a module's current call got finite inputs
     for (kind, name, _, _), is_finite in zip(records, finite, strict=True):
         if kind == "inputs":
             fed[name] = fed.get(name, True) and is_finite
