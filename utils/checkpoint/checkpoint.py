@@ -48,7 +48,7 @@ KEYS = (
     "versions",
     "fingerprint",
 )
-# of some runs
+# keys that only some runs have
 OPTIONAL = {
     *(
         "class_weights",
@@ -68,16 +68,16 @@ MANIFEST = "manifest.json"
 NOT_OURS = "it is damaged, or not a file of torch.save"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NEWEST_FIRST = ("last.pt", "previous.pt", "final.pt", "best.pt", "initial.pt")
-# Under which key training programs keep the weights. As ours, timm's and torchvision's prefer a moving average.
+# Keys under which training programs keep the weights. Like ours, timm's and torchvision's prefer a moving average.
 HOLDERS = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model")
 PREFIXES = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
 
 
 class Checkpointer:
-    """Saves into one folder. Every rank has one; only that with ``is_main`` writes.
+    """Saves checkpoints into ``folder``. Every rank has a ``Checkpointer``; only the one with ``is_main`` writes.
 
-    ``save`` copies the state and returns; a thread writes the copy, one at a time. The next ``save`` or ``wait``
-    raises its error. ``warn`` gets a line when somebody has removed the folder and it is made again.
+    ``save`` copies the state and returns; a thread writes the copies, one at a time. The next ``save`` or ``wait``
+    raises a write's error. ``warn`` gets a line when somebody has removed the folder and it is made again.
     """
 
     def __init__(self, folder: Path, is_main: bool, warn: Callable[[str], None] = lambda line: None) -> None:
@@ -96,9 +96,7 @@ class Checkpointer:
     def save(self, state: dict[str, Any], *names: str) -> None:
         """Write ``state``, as it is now, under each of ``names`` ('last', 'best', ...).
 
-        Its keys are ``KEYS``, and any of ``OPTIONAL``.
-
-        Waits for the write before and raises its error.
+        The keys of ``state`` are ``KEYS`` and any of ``OPTIONAL``. Waits for the previous write and raises its error.
         """
         assert set(state) - OPTIONAL == set(KEYS), set(state) ^ set(KEYS)
         if not self.is_main:
@@ -114,7 +112,7 @@ class Checkpointer:
         self._writing = self._thread.submit(write)
 
     def _make_again(self) -> None:
-        """Make the folder again if it alone was removed: the state is whole, and losing it would be worse."""
+        """Make the folder again if it was removed, but not its parent: losing the state would be worse."""
         if self.folder.is_dir() or not self.folder.parent.is_dir():
             return
         with suppress(OSError):  # which writing will report
@@ -125,9 +123,9 @@ class Checkpointer:
             )
 
     def wait(self) -> None:
-        """Return when everything is on the disk.
+        """Wait until everything is on the disk.
 
-        Raises ``UserError`` if it is full or not writable; earlier checkpoints stay.
+        Raises ``UserError`` if the disk is full or not writable; earlier checkpoints stay.
         """
         if self._writing is None:
             return
@@ -137,7 +135,7 @@ class Checkpointer:
             raise error
 
     def take_as_last(self, path: Path) -> None:
-        """Make the checkpoint ``path`` ``last.pt``, too; the one that it replaces becomes ``previous.pt``."""
+        """Make the checkpoint ``path`` also ``last.pt``; the one that it replaces becomes ``previous.pt``."""
         self._replace(path, ("last",))
 
     def _write(self, state: dict[str, Any], names: tuple[str, ...]) -> None:
@@ -164,7 +162,7 @@ class Checkpointer:
         return f"--output: cannot write {self.folder / names[0]}.pt ({_reason(error)}): {advice}{before}"
 
     def _replace(self, written: Path, names: tuple[str, ...]) -> None:
-        """Rename, with the manifest one step ahead: it accepts old and new digests until all is done."""
+        """Rename ``written`` to ``names``; until that is done, the manifest accepts old and new digests."""
         digest = sha256(written)
         before = _manifest(self.folder)
         after = before | {f"{name}.pt": [digest] for name in names}
@@ -193,10 +191,10 @@ class Checkpointer:
 def load(
     path: Path, digest: str | None = None, places: Places | None = None, *, outline: bool = False
 ) -> dict[str, Any]:
-    """A verified checkpoint, on the CPU. Raises ``UserError`` with the file and what is wrong.
+    """Load a verified checkpoint, on the CPU. Raises ``UserError`` with the file and what is wrong.
 
-    ``digest``: the SHA-256 that the file must have, regardless of the manifest. ``places``: give only those parts of
-    tensors that belong to this process, where they belong. ``outline``: a sharded one may give tensors without content.
+    ``digest``: the SHA-256 that the file must have, regardless of the manifest. ``places``: load only this process's
+    part of each tensor, onto its device. ``outline``: tensors of a sharded checkpoint may have no content.
     """
     state = _content(path, digest)
     if SHARDS not in state:
@@ -208,9 +206,9 @@ def load(
 
 
 def write_whole(path: Path, state: dict[str, Any]) -> None:
-    """Write ``state``, as ``load`` gave it, into one new file at ``path``; it appears once it is whole.
+    """Write ``state``, as ``load`` returned it, into one new file at ``path``, which appears once it is whole.
 
-    Raises ``UserError`` if the disk refuses.
+    Raises ``UserError`` if the file cannot be written.
     """
     try:
         with whole_file(path, durable=True) as file:
@@ -220,12 +218,12 @@ def write_whole(path: Path, state: dict[str, Any]) -> None:
 
 
 def read_quickly(path: Path) -> dict[str, Any]:
-    """A checkpoint's content, not verified; its tensors are not read. Raises what torch raises."""
+    """Load a checkpoint without verifying it or reading its tensors, which stay in the file. Raises torch's errors."""
     return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
 
 
 def _content(path: Path, digest: str | None) -> dict[str, Any]:
-    """The content of the file ``path``, verified; of a sharded checkpoint everything but tensors."""
+    """The verified content of the file ``path``; for a sharded checkpoint, everything except tensors."""
     if os.path.isdir(path):
         raise UserError(f"{path}: is a folder; give a file in it")
     if not os.path.isfile(path):  # waiting for a pipe could take forever
@@ -249,9 +247,10 @@ def _content(path: Path, digest: str | None) -> dict[str, Any]:
 
 
 def _verify(path: Path, digest: str | None) -> None:
-    """Compare with ``digest``, the manifest's SHA-256 or, without either, the file's own CRC-32; refuse zip bombs.
+    """Compare the file with ``digest``, the manifest's SHA-256 or, without either, its own CRC-32; refuse zip bombs.
 
-    torch.load also reads compressed and overlapping entries, with which a few bytes can claim terabytes.
+    Raises ``UserError`` or ``ValueError``. torch.load also reads compressed and overlapping entries, with which a few
+    bytes can claim terabytes.
     """
     digests = [digest] if digest else _manifest(path.parent).get(path.name)
     while digests and sha256(path) not in digests:
@@ -294,14 +293,14 @@ def _unpickle(path: Path) -> Any:
 
 
 def _is_safetensors(path: Path, size: int) -> bool:
-    """True if the file begins as safetensors do, with the length of a JSON header, whatever its name."""
+    """True if the file, whatever its name, begins like a safetensors file, with the length of a JSON header."""
     with open(path, "rb") as file:
         start = file.read(9)
     return start[8:] == b"{" and int.from_bytes(start[:8], "little") <= size - 8
 
 
 def _safetensors(path: Path) -> dict[str, torch.Tensor]:
-    """A file of safetensors, which holds nothing but tensors. Raises ``ValueError`` if it is damaged."""
+    """The content of a safetensors file, which holds nothing but tensors. Raises ``ValueError`` if it is damaged."""
     import safetensors.torch  # needed for such files only
 
     try:
@@ -314,7 +313,7 @@ def _safetensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def load_run(path: Path) -> dict[str, Any]:
-    """Load, as ``load``, a checkpoint to continue from: every part must be there and of its kind."""
+    """Load, as ``load`` does, a checkpoint to continue from: every part must be present and of the right kind."""
     state = load(path, outline=True)
     lacking = [key for key in KEYS if key not in state]
     if not lacking and state["format"] != FORMAT:
@@ -334,7 +333,7 @@ def load_run(path: Path) -> dict[str, Any]:
 def newest(
     folder: Path, warn: Callable[[str], None], read: Callable[[Path], dict[str, Any]] = load_run
 ) -> tuple[Path, dict[str, Any]] | None:
-    """The newest checkpoint in ``folder`` that verifies, None without any; calls ``warn`` for damaged ones."""
+    """The newest checkpoint in ``folder`` that ``read`` accepts, None without any; calls ``warn`` for damaged ones."""
     whole: list[tuple[Path, dict[str, Any]]] = []
     _manifest(folder, warn)
     for name in NEWEST_FIRST:
@@ -348,11 +347,11 @@ def newest(
         whole.append((folder / name, state))
         if name == "last.pt" and not _is_newer(folder / "best.pt", folder / name):
             break
-    return max(whole, key=lambda item: _step(item[1]), default=None)  # of equal ones the first
+    return max(whole, key=lambda item: _step(item[1]), default=None)  # of several with the same step, the first
 
 
 def _is_newer(path: Path, other: Path) -> bool:
-    """True if ``path`` was written after ``other``: best.pt is, with --save-every-epochs above 1."""
+    """True if ``path`` was written after ``other``, as best.pt may be with --save-every-epochs above 1."""
     with suppress(OSError):
         return path.stat().st_mtime_ns > other.stat().st_mtime_ns
     return False
@@ -365,7 +364,7 @@ def _step(state: dict[str, Any]) -> int:
 
 
 def weights_of(state: dict[str, Any], path: Path) -> dict[str, torch.Tensor]:
-    """The weights to use from a checkpoint: ours, timm's, torchvision's, or a bare state_dict.
+    """The weights to use from a checkpoint: ours, timm's, torchvision's, or a bare state_dict. Raises ``UserError``.
 
     A moving average of the weights is preferred, and the prefixes of wrapped networks are removed.
     """
@@ -382,14 +381,14 @@ def weights_of(state: dict[str, Any], path: Path) -> dict[str, torch.Tensor]:
 
 
 def _clean(name: str) -> str:
-    """``name`` as the bare network has it: torch.compile may have wrapped a layer, the others wrap the whole."""
+    """Remove wrappers' prefixes from ``name``: torch.compile may wrap a layer, the other wrappers wrap a network."""
     while name.startswith(PREFIXES):
         name = name.removeprefix("module.").removeprefix("_orig_mod.")
     return name.replace("._orig_mod.", ".")
 
 
 class Misfits(NamedTuple):
-    """The names by which weights and a network differ: those that are ``missing``, ``unexpected``, or ``misshapen``."""
+    """Names of weights that do not fit a network: ``missing`` and ``unexpected`` ones, and ``misshapen`` ones."""
 
     missing: list[str]
     unexpected: list[str]
@@ -397,7 +396,7 @@ class Misfits(NamedTuple):
 
 
 def misfits(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> Misfits:
-    """Differences of ``weights`` from what ``model`` needs."""
+    """Compare ``weights`` with what ``model`` needs."""
     own = model.state_dict()
     return Misfits(
         missing=[name for name in own if name not in weights],
@@ -438,7 +437,7 @@ def average_moved_since_validation(state: dict[str, Any]) -> bool:
 
 
 def _manifest(folder: Path, warn: Callable[[str], None] = lambda line: None) -> dict[str, list[str]]:
-    """The SHA-256 digests that each checkpoint may have; empty without a manifest. Calls ``warn`` if it is damaged."""
+    """SHA-256 digests that each checkpoint may have; empty without a manifest. Calls ``warn`` if that is damaged."""
     path = folder / MANIFEST
     if not os.path.lexists(path):
         return {}
@@ -458,12 +457,12 @@ def _write_manifest(folder: Path, digests: dict[str, list[str]]) -> None:
 
 
 def _reason(error: OSError | RuntimeError) -> str:
-    """The system's words for the error; torch's own message names a line of its source instead."""
+    """The system's text for the error; torch's own message names a line of its source instead."""
     cause = _cause(error)
     return cause.strerror or str(cause) or " ".join(str(error).split())[:200]
 
 
 def _cause(error: OSError | RuntimeError) -> OSError:
-    """The system's error behind one of torch; an empty one if it does not say."""
+    """The system's error behind an error of torch; an empty ``OSError`` if there is none."""
     cause = error if isinstance(error, OSError) else error.__context__
     return cause if isinstance(cause, OSError) else OSError()

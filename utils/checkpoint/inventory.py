@@ -1,4 +1,4 @@
-"""The parts of a checkpoint: listed, sound, and all there."""
+"""The parts of a checkpoint: a list of them, and checks that they are complete and of the right kinds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LARGEST = 10  # times the file's size: tensors may share or repeat numbers
 
 
 def parts(state: Any) -> Iterator[tuple[str, Any]]:
-    """Parts of nested dicts, lists and tuples, each with its path, such as ``progress/step``.
+    """Yield the parts of nested dicts, lists and tuples, each after its path, such as ``progress/step``.
 
     Raises ``ValueError`` if ``state`` is nested too deeply, has too many parts, or keys other than text and numbers.
     """
@@ -38,14 +38,14 @@ def parts(state: Any) -> Iterator[tuple[str, Any]]:
 
 
 def inventory(state: dict[str, Any]) -> list[str]:
-    """A line for each part of ``state`` but the inventory itself: its path and its kind, sorted.
+    """A line for each part of ``state`` except the inventory itself: its path and its kind, sorted.
 
     ``progress/step: int``, ``model/fc.weight: float32 10x64``, ``classes: list of 10``. An item of a list has a line
     only if it is a tensor or has parts itself.
     """
     listed = []
     within = {key: value for key, value in state.items() if key != CONTENTS}
-    plain: set[str] = set()  # paths of lists: of their plain items the inventory holds the number
+    plain: set[str] = set()  # paths of lists, of whose plain items only the number is listed
     for path, value in parts(within):
         if isinstance(value, list | tuple):
             plain.add(path)
@@ -56,7 +56,7 @@ def inventory(state: dict[str, Any]) -> list[str]:
 
 
 def missing(state: dict[str, Any]) -> list[str]:
-    """Parts that ``state``'s own inventory lists and ``state`` lacks, or has of another kind; a phrase each."""
+    """Parts that ``state``'s own inventory lists, but ``state`` lacks or has as another kind; one phrase each."""
     listed = state.get(CONTENTS)
     if not isinstance(listed, list) or not all(isinstance(line, str) for line in listed):
         return [f"its list of {CONTENTS}"]
@@ -82,7 +82,7 @@ def refuse_swollen(state: Any, size: int) -> None:
 
 
 def wrong_kinds(state: dict[str, Any]) -> list[str]:
-    """The parts that a run needs to continue and that are of another kind; a phrase each."""
+    """The parts that a run needs to continue, but that are of the wrong kind; one phrase each."""
     ema = state["ema"]
     right = {
         "model": _is_weights(state["model"]),
@@ -106,7 +106,7 @@ def _is_weights(value: Any) -> bool:
 
 
 def _is_optimizers(value: Any) -> bool:
-    """The state of an optimizer, or a list of several."""
+    """True for the state of an optimizer, or a list of several states."""
     return all(map(_is_optimizer, value)) and bool(value) if isinstance(value, list) else _is_optimizer(value)
 
 

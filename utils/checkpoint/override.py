@@ -1,4 +1,4 @@
-"""The settings that a run goes on with: its own, or others and other data with ``--resume-override``."""
+"""The settings with which a run goes on: its own or, with ``--resume-override``, others, also with other data."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from utils.config.groups.optimisation import OptimisationSettings
 from utils.config.rules import OPTIONS
 from utils.config.settings import Settings, UserError, as_flag
 
-# of an optimizer's group; each step sets the learning rate
+# of an optimizer's group, except the learning rate, which each step sets
 HYPERPARAMETERS = ("momentum", "nesterov", "eps", "betas", "beta1", "weight_decay", "lr_scale", "name")
 
 
 def settings_to_go_on(point: ResumePoint, args: Settings) -> Settings:
-    """The settings ``args`` with what the run of ``point`` has measured when it began.
+    """The settings ``args``, completed by what the run of ``point`` measured when it began.
 
-    Raises ``UserError`` for what its state does not fit or, without --resume-override, for any other experiment.
+    Raises ``UserError`` for settings that the run's state does not fit or, without --resume-override, for any that
+    would change the experiment.
     """
     if args.run.resume_override:
         refuse_impossible(point, args)
@@ -31,7 +32,7 @@ def settings_to_go_on(point: ResumePoint, args: Settings) -> Settings:
 
 
 def refuse_impossible(resume_point: ResumePoint, args: Settings) -> None:
-    """Raise ``UserError`` with a line for each difference that the state does not fit."""
+    """Raise ``UserError`` with a line for each setting in ``args`` that the checkpoint's state does not fit."""
     mistakes = []
     differences = resume_point.differences(args)
     for difference in _that_shape("state", differences):
@@ -52,10 +53,10 @@ def refuse_impossible(resume_point: ResumePoint, args: Settings) -> None:
 def refuse_other_groups(
     resume_point: ResumePoint, args: Settings, groups_of: Callable[[OptimisationSettings], list[dict[str, Any]]]
 ) -> None:
-    """Raise ``UserError`` if ``args`` group the parameters in another way than the checkpoint's settings do.
+    """Raise ``UserError`` if ``args`` group the parameters differently from the checkpoint's settings.
 
-    ``groups_of`` gives an optimizer's groups. Its state knows a parameter only by its place in them: in others, one
-    would get another's momentum.
+    ``groups_of`` returns an optimizer's groups. An optimizer's state identifies a parameter only by its place in the
+    groups: in other groups, it would get another parameter's momentum.
     """
     changed = _that_shape("groups", resume_point.differences(args))
     if not changed:
@@ -73,7 +74,7 @@ def refuse_other_groups(
 
 
 def refuse_other_head(resume_point: ResumePoint, classes: tuple[str, ...], multilabel: bool = False) -> None:
-    """Raise ``UserError`` if the data set has another number of classes, or of labels an image."""
+    """Raise ``UserError`` if data set and checkpoint differ in number of classes or in being multi-label."""
     if len(classes) != len(resume_point.state["classes"]) or multilabel != resume_point.multilabel:
         difference = resume_point.data_differences(classes, None, multilabel)[0]
         raise UserError(
@@ -82,7 +83,7 @@ def refuse_other_head(resume_point: ResumePoint, classes: tuple[str, ...], multi
 
 
 def _that_shape(what: str, differences: dict[str, str]) -> list[str]:
-    """The lines about settings that shape ``what``, as their fields say."""
+    """The lines of ``differences`` about settings whose fields say that they shape ``what``."""
     return [line for name, line in differences.items() if OPTIONS[name].metadata["shapes"] == what]
 
 
@@ -94,10 +95,10 @@ def carry_over(
     steps_per_epoch: int,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
 ) -> tuple[dict[str, Any], list[str]]:
-    """The state to continue from with ``args`` and this data, and a line for each change.
+    """The state from which to continue with ``args`` and this data, and a line for each change.
 
-    The settings of ``args`` replace those in the optimizers' state. If steps now see other samples, the rest of a
-    cut epoch is skipped, and the learning rate is that of the beginning of an epoch.
+    The settings of ``args`` replace those in the optimizers' state. If steps now see other samples, the rest of an
+    unfinished epoch is skipped, and the learning rate is that of the beginning of an epoch. Raises ``UserError``.
     """
     optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     differences = resume_point.differences(args)
@@ -113,11 +114,11 @@ def carry_over(
         and args.data.val_batch_size is None
         and "global_batch_size" in differences
     ):
-        shaped.add("validation images")  # a cut validation then counts these batches
+        shaped.add("validation images")  # --max-val-batches then counts batches of this size
     others = ("validation images", "views of the validation images")
     of_others = "data" if data else next((what for what in others if what in shaped), None)
     if of_others or shaped & {"validation", "network"}:
-        progress.validated_step = 0  # its figures are not of these settings, beside which a checkpoint would show them
+        progress.validated_step = 0  # a checkpoint would show its figures beside settings that did not give them
     if of_others or "best_metric" in differences:
         progress.forget_best()
         what = f"other {of_others}" if of_others else "another metric"
@@ -139,7 +140,7 @@ def carry_over(
 
 
 def _skip_rest(progress: Progress, args: Settings) -> str:
-    """Go to the beginning of the next epoch, or of this one if it is the last; gives a line for the log."""
+    """Go to the beginning of the next epoch, or of this one if it is the last; return a line for the log."""
     step = progress.step_in_epoch
     if progress.epoch + 1 < args.optimisation.epochs:
         progress.finish_epoch()
@@ -149,7 +150,7 @@ def _skip_rest(progress: Progress, args: Settings) -> str:
 
 
 def _with_settings_of(optimizers: Sequence[torch.optim.Optimizer], stored: Any) -> Any:
-    """The stored state(s), with the hyperparameters of ``optimizers``."""
+    """The ``stored`` state, or list of states, with the hyperparameters of ``optimizers``. Raises ``UserError``."""
     states = stored if isinstance(stored, list) else [stored]
     results = []
     for optimizer, state in zip(optimizers, states, strict=True):

@@ -1,4 +1,4 @@
-"""The progress of a run: all that a resume needs besides tensors."""
+"""The progress of a run: everything that resuming needs besides tensors."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ from typing import Any
 from utils.config.settings import Settings
 
 NOTHING = (0.0, 0.0, 0.0, 0.0)
-NUMBERS_OF_A_STEP = 8  # a ``StepRecord``'s
+NUMBERS_OF_A_STEP = 8  # in a ``StepRecord``
 MOST_STEPS = 2**53
-REQUIRED = {"required": True}  # of a field that every checkpoint of ``checkpoint.FORMAT`` holds
+REQUIRED = {"required": True}  # marks a field that every checkpoint of ``checkpoint.FORMAT`` holds
 
 
 @dataclass
 class Progress:
     """Position and running sums: plain numbers and texts, exact in a checkpoint.
 
-    A new field gets a plain default, which checkpoints from before it resume with.
+    A new field needs a plain default, with which older checkpoints resume.
 
-    ``epoch``: epochs completed. ``step_in_epoch``: optimizer steps done in the current one. ``step``: optimizer steps
-    in total, including those that the scaler skipped: ``skipped_steps`` moved no weights, the latest
-    ``skipped_in_row`` steps are such ones, ``partly_skipped_steps`` moved only some optimizers' weights.
-    ``epoch_sums`` and ``window_sums``: summed loss, top-1 and top-5 hits, count, and the losses in ``loss_names``,
-    since the beginning of the epoch and since the last log line. ``best_top1``: percent. ``bad_images``: paths of
-    unreadable images so far; ``replaced_images``: how often training took another one instead. ``last_step``: the
-    latest ``StepRecord``, which may hold NaN. ``last_validation``: the ``numbers`` of the report after step
-    ``validated_step``. ``shifted_steps``: what --resume-override added to the position in the learning-rate schedule
-    because an epoch got another number of steps.
-    With several labels an image, the sums are those of ``MultilabelReport.from_sums``, and ``best_top1`` is a mean
+    ``epoch``: epochs completed. ``step_in_epoch``: optimizer steps done in the current epoch. ``step``: optimizer steps
+    in total, including those that the scaler skipped: ``skipped_steps`` moved no weights, and ``skipped_in_row`` of
+    them are the latest steps; ``partly_skipped_steps`` moved only some optimizers' weights. ``epoch_sums`` and
+    ``window_sums``: summed loss, top-1 and top-5 hits, count, and the losses in ``loss_names``, since the beginning of
+    the epoch and since the last log line. ``best_top1``: percent. ``bad_images``: paths of unreadable images so far;
+    ``replaced_images``: how often training used another image instead. ``last_step``: the latest ``StepRecord``, which
+    may hold NaN. ``last_validation``: the ``numbers`` of the report after step ``validated_step``. ``shifted_steps``:
+    what --resume-override added to the position in the learning-rate schedule because the number of steps per epoch
+    changed. For multi-label data, the sums are those of ``MultilabelReport.from_sums``, and ``best_top1`` is a mean
     average precision.
-    ``best_value``: --best-metric of best.pt, whose top-1 is ``best_top1`` if it is of a whole epoch. ``stopping_value``
-    and ``stopping_epoch``: the figure that early stopping watches, when it last improved, and that epoch. Both values
-    are None as long as there is none. ``averaged_epochs``: epochs whose weights are in the stochastic weight average,
-    the last of which ended with step ``averaged_step``. ``epoch_seconds``: what an epoch that is cut has taken so far.
+
+    ``best_value``: the --best-metric of best.pt, whose top-1 is ``best_top1`` if it is of a whole epoch.
+    ``stopping_value`` and ``stopping_epoch``: value and epoch of the last improvement that early stopping saw. Without
+    any so far, ``best_value`` or ``stopping_value`` is None. ``averaged_epochs``: epochs whose weights are in the
+    stochastic weight average, the last of which ended with step ``averaged_step``. ``epoch_seconds``: what an
+    unfinished epoch has taken so far.
     """
 
     epoch: int = field(default=0, metadata=REQUIRED)
@@ -65,7 +66,7 @@ class Progress:
 
     @property
     def moved_steps(self) -> int:
-        """Optimizer steps that moved any weights: what the moving average counts."""
+        """Number of optimizer steps that moved any weights, which the moving average counts."""
         return self.step - self.skipped_steps
 
     @property
@@ -88,7 +89,7 @@ class Progress:
         return dataclasses.replace(self, epoch=self.epoch + 1).is_trained(args)
 
     def validation_is_due(self, args: Settings) -> bool:
-        """True if the current epoch, whose steps are done, is validated, as is the last one before any kind of end."""
+        """True if the current epoch, whose steps are done, is to be validated, as always if it may be the last one."""
         return self.may_end(args) or (self.epoch + 1) % args.run.val_every_epochs == 0
 
     def is_finished(self, args: Settings) -> bool:
@@ -96,25 +97,25 @@ class Progress:
         return self.is_trained(args) and self.validated_step == self.step
 
     def forget_best(self) -> None:
-        """Make the next whole epoch the best so far."""
+        """Forget the best epoch, so that the next whole epoch becomes the best."""
         self.best_top1 = -1.0
         self.best_epoch = 0
         self.best_value = None
 
     def wait_anew(self) -> None:
-        """Let early stopping wait from here on."""
+        """Make early stopping wait for an improvement from the current epoch on."""
         self.stopping_value = None
         self.stopping_epoch = self.epoch
 
     def add(self, row: list[float]) -> None:
-        """Add one step's sums, in step order: the bits must not depend on how steps are grouped."""
+        """Add one step's sums, ``row``, in step order: the bits must not depend on how steps are grouped."""
         for sums in (self.epoch_sums, self.window_sums):
             sums += [0.0] * (len(row) - len(sums))
             for place, value in enumerate(row):
                 sums[place] += value
 
     def advance(self, steps: int = 1) -> None:
-        """Go on by so many optimizer steps, before it is known whether they moved any weights."""
+        """Go on by ``steps`` optimizer steps, before it is known whether they moved any weights."""
         self.step += steps
         self.step_in_epoch += steps
 
@@ -125,7 +126,7 @@ class Progress:
         self.partly_skipped_steps += 0 < moved < optimizers
 
     def named_losses(self, sums: list[float]) -> dict[str, float]:
-        """The means of the named losses among ``sums``."""
+        """Means of the named losses in ``sums``, by name."""
         count = max(sums[3], 1)
         return {name: value / count for name, value in zip(self.loss_names, sums[len(NOTHING) :], strict=False)}
 
@@ -137,24 +138,24 @@ class Progress:
         self.forget_sums()
 
     def forget_sums(self) -> None:
-        """Begin the training figures of the epoch anew."""
+        """Restart the epoch's training figures from zero."""
         self.epoch_sums = list(NOTHING)
         self.window_sums = list(NOTHING)
 
     def state(self) -> dict[str, Any]:
-        """Fields for a checkpoint."""
+        """The fields by name, for a checkpoint."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Progress:
-        """Progress of a checkpoint, with which ``problems`` finds nothing wrong."""
-        # Older ones have no other metric than top-1, and have not watched for early stopping.
+        """Progress from a checkpoint's ``state``, in which ``problems`` finds nothing wrong."""
+        # Older checkpoints have no metric but top-1, and did not watch for early stopping.
         older = {"best_value": state["best_top1"] if state["best_epoch"] else None, "stopping_epoch": state["epoch"]}
         return cls(**older | state)
 
     @classmethod
     def problems(cls, state: Any) -> list[str]:
-        """Mistakes in a checkpoint's progress, a phrase each."""
+        """Mistakes in the progress ``state`` of a checkpoint, one phrase each."""
         if not isinstance(state, dict):
             return []  # ``inventory.wrong_kinds`` reports it
         fields = {item.name: item for item in dataclasses.fields(cls)}

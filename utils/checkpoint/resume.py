@@ -1,4 +1,4 @@
-"""The checkpoint to continue from: found, held against the settings, and made the last one of its run."""
+"""The checkpoint to continue from: found, compared with the settings, and made the last one of its run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from utils.runtime.files import sha256
 SHOWN_CLASSES = SHOWN_SETTINGS = 5  # in a message
 OF_ONE_STATE = ("best", "final")
 ABANDONED = "abandoned_"
-# What a run was made with whose checkpoint or config.yaml does not say: it may be older than the setting.
+# Values of settings that a run's checkpoint or config.yaml does not hold: the run may be older than the setting.
 DEFAULTS = {name: option.metadata["earlier"] for name, option in OPTIONS.items()}
 OF_OLDER_RUNS = {name: value for name, value in DEFAULTS.items() if value != OPTIONS[name].default}
 BEGINS_ANEW = "--resume auto: begins a new run"
@@ -40,10 +40,10 @@ Warn = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """A checkpoint to continue from; ``folder`` is its run's, None if the file lies outside of one.
+    """A checkpoint to continue from; ``folder`` is its run's, None if the file lies outside a run's folder.
 
-    ``state``: all but the tensors, which stay in the file until ``read``, for ``state`` lives as long as the run
-    and goes to all processes. ``digest`` is the file's SHA-256.
+    ``state``: everything except the tensors, which stay in the file until ``read``, because ``state`` lives as long as
+    the run and goes to all processes. ``digest``: the file's SHA-256.
     """
 
     path: Path
@@ -53,7 +53,7 @@ class ResumePoint:
 
     @classmethod
     def of(cls, path: Path, state: dict[str, Any], folder: Path | None = None) -> ResumePoint:
-        """Checkpoint of what was read from ``path``."""
+        """The resume point of the checkpoint ``state``, which was read from ``path``."""
         try:
             digest = sha256(path)
         except FileNotFoundError:  # another process replaces it at this moment
@@ -63,14 +63,14 @@ class ResumePoint:
 
     @classmethod
     def whole(cls, path: Path) -> ResumePoint:
-        """A checkpoint that is used once, for its weights: ``state`` has the tensors, too."""
+        """The resume point of a checkpoint that is used once, for its weights: ``state`` includes the tensors."""
         return cls(path, checkpoint.load(path), digest="")
 
     def read(self, places: Places | None = None) -> dict[str, Any]:
-        """The whole state, on the CPU: tensors from the file, all else as in ``state``. Each process calls it.
+        """Read the whole state, on the CPU: tensors from the file, all else as in ``state``. Each process calls this.
 
-        With ``places`` only this process's part of the tensors, where it belongs. Raises ``UserError`` if the file is
-        not the one that was found.
+        ``places``: read only this process's part of each tensor, onto its device. Raises ``UserError`` if the file is
+        no longer the one that was found.
         """
         try:
             return _completed(self.state, checkpoint.load(self.path, self.digest, places))
@@ -82,8 +82,8 @@ class ResumePoint:
     def settings(self) -> dict[str, Any]:
         """The settings that replace the defaults; empty for weights of another program.
 
-        Without what equals the choice of the run's schedule for its epochs, which a checkpoint cannot tell from one
-        of the user's: with others it follows them. Raises ``UserError`` for what only a file of --plugin adds.
+        Leaves out values that equal what the run's schedule chose for its number of epochs, because a checkpoint cannot
+        tell them from the user's: they follow the epochs. Raises ``UserError`` for parts from a plugin not loaded.
         """
         known = {
             name for name, option in OPTIONS.items() if option.metadata["in_recipe"] and option.metadata["inherited"]
@@ -98,7 +98,7 @@ class ResumePoint:
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """The classes' names in label order; None if the checkpoint does not say."""
+        """The classes' names in label order; None if the checkpoint has none."""
         names = self.state.get("classes")
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             return None
@@ -106,23 +106,23 @@ class ResumePoint:
 
     @property
     def fingerprint(self) -> str | None:
-        """The data set's fingerprint; None if the checkpoint does not say."""
+        """The data set's fingerprint; None if the checkpoint has none."""
         stored = self.state.get("fingerprint")
         return stored if isinstance(stored, str) else None
 
     @property
     def seen(self) -> str:
-        """A line about validation images that what the run began with was trained on; '' if there are none."""
+        """A line about validation images that the weights with which the run began were trained on; '' if none."""
         stored = self.state.get("seen")
         return stored if isinstance(stored, str) else ""
 
     @property
     def _override(self) -> str:
-        """The flags that continue this run nevertheless."""
+        """The flags that continue this run despite differences."""
         return f"--resume {shlex.quote(str(self.folder or self.path))} --resume-override"
 
     def differences(self, args: Settings) -> dict[str, str]:
-        """Lines by the names of settings that affect the result and differ: both values as flags."""
+        """Settings that affect the result and differ, by name: a line with both values as flags."""
         begun = DEFAULTS | self.state["settings"]
         begun |= absolute_paths(begun) | unused(begun) | unused(args.values())
         return {
@@ -133,7 +133,7 @@ class ResumePoint:
 
     @property
     def gone(self) -> list[str]:
-        """A line for each setting that the run was made with and that does not exist any more."""
+        """A line for each setting that the run was made with and that no longer exists."""
         begun = GONE | self.state["settings"]
         return [
             f"{as_flag(name, begun[name])}: {self.path} was made with it, and it {IS_GONE}"
@@ -142,12 +142,12 @@ class ResumePoint:
         ]
 
     def is_recorded(self, args: Settings) -> bool:
-        """True if the config.yaml of the run's folder has the settings of ``args``, and not those of other steps."""
+        """True if the config.yaml of the run's folder has the settings of ``args``, not those of other steps."""
         wanted = _compared(args)
         return self.folder is not None and _settings_of(self.folder, wanted) == wanted
 
     def refuse_differences(self, args: Settings) -> None:
-        """Raise ``UserError`` with a line for each of ``differences``."""
+        """Raise ``UserError`` with a line for each setting that differs or is ``gone``."""
         way_out = "remove the flag, start anew without --resume"
         other_state = way_out.replace(",", " or")
         way_out += f", or go on like this with {self._override}"
@@ -162,20 +162,20 @@ class ResumePoint:
             raise UserError(*mistakes, on_all_ranks=True)
 
     def _follows(self, name: str, args: Settings) -> bool:
-        """True if a setting was and is left to the schedule, so that it differs only because that or epochs do."""
+        """True if setting ``name`` was and is left to the schedule, so that it differs only with schedule or epochs."""
         now = of_policy(args.optimisation.lr_policy, args.optimisation.epochs)
         left = (*now, *_left_to_the_schedule(self.state["settings"]))
         return name in left and args.origins[name] == DEFAULT and self.settings.get(name) is None
 
     @property
     def multilabel(self) -> bool:
-        """Images of the training had several labels."""
+        """True if the images of the training run had several labels."""
         return self.state.get("multilabel") is True
 
     def data_differences(
         self, classes: tuple[str, ...], fingerprint: str | None, multilabel: bool = False
     ) -> list[str]:
-        """Differences of the data set from that of the checkpoint: a line each for classes, their number, and images.
+        """Differences from the checkpoint's data set: a line each for the classes, labels per image, and the images.
 
         Without ``fingerprint`` (evaluation) only the classes must agree.
         """
@@ -198,7 +198,7 @@ class ResumePoint:
         return differences
 
     def changed_files(self, fingerprint: str) -> str:
-        """A line if single files of the same data set have changed, which the run goes on with; '' if none has."""
+        """A line if single files of the same data set, with which the run goes on, have changed; '' if none has."""
         begun = self.state["fingerprint"]
         changed, compared = changed_files(fingerprint, begun)
         if not changed or not same_images(fingerprint, begun):
@@ -219,8 +219,8 @@ class ResumePoint:
     ) -> None:
         """Raise ``UserError`` with a line for each of ``data_differences``.
 
-        ``seen``: what is known of validation images that the run was trained on, which no way to go on with them mends.
-        ``named``: finds what has changed, in words.
+        ``seen``: a line about validation images that the run was trained on, true however it goes on. ``named``:
+        returns as text what has changed in the data.
         """
         advice = "give the same data"
         if fingerprint is not None:
@@ -233,7 +233,7 @@ class ResumePoint:
             raise UserError(*mistakes, on_all_ranks=True)
 
     def refuse_other_plugins(self) -> None:
-        """Raise ``UserError`` with a line for each file of --plugin that is missing, new or changed."""
+        """Raise ``UserError`` with a line for each --plugin file that is missing, new or changed."""
         begun = self.state.get("plugins", {})
         now = plugins.digests()
         begun_with = f"{self.path} was trained with"
@@ -261,7 +261,7 @@ class ResumePoint:
 
     @contextmanager
     def fitting(self) -> Iterator[None]:
-        """Context of loading the state: what does not fit the run becomes a ``UserError``."""
+        """Context of loading the state: errors from what does not fit the run become a ``UserError``."""
         try:
             yield
         except UserError:
@@ -272,10 +272,10 @@ class ResumePoint:
 
 
 def find(args: Settings, parent: Path, warn: Warn, fingerprint: Callable[[], str] = lambda: "") -> ResumePoint | None:
-    """The checkpoint that ``--resume``, or ``--weights`` with ``--evaluate``, means; None to start a new run.
+    """Find the checkpoint that ``--resume``, or ``--weights`` with ``--evaluate``, means; None to start a new run.
 
-    ``parent`` holds all runs of this data set and network. ``fingerprint`` reads that of the data to train on; without
-    it, images of the user's own are those of a run only where that run found them. Raises ``UserError``.
+    ``parent`` holds all runs of this data set and network. ``fingerprint`` computes that of the data to train on;
+    without it, a user's own images count as a run's only in the place where that run found them. Raises ``UserError``.
     """
     if args.run.resume == "auto":
         wanted = {"name": args.run.name, **_compared(args)}
@@ -289,10 +289,10 @@ def find(args: Settings, parent: Path, warn: Warn, fingerprint: Callable[[], str
 
 
 def take_as_last(point: ResumePoint) -> list[str]:
-    """Make ``point`` the last checkpoint of its run; gives lines about those of later steps, which are set aside.
+    """Make ``point`` its run's last checkpoint; set those of later steps aside and return lines about them.
 
-    Otherwise a kill before the next save would leave a folder whose checkpoints know more than its curves, and best.pt
-    would be of an epoch that the run no longer has. For the one process that holds the folder's lock. Raises
+    Otherwise a kill before the next save would leave a folder whose checkpoints go further than its curves, and best.pt
+    would be of an epoch that the run no longer has. Only for the process that holds the folder's lock. Raises
     ``UserError`` if another process has written the run since ``point`` was found.
     """
     if not point.path.is_file() or sha256(point.path) != point.digest:
@@ -311,7 +311,7 @@ def last_of(folder: Path) -> Path:
 
 
 def _set_aside(path: Path, step: int) -> str | None:
-    """Rename the checkpoint ``path`` if it is of a later step, and say so."""
+    """Rename the checkpoint ``path`` and return a line about it if it is later than ``step``; otherwise None."""
     its_step = _step_of(path)
     if its_step is None or its_step <= step:
         return None
@@ -321,7 +321,7 @@ def _set_aside(path: Path, step: int) -> str | None:
 
 
 def _step_of(path: Path) -> int | None:
-    """The step of a checkpoint; None if there is none, or a damaged one, which stays where it is."""
+    """The step of the checkpoint ``path``; None if it is missing or damaged."""
     try:
         state: Any = checkpoint.read_quickly(path)
         return int(state["progress"]["step"])
@@ -330,13 +330,13 @@ def _step_of(path: Path) -> int | None:
 
 
 def _compared(args: Settings) -> dict[str, Any]:
-    """The settings that shape the result, without those of which any value is right."""
+    """The settings that shape the result, except those for which any value will do."""
     left_open = args.left_open()
     return {name: value for name, value in args.result_values().items() if name not in left_open}
 
 
 def from_path(path: Path, warn: Warn, read: Callable[[Path], dict[str, Any]] = checkpoint.load_run) -> ResumePoint:
-    """The checkpoint file ``path``, or the newest one of a run whose folder or checkpoints folder ``path`` is.
+    """The checkpoint in file ``path`` or, if ``path`` is a run's folder or checkpoints folder, the newest one in it.
 
     Raises ``UserError``.
     """
@@ -356,8 +356,8 @@ def newest_run(
 ) -> ResumePoint | None:
     """The newest run below ``parent`` that has the settings ``wanted`` and a checkpoint that verifies.
 
-    ``is_wanted`` looks at the checkpoint's state: a run that it refuses is passed over. Without a run, calls ``warn``
-    with the reason why a new one begins although there are others.
+    ``is_wanted`` judges a run by its checkpoint's state: a run that it refuses is passed over. If no run is found,
+    calls ``warn`` with the reason why a new one begins although there are others.
     """
     if not os.path.isdir(parent) or os.path.islink(parent) or os.path.islink(parent.parent):
         return None
@@ -398,9 +398,9 @@ def newest_run(
 def _of_these_images(args: Settings, fingerprint: Callable[[], str], state: dict[str, Any]) -> bool:
     """True if the run with the checkpoint ``state`` was trained on the images that ``args`` name.
 
-    A data set's name tells which those are, but of the user's own images only their place does; elsewhere they are the
-    same if their ``fingerprint`` is, as of a folder that was moved. It must be of a finished run in any case: an
-    unfinished one compares it when it goes on, but nothing more would be read for a finished one.
+    A data set's name identifies its images, but only their place identifies a user's own. In another place, as after a
+    move, they are the same if their ``fingerprint`` is. For a finished run the fingerprint must agree in any case: an
+    unfinished run compares it when it goes on, but for a finished one nothing more would be read.
     """
     if not SPECS[args.data.dataname].of_the_user:
         return True
@@ -409,7 +409,7 @@ def _of_these_images(args: Settings, fingerprint: Callable[[], str], state: dict
 
 
 def is_at(state: dict[str, Any], data: DataSettings) -> bool:
-    """True if the data that a checkpoint's ``state`` is of lay where ``data`` has them, their table of labels, too."""
+    """True if the data of a checkpoint's ``state``, and their table of labels if any, lay where ``data`` says."""
     stored = state.get("settings")
     stored = stored if isinstance(stored, dict) else {}
     labels = stored.get("labels")
@@ -428,7 +428,7 @@ _WITHOUT_CHECKPOINT = "is a run without a checkpoint: it ended before it saved i
 
 
 def _why_nothing(folder: Path) -> str:
-    """The reason that there is nothing to continue from in a folder that the user named."""
+    """The reason why there is nothing to continue from in ``folder``, which the user named."""
     checkpoints = folder / "checkpoints"
     if checkpoints.is_dir() and not checkpoints.is_symlink() and not any(checkpoints.glob("*.pt")):
         return f"{_WITHOUT_CHECKPOINT}; begin it anew"
@@ -436,7 +436,7 @@ def _why_nothing(folder: Path) -> str:
 
 
 def _run_of(folder: Path) -> Path:
-    """The run's folder if ``folder`` is that of its checkpoints, otherwise ``folder``."""
+    """The run's folder if ``folder`` is its checkpoints folder, otherwise ``folder``."""
     whole = folder.absolute()
     if whole.name != "checkpoints" or not (whole.parent / "config.yaml").is_file():
         return folder
@@ -444,13 +444,13 @@ def _run_of(folder: Path) -> Path:
 
 
 def _differences(other: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """The first few settings of another run that are not the wanted ones, each with both values."""
+    """Text on the first few settings of another run that differ from the wanted ones, with both values of each."""
     shown = [f"{as_flag(name, value)} where this has {as_text(wanted[name])}" for name, value in other.items()]
     return some(shown, SHOWN_SETTINGS)
 
 
 def _plain_parts(value: Any) -> Any:
-    """``value`` without the tensors in its dicts, and with None for those in its lists."""
+    """Copy ``value`` without the tensors in its dicts, and with None for the tensors in its lists."""
     if isinstance(value, dict):
         return {key: _plain_parts(item) for key, item in value.items() if not isinstance(item, torch.Tensor)}
     if isinstance(value, list | tuple):
@@ -459,7 +459,7 @@ def _plain_parts(value: Any) -> Any:
 
 
 def _completed(plain: Any, whole: Any) -> Any:
-    """``plain``, made by ``_plain_parts`` and perhaps changed since, with the tensors of ``whole``."""
+    """Complete ``plain``, made by ``_plain_parts`` and perhaps changed since, by the tensors of ``whole``."""
     if isinstance(plain, dict) and isinstance(whole, dict):
         return plain | {key: _completed(plain.get(key, item), item) for key, item in whole.items()}
     if isinstance(plain, list) and isinstance(whole, list) and len(plain) == len(whole):
@@ -480,7 +480,7 @@ def _is_run_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _settings_of(folder: Path, names: dict[str, Any]) -> dict[str, Any] | None:
-    """The values of ``names`` in ``folder``'s config.yaml, or what follows from it; None if it is not a run of ours."""
+    """The values of ``names`` in ``folder``'s config.yaml, or derived from it; None if the folder is not a run."""
     path = folder / "config.yaml"
     if not os.path.isfile(path):
         return None
@@ -499,7 +499,7 @@ def _settings_of(folder: Path, names: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _left_to_the_schedule(settings: dict[str, Any]) -> list[str]:
-    """The settings of the schedule that say what it does by itself."""
+    """The names of settings whose values equal what the schedule chooses by itself."""
     begun = DEFAULTS | settings
     try:
         by_itself = of_policy(begun["lr_policy"], begun["epochs"])
@@ -511,7 +511,7 @@ def _left_to_the_schedule(settings: dict[str, Any]) -> list[str]:
 
 
 def _class_difference(classes: tuple[str, ...], begun: Any) -> str:
-    """Classes of the checkpoint that the data set lacks, and those that it adds, in words."""
+    """Text on classes of the checkpoint that the data set lacks, and those that it adds."""
     begun = [str(name) for name in begun] if isinstance(begun, list | tuple) else []
     phrases = [f"has {len(classes)} classes"]
     for word, names in (("lacks", set(begun) - set(classes)), ("adds", set(classes) - set(begun))):

@@ -1,11 +1,12 @@
-"""Checkpoints of sharded networks: a small file as of any run, and beside it the tensors, written by all processes.
+"""Checkpoints of sharded networks: a small file as in any run, and beside it the tensors, written by all processes.
 
 ``checkpoints/last.pt`` then holds everything but the tensors and names a folder ``checkpoints/shards/STEP_TEXT/`` with
 the SHA-256 of each file in it, which torch.distributed.checkpoint has written. A folder is complete before a file names
-it, never changes, and goes when no file names it any more: a process that dies at any moment leaves whole checkpoints.
+it, never changes, and is removed when no file names it any more: a process that dies at any moment leaves whole
+checkpoints.
 
-torch.distributed.checkpoint describes its files by a pickle, ``.metadata``, which could run code. It is there for other
-programs; here the same description is read from the checkpoint's own file.
+torch.distributed.checkpoint describes its files by a pickle, ``.metadata``, which could run code. The pickle is there
+for other programs; here the same description is read from the checkpoint's own file.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ from utils.runtime.files import sha256, sync
 
 SHARDS = "shards"  # the key in a checkpoint's file, and the folder beside it
 ONE_FILE = "python scripts/join_shards.py makes one file of a checkpoint"
-Keys = tuple[str | int, ...]  # the way to a tensor in nested dicts
+Keys = tuple[str | int, ...]  # the path to a tensor in nested dicts
 
 
 class Places(NamedTuple):
-    """Parts of a state's tensors that belong to this process: those of the parameter of the same keys and shape."""
+    """Layout of a state's tensors over processes: each is spread like the parameter with the same keys and shape."""
 
     parameters: Mapping[Keys, nn.Parameter]
 
     @classmethod
     def of(cls, model: nn.Module, average: nn.Module | None, optimizer: torch.optim.Optimizer) -> Places:
-        """Places of the state of a sharded network, its average and its optimizer."""
+        """Layout of the state of a sharded network, its average and its optimizer."""
         known: dict[Keys, nn.Parameter] = {("model", name): p for name, p in model.named_parameters()}
         if average is not None:
             known |= {("ema", "model", name): p for name, p in average.named_parameters()}
@@ -50,12 +51,12 @@ class Places(NamedTuple):
         return cls(known | {("optimizer", "state", n): p for n, p in enumerate(optimized)})
 
     def empty(self, keys: Keys, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        """Room for the tensor of these ``keys``: for this process's part, or for all of one that is not spread."""
+        """Memory for the tensor with these ``keys``: for this process's part, or for all of a tensor not spread."""
         like = self._like(keys, shape)
         return torch.empty(shape, dtype=dtype) if like is None else torch.empty_like(like, dtype=dtype)
 
     def part(self, keys: Keys, whole: torch.Tensor) -> torch.Tensor:
-        """The part of this process of a ``whole`` tensor on the CPU, or that tensor if it is not spread."""
+        """Take this process's part of a ``whole`` tensor on the CPU; returns the tensor itself if it is not spread."""
         from torch.distributed.tensor import DTensor, distribute_tensor
 
         like = self._like(keys, whole.shape)
@@ -72,7 +73,7 @@ class Places(NamedTuple):
 
 
 def write_shards(state: dict[str, Any], checkpoints: Path, distributed: Distributed) -> dict[str, Any]:
-    """Write the tensors of ``state``; gives the rest, with what a checkpoint's file says of them. For all ranks.
+    """Write the tensors of ``state``; return the rest, with an index of the tensors for a file. All ranks call this.
 
     Returns when everything is on the disk. Raises ``UserError`` on all ranks if one of them cannot write.
     """
@@ -97,7 +98,7 @@ def write_shards(state: dict[str, Any], checkpoints: Path, distributed: Distribu
             )
     except dcp.api.CheckpointException as error:  # the same on all ranks
         if distributed.is_main:
-            shutil.rmtree(folder, ignore_errors=True)  # its room is what the disk lacks
+            shutil.rmtree(folder, ignore_errors=True)  # the disk lacks the space that it takes
         raise UserError(
             f"--output: cannot write {folder} ({_reason(error)}): free some space; the checkpoints before it are "
             "whole, and --resume continues",
@@ -123,7 +124,7 @@ def _writer(folder: Path) -> Any:
     class Writer(FileSystemWriter):
         def finish(self, metadata: Any, results: Any) -> None:
             super().finish(metadata, results)
-            # torch 2.11 notes in a copy alone where the pieces lie.
+            # torch 2.11 records only in a copy where the pieces lie.
             metadata.storage_data = {one.index: one.storage_data for written in results for one in written}
 
     return Writer(folder)
@@ -136,7 +137,7 @@ def _new_folder(shards: Path, step: int) -> Path:
 
 
 def _description(metadata: Any, keys: dict[str, Keys]) -> dict[str, Any]:
-    """Torch's ``metadata`` of each tensor: type, shape, and where its pieces lie."""
+    """Describe each tensor in torch's ``metadata``: keys, dtype, shape, and where its pieces lie."""
     stored = {(index.fqn, tuple(index.offset or ())): where for index, where in metadata.storage_data.items()}
     described = {}
     for name, tensor in metadata.state_dict_metadata.items():
@@ -151,7 +152,7 @@ def _description(metadata: Any, keys: dict[str, Keys]) -> dict[str, Any]:
 
 
 def remove_unused(checkpoints: Path, read: Callable[[Path], dict[str, Any]]) -> None:
-    """Remove the shards that no checkpoint in the folder names. ``read`` gives the content of a file.
+    """Remove the shards that no checkpoint in folder ``checkpoints`` names. ``read`` returns a file's content.
 
     Does nothing while one of the checkpoints cannot be read.
     """
@@ -167,7 +168,7 @@ def remove_unused(checkpoints: Path, read: Callable[[Path], dict[str, Any]]) -> 
 
 
 def bytes_of(path: Path) -> int:
-    """The bytes of the shards in the folder of the checkpoint ``path``."""
+    """Total bytes of all shards in the folder of the checkpoint ``path``."""
     return sum(file.stat().st_size for file in (path.parent / SHARDS).glob("*/*"))
 
 
@@ -175,7 +176,7 @@ def bytes_of(path: Path) -> int:
 
 
 class Shards:
-    """The tensors of the checkpoint ``path``, whose file says ``index`` about them. Raises ``UserError``."""
+    """The tensors of the checkpoint ``path``, laid out by its ``index``. Raises ``UserError`` if that is damaged."""
 
     def __init__(self, path: Path, index: Any) -> None:
         self.path = path
@@ -198,7 +199,7 @@ class Shards:
             raise UserError(f"{path}: its list of shards is damaged ({str(error)[:100]}); use another") from error
 
     def verify(self) -> None:
-        """Compare each file with its SHA-256, and what tensors claim with what the files can hold."""
+        """Raise ``UserError`` if a file does not have its SHA-256, or tensors claim more than the files can hold."""
         total = 0
         for name, digest in self.digests.items():
             file = self.folder / name
@@ -212,20 +213,20 @@ class Shards:
         tensors = self.tensors.values()
         claimed = sum(math.prod(one.shape) * one.dtype.itemsize for one in tensors)
         strangers = {piece[2] for one in tensors for piece in one.pieces} - set(self.digests)
-        # What no piece covers would be whatever the memory holds.
+        # Numbers that no piece covers would be whatever the memory holds.
         uncovered = [math.prod(one.shape) - sum(math.prod(sizes) for _, sizes, *_ in one.pieces) for one in tensors]
         if claimed > total or strangers or any(uncovered):
             raise UserError(f"{self.path}: its shards cannot hold what it says; use another checkpoint")
 
     def outlined(self, state: dict[str, Any]) -> dict[str, Any]:
-        """``state`` with tensors that have a shape and type but no content."""
+        """Complete ``state`` by its tensors, with shape and dtype but without content."""
         empty = {name: torch.empty(one.shape, dtype=one.dtype, device="meta") for name, one in self.tensors.items()}
         return self._placed(state, empty)
 
     def read(self, state: dict[str, Any], places: Places | None = None) -> dict[str, Any]:
-        """``state`` with its tensors, on the CPU; with ``places`` this process's parts, where they belong.
+        """Complete ``state`` by its tensors, on the CPU, or by this process's part of each (``places``), on its device.
 
-        Needs no other process.
+        Needs no other process. Raises ``UserError``.
         """
         from torch.distributed import checkpoint as dcp
 
@@ -260,7 +261,7 @@ class Shards:
         return whole
 
     def _metadata(self) -> Any:
-        """The description in torch's classes."""
+        """The description of all tensors in torch's classes."""
         from torch.distributed.checkpoint import metadata as meta
 
         tensors: dict[str, meta.STORAGE_TYPES] = {}
@@ -288,9 +289,9 @@ def _reader(folder: Path, metadata: Any) -> Any:
 
 
 def mapped(state: dict[Any, Any], change: Callable[[Keys, torch.Tensor], Any], keys: Keys = ()) -> dict[Any, Any]:
-    """``state`` in plain dicts, as a file has them, with ``change`` of the keys and value of each tensor.
+    """Copy ``state`` into plain dicts, as in a file, with each tensor replaced by ``change(keys, tensor)``.
 
-    Where that is None, the tensor is left out.
+    If that is None, the tensor is left out.
     """
     changed = {}
     for key, value in state.items():

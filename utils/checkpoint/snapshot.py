@@ -1,4 +1,4 @@
-"""Copies of a state that is to be written while training goes on."""
+"""Copies of a state, to be written while training goes on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Snapshot:
         self._kept: dict[tuple[str | int, ...], torch.Tensor] = {}
 
     def take(self, state: Any) -> tuple[Any, Callable[[], None]]:
-        """The copy, valid until the next call, and a function that returns when it is complete.
+        """Copy ``state``; return the copy, valid until the next call, and a function that waits until it is complete.
 
         Tensors that share memory share it in the copy too.
         """
