@@ -112,7 +112,7 @@ class Checkpointer:
         self._writing = self._thread.submit(write)
 
     def _make_again(self) -> None:
-        """Make the folder again if it was removed, but not its parent: losing the state would be worse."""
+        """Make the folder again if it was removed while its parent remains: losing the state would be worse."""
         if self.folder.is_dir() or not self.folder.parent.is_dir():
             return
         with suppress(OSError):  # which writing will report

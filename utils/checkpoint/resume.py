@@ -83,7 +83,7 @@ class ResumePoint:
         """The settings that replace the defaults; empty for weights of another program.
 
         Leaves out values that equal what the run's schedule chose for its number of epochs, because a checkpoint cannot
-        tell them from the user's: they follow the epochs. Raises ``UserError`` for parts from a plugin not loaded.
+        tell them from the user's: they follow --epochs. Raises ``UserError`` for parts from a plugin not loaded.
         """
         known = {
             name for name, option in OPTIONS.items() if option.metadata["in_recipe"] and option.metadata["inherited"]
@@ -219,7 +219,7 @@ class ResumePoint:
     ) -> None:
         """Raise ``UserError`` with a line for each of ``data_differences``.
 
-        ``seen``: a line about validation images that the run was trained on, true however it goes on. ``named``:
+        ``seen``: a line about validation images that the run was trained on, which no advice can undo. ``named``:
         returns as text what has changed in the data.
         """
         advice = "give the same data"
@@ -311,7 +311,7 @@ def last_of(folder: Path) -> Path:
 
 
 def _set_aside(path: Path, step: int) -> str | None:
-    """Rename the checkpoint ``path`` and return a line about it if it is later than ``step``; otherwise None."""
+    """Rename the checkpoint ``path`` and return a line about it if its step is after ``step``; otherwise None."""
     its_step = _step_of(path)
     if its_step is None or its_step <= step:
         return None

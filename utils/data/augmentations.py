@@ -68,7 +68,7 @@ class Shift(Augmentation):
     compilable: ClassVar[bool] = True
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
-        """Place of the shifted image in the padded one, down and right, int64 (n, 2), and the flip's numbers if any."""
+        """Offset, down and right, at which to cut the padded image: int64 (n, 2); then the flip's numbers if any."""
         places = torch.tensor([2 * self.pixels(side) + 1 for side in (height, width)])
         offsets = (torch.from_numpy(samples.uniforms(Stream.SHIFT, 2)) * places).long()
         return offsets, *(self.flip.draw(samples, height, width) if self.flip is not None else ())
@@ -98,7 +98,7 @@ class Shift(Augmentation):
         return images.gather(3, columns[:, None, None, :].expand(*images.shape[:3], -1))
 
     def pixels(self, side: int) -> int:
-        """The reach for a ``side`` of that many pixels; by default it grows with the images of progressive sizes."""
+        """The reach in pixels along a side of ``side`` pixels; by default an eighth of it, at least 1."""
         return self.reach or max(1, side // 8)
 
     def __str__(self) -> str:

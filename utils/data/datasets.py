@@ -210,7 +210,7 @@ class Data:
         return torch.from_numpy(np.array(rows, dtype=np.uint32).view(np.int32))
 
     def changed_since(self, trained: ResumePoint) -> str:
-        """Text on a table's images that are new, gone, or relabelled or in another split since ``trained``; else ''."""
+        """Text on a table's images that are new, gone, relabelled or in another split since ``trained``, or ''."""
         rows = self.rows
         known = None if rows is None else trained.read().get("rows")
         if rows is None or known is None:
@@ -255,7 +255,7 @@ class Data:
 def in_colour_of(preprocessing: Preprocessing, images: Images) -> Images:
     """Make files be read in the mode and range of ``preprocessing``; give images in memory its number of channels.
 
-    Raises ``UserError`` if these can only be grey or RGB, and others are asked for.
+    Raises ``UserError`` for any change in memory except between grey and RGB.
     """
     if isinstance(images, ImageFiles):
         return dataclasses.replace(images, colour=preprocessing.colour)

@@ -156,7 +156,7 @@ def _sampled(split: str, images: ImageFiles, classes: Sequence[str], root: str |
 
 
 def sample(labels: np.ndarray) -> np.ndarray:
-    """Numbers of a few images of each class (of some, if classes are many), spread over it: int64, <= EACH_SPLIT.
+    """Numbers of a few images of each class (of some classes, if there are many): int64, at most EACH_SPLIT.
 
     The first image of every class comes before any second one.
     """

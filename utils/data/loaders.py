@@ -193,7 +193,7 @@ class TrainLoader:
         labels: torch.Tensor,
         drawn: list[Numbers] | None = None,
     ) -> Iterator[Batch]:
-        """Augment all micro-batches together and yield a batch of each. ``drawn``: their random numbers, if drawn."""
+        """Augment all micro-batches together and yield a batch of each. ``drawn``: random numbers, if drawn already."""
         labels = targets_of(labels)
         epoch = micro_batches[0].epoch
         together = self._transform(epoch).training(pixels, keys_of(micro_batches), epoch, drawn)
@@ -342,7 +342,7 @@ def loaders(
     channels_last: bool,
     progress: ProgressLog | None = None,
 ) -> tuple[TrainLoader | None, ValidationLoader, str]:
-    """Build this process's loaders for training (None to evaluate) and validation; also a text on their kind and why.
+    """Build this process's loaders, for training (None to evaluate) and validation, and text on their kind and why.
 
     In a dry run no image is read before the first batch and nothing is kept. ``progress`` takes the log of the one
     process of a host that decodes; by default its lines are printed. Raises ``UserError``.
@@ -440,7 +440,7 @@ def tried_out(count: int, wanted: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _SourceBuilder:
-    """Builder of a split's source; its fields are as in ``loaders``, with the choice of a ``resident`` one."""
+    """Builder of a split's source from the arguments of ``loaders``. ``resident``: keep images in device memory."""
 
     data: Data
     args: Settings

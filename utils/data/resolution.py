@@ -17,7 +17,7 @@ class Resolution:
 
     The shorter side has ``low`` pixels up to epoch ``start`` (counted from 0) and that of ``high`` from epoch ``end``
     on. In between it grows linearly, rounded to multiples of ``step``; the longer side keeps its ratio to it. As FFCV's
-    ``get_resolution`` (Leclerc et al., 2023; in steps of 32 pixels), except that no size leaves ``low`` to ``high``.
+    ``get_resolution`` (Leclerc et al., 2023; in steps of 32 pixels), but all sizes are between ``low`` and ``high``.
     """
 
     low: int
@@ -51,7 +51,7 @@ class Resolution:
 
 
 def build_resolution(args: Settings, image_size: Size) -> Resolution | None:
-    """The growth that ``--progressive-size`` asks for, up to ``image_size``; None without. Raises ``UserError``."""
+    """The growth that ``--progressive-size`` asks for, up to ``image_size``; None if unset. Raises ``UserError``."""
     settings = args.data
     epochs = args.optimisation.epochs
     low = settings.progressive_size

@@ -202,7 +202,7 @@ def build_sampling(images: Images, args: Settings) -> Sampling | WindowedOrder |
 
 
 def first_samples(count: int, args: Settings) -> np.ndarray:
-    """Those of ``count`` samples to train on: the first ``--train-samples`` in epoch 0's order, sorted, int64 (n,)."""
+    """Numbers of the samples to train on, of ``count``: the first ``--train-samples`` in epoch 0's order, sorted."""
     wanted = args.data.train_samples
     if wanted is None:
         return np.arange(count)

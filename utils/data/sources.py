@@ -120,7 +120,7 @@ def keys_of(micro_batches: Sequence[MicroBatch]) -> np.ndarray:
 
 
 def _cut(sized: Iterable[tuple[MicroBatch, int]], images: int) -> Iterator[tuple[list[MicroBatch], int]]:
-    """Group micro-batches, given with their image counts, into runs of at least ``images``; also each run's count."""
+    """Group micro-batches, given with their image counts, into runs of at least ``images``, each with its count."""
     run: list[MicroBatch] = []
     count = 0
     for micro_batch, size in sized:

@@ -15,7 +15,7 @@ UNITS = {1: torch.uint8, 2: torch.int16}  # by the bytes of a number; larger num
 class Vectors:
     """Tensors seen as vectors of their bits, many tensors per vector: a few launches copy or select them all.
 
-    ``tensors`` must keep their memory while this is in use, and each must be dense, in any order of dimensions.
+    ``tensors`` must keep their memory while the vectors are in use, and each must be dense, in any order of dimensions.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:

@@ -118,7 +118,7 @@ class Distributed:
         return torch.linalg.vector_norm(torch.cat(self.all_gather(norm.reshape(1))))
 
     def all_reduce_max(self, numbers: Sequence[float]) -> list[float]:
-        """The maximum of each of ``numbers`` over ranks, on every rank. Synchronises ranks and devices if several."""
+        """The maximum of each of ``numbers`` over ranks, on every rank. With several ranks, waits for their devices."""
         if self.world_size == 1:
             return [*map(float, numbers)]
         tensor = torch.tensor(numbers, dtype=torch.float64, device=self.device)
@@ -223,7 +223,7 @@ class Distributed:
                 buffer.copy_(before)
 
     def no_sync(self, model: torch.nn.Module, more_to_come: bool) -> AbstractContextManager:
-        """Context for forward and backward: ranks exchange gradients unless a step has ``more_to_come`` passes."""
+        """Context for forward and backward: ranks exchange gradients only if no more passes of the step are to come."""
         # Whole gradients, kept until the last pass, would take the memory that sharding saves: it adds up parts.
         waits = self.world_size > 1 and more_to_come and not is_sharded(model)
         return (

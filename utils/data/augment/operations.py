@@ -133,7 +133,7 @@ def _reordered(images: torch.Tensor, places: np.ndarray) -> torch.Tensor:
 
 
 def _apply(images: torch.Tensor, names: Sequence[str], kind: int, values: np.ndarray, canvas: Canvas) -> None:
-    """Apply their operations, all of one ``kind``, to ``images`` in place. ``values``: (k, 6), as in ``_values``."""
+    """Apply to ``images``, in place, operations that are all of one ``kind``. ``values``: (k, 6), as in ``_values``."""
     if kind < 0:
         return
     if kind == len(names) and images.is_floating_point():
@@ -170,7 +170,7 @@ def per_image(numbers: np.ndarray, images: torch.Tensor, dtype: torch.dtype = to
 
 
 def _blend(levels: torch.Tensor, others: torch.Tensor, ratios: np.ndarray) -> torch.Tensor:
-    """Mix ``levels``, float32, with weights ``ratios`` (k,), and ``others`` (k, 1, h, w), with the rest; in place."""
+    """Mix float32 ``levels`` with ``others`` (k, 1, h, w), in place; ``ratios`` (k,): the weights of ``levels``."""
     own = per_image(ratios, levels)
     rest = per_image(1.0 - ratios, levels)
     # addcmul rounds once, as torchvision's add with alpha does.
