@@ -6,8 +6,7 @@
 
 Runs the training once straight and once killed (SIGKILL to all its processes) at random moments and continued each time
 with --resume auto; compares weights, moving average, optimizer, scaler, metrics, TensorBoard points, and the samples
-and images of every step. Exit code 0: equal, 1: different, 2: a mistake, or fewer kills than requested. Heavy imports
-are inside the functions.
+and images of every step. Exit code 0: equal, 1: different, 2: a mistake, or fewer kills than requested.
 """
 
 from __future__ import annotations
@@ -20,16 +19,19 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, make_folder, run_tool, table, whole
-from scripts.verification.runs import Failure, Timeline, WatchedRun, straight_run
+from scripts.verification.runs import Failure, Timeline, WatchedRun
 from utils.config import arguments
+from utils.config.field import DEFAULT, RECIPE
 from utils.config.settings import UserError
+from utils.runtime.console import log
 
 NAME = "verify_resume.py"
 KILLS = 20
@@ -44,17 +46,13 @@ def main(argv: list[str]) -> int:
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # a terminal that closes ends the training, too
         signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
     with folder_of(own.keep) as folder:
+        straight = run_straight(own, flags, Path(folder))
         try:
-            straight, timeline = run_straight(own, flags, folder)
+            killed = run_killed(own, flags, Path(folder), straight.timeline())
         except Failure as error:
-            raise UserError(*f"the straight run {error}".splitlines()) from error
-        try:
-            landed, compared = run_killed(own, flags, folder, straight, timeline)
-        except Failure as error:
-            log(f"The killed run, continued, {error}")
-            log(f"verdict: DIFFERENT: the killed run, continued, {str(error).splitlines()[0].rstrip(':')}")
+            log("\n".join([*error.mistakes, f"verdict: DIFFERENT: {error.mistakes[0].rstrip(':')}"]))
             return 1
-        return report(own, landed, compared, len(timeline.steps))
+        return report(own, straight, killed)
 
 
 # -------------------------------------------------------------------------------------------- flags
@@ -64,12 +62,8 @@ def build_parser() -> ToolParser:
     parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=True)
     parser.add_argument("--kills", type=whole(1), default=KILLS, metavar="N", help=f"how often to kill [{KILLS}]")
     parser.add_argument("--ranks", type=whole(1), default=1, metavar="N", help="training processes [1]")
-    parser.add_argument(
-        "--kill-seed",
-        type=whole(0),
-        metavar="N",
-        help="seed that the moments are drawn from [another each time]",
-    )
+    seed = random.SystemRandom().randrange(10**6)
+    parser.add_argument("--kill-seed", type=whole(0), default=seed, metavar="N", help="seed of the moments [a new one]")
     parser.add_argument(
         "--workers-cycle",
         type=whole(0),
@@ -87,7 +81,7 @@ def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     args = arguments.parse(flags, own.ranks)
     unfit = {"--resume": args.run.resume, "--evaluate": args.run.evaluate, "--dry-run": args.run.dry_run}
     mistakes = [f"{flag}: the tool starts and continues the runs itself; remove it" for flag in unfit if unfit[flag]]
-    if "output" in args.origins and args.origins["output"] != "default":
+    if args.origins["output"] != DEFAULT:
         mistakes.append("--output: both runs go to separate folders; remove it, or give --keep DIR")
     if mistakes:
         raise UserError(*mistakes)
@@ -96,85 +90,78 @@ def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         added += ["--save-every-steps", str(SAVE_EVERY_STEPS)]
     if args.logging.progress:
         added.append("--no-progress")
+    if args.run.plugin and args.origins["plugin"] == RECIPE:  # to which the tool's own file is added
+        added += ["--plugin", *args.run.plugin]
     arguments.parse([*flags, *added], own.ranks)  # what --deterministic contradicts
-    if own.kill_seed is None:
-        own.kill_seed = random.SystemRandom().randrange(10**6)
     return own, [*flags, *added]
 
 
-@contextmanager
-def folder_of(keep: str | None) -> Iterator[Path]:
+def folder_of(keep: str | None) -> AbstractContextManager[str]:
     """The folder of both runs: the one to keep, which must be new or empty, or a temporary one."""
     if keep is None:
-        with tempfile.TemporaryDirectory(prefix="verify_resume_", ignore_cleanup_errors=True) as folder:
-            yield Path(folder)
-        return
-    try:
-        folder = make_folder(keep)
-    except UserError as error:
-        raise UserError(str(error).replace("--output", "--keep", 1)) from error
-    if any(folder.iterdir()):
+        return tempfile.TemporaryDirectory(prefix="verify_resume_", ignore_cleanup_errors=True)
+    if any(make_folder(keep, "--keep").iterdir()):
         raise UserError(f"--keep {keep}: is not empty; give a new folder")
-    yield folder
+    return nullcontext(keep)
 
 
 # --------------------------------------------------------------------------------------------- runs
 
 
-def run_straight(own: argparse.Namespace, flags: list[str], folder: Path) -> tuple[WatchedRun, Timeline]:
+def run_straight(own: argparse.Namespace, flags: list[str], folder: Path) -> WatchedRun:
     """The run to compare with."""
     log(f"training: {shlex.join(flags)}")
-    straight, timeline = straight_run(folder / "straight", flags, own.ranks)
+    straight = WatchedRun(folder / "straight", flags, own.ranks)
+    straight.train()
+    timeline = straight.timeline()
+    longest_gap = max(after - before for before, after in pairwise([*timeline.steps, timeline.end]))
     log(
         f"straight run on {own.ranks} rank(s): {len(timeline.steps)} steps in {timeline.end:.1f} s after "
-        f"{timeline.start_up:.1f} s to start; longest gap between two steps {timeline.longest_gap:.3g} s"
+        f"{timeline.start_up:.1f} s to start; longest gap between two steps {longest_gap:.3g} s"
     )
     log(f"kills: {own.kills} at moments drawn by --kill-seed {own.kill_seed}")
-    return straight, timeline
+    return straight
 
 
-def run_killed(
-    own: argparse.Namespace, flags: list[str], folder: Path, straight: WatchedRun, timeline: Timeline
-) -> tuple[Counter[str], dict[str, tuple[int, list[str]]]]:
-    """Killed runs until there are kills enough, each finished and compared; where the kills landed, what differs."""
-    from scripts.verification.comparison import compare_runs
-
+def run_killed(own: argparse.Namespace, flags: list[str], folder: Path, timeline: Timeline) -> list[WatchedRun]:
+    """Killed runs until there are kills enough, each finished."""
     chance = random.Random(own.kill_seed)
-    landed = Counter()
-    compared: dict[str, tuple[int, list[str]]] = {}
-    for number in range(1, MOST_ROUNDS + 1):
-        killed = WatchedRun(folder / f"killed_{number}", flags, own.ranks)
-        for kill in [*timeline.moments(own.kills - landed.total(), chance), None]:
+    stall_seconds = 300 + 10 * (timeline.start_up + timeline.end)
+    runs: list[WatchedRun] = []
+    landed = 0
+    while landed < own.kills and len(runs) < MOST_ROUNDS:
+        if runs:
+            log("the run came to its end before the last kills; they go to another one")
+        killed = WatchedRun(folder / f"killed_{len(runs) + 1}", flags, own.ranks)
+        runs.append(killed)
+        for kill in [*timeline.moments(own.kills - landed, chance), None]:
             cycle = own.workers_cycle
             workers = ["--workers", str(cycle[killed.starts % len(cycle)])] if cycle else []
-            if not killed.train("--resume", "auto", *workers, kill=kill, stall_seconds=timeline.stall_seconds):
+            if not killed.train("--resume", "auto", *workers, kill=kill, stall_seconds=stall_seconds):
                 break
-            log(f"kill {landed.total() + len(killed.landed)} of {own.kills}: {killed.landed[-1]}")
+            landed += 1
+            log(f"kill {landed} of {own.kills}: {killed.landed[-1]}")
         log("continued to the end")
-        landed.update(place.kind for place in killed.landed)
-        for what, (count, wrong) in compare_runs(straight, killed, ["workers"] if own.workers_cycle else []).items():
-            before = compared.get(what, (0, []))
-            compared[what] = before[0] + count, before[1] + wrong
-        if landed.total() >= own.kills or any(wrong for _, wrong in compared.values()):
-            break
-        if number < MOST_ROUNDS:
-            log("the run came to its end before the last kills; they go to another one")
-    return landed, compared
+    return runs
 
 
 # ------------------------------------------------------------------------------------------ results
 
 
-def report(
-    own: argparse.Namespace, landed: Counter[str], compared: dict[str, tuple[int, list[str]]], steps: int
-) -> int:
-    """Print table and verdict; returns the exit code."""
+def report(own: argparse.Namespace, straight: WatchedRun, killed: Sequence[WatchedRun]) -> int:
+    """Compare, print table and verdict; returns the exit code."""
+    from scripts.verification.comparison import compare_runs
+
+    landed = Counter(place.kind for run in killed for place in run.landed)
     log(f"landed: {', '.join(f'{count} {kind}' for kind, count in sorted(landed.items())) or 'none'}\n")
+    compared = compare_runs(straight, killed, ["workers"] if own.workers_cycle else [])
     rows = [[what, f"{count:,}", "no" if wrong else "yes"] for what, (count, wrong) in compared.items()]
     log(table(["compared bit for bit", "values", "equal"], rows) + "\n")
     different = {what: wrong for what, (_, wrong) in compared.items() if wrong}
     for what, wrong in different.items():
-        shown = first_per_kind(wrong)
+        # The first of the model's, the first of the optimizer's ..., the first of each column.
+        kinds = {re.sub(r"\d+", "", text.partition(":")[0].partition("/")[0]): text for text in reversed(wrong)}
+        shown = [*kinds.values()][::-1][:SHOWN]
         more = f"; and {len(wrong) - len(shown)} more" if len(wrong) > len(shown) else ""
         log(f"- {what}: {'; '.join(shown)}{more}")
     kills = landed.total()
@@ -184,20 +171,11 @@ def report(
         log(f"verdict: DIFFERENT: {first} ({after})")
         return 1
     if kills < own.kills:
+        steps = len(straight.timeline().steps)
         log(f"verdict: EQUAL {after}, fewer than the {own.kills} requested: {steps} steps end too soon; train longer")
         return 2
     log(f"verdict: EQUAL {after}")
     return 0
-
-
-def first_per_kind(differences: Sequence[str]) -> list[str]:
-    """The first of the model's, the first of the optimizer's ..., the first of each column."""
-    kinds = {re.sub(r"\d+", "", text.partition(":")[0].partition("/")[0]): text for text in reversed(differences)}
-    return list(kinds.values())[::-1][:SHOWN]
-
-
-def log(text: str) -> None:
-    print(text, flush=True)
 
 
 if __name__ == "__main__":

@@ -169,14 +169,14 @@ def warn(line: str) -> None:
     say(f"warning: {line}")
 
 
-def make_folder(output: str) -> Path:
-    """Make the folder of ``--output`` and return it; done before the work, so that a mistake shows at once."""
+def make_folder(output: str, flag: str = "--output") -> Path:
+    """Make the folder of ``flag`` and return it; done before the work, so that a mistake shows at once."""
     folder = Path(output)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UserError(f"--output {output}: cannot be made ({reason}); choose another folder") from error
+        raise UserError(f"{flag} {output}: cannot be made ({reason}); choose another folder") from error
     return folder
 
 

@@ -25,6 +25,7 @@ from utils.record.run_folder import read_table
 SEVERAL_LABELS = "map"  # MultilabelReport.HEADLINE, whose import would load torch
 FREE = {"seed"}  # runs that differ only in this are repetitions
 LAST_LINE = re.compile(r"^\S+ \S+ val_(top1|map)=\S+ .* val_epoch=(\d+) best_\1=(\S+) ", re.MULTILINE)
+RUN_LINE = re.compile(r"^val_(?:top1|map)=.* run=(.+)$", re.MULTILINE)  # on stdout
 STOPPED_EARLY = re.compile(r"^\S+ \S+ Stopped early", re.MULTILINE)
 OVERRIDDEN = re.compile(r"^\S+ \S+ warning: .*; going on with ", re.MULTILINE)
 START = re.compile(r"^\S+ \S+ Run ", re.MULTILINE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.common.runs import RunResult, read_run
+from scripts.common.runs import RUN_LINE, RunResult, read_run
 from scripts.sweeps.grid import Trial
 from utils.config.settings import UserError
 from utils.runtime import console, heartbeat
@@ -24,7 +23,6 @@ LOOK_SECONDS = 0.1
 LONGEST_NAME = 100  # bytes of an output file's name; file systems allow 255, encrypted ones fewer
 FIRST_STEP = "  first step after "  # in main.py's line that shows that training works
 OWN_LINE = "main.py: "  # main.py's errors and warnings begin with this
-RUN = re.compile(r"^val_(?:top1|map)=.* run=(.+)$", re.MULTILINE)  # in main.py's last line
 
 
 @dataclass
@@ -153,7 +151,7 @@ def _outcome(job: RunningTraining) -> RunResult | str:
     said = _said(job)
     code = job.process.returncode
     if code == 0:
-        named = RUN.findall(said)
+        named = RUN_LINE.findall(said)
         doubts = []
         result = read_run(Path(named[-1]), doubts.append) if named else None
         if doubts:

@@ -2,90 +2,85 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from scripts.verification import records
+from scripts.verification import training_marks
 from scripts.verification.runs import WatchedRun
 from utils.checkpoint.checkpoint import load
-from utils.checkpoint.inventory import CONTENTS
+from utils.checkpoint.inventory import CONTENTS, parts
+from utils.record.run_folder import read_table
 
 OF_THE_CALL = ("output", "resume")  # settings of this call only: what to do and where
 CLOCKS = ("seconds", "images_per_second", "progress/epoch_seconds")
 
 
 def compare_runs(
-    straight: WatchedRun, killed: WatchedRun, free_settings: Iterable[str] = ()
+    straight: WatchedRun, killed: Iterable[WatchedRun], free_settings: Iterable[str] = ()
 ) -> dict[str, tuple[int, list[str]]]:
     """Number of values compared, by file, and a line for each entry that differs.
 
-    Everything that two finished runs leave, except clock readings. ``free_settings`` may differ.
+    Everything that finished runs leave, except clock readings. ``free_settings`` may differ.
     """
-    expected, found = (contents(run, {*OF_THE_CALL, *free_settings}) for run in (straight, killed))
-    return {what: compare(expected[what], found.get(what, {})) for what in expected}
+    expected, *found = (contents(run, {*OF_THE_CALL, *free_settings}) for run in (straight, *killed))
+    files = dict.fromkeys(chain(expected, *found))
+    return {what: compare(*(tables.get(what, {}) for tables in (expected, *found))) for what in files}
 
 
-def compare(expected: dict[str, Any], found: dict[str, Any]) -> tuple[int, list[str]]:
-    """The number of values in two tables of entries (tensors, arrays or plain values), and what differs."""
-    count = sum(max(_size(expected.get(name)), _size(found.get(name))) for name in expected | found)
+def compare(expected: dict[str, Any], *several: dict[str, Any]) -> tuple[int, list[str]]:
+    """Number of values in tables of entries (tensors or plain values), and where others differ from ``expected``."""
+    count = 0
     differences = []
-    for name, value in expected.items():
-        if name not in found:
-            differences.append(f"{name} is missing in the killed run")
-        elif difference := unequal(value, found[name]):
-            differences.append(f"{name}: {difference}")
-    return count, differences + [f"{name} is only in the killed run" for name in found if name not in expected]
+    for found in several:
+        for name in expected | found:
+            count += max(_size(expected.get(name)), _size(found.get(name)))
+            if name not in found:
+                differences.append(f"{name} is missing in the killed run")
+            elif name not in expected:
+                differences.append(f"{name} is only in the killed run")
+            elif difference := unequal(expected[name], found[name]):
+                differences.append(f"{name}: {difference}")
+    return count, differences
 
 
 def contents(run: WatchedRun, free_settings: set[str]) -> dict[str, dict[str, Any]]:
     """Files that a finished run has left, as tables of entries."""
-    folder = run.run_folder()
-    names = ["checkpoints/final.pt", "checkpoints/best.pt"]  # a run that --max-steps cut early has no best
-    tables = {name: checkpoint(folder / name, free_settings) for name in names if (folder / name).is_file()}
-    tables |= {name: rows(folder / name) for name in ("metrics.csv", "class_metrics.csv")}
-    return tables | {
-        "metrics.npz": curves(folder / "metrics.npz"),
-        "TensorBoard": points(folder),
-        "samples and images": steps(run),
+    folder = run.run_folder
+    readers = {
+        "checkpoints/final.pt": lambda path: checkpoint(path, free_settings),
+        "checkpoints/best.pt": lambda path: checkpoint(path, free_settings),
+        "metrics.csv": rows,
+        "class_metrics.csv": rows,
+        "metrics.npz": lambda path: {name: torch.from_numpy(curve) for name, curve in np.load(path).items()},
     }
+    tables = {name: read(folder / name) for name, read in readers.items() if (folder / name).is_file()}
+    return tables | {"TensorBoard": points(folder), "samples and images": steps(run.folder)}
 
 
 def checkpoint(path: Path, free_settings: set[str]) -> dict[str, Any]:
-    """A checkpoint as {"model/0.weight": leaf}, without clocks."""
+    """A checkpoint as {"model/0.weight": leaf}, without clocks and ``free_settings``."""
     state = load(path)
     state.pop(CONTENTS, None)  # a list of the entries' names and kinds: what differs there differs in an entry
-    for name in free_settings & state["settings"].keys():
-        del state["settings"][name]
-    return {path: leaf for path, leaf in _flat(state) if path not in CLOCKS}
-
-
-def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if not isinstance(value, dict | list):
-        yield path, value
-        return
-    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-        yield from _flat(item, f"{path}/{key}" if path else str(key))
+    free = {*CLOCKS, *(f"settings/{name}" for name in free_settings)}
+    leaves = [(name, leaf) for name, leaf in parts(state) if not (isinstance(leaf, dict | list | tuple) and leaf)]
+    return {
+        name: leaf for name, leaf in reversed(leaves) if name not in free
+    }  # of which ``parts`` gives the last first
 
 
 def rows(path: Path) -> dict[str, str]:
-    """A CSV file as {"row 1 val_loss": text}, without clocks; empty when there is none."""
-    text = path.read_text(encoding="utf-8", errors="surrogateescape") if path.is_file() else ""
+    """A CSV file as {"row 1 val_loss": text}, without clocks."""
     return {
         f"row {number} {name}": value
-        for number, row in enumerate(csv.DictReader(text.splitlines(keepends=True)), 1)
+        for number, row in enumerate(read_table(path, "surrogateescape")[0], 1)
         for name, value in row.items()
         if name not in CLOCKS
     }
-
-
-def curves(path: Path) -> dict[str, np.ndarray]:
-    """metrics.npz as {"loss": float64 (steps,)}."""
-    return dict(np.load(path)) if path.is_file() else {}
 
 
 def points(run: Path) -> dict[str, list[float]]:
@@ -102,21 +97,21 @@ def points(run: Path) -> dict[str, list[float]]:
     return found
 
 
-def steps(run: WatchedRun) -> dict[str, tuple[str, ...]]:
-    """Sample numbers and bytes as {"step 3 on rank 0": those of each of its executions}."""
+def steps(folder: Path) -> dict[str, tuple[str, ...]]:
+    """What each step was given, in all starts of a run, as {"step 3 on rank 0": CRC of each of its executions}."""
     found: dict[str, tuple[str, ...]] = {}
-    for rank in range(run.ranks):
-        for line in records.lines(run.records, rank):
-            name = f"step {line.step} on rank {rank}"
-            found[name] = (*found.get(name, ()), line.content)
+    for path in sorted(folder.glob("start_*/rank*.txt")):
+        for mark in training_marks.read(path):
+            if mark.point == "before_update":
+                name = f"step {mark.done + 1} on rank {path.stem.removeprefix('rank')}"
+                found[name] = (*found.get(name, ()), mark.crc)
     return found
 
 
 def unequal(value: Any, other: Any) -> str:
     """Difference of two entries in any bit, in a few words; empty when they do not."""
-    if isinstance(value, tuple):  # of ``steps``
+    if isinstance(value, tuple) and isinstance(other, tuple):  # of ``steps``
         return "" if {*value} == {*other} else "other samples or images"
-    value, other = (torch.from_numpy(item) if isinstance(item, np.ndarray) else item for item in (value, other))
     if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
         # repr distinguishes 0.0 from -0.0 and 1 from 1.0, and a NaN equals a NaN
         return "" if repr(value) == repr(other) else f"{other!s:.40} instead of {value!s:.40}"
@@ -132,6 +127,4 @@ def unequal(value: Any, other: Any) -> str:
 
 def _size(value: Any) -> int:
     """Number of values that an entry holds."""
-    if isinstance(value, tuple):
-        return len(value)
-    return torch.as_tensor(value).numel() if isinstance(value, torch.Tensor | np.ndarray) else 1
+    return value.numel() if isinstance(value, torch.Tensor) else len(value) if isinstance(value, tuple) else 1

@@ -6,10 +6,9 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 SECONDS_TO_END = 60  # of processes after SIGKILL; a write to a slow disk has to finish first
 
@@ -39,20 +38,15 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
-def kill_tree(pid: int, sparing: Iterable[int] = (), look: Callable[[], Any] = lambda: None) -> Any:
-    """Kill ``pid`` and its descendants at once and wait until they have ended.
-
-    Returns what ``look`` returns while all of them are stopped and none can start another.
-    """
+def kill_tree(pid: int, sparing: Iterable[int] = ()) -> None:
+    """Kill ``pid`` and its descendants at once; returns when they have ended."""
     stopped: set[int] = set()
-    while new := {pid, *descendants(pid)} - stopped - {*sparing}:
+    while new := {pid, *descendants(pid)} - stopped - {*sparing}:  # one that is stopped starts no other
         stopped |= _send(new, signal.SIGSTOP)
-    seen = look()
     _send(stopped, signal.SIGKILL)
     deadline = time.monotonic() + SECONDS_TO_END
     while time.monotonic() < deadline and stopped & processes().keys():
         time.sleep(0.01)
-    return seen
 
 
 def _send(pids: set[int], number: int) -> set[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-import re
+import signal
 import subprocess
 import sys
 import time
@@ -12,45 +12,34 @@ from bisect import bisect
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from scripts.verification import records
+from scripts.common.runs import RUN_LINE
+from scripts.verification import training_marks
 from scripts.verification.processes import kill_tree
+from utils.config.settings import UserError
 
-PROGRAM = Path(__file__).resolve().parent / "hooked_main.py"
-RUN_LINE = re.compile(r"^val_(?:top1|map)=.* run=(.+)$", re.MULTILINE)
+PROGRAM = Path(__file__).resolve().parents[2] / "main.py"
 POLL_SECONDS = 0.002
-STALL_SECONDS = 3600  # without progress for so long, a training counts as hanging
 START_SHARE = 0.15  # of the kills: before the first step
 LAST_LINES = 15
 
 
-class Failure(Exception):
-    """A training ended by itself with an error, or hung; the message shows its last lines."""
+class Failure(UserError):
+    """A training ended by itself with an error, or hung; after the first mistake come its last lines."""
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Times of the straight run, in seconds. ``steps`` and ``end`` count from its first step."""
+    """Times of the straight run, in seconds. ``steps`` and ``end`` count from the end of its first step."""
 
     start_up: float
     steps: list[float]
     end: float
 
-    @property
-    def longest_gap(self) -> float:
-        """The longest time between two steps, or from the last one to the end."""
-        return max(after - before for before, after in pairwise([0.0, *self.steps, self.end]))
-
-    @property
-    def stall_seconds(self) -> float:
-        """Without progress for so long, a training like the straight one counts as hanging."""
-        return 300 + 10 * (self.start_up + self.end)
-
-    def moments(self, kills: int, chance: random.Random) -> Iterator[tuple[int | None, float]]:
-        """(step, delay) of each kill, in the order of the run; step None counts from the start of the program.
+    def moments(self, kills: int, chance: random.Random) -> Iterator[tuple[int, float]]:
+        """(step, delay) of each kill, in the order of the run; step 0 counts from the start of the program.
 
         Each has its own part of the run and may strike anywhere in it, so long gaps, where there is validation or a
         save, get their share. Some come before the first step instead.
@@ -58,7 +47,7 @@ class Timeline:
         early = {*chance.sample(range(kills), round(START_SHARE * kills))}
         for number in range(kills):
             if number in early:
-                yield None, chance.random() * self.start_up
+                yield 0, chance.random() * self.start_up
                 continue
             moment = self.end * (number + chance.random()) / kills
             step = bisect(self.steps, moment)
@@ -69,108 +58,97 @@ class Timeline:
 class WatchedRun:
     """One run of the training below ``folder``, on ``ranks`` processes, in one or more starts.
 
-    ``landed``: for each kill that killed a living training, where that was.
+    ``began``: clock of the latest, in seconds. ``landed``: for each kill that killed a living training, where that was.
+    ``run_folder``: where the training that has come to its end has left its files.
     """
 
     folder: Path
     flags: list[str]
     ranks: int
     starts: int = 0
-    landed: list[records.Position] = field(default_factory=list)
+    began: float = 0.0
+    landed: list[training_marks.Mark] = field(default_factory=list)
+    run_folder: Path = Path()
 
     @property
-    def records(self) -> Path:
-        return self.folder / "record"
+    def latest(self) -> Path:
+        """Folder with what the latest start printed and the marks that its processes made."""
+        return self.folder / f"start_{self.starts:03d}"
 
     @property
-    def output(self) -> Path:
-        """File with what the latest start printed."""
-        return self.folder / f"start_{self.starts:03d}.txt"
+    def printed(self) -> str:
+        return (self.latest / "output.txt").read_text(errors="replace")
 
-    def train(
-        self,
-        *more_flags: str,
-        kill: tuple[int | None, float] | None = None,
-        stall_seconds: float = STALL_SECONDS,
-    ) -> bool:
-        """Begin or continue. ``kill``: kill all processes that many seconds after a step (None: after the start).
+    def train(self, *more_flags: str, kill: tuple[int, float] | None = None, stall_seconds: float = 3600) -> bool:
+        """Begin or continue. ``kill``: a step (0: the start), and how many seconds after it all processes are killed.
 
-        Returns whether it was killed; if not, it has come to its end. Raises ``Failure``.
+        Without progress for ``stall_seconds``, it counts as hanging. Returns whether it was killed; if not, it has come
+        to its end. Raises ``Failure``.
         """
         self.starts += 1
-        self.records.mkdir(parents=True, exist_ok=True)
-        for mark in self.records.glob("*.now"):
-            mark.unlink()
+        self.latest.mkdir(parents=True)
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks)]
-        program = [*(launcher if self.ranks > 1 else []), str(PROGRAM)]
+        program = [*(launcher if self.ranks > 1 else []), str(PROGRAM), "--plugin", training_marks.__file__]
         line = [sys.executable, *program, *self.flags, "--output", str(self.folder / "runs"), *more_flags]
-        environment = {**os.environ, "HOOK_RECORD": str(self.records)}
-        began = time.time()
+        environment = {**os.environ, training_marks.FOLDER: str(self.latest)}
+        self.began = time.time()
         # A killed launcher's temporary files are removed with this folder.
         with (
             TemporaryDirectory(prefix="verify_resume_", ignore_cleanup_errors=True) as environment["TMPDIR"],
-            open(self.output, "w", encoding="utf-8") as file,
+            open(self.latest / "output.txt", "w", encoding="utf-8") as file,
             # In a new session: Ctrl-C must reach this tool only, which then kills the training.
             subprocess.Popen(
                 line, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
             ) as process,
         ):
             try:
-                if self._reaches(process, kill, stall_seconds):
-                    alive, place, saving = kill_tree(
-                        process.pid, look=lambda: (process.poll() is None, self.place(), self.is_saving(began))
-                    )
-                    if alive and place.point != records.DONE:
-                        self.landed.append(place._replace(saving=saving))
-                        return True
-                    return False
+                reached = self._reaches(process, kill, stall_seconds)
             finally:
                 if process.poll() is None:
                     kill_tree(process.pid)
-        if process.returncode:
-            raise Failure(f"ended by itself with exit code {process.returncode}:\n{self.last_lines()}")
-        return False
+        killed = reached and process.returncode == -signal.SIGKILL
+        if process.returncode and not killed:
+            raise self.failure(f"ended by itself with exit code {process.returncode}:")
+        if ends := RUN_LINE.findall(self.printed):
+            self.run_folder = Path(ends[-1])
+        elif killed:
+            self.landed.append(self.place()._replace(saving=self.is_saving()))
+        else:
+            raise self.failure("ended without its last line:")
+        return not ends
 
-    def _reaches(self, process: subprocess.Popen, kill: tuple[int | None, float] | None, stall_seconds: float) -> bool:
+    def _reaches(self, process: subprocess.Popen, kill: tuple[int, float] | None, stall_seconds: float) -> bool:
         """Wait for the moment to kill or the end; whether it was the moment. Raises ``Failure``."""
         place = self.place()
         since = time.monotonic()
         while process.poll() is None:
-            if kill is not None and (kill[0] is None or place.has_done(kill[0])):
+            if kill is not None and place.done >= kill[0]:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(kill[1])
                 return process.poll() is None
             if place != (place := self.place()):
                 since = time.monotonic()
             elif time.monotonic() - since > stall_seconds:
-                raise Failure(f"hangs: nothing new for {stall_seconds:.0f} s, {place}\n{self.last_lines()}")
+                raise self.failure(f"hangs: nothing new for {stall_seconds:.0f} s, {place}")
             time.sleep(POLL_SECONDS)
         return False
 
-    def place(self) -> records.Position:
-        return records.place(self.records)
+    def place(self) -> training_marks.Mark:
+        """Position of the latest start, now or when it ended."""
+        return [training_marks.Mark(), *training_marks.read(self.latest / "rank0.txt", latest=True)][-1]
 
-    def is_saving(self, began: float) -> bool:
-        """True if a file is being written that was not before ``began``, a kill's remains aside."""
+    def is_saving(self) -> bool:
+        """True if the latest start was writing a file when it ended; an earlier kill's remains are older."""
         found = (self.folder / "runs").rglob(".*.tmp")
-        return any(path.stat().st_mtime >= began for path in found)
+        return any(path.stat().st_mtime >= self.began for path in found)
 
-    def last_lines(self) -> str:
-        return "\n".join(self.output.read_text(errors="replace").splitlines()[-LAST_LINES:])
+    def failure(self, what: str) -> Failure:
+        name = self.folder.name.partition("_")[0]  # straight or killed
+        return Failure(f"the {name} run {what}", *self.printed.splitlines()[-LAST_LINES:])
 
-    def run_folder(self) -> Path:
-        """Folder in which the finished training has left its files. Raises ``Failure``."""
-        found = RUN_LINE.findall(self.output.read_text(errors="replace"))
-        if not found:
-            raise Failure(f"ended without its last line:\n{self.last_lines()}")
-        return Path(found[-1])
-
-
-def straight_run(folder: Path, flags: list[str], ranks: int) -> tuple[WatchedRun, Timeline]:
-    """The training run once to its end. Raises ``Failure``."""
-    run = WatchedRun(folder, flags, ranks)
-    began = time.time()
-    run.train()
-    ended = (run.records / "rank0.now").stat().st_mtime
-    clocks = [line.seconds for line in records.lines(run.records, 0)] or [ended]
-    return run, Timeline(clocks[0] - began, [clock - clocks[0] for clock in clocks], ended - clocks[0])
+    def timeline(self) -> Timeline:
+        """Times of the latest start, which has come to its end."""
+        ended = (self.latest / "output.txt").stat().st_mtime  # its last line comes when all is saved
+        marks = training_marks.read(self.latest / "rank0.txt")
+        clocks = [mark.seconds for mark in marks if mark.point == "after_update"]
+        return Timeline(clocks[0] - self.began, [clock - clocks[0] for clock in clocks], ended - clocks[0])

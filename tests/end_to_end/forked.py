@@ -17,9 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SECONDS = 300
 IMPORTED = [
     "main",
-    "scripts.verification.hooked_main",
     "tests.faults.faulty_main",
-    "scripts.verification.hooks",
     "tests.faults.points",
     "utils.train_validation",
     "utils.record.writer",
@@ -93,10 +91,8 @@ class Forked:
 
 def train_with(fault, *flags, processes=1):
     """Train with ``fault`` planted, see tests/faults/planted.py; gives the exit code."""
-    with tempfile.TemporaryDirectory() as folder:
-        hooks = {"HOOK_FAULT": fault, "HOOK_RECORD": folder}
-        process = Forked(*flags, processes=processes, program="tests/faults/faulty_main.py", **hooks)
-        process.communicate()
+    process = Forked(*flags, processes=processes, program="tests/faults/faulty_main.py", HOOK_FAULT=fault)
+    process.communicate()
     return process.returncode
 
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from scripts.verification.records import lines
 from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import load
 
@@ -11,18 +10,33 @@ FLAGS = ("--arch", "fc", "--epochs", 2, "--global-batch-size", 60, "--no-progres
 STEPS_AN_EPOCH = 24
 
 
+PLUGIN = """
+import os
+
+from utils.plugin import hook
+
+
+@hook("before_forward")
+def note(traval, batch):
+    with open(f"{os.environ['SAMPLES']}/rank{os.environ.get('RANK')}", "a") as file:
+        print(traval.progress.step + 1, *batch.indices, file=file)
+"""
+
+
 def recorded(folder, processes, *flags):
     """Run the program with its samples recorded; gives {step: its samples, over all ranks}."""
-    folder.mkdir(exist_ok=True)
-    run = Forked(*flags, processes=processes, program="scripts/verification/hooked_main.py", HOOK_RECORD=str(folder))
+    folder.mkdir()
+    plugin = folder.parent / "samples.py"
+    plugin.write_text(PLUGIN)
+    run = Forked(*flags, "--plugin", plugin, processes=processes, SAMPLES=str(folder))
     _, err = run.communicate()
     assert run.returncode == 0, err
     found = {}
-    for rank in range(processes):
-        for entry in lines(folder, rank):
-            numbers = entry.content.split(maxsplit=1)[1].replace(";", ",").split(",")
-            found.setdefault(entry.step, []).extend(int(number) for number in numbers)
-    return {step: sorted(numbers) for step, numbers in found.items()}
+    for path in folder.iterdir():
+        for line in path.read_text().splitlines():
+            step, *samples = map(int, line.split())
+            found.setdefault(step, []).extend(samples)
+    return {step: sorted(samples) for step, samples in found.items()}
 
 
 def test_a_run_continued_on_three_and_then_two_ranks_sees_the_samples_rates_and_scales_of_one_on_a_single_rank(

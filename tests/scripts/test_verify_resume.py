@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,12 +15,13 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from scripts import verify_resume
-from scripts.verification import processes, records
-from scripts.verification.comparison import compare, points, steps, unequal
+from scripts.verification import processes, training_marks
+from scripts.verification.comparison import checkpoint, compare, compare_runs, points, steps, unequal
 from scripts.verification.runs import Timeline, WatchedRun
 from tests.faults.planted import Fault
 from tests.faults.points import wrap
 from utils.config.settings import UserError
+from utils.loop.hooks import Hooks
 
 # -------------------------------------------------------------------------------------------- faults
 
@@ -74,43 +77,86 @@ def test_a_hook_on_a_method_that_is_gone_fails():
 # --------------------------------------------------------------------------------------------- marks
 
 
+def batch(*indices, pixel=0.5):
+    images = torch.full((len(indices), 1, 2, 2), pixel)
+    return SimpleNamespace(indices=np.array(indices), images=images, targets=torch.tensor(indices))
+
+
+def mark(recorder, point, done, *given):
+    recorder.mark(point, SimpleNamespace(progress=SimpleNamespace(step=done)), *given)
+
+
 def test_marks_are_read_as_they_were_written(tmp_path):
-    assert records.place(tmp_path) == records.Position()
-    marks = records.Marks(tmp_path / "rank0.now")
-    assert records.place(tmp_path) == records.Position()
-    marks.set("forward", 12)
-    place = records.place(tmp_path)
-    assert str(place) == "in step 12, after a forward pass" and place.kind == "in training"
-    assert (place.has_done(11), place.has_done(12)) == (True, False)
-    saving = place._replace(saving=True)
+    path = tmp_path / "rank0.txt"
+    assert training_marks.read(path) == []
+    assert (str(training_marks.Mark()), training_marks.Mark().kind) == (
+        "before the first step",
+        "before the first step",
+    )
+    recorder = training_marks.Recorder(tmp_path)
+    for point in training_marks.POINTS:
+        mark(recorder, point, 11, batch(1))
+    marks = training_marks.read(path)
+    assert [(place.point, place.done) for place in marks] == [(point, 11) for point in training_marks.POINTS]
+    assert training_marks.read(path, latest=True)[-1] == marks[-1]
+    beginning, forward, _, after, *validation = marks
+    assert str(beginning) == "at the beginning of step 12"
+    assert str(forward) == "in step 12, after a forward pass" and forward.kind == "in training"
+    assert str(after) == "after step 11"
+    assert {place.kind for place in validation} == {"in validation or saving"}
+    saving = forward._replace(saving=True)
     assert str(saving) == "in step 12, after a forward pass, saving" and saving.kind == "in validation or saving"
-    marks.set("after_step", 12)
-    assert records.place(tmp_path).has_done(12)
-    for point in records.POINTS:
-        marks.set(point, 7)
-        place = records.place(tmp_path)
-        assert (place.point, place.step, "{" in str(place)) == (point, 7, False)
+
+
+def test_a_mark_can_be_at_points_of_the_training_alone():
+    assert training_marks.POINTS.keys() <= {point.name for point in fields(Hooks)}
+
+
+def given(folder, *passes):
+    """The checksum of a step that has been given ``passes``, and the number of its beginnings."""
+    folder.mkdir()
+    recorder = training_marks.Recorder(folder)
+    mark(recorder, "before_forward", 0, batch(7))  # another step
+    for one in passes:
+        mark(recorder, "before_forward", 1, one)
+    mark(recorder, "before_update", 1, None)
+    *_, last = marks = training_marks.read(folder / "rank0.txt")
+    return last.crc, [(place.point, place.done) for place in marks].count(("before_forward", 1))
+
+
+def test_the_checksum_of_a_step_is_of_the_samples_and_images_of_each_of_its_passes(tmp_path):
+    several = {
+        "same": (batch(1, 2), batch(3)),
+        "samples": (batch(1, 2), batch(4)),
+        "order": (batch(2, 1), batch(3)),
+        "images": (batch(1, 2, pixel=0.25), batch(3)),
+        "passes": (batch(1), batch(2, 3)),
+        "fewer": (batch(1, 2),),
+    }
+    found = {name: given(tmp_path / name, *passes) for name, passes in several.items()}
+    assert {beginnings for _, beginnings in found.values()} == {1}
+    assert len({crc for crc, _ in found.values()}) == len(several)
+    assert given(tmp_path / "again", *several["same"]) == found["same"]
 
 
 def test_a_file_that_is_being_written_says_that_a_kill_met_a_save_and_what_an_earlier_kill_left_does_not(tmp_path):
     folder = tmp_path / "runs" / "digits" / "fc" / "time" / "checkpoints"
     folder.mkdir(parents=True)
-    run = WatchedRun(tmp_path, [], 1)
-    began = time.time() - 1  # the clock of files is coarser
+    run = WatchedRun(tmp_path, [], 1, began=time.time() - 1)  # the clock of files is coarser
     (folder / "last.pt").touch()
     (folder / ".last.tmp").touch()
-    os.utime(folder / ".last.tmp", (began - 60, began - 60))
-    assert not run.is_saving(began)
+    os.utime(folder / ".last.tmp", (run.began - 60, run.began - 60))
+    assert not run.is_saving()
     (folder / ".last.tmp").touch()
-    assert run.is_saving(began)
+    assert run.is_saving()
 
 
-def test_a_line_that_a_kill_cut_is_left_out_and_the_next_start_goes_on_below_it(tmp_path):
+def test_a_line_that_a_kill_cut_is_left_out(tmp_path):
     path = tmp_path / "rank1.txt"
-    path.write_text("\n1 10.5 00c0ffee 3,4;5 end\n2 11.5 00c0ffee 6,\n3 12.5 0badcafe 7 end\n")
-    expected = [(1, 10.5, "00c0ffee 3,4;5"), (3, 12.5, "0badcafe 7")]
-    assert [tuple(line) for line in records.lines(tmp_path, 1)] == expected
-    assert records.lines(tmp_path, 0) == []
+    path.write_text("before_update 1 10.5 00c0ffee\nafter_update 2 11.5 00c0ffee\nbefore_update 2 11.75 0ba")
+    expected = [("before_update", 1, 10.5, "00c0ffee", False), ("after_update", 2, 11.5, "00c0ffee", False)]
+    assert [tuple(place) for place in training_marks.read(path)] == expected
+    assert training_marks.read(path, latest=True)[-1] == expected[-1]
 
 
 # ----------------------------------------------------------------------------------------- processes
@@ -163,13 +209,13 @@ LONG = Timeline(4.0, STEPS, 400.0)
 @pytest.mark.parametrize("kills", [1, 3, 20, 500])
 def test_moments_are_spread_over_the_run_in_its_order_and_within_its_time(kills):
     drawn = list(LONG.moments(kills, random.Random(1)))
-    assert len(drawn) == kills and sum(step is None for step, _ in drawn) == round(0.15 * kills)
-    assert all(0 <= delay <= LONG.start_up for step, delay in drawn if step is None)
-    moments = [STEPS[step - 1] + delay for step, delay in drawn if step is not None]
+    assert len(drawn) == kills and sum(step == 0 for step, _ in drawn) == round(0.15 * kills)
+    assert all(0 <= delay <= LONG.start_up for step, delay in drawn if step == 0)
+    moments = [STEPS[step - 1] + delay for step, delay in drawn if step > 0]
     assert moments == sorted(moments) and all(0 <= moment <= 400 for moment in moments)
     if kills >= 20:
         assert moments[0] < 60 and moments[-1] > 340
-        assert sum(step is not None and step % 10 == 0 for step, _ in drawn) > 0.3 * kills, "half of the time is there"
+        assert sum(step > 0 and step % 10 == 0 for step, _ in drawn) > 0.3 * kills, "half of the time is there"
 
 
 # ---------------------------------------------------------------------------------------- comparison
@@ -188,7 +234,7 @@ def test_moments_are_spread_over_the_run_in_its_order_and_within_its_time(kills)
         (torch.zeros(2), torch.zeros(2).double()),
         (torch.ones(2), torch.ones(2) + 2**-23),
         (torch.tensor(1.0), torch.tensor(2.0)),
-        (np.array([1.0, np.nan]), np.array([1.0, 2.0])),
+        (torch.tensor([1.0, np.nan]), torch.tensor([1.0, 2.0])),
         (torch.tensor([True]), torch.tensor([False])),
         (torch.ones(1).bfloat16(), torch.zeros(1).bfloat16()),
     ],
@@ -200,7 +246,7 @@ def test_entries_that_differ_in_one_bit_are_not_equal(value, other):
 
 def test_a_nan_equals_the_same_nan():
     assert not unequal(float("nan"), float("nan"))
-    assert not unequal(np.array([np.nan]), np.array([np.nan]))
+    assert not unequal(torch.tensor([np.nan]), torch.tensor([np.nan]))
 
 
 def test_a_difference_tells_how_many_numbers_and_by_how_much():
@@ -210,6 +256,7 @@ def test_a_difference_tells_how_many_numbers_and_by_how_much():
 def test_entries_that_only_one_run_has_are_differences():
     wrong = ["a is missing in the killed run", "c is only in the killed run"]
     assert compare({"a": 1, "b": 2}, {"b": 2, "c": 3}) == (3, wrong)
+    assert compare({"a": 1, "b": 2}, {"a": 1, "b": 2}, {"b": 2, "c": 3}) == (2 + 3, wrong)
 
 
 def test_a_point_that_tensorboard_shows_twice_is_seen(tmp_path):
@@ -222,22 +269,59 @@ def test_a_point_that_tensorboard_shows_twice_is_seen(tmp_path):
     assert points(tmp_path) == {"Loss/Test at step 1": [0.5, 0.5], "Loss/Test at step 2": [1.0, 1.0]}
 
 
-def write_steps(folder, rank, *lines):
+def test_a_file_that_only_one_run_has_is_a_difference(tmp_path):
+    straight, killed = (WatchedRun(tmp_path / name, [], 1, run_folder=tmp_path / name) for name in ("a", "b"))
+    for run in (straight, killed):
+        run.run_folder.mkdir()
+    assert compare_runs(straight, [killed]) == {"TensorBoard": (0, []), "samples and images": (0, [])}
+    (killed.run_folder / "metrics.csv").write_text("epoch,seconds\n1,0.5\n")
+    assert compare_runs(straight, [killed])["metrics.csv"] == (1, ["row 1 epoch is only in the killed run"])
+    missing = (2, 2 * ["row 1 epoch is missing in the killed run"])
+    assert compare_runs(killed, [straight, straight])["metrics.csv"] == missing
+
+
+def test_every_part_of_a_checkpoint_is_an_entry_but_clocks_and_what_may_differ(tmp_path):
+    state = {
+        "contents": [],
+        "model": {"0.weight": torch.ones(2)},
+        "optimizer": [{"param_groups": [{"betas": (0.9, 0.99)}], "state": {}}],
+        "progress": {"step": 3, "epoch_seconds": 1.5},
+        "settings": {"seed": 1, "workers": 2},
+    }
+    torch.save(state, tmp_path / "final.pt")
+    found = checkpoint(tmp_path / "final.pt", {"workers"})
+    expected = {
+        "model/0.weight": state["model"]["0.weight"],
+        "optimizer/0/param_groups/0/betas/0": 0.9,
+        "optimizer/0/param_groups/0/betas/1": 0.99,
+        "optimizer/0/state": {},
+        "progress/step": 3,
+        "settings/seed": 1,
+    }
+    assert list(found) == list(expected) and compare(expected, found) == (2 + 5, [])
+
+
+def write_steps(run, start, rank, *lines):
+    folder = run.folder / f"start_{start:03d}"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"rank{rank}.txt").write_text("".join(f"{step} 1.0 {crc:08x} {ids} end\n" for step, crc, ids in lines))
+    marks = [f"before_forward {step - 1} 1.0 00000000\nbefore_update {step - 1} 1.5 {crc:08x}\n" for step, crc in lines]
+    (folder / f"rank{rank}.txt").write_text("".join(marks))
 
 
 def test_every_execution_of_a_step_on_every_rank_must_have_the_same_samples_and_images(tmp_path):
     straight = WatchedRun(tmp_path / "a", [], 2)
     killed = WatchedRun(tmp_path / "b", [], 2)
     for rank in (0, 1):
-        write_steps(straight.records, rank, (1, 7, "1,2"), (2, 8, "3;4"), (3, 9, "5"))
-    write_steps(killed.records, 0, (1, 7, "1,2"), (2, 8, "3;4"), (2, 8, "3;4"), (3, 9, "5"))
-    write_steps(killed.records, 1, (1, 7, "1,2"), (2, 8, "4;3"), (2, 8, "3;4"))
+        write_steps(straight, 1, rank, (1, 7), (2, 8), (3, 9))
+    write_steps(killed, 1, 0, (1, 7), (2, 8))
+    write_steps(killed, 2, 0, (2, 8), (3, 9))
+    write_steps(killed, 1, 1, (1, 7), (2, 0xBAD))
+    write_steps(killed, 2, 1, (2, 8))
     wrong = ["step 2 on rank 1: other samples or images", "step 3 on rank 1 is missing in the killed run"]
-    assert compare(steps(straight), steps(killed)) == (7 + 1, wrong), "executions, and the one that is missing"
-    write_steps(killed.records, 1, (1, 7, "1,2"), (2, 8, "3;4"), (3, 10, "5"))
-    assert compare(steps(straight), steps(killed))[1] == ["step 3 on rank 1: other samples or images"]
+    assert compare(steps(straight.folder), steps(killed.folder)) == (7 + 1, wrong), "executions, and the missing one"
+    write_steps(killed, 1, 1, (1, 7), (2, 8))
+    write_steps(killed, 2, 1, (2, 8), (3, 10))
+    assert compare(steps(straight.folder), steps(killed.folder))[1] == ["step 3 on rank 1: other samples or images"]
 
 
 # --------------------------------------------------------------------------------------------- flags
@@ -249,6 +333,15 @@ def test_flags_get_what_the_comparison_needs_and_keep_what_they_say():
     assert (own.kills, own.ranks) == (20, 1)
     own, flags = verify_resume.read_flags(["--deterministic", "--save-every-steps", "3", "--no-progress"])
     assert flags == ["--deterministic", "--save-every-steps", "3", "--no-progress"]
+
+
+def test_a_recipe_s_own_files_are_named_beside_the_tool_s(tmp_path):
+    (tmp_path / "mine.py").touch()
+    (tmp_path / "recipe.yaml").write_text("plugin: mine.py\n")
+    _, flags = verify_resume.read_flags(["--config", str(tmp_path / "recipe.yaml")])
+    assert flags[-2:] == ["--plugin", str(tmp_path / "mine.py")]
+    _, flags = verify_resume.read_flags(["--plugin", str(tmp_path / "mine.py")])
+    assert flags.count("--plugin") == 1
 
 
 def test_a_folder_to_keep_must_be_empty(tmp_path):
