@@ -78,15 +78,12 @@ class LayerFinding:
 
 @dataclass
 class Recommendation:
-    """``format``: 'fp16', 'bf16', 'fp32', or '' when not even float32 is finite. ``keep``: by layer, why in float32.
-
-    ``verification``: the record of its trial. ``steps``: what was tried before and why it was given up.
+    """``trial``: the record that bears it out, of format '' where nothing is recommended. ``keep``: by layer, why in
+    float32. ``steps``: what was tried before and why it was given up.
     """
 
-    format: str = ""
-    scale: float = 1.0
+    trial: Record = field(default_factory=lambda: Record(""))
     keep: dict[str, str] = field(default_factory=dict)
-    verification: Record | None = None
     steps: list[str] = field(default_factory=list)
 
 
@@ -154,12 +151,12 @@ class Audit:
     @property
     def flags(self) -> str:
         """The training flags of the recommendation; '' if nothing can be recommended."""
-        choice = self.recommendation
-        if choice.format in ("", FP32):
-            return "--amp off" if choice.format else ""
-        scale = f" --init-scale {choice.scale:.12g}" if choice.format == "fp16" else ""
-        names = outermost([*self.already_kept, *choice.keep])
-        return f"--amp {choice.format}{scale}" + (f" --fp32-layers {' '.join(names)}" if names else "")
+        trial = self.recommendation.trial
+        if trial.format in ("", FP32):
+            return "--amp off" if trial.format else ""
+        scale = f" --init-scale {trial.scale:.12g}" if trial.format == "fp16" else ""
+        names = outermost([*self.already_kept, *self.recommendation.keep])
+        return f"--amp {trial.format}{scale}" + (f" --fp32-layers {' '.join(names)}" if names else "")
 
     def attempt(self, form: str, scale: float = 1.0, keep: Sequence[str] = ()) -> Record:
         """The record of a trial."""
@@ -250,7 +247,7 @@ def _reference_finding(record: Record) -> LayerFinding:
 
 def gradient_overflow_findings(made: Audit) -> Iterator[LayerFinding]:
     """The layer at which gradients exceed fp16 even without scaling, though all activations fit."""
-    choice = made.recommendation
+    trial = made.recommendation.trial
     if made.unscaled.origin is not None:
         return
     for name, seen in made.unscaled.places["gradients"].items():  # in the order of the backward pass
@@ -258,8 +255,8 @@ def gradient_overflow_findings(made: Audit) -> Iterator[LayerFinding]:
         if largest > FP16_LIMIT and "float16" in seen.dtypes:
             what = f"largest gradient of its output {largest:.3g}, unscaled; {LIMIT}"
             advice = ("make the loss smaller, or use bf16", "fault")
-            if choice.format == "fp16":
-                advice = (f"needs a loss scale below 1; {choice.scale:g} fixes it", "information")
+            if trial.format == "fp16":
+                advice = (f"needs a loss scale below 1; {trial.scale:g} fixes it", "information")
             yield LayerFinding("gradient overflow", name, what, *advice)
             return  # those before it in the network receive what it passes on
 
@@ -271,7 +268,7 @@ def underflow_findings(made: Audit) -> Iterator[LayerFinding]:
     """
     choice = made.recommendation
     unscaled = made.unscaled
-    if choice.format == "fp16" and (kept := [name for name, why in choice.keep.items() if why != UNDERFLOWS]):
+    if choice.trial.format == "fp16" and (kept := [name for name, why in choice.keep.items() if why != UNDERFLOWS]):
         unscaled = made.runner.record(Record("fp16", keep=kept))
     fine = [trial for trial in made.tried if trial.format == "fp16" and trial.finite and trial.scale > 1]
     for name, lost in made.losing(unscaled).items() if unscaled.origin is None else ():
@@ -404,8 +401,8 @@ def normalisation_finding(made: Audit, name: str, reason: str) -> LayerFinding:
 def recommend(made: Audit, statistics: Collection[str]) -> Recommendation:
     """fp16 with what it takes; otherwise bf16; otherwise float32. ``statistics``: modules that hold some in half."""
     why = made.unscaled.failure
-    choice = _given_up("fp16", why) if why else _try_fp16(made, statistics)
-    if choice.format:
+    choice = _given_up(why) if why else _try_fp16(made, statistics)
+    if choice.trial.format:
         return choice
     keep = dict.fromkeys(outermost(filter(None, statistics)), NORMALISES)
     if why := made.runs[BF16].failure:
@@ -413,12 +410,12 @@ def recommend(made: Audit, statistics: Collection[str]) -> Recommendation:
     elif why := refusal(made, trial := made.attempt("bf16", keep=list(keep))):
         choice.steps.append(f"bf16 was given up: {why}")
     else:
-        return Recommendation("bf16", 1.0, keep, trial, choice.steps)
-    return Recommendation(FP32, 1.0, {}, made.attempt(FP32), choice.steps)
+        return Recommendation(trial, keep, choice.steps)
+    return Recommendation(made.attempt(FP32), steps=choice.steps)
 
 
-def _given_up(form: str, why: str) -> Recommendation:
-    return Recommendation(steps=[f"{form} was given up: {why}"])
+def _given_up(why: str) -> Recommendation:
+    return Recommendation(steps=[f"fp16 was given up: {why}"])
 
 
 def _try_fp16(made: Audit, statistics: Collection[str]) -> Recommendation:
@@ -431,7 +428,7 @@ def _try_fp16(made: Audit, statistics: Collection[str]) -> Recommendation:
         keep |= not_finite_layers(made, trial, keep)
         if "" in keep:
             why = f"the network's own computation {keep['']}, and it cannot be kept in float32 as a layer"
-            return _given_up("fp16", why)
+            return _given_up(why)
         trial = made.attempt("fp16", scale, outermost(keep))
         if useless := [name for name in half_statistics(trial) if keep.get(name) == NORMALISES]:
             keep = {name: why for name, why in keep.items() if name not in useless}  # its code itself goes to half
@@ -450,9 +447,8 @@ def _try_fp16(made: Audit, statistics: Collection[str]) -> Recommendation:
             keep |= dict.fromkeys(new, UNDERFLOWS)
         else:
             why = refusal(made, trial, losing)
-            sound = Recommendation("fp16", scale, {name: keep[name] for name in trial.keep}, trial)
-            return _given_up("fp16", why) if why else sound
-    return _given_up("fp16", f"not sound after {MOST_ATTEMPTS} trials")
+            return _given_up(why) if why else Recommendation(trial, {name: keep[name] for name in trial.keep})
+    return _given_up(f"not sound after {MOST_ATTEMPTS} trials")
 
 
 def not_finite_layers(made: Audit, trial: Record, keep: Iterable[str]) -> dict[str, str]:
@@ -506,8 +502,8 @@ def _notes(made: Audit) -> Iterator[str]:
         yield f"vector norms are rounded to half precision, each once: {', '.join(others)}"
     scaled = made.runs[SCALED]
     if scaled.origin is None and any(compared.non_finite for compared in scaled.gradients.values()):
-        choice = made.recommendation
-        lower = f"; {choice.scale:g} fits" if choice.format == "fp16" else ""
+        trial = made.recommendation.trial
+        lower = f"; {trial.scale:g} fits" if trial.format == "fp16" else ""
         yield f"a loss scale of {made.scale:g} overflows gradients, so training would skip steps{lower}"
     silent = [name for name, noise in made.noise.items() if noise > NOISE]
     if silent:

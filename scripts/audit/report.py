@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,6 @@ from scripts.audit.findings import (
     SCALED,
     UNSCALED,
     Audit,
-    LayerFinding,
     computes_in,
     half_statistics,
     shown,
@@ -21,6 +21,7 @@ from scripts.audit.findings import (
 from scripts.audit.record import Record
 from scripts.common.command_line import table
 from scripts.common.output import plain
+from utils.config.spelling import some
 
 FORMAT = 3  # of the JSON file
 GROUPED = 3  # more findings than this of one kind, for information only, share a line
@@ -145,30 +146,29 @@ def finding_lines(audit: Audit) -> Iterator[str]:
     """A line a finding, faults first; many of one kind for information share one."""
     for finding in audit.faults:
         yield f"{finding.kind}: {shown(finding.layer)}: {finding.what}; {finding.advice}"
-    groups: dict[tuple[str, str], list[LayerFinding]] = {}
+    groups = defaultdict(list)
     for finding in audit.findings:
-        if finding.severity != "fault":
-            groups.setdefault((finding.kind, finding.advice), []).append(finding)
+        if finding not in audit.faults:
+            groups[f"{finding.kind}, for information: ", finding.advice].append(finding)
     for (kind, advice), group in groups.items():
         lines = [f"{shown(finding.layer)}: {finding.what}; {advice}" for finding in group]
         if len(group) > GROUPED:
-            names = ", ".join(shown(finding.layer) for finding in group[:GROUPED])
-            lines = [f"{len(group)} layers: {names} and {len(group) - GROUPED} more; {lines[0]}"]
-        yield from (f"{kind}, for information: {line}" for line in lines)
+            lines = [f"{len(group)} layers: {some((shown(f.layer) for f in group), GROUPED)}; {lines[0]}"]
+        yield from (kind + line for line in lines)
 
 
 def recommendation_lines(audit: Audit) -> Iterator[str]:
     """Advice as flags, its reasons, and the result of trying it."""
     choice = audit.recommendation
+    trial = choice.trial
     yield from choice.steps
-    if not choice.format:
+    if not trial.format:
         yield "Recommendation: none; not even the reference is finite"
         return
     yield f"Recommendation: {audit.flags}"
     for name, why in choice.keep.items():
         yield f"  {name} ({why})"
-    trial = choice.verification
-    setting = choice.format + (f", loss scale {choice.scale:.12g}" if choice.format == "fp16" else "")
+    setting = trial.format + (f", loss scale {trial.scale:.12g}" if trial.format == "fp16" else "")
     kept = f", {len(trial.keep)} layer(s) in float32" if trial.keep else ""
     result = f"NOT finite; {trial.failure or 'see the findings'}"
     if trial.finite:
@@ -199,12 +199,12 @@ def as_json(audit: Audit, about: dict[str, Any]) -> dict[str, Any]:
         "findings": [dataclasses.asdict(finding) for finding in audit.findings],
         "notes": audit.notes,
         "recommendation": {
-            "format": choice.format,
-            "scale": choice.scale,
+            "format": choice.trial.format,
+            "scale": choice.trial.scale,
             "keep": choice.keep,
             "flags": audit.flags,
             "given_up": choice.steps,
-            "verification": choice.verification and _trial(choice.verification),
+            "verification": _trial(choice.trial) if choice.trial.format else None,
         },
         "trials": [_trial(trial) for trial in audit.tried],
         "layers": layers(audit),

@@ -89,7 +89,7 @@ def test_an_overflowing_convolution_is_named_alone_and_its_twin_is_cleared():
     assert [(f.kind, f.layer, f.severity) for f in result.findings] == [("overflow", "3.conv1", "fault")]
     assert list(result.recommendation.keep) == ["3.conv1"]
     assert result.flags.endswith("--fp32-layers 3.conv1")
-    assert result.recommendation.verification.finite
+    assert result.recommendation.trial.finite
     assert layer_of(result, "3.conv1")["non_finite"]["fp16 unscaled"] > 0
     assert layer_of(result, "3.conv1")["non_finite"]["bf16"] == 0
     torch.manual_seed(0)
@@ -164,8 +164,8 @@ class Ratio(nn.Module):
 def test_what_is_not_finite_though_its_true_values_fit_is_named_too():
     result = audit(nn.Sequential(nn.Flatten(), Ratio(), nn.Linear(64, 10)), batches(8, 1, 8, 8))
     assert (result.findings[0].kind, result.findings[0].layer) == ("not finite", "1")
-    assert "1" in result.recommendation.keep or result.recommendation.format != "fp16"
-    assert result.recommendation.verification.finite
+    assert "1" in result.recommendation.keep or result.recommendation.trial.format != "fp16"
+    assert result.recommendation.trial.finite
 
 
 def test_memory_that_is_not_filled_yet_says_nothing():
@@ -209,7 +209,7 @@ def test_where_fp16_cannot_be_saved_bf16_is_verified_and_recommended_instead():
     result = audit(RootOverflow(0), batches(8, 1, 8, 8))
     assert named(result) == [""]
     assert result.flags == "--amp bf16"
-    assert result.recommendation.verification.format == "bf16" and result.recommendation.verification.finite
+    assert result.recommendation.trial.format == "bf16" and result.recommendation.trial.finite
     assert result.recommendation.steps[0].startswith("fp16 was given up")
 
 
@@ -272,16 +272,16 @@ def rms_norm_with_float_root(x):
     return x * (x.square().mean(-1, keepdim=True).float() + 1e-6).pow(-0.5).to(x.dtype)
 
 
-FAULTY = {
-    "layer norm by hand": lambda: Hand(layer_norm),
-    "deviation by hand": lambda: Hand(standard),
-    "rms norm by hand": lambda: Hand(rms_norm),
-    "rms norm by products": lambda: Hand(rms_norm_by_products),
-    "rms norm, root in float32": lambda: Hand(rms_norm_with_float_root),
-    "by hand, autocast off": lambda: Hand(without_autocast(rms_norm)),
-    "LayerNorm put to half": lambda: nn.LayerNorm(64).half(),
-    "RMSNorm put to half": lambda: nn.RMSNorm(64).half(),
-    "timm's SimpleNorm": lambda: timm.layers.SimpleNorm(64),
+FAULTY = {  # each with the reason that the finding gives
+    "layer norm by hand": (lambda: Hand(layer_norm), "var in float16"),
+    "deviation by hand": (lambda: Hand(standard), "std in float16"),
+    "rms norm by hand": (lambda: Hand(rms_norm), "mean of squares in float16 (its rsqrt)"),
+    "rms norm by products": (lambda: Hand(rms_norm_by_products), "mean of squares in float16 (its sqrt)"),
+    "rms norm, root in float32": (lambda: Hand(rms_norm_with_float_root), "mean of squares in float16 (its pow)"),
+    "by hand, autocast off": (lambda: Hand(without_autocast(rms_norm)), "mean of squares in float16 (its rsqrt)"),
+    "LayerNorm put to half": (lambda: nn.LayerNorm(64).half(), "weights in float16 (native_layer_norm)"),
+    "RMSNorm put to half": (lambda: nn.RMSNorm(64).half(), "weights in float16"),
+    "timm's SimpleNorm": (lambda: timm.layers.SimpleNorm(64), "var in float16"),
 }
 SOUND = {
     "LayerNorm": lambda: nn.LayerNorm(64),
@@ -304,11 +304,16 @@ def with_norm(norm):
 
 
 @pytest.mark.parametrize("name", FAULTY)
-def test_a_normalisation_in_half_precision_is_named_alone(name):
-    result = audit(with_norm(FAULTY[name]()), batches(8, 1, 8, 8))
+def test_a_normalisation_in_half_precision_is_named_alone_and_why(name):
+    norm, reason = FAULTY[name]
+    result = audit(with_norm(norm()), batches(8, 1, 8, 8))
     assert [(f.kind, f.layer, f.severity) for f in result.findings] == [("normalisation", "2", "fault")]
-    assert "autocast off" in name or list(result.recommendation.keep) == ["2"]
-    assert result.recommendation.verification.finite
+    assert result.findings[0].what == f"normalises in half precision: {reason}"
+    its_own_code = "autocast off" in name  # which no --fp32-layers mends
+    assert list(result.recommendation.keep) == ([] if its_own_code else ["2"])
+    assert ("its own code" in result.findings[0].advice) == its_own_code
+    assert bool(half_statistics(result.recommendation.trial)) == its_own_code
+    assert result.recommendation.trial.finite
 
 
 def by_length(x):
@@ -332,24 +337,11 @@ def test_a_vector_norm_in_half_precision_is_told_and_is_a_fault_only_where_it_co
     assert named(small, "normalisation") == ["2"] and "vector norms of at most" in small.findings[0].what
 
 
-def test_half_weights_are_said_to_be_the_reason():
-    result = audit(with_norm(nn.LayerNorm(64).half()), batches(8, 1, 8, 8))
-    assert "weights in float16" in result.findings[0].what
-
-
 @pytest.mark.parametrize("name", SOUND)
 def test_a_normalisation_in_float32_is_cleared(name):
     result = audit(with_norm(SOUND[name]()), batches(8, 1, 8, 8))
     assert named(result) == []
     assert result.flags.startswith("--amp fp16") and not result.recommendation.keep
-
-
-def test_float32_layers_mend_what_code_does_under_autocast_but_not_what_it_casts_itself():
-    under_autocast = audit(with_norm(Hand(layer_norm)), batches(8, 1, 8, 8))
-    assert not half_statistics(under_autocast.recommendation.verification)
-    itself = audit(with_norm(Hand(without_autocast(layer_norm))), batches(8, 1, 8, 8))
-    assert itself.recommendation.keep == {}
-    assert "its own code" in itself.findings[0].advice
 
 
 def test_a_square_that_overflows_inside_a_normalisation_is_found_though_its_output_is_finite():
@@ -361,7 +353,7 @@ def test_a_square_that_overflows_inside_a_normalisation_is_found_though_its_outp
     result = audit(network, batches(8, 1, 8, 8))
     assert [(finding.kind, finding.layer) for finding in result.findings] == [("overflow", "3"), ("normalisation", "3")]
     assert layer_of(result, "3")["non_finite"]["fp16 unscaled"] == 0
-    assert result.recommendation.verification.error < 0.01
+    assert result.recommendation.trial.error < 0.01
 
 
 @pytest.mark.parametrize(
@@ -430,7 +422,7 @@ def test_gradients_that_no_scale_lifts_are_kept_in_float32():
     result = audit(branched(1e-14), batches(8, 1, 8, 8))
     assert [(f.layer, f.severity) for f in result.findings] == [("1.inner", "fault"), ("1.outer", "fault")]
     assert sorted(result.recommendation.keep) == ["1.inner", "1.outer"]
-    kept = result.recommendation.verification.gradients
+    kept = result.recommendation.trial.gradients
     assert kept["1.inner.weight"].lost_share == 0
 
 
@@ -440,8 +432,8 @@ def test_a_larger_scale_is_recommended_where_65536_is_not_enough():
 
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     result = audit(network, batches(8, 1, 8, 8), tiny)
-    assert 65536 < result.recommendation.scale <= 2**24
-    assert math.log2(result.recommendation.scale).is_integer()
+    assert 65536 < result.recommendation.trial.scale <= 2**24
+    assert math.log2(result.recommendation.trial.scale).is_integer()
     assert {finding.severity for finding in result.findings} == {"information"}
 
 
@@ -456,7 +448,7 @@ def test_the_scale_leaves_8_to_16_times_to_the_largest_gradient():
     ENTROPY(logits, images[0].targets).backward()
     gradients = [hidden.grad, logits.grad, *(parameter.grad for parameter in network.parameters())]
     largest = max(float(gradient.abs().max()) for gradient in gradients)
-    assert 8 <= 65504 / (result.recommendation.scale * largest) < 16
+    assert 8 <= 65504 / (result.recommendation.trial.scale * largest) < 16
 
 
 def test_the_lost_share_of_a_gradient_known_by_hand():
@@ -523,8 +515,8 @@ def test_sound_networks_are_cleared(arch, shape):
     network = build_model(ModelSettings(arch=arch), classes=10, channels=shape[1], image_size=shape[2])
     result = audit(network, batches(*shape))
     assert named(result) == []
-    assert result.recommendation.format == "fp16" and result.recommendation.keep == {}
-    assert result.recommendation.verification.finite and result.recommendation.verification.error < 0.1
+    assert result.recommendation.trial.format == "fp16" and result.recommendation.keep == {}
+    assert result.recommendation.trial.finite and result.recommendation.trial.error < 0.1
     convolution = next(layer for layer in layers(result) if layer["kind"] == "Conv2d")
     assert convolution["computes_in"] == {"fp16 unscaled": "float16", "bf16": "bfloat16"}
 
@@ -554,7 +546,8 @@ def test_losses_of_a_dict_are_added_up():
     images = batches(4, 3, 8, 8)
     network = residual_network(1.0)
     both = audit(network, images, two).reference.losses
-    expected = sum(two(copy.deepcopy(network).train()(images[0].images), images[0].targets).values())
+    with torch.no_grad():
+        expected = sum(two(copy.deepcopy(network).train()(images[0].images), images[0].targets).values())
     assert both == [pytest.approx(float(expected), rel=1e-4)]  # some thousand float32 additions, in another order
 
 
@@ -623,7 +616,7 @@ def test_training_as_recommended_follows_float32_and_naive_fp16_does_not():
     naive, naive_steps = train(network, images, "fp16", 65536.0)
     kept = copy.deepcopy(network)
     keep_in_fp32(kept, list(choice.keep), CPU)
-    advised, advised_steps = train(kept, images, choice.format, choice.scale)
+    advised, advised_steps = train(kept, images, choice.trial.format, choice.trial.scale)
     assert not any(map(math.isfinite, naive)) and naive_steps == 0
     assert advised == pytest.approx(full, rel=0.02) and advised_steps == 6
     assert full[-1] < full[0]
@@ -707,16 +700,10 @@ def test_a_saved_batch_is_repeated_with_the_weights_of_its_images(tmp_path, caps
 def test_a_saved_batch_that_is_finite_is_said_to_be(tmp_path, capsys, planted):
     network, passes = planted
     path = dump(tmp_path / "step.pt", network, passes[:1])
-    code = amp_audit.main(["--batch", path, "--output", str(tmp_path), "--device", "cpu", "--fail-on-findings"])
-    out = capsys.readouterr().out
-    assert code == 0 and "could not be reproduced" in out and "Findings: none" in out
-
-
-def test_findings_can_fail_the_command(tmp_path, capsys, planted):
-    path = dump(tmp_path / "step.pt", *planted)
     flags = ["--batch", path, "--output", str(tmp_path), "--device", "cpu", "--top", "0", "--fail-on-findings"]
-    assert amp_audit.main(flags) == 1
-    assert "features.0" in capsys.readouterr().out
+    assert amp_audit.main(flags) == 0
+    out = capsys.readouterr().out
+    assert "could not be reproduced" in out and "Findings: none" in out and "Worst layers" not in out
 
 
 def test_digits_and_conv2_are_cleared_by_the_command(tmp_path, capsys):

@@ -10,10 +10,11 @@ import torchvision
 from torch import nn
 
 import main
+from scripts.amp_walkthrough import is_about_network, without_dropout
 from scripts.amp_walkthrough import main as walk_through
-from scripts.amp_walkthrough import without_dropout
 from scripts.audit import walkthrough
 from scripts.audit.walkthrough import Agreement, Start, Step, network, relative_error, single_layer, tolerance
+from utils.config.arguments import parse
 from utils.config.groups.precision import PrecisionSettings
 from utils.precision.amp import Scaler
 
@@ -110,15 +111,21 @@ def test_a_scale_beyond_fp16_shows_infinite_gradients_and_a_skipped_step_and_end
 # ----------------------------------------------------------------------------------- real networks
 
 
-@pytest.mark.parametrize("flags", [["--arch", "conv2"], ["--dataname", "digits"], ["--batch-size", "16"]])
-def test_a_flag_about_network_or_data_compares_conv2_on_digits_which_agrees(flags, capsys):
-    assert walk_through(["--device", "cpu", "--no-progress", *flags]) == 0
+def test_a_network_of_the_flags_is_compared_and_conv2_on_digits_agrees(capsys):
+    assert walk_through(["--device", "cpu", "--no-progress", "--batch-size", "16"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("conv2 on digits, on cpu; weights from --seed 0\n")
     assert cells(text, "dtype of the output") == [["float32", "float16", "bfloat16"]]
     assert "fp16: agrees" in text and "bf16: agrees" in text
     assert text.splitlines()[-1] == "verdict: fp16 and bf16 agree with fp32"
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_flag_about_network_data_or_step_asks_for_a_network_and_no_other_does():
+    for flag, value in (("--arch", "conv2"), ("--dataname", "digits"), ("--batch-size", "16"), ("--lr", "0.2")):
+        assert is_about_network(parse([flag, value])), flag
+    assert is_about_network(parse(["--fp32-layers", "0"]))
+    assert not is_about_network(parse(["--device", "cpu", "--no-progress", "--init-scale", "1024", "--seed", "1"]))
 
 
 def test_resume_compares_the_weights_of_the_run(tmp_path, capsys):
