@@ -317,9 +317,9 @@ def half_statistics(record: Record) -> dict[str, str]:
         dtype = dtype_name(out.dtype) if out.dtype in HALF else ""
         line = ""
         if NORMALISATIONS.fullmatch(name):
-            halves = {"weights": [value.dtype for value in inputs[1:]], "mean and deviation": _kept(operation)}
-            parts = [f"{part} in {dtype_name(d)}" for part, dtypes in halves.items() for d in dtypes if d in HALF]
-            line = f"{parts[0]} ({name})" if parts else ""
+            parts = [("weights", value.dtype) for value in inputs[1:]]
+            parts += [("mean and deviation", kept) for kept in _kept(operation)]
+            line = next((f"{part} in {dtype_name(kept)} ({name})" for part, kept in parts if kept in HALF), "")
         elif dtype and DEVIATIONS.fullmatch(name):
             line = f"{name} in {dtype}"
         elif _takes_root(operation):
@@ -488,13 +488,10 @@ def refusal(made: Audit, trial: Record, losing: Iterable[str] = ()) -> str:
 
 def _notes(made: Audit) -> Iterator[str]:
     """Facts worth knowing that are no finding."""
-    most = {name: made.reference.seen("outputs", name).largest for name in made.reference.places["outputs"]}
-    tight = [
-        f"{shown(name)} ({most[name]:.3g})"
-        for name, seen in made.unscaled.places["outputs"].items()
-        if "float16" in seen.dtypes and FP16_LIMIT / 2 < most[name] <= FP16_LIMIT
-    ]
-    if tight:
+    outputs = made.reference.places["outputs"].items()
+    near = {name: true.largest for name, true in outputs if FP16_LIMIT / 2 < true.largest <= FP16_LIMIT}
+    in_fp16 = [name for name in near if "float16" in made.unscaled.seen("outputs", name).dtypes]
+    if tight := [f"{shown(name)} ({near[name]:.3g})" for name in in_fp16]:
         yield f"less than 2x headroom to fp16's limit of {FP16_LIMIT:g}: {', '.join(tight)}"
     lengths = half_lengths(made.unscaled)
     statistics = half_statistics(made.unscaled)

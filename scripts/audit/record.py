@@ -10,7 +10,7 @@ import copy
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -309,10 +309,8 @@ class Runner:
 
     def record(self, made: Record) -> Record:
         """Run all passes as ``made`` says and fill it."""
-        model = self._copy(made.format, made.keep)
-        recorder = Recorder(model, wide=made.format == FP32)
         try:
-            losses, gradients = zip(*self.run(model, made.format, self.passes, recorder, made.scale), strict=True)
+            recorder, losses, gradients = self.run(made, self.passes)
         except (RuntimeError, UserError) as error:  # an operation, or the device, lacks the dtype
             if made is self.reference or isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -328,21 +326,29 @@ class Runner:
         made.gradients = compare(zip(gradients, self.truths, strict=True), made.scale)
         return made
 
-    def run(
-        self, model: nn.Module, form: str, passes: Sequence[Batch], recorder: Recorder, scale: float = 1.0
-    ) -> Iterator[tuple[torch.Tensor, Gradients]]:
-        """Loss () and gradients of each pass, forward inside ``recorder`` and backward as training does it."""
+    def run(self, made: Record, passes: Sequence[Batch]) -> tuple[Recorder, list[torch.Tensor], list[Gradients]]:
+        """Run ``passes`` as ``made`` says, in training mode; returns what is seen, and each loss () and gradients."""
+        is_wide = made.format == FP32
+        model = copy.deepcopy(self.model).train()
+        for module in [model] if is_wide else map(model.get_submodule, made.keep):
+            module.float()  # where the network's code had put it to half precision
+        keep_in_fp32(model, made.keep, self.device)
         criterion = copy.deepcopy(self.criterion)
-        context = autocast(PrecisionSettings(amp="off" if form == FP32 else form), self.device)
+        context = autocast(PrecisionSettings(amp="off" if is_wide else made.format), self.device)
+        scale = torch.tensor(made.scale, device=self.device, dtype=torch.float32)  # as GradScaler's
+        recorder = Recorder(model, wide=is_wide)
+        losses = []
+        gradients = []
         for number, batch in enumerate(passes):
             torch.manual_seed(self.seed + number)
-            with true_float32() if form == FP32 else nullcontext():
+            model.zero_grad(set_to_none=True)
+            with true_float32() if is_wide else nullcontext():
                 with recorder:
                     loss = forward(model, batch, criterion, context).loss
-                # float32, as GradScaler's
-                (loss * batch.weight * torch.tensor(scale, device=self.device, dtype=torch.float32)).backward()
-            yield loss.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-            model.zero_grad(set_to_none=True)
+                (loss * batch.weight * scale).backward()
+            losses.append(loss.detach())
+            gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+        return recorder, losses, gradients
 
     def noise(self) -> dict[str, float]:
         """Distance, by parameter, that the first pass's reference gradient moves when each pixel moves by its last bit.
@@ -352,19 +358,8 @@ class Runner:
         batch = self.passes[0]
         signs = 2.0 * torch.randint(0, 2, batch.images.shape, generator=torch.Generator().manual_seed(self.seed)) - 1
         bit = torch.finfo(torch.float32).eps * signs.to(batch.images)
-        moved = replace(batch, images=batch.images * (1 + bit))
-        model = self._copy(FP32)
-        ((_, gradients),) = self.run(model, FP32, [moved], Recorder(model, wide=True))
-        return {name: one.error for name, one in compare([(gradients, self.truths[0])], 1.0).items()}
-
-    def _copy(self, form: str, keep: Sequence[str] = ()) -> nn.Module:
-        """The network in training mode, for the reference all of it in float32, and the layers ``keep`` in float32."""
-        model = copy.deepcopy(self.model).train()
-        model.zero_grad(set_to_none=True)
-        for module in [model] if form == FP32 else map(model.get_submodule, keep):
-            module.float()  # where the network's code had put it to half precision
-        keep_in_fp32(model, keep, self.device)
-        return model
+        _, _, gradients = self.run(Record(FP32), [replace(batch, images=batch.images * (1 + bit))])
+        return {name: one.error for name, one in compare([(gradients[0], self.truths[0])], 1.0).items()}
 
 
 def dtype_name(dtype: torch.dtype) -> str:

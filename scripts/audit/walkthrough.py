@@ -248,7 +248,7 @@ class Agreement:
 
     @property
     def problem(self) -> str:
-        """What is wrong where the error alone does not say it."""
+        """Fault that the error alone does not tell; '' without one."""
         size = norm(self.reference.update)
         bad = f"{self.step.non_finite:,} gradient values not finite" if self.step.non_finite else ""
         if not 0 < size < math.inf:
