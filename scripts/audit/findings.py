@@ -119,7 +119,7 @@ class Audit:
         if not reference.loss_finite or not reference.gradients_finite:
             self.findings = [_reference_finding(reference)]
             return self
-        statistics = half_statistics(self.unscaled) | lengths_too_small(self)
+        statistics = half_statistics(self.unscaled) | unfit_lengths(self)
         self.recommendation = recommend(self, statistics)
         self.findings = [
             *not_finite_findings(self),
@@ -364,13 +364,13 @@ def half_lengths(record: Record) -> dict[str, torch.dtype]:
     return {norm.module: norm.results[0].dtype for norm in norms if norm.results[0].dtype in HALF}
 
 
-def lengths_too_small(made: Audit) -> dict[str, str]:
-    """Vector norms, in words, by module, that lie below fp16's normal numbers. Those beyond its limit overflow."""
+def unfit_lengths(made: Audit) -> dict[str, str]:
+    """Vector norms in float16, in words, by module, that lie beyond its limit or below its normal numbers."""
     found = {}
     for name, dtype in half_lengths(made.unscaled).items():
         largest = max(made.reference.seen(operation, name).largest for operation in LENGTHS)
-        if 0 < largest < FP16_NORMAL:
-            found[name] = f"vector norms of at most {largest:.2g} in {dtype_name(dtype)}"
+        if dtype == torch.float16 and largest and not FP16_NORMAL <= largest <= FP16_LIMIT:
+            found[name] = f"vector norms of at most {largest:.2g} in float16"
     return found
 
 

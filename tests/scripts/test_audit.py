@@ -330,6 +330,7 @@ def test_a_vector_norm_in_half_precision_is_told_and_is_a_fault_only_where_it_co
     large = audit(network, batches(32, 1, 8, 8))
     assert {finding.severity for finding in large.findings} == {"fault"}
     assert set(named(large)) == {"2"} and list(large.recommendation.keep) == ["2"]
+    assert {finding.kind for finding in large.findings} == {"overflow", "normalisation"}
     with torch.no_grad():
         network[1].weight.mul_(4e-10)
         network[1].bias.zero_()
