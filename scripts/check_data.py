@@ -1,6 +1,6 @@
 """Is a data set fit to train on? Damaged images, leakage between the splits, label conflicts, what would not be read.
 
-    python scripts/check_data.py --dataname folder --datapath DIR             # train/ and val/, or with --val-split 0.1
+    python scripts/check_data.py --dataname folder --datapath DIR             # train/ and val/, or with --val-split 0.2
     python scripts/check_data.py --dataname cifar10 --datapath DATA --workers 4
     python scripts/check_data.py                                              # the digits
     python scripts/check_data.py --dataname folder --datapath DIR --statistics      # --mean and --std of the images

@@ -28,7 +28,6 @@ LOST = ("few levels", "cut off", "only alpha")  # kinds of remarks that spoil tr
 HUGE_PIXELS = 20_000_000
 EXTREME_RATIO = 4.0  # ratio of longer to shorter side
 NO_ENDING = "no image ending"
-HIDDEN_FOLDER = "hidden folder of a class"
 LOOSE = "loose image"
 OTHER_FORMAT = "format that is not read"
 FORMATS = {
@@ -395,7 +394,7 @@ def _files(survey: Survey, records: np.ndarray, findings: Findings) -> None:
 
 
 def _ignored(survey: Survey, findings: Findings) -> None:
-    """Add findings about entries of the data set's folder that are not read, and hidden folders that are read."""
+    """Add findings about entries of the data set's folder that are not read."""
     kinds: dict[str, list[str]] = {}
     for tree in survey.trees:
         for kind, path in _unread(tree):
@@ -422,12 +421,11 @@ def _ignored(survey: Survey, findings: Findings) -> None:
         if kind == NO_ENDING:
             endings = Counter(os.path.splitext(path)[1] or "none" for path in paths)
             kind += ": " + ", ".join(f"{ending} {count:,}" for ending, count in endings.most_common(EXAMPLES))
-        verb = "read" if kind == HIDDEN_FOLDER else "not read"
-        findings.note(verb, len(paths), f"{some(sorted(paths))} ({kind})")
+        findings.note("not read", len(paths), f"{some(sorted(paths))} ({kind})")
 
 
 def _unread(tree: Path) -> Iterator[tuple[str, Path]]:
-    """Yield entries below ``tree`` that readers skip, and hidden folders that they read, each with its kind."""
+    """Yield entries below ``tree`` that readers skip, each with its kind."""
     try:
         entries = list(os.scandir(tree))
     except OSError:  # training refuses it too, and gives the reason
@@ -441,12 +439,13 @@ def _unread(tree: Path) -> Iterator[tuple[str, Path]]:
             yield (LOOSE if is_image(entry.name) else _other(entry.name)), Path(entry.path)
     for name in class_names(tree):
         for folder, subfolders, files in os.walk(tree / name):
-            for subfolder in subfolders:
+            for subfolder in [*subfolders]:
                 path = Path(folder, subfolder)
-                if path.is_symlink():
+                if subfolder.startswith("."):
+                    subfolders.remove(subfolder)
+                    yield "hidden", path
+                elif path.is_symlink():
                     yield "link to a folder", path
-                elif subfolder.startswith("."):
-                    yield HIDDEN_FOLDER, path
             for file in files:
                 if file.startswith("."):
                     yield "hidden", Path(folder, file)

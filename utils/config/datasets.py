@@ -88,7 +88,7 @@ SPECS: dict[str, DatasetSpec] = {
         "get ILSVRC2012 from image-net.org and unpack it there"),
     "folder": DatasetSpec(
         None, 224, False, _IMAGENET_MEAN, _IMAGENET_STD, ("resized-crop", "flip"), None,
-        "one folder a class below train/ and val/, or below DIR with --val-split 0.1"),
+        "one folder a class below train/ and val/, or below DIR with --val-split 0.2"),
     "shards": DatasetSpec(
         None, 224, False, _IMAGENET_MEAN, _IMAGENET_STD, ("resized-crop", "flip"), None,
         "the folder that scripts/pack.py made, or WebDataset's tar files"),

@@ -714,7 +714,7 @@ def _what_is_missing(root: Path, name: str, evaluate: bool) -> str:
             "a data set"
         )
     if training := training_folder(root):
-        split = " or give --val-split 0.1" if name == "folder" else ""
+        split = " or give --val-split 0.2" if name == "folder" else ""
         return f"holds no val/ or test/ beside {training.name}/; add one{split}"
     advice = hint(root, name, evaluate) or f"{name}: {SPECS[name].source}"
     if name == "imagenet" and archives.has_imagenet(root):

@@ -62,14 +62,7 @@ class Sampling:
 
     def describe(self, labels: torch.Tensor, classes: tuple[str, ...]) -> str:
         """Describe the content of an epoch, and the training images (of ``labels``) it is drawn from."""
-        total = len(labels)
-        if len(self.available) == total:
-            return str(self)
-        counts = class_counts(labels[self.available], len(classes)).tolist()
-        each = f", {min(counts):,} to {max(counts):,} a class"
-        if len(counts) <= MOST_CLASSES:
-            each = ": " + ", ".join(f"{count:,} {name}" for name, count in zip(classes, counts, strict=True))
-        return f"{self}; of {len(self.available):,} of the {total:,} training images{each}"
+        return f"{self}{_share_of_images(self.available, labels, classes)}"
 
     def __str__(self) -> str:
         if self.labels is not None:
@@ -104,6 +97,17 @@ class Sampling:
             samples.append(np.stack(orders)[rounds - rounds[0], place])
             copies.append(rounds - rounds[0])
         return np.concatenate(samples), np.concatenate(copies)
+
+
+def _share_of_images(available: np.ndarray, labels: torch.Tensor, classes: tuple[str, ...]) -> str:
+    """How many training images, of each class, epochs are drawn from; '' if from all of them."""
+    if len(available) == len(labels):
+        return ""
+    counts = class_counts(labels[available], len(classes)).tolist()
+    each = f", {min(counts):,} to {max(counts):,} a class"
+    if len(counts) <= MOST_CLASSES:
+        each = ": " + ", ".join(f"{count:,} {name}" for name, count in zip(classes, counts, strict=True))
+    return f"; of {len(available):,} of the {len(labels):,} training images{each}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +151,7 @@ class WindowedOrder:
 
     def describe(self, labels: torch.Tensor, classes: tuple[str, ...]) -> str:
         """Describe the content of an epoch, as ``Sampling.describe`` does."""
-        return str(self)
+        return f"{self}{_share_of_images(self.available, labels, classes)}"
 
     def __str__(self) -> str:
         count = len(np.unique(self.shards[self.available]))

@@ -162,11 +162,11 @@ def half(root):
             "",
             "it holds my_data/train, my_data/val: use --datapath {root}/my_data",
         ),
-        (classes, "", "it holds ants/, bees/: add --val-split 0.1"),
+        (classes, "", "it holds ants/, bees/: add --val-split 0.2"),
         (
             lambda root: classes(root / "my_data"),
             "",
-            "it holds my_data/ants/, my_data/bees/: use --datapath {root}/my_data --val-split 0.1",
+            "it holds my_data/ants/, my_data/bees/: use --datapath {root}/my_data --val-split 0.2",
         ),
         (plant_splits, "train", "it is one of two splits: use --datapath {root}"),
         (half, "", r"it holds val/ and no train/: add it \(only --evaluate needs none\)"),
@@ -194,7 +194,7 @@ def test_a_wrong_tree_gets_a_hint_from_what_lies_there(tmp_path, make, below, hi
         (lambda root: plant_splits(root / "my_data"), "holds one class, my_data; .* use --datapath {root}/my_data"),
         (
             lambda root: classes(root / "my_data"),
-            "holds one class, my_data; .* use --datapath {root}/my_data --val-split 0.1",
+            "holds one class, my_data; .* use --datapath {root}/my_data --val-split 0.2",
         ),
         (plant, "it holds 0.png.*into a folder of the class's name"),
     ],

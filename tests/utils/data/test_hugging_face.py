@@ -209,7 +209,7 @@ def write_as_it_is(rows, path):
 
 def test_a_single_table_is_split_and_evaluated_as_it_was(tmp_path):
     table(24).save_to_disk(str(tmp_path))
-    with pytest.raises(UserError, match=r"no validation or test split.*--val-split 0\.1"):
+    with pytest.raises(UserError, match=r"no validation or test split.*--val-split 0\.2"):
         read(tmp_path)
     data = read(tmp_path, "--val-split", "0.25")
     assert np.bincount(read(tmp_path, "--val-split", "0.25", "--val-split-by", "draw").validation.labels).tolist() == [

@@ -160,6 +160,13 @@ def test_tar_files_for_test_are_no_validation_images_where_there_are_some_for_va
     assert reds(read(foreign).validation) == [*range(20, 23)] * 2
 
 
+def test_windows_over_fewer_samples_say_so():
+    labels = torch.arange(8) % 2
+    order = WindowedOrder(0, np.arange(8) // 2, 2, np.arange(5))
+    assert order.describe(labels, ("cat", "dog")).endswith("; of 5 of the 8 training images: 3 cat, 2 dog")
+    assert "of the 8" not in WindowedOrder(0, np.arange(8) // 2, 2, np.arange(8)).describe(labels, ("cat", "dog"))
+
+
 def test_hidden_tar_files_are_left_out(foreign):
     (foreign / "._my-train-000.tar").write_bytes(b"\0\5\x16\7" * 64)  # as macOS leaves it
     write_tar(foreign / ".trash" / "my-train-000.tar", samples(0, 5))

@@ -139,7 +139,7 @@ def test_groups_stay_on_one_side_of_val_split(flat, tmp_path):
 def test_a_table_to_evaluate_needs_neither_splits_nor_training_rows(flat, tmp_path):
     folder, rows = flat
     bare = write(tmp_path / "bare.csv", [row[:2] for row in rows], HEADER[:2])
-    with pytest.raises(UserError, match=r"no column or folder says which images are to validate on.*--val-split 0\.1"):
+    with pytest.raises(UserError, match=r"no column or folder says which images are to validate on.*--val-split 0\.2"):
         read(folder, bare)
     data = get_test_data(settings(folder, bare), CPU, None)
     assert data.train is None and len(data.validation) == len(rows)

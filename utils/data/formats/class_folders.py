@@ -232,11 +232,11 @@ def hint(root: Path, name: str, evaluate: bool = False) -> str:
     if named := [path for path in folders if SETS_BY_FOLDER.get(path.name, name) != name]:
         return f"it holds {_names(root, named)}/: use --dataname {SETS_BY_FOLDER[named[0].name]}"
     if classes := [folder for folder in folders if holds_images(folder)]:
-        own = "add --val-split 0.1" if name == "folder" else "put such folders into train/ and val/"
+        own = "add --val-split 0.2" if name == "folder" else "put such folders into train/ and val/"
         return f"it holds {_names(root, classes, '/')}: {own}"
     for folder in folders:
         if classes := [path for path in sorted(visible(folder)) if path.is_dir() and holds_images(path)]:
-            share = "" if evaluate else " --val-split 0.1"
+            share = "" if evaluate else " --val-split 0.2"
             return f"it holds {_names(root, classes, '/')}: use --datapath {folder}{share}"
     if loose := [path for path in entries if is_image(path.name)]:
         return f"it holds {_names(root, loose)}: put each class's images into a folder of the class's name"

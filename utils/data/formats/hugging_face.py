@@ -188,7 +188,7 @@ def _chosen_splits(root: Path, settings: DataSettings, evaluate: bool) -> tuple[
     if validation is not None and settings.val_split is not None:
         raise UserError(f"--val-split: {root} already has {validation.name}; remove the flag")
     if validation is None and settings.val_split is None:
-        raise UserError(f"--datapath {root}: holds no validation or test split{there}; give --val-split 0.1")
+        raise UserError(f"--datapath {root}: holds no validation or test split{there}; give --val-split 0.2")
     return train, validation
 
 

@@ -618,7 +618,7 @@ def _rows_of(
         if not settings.divides_training and not evaluate:
             raise UserError(
                 f"{table.flag}: no column or folder says which images are to validate on (split, with train and val); "
-                "name it with --split-column, or give --val-split 0.1"
+                "name it with --split-column, or give --val-split 0.2"
             )
         return (everything, none, none) if settings.divides_training else (none, everything, none)
     train, validation, test = (np.flatnonzero(table.split == number) for number in (TRAIN, VALIDATION, TEST))
