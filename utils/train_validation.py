@@ -23,7 +23,6 @@ from utils.loop.stop_signals import StopConsensus, Stopped, TrainingFailure
 from utils.loop.validation import pictures_may_be_due, update_best, validate_average, validate_in_views, write_pictures
 from utils.loop.verdict import Verdict, Verdicts
 from utils.optim.clipping import GradientClipper
-from utils.optim.freezing import has_trainable
 from utils.optim.optimizers import load_states
 from utils.precision.amp import autocast
 from utils.record.multilabel import AnyReport, report_of
@@ -122,7 +121,7 @@ class TraVal:
 
     def _prepare_trainable(self) -> None:
         """Prepare what depends on which parameters train: optimizers, gradient exchange, clipping, SAM."""
-        self.verdicts = Verdicts(filter(has_trainable, self.optimizers), self.scaler, self.device)
+        self.verdicts = Verdicts(self.optimizers, self.scaler, self.device)
         self.active = self.verdicts.optimizers
         static = self.args.optimisation.accumulate == 1 and not self.args.optimisation.grad_penalty
         self.network = self.distributed.wrap(self.model, self.train_loader.image_shape, static, self.args.exchange)

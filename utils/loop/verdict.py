@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from utils.optim.clipping import Measured
+from utils.optim.freezing import has_trainable
 from utils.optim.held import Held, held
 from utils.precision.buffers import BufferCopy
 from utils.runtime.devices import runs_ahead
@@ -66,13 +67,13 @@ class Mailbox:
 class Verdicts:
     """Holds ``optimizers`` still in steps without a finite gradient, and tells the host about it when asked.
 
-    ``optimizers``: wrappers that a scaler is to unscale and step in place of the given ones.
+    ``optimizers``: wrappers that a scaler is to unscale and step in place of the given ones, of those that train now.
     """
 
     def __init__(
         self, optimizers: Iterable[torch.optim.Optimizer], scaler: torch.amp.GradScaler, device: torch.device
     ) -> None:
-        self.optimizers = [held(optimizer, device) for optimizer in optimizers]
+        self.optimizers = [held(optimizer, device) for optimizer in optimizers if has_trainable(optimizer)]
         self.is_pending = False
         self._scaled = scaler.is_enabled()
         self._mailbox = Mailbox(device)
