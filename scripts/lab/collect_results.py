@@ -55,27 +55,27 @@ Made by `python scripts/lab/collect_results.py` from the runs in `results/`; onl
 themselves is noted by hand, in `results/machines.yaml`.
 
 `python main.py --config mnist/fc --datapath DATA --seed 0` trains what a row shows: its recipe still has the settings
-of its runs, except for settings that were removed since (CHANGELOG.md). Expect another figure, as from another seed:
-these runs were not `--deterministic`. `digits/` needs no DATA. If your machine would choose another format than the
-row's, give `--amp fp16`, `bf16`, or `off` for float32.
+of its runs, except for settings that were removed since (CHANGELOG.md). Even the same seed gives another figure, as
+another seed would: these runs were not `--deterministic`. `digits/` needs no DATA. If your machine would choose another
+format than the row's, give `--amp fp16`, `bf16`, or `off` for float32.
 
 - **Top-1** is that of the last epoch: mean ± standard deviation over n seeds (with n - 1). **95 %** is the half-width
   of the mean's t interval, for three seeds or more. It covers the choice of seeds, not that of test images, and is left
   out where it would pass 100 %. One of the 360 digits is 0.28 points.
-- **Images**: `main.py` validates on the test images of CIFAR and MNIST, on Imagenette's validation images, and on 360
-  digits that every run holds out. No run chose its epoch by them. Settings come from the source or were chosen on a
-  part of the training images, with two exceptions: `cifar10/fast` stayed with 8 epochs at full size because a smaller
-  form reached less on the test images, and no record says by which images `imagenette/resnet10t` got its 40 epochs.
+- **Images**: `main.py` validates on the test images of CIFAR and MNIST, on Imagenette's validation images, and on the
+  same 360 digits in every run. No run chose its epoch by them. Settings come from the source or [were chosen on other
+  images](benchmarks/cpu.md#how-the-recipes-were-chosen), except that a smaller form of `cifar10/fast` was dropped
+  because it reached less on the test images; no record says by which images `imagenette/resnet10t` got 40 epochs.
 - **Literature** is the nearest published figure. It often belongs to another network or training: each figure links to
   the recipe whose header names the source and the difference. Only that of `airbench` is of the same training. Recipes
   that end in `a` average their last feature maps; those of `conv2a` see only 6 x 6 pixels, so it stays far behind.
-- **Time** is that of all epochs with their validations, without the start.
+- **Time** is the mean over the seeds: of all epochs with their validations, without the start.
 - **Evidence** is *full* if at least three seeds ran with the machine to themselves, from committed code. Otherwise it
   is *half*, with the reasons. *Few seeds* makes the accuracy uncertain, *shared machine* only the time, which may be
   too long. *Changed code*: the files differed from the commit that the runs name, so nobody can check out what ran.
 
 `cifar10/airbench` was called `cifar10/fast` until commit 01a4bc0b, and its runs record that name. It reaches 0.22
-points more on A than on D; machine, torch and number format differ together, so nobody can say which of them does it.
+points more on A than on D; machine, code, torch and number format differ together, so nobody can say why.
 `results/` holds settings, versions, commit, curves and last line of each run.
 """
 ALT = "Wrong answers over time, a dot for each row: 94 % on CIFAR-10 take 6 s on an H100 and minutes on two cores"
