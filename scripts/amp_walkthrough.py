@@ -1,4 +1,4 @@
-"""A mixed-precision training step, stage by stage: fp32 beside fp16 and bf16, with a verdict.
+"""Show a mixed-precision training step, stage by stage, in fp32, fp16 and bf16, and whether the updates agree.
 
     python scripts/amp_walkthrough.py                             # one layer, small enough to follow by hand
     python scripts/amp_walkthrough.py --init-scale 65536          # the same with a loss scale that is too large
@@ -6,7 +6,7 @@
     python scripts/amp_walkthrough.py --resume runs/digits/conv2/TIME_SETTINGS
 
 Exit code 0 if the updates agree, 1 if one does not, 2 after a mistake on the command line. Heavy imports are inside the
-functions, so that --help and mistakes answer at once.
+functions, so that --help and mistakes are answered at once.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def dtypes(tensors: Sequence[torch.Tensor]) -> str:
 
 
 def print_verdict(agreements: Sequence[Agreement], distributed: Distributed) -> int:
-    """Print a line for each precision and the verdict; return the exit code."""
+    """Print a line for each precision, then whether all agree with fp32; return the exit code."""
     from scripts.audit.walkthrough import formats
 
     print("", *(a.line() for a in agreements), *formats(distributed.device)[1], sep="\n")

@@ -93,7 +93,7 @@ def build_parser() -> ToolParser:
 
 
 def refuse_mistakes(own: argparse.Namespace) -> None:
-    """Raise ``UserError`` for flags that cannot be followed, before any work."""
+    """Raise ``UserError``, before any work, if flags contradict each other or --output cannot be written."""
     mistakes = []
     output = Path(own.output)
     if len(own.checkpoints) < 2:
@@ -127,7 +127,10 @@ def settings(flags: Sequence[str], first: Ingredient) -> Settings:
 
 
 def as_validated(description: dict[str, Any], args: Settings, preprocessing: dict[str, Any]) -> dict[str, Any]:
-    """The first checkpoint's ``description`` with the flags' settings, so that the soup evaluates as printed."""
+    """The first checkpoint's ``description``, with the settings that the flags changed and this ``preprocessing``.
+
+    With these, evaluating the soup later gives the printed metrics.
+    """
     values = args.with_absolute_paths().values()
     flags = {name: values[name] for name in args.changed if name not in arguments.FOR_TRYING_OUT}
     return {**description, "preprocessing": preprocessing, "settings": {**description["settings"], **flags}}
@@ -177,7 +180,8 @@ class Kitchen:
     def cook(self, method: str, ingredients: Sequence[StateDict]) -> tuple[Soup, list[float], AnyReport]:
         """Make the soup and load it into ``model``; also return the ingredients' metrics and the soup's validation.
 
-        Both are on the reporting images. The metric is top-1, or mean average precision for multi-label data.
+        The metrics and the validation are of the images to report on. The metric is top-1, or mean average precision
+        for multi-label data.
         """
         from scripts.averaging import soup as recipes
 
@@ -190,7 +194,10 @@ class Kitchen:
         return soup, reached, self.validate(soup.weights, len(soup.kept) > 1, self.reporting)
 
     def validate(self, weights: StateDict, mixed: bool, images: ValidationLoader) -> AnyReport:
-        """Validate ``weights`` on ``images``. ``mixed``: compute batch-norm statistics first."""
+        """Validate ``weights`` on ``images``.
+
+        ``mixed``: whether the weights are a mean, for which batch-norm statistics are computed first.
+        """
         from utils.checkpoint.checkpoint import load_weights
         from utils.optim.batch_norm_statistics import recompute
 
@@ -224,7 +231,10 @@ def halves(loader: ValidationLoader, seed: int, choose_on: str) -> tuple[Validat
 
 
 def show(own: argparse.Namespace, soup: Soup, kitchen: Kitchen, reached: list[float], report: AnyReport) -> str:
-    """Table of the results as text, with notes on the images that its metrics are about."""
+    """Table of the results as text, with notes on the images that were used.
+
+    ``reached`` and ``report``: the ingredients' metrics and the soup's validation, from ``Kitchen.cook``.
+    """
     half = own.choose_on == "half"
     name = report.HEADLINE
     rows = [["ingredient", f"{name} to choose by", name, ""]]

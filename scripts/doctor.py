@@ -3,9 +3,9 @@
     python scripts/doctor.py                                                # the digits
     python scripts/doctor.py --dataname folder --datapath my_data --arch resnet50 --amp bf16
 
-Times loader, computation and both, names the limit, tries other settings and recommends those that help; measures the
-memory of a training step and the largest batch that fits. Writes nothing without --output. Heavy imports are inside the
-functions.
+Times loader, computation and both, names what limits the speed, tries other settings and recommends those that help;
+measures the memory of a training step and the largest batch that fits. Writes nothing without --output. Heavy imports
+are inside the functions.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def settings(flags: Sequence[str]) -> Settings:
 
 
 def sizes_for_weights(args: Settings, resume_point: ResumePoint | None) -> dict[str, Size]:
-    """Image sizes that go with the initial weights, so that a fresh network gets the same."""
+    """Image-size settings that pretrained or loaded weights imply, so that a fresh network gets them too; else {}."""
     if resume_point is None and not args.model.pretrained and not args.model.weights:
         return {}
     from models.prepare import known_preprocessing, read_weights
@@ -168,7 +168,7 @@ def build_traval(args: Settings, components: Components, distributed: Distribute
 
 
 def build_network(args: Settings, data: Data, distributed: Distributed) -> Prepared:
-    """Build the network as main.py does, from ``args`` that leave nothing to be measured."""
+    """Build the network as main.py does. ``args`` must not leave any value to be measured."""
     from models.prepare import prepare_network
 
     return prepare_network(args, data, distributed.device, None, None)
@@ -187,7 +187,10 @@ def build_variant(
     before: TrainingSetup,
     changes: tuple[Change, ...],
 ) -> TrainingSetup:
-    """The set-up ``before`` with the last of ``changes``, all added to ``flags``; shares whatever does not change."""
+    """Build the set-up that all ``changes`` to ``flags`` give; ``before`` is the set-up without the last of them.
+
+    Whatever the last change does not affect is shared with ``before``.
+    """
     from scripts.tuning.measure import TrainingSetup
     from scripts.tuning.trials import stand_in
     from utils.data.loaders import loaders, sample_plan

@@ -259,7 +259,10 @@ def chosen_by_these_images(own: argparse.Namespace, loaded: Loaded, other: Loade
 
 
 def validated_on(own: argparse.Namespace, place: object) -> bool:
-    """True if the evaluated images are those that the run, with data in ``place``, validated on, whatever the flags."""
+    """True if the images to evaluate are those that the run validated on, whichever flags choose them.
+
+    ``place``: the folder of the run's data, if it has one.
+    """
     from utils.data.formats.class_folders import test_folder, validation_folder
 
     if own.datapath is None and own.split == "val":

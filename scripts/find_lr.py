@@ -72,7 +72,7 @@ def build_parser() -> ToolParser:
 
 
 def refuse_mistakes(own: argparse.Namespace) -> None:
-    """Raise ``UserError`` for flags that cannot be followed, before any work."""
+    """Raise ``UserError`` for an empty range of rates or a wrong file name, before any work."""
     mistakes = []
     if own.start_lr >= own.end_lr:
         mistakes.append(f"--start-lr {own.start_lr:g} must be below --end-lr {own.end_lr:g}")
@@ -94,7 +94,10 @@ def describe(args: Settings) -> str:
 
 @contextmanager
 def display(steps: int, progress: bool) -> Iterator[Callable[[RangePoint], None]]:
-    """Context that gives a function to show a step: on a bar (``progress``, terminal), or for some steps as a line."""
+    """Context that gives a function to show a step: on a progress bar, or some of the steps as printed lines.
+
+    The bar needs ``progress`` and a terminal.
+    """
     from tqdm import tqdm
 
     disabled = not (progress and sys.stderr.isatty())

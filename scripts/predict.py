@@ -251,9 +251,10 @@ def format_of(output: str | None, given: str | None) -> str:
 
 @contextmanager
 def opened(output: str | None) -> Iterator[TextIO]:
-    """Context that gives a file, which becomes ``output`` once all is written; an error leaves none. None: stdout.
+    """Context that gives a file, which becomes ``output`` once all is written; after an error there is none.
 
-    Names are written byte for byte, whatever their encoding. Raises ``UserError`` if the file cannot be written.
+    If ``output`` is None, the file is stdout. Names are written byte for byte, whatever their encoding. Raises
+    ``UserError`` if the file cannot be written.
     """
     if output is None:
         sys.stdout.reconfigure(errors="surrogateescape")

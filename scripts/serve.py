@@ -135,7 +135,7 @@ def announcement(predictor: Predictor, host: str, port: int) -> str:
 
 
 def build_service(own: argparse.Namespace) -> Service:
-    """Build the service that answers requests; it runs the network once, to spare the first request that wait."""
+    """Build the service that answers requests; run its network once, so that the first request is not delayed."""
     import torch
 
     from scripts.common.predictions import Predictor

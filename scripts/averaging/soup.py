@@ -24,7 +24,7 @@ StateDict = dict[str, torch.Tensor]
 
 
 class Ingredient(NamedTuple):
-    """A checkpoint: its path, the weights whose metrics its run reports, and what describes them."""
+    """A checkpoint to average: its path, the weights that its run reports metrics of, and what describes them."""
 
     path: Path
     weights: StateDict
@@ -49,7 +49,10 @@ def read(text: str, best: bool | None, warn: Callable[[str], None]) -> Ingredien
 
 
 def refuse_differences(ingredients: Sequence[Ingredient]) -> None:
-    """Raise ``UserError`` with a line for each checkpoint of another kind than the first."""
+    """Raise ``UserError`` with a line for each checkpoint whose network, classes or preprocessing differ.
+
+    The first checkpoint is the one that all others are compared with.
+    """
     first = ingredients[0]
     mistakes = []
     for other in ingredients[1:]:
@@ -81,7 +84,7 @@ def _short(value: Any) -> str:
 
 
 def mean(several: Sequence[StateDict]) -> StateDict:
-    """Mean of each weight, computed in float64 and returned in its own dtype; integer counters are the first's."""
+    """Mean of each weight, computed in float64 and returned in the weight's dtype; integer counters are the first's."""
     return {
         name: sum(weights[name].double() for weights in several).div_(len(several)).to(first.dtype)
         if first.is_floating_point()
@@ -106,7 +109,7 @@ Score = Callable[[StateDict, bool], float]  # of weights, and whether their batc
 
 
 class Soup(NamedTuple):
-    """Averaged ``weights``. ``scores``: of each ingredient alone. ``kept``: indices of those averaged, in order."""
+    """Averaged ``weights``. ``scores``: of each ingredient alone. ``kept``: indices of the averaged ones, in order."""
 
     weights: StateDict
     scores: list[float]
@@ -114,13 +117,13 @@ class Soup(NamedTuple):
 
 
 def uniform(ingredients: Sequence[StateDict], score: Score) -> Soup:
-    """The mean of all ingredients."""
+    """Average all ingredients; ``score`` is computed only for each ingredient alone."""
     scores = [score(weights, False) for weights in ingredients]
     return Soup(mean(ingredients), scores, list(range(len(ingredients))))
 
 
 def greedy(ingredients: Sequence[StateDict], score: Score) -> Soup:
-    """Start from the best ingredient and add each whose inclusion does not lower the mean's score (their recipe 1)."""
+    """Start from the best ingredient; add each other that does not lower the mean's score (the paper's recipe 1)."""
     scores = [score(weights, False) for weights in ingredients]
     first, *others = sorted(range(len(scores)), key=lambda place: -scores[place])  # of equal ones, the first given
     kept = [first]

@@ -93,7 +93,7 @@ class Answers:
         return list(zip(places[:most].tolist(), shares.tolist(), strict=True))
 
     def explained(self, image: int) -> int:
-        """The class that an image's heat map explains."""
+        """The class that an image's heat map explains: the predicted one."""
         return int(self.predicted[image])
 
     def most_confident(self, chosen: np.ndarray) -> np.ndarray:
@@ -166,7 +166,7 @@ def bootstrap_interval(hits: int, count: int) -> tuple[float, float]:
 
 
 def wilson_interval(hits: int, count: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of ``hits`` in ``count``, in percent; of use even if all are right, unlike bootstrap's."""
+    """Wilson's 95 % interval of ``hits`` in ``count``, in percent; useful even at 100 %, unlike the bootstrap's."""
     from scipy.stats import binomtest
 
     interval = binomtest(hits, count).proportion_ci(CONFIDENCE, method="wilson")

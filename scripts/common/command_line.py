@@ -53,7 +53,10 @@ class ToolParser(argparse.ArgumentParser):
         return own, others
 
     def split(self, argv: Sequence[str]) -> tuple[Any, Settings]:
-        """The tool's own flags as a namespace, and all others as checked training settings, without a checkpoint's."""
+        """The tool's own flags as a namespace, and all others as checked training settings.
+
+        Raises ``UserError`` for flags such as --resume, since a tool that calls this reads no run.
+        """
         own, others = self.parse_known_args(argv)
         args = arguments.parse(others)
         asked = {"--resume": args.run.resume, "--evaluate": args.run.evaluate, "--dry-run": args.run.dry_run}
@@ -105,7 +108,7 @@ def each_of(read: Callable[[str], T], texts: Iterable[str]) -> list[T]:
 
 
 def as_training(args: Settings) -> Settings:
-    """Settings of ``args`` as for training, even if --evaluate is set: tools inspect training."""
+    """A copy of ``args`` as for training, even if --evaluate is set, since tools inspect training."""
     return dataclasses.replace(args, run=dataclasses.replace(args.run, evaluate=False))
 
 

@@ -98,9 +98,9 @@ class _OnOtherClasses(nn.Module):
 
 
 def on_data(loaded: Loaded, flags: Sequence[str]) -> Loaded:
-    """A run's network with training ``flags``, which may choose a data set with other classes.
+    """The network of a run, ``loaded``, with the data that the training ``flags`` choose, perhaps with other classes.
 
-    Preprocessing stays the run's. Raises ``UserError``.
+    The preprocessing stays the run's. Raises ``UserError``, also if the flags change network or preprocessing.
     """
     given = arguments.read(flags)
     names = {name for _, _, layer in given.layers for name in layer}
@@ -218,7 +218,7 @@ def _features(split: str, columns: dict[str, np.ndarray], loaded: Loaded, images
 def key_of(loaded: Loaded, args: Settings, images: Images, device: torch.device) -> str:
     """Digest of all that affects features beyond rounding: weights, network, preprocessing, precision and images.
 
-    Images count by their pixels in memory, their shards' content, or each file's path, size and modification time.
+    Images are identified by their pixels (in memory), their shards' content, or their files' paths, sizes and times.
     """
     digest = hashlib.sha256()
     for name, tensor in loaded.network.state_dict().items():
@@ -250,7 +250,10 @@ def _state_of(path: str) -> bytes:
 
 
 def _read(file: Path, key: str) -> dict[str, np.ndarray] | None:
-    """Columns of ``file``; None if it is missing or, after saying why, if it is unreadable or not of ``key``."""
+    """Columns of the features ``file``; None if it is missing.
+
+    Also None, after saying why, if it cannot be read or was made with a different ``key``.
+    """
     if not file.exists():
         return None
     try:

@@ -1,4 +1,4 @@
-"""Heat maps of the pixels that speak for a class, computed by captum.
+"""Heat maps of the pixels that support a class, computed by captum.
 
 Grad-CAM (Selvaraju et al., 2017) weights the channels of a late feature map by the mean gradient of the class's logit
 and sums them. A transformer's patch tokens are laid out as such a map, each weighted by its own gradient (HiResCAM,
@@ -57,7 +57,10 @@ class Layer(NamedTuple):
         return output.permute(0, 3, 1, 2) if self.layout == "nhwc" else output
 
     def from_map(self, seen: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-        """Inverse of ``to_map``; whatever is not part of the map is taken from ``output``."""
+        """Inverse of ``to_map``: the map ``seen`` in the layer's layout.
+
+        What is not part of a map, such as a class token, is taken from the layer's original ``output``.
+        """
         if self.layout == "tokens":
             return torch.cat([output[:, : self.prefix], seen.flatten(2).transpose(1, 2)], dim=1)
         return seen.permute(0, 2, 3, 1) if self.layout == "nhwc" else seen
@@ -70,7 +73,7 @@ def rows_of(patches: int, height: int, width: int) -> int:
 
 
 def has_shape(rows: int, columns: int, height: int, width: int) -> bool:
-    """True if a map has the proportions of an image, up to what division by the stride cuts off."""
+    """True if a map of ``rows`` x ``columns`` has the proportions of an image, apart from rounding by the stride."""
     return abs(rows * width - columns * height) < max(height, width)
 
 
@@ -82,9 +85,9 @@ def heat_map(loaded: Loaded, images: torch.Tensor, class_indices: Sequence[int])
 
     ``images``: preprocessed, float32 (n, channels, h, w). ``class_indices``: the class to explain for each image. Each
     map is scaled by its own maximum, so brightness does not compare between images; it is 0 everywhere if nothing
-    speaks for the class. Computed in float32, in the network's present mode, which should be evaluation mode, and with
-    gradients whatever the caller's mode. No other pass of the network may run at the same time. Raises ``UserError`` if
-    captum is missing or outputs are not finite.
+    supports the class. Computed in float32, with gradients even if the caller has switched them off, and in the
+    network's present mode, which should be evaluation mode. No other pass of the network may run at the same time.
+    Raises ``UserError`` if captum is missing or outputs are not finite.
     """
     need_captum()
     from captum.attr import LayerAttribution, LayerGradCam, LayerGradientXActivation, Saliency

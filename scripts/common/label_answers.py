@@ -24,7 +24,7 @@ AT_ONCE = 2**22  # images x resamples
 
 
 class Pair(NamedTuple):
-    """Two labels, by index: the number of images that have both (``true``), and that are given both (``given``)."""
+    """Two labels, by index: how many images have both (``true``), and how many the network gives both (``given``)."""
 
     first: int
     second: int
@@ -47,7 +47,7 @@ class LabelAnswers:
 
     @cached_property
     def targets(self) -> np.ndarray:
-        """Known labels, int8 (n, classes): 1, 0, or -1 if missing."""
+        """Labels of the images, int8 (n, classes): 1, 0, or -1 if missing."""
         return known_targets(self.labels)
 
     @cached_property
@@ -110,10 +110,10 @@ class LabelAnswers:
 
     @cached_property
     def together(self) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of images that have both labels, and that are given both: int64 (classes, classes) each.
+        """For each pair of labels, how many images have both, and are given both: int64 (classes, classes) each.
 
-        Both matrices count only images where both labels are known, so they compare. Their diagonals count single
-        labels.
+        Both matrices count only images where both labels are known, so that they can be compared. Their diagonals count
+        single labels.
         """
         known = self.targets >= 0
         return tuple(
@@ -193,7 +193,10 @@ def _figures(drawn: np.ndarray, scores: np.ndarray, targets: np.ndarray) -> tupl
 
 
 def _average_precision(drawn: np.ndarray, scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Average precision (0 to 1) of a class in each resample, 0 without positive labels. ``drawn``: image counts."""
+    """Average precision (0 to 1) of one class in each resample, (resamples,), 0 without positive labels.
+
+    ``drawn``: counts of each image from ``_drawn``, (resamples, n). ``scores`` and ``targets``: of the class, (n,).
+    """
     known = np.flatnonzero(targets >= 0)
     order = known[np.argsort(-scores[known], kind="stable")]
     if not (targets == 1).any() or np.isnan(scores[known]).any():

@@ -184,7 +184,10 @@ def predict_split(
 
 
 def _samples(count: int, args: Settings, chosen: Chosen) -> tuple[np.ndarray, list[str]]:
-    """Indices of the ``chosen`` among ``count`` images, and lines about images on which the run did not train."""
+    """Indices of the images to predict, of ``count`` in the split, and lines about images that are left out.
+
+    Training images that --train-samples kept out of the run are left out.
+    """
     samples = np.arange(count)
     notes = []
     if chosen.split == "train" and chosen.datapath is None and args.data.train_samples is not None:
@@ -204,8 +207,8 @@ def classes_of(labels: torch.Tensor) -> set[int]:
 def settings_of(loaded: Loaded, chosen: Chosen) -> Settings:
     """The run's settings, replaced by those of ``chosen`` where given. Raises ``UserError``.
 
-    Settings are for one process, so any number of ranks computes the same batches, each as large as a process of the
-    run had in a forward pass. Files are decoded on the CPU if ``--decode gpu`` cannot work.
+    They are for one process, so that any number of ranks computes the same batches; a batch has as many images as a
+    forward pass of one process of the run. Files are decoded on the CPU if ``--decode gpu`` cannot work.
     """
     flags = [(name, getattr(chosen, name)) for name in ("datapath", "labels", "device", "amp", "tta", "workers")]
     flags.append(("val-batch-size", chosen.batch_size))
@@ -303,7 +306,7 @@ def _tree(settings: DataSettings, chosen: Chosen) -> Path | None:
 
 
 def _loader(loaded: Loaded, args: Settings, images: Images, distributed: Distributed) -> ValidationLoader:
-    """The product's validation loader; image files are streamed, and nothing is cached on the disk."""
+    """main.py's validation loader for ``images``; image files are streamed, and nothing is cached on the disk."""
     files = isinstance(images, ImageFiles)
     loader = "stream" if files else args.data.loader
     settings = dataclasses.replace(args.data, loader=loader, datapath=None, cache_dir=None)
@@ -323,7 +326,7 @@ Recorded = tuple[np.ndarray, torch.Tensor, torch.Tensor, torch.Tensor | None, to
 
 
 class _Recorder(nn.Module):
-    """Wrapper of ``network`` for ``validate`` that keeps logits, features (given ``seen``) and unreadable paths."""
+    """Wrapper of ``network`` for ``validate`` that keeps logits, unreadable paths and, given ``seen``, the features."""
 
     def __init__(self, network: nn.Module, advance: Callable[[int], None], seen: SeenFeatures | None) -> None:
         super().__init__()
@@ -358,7 +361,7 @@ def _validated(
     progress: bool,
     seen: SeenFeatures | None,
 ) -> tuple[Report, list[Recorded], list[str]]:
-    """Validation report, what was recorded of each batch, and the unreadable paths; the latter two from all ranks."""
+    """The validation's report, what was recorded of each batch on any rank, and all ranks' unreadable paths."""
     log = ProgressLog(say if distributed.is_main else lambda line: None, bar=progress and distributed.is_main)
     with log.counting("Validation", len(loader), "batches") as advance:
         recorder = _Recorder(in_views(loaded.network, args.data.tta), advance, seen)
@@ -428,6 +431,6 @@ class Predictor:
 
     @property
     def temperature(self) -> str:
-        """Text about the checkpoint's temperature, to end a list; '' if it has none."""
+        """The checkpoint's temperature as text to append to a list, such as ', temperature 1.5'; '' if it has none."""
         kept = self.loaded.confidence
         return f", temperature {kept.temperature:.4g}" if kept is not None and kept.temperature is not None else ""

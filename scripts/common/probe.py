@@ -27,8 +27,9 @@ MOST = 10_000  # images, drawn at random, on which the strength is chosen
 class Probe:
     """A logistic regression on standardised features; one for each label of multi-label data.
 
-    ``scores``: by strength, mean over the folds of top-1 (multi-label: mean average precision) in percent.
-    ``out_of_fold``: float64 (n, classes), probabilities of the images fitted on, each from the fold that left it out.
+    ``strength``: C, the inverse of the regularisation. ``scores``: by strength, the mean over the folds of top-1
+    (multi-label: mean average precision) in percent. ``out_of_fold``: float64 (n, classes), probabilities of the images
+    fitted on, each from the fold that left it out.
     """
 
     strength: float
@@ -53,8 +54,8 @@ class Probe:
 def fit_probe(features: np.ndarray, labels: np.ndarray, classes: int, groups: np.ndarray | None = None) -> Probe:
     """Fit on ``features``, float32 (n, d), and ``labels``, int64 (n,) or int8 (n, classes), of training images only.
 
-    Chooses the strength with the highest mean score over stratified folds, the smallest of equal ones. No group of
-    ``groups`` (n,) is in two folds. Each fold standardises by its own training part.
+    Chooses the strength with the highest mean score over stratified folds; of several, the smallest. All images of a
+    group in ``groups`` (n,) are in one fold. Features are standardised by the images that a fold trains on.
     """
     from threadpoolctl import threadpool_limits
 

@@ -75,17 +75,17 @@ def identity(args: Settings) -> dict[str, Any]:
 
 
 def matches(args: Settings, wanted: Settings) -> bool:
-    """True if a run with ``args`` belongs to experiment ``wanted``; any value fits a setting to be measured."""
+    """True if a run with ``args`` belongs to experiment ``wanted``; any value fits what that leaves to be measured."""
     ours = identity(args)
     theirs = identity(wanted)
     return ours == theirs | {name: ours[name] for name in wanted.unmeasured()}
 
 
 def counts_for(result: RunResult, wanted: Settings) -> bool:
-    """True if a finished run can stand for ``wanted``: equal settings and the same images.
+    """True if a finished run can stand in for ``wanted``: equal settings and the same images.
 
-    Multi-label data has other defaults, which the run has detected but ``wanted`` does not know. A data set's name
-    identifies its images, except for the user's own images (``--dataname folder``), identified by their path.
+    If the run's data are multi-label, ``wanted`` is compared with the defaults for such data. A data set's name
+    identifies its images; the user's own images (``--dataname folder``) are identified by their path.
     """
     args = result.args
     wanted = wanted.of_several_labels() if result.headline == SEVERAL_LABELS else wanted
@@ -127,8 +127,8 @@ def run_folders(root: Path) -> Iterator[Path]:
 def read_run(folder: Path, tell: Callable[[str], None] = say) -> RunResult | None:
     """The run in ``folder``; None if it is unfinished: cut short by --max-steps, stopped, or still running.
 
-    Also None, after telling ``tell`` why, if a finished run's result does not follow from its settings. Raises
-    ``UserError`` if its files are damaged or of another version.
+    Also None, after calling ``tell`` with the reason, if a finished run's result does not follow from its settings.
+    Raises ``UserError`` if its files are damaged or of another version.
     """
     try:
         about = header((folder / "config.yaml").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Common tools of all measurements: synchronised, interleaved timing judged by medians, and memory use."""
+"""Tools that all measurements share: synchronised, interleaved timing judged by medians, and memory use."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> Spread
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until the device has finished its work; the CPU never lags behind."""
+    """Wait until the device has finished its work; for a CPU, return at once."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
@@ -98,11 +98,12 @@ def interleaved(
     measured: Callable[[int, K], object] = lambda number, side: None,
     failure_of: Callable[[K, Exception], str] = lambda side, error: "",
 ) -> tuple[dict[K, list[T]], dict[K, str]]:
-    """Values of each side in each round, in the order a b c, c b a, a b c ...; and why some sides failed.
+    """Measure all sides in each round, in the order a b c, c b a, a b c ...
 
-    The alternating order keeps what one side leaves behind (caches, clock rates) from always favouring the same side,
-    and a busy machine affects all alike. ``measured`` is called after each measurement with the round's number, from 1,
-    and the side. A side for whose error ``failure_of`` returns text is left out from then on; other errors are raised.
+    Returns each side's values, one per round, and why some sides failed. The alternating order keeps what one side
+    leaves behind (caches, clock rates) from always favouring the same side, and a busy machine affects all alike.
+    ``measured`` is called after each measurement with the round's number, from 1, and the side. A side for whose error
+    ``failure_of`` returns text is left out from then on; other errors are raised.
     """
     values: dict[K, list[T]] = {side: [] for side in sides}
     failures: dict[K, str] = {}

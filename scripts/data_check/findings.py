@@ -46,7 +46,7 @@ FORMATS = {
 class Remark:
     """A fault or a note: ``count`` images (or classes) of ``kind``; ``text`` says what, where and what to do.
 
-    ``count`` is 0 for something seen in a sample of the images that holds for all.
+    ``count`` is 0 for a remark about all images that was found by looking at a sample of them.
     """
 
     kind: str
@@ -74,7 +74,10 @@ class Findings:
     def images(
         self, to: list[Remark], kind: str, count: int, what: str, names: Iterable[str], advice: str = ""
     ) -> None:
-        """Add to ``to`` a remark about ``count`` images, of which ``names`` yields the first."""
+        """Add to the list ``to`` a remark about ``count`` images; ``names`` yields at least the first names.
+
+        ``what``: text that says what the images are. ``advice``: text for the end of the remark.
+        """
         named = some(islice(names, EXAMPLES), count=count)
         to.append(Remark(kind, count, f"{counted(count)} {what}: {named}{advice}"))
 
@@ -222,7 +225,10 @@ def share(count: int, total: int) -> str:
 
 
 def _twin(survey: Survey, records: np.ndarray, index: int, train: np.ndarray) -> int:
-    """Best match among the training images with equal pixels: preferably the same file, then the same label."""
+    """Index of the image in ``train`` that best matches image ``index``, which has equal pixels.
+
+    Preferred is one with the same file, then one with the same label.
+    """
     same_file = (records["sha256"][train] == records["sha256"][index]) & (records["sha256"][index] != b"")
     return int(train[np.argmax(2 * same_file + survey.agree(index, train))])
 
@@ -274,7 +280,7 @@ def _pair(survey: Survey, pair: tuple[int, int], labels: bool = False) -> str:
 
 
 def _groups(survey: Survey, findings: Findings) -> None:
-    """Add findings on groups in both splits (leakage), and on how a split of single images would flatter (a note)."""
+    """Add findings about groups in both splits (leakage), and how a random split would flatter results (a note)."""
     train, validation = (images.groups for images in survey.images)
     if train is None or validation is None:
         return
@@ -304,10 +310,10 @@ def _groups(survey: Survey, findings: Findings) -> None:
 
 
 def flattered_by_random(sizes: np.ndarray) -> float:
-    """Share of a random split's validation images whose groups also have training images.
+    """Share of a random split's validation images that have training images of the same group.
 
-    ``sizes``: of the groups. If each image is validated with probability ``RANDOM_SHARE``, all s - 1 others of a group
-    of s are validated, too, with that probability to the power of s - 1.
+    ``sizes``: number of images in each group. If each image is validated with probability ``RANDOM_SHARE``, the s - 1
+    other images of a group of s are all validated, too, with this probability to the power of s - 1.
     """
     return float((sizes * (1 - RANDOM_SHARE ** (sizes - 1.0))).sum() / sizes.sum())
 

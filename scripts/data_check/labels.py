@@ -21,7 +21,7 @@ def splits_of(survey: Survey) -> dict[str, np.ndarray]:
 
 
 def count_together(labels: np.ndarray) -> np.ndarray:
-    """Numbers of images that have both labels, int64 (classes, classes)."""
+    """Number of images that have both labels of each pair, int64 (classes, classes)."""
     has = (labels == 1).astype(np.float64)
     return (has.T @ has).astype(np.int64)
 

@@ -287,7 +287,7 @@ def is_remarkable(found: Look) -> bool:
 
 
 def inspect_file(path: str, colour: str) -> tuple[tuple[Any, ...], Look | str]:
-    """A file as a ``RECORD``, with the size that training sees, and its facts, or why it is damaged.
+    """Inspect an image file: return its ``RECORD``, with the size in training, and facts, or why it is damaged.
 
     The file is read once, so the hashed bytes are those decoded.
     """

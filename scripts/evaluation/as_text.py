@@ -227,7 +227,10 @@ def compared(comparison: Comparison, checkpoints: tuple[str, str]) -> str:
 
 
 def changed_classes(classes: Sequence[tuple[str, int, float, float]], heads: list[str]) -> list[str]:
-    """Table of the ``classes`` that differ most, if any do: name, count, and each network's metric."""
+    """Table of the ``classes`` that differ most, if any do: name, count, and each network's metric.
+
+    ``heads``: headings of these four columns.
+    """
     changed = [one for one in classes if one[2] != one[3]]
     if not changed:
         return []
@@ -247,7 +250,10 @@ def _verdict(comparison: Comparison) -> str:
 
 
 def _images(comparison: Comparison, second: bool, letter: str) -> list[str]:
-    """Table of some images that only one of the two gets right, the other's most confident mistakes first."""
+    """Table of some images that only one network gets right: the first, or the ``second``, called ``letter``.
+
+    The other network's most confident mistakes come first.
+    """
     places = comparison.only(second)
     if not len(places):
         return []

@@ -97,7 +97,10 @@ class Comparison(OnSameImages):
 
     @cached_property
     def interval(self) -> tuple[float, float]:
-        """Bootstrap's 95 % interval of the difference, in percentage points; images are drawn in pairs."""
+        """Bootstrap's 95 % interval of the difference, in percentage points.
+
+        Resamples of the images are the same for both networks.
+        """
         n = len(self.right[0])
         shares = np.array([self.counts.first, self.counts.second, n - self.counts.first - self.counts.second]) / n
         drawn = np.random.default_rng(SEED).multinomial(n, shares, RESAMPLES)
@@ -127,7 +130,10 @@ class Comparison(OnSameImages):
         return sorted(present, key=lambda change: -abs(change.second - change.first) / change.images)
 
     def only(self, second: bool) -> np.ndarray:
-        """Images that only the first (or only the ``second``) gets right, the other's most confident mistakes first."""
+        """Images that only the first (or only the ``second``) network gets right, int64 (m,).
+
+        The other network's most confident mistakes come first.
+        """
         mistaken, places = (self.first, self.places[0]) if second else (self.second, self.places[1])
         chosen = np.flatnonzero(self.right[second] & ~self.right[not second])
         return chosen[np.argsort(-mistaken.confidence[places[chosen]], kind="stable")]

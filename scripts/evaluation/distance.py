@@ -1,4 +1,4 @@
-"""Distances of features from the training images', and how well they tell other images from the data set's."""
+"""Distance of an image's features from those of the training images, and how well it tells foreign images apart."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ TRUE_POSITIVE_RATE = 0.95
 
 
 def fit_distance(features: torch.Tensor, labels: torch.Tensor) -> Distance:
-    """Fit the distance from training images, given their ``features`` (n, d) and classes ``labels`` (n,).
+    """Fit the Mahalanobis ``Distance``, given the training images' ``features`` (n, d) and ``labels`` (n,).
 
-    The covariance is that of all images around their classes' means, divided by n, and inverted where it is not 0. A
-    class without images has no mean, so no image is near it. Multi-label images, with ``labels`` (n, classes), are not
-    in separate classes: all share one mean. Raises ``UserError`` if the features do not vary.
+    The covariance is that of all images around their class means, divided by n; directions without variance are left
+    out. A class without images has no mean, so no image is near it. Multi-label images, with ``labels`` (n, classes),
+    are not in separate classes: all share one mean. Raises ``UserError`` if the features do not vary.
     """
     finite = features.isfinite().all(1)
     values = features[finite].double()
@@ -69,8 +69,9 @@ class Separation(NamedTuple):
 
 
 class Others(NamedTuple):
-    """Images of ``folder``, which belong to no class, beside the data set's own. Scores: float (n,), own and others.
+    """Images of ``folder``, which belong to no class, beside the data set's own.
 
+    ``distances`` and ``confidences``: scores of the own and of the other images, float (n,) and (m,).
     ``own_are_fitted_on``: how many of the own images are among those that the distance was fitted on.
     """
 

@@ -21,7 +21,7 @@ BINS = 50
 
 
 def draw(path: Path, comparison: Comparison) -> None:
-    """Draw images in a grid to ``path`` (PNG): above, those that only the first gets right; below, only the second.
+    """Draw images in a grid to ``path`` (PNG): above, those that only the first network gets right; below, the second.
 
     The most confident mistakes come first in each group; a tile names the class, then both answers.
     """

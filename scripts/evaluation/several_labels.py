@@ -19,8 +19,8 @@ FIGURES = ("map", "macro_f1", "micro_f1")
 def summary(predictions: LabelPredictions) -> dict[str, Any]:
     """Metrics over all images, in percent except for counts and loss; F1 and exact match at a threshold of 0.5.
 
-    ``tuned_...``: F1 with thresholds chosen on the half of the images that an image is not in. ``given_...``: with the
-    checkpoint's own thresholds, chosen on unknown images.
+    ``tuned_...``: F1 if each half of the images is judged with thresholds chosen on the other half. ``given_...``: F1
+    with the checkpoint's own thresholds; on which images these were chosen is unknown.
     """
     report = predictions.report
     by_class = predictions.by_class
@@ -112,7 +112,7 @@ class LabelComparison(OnSameImages):
     def differences(self) -> dict[str, tuple[float, tuple[float, float]]]:
         """Points by which the second network's ``FIGURES`` are higher, by name, with the bootstrap's 95 % intervals.
 
-        Images are drawn in pairs.
+        The resamples of the images are the same for both networks.
         """
         one, two = (resampled(*each) for each in self.sets)
         first, second = self.figures

@@ -84,7 +84,10 @@ def _split(loaded: Loaded, split: str, datapath: str | None) -> Images:
 
 
 def _shown(loaded: Loaded, images: Images, count: int, where: str = "--datapath") -> torch.Tensor:
-    """Up to ``count`` images, drawn at random so that all classes are likely; skips images that cannot be read."""
+    """Up to ``count`` images, drawn at random so that all classes are likely; skips images that cannot be read.
+
+    Raises ``UserError`` that begins with ``where``, usually a flag, if none can be read.
+    """
     order = np.random.default_rng(SEED).permutation(len(images))
     shown: list[torch.Tensor] = []
     for number in order:

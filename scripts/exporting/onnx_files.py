@@ -28,7 +28,11 @@ LARGEST_INT16 = 2**15 - 1
 
 
 def write_onnx(subject: Subject, path: Path, images: torch.Tensor) -> None:
-    """Write one file for batches of any size, with metadata, whose entries are JSON strings."""
+    """Write one file for batches of any size, with metadata, whose entries are JSON strings.
+
+    ``images``: valid example inputs. Raises ``UserError`` if the network is too large for one file or cannot be
+    exported.
+    """
     import onnx
 
     weights = sum(value.nbytes for value in subject.module.state_dict().values())
@@ -121,9 +125,9 @@ def largest_pair(model: Any) -> int:
     """Upper bound on the sum of any two products of an unsigned and a signed 8-bit number in ``model``.
 
     Processors without VNNI add such products in pairs, in 16 bits, and saturate above ``LARGEST_INT16`` (vpmaddubsw);
-    others use 32 bits. The library chooses the pairs, so the bound takes the largest two. Products of two unsigned
-    numbers are exact on all processors, since not even one would fit 16 bits. Signed are the weights, and inputs
-    declared as signed.
+    others use 32 bits. The library chooses the pairs, so the bound takes the largest two. The weights are signed, and
+    so are inputs declared as signed. Products of two unsigned numbers are exact on all processors, since not even one
+    would fit 16 bits.
     """
     from onnx import TensorProto, numpy_helper
 

@@ -20,7 +20,7 @@ Predict = Callable[[np.ndarray], np.ndarray]
 
 
 def main(requests: str) -> None:
-    """Predict the inputs of each request, in batches of several sizes; save the outputs, or why there are none."""
+    """Compute each request's outputs for its inputs, in batches of several sizes; save them, or why there are none."""
     with open(requests, encoding="utf-8") as file:
         several = json.load(file)
     for asked in several:
@@ -79,7 +79,7 @@ def with_safetensors(path: str, _: dict[str, Any]) -> Predict:
 
 
 def with_timm(path: str, _: dict[str, Any]) -> Predict:
-    """Load timm's folder. Raises ``ValueError`` if a weight in timm's network differs from the folder's."""
+    """Load a folder in timm's format. Raises ``ValueError`` if a weight in timm's network differs from the folder's."""
     import timm
     import torch
     from safetensors.torch import load_file

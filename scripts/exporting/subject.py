@@ -26,7 +26,7 @@ from utils.record.run_folder import read_table
 
 
 class WithPreprocessing(nn.Module):
-    """``network`` that takes bytes: uint8 images (n, channels, h, w) into float32 probabilities (n, classes).
+    """Wrapper of ``network`` that turns uint8 images (n, channels, h, w) into float32 probabilities (n, classes).
 
     Normalises as ``BatchTransform`` does; ``mean`` and ``std`` are for pixel values between 0 and 1. ``reading`` turns
     logits into probabilities.
@@ -74,7 +74,7 @@ class Subject:
 
     @property
     def reading(self) -> Reading:
-        """Reading of logits after division by the temperature, whether the file divides them or its user does."""
+        """Reading of the exported network's logits; divides them by the temperature unless the network itself does."""
         return self.loaded.reading if self.divided else self.loaded.reading.divided(self.temperature or 1.0)
 
     @property
@@ -186,7 +186,7 @@ def validated(loaded: Loaded) -> dict[str, Any] | None:
 
 
 def doubts_about(loaded: Loaded) -> list[str]:
-    """Doubts about a checkpoint's metrics: signs in its run's table, and images that it had seen in training."""
+    """Doubts about a checkpoint's metrics: signs in its run's metrics.csv, and validation images seen in training."""
     try:
         rows, _ = read_table(loaded.path.absolute().parent.parent / "metrics.csv")
     except (OSError, ValueError):  # the checkpoint is not in its run's folder

@@ -5,7 +5,8 @@
     python scripts/lab/benchmark.py --mnist DIR --cifar10 DIR --images DIR --timm-train PATH/train.py
 
 The two sides of a row are measured alternately, round by round; the row's ratio is the median of the rounds' ratios.
-Writes benchmark.csv to --output. Slow imports are inside the functions, so that --help and mistakes answer at once.
+Writes benchmark.csv to --output. Slow imports are inside the functions, so that --help and mistakes are answered at
+once.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What mixed precision gains on this device: time and memory of a training step in each dtype, on a GPU as a graph too.
+"""What mixed precision gains on this device: time and memory of a step in each dtype, on a GPU also as a CUDA graph.
 
     python scripts/lab/benchmark_amp.py                          # the MLP of PyTorch's recipe
     python scripts/lab/benchmark_amp.py --accounting             # what main.py's training step adds to a bare loop
     python scripts/lab/benchmark_amp.py --accounting --ema-decay 0.999     # and a moving average of the weights
 
 Prints a table and writes it as amp.csv (accounting.csv) to --output. For the gain of your own network use doctor.py.
-Heavy imports are inside the functions, so that --help and mistakes answer at once.
+Heavy imports are inside the functions, so that --help and mistakes are answered at once.
 """
 
 from __future__ import annotations
@@ -101,7 +101,10 @@ def build_parser() -> ToolParser:
 
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the flags, with the defaults of their kind. Raises ``UserError`` with all flags of the other kind."""
+    """Read the flags; which others fit, and their defaults, depends on --accounting.
+
+    Raises ``UserError`` with all flags that do not fit.
+    """
     own = build_parser().parse_args(argv)
     kind, other = reversed(KINDS) if own.accounting else KINDS
     foreign = [name for name in KINDS[other].keys() - KINDS[kind].keys() if getattr(own, name) is not None]
@@ -164,7 +167,7 @@ def begin(own: argparse.Namespace, what: str, device: torch.device) -> dict[str,
 
 
 def in_rounds(sides: dict[str, Callable[[], Any]], rounds: int, *failure_of: Callable[[str, Exception], str]) -> Any:
-    """Run ``interleaved`` and print when a round is done."""
+    """Return the result of ``interleaved`` for ``sides``, and print a line when a round is done."""
     from scripts.common.timing import interleaved
 
     done = count(1)
@@ -266,7 +269,7 @@ def accounting_settings(own: argparse.Namespace, device: torch.device) -> Settin
 def accounted(
     args: Settings, network: nn.Module, images: torch.Tensor, targets: torch.Tensor, distributed: Distributed
 ) -> Callable[[int], None]:
-    """A function that runs a number of main.py's training steps on one batch, then reads their sums."""
+    """A function that takes a given number of main.py's training steps on one batch, then reads the sums of metrics."""
     import numpy as np
     import torch
 

@@ -122,7 +122,10 @@ END = "<!-- end -->\n"
 
 
 class Row(NamedTuple):
-    """A recipe's result on one machine, from runs that differ only in seed. ``words`` distinguish the recipe's rows."""
+    """A recipe's result on one machine, from ``runs`` that differ only in seed.
+
+    ``words``: what distinguishes the row from the recipe's others.
+    """
 
     recipe: Recipe
     words: str

@@ -327,19 +327,19 @@ def cells(piece: str, line: Line) -> list[str]:
 
 
 def number(value: float | None) -> str:
-    """``value`` with at least three digits; '' for None."""
+    """``value`` as text with at least three digits; '' for None."""
     if value is None:
         return ""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def outcome(line: Line, value: float) -> str:
-    """A ratio as a factor, another figure as it is."""
+    """Text of a line's ``value``: a ratio as a factor, another figure as it is."""
     return f"{value:.3f}x" if line.kind == RATIO else number(value)
 
 
 def as_rows(about: Mapping[str, str], results: Mapping[str, Mapping[str, Any]]) -> Iterator[list[str]]:
-    """Yield the table's rows for ``results``, which are as in their files; a piece without lines has one row.
+    """Yield the table's rows for ``results``, dicts as made by ``result``, by piece; a piece without lines has one row.
 
     If an earlier call measured a piece, the last column also names what differed from the present machine, ``about``.
     """

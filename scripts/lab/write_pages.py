@@ -1,4 +1,4 @@
-"""Write the pages of docs/ that are lists: every setting from its field, other programs' flags from the table of them.
+"""Write the generated pages of docs/: our settings, from their fields, and other programs' flags, from their table.
 
 python scripts/lab/write_pages.py
 """
@@ -128,9 +128,9 @@ def row(cells: Iterable[str]) -> str:
 
 
 def program_page(program: Program, example: str, checked: str = "") -> str:
-    """Page of a program's flags: those with the same name here, another name, another solution, or no equivalent.
+    """Page of another program's flags, by what main.py has: the same name, another name, another solution, or nothing.
 
-    ``checked``: the release that it was compared with.
+    ``checked``: the program's release that the page was compared with.
     """
     title = program.title.partition("'")[0]
     kinds: dict[str, dict[str, list[str]]] = {"write": {}, "leave it out": {}, "no equivalent": {}}
@@ -169,7 +169,7 @@ def program_page(program: Program, example: str, checked: str = "") -> str:
 
 
 def value_here(name: str, value: str) -> str:
-    """What to write for a value of another program's flag: its name here, or the answer that the program gives."""
+    """What to write in main.py's flags for ``value`` of another program's flag ``name``; else advice on it."""
     setting = SYNONYMS.get(name, name.replace("-", "_"))
     if (ours := other_programs().values.get(key_of(value))) in CHOICES[setting]:
         return f"`{flag_of(setting)} {ours}`"
@@ -179,7 +179,7 @@ def value_here(name: str, value: str) -> str:
 
 
 def flag(name: str) -> str:
-    """A flag as other programs spell it; of timm's data, which has none, its word."""
+    """A flag as other programs spell it; 'DIR' for timm's data folder, which is given without a flag."""
     return "DIR" if name == DATA else f"-{name}" if name in ("vb", *ascii_lowercase) else f"--{name}"
 
 

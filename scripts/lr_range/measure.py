@@ -30,7 +30,7 @@ class Ramp:
         return self.start * (self.end / self.start) ** (step / max(1, self.steps - 1))
 
     def at(self, epoch: int, updates: int) -> float:
-        """Learning rate, called as in ``LRPolicy``: each step has its own, even with --lr-per-epoch."""
+        """Learning rate of step ``updates``, for callers of ``LRPolicy``; differs by step even with --lr-per-epoch."""
         return self(updates)
 
 
@@ -102,7 +102,7 @@ def run(traval: TraVal, ramp: Ramp, show: Callable[[RangePoint], None]) -> Range
 
 
 def _steps(traval: TraVal) -> Iterator[Iterator[Any]]:
-    """Yield the forward passes of each step, over as many epochs as needed."""
+    """Yield each step as an iterator over its forward passes' batches, over as many epochs as needed."""
     while True:
         batches = traval.train_loader.batches(traval.progress.epoch)
         for _, passes in itertools.groupby(batches, key=lambda batch: batch.number):

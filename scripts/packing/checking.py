@@ -1,4 +1,4 @@
-"""Check shards by reading them again: compare all bytes with the index, or without checksums, headers and sizes."""
+"""Check shards by reading them again: compare checksums with the index or, if it has none, headers and sizes."""
 
 from __future__ import annotations
 

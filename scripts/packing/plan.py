@@ -88,7 +88,7 @@ class Plan:
         return max(1, -(-len(self.splits[split]) // self.shard_samples))
 
     def numbers(self, split: str, shard: int) -> np.ndarray:
-        """Indices of a shard's images in its own order, int64. Training images are mixed, so each shard has all kinds.
+        """Indices of a shard's images in the shard's order, int64. Training images are mixed, so that shards are alike.
 
         Images keep their indices in the data set, so a training order by index is the same before and after packing.
         """

@@ -26,9 +26,10 @@ SEED = 0
 
 
 class Doubt(NamedTuple):
-    """A doubted label: the image's index in a split, indices into ``answers_of`` and probabilities of both answers.
+    """A doubted label: the image's index in a split, the label and the likelier answer, with their probabilities.
 
-    ``neighbours``: how many of the nearest training images have the doubted label. ``confident``: see ``Doubted``.
+    ``label`` and ``likely``: indices into ``answers_of``. ``neighbours``: how many of the nearest training images have
+    the doubted label. ``confident``: see ``Doubted``.
     """
 
     split: str
@@ -184,7 +185,11 @@ def _doubts(part: Features, shares: np.ndarray, of_neighbours: np.ndarray) -> li
 def _doubts_of(
     split: str, rows: np.ndarray, labels: np.ndarray, shares: np.ndarray, of_neighbours: np.ndarray, answers: np.ndarray
 ) -> list[Doubt]:
-    """Doubts about ``labels`` of the images ``rows`` (n,); ``answers``: by label, its index in ``answers_of``."""
+    """Doubts about ``labels`` of the images ``rows`` (n,), given the probabilities ``shares`` (n, answers).
+
+    ``split``: the images' split. ``of_neighbours`` (n, k): labels of the nearest images. ``answers``: for each label,
+    its index in ``answers_of``.
+    """
     return [
         Doubt(
             split,

@@ -158,7 +158,10 @@ def overview(content: PageContent) -> dict[str, Any]:
 
 
 def grouped(lines: Sequence[tuple[str, str]], runs: int) -> list[str]:
-    """Each distinct line about some of ``runs`` runs once, with the names or the number of the runs concerned."""
+    """Each distinct text in ``lines``, pairs of a run's name and a text, with the names or number of its runs.
+
+    ``runs``: number of runs on the page; the names are left out if it is 1.
+    """
     about: dict[str, list[str]] = {}
     for name, line in lines:
         about.setdefault(line, []).append(name)

@@ -110,7 +110,7 @@ def runs_table(runs: Sequence[RunRecord], predicted: Mapping[int, list[ShownMetr
 
 
 class SettingRow(NamedTuple):
-    """A setting and its group; for each run, its value and whether it was chosen; the origin of the first run's."""
+    """A setting and its group; each run's value, and whether it was chosen; the origin of the first run's value."""
 
     name: str
     group: str
@@ -141,7 +141,7 @@ def _setting_row(runs: Sequence[RunRecord], name: str) -> SettingRow:
 
 
 def differing(runs: Sequence[RunRecord]) -> list[str]:
-    """Names of the settings in which the runs differ, except meaningless ones."""
+    """Names of the settings in which the runs differ, except those without influence, such as --output."""
     names = dict.fromkeys(name for run in runs for name in run.settings)
     return [name for name in names if name not in OF_NO_INTEREST and len({run.value(name) for run in runs}) > 1]
 

@@ -48,7 +48,7 @@ SMALLEST_PICTURE = 224  # pixels per side of the heat map's pictures
 
 
 class Json(JSONResponse):
-    """JSON in ASCII: a class has its folder's name, which may not be text in any encoding."""
+    """JSON in ASCII, since a class is named after its folder, whose name may not be valid text in any encoding."""
 
     def render(self, content: Any) -> bytes:
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")

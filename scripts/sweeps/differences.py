@@ -88,7 +88,7 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def best_first(found: Sequence[Difference]) -> list[Difference]:
-    """Comparisons with a point that no other exceeds, by rising difference."""
+    """Comparisons of the best point, which no other exceeds, with the others, by rising difference."""
     losers = {difference.other for difference in found if difference.mean > 0}
     winners = [difference.one for difference in found if difference.one not in losers]
     return sorted((each for each in found if winners and each.one == winners[0]), key=lambda each: each.mean)

@@ -71,10 +71,10 @@ def run_all(
     """Train all ``trials`` into ``folder``, taking the next one when a slot is free; return a line for each failure.
 
     ``ended`` is called after each with its result, or why there is none. A run that is no longer ``worthwhile`` is
-    stopped, which is no failure. Prints the line about the first step of the first run that reaches it, and the latest
-    line of each run whenever nothing has been printed for a while. Ctrl-C and SIGTERM end the runs, which save, and are
-    raised here once all have ended. Raises ``UserError`` if a run reports a mistake of the user before any run has
-    succeeded.
+    stopped, which is no failure. Prints main.py's line about the first training step, from whichever run has it first,
+    and the latest line of each run whenever nothing has been printed for a while. Ctrl-C and SIGTERM end the runs,
+    which save, and are raised here once all have ended. Raises ``UserError`` if a run reports a mistake of the user
+    before any run has succeeded.
     """
     waiting = iter(trials)
     jobs: list[RunningTraining] = []
@@ -144,9 +144,9 @@ def _file_name(trial: Trial) -> str:
 
 
 def _outcome(job: RunningTraining) -> RunResult | str:
-    """Result of the run that an ended process reports as its own, or why there is none.
+    """Result of the run that an ended process names in its output, or why there is none.
 
-    The process knows its run better than ``finished`` does: main.py recognises images that were moved.
+    Searching the folder with ``finished`` could miss that run: main.py also recognises images that were moved.
     """
     said = _said(job)
     code = job.process.returncode

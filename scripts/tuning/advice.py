@@ -122,8 +122,8 @@ class Change:
 class Hardware:
     """Facts that decide which changes make sense.
 
-    ``cores``: available to this process. ``threads``: the network's on a CPU. ``workers``: None for resident images.
-    ``resident_bytes``: memory that the data set would take; ``resident_room``: memory that it may take;
+    ``cores``: available to this process. ``threads``: that the network uses on a CPU. ``workers``: None for resident
+    images. ``resident_bytes``: memory that the data set would take; ``resident_room``: memory that it may take;
     ``same_images``: whether training would show the same pixels of resident images. ``formats``: the other ``--amp``
     formats, each with the reason why it is not worth a trial, or ''.
     """
@@ -214,9 +214,9 @@ class Interleaved(NamedTuple):
 class TriedChange:
     """A change and its measured effect.
 
-    ``alone``: speed of the affected part alone, before and with the change. ``loops``: speeds of the real loop,
-    likewise; empty if the part alone did not become faster. ``doubts``: variation of the loop's speed before, which a
-    gain must exceed. ``failure``: why there is no measurement.
+    ``alone``: speeds of the affected part alone, without and with the change. ``loops``: speeds of the real loop,
+    likewise; empty if the part alone did not become faster. ``doubts``: how much the loop's speed varied before the
+    trials, which a gain must exceed. ``failure``: why there is no measurement.
     """
 
     change: Change

@@ -146,7 +146,7 @@ def _cells(trial: TriedChange) -> list[str]:
 
 
 def _outcome(trial: TriedChange) -> str:
-    """Result of the measurement in the loop, as text."""
+    """Whether the change helped in the whole training loop, as text."""
     if trial.helps:
         return "yes"
     return f"uncertain: speeds varied by {trial.varied:.2f}x" if trial.gains else "no gain in the loop"

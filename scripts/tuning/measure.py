@@ -49,7 +49,7 @@ class TrainingSetup:
     """One way to train, ready to be measured.
 
     ``epochs`` yields the number of the next epoch to read; all set-ups share it, so that none finds in the file cache
-    what another has just read. ``threads``: the network's on a CPU.
+    what another has just read. ``threads``: number that the network uses on a CPU.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class TrainingSetup:
             self.traval.collect()
 
     def _stand_at(self, epoch: int, step: int) -> None:
-        """Set the position from which a skipped step is read again."""
+        """Set the position in training, from which a step skipped by the loss scaler reads its batches again."""
         self.traval.progress.epoch = epoch
         self.traval.progress.step_in_epoch = step
 
@@ -198,9 +198,10 @@ def spread(windows: Iterable[Window]) -> Spread:
 
 
 def interleaved_speeds(before: Measure, after: Measure, seconds: float, pairs: int) -> Interleaved:
-    """Speeds of both over ``pairs`` pairs of windows, about ``seconds`` in all, and the median of the pairs' ratios.
+    """Speeds of ``before`` and ``after`` in ``pairs`` pairs of windows, and the median of the pairs' ratios.
 
-    Measured alternately, so that changes on the machine meanwhile affect both sides alike.
+    ``seconds``: approximate time in all. Measured alternately, so that changes on the machine meanwhile affect both
+    sides alike.
     """
 
     def speed(measure: Measure, steps: int) -> float:

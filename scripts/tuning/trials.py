@@ -118,7 +118,10 @@ def stand_in(data: Data) -> Data:
 
 @dataclass
 class Trials:
-    """Trials of changes to ``now``, whose parts are ``measured``. ``seconds``: approximate time per measurement."""
+    """Trials of changes to the set-up ``now``, whose parts have the speeds ``measured``.
+
+    ``variant``: builds a changed set-up. ``seconds``: approximate time per measurement.
+    """
 
     now: TrainingSetup
     variant: Variant
@@ -163,9 +166,10 @@ class Trials:
         return trial
 
     def _again(self, trial: TriedChange, before: TrainingSetup, present: tuple[Change, ...]) -> TrainingSetup:
-        """Measure the loop with the ``present`` changes, ``before``, and with the trial's added; return the latter.
+        """Measure the loop with and without the trial's change; return the set-up with it, ``before`` after a failure.
 
-        A gain in a part that is no bottleneck would contradict the parts' own measurements, so it is measured twice.
+        ``before`` is the set-up with the changes ``present``, to which the trial's is added. A gain in a part that is
+        no bottleneck would contradict the parts' own measurements, so it is measured twice.
         """
         after = before
         limiting = part_of(limit(self.measured))

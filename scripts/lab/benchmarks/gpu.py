@@ -90,7 +90,7 @@ def resident(setup: Setup) -> Iterator[Match | str]:
 
 
 def _as_graphs(setup: Setup, *flags: object) -> Rival:
-    """Rival that is the same run with its steps recorded as CUDA graphs."""
+    """Rival: the same run of main.py with its steps recorded as CUDA graphs."""
     return Rival("--cuda-graph auto", main_run(setup, *flags, "--cuda-graph", "auto"))
 
 
@@ -100,8 +100,9 @@ def _as_graphs(setup: Setup, *flags: object) -> Rival:
 def jpeg(setup: Setup, arch: str) -> Iterator[Match | str]:
     """Compare JPEG files decoded by the CPU with images in memory and, if possible, with decoding on the GPU.
 
-    Yields ``Match``es, further ones for the host's wait for data. Only the ratios tell what waiting costs: while the
-    host waits, the GPU may still have steps to do, and a host that decodes on the GPU (nvJPEG) waits for the GPU.
+    Yields a ``Match`` of speeds, then one for each decoder with the host's wait for data. Only the ratios tell what
+    waiting costs: while the host waits, the GPU may still have steps to do, and a host that decodes on the GPU (nvJPEG)
+    waits for the GPU.
     """
     tree = data.jpeg_tree(setup.images, setup.scratch)
     if not setup.images:
@@ -128,7 +129,7 @@ def jpeg(setup: Setup, arch: str) -> Iterator[Match | str]:
 
 
 def timm_on_files(setup: Setup, tree: Path, *common: object) -> Measure:
-    """Measure timm's train.py on the same files, with our augmentation and one worker per thread."""
+    """Measurement of timm's train.py on the same files, with our augmentation and one worker per thread."""
     classes = sum(path.is_dir() for path in (tree / "train").iterdir())
     given = ("--train-script", setup.timm_train, "--tree", tree, "--workers", setup.threads, "--plain-crops")
     return peer(setup, "timm", *common, "--channels", 3, "--classes", classes, *given)

@@ -20,7 +20,7 @@ def training(setup: Setup) -> Iterator[Match | str]:
 
 
 def fc_on_mnist(setup: Setup) -> Match:
-    """Comparison on the smallest network, where the loop's own cost shows most."""
+    """Comparison where the network is smallest, so that the training loop's own cost shows most."""
     folder = data.mnist(setup.mnist, setup.scratch)
     images = ("--dataname", "mnist", "--datapath", folder, "--augment", "none")
     ours = main_run(setup, *images, "--arch", "fc", *RUN, "--epochs", 1 + max(1, round(setup.seconds)))
@@ -32,7 +32,7 @@ def fc_on_mnist(setup: Setup) -> Match:
 
 
 def resnet18_on_cifar10(setup: Setup) -> Match:
-    """Comparison on a network that takes nearly all the time; only a few batches, each a second on a CPU."""
+    """Comparison where the network takes nearly all the time; only a few batches, as each takes a second on a CPU."""
     tree = data.cifar10_tree(setup.cifar10, setup.scratch)
     shape = ("--arch", "resnet18", "--image-size", 32, "--channels", 3)
     rivals = bare_loops(setup, 0.97, *shape, "--channels-last", *COMMON)

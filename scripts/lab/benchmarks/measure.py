@@ -69,10 +69,10 @@ class Setup:
 
 
 class Rival(NamedTuple):
-    """A side that ours is compared with; without ``measure``, our figure itself is judged.
+    """A side that main.py ("ours") is compared with; without ``measure``, our figure itself is judged.
 
-    ``target``: for images per second the smallest ratio ours / other; for other units the largest difference ours -
-    other, or without ``measure`` our largest figure. None: only reported.
+    ``target``: the smallest acceptable ratio ours / other of images per second; for other units, the largest acceptable
+    difference ours - other or, without ``measure``, the largest acceptable figure of ours. None: only reported.
     """
 
     name: str = ""
@@ -81,7 +81,7 @@ class Rival(NamedTuple):
 
 
 class Match(NamedTuple):
-    """A comparison of one measurement of ours with its rivals."""
+    """A measurement of main.py, ``ours``, to be compared with its ``rivals``."""
 
     what: str
     unit: str
@@ -145,7 +145,7 @@ def play(part: str, match: Match, rounds: int, measured: Callable[[], None] = la
 
 
 def compare(ours: Sequence[float], other: Sequence[float] | None, unit: str) -> Spread:
-    """Spread of the rounds' own ratios (images per second) or differences; without ``other``, of ours."""
+    """Summarise the rounds' ratios (images per second) or differences of ours and ``other``, if given, or else ours."""
     if other is None:
         return Spread.of(ours)
     if unit == RATE:
@@ -186,7 +186,7 @@ def throughput(
 def run_command(command: Sequence[str | os.PathLike], environ: Mapping[str, str], code: int = 0) -> str:
     """Stdout of ``command``, run to its end. Raises ``CommandFailure`` unless the exit code is ``code``.
 
-    Stderr is separate, since some libraries print warnings there on a GPU only.
+    Stderr is kept apart, since some libraries print warnings on it if there is a GPU.
     """
     done = subprocess.run(
         list(map(str, command)), env=dict(environ), capture_output=True, text=True, check=False, timeout=COMMAND_SECONDS

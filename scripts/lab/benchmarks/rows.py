@@ -53,12 +53,12 @@ def line_of(cells: Sequence[str]) -> str:
 
 
 def figure(value: float, unit: str) -> str:
-    """A measured value with at least three digits."""
+    """A measured value as text with at least three digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.2f}" if unit == SECONDS or value < 10 else f"{value:.1f}"
 
 
 def outcome(row: Row, value: float) -> str:
-    """A result of the row: a ratio as a factor, a difference with its sign."""
+    """``value``, a result of ``row``, as text: a ratio as a factor ('1.20x'), a difference with its sign ('+1.20')."""
     return f"{value:.2f}x" if row.is_ratio else f"{value:+.2f}"
 
 

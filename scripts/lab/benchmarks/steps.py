@@ -72,7 +72,10 @@ class Training:
 
 
 class RecordedTraining(Training):
-    """The same steps as a CUDA graph, after a few ordinary ones; each batch is copied into the graph's tensors."""
+    """``Training`` that, after a few ordinary steps, records one as a CUDA graph and then replays it.
+
+    Each batch is copied into the graph's tensors.
+    """
 
     _launched = 0
 

@@ -105,7 +105,10 @@ def test_lines(out: Path) -> list[Line]:
 
 
 def amp_lines(out: Path) -> list[Line]:
-    """Lines of the AMP recipe's MLP in each format and as a graph, against float32; as published and a larger one."""
+    """Lines that compare each half-precision format, and CUDA graphs, with float32, for two MLPs.
+
+    The first MLP is that of PyTorch's AMP recipe as published, the second a larger one.
+    """
     lines = []
     for folder, name, aim in (
         ("published", "MLP of PyTorch's AMP recipe", PUBLISHED_SPEED_UP),
@@ -163,7 +166,7 @@ def benchmark_lines(out: Path) -> list[Line]:
 
 
 def recipe_lines(out: Path, recipe: str, aim: float | None = None, clocked: bool = False) -> list[Line]:
-    """Lines of the top-1 and seconds of the runs in sweep.csv. ``clocked``: also the seconds by airbench's clock."""
+    """Lines about top-1 and seconds of the runs in sweep.csv. ``clocked``: also the seconds by airbench's clock."""
     rows = read_csv(out / "sweep.csv")
     top1 = [float(row["val_top1"]) for row in rows]
     interval = f", its mean within {reach(top1):.2f} (95 %)" if len(top1) > 1 else ""
@@ -193,7 +196,10 @@ def clocked_seconds(folder: Path) -> tuple[float, float]:
 
 
 def airbench_lines(out: Path, script: str, aim: float | None = None) -> list[Line]:
-    """Lines of a script of airbench's kind, and of the runs of pieces 'fast' and 'fast-graphs' compared with it."""
+    """Lines about ``script``, from cifar10-airbench or derived from it, and our speed compared with it.
+
+    Our speed is that of the runs of the pieces 'fast' and 'fast-graphs', as airbench's clock counts.
+    """
     log = (out / "log.txt").read_text(encoding="utf-8", errors="replace")
     (_, cold), *runs = airbench_runs(log)  # the first run is a warm-up, whatever its name
     top1, seconds = zip(*runs, strict=True)
@@ -241,13 +247,16 @@ TINY_RUN = "--seeds 1 --epochs 1 --amp off --global-batch-size 8 --train-samples
 
 
 def speed(part: str, what: str, seconds: int, rounds: str = "{rounds}", needs: tuple[str, ...] = ()) -> Piece:
-    """Piece that runs one part of benchmark.py."""
+    """Piece that runs ``part`` of benchmark.py. ``rounds``: its --rounds; all else as in ``Piece``."""
     command = f"{BENCHMARK}{rounds} --only {part}"
     return Piece(part, what, seconds, (command,), benchmark_lines, "--tiny --rounds 1", needs, may_fail=True)
 
 
 def training(name: str, what: str, seconds: int, recipe: str, tiny: str = "", **aims: object) -> Piece:
-    """Piece that trains a recipe with several seeds. ``recipe``: its name, number of seeds, data flag, more flags."""
+    """Piece that trains a recipe with several seeds. ``recipe``: its name, number of seeds, data flag, more flags.
+
+    ``aims``: further arguments of ``recipe_lines``; all else as in ``Piece``.
+    """
     recipe, seeds, data, *more = recipe.split()
     command = f"scripts/sweep.py {recipe} --seeds {seeds} --datapath {{{data}}} --device {{device}} --output {{out}}"
     lines = partial(recipe_lines, recipe=recipe, **aims)
@@ -255,7 +264,10 @@ def training(name: str, what: str, seconds: int, recipe: str, tiny: str = "", **
 
 
 def rival(name: str, seconds: int, flag: str, script: str, aim: float | None = None) -> Piece:
-    """Piece that runs a script of airbench's kind, in the folder that ``flag`` names."""
+    """Piece that runs ``script`` of cifar10-airbench, or one derived from it, in the folder given by the flag ``flag``.
+
+    ``seconds``: its usual duration. ``aim``: the bound that the comparison of our runs with it must keep.
+    """
     command = f"scripts/lab/gpu_table/airbench.py {{{flag}}}/{script} {{cifar10}} {{out}}"
     lines = partial(airbench_lines, script=script, aim=aim)
     return Piece(name, f"{script} on the same images", seconds, (command,), lines, None, ("cifar10", flag))
