@@ -206,7 +206,7 @@ def is_timm_resnet(model: nn.Module) -> bool:
 
 
 def stem_line(model: nn.Module, image_size: Size, trained_size: Size | None) -> str:
-    """A line on the stem of ``model``, built for ``image_size`` pixels, and the reason; '' if it never depends on size.
+    """Describe the stem of ``model`` and why ``image_size`` led to it; '' if the stem does not depend on image size.
 
     ``trained_size``: the size of the images that its weights were trained on, if known.
     """

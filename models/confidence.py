@@ -46,8 +46,9 @@ class Distance:
 class Confidence:
     """A ``temperature`` that divides the logits, and a ``distance``; None for what was not fitted.
 
-    ``weights``: those that both were fitted for, 'average' or 'trained', with the views of ``tta``. ``fitted``: on
-    what, and with which figures, as text. ``images``: the digest of the images, on some of which they were fitted.
+    ``weights``: the weights that both were fitted for, 'average' or 'trained', with the views of ``tta``. ``fitted``:
+    text on the images used for fitting and the results. ``images``: digest of all images, some of which were used for
+    fitting.
     """
 
     temperature: float | None

@@ -82,8 +82,8 @@ def unreachable(url: str) -> str:
 def timm_name(arch: str) -> str:
     """The name, with a tag of its own, by which timm knows the network of 'hf_hub:ORG/NAME' from now on.
 
-    Its revision is fixed when it is first asked for, unless a checkpoint knows it. Raises ``UserError`` without a
-    connection to what is not in the Hub's cache, and for a repository that timm cannot read.
+    Its revision is fixed when it is first asked for, unless a checkpoint knows it. Raises ``UserError`` if a needed
+    file is not in the Hub's cache and cannot be fetched, or if timm cannot read the repository.
     """
     facts = hub_networks.known(arch) or _facts(arch)
     hub_networks.remember({arch: facts})

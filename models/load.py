@@ -78,11 +78,12 @@ def load_model(
 ) -> Loaded:
     """Load the network of a checkpoint file or of a run folder, with its classes and preprocessing.
 
-    A folder stands for its newest checkpoint, but for best.pt if ``best`` is True, or if it is None and early stopping
-    ended the run. ``plugins``: files of --plugin that the run was trained with. The weights are the moving average's if
-    the run kept one, as in its reported results; with ``raw``, those that it trained. If the checkpoint keeps a
-    temperature fitted for these weights, the network divides its logits by it, unless ``calibrated`` is False. torch's
-    random state does not change. Raises ``UserError`` (a ``ValueError``) with the path and what is wrong with it.
+    From a folder, this is best.pt if ``best`` is True, or if ``best`` is None and early stopping ended the run;
+    otherwise the newest checkpoint. ``plugins``: the --plugin files that the run was trained with. If the run kept a
+    moving average of its weights, that is loaded, as in the reported results; with ``raw``, the trained weights are. If
+    the checkpoint keeps a temperature fitted for these weights, the network divides its logits by it, unless
+    ``calibrated`` is False. torch's random state does not change. Raises ``UserError`` (a ``ValueError``) with the path
+    and what is wrong.
     """
     if plugins:
         load_plugins(plugins)
@@ -203,7 +204,7 @@ def read_checkpoint(path: Path, best: bool | None, warn: Callable[[str], None]) 
 def _epochs(state: Mapping[str, Any]) -> tuple[int, int, bool]:
     """The best epoch of a checkpoint's run, its own epoch, and whether early stopping ended the run with it.
 
-    Both epochs are equal if the checkpoint does not say, as one of another program.
+    Both epochs are equal if the checkpoint names no best one, for example because another program wrote it.
     """
     progress = state.get("progress")
     settings = state.get("settings")

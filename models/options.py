@@ -27,8 +27,8 @@ RESERVED = {
 def options_of(settings: ModelSettings, constructor: Callable[[], Callable[..., Any]]) -> dict[str, Any]:
     """The keyword arguments that ``settings`` add to those of the network's constructor; {} without any.
 
-    ``constructor`` returns the constructor, which may take building the network. Raises ``UserError`` for an argument
-    that the constructor does not take.
+    ``constructor`` returns that constructor; it is called only if needed, as it may build the network. Raises
+    ``UserError`` for an argument that the constructor does not take.
     """
     if settings.drop is None and settings.drop_path is None and not settings.model_kwargs:
         return {}

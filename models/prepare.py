@@ -167,9 +167,9 @@ def oversized_layer(arch: str, model: torch.nn.Module, image_size: Size) -> str 
 
 
 def start_from_images(model: torch.nn.Module, loader: TrainLoader) -> None:
-    """Let a network that begins from training images see some, the same on any number of ranks.
+    """Pass training images to ``model.start_from_images``, if it has that method; the same on any number of ranks.
 
-    Such a network has a method of this name, which takes normalised float32 images (n, channels, h, w) on the CPU.
+    The images are normalised, float32 (n, channels, h, w), on the CPU.
     """
     start: Any = getattr(model, "start_from_images", None)
     if start is not None:
@@ -263,10 +263,10 @@ def known_preprocessing(
 
 
 def _assumed_preprocessing(args: Settings, path: Path, testing: bool) -> KnownPreprocessing | None:
-    """The preprocessing of the weights of ``--arch``'s library, assumed for what another program wrote to ``path``.
+    """Preprocessing of the weights of ``--arch``'s library, assumed for weights that another program wrote to ``path``.
 
-    None if the library has none, or none that shows square images. Small images of one size have statistics of their
-    own, with which weights that bring a last layer for their classes were trained.
+    None if the library has none, or none for square images; also for a data set of small images of one size, unless the
+    last layer is new: weights with a last layer for its classes were trained with its own mean and deviation.
     """
     library, _ = locate(args.model.arch) or ("none", "")
     fixed_size = SPECS[args.data.dataname].fixed_size

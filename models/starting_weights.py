@@ -35,11 +35,11 @@ AUXILIARY = {"GoogLeNet": ("aux1.", "aux2."), "Inception3": ("AuxLogits.",)}  # 
 
 
 def preprocessing_of(arch: str, testing: bool) -> tuple[dict[str, Any], str]:
-    """The preprocessing that the weights of ``--pretrained`` were trained with, and the weights' name.
+    """Preprocessing that the weights of ``--pretrained`` were trained with, as a checkpoint stores it; their name.
 
-    In the form of a checkpoint's ``preprocessing``, from timm's data config or torchvision's transforms. timm's weights
-    may have a larger image and another crop for ``testing`` than for training. Downloads nothing. Raises ``UserError``
-    for a network without weights.
+    It comes from timm's data config or torchvision's transforms; nothing is downloaded. With ``testing``, timm's image
+    size and crop for validation are those for testing, which may differ. Raises ``UserError`` for a network without
+    weights.
     """
     library, name = located(arch)
     if library == "own":
@@ -157,7 +157,7 @@ def load_start(model: nn.Module, state: dict[str, Any], path: Path, new_head: bo
 def _by_name(
     head: dict[str, nn.Parameter], weights: dict[str, torch.Tensor], theirs: Sequence[str], names: Sequence[str]
 ) -> tuple[dict[str, torch.Tensor], str]:
-    """``weights`` with the ``head``'s rows arranged for the classes ``names``, by their names among ``theirs``.
+    """``weights`` with the rows of the last layer, ``head``, moved from the classes ``theirs`` to ``names``, by name.
 
     Also returns, as text, the classes whose rows stay as they were initialised.
     """
@@ -178,7 +178,7 @@ def _by_name(
 
 
 def _refuse_other_stem(model: nn.Module, weights: dict[str, torch.Tensor], path: Path) -> None:
-    """Raise ``UserError`` if the images' size has given ``model`` another first convolution (``stem_line``)."""
+    """Raise ``UserError`` if the images' size gave ``model`` a different first convolution (``stem_line``)."""
     stored = weights.get("conv1.weight")
     own = model.state_dict().get("conv1.weight")
     kernels = [weight.shape[-1] for weight in (stored, own) if weight is not None and weight.ndim == 4]

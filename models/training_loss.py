@@ -58,7 +58,7 @@ def build_loss(
 
 
 class LibraryNetwork(NamedTuple):
-    """A library's pretrained network, in evaluation mode on the CPU, with facts as ``Loaded`` has of a checkpoint's."""
+    """A library's pretrained network, in evaluation mode on the CPU, with fields that mean the same in ``Loaded``."""
 
     network: nn.Module
     arch: str
@@ -69,7 +69,7 @@ class LibraryNetwork(NamedTuple):
 def build_teacher(source: str, data: Data, device: torch.device) -> Teacher:
     """Build the teacher ``source``, a checkpoint's path or a network's name, on ``device``, for ``data``'s images.
 
-    Raises ``UserError`` if there is none, or if its classes or channels are not those of ``data``.
+    Raises ``UserError`` if ``source`` is neither, or if the teacher's classes or channels are not those of ``data``.
     """
     flag = f"--teacher {source}"
     try:
@@ -128,7 +128,7 @@ def _of_library(name: str) -> LibraryNetwork:
 
 
 def _order(flag: str, classes: Sequence[str], theirs: Sequence[str]) -> torch.Tensor | None:
-    """Number of each student class among the teacher's, by name; None if they agree. Raises ``UserError``."""
+    """For each of ``classes``, its index in ``theirs``, int64 (n,); None if both are equal. Raises ``UserError``."""
     if list(classes) == list(theirs):
         return None
     lacking = sorted(set(classes) - set(theirs))

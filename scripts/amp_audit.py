@@ -41,7 +41,7 @@ TOP = 10
 
 
 def main(argv: list[str]) -> int:
-    """The tool; returns its exit code."""
+    """Run the tool; return its exit code."""
     own, others = build_parser().parse_known_args(argv)
     args, source = from_saved_step(own, others) if own.batch is not None else settings_and_point(others, NAME)
     from utils.runtime.distributed import Distributed
@@ -81,7 +81,7 @@ def build_parser() -> ToolParser:
 
 
 def from_saved_step(own: argparse.Namespace, flags: list[str]) -> tuple[Settings, dict[str, Any]]:
-    """The settings of the run that saved the step, without those that belong to a machine; and the file's content."""
+    """Settings of the run that saved the step, except those that belong to a machine; and the content of its file."""
     from utils.checkpoint.resume import ResumePoint
 
     dump = load_dump(Path(own.batch))
@@ -99,7 +99,7 @@ def is_explicit(args: Settings, name: str) -> bool:
 
 
 def default_folder(own: argparse.Namespace, args: Settings, source: ResumePoint | dict[str, Any] | None) -> str:
-    """A separate folder for fresh weights, for each run and for each saved batch."""
+    """Name of the folder for the files: one for fresh weights, and one for each run and for each saved batch."""
     parts = [args.data.dataname, args.model.arch.replace("/", "_")]
     if own.batch is not None:
         parts.append(Path(own.batch).stem)
@@ -114,7 +114,7 @@ def default_folder(own: argparse.Namespace, args: Settings, source: ResumePoint 
 def first_batches(
     own: argparse.Namespace, args: Settings, point: ResumePoint | None, distributed: Distributed
 ) -> Audit:
-    """The audit of the network and the first training batches for these settings."""
+    """Prepare the audit of the network and the first training batches for these settings."""
     import itertools
 
     from scripts.audit.findings import Audit
@@ -150,7 +150,7 @@ def load_dump(path: Path) -> dict[str, Any]:
 
 
 def saved_step(own: argparse.Namespace, args: Settings, dump: dict[str, Any], distributed: Distributed) -> Audit:
-    """The audit of the network and batches of the saved step, after repeating the step as it was."""
+    """Prepare the audit of the saved step's network and batches, after repeating that step as it was."""
     from models import build_model
     from scripts.audit.findings import Audit
     from scripts.audit.record import Runner
@@ -186,7 +186,7 @@ def saved_step(own: argparse.Namespace, args: Settings, dump: dict[str, Any], di
 
 
 def reproduce(step: Runner, dump: dict[str, Any], penalty: float) -> list[str]:
-    """Repeat the step in its own format and scale; returns lines about where it is not finite."""
+    """Repeat the step in its own format and scale; return lines about where values are not finite."""
     import copy
 
     import torch
@@ -227,7 +227,7 @@ def reproduce(step: Runner, dump: dict[str, Any], penalty: float) -> list[str]:
 
 
 def header(args: Settings, audit: Audit, distributed: Distributed) -> list[str]:
-    """Lines about the subject and the place of the audit."""
+    """Lines about what is audited, and on which device."""
     import torch
 
     passes = audit.runner.passes
@@ -244,7 +244,7 @@ def header(args: Settings, audit: Audit, distributed: Distributed) -> list[str]:
 
 
 def save(argv: Sequence[str], args: Settings, audit: Audit, folder: Path, device: str) -> None:
-    """Write ``amp_audit.json``."""
+    """Write ``amp_audit.json`` into ``folder`` and print its path."""
     import json
 
     from scripts.audit.report import as_json

@@ -41,7 +41,7 @@ SHOWN = 5  # differences of each file
 
 
 def main(argv: list[str]) -> int:
-    """The tool; returns its exit code."""
+    """Run the tool; return its exit code."""
     own, flags = read_flags(argv)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # a terminal that closes ends the training, too
         signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
@@ -97,7 +97,7 @@ def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def folder_of(keep: str | None) -> AbstractContextManager[str]:
-    """The folder of both runs: the one to keep, which must be new or empty, or a temporary one."""
+    """Context that gives the folder of both runs: ``keep``, which must be new or empty, or else a temporary one."""
     if keep is None:
         return tempfile.TemporaryDirectory(prefix="verify_resume_", ignore_cleanup_errors=True)
     if any(make_folder(keep, "--keep").iterdir()):
@@ -109,7 +109,7 @@ def folder_of(keep: str | None) -> AbstractContextManager[str]:
 
 
 def run_straight(own: argparse.Namespace, flags: list[str], folder: Path) -> WatchedRun:
-    """The run to compare with."""
+    """Train without kills; return the run, with which the killed ones are compared."""
     log(f"training: {shlex.join(flags)}")
     straight = WatchedRun(folder / "straight", flags, own.ranks)
     straight.train()
@@ -124,7 +124,7 @@ def run_straight(own: argparse.Namespace, flags: list[str], folder: Path) -> Wat
 
 
 def run_killed(own: argparse.Namespace, flags: list[str], folder: Path, timeline: Timeline) -> list[WatchedRun]:
-    """Killed runs until there are kills enough, each finished."""
+    """Train with kills, run after run, until there are enough kills; return the runs, each of which is finished."""
     chance = random.Random(own.kill_seed)
     stall_seconds = 300 + 10 * (timeline.start_up + timeline.end)
     runs: list[WatchedRun] = []
@@ -149,7 +149,7 @@ def run_killed(own: argparse.Namespace, flags: list[str], folder: Path, timeline
 
 
 def report(own: argparse.Namespace, straight: WatchedRun, killed: Sequence[WatchedRun]) -> int:
-    """Compare, print table and verdict; returns the exit code."""
+    """Compare the runs, print a table and the verdict; return the exit code."""
     from scripts.verification.comparison import compare_runs
 
     landed = Counter(place.kind for run in killed for place in run.landed)

@@ -1,4 +1,4 @@
-"""Faults in the records, layers to keep in float32 and a scale that fits; advice is tried before it is given.
+"""Faults that the records show, the layers to keep in float32, and a loss scale that fits; advice is tried beforehand.
 
 The thresholds come from sound networks and from networks with a known fault; the comments give what was measured.
 """
@@ -78,8 +78,8 @@ class LayerFinding:
 
 @dataclass
 class Recommendation:
-    """``trial``: the record that bears it out, of format '' where nothing is recommended. ``keep``: by layer, why in
-    float32. ``steps``: what was tried before and why it was given up.
+    """A format with its remedies. ``trial``: the record that confirms it; its format is '' if nothing is recommended.
+    ``keep``: by layer, why it stays in float32. ``steps``: what was tried before, and why it was given up.
     """
 
     trial: Record = field(default_factory=lambda: Record(""))
@@ -91,9 +91,9 @@ class Recommendation:
 class Audit:
     """An audit of a network, and after ``run`` its records and what follows from them.
 
-    ``scale``: the loss scale in use. ``already_kept``: layers that the network keeps in float32. ``weights``: whose
-    they are, in words. ``remarks``: what is to say before. ``runs``: by name. ``noise``: see ``Runner.noise``.
-    ``tried``: trials of recommendations.
+    ``scale``: the loss scale in use. ``already_kept``: layers that the network keeps in float32. ``weights``: where the
+    weights come from, as text. ``remarks``: lines to print first. ``runs``: records by name. ``noise``: see
+    ``Runner.noise``. ``tried``: trials of recommendations.
     """
 
     runner: Runner
@@ -109,7 +109,7 @@ class Audit:
     recommendation: Recommendation = field(default_factory=Recommendation)
 
     def run(self) -> Audit:
-        """Record the passes in each format, and enter what follows."""
+        """Record the passes in each format, and set the findings, notes and recommendation; return this audit."""
         reference = self.runner.record(self.reference)
         runs = {UNSCALED: Record("fp16"), SCALED: Record("fp16", self.scale), BF16: Record("bf16")}
         self.runs = {name: self.runner.record(record) for name, record in runs.items()}
@@ -159,12 +159,12 @@ class Audit:
         return f"--amp {trial.format}{scale}" + (f" --fp32-layers {' '.join(names)}" if names else "")
 
     def attempt(self, form: str, scale: float = 1.0, keep: Sequence[str] = ()) -> Record:
-        """The record of a trial."""
+        """Record a trial with these settings, add it to ``tried`` and return it."""
         self.tried.append(self.runner.record(Record(form, scale, list(keep))))
         return self.tried[-1]
 
     def by_layer(self, record: Record) -> dict[str, Compared]:
-        """The gradient of each layer's own parameters, without those that are rounding noise in the reference too."""
+        """The gradient of each layer's own parameters, compared; without those that are noise in the reference too."""
         layers: dict[str, list[Compared]] = {}
         for name, compared in record.gradients.items():
             if compared.reference > 0 and not self.noise.get(name, 0.0) > NOISE:
@@ -188,7 +188,7 @@ def is_within(name: str, others: Iterable[str]) -> bool:
 
 
 def outermost(names: Iterable[str]) -> list[str]:
-    """The names, each once, without those inside another one."""
+    """The names, each once, without modules inside another of them."""
     known = list(dict.fromkeys(names))
     return [name for name in known if not is_within(name, [other for other in known if other != name])]
 
@@ -197,7 +197,7 @@ def outermost(names: Iterable[str]) -> list[str]:
 
 
 def why_not_finite(made: Audit, beginning: Operation) -> tuple[str, str]:
-    """Reason to keep a module in float32 in which fp16 stops being finite, and what happens there.
+    """Why to keep in float32 the module where ``beginning`` is not finite in fp16, and a text on what happens there.
 
     Casts to half precision, which the reference does not have, show that an input or a weight is too large.
     """
@@ -217,9 +217,9 @@ def why_not_finite(made: Audit, beginning: Operation) -> tuple[str, str]:
 
 
 def not_finite_findings(made: Audit) -> Iterator[LayerFinding]:
-    """Findings on modules in which values stop being finite in fp16.
+    """Yield findings on modules in which values stop being finite in fp16.
 
-    A layer whose input is too large only because the one before it was kept in float32 is none.
+    A layer is left out if its input is too large only because the layer before it was kept in float32.
     """
     told = set()
     for trial in [made.unscaled, *(trial for trial in made.tried if trial.format == "fp16")]:
@@ -246,7 +246,7 @@ def _reference_finding(record: Record) -> LayerFinding:
 
 
 def gradient_overflow_findings(made: Audit) -> Iterator[LayerFinding]:
-    """The layer at which gradients exceed fp16 even without scaling, though all activations fit."""
+    """Yield the layer at which gradients exceed fp16 even without scaling, though all activations fit."""
     trial = made.recommendation.trial
     if made.unscaled.origin is not None:
         return
@@ -262,9 +262,9 @@ def gradient_overflow_findings(made: Audit) -> Iterator[LayerFinding]:
 
 
 def underflow_findings(made: Audit) -> Iterator[LayerFinding]:
-    """A finding for each layer that loses its gradient in fp16 without scaling: does a loss scale fix it?
+    """Yield a finding for each layer that loses its gradient in fp16 without scaling: whether a loss scale fixes it.
 
-    At scale 1 with what overflows in float32; after an overflowed activation, zeros would mean nothing.
+    Measured at scale 1, with overflowing layers in float32: after an overflowed activation, zeros would mean nothing.
     """
     choice = made.recommendation
     unscaled = made.unscaled
@@ -283,9 +283,9 @@ def underflow_findings(made: Audit) -> Iterator[LayerFinding]:
 
 
 def highest_scale(made: Audit, run: Record) -> float:
-    """The largest power of two that leaves ``MARGIN`` to fp16's limit, at most ``HIGHEST_SCALE``.
+    """The largest loss scale, at most ``HIGHEST_SCALE``, with gradients at least ``MARGIN`` times below fp16's limit.
 
-    The limit is that of gradients which flow in fp16 in ``run``: of outputs, and of weights computed in fp16.
+    A power of two. Only gradients in fp16 in ``run`` count: of outputs, and of weights used by products in fp16.
     """
     halves = [name for name, seen in run.places["gradients"].items() if "float16" in seen.dtypes]
     multiplies = [name for name, done in run.by_module().items() if torch.float16 in products_in(done)]
@@ -301,11 +301,11 @@ def highest_scale(made: Audit, run: Record) -> float:
 
 
 def half_statistics(record: Record) -> dict[str, str]:
-    """Statistics of normalisations held in half precision, in words, by module.
+    """By module, text on the normalisation statistics that it holds in half precision.
 
-    A statistic is a variance or deviation, a reduction of which a root is taken (mean of squares), or what torch's
-    normalisations keep. Their value has the square's range: 256 is too large for fp16, 2^-12 too small. A mean that
-    no root is taken of is none, so that average pooling is not meant.
+    A statistic is a variance or deviation, a reduction whose root is taken (mean of squares), or what torch's
+    normalisations keep. It has the range of squares: the square of 256 is too large for fp16, that of 2^-12 too small.
+    A mean without a root is not a statistic, so average pooling does not count.
     """
     found: dict[str, dict[str, None]] = {}
     uses = ((o.module, value) for o in record.operations for value in o.inputs if value.dtype in HALF)
@@ -340,7 +340,7 @@ def half_statistics(record: Record) -> dict[str, str]:
 
 
 def _kept(operation: Operation) -> list[torch.dtype]:
-    """The dtypes of the statistics of torch's own normalisation, in which its kernel adds up."""
+    """Dtypes of the statistics that torch's own normalisation keeps, which are those that its kernel sums in."""
     # A batch norm that keeps its statistics computes with these; what else a CPU gives has no meaning.
     keeps = operation.name.endswith("no_training") or operation.constants[:1] in ([False],)
     values = operation.inputs[-2:] if keeps else operation.results[1:3]
@@ -359,13 +359,13 @@ def _is_square(operation: Operation) -> bool:
 
 
 def half_lengths(record: Record) -> dict[str, torch.dtype]:
-    """Dtypes of the vector norms that are rounded to half precision, by module."""
+    """By module, the half-precision dtype that its vector norms are rounded to."""
     norms = [operation for operation in record.operations if operation.name in LENGTHS]
     return {norm.module: norm.results[0].dtype for norm in norms if norm.results[0].dtype in HALF}
 
 
 def unfit_lengths(made: Audit) -> dict[str, str]:
-    """Vector norms in float16, in words, by module, that lie beyond its limit or below its normal numbers."""
+    """By module, text on its float16 vector norms if they exceed fp16's limit or are below its normal numbers."""
     found = {}
     for name, dtype in half_lengths(made.unscaled).items():
         largest = max(made.reference.seen(operation, name).largest for operation in LENGTHS)
@@ -375,12 +375,15 @@ def unfit_lengths(made: Audit) -> dict[str, str]:
 
 
 def products_in(done: Iterable[Operation]) -> set[torch.dtype]:
-    """The dtypes of products among the operations of a module."""
+    """The dtypes of the matrix products and convolutions among a module's operations, ``done``."""
     return {o.inputs[0].dtype for o in done if o.inputs and PRODUCTS.fullmatch(o.name)}
 
 
 def computes_in(done: Sequence[Operation]) -> str:
-    """The dtype that a module computes in: the narrowest of its products, else of its statistics, else of all."""
+    """Name of the dtype that a module computes in: the narrowest of its matrix products and convolutions.
+
+    If it has none, the narrowest of its normalisation statistics; without those, of all its results.
+    """
     statistics = {dtype for o in done if NORMALISATIONS.fullmatch(o.name) for dtype in _kept(o)}
     others = {value.dtype for o in done if not SHAPES.fullmatch(o.name) for value in o.results}
     dtypes = products_in(done) or statistics or others
@@ -399,7 +402,7 @@ def normalisation_finding(made: Audit, name: str, reason: str) -> LayerFinding:
 
 
 def recommend(made: Audit, statistics: Collection[str]) -> Recommendation:
-    """fp16 with what it takes; otherwise bf16; otherwise float32. ``statistics``: modules that hold some in half."""
+    """Recommend fp16 with what it needs; else bf16; else float32. ``statistics``: modules that normalise in half."""
     why = made.unscaled.failure
     choice = _given_up(why) if why else _try_fp16(made, statistics)
     if choice.trial.format:
@@ -419,7 +422,7 @@ def _given_up(why: str) -> Recommendation:
 
 
 def _try_fp16(made: Audit, statistics: Collection[str]) -> Recommendation:
-    """fp16 with remedies added until it is sound, or none. Each trial shows what is still wrong."""
+    """Add remedies to fp16 until a trial is sound, or give it up. Each trial shows what is still wrong."""
     keep = dict.fromkeys(statistics, NORMALISES)
     trial = made.unscaled
     highest = highest_scale(made, trial) if trial.origin is None else HIGHEST_SCALE
@@ -452,9 +455,10 @@ def _try_fp16(made: Audit, statistics: Collection[str]) -> Recommendation:
 
 
 def not_finite_layers(made: Audit, trial: Record, keep: Iterable[str]) -> dict[str, str]:
-    """The modules that a ``trial`` shows must be kept in float32, too, with the reason.
+    """Modules that ``trial`` shows must stay in float32 as well, each with the reason.
 
-    With the first whose input is too large come all that multiply such inputs in half precision.
+    As soon as an input or a weight is too large for fp16, this includes every module that multiplies too large an input
+    in half precision.
     """
     beginnings = [beginning for beginning in reversed(trial.beginnings) if not is_within(beginning.module, keep)]
     found = {beginning.module: why_not_finite(made, beginning)[0] for beginning in beginnings}
@@ -467,7 +471,7 @@ def not_finite_layers(made: Audit, trial: Record, keep: Iterable[str]) -> dict[s
 
 
 def refusal(made: Audit, trial: Record, losing: Iterable[str] = ()) -> str:
-    """Reason for which a trial refutes its recommendation; '' if it confirms it."""
+    """Reason why ``trial`` refutes the recommendation that it tries; '' if it confirms it."""
     if trial.failure:
         return f"it does not run ({trial.failure})"
     if trial.origin is not None:
@@ -487,7 +491,7 @@ def refusal(made: Audit, trial: Record, losing: Iterable[str] = ()) -> str:
 
 
 def _notes(made: Audit) -> Iterator[str]:
-    """Facts worth knowing that are no finding."""
+    """Yield facts that are worth knowing but are not findings."""
     outputs = made.reference.places["outputs"].items()
     near = {name: true.largest for name, true in outputs if FP16_LIMIT / 2 < true.largest <= FP16_LIMIT}
     in_fp16 = [name for name in near if "float16" in made.unscaled.seen("outputs", name).dtypes]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def build_trained(args: Settings, distributed: Distributed, point: ResumePoint | None) -> tuple[Components, str]:
-    """The parts of a training with the weights of ``point``, if any; and whose weights they are, in words."""
+    """Build the parts of a training run with the weights of ``point``, if any; return also their source, as text."""
     from components import build
     from utils.checkpoint import checkpoint
     from utils.run import Run

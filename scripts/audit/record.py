@@ -48,7 +48,8 @@ Gradients = dict[str, torch.Tensor]
 class Value:
     """A floating-point tensor at one time: an operation in place makes another value of it.
 
-    Of ``size`` numbers, ``non_finite`` are not finite, those of a weight aside; ``largest``: finite magnitude.
+    ``size``: how many numbers it has; ``non_finite``: how many of them are not finite, always 0 for a weight;
+    ``largest``: the largest finite magnitude.
     """
 
     dtype: torch.dtype
@@ -59,7 +60,7 @@ class Value:
 
 
 class Operation(NamedTuple):
-    """Work of ``module`` itself, not of a module in it. ``constants``: its numbers, the first argument's aside."""
+    """Operation of ``module`` itself, not of a module in it. ``constants``: its numeric arguments after the first."""
 
     module: str
     name: str
@@ -69,16 +70,16 @@ class Operation(NamedTuple):
 
     @property
     def stops_being_finite(self) -> bool:
-        """True if values that are not finite come of finite ones."""
+        """True if finite values give values that are not finite."""
         return any(value.non_finite for value in self.results) and not any(value.non_finite for value in self.inputs)
 
 
 class Recorder(TorchDispatchMode):
     """Records the network's operations, and tensors at its modules' ``BORDERS``, while it is active.
 
-    Dropout drops the same values in every dtype, but for dropout inside fused attention, which is out of reach. With
-    ``wide`` no operation goes to a narrower dtype than float32, whatever the network's code requests. Values know their
-    magnitudes after ``read``.
+    Dropout drops the same values in every dtype, except inside fused attention, which is out of reach. With ``wide``,
+    no operation goes to a narrower dtype than float32, whatever the network's code requests. Values have their
+    magnitudes only after ``read``.
     """
 
     def __init__(self, model: nn.Module, *, wide: bool) -> None:
@@ -162,7 +163,7 @@ def measure(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def read_all(numbers: Sequence[torch.Tensor]) -> list[Any]:
-    """The numbers, or rows of them, on the host with one wait for the device."""
+    """Values of ``numbers``, tensors of one shape, as floats or lists, read with one wait for the device."""
     return torch.stack([number.double() for number in numbers]).tolist() if numbers else []
 
 
@@ -172,8 +173,9 @@ def read_all(numbers: Sequence[torch.Tensor]) -> list[Any]:
 class Compared(NamedTuple):
     """Sums over the values of one parameter's gradient (or several) and over all passes.
 
-    ``non_finite``: how many are not. Squared norms: ``difference`` of the unscaled gradient from the reference,
-    ``reference``, and ``lost`` of the reference where the gradient is zero. ``largest``: magnitude of the reference.
+    ``non_finite``: how many values are not finite. Squared norms: ``difference`` of the unscaled gradient from the
+    reference, ``reference``, and ``lost`` of the reference where the gradient is zero. ``largest``: largest magnitude
+    in the reference.
     """
 
     non_finite: float = 0.0
@@ -184,7 +186,7 @@ class Compared(NamedTuple):
 
     @property
     def error(self) -> float:
-        """||g / scale - reference|| / ||reference||; nan where there is no reference, inf or nan for an overflow."""
+        """||g / scale - reference|| / ||reference||; nan without a reference, inf or nan for an overflow."""
         return math.sqrt(self.difference / self.reference) if self.reference else math.nan
 
     @property
@@ -194,13 +196,13 @@ class Compared(NamedTuple):
 
 
 def together(parts: Iterable[Compared]) -> Compared:
-    """The sums of several gradients, as of one."""
+    """Combine comparisons of several gradients into one, as if they were one gradient."""
     columns = [*zip(*parts, strict=True)]
     return Compared(*map(sum, columns[:-1]), max(columns[-1])) if columns else Compared()
 
 
 def compare(passes: Iterable[tuple[Gradients, Gradients]], scale: float) -> dict[str, Compared]:
-    """Comparison by parameter; a pass's gradients are of the loss times ``scale``, those beside them of the loss."""
+    """Compare gradients of the loss times ``scale`` with reference gradients of the loss; return sums by parameter."""
     rows = defaultdict(list)
     for gradients, reference in passes:
         for name, truth in reference.items():
@@ -218,7 +220,7 @@ def compare(passes: Iterable[tuple[Gradients, Gradients]], scale: float) -> dict
 
 @dataclass
 class Seen:
-    """Tensors in one place, over all passes: their dtypes, how many values are not finite, the largest finite one."""
+    """Tensors in one place, over all passes: dtypes, number of values that are not finite, largest finite magnitude."""
 
     dtypes: list[str] = field(default_factory=list)
     non_finite: float = 0.0
@@ -229,10 +231,10 @@ class Seen:
 class Record:
     """All passes in ``format`` with the loss ``scale`` and the layers ``keep`` in float32.
 
-    ``places``: what was seen at the borders of modules and of the results of their own operations, by border or
-    operation and by module, in the order of computation. ``gradients``: by parameter, against the reference's.
-    ``beginnings``: operations where values stop being finite and the reference's do not. ``failure``: why it did not
-    run at all.
+    ``places``: the tensors seen at each border of each module and as results of each of its own operations, by border
+    or operation and then by module, in the order of computation. ``gradients``: by parameter, compared with the
+    reference's. ``beginnings``: operations where values stop being finite but not in the reference. ``failure``: why
+    the passes could not run, '' if they did.
     """
 
     format: str
@@ -247,11 +249,11 @@ class Record:
 
     @property
     def origin(self) -> str | None:
-        """The module at which values stop being finite, None where all are."""
+        """The module at which values stop being finite; None if all are finite."""
         return self.beginnings[0].module if self.beginnings else None
 
     def seen(self, place: str, module: str) -> Seen:
-        """Tensors seen in a place of ``module``; none if it did not run."""
+        """Tensors seen in ``place``, a border or an operation, of ``module``; an empty ``Seen`` if there were none."""
         return self.places[place].get(module, Seen())
 
     @property
@@ -273,14 +275,14 @@ class Record:
         return self.origin is None and self.gradients_finite and self.loss_finite
 
     def by_module(self) -> dict[str, list[Operation]]:
-        """The operations of each module; none for others."""
+        """The operations of each module; an empty list for a module without any."""
         found = defaultdict(list)
         for operation in self.operations:
             found[operation.module].append(operation)
         return found
 
     def enter(self, recorder: Recorder) -> None:
-        """Enter what ``recorder`` has seen."""
+        """Fill the record with what ``recorder`` has seen."""
         recorder.read()
         self.operations = recorder.operations
         self.beginnings = [operation for operation in self.operations if operation.stops_being_finite]
@@ -296,7 +298,7 @@ class Record:
 class Runner:
     """Runs ``passes`` in any format, each time with a copy of ``model``.
 
-    ``reference``: the record in float32, the first to make. ``truths``: its gradients, pass by pass.
+    ``reference``: the record in float32, which must be made first. ``truths``: the reference's gradients, pass by pass.
     """
 
     model: nn.Module
@@ -308,7 +310,7 @@ class Runner:
     truths: Sequence[Gradients] = ()
 
     def record(self, made: Record) -> Record:
-        """Run all passes as ``made`` says and fill it."""
+        """Run all passes with the settings of ``made``, fill it with the results and return it."""
         try:
             recorder, losses, gradients = self.run(made, self.passes)
         except (RuntimeError, UserError) as error:  # an operation, or the device, lacks the dtype
@@ -327,7 +329,7 @@ class Runner:
         return made
 
     def run(self, made: Record, passes: Sequence[Batch]) -> tuple[Recorder, list[torch.Tensor], list[Gradients]]:
-        """Run ``passes`` as ``made`` says, in training mode; returns what is seen, and each loss () and gradients."""
+        """Run ``passes`` as ``made`` says, in training mode; return the recorder, the losses () and the gradients."""
         is_wide = made.format == FP32
         model = copy.deepcopy(self.model).train()
         for module in [model] if is_wide else map(model.get_submodule, made.keep):
@@ -351,9 +353,9 @@ class Runner:
         return recorder, losses, gradients
 
     def noise(self) -> dict[str, float]:
-        """Distance, by parameter, that the first pass's reference gradient moves when each pixel moves by its last bit.
+        """How far each parameter's reference gradient moves, in the first pass, if each pixel moves by its last bit.
 
-        A share of its norm: near 1 the gradient is rounding noise.
+        Relative to the gradient's norm: near 1, the gradient is only rounding noise.
         """
         batch = self.passes[0]
         signs = 2.0 * torch.randint(0, 2, batch.images.shape, generator=torch.Generator().manual_seed(self.seed)) - 1

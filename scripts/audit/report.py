@@ -1,4 +1,4 @@
-"""An audit's result as a table of layers, as lines, and as JSON."""
+"""The result of an audit as a table of layers, as lines, and as JSON."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ error          of its parameters' gradient: ||half precision / scale - reference
 
 
 def layers(audit: Audit) -> list[dict[str, Any]]:
-    """Facts about every module that ran, in the order of computation.
+    """Facts about every module that ran, a dict each, in the order of computation.
 
-    Keys of the dicts are runs: 'fp16 unscaled', 'fp16', 'bf16'. ``dtype`` of its output, ``computes_in`` (modules with
-    weights) as autocast chose. ``largest``: magnitude of its true output; ``headroom``: powers of two from there to
-    fp16's limit. Of its own parameters' gradient, without those that are rounding noise: ``lost``, the share of the
-    norm that became zero, and ``error`` relative to the reference; empty without any.
+    Facts that differ between runs are dicts by run: 'fp16 unscaled', 'fp16', 'bf16'. ``dtype``: that of the output;
+    ``computes_in``: the one that autocast chose, for modules with weights. ``largest``: magnitude of the reference
+    output; ``headroom``: powers of two from there to fp16's limit. ``lost`` and ``error``: of the gradient of the
+    module's own parameters, the share of the norm that became zero, and the relative error; without parameters whose
+    gradient is rounding noise, and empty if no others are left.
     """
     operations = {run: record.by_module() for run, record in audit.ran.items() if run != SCALED}
     gradients = {run: audit.by_layer(record) for run, record in audit.ran.items()}
@@ -72,8 +73,8 @@ def layers(audit: Audit) -> list[dict[str, Any]]:
 def rows(audit: Audit, count: int) -> list[list[str]]:
     """The ``count`` worst layers as cells below ``HEADERS``, worst first.
 
-    Of the modules that compute something themselves, and those with a finding: faults, other findings, overflow,
-    gradient error, headroom.
+    Considers modules that compute something themselves, and those with a finding. The order is by faults, then other
+    findings, overflow, gradient error and headroom.
     """
     named = [finding.layer for finding in audit.findings]
     faults = [finding.layer for finding in audit.faults]
@@ -93,7 +94,7 @@ def rows(audit: Audit, count: int) -> list[list[str]]:
 
 
 def fp16_error(layer: dict[str, Any]) -> float | None:
-    """Gradient error in fp16 with the scale in use, or where that overflows at scale 1; None without weights."""
+    """Gradient error in fp16 with the scale in use or, if that overflows, without scaling; None without weights."""
     errors = [layer["error"][run] for run in (SCALED, UNSCALED) if run in layer["error"]]
     return next(filter(math.isfinite, errors), errors[0] if errors else None)
 
@@ -117,7 +118,7 @@ def _row(layer: dict[str, Any]) -> list[str]:
 
 
 def number(value: float | None) -> str:
-    """An error, '-' if there is nothing to compare."""
+    """``value``, an error, as text; '-' if there is nothing to compare."""
     return "-" if value is None else f"{value:.1e}"
 
 
@@ -125,7 +126,7 @@ def number(value: float | None) -> str:
 
 
 def text(audit: Audit, top: int) -> str:
-    """Text that the tool prints of the result: the ``top`` worst layers, findings, notes and recommendation."""
+    """All that the tool prints about the result: the ``top`` worst layers, findings, notes and recommendation."""
     found = [f"- {line}" for line in finding_lines(audit)]
     lines = ["", *summary_lines(audit)]
     if top:
@@ -135,7 +136,7 @@ def text(audit: Audit, top: int) -> str:
 
 
 def summary_lines(audit: Audit) -> Iterator[str]:
-    """Loss and gradient error of each run, over all batches."""
+    """Yield a line for each run: its mean loss and its gradient error over all batches."""
     names = {UNSCALED: "fp16 at scale 1", SCALED: f"fp16 at scale {audit.scale:.12g}"}
     for run, record in {audit.reference.format: audit.reference, **audit.ran}.items():
         error = "" if record is audit.reference else f"  gradient error {number(record.error)}"
@@ -143,7 +144,7 @@ def summary_lines(audit: Audit) -> Iterator[str]:
 
 
 def finding_lines(audit: Audit) -> Iterator[str]:
-    """A line a finding, faults first; many of one kind for information share one."""
+    """One line per fault, then one per other finding, except that many of one kind and advice share one."""
     for finding in audit.faults:
         yield f"{finding.kind}: {shown(finding.layer)}: {finding.what}; {finding.advice}"
     groups = defaultdict(list)
@@ -158,7 +159,7 @@ def finding_lines(audit: Audit) -> Iterator[str]:
 
 
 def recommendation_lines(audit: Audit) -> Iterator[str]:
-    """Advice as flags, its reasons, and the result of trying it."""
+    """Yield lines with what was given up, the recommended flags, the reasons, and the result of trying them."""
     choice = audit.recommendation
     trial = choice.trial
     yield from choice.steps

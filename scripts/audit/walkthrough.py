@@ -71,7 +71,7 @@ class Start:
     device: torch.device
 
     def nudged(self, size: float, seed: int) -> Start:
-        """The same with every weight and pixel times 1 + r, r uniform in [-size, size]; -size gives the opposite."""
+        """A copy with every weight and pixel times 1 + r, r uniform in [-size, size]; -size flips each sign."""
         generator = torch.Generator(self.device).manual_seed(seed)
 
         def nudge(values: torch.Tensor) -> torch.Tensor:
@@ -88,10 +88,10 @@ class Start:
 class Step:
     """One step of a copy of the network of ``start`` in the precision that ``settings.amp`` names, stage by stage.
 
-    Dicts are by parameter name, float32 and shaped as the parameters. ``scaled_loss``: what backward begins from.
-    ``scaled`` and ``unscaled``: gradients as backward leaves them and as the optimizer sees them. ``skipped``: the
-    scaler leaves the optimizer out. ``half_layers``: calls of modules without children that give half precision.
-    ``too_large``: scales at which the step was tried and skipped before.
+    Dicts are by parameter name; their tensors are float32 and shaped like the parameters. ``scaled_loss``: the loss
+    that backward begins from. ``scaled`` and ``unscaled``: gradients as backward leaves them and as the optimizer sees
+    them. ``skipped``: True if the scaler left the optimizer out. ``half_layers``: number of calls of modules without
+    children that give half precision. ``too_large``: larger scales with which the step was tried before, and skipped.
     """
 
     def __init__(self, start: Start, settings: PrecisionSettings) -> None:
@@ -161,7 +161,7 @@ def formats(device: torch.device) -> tuple[list[str], list[str]]:
 
 
 def single_layer(device: torch.device, init_scale: float) -> tuple[torch.Tensor, Step, list[Step]]:
-    """The classic example: (input (1, 1), step 1 in float32, step 2 from there in fp32 and each half precision).
+    """The classic example: input (1, 1), a first step in float32, and second steps in float32 and each half precision.
 
     ``Linear(1, 1)`` and a random input, both from seed 47; learning rate 1; the output itself is the loss.
     """
@@ -184,10 +184,10 @@ def single_layer(device: torch.device, init_scale: float) -> tuple[torch.Tensor,
 
 
 def network(start: Start, settings: PrecisionSettings, *, halve: bool) -> tuple[Step, list[Agreement]]:
-    """The step in float32, and how those in half precision agree with it.
+    """A step in float32, and how a step in each half-precision format agrees with it.
 
-    ``halve``: after a skipped step try again with half the scale, as training does; otherwise
-    ``settings.init_scale`` is the only one.
+    ``halve``: after a skipped step, try again with half the scale, as training does; otherwise try only
+    ``settings.init_scale``.
     """
     full = dataclasses.replace(settings, amp="off")
     reference = Step(start, full)
@@ -229,9 +229,9 @@ def tolerance(name: str, layers: int, nudged: float = 0.0) -> float:
 
 @dataclass(frozen=True)
 class Agreement:
-    """A step in half precision against ``reference``, the one in float32. Errors are relative, of the update.
+    """A step in half precision compared with ``reference``, one in float32. Errors are relative, of the update.
 
-    ``nudged``: the largest error of float32 with nudged weights and images, 0 where it was not measured.
+    ``nudged``: the largest error of float32 with nudged weights and images, 0 if it was not measured.
     """
 
     step: Step
@@ -248,7 +248,7 @@ class Agreement:
 
     @property
     def problem(self) -> str:
-        """Fault that the error alone does not tell; '' without one."""
+        """Text on a fault that the error alone does not show; '' if there is none."""
         size = norm(self.reference.update)
         bad = f"{self.step.non_finite:,} gradient values not finite" if self.step.non_finite else ""
         if not 0 < size < math.inf:
@@ -263,7 +263,7 @@ class Agreement:
         return not self.problem and self.error <= self.tolerance  # nan does not agree
 
     def line(self) -> str:
-        """The verdict in words."""
+        """The comparison as a line: whether the step agrees, its error and its tolerance."""
         if self.problem:
             return f"{self.step.name}: DISAGREES ({self.problem})"
         figures = f"update off by {percent(self.error)}, tolerance {percent(self.tolerance)}"
@@ -272,7 +272,7 @@ class Agreement:
 
 
 def underflow(step: Step, reference: Step) -> float:
-    """The share of gradient values that are zero where float32's are not, among those."""
+    """The share of zeros in the step's gradient, among values whose gradient in float32 is not zero."""
     lost = there = 0
     for name, gradient in reference.unscaled.items():
         nonzero = gradient != 0
@@ -293,5 +293,5 @@ def number(value: float | torch.Tensor) -> str:
 
 
 def percent(share: float) -> str:
-    """Two digits, three from 100 % on."""
+    """``share`` as a percentage of two significant digits, three from 100 % on."""
     return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.3g} %"

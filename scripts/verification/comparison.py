@@ -1,4 +1,4 @@
-"""Two runs' files compared bit for bit."""
+"""Compare the files of two runs bit for bit."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ CLOCKS = ("seconds", "images_per_second", "progress/epoch_seconds")
 def compare_runs(
     straight: WatchedRun, killed: Iterable[WatchedRun], free_settings: Iterable[str] = ()
 ) -> dict[str, tuple[int, list[str]]]:
-    """Number of values compared, by file, and a line for each entry that differs.
+    """By file, the number of values compared, and a line for each entry that differs.
 
-    Everything that finished runs leave, except clock readings. ``free_settings`` may differ.
+    Compares everything that finished runs leave, except clock readings and settings in ``free_settings``.
     """
     expected, *found = (contents(run, {*OF_THE_CALL, *free_settings}) for run in (straight, *killed))
     files = dict.fromkeys(chain(expected, *found))
@@ -33,7 +33,7 @@ def compare_runs(
 
 
 def compare(expected: dict[str, Any], *several: dict[str, Any]) -> tuple[int, list[str]]:
-    """Number of values in tables of entries (tensors or plain values), and where others differ from ``expected``."""
+    """Number of values in tables of entries (tensors or plain values); lines on differences from ``expected``."""
     count = 0
     differences = []
     for found in several:
@@ -49,7 +49,7 @@ def compare(expected: dict[str, Any], *several: dict[str, Any]) -> tuple[int, li
 
 
 def contents(run: WatchedRun, free_settings: set[str]) -> dict[str, dict[str, Any]]:
-    """Files that a finished run has left, as tables of entries."""
+    """Files that a finished run has left, as tables of entries, by file name."""
     folder = run.run_folder
     readers = {
         "checkpoints/final.pt": lambda path: checkpoint(path, free_settings),
@@ -84,7 +84,7 @@ def rows(path: Path) -> dict[str, str]:
 
 
 def points(run: Path) -> dict[str, list[float]]:
-    """TensorBoard's scalars as {"Loss/Test at step 23": values}, without speeds. A second value is one too many."""
+    """TensorBoard's scalars as {"Loss/Test at step 23": values}, without speeds; more than one value is a fault."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     board = EventAccumulator(str(run), size_guidance={"scalars": 0}, purge_orphaned_data=False)
@@ -98,7 +98,7 @@ def points(run: Path) -> dict[str, list[float]]:
 
 
 def steps(folder: Path) -> dict[str, tuple[str, ...]]:
-    """What each step was given, in all starts of a run, as {"step 3 on rank 0": CRC of each of its executions}."""
+    """CRCs of what each step was given, over all starts of a run: {"step 3 on rank 0": a CRC for each execution}."""
     found: dict[str, tuple[str, ...]] = {}
     for path in sorted(folder.glob("start_*/rank*.txt")):
         for mark in training_marks.read(path):
@@ -109,7 +109,7 @@ def steps(folder: Path) -> dict[str, tuple[str, ...]]:
 
 
 def unequal(value: Any, other: Any) -> str:
-    """Difference of two entries in any bit, in a few words; empty when they do not."""
+    """Text on how two entries differ in any bit; '' if they do not."""
     if isinstance(value, tuple) and isinstance(other, tuple):  # of ``steps``
         return "" if {*value} == {*other} else "other samples or images"
     if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):

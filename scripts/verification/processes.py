@@ -1,4 +1,4 @@
-"""A process and all that it has started: found and killed."""
+"""Find and kill a process and all that it has started."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECONDS_TO_END = 60  # of processes after SIGKILL; a write to a slow disk has to
 
 
 def processes() -> dict[int, int]:
-    """Living processes of this machine by their ids, each with its parent's."""
+    """Living processes of this machine: the parent's id by the process's id."""
     found = {}
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended meanwhile
@@ -30,7 +30,7 @@ def processes() -> dict[int, int]:
 
 
 def descendants(pid: int) -> set[int]:
-    """Processes that ``pid``, or one started by it, has started and that live, in whatever session; without itself."""
+    """Ids of living processes that ``pid`` or its descendants have started, in any session; without ``pid``."""
     parents = processes()
     found: set[int] = set()
     while new := {child for child, parent in parents.items() if parent in {pid, *found}} - found:
@@ -39,7 +39,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def kill_tree(pid: int, sparing: Iterable[int] = ()) -> None:
-    """Kill ``pid`` and its descendants at once; returns when they have ended."""
+    """Kill ``pid`` and its descendants at once, except ``sparing``; return when they have ended."""
     stopped: set[int] = set()
     while new := {pid, *descendants(pid)} - stopped - {*sparing}:  # one that is stopped starts no other
         stopped |= _send(new, signal.SIGSTOP)

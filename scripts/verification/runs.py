@@ -27,7 +27,7 @@ LAST_LINES = 15
 
 
 class Failure(UserError):
-    """A training ended by itself with an error, or hung; after the first mistake come its last lines."""
+    """Error of a training run that ended by itself or hung; the mistakes after the first are the run's last lines."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class Timeline:
     end: float
 
     def moments(self, kills: int, chance: random.Random) -> Iterator[tuple[int, float]]:
-        """(step, delay) of each kill, in the order of the run; step 0 counts from the start of the program.
+        """Yield (step, delay in seconds) for each kill, in the order of the run; step 0 means the start of the program.
 
-        Each has its own part of the run and may strike anywhere in it, so long gaps, where there is validation or a
-        save, get their share. Some come before the first step instead.
+        Each kill has its own part of the run and may strike anywhere in it, so long gaps, such as a validation or a
+        save, get their share. Some kills come before the first step instead.
         """
         early = {*chance.sample(range(kills), round(START_SHARE * kills))}
         for number in range(kills):
@@ -56,10 +56,10 @@ class Timeline:
 
 @dataclass
 class WatchedRun:
-    """One run of the training below ``folder``, on ``ranks`` processes, in one or more starts.
+    """One run of the training program, below ``folder``, on ``ranks`` processes, in one or more starts.
 
-    ``began``: clock of the latest, in seconds. ``landed``: for each kill that killed a living training, where that was.
-    ``run_folder``: where the training that has come to its end has left its files.
+    ``began``: clock time of the latest start, in seconds. ``landed``: the position at each kill that struck a living
+    process. ``run_folder``: the folder that the run has made, once it has come to its end.
     """
 
     folder: Path
@@ -80,10 +80,10 @@ class WatchedRun:
         return (self.latest / "output.txt").read_text(errors="replace")
 
     def train(self, *more_flags: str, kill: tuple[int, float] | None = None, stall_seconds: float = 3600) -> bool:
-        """Begin or continue. ``kill``: a step (0: the start), and how many seconds after it all processes are killed.
+        """Begin or continue the run. ``kill``: a step (0: the start), and how long after it to kill, in seconds.
 
-        Without progress for ``stall_seconds``, it counts as hanging. Returns whether it was killed; if not, it has come
-        to its end. Raises ``Failure``.
+        Without progress for ``stall_seconds``, the run counts as hanging. Returns True if it was killed, False if it
+        has come to its end. Raises ``Failure``.
         """
         self.starts += 1
         self.latest.mkdir(parents=True)
@@ -118,7 +118,7 @@ class WatchedRun:
         return not ends
 
     def _reaches(self, process: subprocess.Popen, kill: tuple[int, float] | None, stall_seconds: float) -> bool:
-        """Wait for the moment to kill or the end; whether it was the moment. Raises ``Failure``."""
+        """Wait until the moment of ``kill`` or the end; return True if it was that moment. Raises ``Failure``."""
         place = self.place()
         since = time.monotonic()
         while process.poll() is None:
@@ -134,7 +134,7 @@ class WatchedRun:
         return False
 
     def place(self) -> training_marks.Mark:
-        """Position of the latest start, now or when it ended."""
+        """Position of the latest start now, or when it ended."""
         return [training_marks.Mark(), *training_marks.read(self.latest / "rank0.txt", latest=True)][-1]
 
     def is_saving(self) -> bool:

@@ -1,8 +1,8 @@
-"""Marks that a training makes for the one that watches it, which this file writes as a plug-in of main.py and reads.
+"""Marks of a training run's position, for a program that watches it: written by this file as a --plugin, and read.
 
 Each process appends a line to ``rankR.txt`` in the folder VERIFICATION_RECORD at each point of the training: the point,
-the number of steps done, a clock in seconds, and the CRC-32 of what the current step has been given so far. Each is one
-unbuffered write, so a kill loses at most the last line.
+the number of steps done, a clock in seconds, and the CRC-32 of what the current step has been given so far. Each line
+is one unbuffered write, so a kill loses at most the last line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LATEST_BYTES = 200  # hold a whole line, and one that is cut
 
 
 class Mark(NamedTuple):
-    """Position of a process; ``saving``: whether a file was being written meanwhile."""
+    """Position of a process; ``done``: steps done; ``saving``: True if a file was being written."""
 
     point: str = ""
     done: int = 0
@@ -45,7 +45,7 @@ class Mark(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The kind of place in words, for counting."""
+        """What the process was doing at this position, in words, for counting."""
         if not self.point:
             return BEGINNING
         return "in validation or saving" if self.saving or "validation" in self.point else "in training"
@@ -56,7 +56,7 @@ class Mark(NamedTuple):
 
 
 def read(path: Path, latest: bool = False) -> list[Mark]:
-    """Marks of a process, or only the latest; a line cut by a kill is left out."""
+    """Marks that a process has written to ``path``, or only the latest; a line cut off by a kill is left out."""
     if not path.is_file():
         return []
     with open(path, "rb") as file:
@@ -75,7 +75,7 @@ class Recorder:
         self._crc = 0
 
     def mark(self, point: str, traval: Caller, *given: Any) -> None:
-        """Hook of ``point``."""
+        """Write a mark; called at ``point`` with what that hook is given."""
         done = traval.progress.step
         if point == "before_forward":
             batch = given[0]

@@ -1,9 +1,9 @@
 """Fingerprints of data sets: short texts in checkpoints that tell whether two sets hold the same images.
 
-A fingerprint is the SHA-256 of what was listed or read as a whole. For image files, ``+`` and four hexadecimal digits
-for the content of each of some files follow: reading a million files to begin a run would take minutes, but names alone
-are often the same in a second version of the set, resized or processed. If single files were damaged or repaired, the
-set still counts as the same.
+A fingerprint is the SHA-256 of what was listed or read as a whole. For image files, ``+`` follows, and then four
+hexadecimal digits per file for the content of some of them: reading a million files to begin a run would take minutes,
+but names alone are often the same in a second, resized or processed version of the set. If individual files were
+damaged or repaired, the set still counts as the same.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def same_images(one: str | None, other: str | None) -> bool:
 
 
 def changed_files(one: str, other: str) -> tuple[int, int]:
-    """Number of changed files, of those whose content both fingerprints hold, and the number of all of those."""
+    """Number of changed files, and of compared files, which are those whose content both fingerprints hold."""
     equal = [a == b for a, b in zip(_contents_of(one), _contents_of(other), strict=False)]
     return equal.count(False), len(equal)
 
 
 def of_all(fingerprints: Iterable[str]) -> str:
-    """The fingerprint for weights trained on several data sets: their common one, otherwise one that no set has."""
+    """The fingerprint for weights trained on several data sets: the one that all share, or else one that no set has."""
     different = sorted(set(fingerprints))
     return different[0] if len(different) == 1 else hashlib.sha256("\0".join(different).encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""The settings with which a run goes on: its own or, with ``--resume-override``, others, also with other data."""
+"""The settings with which a run goes on: its own or, with ``--resume-override``, other ones, even with other data."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def carry_over(
 
 
 def _skip_rest(progress: Progress, args: Settings) -> str:
-    """Go to the beginning of the next epoch, or of this one if it is the last; return a line for the log."""
+    """Skip to the next epoch's beginning, or start this epoch again if it is the last; return a line for the log."""
     step = progress.step_in_epoch
     if progress.epoch + 1 < args.optimisation.epochs:
         progress.finish_epoch()

@@ -17,25 +17,25 @@ REQUIRED = {"required": True}  # marks a field that every checkpoint of ``checkp
 
 @dataclass
 class Progress:
-    """Position and running sums: plain numbers and texts, exact in a checkpoint.
+    """Position in a run and running sums: plain numbers and texts, exact in a checkpoint.
 
     A new field needs a plain default, with which older checkpoints resume.
 
     ``epoch``: epochs completed. ``step_in_epoch``: optimizer steps done in the current epoch. ``step``: optimizer steps
-    in total, including those that the scaler skipped: ``skipped_steps`` moved no weights, and ``skipped_in_row`` of
-    them are the latest steps; ``partly_skipped_steps`` moved only some optimizers' weights. ``epoch_sums`` and
-    ``window_sums``: summed loss, top-1 and top-5 hits, count, and the losses in ``loss_names``, since the beginning of
-    the epoch and since the last log line. ``best_top1``: percent. ``bad_images``: paths of unreadable images so far;
-    ``replaced_images``: how often training used another image instead. ``last_step``: the latest ``StepRecord``, which
-    may hold NaN. ``last_validation``: the ``numbers`` of the report after step ``validated_step``. ``shifted_steps``:
-    what --resume-override added to the position in the learning-rate schedule because the number of steps per epoch
-    changed. For multi-label data, the sums are those of ``MultilabelReport.from_sums``, and ``best_top1`` is a mean
-    average precision.
+    in total, including skipped ones. ``skipped_steps``: steps that moved no weights; ``skipped_in_row``: how many of
+    them came last in a row; ``partly_skipped_steps``: steps that moved only some optimizers' weights. ``epoch_sums``
+    and ``window_sums``: summed loss, top-1 and top-5 hits, count, and the losses in ``loss_names``, since the beginning
+    of the epoch and since the last log line. ``bad_images``: paths of unreadable images so far; ``replaced_images``:
+    how often training used another image instead. ``last_step``: the latest ``StepRecord``, which may hold NaN.
+    ``last_validation``: the ``numbers`` of the report after step ``validated_step``. ``shifted_steps``: what
+    --resume-override added to the position in the learning-rate schedule because the number of steps per epoch changed.
+    For multi-label data, the sums are those of ``MultilabelReport.from_sums``, and ``best_top1`` is a mean average
+    precision.
 
-    ``best_value``: the --best-metric of best.pt, whose top-1 is ``best_top1`` if it is of a whole epoch.
-    ``stopping_value`` and ``stopping_epoch``: value and epoch of the last improvement that early stopping saw. Without
-    any so far, ``best_value`` or ``stopping_value`` is None. ``averaged_epochs``: epochs whose weights are in the
-    stochastic weight average, the last of which ended with step ``averaged_step``. ``epoch_seconds``: what an
+    ``best_value``: value of --best-metric in best.pt. ``best_top1``: top-1 of best.pt in percent, once a whole epoch
+    made it. ``stopping_value`` and ``stopping_epoch``: value and epoch of the last improvement that early stopping saw.
+    ``best_value`` and ``stopping_value`` are None until there is one. ``averaged_epochs``: epochs whose weights are in
+    the stochastic weight average; the last of them ended with step ``averaged_step``. ``epoch_seconds``: time that an
     unfinished epoch has taken so far.
     """
 
@@ -89,7 +89,7 @@ class Progress:
         return dataclasses.replace(self, epoch=self.epoch + 1).is_trained(args)
 
     def validation_is_due(self, args: Settings) -> bool:
-        """True if the current epoch, whose steps are done, is to be validated, as always if it may be the last one."""
+        """True if the current epoch, whose steps are done, is to be validated; always if the run may end with it."""
         return self.may_end(args) or (self.epoch + 1) % args.run.val_every_epochs == 0
 
     def is_finished(self, args: Settings) -> bool:
@@ -108,7 +108,7 @@ class Progress:
         self.stopping_epoch = self.epoch
 
     def add(self, row: list[float]) -> None:
-        """Add one step's sums, ``row``, in step order: the bits must not depend on how steps are grouped."""
+        """Add one step's sums, ``row``; add steps singly and in order, because grouping could change the bits."""
         for sums in (self.epoch_sums, self.window_sums):
             sums += [0.0] * (len(row) - len(sums))
             for place, value in enumerate(row):

@@ -40,7 +40,7 @@ Warn = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """A checkpoint to continue from; ``folder`` is its run's, None if the file lies outside a run's folder.
+    """A checkpoint to continue from; ``folder``: its run's folder, None if the file lies outside one.
 
     ``state``: everything except the tensors, which stay in the file until ``read``, because ``state`` lives as long as
     the run and goes to all processes. ``digest``: the file's SHA-256.
@@ -122,7 +122,7 @@ class ResumePoint:
         return f"--resume {shlex.quote(str(self.folder or self.path))} --resume-override"
 
     def differences(self, args: Settings) -> dict[str, str]:
-        """Settings that affect the result and differ, by name: a line with both values as flags."""
+        """Settings that affect the result and differ from those in ``args``: by name, a line with both values."""
         begun = DEFAULTS | self.state["settings"]
         begun |= absolute_paths(begun) | unused(begun) | unused(args.values())
         return {
@@ -142,7 +142,7 @@ class ResumePoint:
         ]
 
     def is_recorded(self, args: Settings) -> bool:
-        """True if the config.yaml of the run's folder has the settings of ``args``, not those of other steps."""
+        """True if config.yaml in the run's folder has the settings of ``args``; it may have those of other steps."""
         wanted = _compared(args)
         return self.folder is not None and _settings_of(self.folder, wanted) == wanted
 
@@ -198,7 +198,7 @@ class ResumePoint:
         return differences
 
     def changed_files(self, fingerprint: str) -> str:
-        """A line if single files of the same data set, with which the run goes on, have changed; '' if none has."""
+        """A line if individual files of the same data set have changed, and the run goes on with them; otherwise ''."""
         begun = self.state["fingerprint"]
         changed, compared = changed_files(fingerprint, begun)
         if not changed or not same_images(fingerprint, begun):
@@ -274,8 +274,9 @@ class ResumePoint:
 def find(args: Settings, parent: Path, warn: Warn, fingerprint: Callable[[], str] = lambda: "") -> ResumePoint | None:
     """Find the checkpoint that ``--resume``, or ``--weights`` with ``--evaluate``, means; None to start a new run.
 
-    ``parent`` holds all runs of this data set and network. ``fingerprint`` computes that of the data to train on;
-    without it, a user's own images count as a run's only in the place where that run found them. Raises ``UserError``.
+    ``parent`` holds all runs of this data set and network. ``fingerprint`` computes the fingerprint of the data to
+    train on; without it, a user's own images count as a run's only in the place where that run found them. Raises
+    ``UserError``.
     """
     if args.run.resume == "auto":
         wanted = {"name": args.run.name, **_compared(args)}

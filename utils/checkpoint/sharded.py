@@ -51,7 +51,7 @@ class Places(NamedTuple):
         return cls(known | {("optimizer", "state", n): p for n, p in enumerate(optimized)})
 
     def empty(self, keys: Keys, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        """Memory for the tensor with these ``keys``: for this process's part, or for all of a tensor not spread."""
+        """Memory for the tensor with these ``keys``: for this process's part, or for the whole if it is not spread."""
         like = self._like(keys, shape)
         return torch.empty(shape, dtype=dtype) if like is None else torch.empty_like(like, dtype=dtype)
 
@@ -73,7 +73,7 @@ class Places(NamedTuple):
 
 
 def write_shards(state: dict[str, Any], checkpoints: Path, distributed: Distributed) -> dict[str, Any]:
-    """Write the tensors of ``state``; return the rest, with an index of the tensors for a file. All ranks call this.
+    """Write the tensors of ``state``; return all else, and an index of the tensors, for a file. All ranks call this.
 
     Returns when everything is on the disk. Raises ``UserError`` on all ranks if one of them cannot write.
     """

@@ -80,8 +80,8 @@ def read(argv: Sequence[str], keeps_plugins: bool = False) -> CommandLine:
 class CommandLine:
     """A command line and its recipe, read once.
 
-    ``layers``: (origin, its name in messages, raw values by setting), from lowest to highest precedence. ``mistakes``:
-    those made in writing them.
+    ``layers``: from lowest to highest precedence, (origin, its name in messages, raw values by setting). ``mistakes``:
+    lines about what could not be read.
     """
 
     argv: tuple[str, ...]
@@ -89,10 +89,10 @@ class CommandLine:
     mistakes: tuple[str, ...]
 
     def resolve(self, world_size: int = 1, checkpoint: dict[str, Any] | None = None) -> Settings:
-        """The settings for ``world_size`` processes, which relates the batch of a process to the global one.
+        """Return the settings of a run on ``world_size`` processes.
 
-        ``checkpoint`` holds the settings that a checkpoint was made with; they replace the defaults. Raises
-        ``UserError`` with all mistakes.
+        ``world_size`` relates the batch of a process to the global one. ``checkpoint``: the settings stored in a
+        checkpoint, which replace the defaults. Raises ``UserError`` with all mistakes.
         """
         mistakes = [*self.mistakes]
         layers = [(CHECKPOINT, "checkpoint", checkpoint or {}), *self.layers]
@@ -285,7 +285,7 @@ def _read_recipe(config: str) -> tuple[Path, dict[str, Any], list[str]]:
 
 
 def load_yaml(path: Path) -> tuple[Any, list[str]]:
-    """Read a YAML file's content and its mapping's keys, repeated ones too. Raises ``ValueError`` if it is too big."""
+    """Read a YAML file's content and all its top-level keys, even repeated ones. Raises ``ValueError`` if too big."""
     import yaml  # only runs with a recipe need it
 
     with open(path, "rb") as file:
@@ -331,7 +331,7 @@ def _recipe_path(config: str) -> Path | None:
 def _takes_back(option: dataclasses.Field, raw: Any) -> bool:
     """True if a flag's value is ``none``, which leaves an optional setting as if no recipe or checkpoint set it.
 
-    False if ``none`` or ``off`` is a choice of the setting: ``--amp none`` would train in fp16 on a GPU.
+    False if the setting has ``none`` or ``off`` as a choice: if ``--amp none`` unset it, a GPU would train in fp16.
     """
     optional = option.default is None and option.metadata["in_recipe"]
     return optional and raw in ("none", ["none"]) and {"none", "off"}.isdisjoint(option.metadata["choices"] or ())

@@ -19,7 +19,7 @@ OF_PLUGIN = "a file of --plugin gives it"
 
 
 class Channels:
-    """Base of all that has one ``mean`` per channel of its images."""
+    """Base class of everything with one ``mean`` per image channel."""
 
     mean: tuple[float, ...]
 
@@ -29,7 +29,7 @@ class Channels:
 
     @property
     def colour(self) -> str:
-        """Pillow's mode: 'L' for grey, 'RGB'; any other number of channels, which has no mode, as text."""
+        """Pillow's mode, 'L' (grey) or 'RGB'; for any other number of channels, that number as text."""
         return {1: "L", 3: "RGB"}.get(self.channels, str(self.channels))
 
 
@@ -40,8 +40,8 @@ class DatasetSpec(Channels):
     ``classes`` is None if only the data tell it. ``image_size`` is the side in pixels that networks see by default;
     with ``fixed_size`` every stored image has it. ``mean`` and ``std``, one number per channel, are of pixel values
     between 0 and 1 over the training images. ``augment`` is the default training augmentation. ``max_shift`` is the
-    largest shift, in pixels of the stored image; None, if stored images have no common size, for an eighth of their
-    side. ``source`` says where the data come from. ``needs_datapath``: the data lie in files of the user's.
+    largest shift, in pixels of the stored image; None means an eighth of the image's side, where stored images differ
+    in size. ``source`` says where the data come from. ``needs_datapath``: the user must say where the data lie.
     """
 
     classes: int | None
@@ -60,7 +60,7 @@ class DatasetSpec(Channels):
 
     @property
     def of_the_user(self) -> bool:
-        """True if not the name but the user's folder tells which images these are."""
+        """True if the user's folder, not the name of the data set, tells which images these are."""
         return self.classes is None and self.needs_datapath
 
     @property

@@ -70,8 +70,9 @@ def not_empty(value: str) -> str | None:
 class Needs:
     """Effect of a setting that acts only if ``holds``; ``words`` describe that condition.
 
-    Without ``holds``, the condition is that the flags in ``words`` are given, or have the value there: '--mixup or
-    --cutmix', '--teacher and --distillation soft'. ``instead`` names a setting whose value the message gives too.
+    Without ``holds``, the condition is that the flags in ``words`` are given, with the values that ``words`` state, if
+    any: '--mixup or --cutmix', '--teacher and --distillation soft'. ``instead`` names another setting, whose value in
+    the run the message adds.
     """
 
     def __init__(self, words: str, holds: Callable[[Any], object] | None = None, instead: str = "") -> None:
@@ -107,7 +108,8 @@ class Needs:
 def ends_before(name: str, words: str = "does nothing", begins: bool = False) -> Effect:
     """Return an effect that says ``words`` if the run ends before the setting ``name`` acts.
 
-    The value of the setting is the number of epochs after which it acts; with ``begins``, the epoch, from 1, in which.
+    The setting's value is the number of epochs after which it acts or, with ``begins``, the epoch (from 1) in which it
+    begins to.
     """
     return lambda v: f"{words}: --epochs {v.epochs} end before" if getattr(v, name) >= v.epochs + begins else None
 

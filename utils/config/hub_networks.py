@@ -25,7 +25,7 @@ def known(arch: str) -> dict[str, Any] | None:
 
 
 def remember(networks: object) -> None:
-    """Add the facts of a checkpoint's ``networks``, by name, in place of known ones; ignore all but a mapping."""
+    """Store the facts in a checkpoint's ``networks``, by name, over known ones; ignore anything but a mapping."""
     if isinstance(networks, Mapping):
         _known.update(networks)
 

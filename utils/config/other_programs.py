@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 
 class Silent(NamedTuple):
-    """A thing that another program does by default; ``words`` also name the flags that ask for it here.
+    """Something that another program does by default; ``words`` describe it and name the flags that ask for it here.
 
-    Left out if the command line has one of the words ``unless``, flags or values, or none of ``needs``, if there are
-    any.
+    Not reported if the command line has a flag or value in ``unless``, or if ``needs`` is not empty and the command
+    line has none of it.
     """
 
     words: str
@@ -20,9 +20,9 @@ class Silent(NamedTuple):
 
 
 class Program(NamedTuple):
-    """Flags of another program: ``synonyms`` of ours, others with the advice ``instead``, and the ``same`` as here.
+    """Flags of another program: ``synonyms`` of ours, those with the advice ``instead``, and the ``same`` as ours.
 
-    ``silent``: what the program does by default. ``values``: by flag, values with another name or an answer here.
+    ``silent``: what the program does by default. ``values``: by flag, values with another name here or with advice.
     """
 
     title: str
@@ -39,11 +39,11 @@ class Program(NamedTuple):
 
 
 class OtherPrograms(NamedTuple):
-    """Other training programs. ``common``: flags of theirs that many scripts have, too.
+    """Other training programs. ``common``: those of their flags that many scripts have.
 
-    ``values``: what each of their values is called here. ``values_instead``: for a value without an equal, one choice
-    of the setting that it belongs to, and what to write. ``bare`` and ``other_meaning``: what a flag of ours means
-    elsewhere, told if its value is missing (``bare``) or wrong.
+    ``values``: our name of each of their values. ``values_instead``: for a value without an equivalent here, a choice
+    of the setting that it belongs to, and advice. ``bare`` and ``other_meaning``: what a flag of ours means elsewhere,
+    reported if the flag has no value (``bare``) or a wrong one.
     """
 
     programs: dict[str, Program]

@@ -88,7 +88,7 @@ def digests() -> dict[str, str]:
 
 
 def refuse_missing(settings: Mapping[str, Any], path: Path) -> None:
-    """Raise ``UserError`` if ``settings`` of checkpoint ``path`` use a part from a plugin file not loaded."""
+    """Raise ``UserError`` if ``settings`` of checkpoint ``path`` use a part from a plugin file that is not loaded."""
     files = ", ".join(Path(file).name for file in settings.get("plugin") or ())
     for name, kind in KIND_OF.items() if files else ():
         values = settings.get(name) or ()
@@ -118,7 +118,7 @@ def load(files: Sequence[str]) -> None:
 
 
 class _Source(SourceFileLoader):
-    """Loader of ``source``, the very bytes that are hashed; Python's own may use bytecode of an older version."""
+    """Loader that runs ``source``, the very bytes that are hashed; Python's loader might run older bytecode."""
 
     def __init__(self, name: str, path: str, source: bytes) -> None:
         super().__init__(name, path)
@@ -168,7 +168,7 @@ def mistakes_of(file: Path, what: str = "", but: type[Exception] = UserError) ->
 
 
 def mistake(error: BaseException) -> str | None:
-    """A line about an ``error`` raised by or below a user's file; None for other errors and those of a GPU."""
+    """A line about an ``error`` in a user's file or in what the file calls; None for other errors and a GPU's."""
     if type(error).__name__ in ("OutOfMemoryError", "AcceleratorError"):
         return None
     passed = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}

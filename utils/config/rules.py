@@ -56,7 +56,7 @@ class Given:
         return origin in (RECIPE, FLAG) and (against is None or not outranks(self.origins[against], origin))
 
     def same_layer(self, name: str, other: str) -> bool:
-        """True if flags set both, or the recipe does. Otherwise precedence decides between them."""
+        """True if flags set both settings, or the recipe sets both. Otherwise precedence decides between them."""
         return self.is_explicit(name) and self.is_explicit(other) and self.origins[name] == self.origins[other]
 
     def only_one(self, words: str, *names: str) -> str:
@@ -87,7 +87,7 @@ def concerned(v: Given, line: str) -> set[str]:
 
 
 def _all_contradictions(v: Given) -> Iterator[object]:
-    """Yield a line for each contradiction, or something false in its place."""
+    """Yield a line for each rule that is broken, and something false for any other."""
     for of_group in GROUPS.values():
         yield from getattr(of_group, "contradictions", lambda v: ())(v)
     yield from _schedule_free(v)
@@ -131,7 +131,7 @@ def _sharding(v: Given) -> Iterator[object]:
 
 
 def global_batch_size(v: Given) -> int:
-    """Images per step: ``global_batch_size`` if given, unless ``batch_size``, which also implies it, has precedence."""
+    """Images per step: ``global_batch_size``, or what ``batch_size`` implies if that has precedence or is alone."""
     if v.global_batch_size and not outranks(v.origins["batch_size"], v.origins["global_batch_size"]):
         return v.global_batch_size
     return v.batch_size * v.processes * v.accumulate
@@ -140,7 +140,8 @@ def global_batch_size(v: Given) -> int:
 def learning_rate(v: Given) -> tuple[float, str]:
     """The peak learning rate, and the rule that scaled it ('' for none).
 
-    ``lr_base`` is for ``lr_base_size`` images per step, as in timm's train.py; an ``lr`` with precedence replaces it.
+    ``lr_base`` is scaled from ``lr_base_size`` images per step, as in timm's train.py. Without it, or if ``lr`` comes
+    from a source of higher precedence, ``lr`` (or its default) is taken as it is.
     """
     if v.lr_base is None or (v.lr is not None and outranks(v.origins["lr"], v.origins["lr_base"])):
         return v.lr if v.lr is not None else DEFAULT_LR.get(v.optimizer, 0.001), ""

@@ -36,7 +36,7 @@ __all__ = ["Settings", "UserError"]
 class UserError(ValueError):
     """An error that the user can fix; ``main.py`` prints it and ends with exit code 2.
 
-    ``mistakes``: a line each, which says what is wrong, where, and what to do.
+    ``mistakes``: for each, a line that says what is wrong, where, and what to do.
     """
 
     def __init__(self, *mistakes: str, on_all_ranks: bool = False) -> None:
@@ -75,9 +75,9 @@ class Settings:
         return ["amp"] if self.precision.amp == MEASURED else []
 
     def left_open(self) -> list[str]:
-        """Names of the settings in which a run to continue may differ.
+        """Names of the settings for which any value of the run to continue will do.
 
-        They are those to be measured, and those not given whose default differs from the value of older runs.
+        They are those to be measured, and those at a default that is not the value in runs older than the setting.
         """
         older = [
             option.name
@@ -157,7 +157,7 @@ def shaping(what: str) -> tuple[str, ...]:
 
 
 def plan_words(group: Any) -> list[str]:
-    """Phrases for the plan about a group's settings that differ from their defaults and declare such a phrase."""
+    """Phrases for the printed plan: one for each setting of ``group`` that declares one and is not its default."""
     words = []
     for option in dataclasses.fields(group):
         value = getattr(group, option.name)

@@ -36,10 +36,11 @@ def advice_on(value: str, known: Collection[str]) -> str:
 
 
 def nearest(name: str, known: Collection[str]) -> list[str]:
-    """The one of ``known`` with the same letters, or the few that begin with ``name``, or the one spelled most alike.
+    """The name in ``known`` with the same letters; otherwise the few that begin with ``name``, or the most similar one.
 
-    A longer one must have a dash after ``name``, or ``name`` must be three quarters of it. One that is spelled alike is
-    an edit away for every ``LETTERS_AN_EDIT`` letters of the shorter name, and at most ``MOST_EDITS``.
+    A name that begins with ``name`` counts if a dash follows there, or if ``name`` is at least three quarters of it. A
+    similar name is at most ``MOST_EDITS`` edits away, and at most one for every ``LETTERS_AN_EDIT`` letters of the
+    shorter name.
     """
     key = key_of(name)
     keys = {candidate: key_of(candidate) for candidate in known}
@@ -59,12 +60,12 @@ def nearest(name: str, known: Collection[str]) -> list[str]:
 
 
 def most_edits(one: str, other: str) -> int:
-    """Largest number of edits between two names that are taken for each other."""
+    """Largest number of edits by which two names may differ and still be taken for each other."""
     return min(MOST_EDITS, min(len(one), len(other)) // LETTERS_AN_EDIT)
 
 
 def edits(one: str, other: str) -> int:
-    """Number of letters to insert, remove or replace, and of neighbours to swap, to turn ``one`` into ``other``.
+    """Number of letters to insert, remove or replace, and of adjacent letters to swap, to turn ``one`` into ``other``.
 
     The optimal string alignment distance: no letter is edited twice.
     """

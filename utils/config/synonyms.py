@@ -19,10 +19,10 @@ SYNONYMS = {name: option.name for _, option in all_settings() for name in option
 def meant(name: str, known: Iterable[str], others: Collection[str] = (), value: str = "") -> str:
     """Advice for the unknown ``name``, as the end of a sentence: `` (did you mean ...?)``, or what to write.
 
-    '' if no program has the name, and none is spelled alike. ``known``: flags, or a recipe's keys with underscores,
-    which the answer spells in the way of ``name``. ``others``: the names given beside it; if several programs have
-    ``name``, they tell which is meant. ``value``: the value given; for a synonym of a setting with choices, it is
-    translated or advised on.
+    '' if no program has the name and no known name is similar. ``known``: flags, or a recipe's keys with underscores;
+    the answer is spelled in the style of ``name``. ``others``: other names in the same command line or recipe, which
+    tell the program if several have ``name``. ``value``: the value given; for a synonym of a setting with choices, the
+    answer translates it or adds advice.
     """
     key = key_of(name)
     known = list(known)
@@ -50,12 +50,13 @@ def meant(name: str, known: Iterable[str], others: Collection[str] = (), value: 
 
 
 def silent_defaults(names: Collection[str], words: Collection[str], folder: bool = False) -> list[str]:
-    """A line on the other defaults of the program whose flags ``names`` are; empty unless that program is certain.
+    """At most one line on what a program does by default, if ``names`` are certainly flags of that program; else empty.
 
-    It is certain if several names are its flags alone; or if no other program has all foreign names, and one of them is
-    its alone, or they are several and it also has all flags of ours among ``names``. ``folder``: a folder is given
-    without a flag, as timm takes its data. Names without dashes are ultralytics' arguments. ``words``: the whole
-    command line; what these words settle is left out.
+    The program is certain if at least two of ``names`` are its flags and neither ours nor those of many scripts.
+    Otherwise it must be the only program that has all foreign flags, and either one of these is not a flag of many
+    scripts, or they are several and it also has all our flags among ``names``. ``folder``: a folder is given without a
+    flag, as timm takes its data. Names without dashes are ultralytics' arguments. ``words``: the whole command line;
+    defaults that it settles are left out.
     """
     programs = other_programs().programs
     keys = set(map(key_of, names))
@@ -96,7 +97,7 @@ def assignment(token: str) -> str:
 
 
 def _likeliest(keys: set[str]) -> list[Program]:
-    """The programs, first those that have most of ``keys`` as flags, not counting flags that many scripts have."""
+    """All programs, those with most of ``keys`` as flags first; flags that many scripts have do not count."""
     return sorted(other_programs().programs.values(), key=lambda program: -_count(program, keys))
 
 

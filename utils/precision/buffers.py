@@ -53,7 +53,7 @@ class Vectors:
             torch._foreach_copy_(parts, vector.split(sizes))
 
     def restore_where(self, flag: torch.Tensor, vectors: list[torch.Tensor]) -> None:
-        """Set the tensors to their copies in ``vectors`` if ``flag``, a tensor (), is not 0, unread by the host."""
+        """Set the tensors to their copies in ``vectors`` if ``flag``, a tensor (), is not 0; no host reads it."""
         if not self._parts:
             return
         restored = flag != 0

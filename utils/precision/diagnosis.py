@@ -22,7 +22,7 @@ UNSEEN = "nothing when the step was repeated (a sum over processes overflowed, o
 
 
 class IndexedBatch(Protocol):
-    """The parts of a batch that this module needs, such as a ``Batch`` of ``utils/data/loaders.py``."""
+    """What this module needs of a batch; ``Batch`` of ``utils/data/loaders.py`` has it."""
 
     @property
     def targets(self) -> torch.Tensor: ...
@@ -38,7 +38,7 @@ class IndexedBatch(Protocol):
 class RankFinding:
     """Finding of one rank: the non-finite layers, and the samples whose logits are not finite.
 
-    ``too_large``: text on a gradient whose values are finite but whose norm is not; otherwise ''.
+    ``too_large``: text on a gradient whose values are finite but whose norm is not; '' if there is no such gradient.
     """
 
     rank: int

@@ -1,8 +1,7 @@
-"""Output of torch.compile, kept by machine, versions and recipe: a second start compiles nothing.
+"""torch.compile's output, kept for each machine, versions and recipe, so that a second start compiles nothing.
 
-The compiler looks up its earlier output in a folder, by default in the system's temporary one. Given a folder that
-stays, it keeps all output there. ``torch.compiler.save_cache_artifacts`` would leave out the libraries of a CPU's
-kernels, whose compilation takes the longest.
+The compiler caches its output in a folder, by default a temporary one; here it gets a permanent folder.
+``torch.compiler.save_cache_artifacts`` would leave out the libraries of CPU kernels, which take longest to compile.
 """
 
 from __future__ import annotations

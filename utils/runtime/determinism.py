@@ -21,7 +21,7 @@ def refuse_without_determinism(
 
     Tries on a copy: the forward pass of validation and, with ``training``, a training step's forward and backward pass.
     ``torch.use_deterministic_algorithms`` must be on; its errors depend on the device, the dtype and the memory layout.
-    On a GPU it is mostly adaptive pooling to several cells that lacks one; pooling to one cell is a mean.
+    On a GPU, the operation is mostly adaptive pooling to several cells; pooling to one cell is a mean.
     """
     model = copy.deepcopy(model)
     try:

@@ -114,7 +114,7 @@ class Distributed:
         return gathered
 
     def norm_over_ranks(self, norm: torch.Tensor) -> torch.Tensor:
-        """Norm, on every rank, of a vector of which each rank holds a part; ``norm``, a tensor (), is the part's."""
+        """Norm, on every rank, of a vector divided among ranks; ``norm``, a tensor (), is that of this rank's part."""
         return torch.linalg.vector_norm(torch.cat(self.all_gather(norm.reshape(1))))
 
     def all_reduce_max(self, numbers: Sequence[float]) -> list[float]:

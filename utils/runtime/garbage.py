@@ -1,6 +1,6 @@
 """Search for garbage: not while the program starts, and later not among the modules that were imported.
 
-Imports make a million objects, which Python examines again and again as they grow in number: a third of the start.
+Imports make a million objects, which Python examines again and again as they grow in number: a third of start-up time.
 """
 
 from __future__ import annotations

@@ -77,7 +77,10 @@ class LongWork:
             raise _Interrupt
 
     def _meet(self, main_thread: int) -> None:
-        """Thread body: rounds of exchange between ranks until the work ends everywhere or cannot end."""
+        """Run in a thread: exchange between ranks, round by round, who is still at work, until none is.
+
+        If a rank is lost or the work is overdue, interrupt the ``main_thread``.
+        """
         try:
             self._rounds()
             self._all_ended.set()
