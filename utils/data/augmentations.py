@@ -56,7 +56,7 @@ class Flip(Augmentation):
 
 @dataclass(frozen=True)
 class Shift(Augmentation):
-    """A shift by up to ``reach`` pixels of the stored image in each direction; None: by up to an eighth of its side.
+    """A shift by up to ``reach`` pixels of the stored image in each direction; if None, by up to an eighth of its side.
 
     An eighth is CIFAR's usual 4 of 32 pixels, and 28 of 224. Uncovered pixels are black or, with ``padding``
     'reflect', mirror the image. ``flip`` is done in the same step: one copy of the batch instead of two.
@@ -68,13 +68,13 @@ class Shift(Augmentation):
     compilable: ClassVar[bool] = True
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
-        """Offset, down and right, at which to cut the padded image: int64 (n, 2); then the flip's numbers if any."""
+        """Draw the offset, down and right, at which to cut the padded image: int64 (n, 2); then ``flip``'s numbers."""
         places = torch.tensor([2 * self.pixels(side) + 1 for side in (height, width)])
         offsets = (torch.from_numpy(samples.uniforms(Stream.SHIFT, 2)) * places).long()
         return offsets, *(self.flip.draw(samples, height, width) if self.flip is not None else ())
 
     def prepared(self, height: int, width: int, *numbers: torch.Tensor) -> Numbers:
-        """Row and column of the padded image that each pixel comes from: int64 (n, height) and (n, width).
+        """Row of the image, padded or mirrored, that each row shows: int64 (n, height); for columns, (n, width).
 
         Computed on the device: the host has one core per GPU and would take longer than the GPU takes for the images.
         """
@@ -110,7 +110,7 @@ class Shift(Augmentation):
 class ResizedCrop(Augmentation):
     """A box of random aspect ratio and at least ``least_area`` of the image, resized to ``size``.
 
-    Applied here to whole images, unless the data workers already crop ``while_decoding``.
+    With ``while_decoding``, data workers crop the images, and ``draw`` and ``apply`` have nothing to do.
     """
 
     size: Size
@@ -187,7 +187,7 @@ class PluginAugmentation(Augmentation):
 
 
 class Context(NamedTuple):
-    """Inputs for building augmentations; ``size``, ``interpolation`` and ``mean`` are those of the network's images."""
+    """What augmentations are built from; ``size``, ``interpolation`` and ``mean`` describe the network's images."""
 
     settings: AugmentationSettings
     max_shift: int | None
@@ -302,7 +302,7 @@ def select_rows(images: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 def flip_some(images: torch.Tensor, flips: torch.Tensor, axis: int = 3) -> torch.Tensor:
     """Flip the images (n, c, h, w) that the mask ``flips`` (n,) marks, left to right or, with ``axis`` 2, upside down.
 
-    Flipping all and then copying whole images is several times as fast as choosing pixel by pixel.
+    Flipping all images and then copying those marked is several times as fast as choosing pixel by pixel.
     """
     both = torch.cat([images, images.flip(axis)])
     return take(both, torch.arange(len(images), device=images.device) + len(images) * flips)

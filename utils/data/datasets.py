@@ -63,8 +63,8 @@ class Data:
 
     ``train`` is None for a set to evaluate. ``preprocessing_line`` describes how images are shown, with the origin of
     each value. ``warnings``: what else a user should know about the set, one line each. ``seen``: a further warning,
-    about validation images on which the checkpoint in use was trained; '' if there are none. ``begun_max_shift``: the
-    specification's ``max_shift`` when the run to resume began, if it has none now. ``origin``: the table that the
+    about validation images on which the checkpoint in use was trained; '' if there are none. ``begun_max_shift``: what
+    ``spec.max_shift`` was when the run to resume began, if it is None now. ``origin``: the table that the
     labels come from, as text; '' without one. ``folds``: the folds of all training images, one of which is validated.
     ``found``: header of the first file, if images are read as arrays.
     """
@@ -140,7 +140,7 @@ class Data:
         )
 
     def doubts(self, args: Settings, begins: bool = False) -> list[str]:
-        """Remarks from a look at some images, a line each; if a new run ``begins``, also on how images are shown."""
+        """Warnings from a look at some images, a line each; if a new run ``begins``, also on how images are shown."""
         shown = self.preprocessing
         enlarges = begins and shown.stored_size is None and shown.crop_pct < 1 and args.data.crop_pct is None
         return first_look.doubts(
@@ -185,14 +185,14 @@ class Data:
                 )
 
     def known_to(self, trained: ResumePoint | None, settings: DataSettings, lister: Lister = LISTER) -> Data:
-        """A copy with ``seen`` set for ``trained``, the checkpoint whose weights are used; None: no weights."""
+        """A copy with ``seen`` for ``trained``, the checkpoint whose weights are used; this object if that is None."""
         if trained is None:
             return self
         seen = seen_in_training(self.validation, self.fingerprint, settings, trained, lister)
         return dataclasses.replace(self, seen=seen)
 
     def _rows(self) -> Iterator[tuple[bytes, str, Any]]:
-        """Path below ``--datapath``, split and label of each image in a table."""
+        """Yield path (below ``--datapath``), split and label of each image of a table."""
         for split, images in (("train", self.train), ("val", self.validation)):
             if images is not None:
                 assert isinstance(images, ImageFiles) and isinstance(images.paths, FilePaths)  # of a table
@@ -200,9 +200,9 @@ class Data:
 
     @cached_property
     def rows(self) -> torch.Tensor | None:
-        """CRC-32 of each image's path, and of its split and label, from which a resumed run tells what has changed.
+        """CRC-32 of each image's path, and CRC-32 of its split and label: int32 (n, 2); None without a table.
 
-        int32 (n, 2); None without a table.
+        A resumed run compares them with its checkpoint's to tell which images have changed.
         """
         if not self.origin:
             return None
@@ -210,7 +210,9 @@ class Data:
         return torch.from_numpy(np.array(rows, dtype=np.uint32).view(np.int32))
 
     def changed_since(self, trained: ResumePoint) -> str:
-        """Text on a table's images that are new, gone, relabelled or in another split since ``trained``, or ''."""
+        """Text on a table's images that are new, gone, relabelled or in another split since ``trained`` was saved.
+
+        '' if there are none, or without a table."""
         rows = self.rows
         known = None if rows is None else trained.read().get("rows")
         if rows is None or known is None:
@@ -234,7 +236,7 @@ class Data:
     def fingerprint(self) -> str:
         """Digest of classes, labels and images (see ``utils.checkpoint.fingerprint``).
 
-        Images count by their pixels if in memory, else by the shards' content, or file names and some files' content.
+        It covers the pixels of images in memory, the content of shards, or the names of files and the content of some.
         """
         digest = hashlib.sha256("\0".join(self.classes).encode(errors="surrogatepass"))  # folders' names
         contents: list[bytes] | None = None
@@ -253,9 +255,9 @@ class Data:
 
 
 def in_colour_of(preprocessing: Preprocessing, images: Images) -> Images:
-    """Make files be read in the mode and range of ``preprocessing``; give images in memory its number of channels.
+    """``images``, if files, to be read in the colour of ``preprocessing``; if in memory, converted to its channels.
 
-    Raises ``UserError`` for any change in memory except between grey and RGB.
+    Raises ``UserError`` if images in memory would need any conversion except between grey and RGB.
     """
     if isinstance(images, ImageFiles):
         return dataclasses.replace(images, colour=preprocessing.colour)
@@ -271,7 +273,7 @@ def in_colour_of(preprocessing: Preprocessing, images: Images) -> Images:
 
 
 def _names(images: ImageFiles) -> bytes:
-    """Folder and name of each file, joined by zero bytes, or the identity of the images in a larger file."""
+    """Folder and name of each file, joined by zero bytes; for images inside a larger file, their identity."""
     if isinstance(images.paths, NumberedImages):
         return images.paths.identity.encode()
     if isinstance(images.paths, FilePaths):
@@ -298,7 +300,7 @@ def _without_waiting(path: str, flags: int) -> int:
 class DataReader:
     """Reads the images of a run once, even if the search for a run to resume has already needed them.
 
-    ``lister`` lists class folders (``Lister.folder`` is set for each data set); synthetic data is made on ``device``.
+    ``lister`` lists class folders, with its ``folder`` set for each data set; synthetic data is made on ``device``.
     """
 
     def __init__(self, device: torch.device, lister: Lister) -> None:
@@ -316,7 +318,7 @@ class DataReader:
         return self._data(settings).fingerprint
 
     def multilabel(self, settings: DataSettings) -> bool:
-        """True if images have several labels; reads them only if neither a setting nor an index tells."""
+        """True if images have several labels, by a setting or the shards' index; for hf, this reads the data."""
         if settings.dataname == "hf":
             return self._data(settings).multilabel
         root = Path(settings.datapath or ".")
@@ -371,8 +373,8 @@ def get_test_data(
 
     Class folders need no train/: their classes are those of the checkpoint ``trained``, and they may also lie directly
     in ``--datapath``. Unless ``division_is_explicit``, ``--val-split`` and ``--folds`` come from the training run.
-    ``leave_out_unknown``: see ``class_folders.read_test_folder``; ``lister``: as in ``get_data``. ``of_test``: read the
-    test images instead, which a table names.
+    ``leave_out_unknown``: see ``class_folders.read_test_folder``; ``lister``: as in ``get_data``. ``of_test``: read a
+    table's test images instead.
     """
     notes: tuple[str, ...] = ()
     if of_test:
@@ -454,9 +456,9 @@ def _read_test_folder(
 def _validated_in_training(
     settings: DataSettings, device: torch.device, trained: ResumePoint, lister: Lister
 ) -> tuple[Data | None, tuple[str, ...]]:
-    """The images that ``trained`` held out and validated on, and notes; None if ``--datapath`` is a different tree.
+    """The images that ``trained`` held out and validated on, and notes for the user.
 
-    A tree that has been moved since is recognised by its fingerprint.
+    Data is None if ``--datapath`` is a different tree; a tree that was moved is recognised by its fingerprint.
     """
     in_place = settings.datapath is None or is_at(trained.state, settings)
     root = None if settings.datapath is None else Path(settings.datapath)
@@ -490,9 +492,9 @@ def _flags_of(division: Mapping[str, Any]) -> str:
 
 
 def _changed_since_validated(data: Data, settings: DataSettings, trained: ResumePoint) -> str:
-    """Warning if the validation images have changed since ``trained`` used them in this place, else ``trained.seen``.
+    """Warning if the validation images have changed since ``trained`` used them; otherwise ``trained.seen``.
 
-    '' if they were elsewhere in training.
+    '' if ``trained`` did not use images from this place.
     """
     if trained.fingerprint is None or not is_at(trained.state, settings):
         return ""
@@ -586,7 +588,7 @@ def _data(settings: DataSettings, splits: Splits) -> Data:
 def _found_in(images: Images, settings: DataSettings) -> Header | None:
     """Header of the first file if Pillow cannot show it, or if ``--in-channels`` is given; otherwise None.
 
-    A .npy file of grey or RGB counts as a picture. An unreadable file is reported where it is needed.
+    None also for a grey or RGB .npy file, and for an unreadable file, which is reported when it is needed.
     """
     if not isinstance(images, ImageFiles) or not len(images):
         return None
@@ -624,7 +626,7 @@ def _lacking(
 
 
 def _on_both_sides(train: Images | None, validation: Images) -> Iterator[str]:
-    """A warning if groups have both training and validation images."""
+    """Yield a warning if some groups have both training and validation images."""
     if train is None or train.groups is None or validation.groups is None:
         return
     trained = set(train.groups)
@@ -645,7 +647,7 @@ def _refuse_without_labels(settings: DataSettings, *splits: Images | None) -> No
 
 
 def prepare(settings: DataSettings, log: Log, evaluate: bool = False) -> None:
-    """Download (``--download``) or unpack the data set on one rank. ``evaluate``: only what ``get_test_data`` reads."""
+    """Download (``--download``), unpack or index the data set on one rank. ``evaluate``: only what evaluation needs."""
     elsewhere = settings.dataname in ("hf", *plugins.added("dataset"))
     if settings.datapath is None or elsewhere or settings.is_table:
         return
@@ -725,7 +727,7 @@ def _what_is_missing(root: Path, name: str, evaluate: bool) -> str:
 
 
 def _refuse_two_sets(root: Path, name: str) -> None:
-    """Raise ``UserError`` if class folders lie beside the shards and ``name`` does not say which are meant."""
+    """Raise ``UserError`` if class folders lie beside the shards, unless ``name`` (--dataname) is 'shards'."""
     for split in filter(None, (training_folder(root), validation_folder(root))) if name != "shards" else ():
         if any(path.is_dir() for path in class_folders.visible(split)):
             raise UserError(

@@ -62,7 +62,7 @@ def decoded(
     Pixels are read from the cache in ``folder``; if they are missing there, ``workers`` processes (0: this one) decode
     the files into it. Without a folder, or if it cannot be written, pixels stay in memory. The caller may change them.
     All processes of a host call this: the first one decodes and logs to ``progress``; lines that would be the same
-    from all are logged by ``is_main`` alone. Raises ``UserError`` with the path of the first unreadable file; with
+    from all are logged with ``is_main`` only. Raises ``UserError`` with the path of the first unreadable file; with
     ``skip_bad`` the result lists such files, and only too many in a row are an error (see ``first_readable``).
     """
     shape = (len(images), images.channels, *sides(view.size))
@@ -80,7 +80,7 @@ def decoded(
 
 
 def fingerprint(images: ImageFiles, view: View, folder: Path) -> str:
-    """Fingerprint of all that determines the pixels: 32 hexadecimal digits of a SHA-256; files count by ``version_of``.
+    """Fingerprint of all that determines the pixels, of files by ``version_of``: 32 hexadecimal digits of a SHA-256.
 
     Paths are relative to ``folder``: a tree moved together with its cache keeps its fingerprint, and two trees in one
     cache never share one.
@@ -100,7 +100,7 @@ def fingerprint(images: ImageFiles, view: View, folder: Path) -> str:
 class _ChunkDecoder(Dataset):
     """The work of a worker: decodes a range of the files into one array and lists the unreadable ones.
 
-    An array goes through a pipe, whereas a tensor needs /dev/shm, which is small in containers.
+    It returns an array, which goes through a pipe; a tensor would need /dev/shm, which is small in containers.
     """
 
     def __init__(self, images: ImageFiles, view: View, skip_bad: bool) -> None:
@@ -138,8 +138,8 @@ def _try_again(decoder: _ChunkDecoder, pixels: torch.Tensor, bad: list[int]) -> 
 def decode(images: ImageFiles, view: View, *, workers: int, progress: ProgressLog, skip_bad: bool = False) -> Decoded:
     """Decode files with ``workers`` processes: pixels (n, c, h, w), uint8 or float32, and the unreadable images.
 
-    Processes, because threads that read small images wait for the GIL: for 32x32 PNG files, 2 threads on 2 cores took
-    three times as long as one process without threads. Raises ``UserError`` as ``decoded`` does.
+    Threads would wait for the GIL if images are small: for 32x32 PNG files, 2 threads on 2 cores took three times as
+    long as one process without threads. Raises ``UserError`` as ``decoded`` does.
     """
     count = len(images)
     pixels = torch.empty(count, images.channels, *sides(view.size), dtype=images.dtype)
@@ -166,7 +166,7 @@ def decode(images: ImageFiles, view: View, *, workers: int, progress: ProgressLo
 
 
 def _kept(path: Path, layout: Layout, make: Callable[[], Decoded], log: Log, is_main: bool) -> Decoded:
-    """Pixels mapped from the file ``path``, made and written there if missing; in memory if it cannot be written."""
+    """Map the pixels in file ``path``, which ``make`` makes if it is missing; return them in memory if not writable."""
     log_once: Log = log if is_main else silent
     if (mapped := _mapped(path, layout)) is None:
         made = None
@@ -196,7 +196,7 @@ def _kept(path: Path, layout: Layout, make: Callable[[], Decoded], log: Log, is_
 
 
 def _contents(folder: Path) -> str:
-    """Text on the size of the cache, in which changed data leaves useless files that look like those still needed."""
+    """Text on the size of the cache, so that users notice old files left by changed data, as they look like others."""
     sizes = [path.stat().st_size for path in folder.glob("*.npy")]
     return f"{len(sizes)} file(s) of {sum(sizes) / 1e6:,.0f} MB there, which may be deleted at any time"
 

@@ -46,7 +46,7 @@ UNREAD = Look("", 0, "", (0, 0))  # the facts of an image that cannot be read
 
 
 class Seen(NamedTuple):
-    """An image's class, split ('train' or 'val'), name for messages and facts; ``problem``: why it is unreadable."""
+    """An image's class, split ('train' or 'val'), name (for messages) and facts; ``problem``: why it is unreadable."""
 
     label: str
     split: str
@@ -65,7 +65,7 @@ def doubts(
     skips_bad: bool = False,
     enlarged: tuple[tuple[int, int], tuple[int, int]] | None = None,
 ) -> list[str]:
-    """Lines that a user should know before training, from a look at some files: few files, bytes and pixels.
+    """Warnings to print before training, from a quick look at a few images, and from the files and class counts.
 
     ``names_damaged``: also name an unreadable image, which otherwise is reported when it is read. Raises ``UserError``
     if no image of a split is readable, unless ``skips_bad``. ``enlarged``: height and width that validation shows by
@@ -95,9 +95,9 @@ def doubts(
 
 
 def _already_of_size(looks: Sequence[Seen], enlarged: tuple[tuple[int, int], tuple[int, int]] | None) -> Iterator[str]:
-    """Line if all images already have the size that validation shows, but are enlarged nevertheless, as timm does.
+    """Yield a line if all images have the size that validation shows, yet are enlarged and cropped, as in timm.
 
-    An enlargement by one pixel is not worth a line.
+    ``enlarged``: as in ``doubts``. An enlargement by one pixel is not worth a line.
     """
     if (
         enlarged
@@ -112,7 +112,7 @@ def _already_of_size(looks: Sequence[Seen], enlarged: tuple[tuple[int, int], tup
 
 
 def lost_levels(images: ImageFiles, classes: Sequence[str], root: str | None) -> list[str]:
-    """Lines about what a trained network, which reads ``images`` in their ``colour``, does not see of them."""
+    """Warnings about what a trained network does not see of ``images``, which it reads in their ``colour``."""
     looks = list(_sampled("val", images, classes, root))
     known = [one for one in looks if not one.problem]
     pixel_range = range_of(images.colour)
@@ -122,7 +122,9 @@ def lost_levels(images: ImageFiles, classes: Sequence[str], root: str | None) ->
 
 
 def _unreadable(looks: Sequence[Seen], where: str, skips_bad: bool) -> list[str]:
-    """Lines about classes whose images are all skipped; raises ``UserError`` if no image of a split is readable."""
+    """Lines about classes of which all images looked at are unreadable, if ``skips_bad``.
+
+    Otherwise, raises ``UserError`` if no image of a split is readable."""
     lines = []
     for split, words in (("train", "train on"), ("val", "validate on")):
         seen = [one for one in looks if one.split == split]
@@ -184,7 +186,7 @@ def below(path: str, root: str | None) -> str:
 
 
 def remarks(looks: Sequence[Seen], colour: str) -> list[tuple[str, str]]:
-    """Remarks on images that are read in ``colour``, by their facts: kind and text of each."""
+    """Remarks on the facts of images that are read in ``colour``: the kind and text of each remark."""
     known = [one for one in looks if not one.problem]
     pixel_range = range_of(colour)
     found = [_beyond(known, pixel_range), _alpha(known) if channels_of(colour) != 4 else None]
@@ -250,7 +252,9 @@ def _by_class(looks: Sequence[Seen]) -> dict[str, list[Look]]:
 def _few_levels(
     looks: Sequence[Seen], pixel_range: tuple[float, float] | None, trained: bool = False
 ) -> tuple[str, str] | None:
-    """Remark if few levels are left of images with more than 8 bits, in all or in a class; otherwise None."""
+    """Remark if images with more than 8 bits, all or those of a class, keep few levels; otherwise None.
+
+    ``trained``: the network has already been trained with this range."""
     deep = [one for one in looks if one.facts.low is not None]
     extremes = {
         label: (min(one.extremes[0] for one in facts), max(one.extremes[1] for one in facts), facts[0].bits)
@@ -352,7 +356,11 @@ _TRAITS = {
 
 
 def _told_by(by: str, groups: Sequence[str], looks: Sequence[Seen]) -> Iterator[tuple[str, str]]:
-    """Remark on the first trait that tells groups (classes or splits) apart: all of one have it, no others do."""
+    """Yield a remark on the first trait that tells groups apart, if any. ``by``: what groups are, 'class' or 'split'.
+
+    ``groups``: the group of each of ``looks``. A trait tells groups apart if, in at least two groups of at least ENOUGH
+    images, all images have one value, and these values differ and occur in no mixed or smaller group.
+    """
     for trait, value in _TRAITS.items():
         values: dict[str, list[str]] = {}
         for group, one in zip(groups, looks, strict=True):
@@ -396,9 +404,9 @@ def _brighter(looks: Sequence[Seen]) -> tuple[str, str] | None:
 
 
 def of_classes(counts: Sequence[np.ndarray], classes: Sequence[str], several: bool = False) -> list[tuple[str, str]]:
-    """Remarks on class names, and on ``counts`` of training and validation, int (classes,) each: kind and text of each.
+    """Remarks on class names and on ``counts`` of training and validation images per class: kind and text of each.
 
-    ``several``: images have several labels.
+    ``counts``: int (classes,) each. ``several``: images have several labels.
     """
     found = []
     alike: dict[str, list[str]] = {}
@@ -421,7 +429,7 @@ def of_classes(counts: Sequence[np.ndarray], classes: Sequence[str], several: bo
 
 
 def _joined(classes: Sequence[str]) -> list[tuple[str, str]]:
-    """Remark on class names that are lists of labels: two or more parts of each occur in other names, too."""
+    """Remark on class names that seem to be lists of labels: two or more parts of each occur in other names, too."""
     for separator in JOINED_BY:
         parts = {name: {part.strip() for part in name.split(separator)} for name in classes}
         times = Counter(part for found in parts.values() for part in found if part)

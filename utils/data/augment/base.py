@@ -46,16 +46,16 @@ class Samples:
     indices: np.ndarray
 
     def uniforms(self, stream: int, count: int) -> np.ndarray:
-        """Random numbers in [0, 1): float32 (n, count), row by row a function of (seed, epoch, index, stream) alone."""
+        """Random numbers in [0, 1): float32 (n, count); each row depends on (seed, epoch, index, stream) alone."""
         return sample_uniforms(self.seed, self.epoch, self.indices, stream, count)
 
 
 class Augmentation(ABC):
     """An augmentation. Its text (``str``) describes it in the plan of a run.
 
-    ``normalised``: applied to the network's input, float32 of the network's size with 0 at the mean, which it may
-    overwrite. Otherwise applied to pixel levels, 0 to 255, in uint8 or, after a crop, float32, left unchanged.
-    ``compilable``: torch.compile can turn ``apply`` into one graph, because it uses no numbers on the host.
+    If ``normalised``, ``apply`` gets the network's input, float32 of the network's size with 0 at the mean, and may
+    overwrite it. Otherwise it gets pixel levels from 0 to 255, uint8 or (after a crop) float32, and must not change
+    them in place. ``compilable``: torch.compile can turn ``apply`` into one graph, as it needs no numbers on the host.
     """
 
     normalised: ClassVar[bool] = False
@@ -63,7 +63,7 @@ class Augmentation(ABC):
 
     @abstractmethod
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
-        """Random numbers (n, ...) for stored images of ``height`` x ``width`` pixels, on the CPU; () if none needed."""
+        """Draw numbers (n, ...), on the CPU, for images stored at ``height`` x ``width`` pixels; () applies nothing."""
 
     def prepared(self, height: int, width: int, *numbers: Any) -> Numbers:
         """Convert the numbers from ``draw``, on the images' device, to those that ``apply`` takes, (n, ...)."""

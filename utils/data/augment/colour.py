@@ -32,7 +32,7 @@ class ColorJitter(Augmentation):
         return cls((brightness, contrast, saturation, hue[0] if hue else 0.0), probability)
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
-        """Operations (places in ``JITTER``, -1 for none) in order and their arguments: (n, 4) each."""
+        """Draw the operations (indices into ``JITTER``, -1 for none) in order, and their arguments: (n, 4) each."""
         uniforms = samples.uniforms(Stream.JITTER, 2 * len(JITTER) + 1).astype(np.float64)
         order = np.argsort(uniforms[:, : len(JITTER)], axis=1, kind="stable")
         amounts = np.array(self.amounts)
@@ -71,7 +71,7 @@ class Sometimes(Augmentation):
     keeps_levels: bool = False
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
-        """Choice (0: apply the operation, -1: leave the image) and argument: (n, 1) each."""
+        """Draw a choice (0: apply the operation, -1: leave the image) and an argument per image: (n, 1) each."""
         uniforms = samples.uniforms(self.stream, 2).astype(np.float64)
         choices = np.where(uniforms[:, :1] < self.probability, 0, -1)
         return choices, self.low + (self.high - self.low) * uniforms[:, 1:]

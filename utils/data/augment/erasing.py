@@ -33,7 +33,7 @@ class RandomErasing(Augmentation):
     normalised: ClassVar[bool] = True
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
-        """Random numbers: float64 (n, k); ``apply`` turns them into boxes, as it knows the images' final size."""
+        """Draw random numbers, float64 (n, k), from which ``apply``, which knows the final image size, makes boxes."""
         return (samples.uniforms(Stream.ERASE, 4 + self.count * (2 * ATTEMPTS + 2)).astype(np.float64),)
 
     def apply(self, images: torch.Tensor, *numbers: np.ndarray) -> torch.Tensor:
@@ -50,7 +50,10 @@ class RandomErasing(Augmentation):
         return images
 
     def _erase(self, images: torch.Tensor, chosen: np.ndarray, boxes: np.ndarray, keys: np.ndarray) -> None:
-        """Fill in place one box, of ``boxes`` (k, 4), in each of the images ``chosen`` (k,), in any memory format."""
+        """Fill box i of ``boxes`` (k, 4) in image ``chosen[i]`` of ``images``, in place and in any memory format.
+
+        ``keys``: uint64 (k,), from which the random colours of each box are made.
+        """
         top, left, height, width = boxes.T
         area = height * width
         box = np.repeat(np.arange(len(boxes)), area)
@@ -75,10 +78,11 @@ class RandomErasing(Augmentation):
 
 
 def boxes_of(uniforms: np.ndarray, counts: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Boxes in images of this size: int64 (k, 4), top, left, height and width; 0 x 0 pixels if no attempt fits.
+    """Boxes in images of ``height`` x ``width`` pixels, int64 (k, 4): top, left, height and width of each.
 
-    ``uniforms`` (k, 2 * ATTEMPTS + 2): areas of all attempts, their aspect ratios, then the place. ``counts`` (k,): how
-    many boxes the image has, which divide the area among them.
+    ``uniforms`` (k, 2 * ATTEMPTS + 2): for the areas of all attempts, their aspect ratios, then the place; the first
+    attempt that fits counts, and if none does, the box has 0 x 0 pixels. ``counts`` (k,): how many boxes share the area
+    in the image.
     """
     rows = np.arange(len(uniforms))
     areas = (AREA[0] + (AREA[1] - AREA[0]) * uniforms[:, :ATTEMPTS]) * height * width / counts[:, None]
@@ -99,7 +103,7 @@ def boxes_of(uniforms: np.ndarray, counts: np.ndarray, height: int, width: int) 
 def normals(keys: np.ndarray, counters: np.ndarray, channels: int) -> np.ndarray:
     """Normally distributed float32 (k, channels), a function of ``keys``, uint64 (k,), and ``counters``, int64 (k,).
 
-    A hash of key and counter is enough for four channels.
+    One 64-bit hash of key and counter gives the numbers of four channels.
     """
     hashed = [
         hashes(keys, counters + (four << 40)).view(np.uint16).reshape(len(keys), 4) for four in range(-(-channels // 4))

@@ -20,7 +20,7 @@ Pair = tuple[np.ndarray | float, np.ndarray | float]  # across and down
 def _inverse(
     angle: np.ndarray, shift: Pair = (0.0, 0.0), shear: Pair = (0.0, 0.0), centre: Pair = (0.0, 0.0)
 ) -> np.ndarray:
-    """Matrices that map output places to image places, both relative to the middle: float64 (k, 6), row by row.
+    """Matrices that map places in the output to places in the image, relative to the middle: float64 (k, 6), by rows.
 
     ``angle`` and ``shear`` (x, y) in radians; ``shift`` (x, y) and the ``centre`` of rotation and shear in pixels.
     Floating-point operations are in torchvision's order, so that the same pixel wins a tie.
@@ -95,7 +95,7 @@ def _translated(images: torch.Tensor, across: int, down: int, fill: Sequence[int
 
 
 def _places(matrices: np.ndarray, height: int, width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Places that output pixels come from, down and across, -1 to 1 in the image: float32 (k, height, width) each."""
+    """Row and column that each output pixel comes from, -1 to 1 across the image: float32 (k, height, width) each."""
     theta = torch.from_numpy(matrices.astype(np.float32)).view(-1, 2, 3)
     theta = to_device(theta / torch.tensor([[[0.5 * width], [0.5 * height]]]), device)
     rows, columns = (torch.arange(size, device=device).sub(0.5 * (size - 1)) for size in (height, width))
@@ -137,7 +137,7 @@ def _maps(matrices: np.ndarray, height: int, width: int, device: torch.device) -
 
 
 def _nearest(places: torch.Tensor, size: int) -> torch.Tensor:
-    """Replace places, -1 to 1 inside the image, by the nearest pixel's number, float32, 0 to ``size`` - 1 inside."""
+    """Convert ``places``, in place, from -1 to 1 across the image, to the nearest pixel's number, 0 to ``size`` - 1."""
     return places.add_(1).mul_(0.5 * size).sub_(0.5).round_()
 
 

@@ -92,7 +92,7 @@ def _sub_policies(
 ) -> SubPolicies:
     """Build ``SubPolicies`` from ``sequences`` of (operation, probability, level or None).
 
-    ``names``: the names of ``operations``, in order, that ``sequences`` use, if not ``operations.names``.
+    ``names``: what ``sequences`` call the ``operations``, in their order, if not by ``operations.names``.
     """
     places = {called: place for place, called in enumerate(names or operations.names)}
     choices = np.full((len(sequences), max(map(len, sequences))), -1)
@@ -142,7 +142,7 @@ def _timm_level(options: dict[str, Any]) -> Level:
 
 
 def _timm_operations(names: Sequence[str], canvas: Canvas, translation: float = TRANSLATION) -> Operations:
-    """``Operations`` for timm's ``names``, some of which differ only in an ending that says what a level means."""
+    """``Operations`` for timm's ``names``; an ending such as 'Increasing' says only what a level means."""
     ranges = _timm_ranges(translation)
     plain = []
     for name in names:
@@ -153,7 +153,7 @@ def _timm_operations(names: Sequence[str], canvas: Canvas, translation: float = 
 
 
 def _timm_ranges(translation: float) -> dict[str, Arguments]:
-    """Meaning of a level for each of timm's operations: a fraction of its range, which level 10 uses in full."""
+    """Functions, by timm's name of an operation, that turn levels into arguments; level 10 gives the full range."""
 
     def part(full: float, levels: np.ndarray) -> np.ndarray:
         return levels / TIMM_LEVELS * full

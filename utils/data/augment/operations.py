@@ -47,9 +47,9 @@ class Canvas:
 
 @contextmanager
 def _one_thread(device: torch.device) -> Iterator[None]:
-    """Context that makes a CPU compute with one thread: short operations wait longer for threads than these save.
+    """Context in which a CPU computes with one thread, as starting threads costs short operations more than it saves.
 
-    This is even truer beside workers that keep all cores busy.
+    With workers that keep all cores busy, it costs even more.
     """
     before = torch.get_num_threads()
     if device.type == "cpu":
@@ -111,7 +111,7 @@ def _one_by_one(
 
 
 def _kinds(names: Sequence[str]) -> np.ndarray:
-    """Kind of each operation, int64 (names,): a call applies one kind. All geometric ones are one kind; -1 is none."""
+    """Kind of each operation, int64 (names,), as one call applies one kind: the geometric ones share one; -1: none."""
     geometric = len(names)
     kinds = [-1 if name == IDENTITY else geometric if name in MATRICES else k for k, name in enumerate(names)]
     return np.array(kinds)

@@ -33,7 +33,10 @@ class Operations:
     channels: int = 3  # of the images, for the description
 
     def apply(self, images: torch.Tensor, choices: np.ndarray, levels: np.ndarray, details: np.ndarray) -> torch.Tensor:
-        """Apply operations ``choices``, negative for none, with ``levels`` and ``details``: (n, layers) each."""
+        """Apply to each image the operations of its row of ``choices`` (indices, negative for none), in order.
+
+        Their strengths are ``levels``; ``details``, from 0 to 1, decide signs and the like. All are (n, layers).
+        """
         values = np.zeros(choices.shape)
         for choice in np.unique(choices[choices >= 0]):
             own = choices == choice
@@ -82,7 +85,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Policy(Augmentation):
-    """A policy that applies operations to each image, one after the other."""
+    """Base class of policies that apply ``operations`` to images."""
 
     name: str
     operations: Operations
