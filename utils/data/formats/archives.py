@@ -90,7 +90,7 @@ def _unpack_split(root: Path, split: str, log: Log) -> None:
 
 
 def _unpack_train(archive: tarfile.TarFile, work: Path, log: Log) -> Path:
-    """Unpack an archive with one archive per class, except for complete classes; return the class folders' parent."""
+    """Unpack an archive of archives, one per class, leaving out complete classes; return the class folders' parent."""
     folder = work / "train"
     folder.mkdir(exist_ok=True)
     classes = [member for member in archive if member.isfile()]
@@ -110,7 +110,7 @@ def _unpack_train(archive: tarfile.TarFile, work: Path, log: Log) -> Path:
 
 
 def _unpack_validation(archive: tarfile.TarFile, root: Path, work: Path, log: Log) -> Path:
-    """Unpack an archive of all images by the development kit's list of classes; return the class folders' parent."""
+    """Unpack an archive of images into class folders by the development kit's list; return the folders' parent."""
     from torchvision.datasets import imagenet
 
     imagenet.parse_devkit_archive(work, str((root / imagenet.ARCHIVE_META["devkit"][0]).absolute()))

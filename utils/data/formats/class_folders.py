@@ -49,7 +49,7 @@ def find_splits(root: Path) -> tuple[Path, Path] | None:
 
 
 def is_tree_of(root: Path, classes: Sequence[str]) -> bool:
-    """True if ``root`` holds ``classes`` that are named like splits, such as CIFAR-100's 'train', beside others."""
+    """True if folders in ``root`` named like splits, as CIFAR-100's class 'train', are ``classes`` beside others."""
     there = {path.name for path in visible(root) if path.is_dir()}
     like_splits = {name for name in there if name.lower() in (*TRAINING_FOLDERS, *VALIDATION_FOLDERS)}
     return bool(like_splits) and like_splits <= set(classes) and bool((there - like_splits) & set(classes))
@@ -69,7 +69,7 @@ def read_class_folders(
 ) -> Splits:
     """Read two trees with one folder per class; the classes are those of ``train``, in alphabetical order.
 
-    With ``tells_of_test``, there is a warning if the validation folder is named test. Raises ``UserError``.
+    With ``tells_of_test``, warn if the validation folder is named test. Raises ``UserError``.
     """
     classes = class_names(train)
     unknown = sorted(set(class_names(validation)) - set(classes))
@@ -133,7 +133,7 @@ def read_tree(root: Path, colour: str, lister: Lister = LISTER) -> Splits:
 
 
 def _refuse_split_among(root: Path, classes: Sequence[str]) -> None:
-    """Raise ``UserError`` for folders such as test/cat/ beside cat/: test would be a class, its images trained on."""
+    """Raise ``UserError`` for folders such as test/cat/ beside cat/: test would be a class and be trained on."""
     for split in (name for name in classes if name.lower() in VALIDATION_FOLDERS):
         if inside := [name for name in classes if (root / split / name).is_dir()]:
             raise UserError(
@@ -179,7 +179,7 @@ def holds_images(folder: Path) -> bool:
 
 
 def _deeper(tree: Path, images: ImageFiles, classes: Sequence[str]) -> list[str]:
-    """A warning if no class folder in ``tree`` holds images itself: the folders inside may be the intended classes."""
+    """A warning if all images in ``tree`` lie deeper than its class folders: inner folders may be meant as classes."""
     assert isinstance(images.paths, FilePaths)
     if images.paths.in_one_level or any(path.count(b"/") == 1 for path in images.paths.below()):
         return []
@@ -190,7 +190,7 @@ def _deeper(tree: Path, images: ImageFiles, classes: Sequence[str]) -> list[str]
 
 
 def _left_out(endings: Counter[str], *trees: Path) -> tuple[str, ...]:
-    """A warning for each kind of image in ``trees`` that is not read; ``endings``: how many have each ending."""
+    """Warnings about images in ``trees`` that are not read; ``endings``: how many unread images have each ending."""
     warnings = []
     where = " and ".join(map(str, trees))
     linked = endings[LINKED]

@@ -64,6 +64,6 @@ def in_order_of(file: Path, splits: Splits) -> Splits:
 
 
 def _relabelled(images: Images, labels: torch.Tensor) -> Images:
-    """The images whose class has a new label, with that label. ``labels``: int64 (old classes,), -1 for none."""
+    """The images with new labels, without those whose class has none. ``labels``: int64 (old classes,), -1 for none."""
     chosen = images.take(np.flatnonzero((labels[images.labels] >= 0).numpy()))
     return replace(chosen, labels=labels[chosen.labels])

@@ -89,9 +89,9 @@ def hold_out(splits: Splits, settings: DataSettings, trained: ResumePoint | None
 def keys_of(images: Images, classes: Sequence[str]) -> Iterator[bytes]:
     """The key of each training image, which stays the same when other images are added.
 
-    For a file: its path below the tree (see ``key_of``). In shards: class and name. In memory, and in tables whose rows
-    have no names: class and number, which stay the same if others are added at the end. If the images are multi-label,
-    the class is left out.
+    For a file, it is the path below the tree (see ``key_of``); in shards, class and name; in memory and in tables
+    whose rows have no names, class and number (which stay the same only if images are added at the end). Keys of
+    multi-label images leave out the class.
     """
     paths = getattr(images, "paths", None)
     if isinstance(paths, FilePaths):
@@ -131,7 +131,7 @@ def _hashes(keys: Iterable[bytes], count: int, seed: int = 0) -> np.ndarray:
 def held_out(
     keys: Iterable[bytes], labels: np.ndarray, classes: Sequence[str], settings: DataSettings
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Choose the images for validation, bool (n,), by ``keys`` and ``labels``, int64 (n,); return also warnings.
+    """Choose the images for validation by ``keys`` and ``labels``, int64 (n,): bool (n,), and warnings.
 
     An image is chosen if the hash of its key, as a fraction of the largest possible hash, lies below the share. So
     adding or removing images moves no other image, with one exception: a class left without validation images lends
@@ -206,7 +206,10 @@ def _held_out_groups(images: Images, classes: Sequence[str], settings: DataSetti
 
 
 def _drawn(labels: np.ndarray, classes: Sequence[str], share: float) -> np.ndarray:
-    """Choose as older versions did, bool (n,): one generator draws for all classes, so adding a file moves others."""
+    """Choose the images for validation, bool (n,), as older versions did: adding a file may move others.
+
+    One random generator draws for all classes, in turn.
+    """
     chosen = np.zeros(len(labels), dtype=bool)
     generator = np.random.Generator(np.random.Philox(key=[0, 0]))
     for label, name in enumerate(classes):
@@ -254,9 +257,9 @@ def stored_folds(settings: DataSettings, trained: ResumePoint | None) -> Folds |
 def folds_of(images: Images, classes: Sequence[str], settings: DataSettings, kept: Folds | None) -> Folds:
     """Assign ``images`` to folds; images with a fold in ``kept`` stay in it. Raises ``UserError``.
 
-    Images with the same group or key share a fold. scikit-learn's splitters deal them out in the order of their hashes,
-    so that the folds depend on the seed and on which images there are, not on their order. If some images already have
-    folds, each other image goes to the fold with the fewest images of its class (see ``_spread``).
+    Images with the same group or key share a fold. scikit-learn's splitters take the images in the order of their
+    hashes, so that the folds depend on the seed and the set of images, not on their order. If some images already
+    have folds, each other image goes to the fold with the fewest images of its class (see ``_spread``).
     """
     count = settings.folds
     assert count is not None
@@ -317,7 +320,7 @@ def _known(
 def _dealt(unit_of: np.ndarray, units: int, strata: np.ndarray, settings: DataSettings, grouped: bool) -> np.ndarray:
     """Deal out the units (images of one group or key) by scikit-learn's splitters; return their folds, int64 (units,).
 
-    Raises ``UserError`` if there are too few units for so many folds.
+    Raises ``UserError`` if there are too few units for the folds.
     """
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 

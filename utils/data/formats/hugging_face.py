@@ -112,19 +112,19 @@ def _columns_of_classes(
 
 
 def _separated(table: _Table, separator: str, column: str) -> _Table:
-    """Split the labels of ``table``, texts of several names each, at ``separator``. Raises ``UserError`` for others."""
+    """Split each text in the labels of ``table`` at ``separator``. Raises ``UserError`` if they are not text."""
     if isinstance(table.values, LabelLists) or table.values.dtype != object:
         raise UserError(f"--label-separator: column {column} of {table.name} holds no text; remove it")
     return table._replace(values=LabelLists.split(table.values.tolist(), separator))
 
 
 def _plain(values: np.ndarray | LabelLists) -> np.ndarray:
-    """The labels as one array; those of lists are concatenated."""
+    """The labels as one array; lists of labels are concatenated."""
     return values.values if isinstance(values, LabelLists) else values
 
 
 class _Table(NamedTuple):
-    """A split as read. ``kind``: the type of a label, a feature of ``datasets``; ``values``: the labels as stored."""
+    """A split that was read. ``kind``: a label's type, a feature of ``datasets``; ``values``: the labels as stored."""
 
     name: str
     dataset: Any
@@ -195,7 +195,7 @@ def _chosen_splits(root: Path, settings: DataSettings, evaluate: bool) -> tuple[
 def find(root: Path) -> dict[str, Found]:
     """The splits in ``root``, by name in lower case; empty if there are none. Raises ``UserError``.
 
-    As on the Hub, a parquet file belongs to the split with which its own name or its folder's name begins. If no file
+    As on the Hub, a parquet file belongs to the split that its name, or its folder's name, begins with. If no file
     names a split, all are for training.
     """
     if (root / SAVED).is_file():
@@ -324,7 +324,7 @@ def _holds_files(kind: Any) -> bool:
 
 
 def _of_list(kind: Any) -> Any:
-    """The type of the items if ``kind`` is that of a column of lists, otherwise None."""
+    """The type of the items if ``kind`` is the type of a column of lists, otherwise None."""
     return kind[0] if isinstance(kind, list) else getattr(kind, "feature", None)
 
 
@@ -349,7 +349,7 @@ def labels_of(dataset: Any, column: str, where: str) -> np.ndarray | LabelLists:
 
 
 def classes_of(kind: Any, values: np.ndarray, column: str) -> tuple[str, ...]:
-    """The classes in the order of their labels: a ClassLabel's names, all texts sorted, or the numbers from 0 to the
+    """The classes in the order of their labels: the names of a ClassLabel, texts sorted, or numbers from 0 to the
     largest. Raises ``UserError`` for numbers too large to be classes.
     """
     if names := getattr(kind, "names", None):
@@ -448,7 +448,7 @@ class Rows(NumberedImages):
 
     @property
     def identity(self) -> str:
-        """Text that is the same for images of the same sizes in bytes in the same order, wherever they are stored."""
+        """Text that depends only on the images' sizes in bytes and their order, not on where they are stored."""
         return hashlib.sha256(self._lengths[self.places].tobytes()).hexdigest()
 
     @cached_property

@@ -53,7 +53,7 @@ def is_image(name: str) -> bool:
 
 
 def unread_ending(name: str) -> list[str]:
-    """A list of the file's ending if it is that of an image format that is not read; otherwise an empty list."""
+    """A list with the file's ending, if it belongs to an image format that is not read; otherwise an empty list."""
     ending = os.path.splitext(name.lower())[1]
     return [ending] if ending and ending in UNREAD_ENDINGS.split() else []
 
@@ -74,7 +74,7 @@ class Listing:
     folders: tuple[FolderTimes, ...]
 
     def of(self, classes: Sequence[str]) -> tuple[FilePaths, np.ndarray, Counter[str]]:
-        """The images of ``classes`` only: paths by class, labels, int64 (n,), and numbers of unread images by ending.
+        """The images of ``classes`` only: paths, class by class; labels, int64 (n,); counts of unread images by ending.
 
         A class without a folder has no images.
         """
@@ -178,7 +178,7 @@ def _list_class_folder(tree: str, name: str, tell: Callable[[int], None]) -> _Cl
 
 @dataclass(frozen=True)
 class Lister:
-    """Lists class folders, or reads the list kept in ``folder`` if it is still valid. None: no list is kept.
+    """Lists class folders, or reads a valid list kept in ``folder``; if ``folder`` is None, no list is kept.
 
     Without ``keeps``, nothing is written. All processes of a host that need a list call ``list``: the first one lists
     the folders and logs to ``progress``, the others wait. Only the process with ``is_main`` logs what all would log.
@@ -282,7 +282,7 @@ def _first_changed(tree: Path, folders: Sequence[FolderTimes]) -> str | None:
 
 
 def _unsettled(folders: Sequence[FolderTimes], began_ns: int) -> str | None:
-    """The reason why the times of a folder cannot be relied on; None if those of all folders can."""
+    """The reason why a folder's times cannot be relied on; None if all folders' times can be."""
     for folder, modified, changed in folders:
         if modified <= 0:  # as on a mounted object store
             return f"{folder} has no time of modification"
@@ -308,7 +308,7 @@ def _packed(listing: Listing) -> bytes:
 def _unpacked(content: bytes, tree: Path) -> Listing:
     """The listing that ``_packed`` turned into ``content``. Raises ``ValueError`` or another error if it is damaged.
 
-    ``content`` is in memory: if the file were mapped and then deleted on a network drive, pages could be missing later.
+    ``content`` is read into memory, not mapped: a mapped file may lose pages if it is deleted on a network drive.
     """
     start = len(MAGIC) + DIGEST_BYTES
     if not content.startswith(MAGIC):

@@ -44,7 +44,7 @@ class Items(NumberedImages):
             return "unreadable"
 
     def read(self, number: int) -> bytes:
-        """The bytes of item ``number``'s image file; an image that is not a file becomes a PNG, which loses nothing.
+        """The bytes of the image file of item ``number``; an image that is not a file is encoded as PNG, without loss.
 
         An ``OSError`` means a damaged image; any other exception is reported as a mistake in the user's file.
         """

@@ -17,7 +17,7 @@ CELLS = {
 
 
 class LabelLists(NamedTuple):
-    """Labels of n images: ``values`` (m,), numbers or names, and the image of each, ``rows`` int64 (m,).
+    """Labels of n images: ``values`` (m,), numbers or names, and ``rows``, int64 (m,), the image that each belongs to.
 
     ``known``: bool (n,), False if the image's labels are unknown; an image that shows none of the classes is known.
     """
@@ -54,7 +54,7 @@ class LabelLists(NamedTuple):
 
 
 def of_column(cells: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """The labels in a class's own column, int8 (n,): 1, 0, or -1 if missing; and the rows with invalid cells, int64."""
+    """Labels of a class, from its own column: int8 (n,), 1, 0, or -1 if missing; and the invalid cells' rows, int64."""
     words = {cell: CELLS.get(str(cell if cell is not None else "").strip().lower()) for cell in set(cells)}
     found = [words[cell] for cell in cells]
     wrong = np.array([row for row, label in enumerate(found) if label is None], dtype=np.int64)

@@ -56,8 +56,8 @@ FIRST_BYTES = 1 << 16  # that hold the names of the columns
 class Table:
     """The rows of a file of labels, or a row for each image whose name contains its class.
 
-    ``files``: paths of files below ``root``, sorted; ``file``: int64 (n,), the place in ``files`` of each row's file,
-    all different. ``label``: int64 (n,), the place in ``texts`` of each row's label, -1 if missing; with a column for
+    ``files``: paths of files below ``root``, sorted; ``file``: int64 (n,), the index in ``files`` of each row's file,
+    all different. ``label``: int64 (n,), the index in ``texts`` of each row's label, -1 if missing; with a column for
     each class int8 (n, classes). ``split``: int8 (n,), TRAIN, VALIDATION or TEST; ``group``: str (n,); ``weight``:
     float64 (n,); each is None if there is no such column. ``at(row, role)``: the place of the cell in the column for
     ``role``, for messages. ``flag``: the flag that gives the labels; ``words``: a description of the table for a plan.
@@ -80,7 +80,7 @@ class Table:
 
 
 class TablePaths(FilePaths):
-    """Paths of a table's files; a fingerprint takes them in full, as several folders may hold files of one name."""
+    """Paths of a table's files; fingerprints use whole paths, as several folders may hold files of one name."""
 
     @classmethod
     def of(cls, root: Path, files: pyarrow.LargeBinaryArray) -> TablePaths:
@@ -179,7 +179,7 @@ def table_of_names(settings: DataSettings) -> Table:
 
 
 def _coded(cells: pyarrow.ChunkedArray) -> tuple[np.ndarray, list[str]]:
-    """The number of each row's text, int64 (n,), -1 if it is missing; and the distinct texts, by number."""
+    """The number of each row's text, int64 (n,), -1 for a missing text; and the list of distinct texts."""
     coded = cells.combine_chunks().dictionary_encode()
     numbers = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     return numbers, coded.dictionary.to_pylist()
@@ -241,16 +241,16 @@ def _where(chosen: pyarrow.Array | pyarrow.ChunkedArray) -> np.ndarray:
 
 
 def _places(paths: pyarrow.LargeBinaryArray, files: pyarrow.LargeBinaryArray) -> np.ndarray:
-    """The first place in ``files`` of each of ``paths``, int64; -1 if it is not there."""
+    """The first index in ``files`` of each of ``paths``, int64; -1 if it is not among them."""
     import pyarrow.compute as compute
 
     return compute.index_in(paths, files).fill_null(-1).to_numpy().astype(np.int64)
 
 
 def _files(cells: pyarrow.ChunkedArray, root: Path, mistakes: _Mistakes) -> tuple[pyarrow.LargeBinaryArray, np.ndarray]:
-    """All files in the folders that rows name, sorted; and the place of each row's file among them, int64 (n,).
+    """All files in the folders named by ``cells``, sorted; and the index of each row's file among them, int64 (n,).
 
-    A name without an ending means the image of that name. Raises ``UserError``.
+    A name without an ending means the image that has this name and an ending. Raises ``UserError``.
     """
     import pyarrow
     import pyarrow.compute as compute
@@ -279,7 +279,7 @@ def _files(cells: pyarrow.ChunkedArray, root: Path, mistakes: _Mistakes) -> tupl
 
 
 def _refuse_lost(rows: np.ndarray, cells: pyarrow.ChunkedArray, root: Path, mistakes: _Mistakes) -> None:
-    """Raise ``UserError`` for ``rows``, if there are any, whose paths are empty or name no file."""
+    """Raise ``UserError`` if there are any ``rows``, whose paths in ``cells`` are empty or name no file."""
     paths = cells.take(rows).to_pylist()
     blank = np.array([not (path or "").strip() for path in paths], dtype=bool)
     windows = any("\\" in (path or "") for path in paths)
@@ -337,7 +337,7 @@ class _Mistakes:
         self.lines: list[str] = []
 
     def add(self, role: str, rows: Sequence[int] | np.ndarray, words: str, cells: Any = None) -> None:
-        """Add a message about the first of ``rows``, with its cell in ``cells`` and how many more rows there are."""
+        """Add a message, ``words``, about the first of ``rows``, its cell in ``cells``, and how many more there are."""
         if not len(rows):
             return
         first = int(rows[0])
@@ -399,7 +399,7 @@ class _Source:
         return cls(file, names, separator)
 
     def chosen(self, given: dict[str, str | None]) -> dict[str, str]:
-        """The column for each role: the ``given`` one, or the first of the usual names. Raises ``UserError``."""
+        """The column for each role: the ``given`` name or the first usual one of the columns. Raises ``UserError``."""
         small = {name.lower(): name for name in reversed(self.names)}
         columns = {}
         mistakes = []
@@ -535,7 +535,7 @@ def read_labels(
 ) -> Splits:
     """Read the images of the table that ``--labels`` or ``--class-from-name`` gives. Raises ``UserError``.
 
-    With ``evaluate``, a table without splits is evaluated whole; with ``of_test``, only its test rows are. ``classes``:
+    With ``evaluate``, all rows of a table without splits are read; with ``of_test``, only test rows. ``classes``:
     those of a checkpoint, which messages call ``whose``; with ``leave_out_unknown``, images of other classes are left
     out with a warning.
     """
@@ -597,7 +597,7 @@ def _numbered(
 
 
 def _numbers(labels: Iterable[str], names: Sequence[str]) -> np.ndarray:
-    """The place of each of ``labels`` among ``names``, int64; -1 if it is not there."""
+    """The index of each of ``labels`` in ``names``, int64; -1 if it is not there."""
     number = {name: label for label, name in enumerate(names)}
     return np.array([number.get(name, -1) for name in labels], dtype=np.int64)
 
@@ -607,8 +607,8 @@ def _rows_of(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The rows to train on, the rows to validate on, and the unused rows of val and test: int64 each.
 
-    With ``--val-split`` or ``--folds``, none are to validate on yet; they are later chosen from those to train on.
-    Raises ``UserError``.
+    With ``--val-split`` or ``--folds``, there are no rows to validate on yet; they are later chosen from those to train
+    on. Raises ``UserError``.
     """
     everything = np.arange(len(table))
     none = everything[:0]

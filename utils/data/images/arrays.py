@@ -130,7 +130,7 @@ def _file(path: str | BinaryIO) -> BinaryIO:
 
 
 def numbers_in(path: str | BinaryIO, channels: int, formats: list[str] | tuple[str, ...] | None = None) -> np.ndarray:
-    """Read the numbers in a file as stored, but upright; ``channels``: the number of channels that is wanted."""
+    """Read a file's numbers as stored, but upright: (h, w) or (h, w, c). ``channels``: how many are wanted."""
     start = _start(path)
     if start.startswith(RAW):
         return np.lib.format.read_array(_file(path), allow_pickle=False)

@@ -148,7 +148,7 @@ def decode_crop(path: str | NamedBytes, view: View, colour: str, uniforms: np.nd
 def decode_box(
     path: str | NamedBytes, view: View, colour: str, uniforms: np.ndarray | None = None
 ) -> tuple[torch.Tensor, Placement | None]:
-    """The pixels that ``decode_crop`` resizes, (channels, h, w), and their place in the view, None in training."""
+    """The pixels (channels, h, w) that ``decode_crop`` resizes, and their place in the view (None in training)."""
     source = loaded(path)
     plain = read_plain_jpeg(source, colour)
     if plain is not None:
@@ -173,7 +173,7 @@ def decode_whole(path: str | NamedBytes, size: Size, colour: str) -> torch.Tenso
 
 
 def decoder() -> str:
-    """Name and version of the library that decodes plain JPEG files, and whether it decodes regions, for the log."""
+    """Text for the log: the library that decodes plain JPEG files, its version, and whether it decodes regions."""
     if jpeg.nvimgcodec is not None:
         return f"nvImageCodec {jpeg.nvimgcodec.__version__}, regions"
     return f"torchvision {metadata.version('torchvision')}, whole images"

@@ -35,8 +35,8 @@ class MixedBatch(NamedTuple):
     """A batch on its way from a worker to the device: some images in JPEG files, the others decoded.
 
     ``data``: uint8 (bytes,), the JPEG files concatenated, because each tensor sent takes a file descriptor.
-    ``lengths``: for each image of the batch, the bytes of its file, or 0 if it is the next one in ``decoded``: uint8
-    (m, channels, h, w). ``paths``, ``boxes`` and ``places``: one of each for every JPEG file.
+    ``lengths``: for each image of the batch, the bytes of its file, or 0 if it is the next one of ``decoded``, uint8
+    (m, channels, h, w). ``paths``, ``boxes`` and ``places``: one item per JPEG file.
     """
 
     data: torch.Tensor

@@ -65,7 +65,7 @@ def plain_size(data: bytes) -> tuple[int, int] | None:
 
 
 def _is_whole(data: bytes, scan: int, frame: int) -> bool:
-    """True if the pixels, from byte ``scan`` on, continue up to the end marker; ``frame``: the frame's marker."""
+    """True if the compressed pixels, from byte ``scan`` on, reach the end marker; ``frame``: the frame's marker."""
     if frame == _PROGRESSIVE:  # many scans with markers between them, all of which any region needs
         return data.endswith(END)
     marker = _MARKER.search(data, scan)

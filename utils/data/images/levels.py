@@ -18,8 +18,8 @@ class Colour(str):
 
     A ``Colour`` can be used wherever a plain mode can. ``keeps_levels``: numbers of more than 8 bits are read as
     float32, from 0 to 255, not rounded to 256 levels. Such images, and those of other numbers of channels, are read as
-    arrays (see ``arrays.py``). ``pixel_range``: the two numbers of more than 8 bits that become 0 and 255. None: 16-bit
-    numbers are divided by 256, and others are refused unless they are integers from 0 to 255.
+    arrays (see ``arrays.py``). ``pixel_range``: the two numbers of more than 8 bits that become 0 and 255; if None,
+    16-bit numbers are divided by 256, and others are refused unless they are integers from 0 to 255.
     """
 
     pixel_range: tuple[float, float] | None
@@ -117,8 +117,8 @@ def numbers_of(image: Image.Image, path: str | BinaryIO) -> np.ndarray | None:
     """The numbers of more than 8 bits in the file at ``path``, upright: grey (h, w), or colour, uint16 (h, w, 3).
 
     ``image``: the same file, opened but not loaded. None for 8-bit numbers, and for PPM files, which state their own
-    range. Pillow has no mode for 16-bit colour and reads only the upper bytes; told that the byte order is reversed, it
-    reads the lower bytes. Raises ``ValueError`` for other images of 16 bits.
+    range. Of 16-bit colour, for which Pillow has no mode, it reads only the upper bytes; with the byte order given as
+    reversed, it reads the lower bytes. Raises ``ValueError`` for other images of 16 bits.
     """
     if image.format == "PPM" or not (is_deep(image) or ";16" in raw_mode(image)):
         return None

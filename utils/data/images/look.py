@@ -55,7 +55,7 @@ class Look(NamedTuple):
 
     @property
     def pixels(self) -> int:
-        """Number of pixels to decode for facts that are not in the header; of a JPEG file, few are enough."""
+        """Number of pixels to decode for facts that are not in the header; for a JPEG file, one in 32."""
         return self.size[0] * self.size[1] // (32 if self.file_format in ("JPEG", "MPO") else 1)
 
 
@@ -91,7 +91,7 @@ def kind_of_array(channels: int) -> str:
 
 
 def further_of(channels: int, colour: str) -> int:
-    """The number of an array's channels not read in ``colour``; 0 if it has up to four, as a fourth may be alpha."""
+    """Number of an array's channels that ``colour`` does not read; 0 if it has up to four, as a fourth may be alpha."""
     return max(0, channels - channels_of(colour)) if channels > 4 else 0
 
 
@@ -137,7 +137,7 @@ def look(path: str | BinaryIO, colour: str, shown: Image.Image | None = None) ->
 
 
 def _look_at_array(found: Look, path: str | BinaryIO, colour: str) -> Look:
-    """Add to the facts ``found`` those that need an array's numbers; only rounding to 256 levels loses content."""
+    """The facts ``found`` and those that need an array's numbers; ``lost`` is what rounding to 256 levels loses."""
     numbers = numbers_in(path, channels_of(colour))
     levels = of_colour(numbers, colour)
     seen = (float(levels.min()), float(levels.mean()), float(levels.max()))
@@ -155,7 +155,7 @@ def _thumbnail(path: str | BinaryIO) -> Image.Image:
 
 
 def levels_seen(low: float, high: float, bits: int, pixel_range: tuple[float, float] | None) -> int:
-    """Number of levels, of 256, from that which ``low`` becomes to that which ``high`` becomes, inclusive."""
+    """How many of the 256 levels lie between those that ``low`` and ``high`` become, inclusive."""
     if pixel_range is None:
         darkest, brightest = (int(number) >> 8 if bits == 16 else int(number) for number in (low, high))
     else:

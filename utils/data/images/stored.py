@@ -15,7 +15,7 @@ RAW = b"\x93NUMPY"  # how a .npy file begins: uint8 pixels (height, width) or (h
 
 
 class Stored(str):
-    """The name of an image inside something larger, its ``source``; it can be used wherever a path can."""
+    """The name of image ``number`` inside something larger, its ``source``; it can be used wherever a path can."""
 
     source: NumberedImages
     number: int
@@ -30,7 +30,7 @@ class Stored(str):
         return self.source.read(self.number)
 
     def __reduce__(self) -> Any:
-        """Pickle only the key of the source and the number; the other process knows the source, too."""
+        """Pickle only the source's key and the image's number; the process that unpickles them knows the source."""
         return _stored, (self.source.key, self.number)
 
 
@@ -45,8 +45,8 @@ class ImagePaths(Sequence[str], ABC):
 class NumberedImages(ImagePaths):
     """The images of a split called ``name``, as a sequence of ``Stored`` names, each made only when it is asked for.
 
-    ``places``: the images' numbers, int64 (n,), at first those of all images. Processes that are forked from the one
-    that made the sequence, or to which it is sent, know it by its ``key``.
+    ``places``: the images' numbers, int64 (n,), at first those of all images. A process that was forked from the one
+    that made the sequence, or has been sent the sequence, finds it by its ``key``.
     """
 
     def __init__(self, name: str, count: int) -> None:
@@ -124,7 +124,7 @@ def opened(path: str | BinaryIO) -> str | BinaryIO:
 def version_of(path: str) -> str:
     """Text that changes when the image file at ``path`` does, to recognise outdated copies. The file is not read.
 
-    Size and modification time alone may miss that two files have changed places; inode and change time do not.
+    Size and modification time alone may miss that two files were swapped; inode and change time reveal it.
     """
     if isinstance(path, Stored):
         return path.version

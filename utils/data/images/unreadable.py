@@ -29,9 +29,10 @@ class Read(Protocol):
 
 
 def first_readable(index: int, count: int, read: Callable[[int], None]) -> tuple[int, list[str]]:
-    """The number of the first image from ``index`` on that ``read`` can read, and the paths of those skipped.
+    """Number of the first image, from ``index`` on, that ``read`` can read, and the paths of the images skipped.
 
-    After the last of the ``count`` images comes the first. Raises ``UserError`` if too many in a row are unreadable.
+    After the last of the ``count`` images, the first one follows. Raises ``UserError`` if too many in a row are
+    unreadable.
     """
     passed: list[str] = []
     for number in range(index, index + min(MOST_IN_A_ROW, count)):
@@ -48,12 +49,12 @@ def first_readable(index: int, count: int, read: Callable[[int], None]) -> tuple
 
 
 def read_micro_batch(micro_batch: MicroBatch, count: int, policy: str, read: Read) -> tuple[MicroBatch, np.ndarray]:
-    """Read the images of ``micro_batch``; return it as read, and the numbers of the images that it now shows, int64.
+    """Read the images of ``micro_batch``; return it, updated, and the numbers of the images that it now shows, int64.
 
     ``count``: images in the data set. ``read(image, sample, place)`` reads an image with the random numbers of the
     batch's ``sample``-th sample into ``place`` in the batch, or raises ``UnreadableImage``. ``policy``: REPLACE shows
-    the next readable image instead of an unreadable one; LEAVE_OUT leaves it out, but one of the next must be readable;
-    REFUSE passes the error on.
+    the next readable image instead of an unreadable one; LEAVE_OUT leaves it out; with both, too many unreadable images
+    in a row raise ``UserError``. REFUSE passes the error on.
     """
     if policy == REFUSE:
         for sample, image in enumerate(micro_batch.indices.tolist()):

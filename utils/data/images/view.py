@@ -21,8 +21,9 @@ Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 class Placement(NamedTuple):
     """The part of an image file that is shown; it depends only on the pixels in ``box``.
 
-    The box, preceded by ``columns`` and ``rows`` of arbitrary pixels, is made ``across`` times as wide and ``down``
-    times as high. In the result, the part shown begins at ``left``, ``top``, negative if outside the image.
+    The box, with ``columns`` and ``rows`` of arbitrary pixels added to its left and above it, is made ``across`` times
+    as wide and ``down`` times as high. In the result, the part shown begins at ``left`` and ``top``, which are negative
+    outside the image.
     """
 
     box: Box
@@ -91,7 +92,10 @@ class View:
         return (other, target) if width > height else (target, other)
 
     def _span(self, side: int, resized: int, offset: int, shown: int) -> tuple[int, int]:
-        """Range of pixels in ``side`` on which the ``shown`` pixels, from ``offset`` on, of the ``resized`` depend."""
+        """First pixel and end of the range, along one side, that a part of the resized image depends on.
+
+        ``side`` pixels are resized to ``resized``; the part is ``shown`` pixels long and begins at ``offset``.
+        """
         scale = side / resized
         reach = REACH[self.interpolation] * max(scale, 1) + 1
         return max(0, math.floor(offset * scale - reach)), min(side, math.ceil((offset + shown) * scale + reach))
@@ -128,7 +132,7 @@ def resize(pixels: torch.Tensor, factors: tuple[float, float], interpolation: st
     """Resize pixels (channels, h, w) by ``factors`` (of height, of width), antialiased; the new size is rounded down.
 
     The memory format stays. uint8 on a CPU is rounded to whole levels after resizing the width and again after the
-    height, as in Pillow. All but a few levels in a hundred equal Pillow's; the rest are off by one, rarely by two, as
+    height, as in Pillow. All but a few levels in a hundred equal Pillow's; the rest differ by one, rarely by two, as
     torch's weights have 16 bits. From version 13 on, Pillow begins with the height if that shrinks by more than twice
     as many pixels as the width. Its levels then differ from these, and from its own older versions', by one in about 15
     of 100 numbers, and by up to ten at sharp edges (bicubic).
@@ -148,7 +152,7 @@ def resized(pixels: torch.Tensor, size: Size, interpolation: str) -> torch.Tenso
 
 
 def _factor(side: int, wanted: int) -> float:
-    """The factor that turns ``side`` pixels into ``wanted``, rounded up rather than down."""
+    """The factor that turns ``side`` pixels into ``wanted``; rounded up, so that the product is not too small."""
     factor = wanted / side
     return factor if side * factor >= wanted else math.nextafter(factor, math.inf)
 

@@ -35,7 +35,7 @@ _KEY = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")  # WebDataset's own rule
 
 
 def foreign_shards(root: Path) -> dict[str, list[Path]]:
-    """The tar files in ``root`` and its folders, by split ('train', 'val'), as file or folder names tell.
+    """The tar files in ``root`` and its folders, by the split ('train', 'val') that file or folder names give.
 
     As with class folders, a split uses one name: if there is a val, test is left out. Raises ``UserError`` if the
     folder of a split cannot be read.
@@ -101,7 +101,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _is_ours_to_make(path: Path) -> bool:
-    """True if there is no index at ``path``, or one of foreign tar files; that of packed shards is never replaced."""
+    """True if ``path`` has no index, or one of foreign tar files; an index of our packed shards is never replaced."""
     if not path.exists():
         return True
     contents = _read_json(path)
@@ -141,7 +141,7 @@ def _look_of(path: Path) -> tuple[int, int]:
 
 @dataclass
 class _Sample:
-    """The sample of one key: the image's place, its label as written, and what is wrong with it."""
+    """The sample of one key: the image's record, its label as written, and what is wrong with the sample."""
 
     row: tuple[int, int, int, bytes] | None = None  # offset, size, CRC-32 of the header, name
     label: str | None = None
@@ -239,7 +239,7 @@ def _holds_more(file: BinaryIO, end: int) -> bool:
 
 
 def _take(sample: _Sample, ending: str, info: tarfile.TarInfo, tar: tarfile.TarFile, file: int) -> None:
-    """Add a tar file's member to ``sample``, as its image or label; ``ending``: what follows the key in its name."""
+    """Add a tar member to ``sample``, as image or label; ``ending``: what follows the key in the member's name."""
     if ending in ENDINGS:
         if sample.row is not None:
             sample.fault = "has more than one image: a repeated key, or two formats of one image"
@@ -272,7 +272,10 @@ def _label(ending: str, content: bytes) -> str | None:
 
 
 def _classes(root: Path, listed: list[str] | None, labels: set[str]) -> tuple[Sequence[str], dict[str, int]]:
-    """The classes (those ``listed``, or else numbers from 0 or the names in ``labels``) and each label's number."""
+    """The classes (``listed``, or else numbers from 0 or the names in ``labels``), and the number of each label.
+
+    Raises ``UserError`` if ``labels`` do not fit the classes ``listed`` in classes.txt.
+    """
     if all(re.fullmatch("[0-9]{1,6}", label) for label in labels):
         numbers = {label: int(label) for label in labels}
         count = max(numbers.values(), default=-1) + 1

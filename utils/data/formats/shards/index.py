@@ -31,10 +31,10 @@ ANEW = "pack anew (scripts/pack.py)"
 
 
 def record_type(longest_name: int, labels: int = 0) -> np.dtype:
-    """The dtype of an image's record: number of its ``shard``, ``offset`` and ``size`` of its bytes there, ``label``.
+    """The dtype of an image's record: number of its ``shard``, ``offset`` and ``size`` of its bytes in it, ``label``.
 
     ``head`` is the CRC-32 of its tar header, ``crc`` that of its bytes (only if ``Split.checked``), ``name`` its name
-    in the tar file, in UTF-8. ``labels``: of multi-label images the number of classes; ``label`` is int8 (labels,).
+    in the tar file, in UTF-8. ``labels``: the number of classes, if ``label`` is int8 (labels,) for multi-label images.
     """
     return np.dtype(
         [
@@ -62,7 +62,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Split:
-    """The images of a split: ``records`` (n,), by image number. ``checked``: True if each has its image's CRC-32.
+    """The images of a split: ``records`` (n,), by image number. ``checked``: True if records hold the images' CRC-32.
 
     ``identity``: the SHA-256 of the file that the records were read from.
     """
@@ -157,7 +157,7 @@ def _split(folder: Path, name: str, described: dict[str, Any]) -> Split:
 
 
 def _refuse_other_shards(folder: Path, shards: Sequence[Shard]) -> None:
-    """Raise ``UserError`` if a shard was cut off, replaced or lost: this takes only one ``os.stat`` per shard."""
+    """Raise ``UserError`` if a shard was truncated, replaced or lost; this takes one ``os.stat`` per shard."""
     if wrong := [problem for shard in shards if (problem := _problem_of(folder / shard.file, shard))]:
         more = f" (and {len(wrong) - 1} more)" if wrong[1:] else ""
         raise UserError(f"{wrong[0]}{more}; copy it again, or {ANEW}")

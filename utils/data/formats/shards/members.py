@@ -92,7 +92,10 @@ class Members(NumberedImages):
         return f"{self.files[record['shard']]}/{record['name'].decode('utf-8', 'surrogateescape')}"
 
     def version_of(self, number: int) -> str:
-        """Text that changes with the image: size, CRC-32 of its header, and CRC-32 of its bytes or its shard's time."""
+        """Text that changes with the image: its size, CRC-32 of its tar header, and CRC-32 of its bytes.
+
+        If the index lacks the last, the image's place in the shard and the shard's time replace it.
+        """
         record = self.split.records[number]
         if self.split.checked:
             return f"{record['size']}\0{record['head']}\0{record['crc']}"
@@ -100,9 +103,9 @@ class Members(NumberedImages):
         return f"{record['size']}\0{record['head']}\0{record['offset']}\0{changed}"
 
     def read(self, number: int) -> bytes:
-        """The bytes of an image file, read together with the tar header before them, which must be the indexed one.
+        """The bytes of an image file, read with the tar header before them, which must be the one in the index.
 
-        Raises ``UserError`` if another header is there: the index is stale, and any image might be the wrong one.
+        Raises ``UserError`` if it is a different header: the index is stale, and any image might be the wrong one.
         Raises ``OSError`` if the bytes are damaged or cannot be read.
         """
         record = self.split.records[number]

@@ -32,7 +32,7 @@ def last_needs(shards_of_batches: Sequence[np.ndarray]) -> dict[int, int]:
 
 
 class ReadAhead:
-    """Copies of the shards of ``members`` in ``folder``, together at most ``limit_bytes``.
+    """Copies of the shards of ``members`` in ``folder``, of at most ``limit_bytes`` in total.
 
     On each host, the process with ``is_first`` makes and removes the copies; all processes read them. Must be created
     before the worker processes, which inherit the folder's name. Raises ``UserError`` if ``folder`` cannot be used.
@@ -106,9 +106,10 @@ class ReadAhead:
                 self._make(number, paths[number])
 
     def _make_room(self, size: int, lasts: dict[int, int], paths: list[Path]) -> bool:
-        """Remove copies of shards that ``lasts`` lacks, then of those no longer needed, until ``size`` bytes fit.
+        """Remove copies until ``size`` bytes fit; return whether they do.
 
-        Returns whether they fit. No copy is removed before space is needed, as the next epoch may use it.
+        First go copies of shards that are not in ``lasts`` (see ``last_needs``), then those no longer needed. No copy
+        is removed before its space is needed, as the next epoch may use it.
         """
         spare = sorted((lasts.get(number, -1), number, path) for number, path in enumerate(paths))
         held = {path: _bytes_of(path) for path in self.folder.glob(f"*{COPY}")}
