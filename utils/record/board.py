@@ -37,7 +37,7 @@ def hyperparameters(settings: Mapping[str, Any]) -> Summary:
 
 
 def layout(charts: Mapping[str, Mapping[str, Sequence[str]]]) -> Summary:
-    """The CUSTOM SCALARS page. ``charts``: by category and title, the tags (regular expressions) that a chart shows."""
+    """Layout of the CUSTOM SCALARS page. ``charts``: each chart's tags (regular expressions), by category and title."""
     from torch.utils.tensorboard import summary
 
     return summary.custom_scalars(
@@ -49,7 +49,10 @@ def layout(charts: Mapping[str, Mapping[str, Sequence[str]]]) -> Summary:
 
 
 def precision_recall(tag: str, counts: np.ndarray) -> Summary:
-    """A class's precision-recall curve. ``counts``: int64 (2, thresholds), others' and its samples by probability."""
+    """Precision-recall curve of a class.
+
+    ``counts``: int64 (2, thresholds), the numbers of samples by probability: of other classes (0), of this class (1).
+    """
     from torch.utils.tensorboard import summary
 
     fp, tp = np.cumsum(counts[:, ::-1], axis=1)[:, ::-1]

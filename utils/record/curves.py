@@ -45,7 +45,7 @@ class Curves:
     """A row of ``CURVES`` per step, float64 (steps, len(CURVES)). ``write`` saves all of them in ``metrics.npz``.
 
     The longer the run, the longer ``write`` takes. ``append``, for checkpoints between two steps, is always fast: it
-    adds the new rows to ``.metrics.rows``, each with its CRC-32, which keeps them until the next ``write``.
+    adds the new rows, each with its CRC-32, to the file ``.metrics.rows``, which keeps them until the next ``write``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -81,7 +81,10 @@ class Curves:
         self._changed = False
 
     def restore(self, whole: np.ndarray | None, steps: int) -> int:
-        """Load the rows ``whole`` (from ``read``) and appended ones, up to step ``steps``; return their number."""
+        """Load the rows up to step ``steps``; return their number.
+
+        They are ``whole``, the result of ``read`` (None without a file), and the rows that ``append`` has saved since.
+        """
         whole = np.empty((0, len(CURVES))) if whole is None else whole
         rows = np.concatenate([whole, self._read_rest(after=whole[:, 0].max(initial=0))])
         self._blocks = [rows[rows[:, 0] <= steps]]
@@ -90,7 +93,7 @@ class Curves:
         return len(self._blocks[0])
 
     def _read_rest(self, after: float) -> np.ndarray:
-        """Appended rows that follow step ``after`` without a gap, up to one that a kill has cut off."""
+        """Rows saved by ``append`` that follow step ``after`` without a gap, before any row that a kill has cut off."""
         content = self._rest.read_bytes() if self._rest.is_file() else b""
         rows: list[np.ndarray] = []
         for start in range(0, len(content), SEALED_BYTES):
@@ -109,7 +112,7 @@ def _sealed(row: np.ndarray) -> bytes:
 
 
 def read(path: Path) -> np.ndarray:
-    """Read the rows of a ``metrics.npz``. Raises whatever zipfile and NumPy do if it is damaged."""
+    """Read the rows of a ``metrics.npz``. If it is damaged, any exception of zipfile or NumPy passes through."""
     with np.load(path, allow_pickle=False) as content:
         columns = dict(content)
     if "micro_f1" in columns:

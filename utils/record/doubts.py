@@ -5,14 +5,15 @@ Two figures would show the contrary, each in nats per image: how far the loss is
 guess that knows only the classes' shares; and ``answers_nats``, the information in the answers (``nats_of``). Each is
 the logarithm of a likelihood ratio against a network that has learned nothing, divided by the n images. A network whose
 outputs are the same for all images gains nothing in either, whatever they are (Gibbs' inequality: the shares are those
-of the counted images). If the outputs vary at random, the probabilities gain ``EVIDENCE`` = ln 10 in all with a chance
-of at most 1 in 10 (Markov's inequality), and the answers with about 1.6 in 100 (Wilks' theorem for one parameter that
-is not negative). So the spread of the losses need not be known, few images and rare classes need no approximation of
-their own, and a network that is right but far too sure (loss above guessing) is not taken for a dead one.
+of the counted images). If the outputs vary at random, the probabilities gain ``EVIDENCE`` = ln 10 in total with a
+chance of at most 1 in 10 (Markov's inequality), the answers with a chance of about 1.6 in 100 (Wilks' theorem for one
+parameter that is not negative). So the spread of the losses need not be known, few images and rare classes need no
+approximation of their own, and a network that is right but far too sure (loss above guessing) is not taken for a dead
+one.
 
-All labels together hold n times the guessing loss. If that is less than ``SEEN`` times what the test needs, the test
-could miss a network that has learned a little, so nothing is said: with few images, with one class, or with a rare
-class that has few images.
+All labels together hold an information of n times the guessing loss. If that is less than ``SEEN`` times what the test
+needs, the test could miss a network that has learned a little, so nothing is said: with few images, with one class, or
+with a rare class that has few images.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class Doubt(NamedTuple):
 def doubts(rows: Sequence[Mapping[str, Any]], dataname: str) -> list[Doubt]:
     """Doubts about the network at the last validation in ``rows`` of metrics.csv.
 
-    Empty for random labels (``synthetic``) and for a validation that was cut; after very few steps, only outputs that
-    are not finite or sure of wrong answers are doubted.
+    There are none for random labels (``synthetic``) or a validation cut short by --max-val-batches. After very few
+    steps, only outputs that are not finite or are confidently wrong raise a doubt.
     """
     validated = [row for row in rows if _number(row, "val_count") > 0]
     if not validated or dataname == "synthetic" or _number(validated[-1], "max_val_batches") > 0:
@@ -77,7 +78,7 @@ def doubts_of(report: AnyReport, step: int | None, dataname: str) -> list[Doubt]
 
 
 def _outputs(row: Mapping[str, Any]) -> Doubt | None:
-    """A doubt about outputs that are not finite, or sure of wrong answers; otherwise None."""
+    """A doubt about outputs that are not finite or are confidently wrong; None if there is no doubt."""
     loss = _number(row, "val_loss")
     guessing = _number(row, "guessing_loss")
     if not math.isfinite(loss):
@@ -103,7 +104,7 @@ def knows_nothing(row: Mapping[str, Any]) -> bool | None:
 
 
 def _answers(row: Mapping[str, Any]) -> Doubt | None:
-    """A doubt about answers that tell no classes apart, or are nearly always the same."""
+    """A doubt about answers that tell no classes apart or are nearly always the same; None if there is no doubt."""
     nothing = knows_nothing(row)
     top1 = _number(row, "val_top1")
     most = _number(row, "commonest_answer")
@@ -120,7 +121,7 @@ def _answers(row: Mapping[str, Any]) -> Doubt | None:
 
 
 def _training(rows: Sequence[Mapping[str, Any]], validated: Mapping[str, Any]) -> Doubt | None:
-    """A doubt about a training loss that has not fallen since the first epoch, whatever terms the loss has."""
+    """A doubt about a training loss, of any kind, that has not fallen since the first epoch; None without a doubt."""
     trained = [row for row in rows if math.isfinite(_number(row, "train_loss"))]
     if len(trained) < 2:
         return None
@@ -141,6 +142,6 @@ def _after(row: Mapping[str, Any]) -> str:
 
 
 def _number(row: Mapping[str, Any], name: str) -> float:
-    """A figure of a row, text or number; NaN, with which every comparison is false, if the row lacks it."""
+    """The figure ``name`` of a row, where it is text or a number; NaN (every comparison is false) if it is missing."""
     value = row.get(name)
     return math.nan if value is None or value == "" else float(value)

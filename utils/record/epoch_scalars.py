@@ -52,12 +52,12 @@ class EpochScalar(NamedTuple):
 
 
 def _of(report: str, name: str) -> Callable[[Epoch], float | None]:
-    """Getter of the figure ``name`` from an epoch's 'training', 'validation' or 'raw' report; gives None without it."""
+    """Getter of the figure ``name`` from an epoch's ``report``: 'training', 'validation' or 'raw'; None if missing."""
     return lambda epoch: getattr(getattr(epoch, report), name, None)
 
 
 def _by_class(name: str) -> Callable[[Epoch], float | None]:
-    """Getter of the figure ``name`` from the validation's report by class; gives None without it."""
+    """Getter of the figure ``name`` from the validation's report by class; None if missing."""
     return lambda epoch: getattr(getattr(epoch.validation, "by_class", None), name, None)
 
 
@@ -161,7 +161,7 @@ class Metric(NamedTuple):
     lower_is_better: bool
 
     def improves(self, value: float, on: float | None, by: float = 0.0) -> bool:
-        """True if ``value`` is better than ``on``, if given, by more than ``by``. NaN and infinity never are."""
+        """True if ``value`` is finite and, unless ``on`` is None, better than ``on`` by more than ``by``."""
         if not math.isfinite(value):
             return False
         return on is None or (on - value if self.lower_is_better else value - on) > by

@@ -23,7 +23,7 @@ class EventFile:
     """A new event file at ``path`` in ``folder``, whose name sorts after those of all event files there.
 
     ``SummaryWriter`` writes in a thread, which reports a full disk with a traceback besides raising ``OSError`` later;
-    ``add`` raises it at once. ``summary``: torch's module whose functions make what ``add`` takes.
+    ``add`` raises it at once. ``summary``: torch's module with functions that make summaries for ``add``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -63,11 +63,11 @@ def _next_time(folder: Path) -> int:
 def rewind(folder: Path, steps: int) -> set[tuple[int, str]]:
     """Leave in ``folder`` one event file that holds each tag and step up to ``steps`` once.
 
-    Returns the steps and tags there that a resumed run may try to log again: those of this last step, and those of step
-    0, where all that is logged only once lies.
+    Returns the (step, tag) pairs in it that a resumed run may try to log again: those of step ``steps``, and those of
+    step 0, which has everything that is logged only once.
 
     Whatever a killed run logged after its last checkpoint will be logged again. Not all of TensorBoard's readers honour
-    its own mark for that (``purge_step``), so the points are removed. The new file replaces the oldest before the
+    TensorBoard's mark for that (``purge_step``), so the points are removed. The new file replaces the oldest before the
     others are deleted; after a kill in between, the next call finds the same points twice and keeps one of each.
     """
     paths = sorted(folder.glob(NAMES))
@@ -103,7 +103,7 @@ def forget(folder: Path, tags: Container[str], in_use: Path) -> None:
 
 
 def _events_in(path: Path) -> Iterator[tuple[bytes, Any]]:
-    """Each record of a file, with the event in it."""
+    """Yield each whole record of a file, as bytes and as the event that they encode."""
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.compat.proto.event_pb2 import Event
 

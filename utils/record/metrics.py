@@ -29,7 +29,7 @@ UNIT = 2**36  # of a confidence of 1: sums of whole numbers are exact in any ord
 class Report:
     """Means over ``count`` samples; accuracies in percent.
 
-    ``by_class``: the figures by class, of a validation; ``own``: the metrics of users' files, by name.
+    ``by_class``: a validation's figures by class; ``own``: the metrics of users' files, by name.
     """
 
     loss: float
@@ -76,7 +76,7 @@ def shows_top5(classes: int) -> bool:
 
 
 def cut_words(batches: int | None) -> str:
-    """Note in every line about a validation cut to ``batches`` batches; '' for a whole validation."""
+    """Note, for log lines, that a validation was cut short after ``batches`` batches; '' for None, a whole one."""
     return "" if batches is None else f" (cut: --max-val-batches {batches})"
 
 
@@ -84,8 +84,8 @@ def target_rank(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Number of classes that rank before the target, int64 (n,): 0 if the prediction is right.
 
     ``logits``: (n, classes); ``targets``: int64 (n,). Among equal logits the lower class ranks first, as with argmax,
-    so a network with the same output for every class is right for class 0 only. NaN ranks before the target, so any
-    makes the prediction wrong.
+    so a network with the same output for every class is right for class 0 only. NaN ranks before the target, so a
+    single NaN makes the prediction wrong.
     """
     own = logits.gather(1, targets[:, None])
     classes = torch.arange(logits.shape[1], device=logits.device)
@@ -258,8 +258,8 @@ def bin_edges(device: torch.device) -> torch.Tensor:
 class ClassReport:
     """Counts of n samples in ``classes`` classes, int64 (classes,) each, and figures from them, in percent.
 
-    ``support``: samples of the class. ``predicted``: samples that the network takes for it. ``right``: samples that are
-    both. The macro averages are scikit-learn's with ``zero_division=0``: they leave out a class that has neither
+    ``support``: samples of the class. ``predicted``: samples that the network assigns to it. ``right``: samples that
+    are both. The macro averages are scikit-learn's with ``zero_division=0``: they leave out a class that has neither
     samples nor predictions; a class that is only predicted counts with 0. Balanced accuracy leaves out all classes
     without samples. ``bins``: int64 (3, BINS + 1), samples, hits and summed confidence, in units of 1 / ``UNIT``, of 15
     bins of equal width, which include their upper but not their lower ends; the last column holds confidences that are
@@ -383,8 +383,9 @@ def nats_of(support: np.ndarray, right: np.ndarray) -> float:
     """Information that answers give about the class, in nats per image, beyond guessing by the classes' shares.
 
     The counts, int64 (classes,), are those of ``ClassReport``. Given an answer, the class that it names is assumed to
-    have a probability of s + (1 - s) times its share, any other class (1 - s) times its own; s, between 0 and 1, is
-    chosen to make the labels likeliest. The result is 0 if s is 0: the answers are right no more often than by chance.
+    have a probability of s + (1 - s) times its share, any other class (1 - s) times its own share; s, between 0 and 1,
+    is chosen to make the labels likeliest. The result is 0 if s is 0: the answers are right no more often than by
+    chance.
     """
     count = support.sum()
     known = right > 0

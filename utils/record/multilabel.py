@@ -38,7 +38,7 @@ def known_targets(targets: torch.Tensor) -> np.ndarray:
 
 
 def _by_score(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The distinct ``scores`` (n,), highest first; and at or above each, how many scores and how many positives lie."""
+    """The distinct ``scores`` (n,), highest first; for each, the numbers of scores and of positives at or above it."""
     order = np.argsort(-scores, kind="stable")
     ranked = scores[order]
     ends = np.append(np.flatnonzero(np.diff(ranked)), len(ranked) - 1)
@@ -46,7 +46,7 @@ def _by_score(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def _areas(scores: np.ndarray, positive: np.ndarray) -> tuple[float, float]:
-    """Average precision and AUROC from 0 to 1, NaN where undefined. scikit-learn's, with tied scores as one step."""
+    """Average precision and AUROC from 0 to 1, NaN where undefined. As in scikit-learn, tied scores are one step."""
     positives = int(positive.sum())
     if not positives or np.isnan(scores).any():
         return math.nan, math.nan
@@ -69,10 +69,10 @@ def _best_threshold(scores: np.ndarray, positive: np.ndarray) -> float:
 
 
 def best_thresholds(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Threshold of each class with the highest F1, float64 (classes,): halfway to the next lower score.
+    """Threshold with the highest F1 for each class, float64 (classes,), halfway between two neighbouring scores.
 
-    Of equally good ones, the highest; 0.5 for a class without a positive label. Score other images than these with
-    them.
+    Of equally good thresholds, the highest is taken; a class without a positive label has 0.5. Use the thresholds to
+    score other images, not the ones that chose them.
     """
     cells = zip(scores.T, targets.T, strict=True)
     return np.array([_best_threshold(score[own >= 0], own[own >= 0] == 1) for score, own in cells])
@@ -223,7 +223,7 @@ def binary_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> float:
 class MultilabelReport:
     """Means over ``count`` images: of a validation, or of training, where all but loss and ``micro_f1`` are NaN.
 
-    ``own``: the metrics of users' files, of a validation.
+    ``own``: a validation's metrics from users' files, by name.
     """
 
     loss: float
@@ -286,10 +286,10 @@ def report_of(numbers: Sequence[float]) -> AnyReport:
 
 
 class MultilabelMeter(ClassificationMeter):
-    """A ``ClassificationMeter`` of training: besides the loss, the sums for micro F1 at a threshold of 0.5.
+    """Training meter for multi-label data: sums the loss and what micro F1 at a threshold of 0.5 is computed from.
 
-    They take the place of top-1 and top-5 hits: twice the right answers, and labels plus answers. In mixed images, a
-    share above a half counts as a label.
+    Top-1 and top-5 hits are replaced by F1's numerator, twice the right answers, and its denominator, labels plus
+    answers. In mixed images, a share above a half counts as a label.
     """
 
     def _labels(self, targets: torch.Tensor) -> torch.Tensor:
@@ -302,7 +302,7 @@ class MultilabelMeter(ClassificationMeter):
 
 
 class ValidationAnswers:
-    """Answers and targets of a validation, kept on the device until all ranks' are gathered, without padding."""
+    """Logits and targets of a validation, without padding, kept on the device until gathered from all ranks."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[np.ndarray, torch.Tensor, torch.Tensor]] = []

@@ -34,7 +34,7 @@ class OneLabel:
         return {"activation": self.activation}
 
     def divided(self, temperature: float) -> Reading:
-        """The reading that gives logits divided by ``temperature`` the same answers."""
+        """The reading under which logits divided by ``temperature`` give the same answers."""
         return self
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
@@ -111,7 +111,7 @@ Reading = OneLabel | SeveralLabels
 
 
 def reading_of(state: Mapping[str, Any], classes: int, path: Path) -> Reading:
-    """The reading that a checkpoint's ``state`` asks for, by default of one label. Raises ``UserError``."""
+    """The reading for a checkpoint's ``state``, by default ``OneLabel``. Raises ``UserError`` for unfit thresholds."""
     if not state.get("multilabel"):
         return OneLabel()
     thresholds = state.get("thresholds") or [THRESHOLD] * classes

@@ -48,9 +48,8 @@ class Reporter:
     """Turns ``Progress`` and reports into text and points, and keeps the clocks for the speeds.
 
     ``scaled``: True if the loss is scaled; otherwise neither scale nor skipped steps are charted. ``classes``: their
-    number, on which it depends whether top-5 is shown. Of the learning rates that groups of ``optimizers``' parameters
-    have of their own, at most ``MOST_RATES`` are charted, evenly spread. ``multilabel``: True if images have several
-    labels.
+    number, on which it depends whether top-5 is shown. If parameter groups of ``optimizers`` have learning rates of
+    their own, at most ``MOST_RATES`` of these are charted, evenly spread. ``multilabel``: True for multi-label data.
     """
 
     def __init__(
@@ -173,7 +172,10 @@ class Reporter:
             yield batch
 
     def window(self, progress: Progress, bar: tqdm | None) -> None:
-        """Write points for the steps since the last ones, and a log line, unless the epoch's line follows at once."""
+        """Write points and a log line for the steps since the last points.
+
+        There is no line if the epoch's line follows at once, or without a ``bar``, whose text is renewed as well.
+        """
         report = self.kind.from_sums(progress.window_sums)
         last = StepRecord.of(progress.last_step)
         speed, wait = self._pace(self._window_mark, progress, time.perf_counter())
@@ -246,9 +248,9 @@ class Reporter:
         )
 
     def epoch(self, row: dict[str, float], result: AnyReport | None, raw: AnyReport | None, best: bool) -> None:
-        """Write points and log line of an epoch from its ``row`` and results.
+        """Write points and log line of an epoch from its ``row`` and results. ``best``: True if it is the best so far.
 
-        The line shows ``raw``, unless that is ``result`` itself, as before an average has begun.
+        The line also shows ``raw``, unless that is ``result`` itself, as it is before an average has begun.
         """
         if result is None:
             self.writer.log(f"epoch {row['epoch']}/{self.epochs}  not validated  epoch {row['seconds']:.1f} s")
@@ -295,7 +297,7 @@ class Reporter:
         return report.text(self.with_top5)
 
     def _best_text(self, row: dict[str, float]) -> str:
-        """The figures that decide on best.pt and on early stopping, unless the line shows them anyway."""
+        """The figures that decide on best.pt and on early stopping, unless an epoch's log line shows them anyway."""
         return "".join(f"  {name.removeprefix(PREFIX)} {row[name]:.4f}" for name in self.deciding)
 
     def _pace(self, mark: Mark, progress: Progress, now: float) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """A run's name and folder, ``OUTPUT/DATANAME/ARCH/TIME_SPECIFICNAME/``, and how to read the tables in it.
 
-TensorBoard lists runs by these names in a narrow column, so a name says once, and briefly, what tells runs apart; its
-settings are joined by hyphens, after which browsers wrap.
+TensorBoard lists runs by these names in a narrow column, so a name says briefly, and only once, what tells runs apart;
+its settings are joined by hyphens, after which browsers break lines.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def specific_name(args: Settings) -> str:
 
     Batch, optimizer, learning rate, its policy and epochs are in every name. Then follow the recipe (a variant's name),
     the folder of ``--dataname folder``, and the flags that affect the result and differ from recipe or default, as many
-    as fit into ``MOST_CHARACTERS``: '2more' stands for two others, which config.yaml holds. Last comes ``--name``'s
-    text, whole.
+    as fit into ``MOST_CHARACTERS``: '2more' stands for two further flags, which config.yaml holds. Last comes the whole
+    text of ``--name``.
     """
     optimisation = args.optimisation
     parts = [
@@ -157,10 +157,10 @@ def _as_name(text: str) -> str:
 
 
 def read_table(path: Path, errors: str = "strict") -> tuple[list[dict[str, str]], bool]:
-    """The whole rows of a CSV file, and whether others were left out because they are cut off.
+    """The complete rows of a CSV file, and True if rows that are cut off were left out.
 
-    The last number of a row that ends early may lack digits. ``errors``: how to decode invalid UTF-8. Raises
-    ``OSError`` and ``ValueError``.
+    A row without its line end is left out, as its last number may lack digits. ``errors``: how to decode invalid UTF-8.
+    Raises ``OSError`` and ``ValueError``.
     """
     with open(path, newline="", encoding="utf-8", errors=errors) as file:
         text = file.read()

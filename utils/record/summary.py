@@ -30,7 +30,7 @@ from utils.record.multilabel import AnyReport, report_of
 
 
 def evaluation_header(point: ResumePoint | None, model: torch.nn.Module) -> list[str]:
-    """A line or two about the checkpoint that ``--evaluate`` evaluates; none for weights without one."""
+    """A line or two about the checkpoint that ``--evaluate`` evaluates; none if ``point`` is None."""
     if point is None:
         return []
     progress = point.state.get("progress")  # bare weights have none
@@ -71,7 +71,7 @@ def stopped_early(args: Settings, progress: Progress) -> str:
 
 
 def tensorboard() -> str:
-    """The command that starts TensorBoard: its name if that means this Python's own, otherwise its path."""
+    """Command that starts this Python's TensorBoard: its path, or its name if that suffices or it is missing."""
     own = Path(sys.executable).with_name("tensorboard")
     if not own.is_file() or shutil.which("tensorboard") == str(own):
         return "tensorboard"
@@ -84,8 +84,9 @@ def final_line(progress: Progress, folder: Path | None, args: Settings) -> str:
     If a metric other than top-1 chose best.pt, its value follows: ``best_macro_f1``. For multi-label data, mean average
     precision and F1 replace top-1 and top-5.
 
-    ``val_epoch``: the epoch of that validation, even one that --max-steps cut. A cut first epoch is the best one while
-    there is no whole one. Without any finite validation loss there is no best: 'nan', epoch 0.
+    ``val_epoch``: the epoch of the last validation, even if --max-steps cut that epoch short. A first epoch that was
+    cut short counts as the best one while there is no whole one. If no validation loss was finite, there is no best
+    epoch: 'nan', epoch 0.
     """
     report = report_of(progress.last_validation)
     headline = report.HEADLINE

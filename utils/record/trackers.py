@@ -142,8 +142,8 @@ class MLflow:
 class Wandb:
     """A run of Weights & Biases with the job's identity as its id.
 
-    Its steps only rise: those below the server's next one are there. Offline, each process leaves a folder of its own,
-    which holds what reached the disk.
+    wandb takes steps in rising order only, so the server has all steps below the next one that it expects. Offline,
+    each process leaves a folder of its own, which holds what reached the disk.
     """
 
     def __init__(self, job: Job) -> None:
@@ -187,7 +187,7 @@ def _mlflow_key(tag: str) -> str:
 
 
 def _offline_steps(path: Path) -> Iterator[int]:
-    """Steps in one of wandb's files, protobuf records in LevelDB's log format; a last one that is cut is skipped."""
+    """Yield the steps in one of wandb's files: protobuf records in LevelDB's log format. Skip a cut-off last one."""
     from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]  # made when it is imported
 
     content = path.read_bytes()
@@ -215,8 +215,8 @@ def _offline_steps(path: Path) -> Iterator[int]:
 class Points:
     """Points of the run in ``folder`` by step, as its files grow: each tag and step once, the first that is read.
 
-    Values are TensorBoard's, of float32, with as few digits as tell them apart. Columns of metrics.csv without a tag
-    become ``Epoch/COLUMN``.
+    Values are TensorBoard's float32, with as few digits as tell them apart. Columns of metrics.csv without a tag become
+    ``Epoch/COLUMN``.
     """
 
     def __init__(self, folder: Path, tagged: Sequence[str]) -> None:
@@ -268,8 +268,8 @@ class Points:
 def mirror(job: Job, tracker: Tracker, ended: Callable[[float], str], say: Callable[[str], None]) -> bool:
     """Send what the run logs until it has ended; return True if all has been sent.
 
-    ``ended`` waits for at most the given seconds and returns how the run has ended, or ''. The first failure of
-    ``tracker`` is passed to ``say``; then the tracker is tried again, and once more when the run has ended.
+    ``ended`` waits for at most the given seconds and returns how the run has ended, '' if it goes on. The first failure
+    of ``tracker`` is passed to ``say``; then the tracker is tried again, and once more when the run has ended.
     """
     complained = False
     while True:
@@ -301,9 +301,9 @@ def _without_secrets(text: str) -> str:
 
 
 class Ending:
-    """Waits for the run's end: a line on stdin that tells how, or the death of the process that started this one.
+    """Waits for the run's end: a line on stdin that tells how it ended, or the death of the process that runs it.
 
-    Within ``SECONDS`` of a death, this process ends in any case.
+    Within ``SECONDS`` of that death, this process ends in any case.
     """
 
     SECONDS = 15

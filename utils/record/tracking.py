@@ -45,7 +45,7 @@ def missing_packages(trackers: Sequence[str] | None) -> list[str]:
 
 
 def describe(trackers: Sequence[str] | None) -> str:
-    """The trackers with the place where each keeps the run, without passwords; 'none' without trackers."""
+    """Text that names each tracker and where it keeps the run, without passwords; 'none' without trackers."""
     places = {
         "csv": "scalars.csv",
         "mlflow": re.sub(r"//[^/@]+@", "//", _mlflow_store()),

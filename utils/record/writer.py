@@ -228,7 +228,7 @@ class Writer:
             self._renew(self._events, board.layout(charts))
 
     def _renew(self, events: EventFile, summary: Summary) -> None:
-        """Write a ``summary`` that a run has only once, in place of the one that it began with."""
+        """Write a ``summary`` of which a run has only one, in place of the one that the run began with."""
         events.add(summary, 0)
         forget(self._own_folder(), {value.tag for value in summary.value}, events.path)
 
@@ -347,8 +347,8 @@ def _lock(log: TextIO, folder: Path) -> None:
     """Keep other processes out of the run until ``log`` is closed in any way, even by kill -9.
 
     Unlike flock's, a record lock (``lockf``) is not inherited by data workers, which may outlive the process by
-    seconds; that also rules out filelock. If torchrun has restarted this process, wait for the previous one: a network
-    file system keeps a lost machine's locks for a while.
+    seconds; the package filelock uses flock. If torchrun has restarted this process, wait for the previous one: a
+    network file system keeps a lost machine's locks for a while.
     """
     import fcntl
 
@@ -371,9 +371,10 @@ def _six_digits_each(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """All columns of ``rows``, in the order of the last of the longest rows; others after their left neighbour.
+    """All columns of ``rows``, in the order of the longest row (of several, the last).
 
-    An epoch without validation lacks some; --resume-override may drop or add some.
+    A column that the longest row lacks follows its left neighbour in another row. An epoch without validation lacks
+    columns; --resume-override may drop or add some.
     """
     longest = max(len(row) for row in rows)
     columns = list(next(row for row in reversed(rows) if len(row) == longest))

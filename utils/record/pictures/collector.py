@@ -53,10 +53,10 @@ class Gathered(NamedTuple):
     """Counts, mistakes and points of all n samples of a validation, over all ranks.
 
     ``confusion``: int64 (classes, classes), a row for each true class; None for too many classes. ``curves``: int64 (1
-    + k, 2, THRESHOLDS), samples by their probability of a class, in bins of equal width, apart for samples of other
-    classes (0) and of this class (1); first over all classes, then of each of the first k. ``mistakes``: the most
-    confident first. ``points``: at most ``MOST_POINTS``, spread evenly over the set; empty if the features could not be
-    seen.
+    + k, 2, THRESHOLDS), the number of samples by their probability of a class, in bins of equal width: of other classes
+    (0), and of this class (1); first summed over all classes, then for each of the first k. ``mistakes``: the most
+    confident first. ``points``: at most ``MOST_POINTS``, spread evenly over the set; empty if the network's features
+    could not be recorded.
     """
 
     confusion: np.ndarray | None
@@ -83,9 +83,9 @@ class Answers(NamedTuple):
 class Collector(nn.Module):
     """Wrapper of ``network`` in validation that gathers data for pictures. Call ``before_batch`` for each batch.
 
-    ``of``: the module whose output layer takes the features; those of several views of a batch, in one call or several,
-    are averaged. ``classes``: their number. ``samples``: the size of the validation set. ``to_pixels`` undoes the
-    normalisation of images, into floats between 0 and 1.
+    ``of``: the module whose output layer has the features as its input; the features of several views of a batch, in
+    one call or several, are averaged. ``classes``: their number. ``samples``: the size of the validation set.
+    ``to_pixels`` undoes the normalisation of images, into floats between 0 and 1.
     """
 
     def __init__(
@@ -219,9 +219,9 @@ class Collector(nn.Module):
 class MultilabelCollector(Collector):
     """A ``Collector`` for multi-label data, without a confusion matrix.
 
-    The mistake of an image is its most confident wrong label: a class that it does not show, with the target NO_CLASS,
-    or one that it shows, with this class as target. A point's class is the likeliest of those that the image shows, its
-    answer the likeliest of those answered, or NO_CLASS.
+    The mistake of an image is its most confident wrong label: a class that was answered but that it does not show, with
+    the target NO_CLASS, or a class that it shows but that was not answered, with this class as target. A point's class
+    is the likeliest of those that the image shows, its answer the likeliest of those answered; NO_CLASS if none.
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -246,7 +246,7 @@ def _likeliest(shares: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
 
 
 def _on_host(kind: type, columns: Sequence[torch.Tensor]) -> list[Any]:
-    """Rows of ``columns``, each a ``kind`` with Python numbers and NumPy arrays."""
+    """Rows of ``columns``, each as a ``kind`` that holds Python numbers and NumPy arrays."""
     numbers = [column.tolist() if column.ndim == 1 else list(column.cpu().numpy()) for column in columns]
     if kind is Mistake and numbers:  # ``_worst`` begins with the probability
         numbers = [*numbers[1:4], numbers[0], numbers[4]]

@@ -83,7 +83,10 @@ def worst_mistakes(mistakes: Sequence[Mistake], classes: Sequence[str]) -> np.nd
 
 
 def as_image(pixels: np.ndarray, side: int) -> Image.Image:
-    """Turn uint8 (1 or 3, h, w) into a colour image of ``side`` pixels, on white unless square, without blurring."""
+    """Scale uint8 (1 or 3, h, w) to a colour image of ``side`` x ``side`` pixels, with white margins unless square.
+
+    A small image is enlarged without blurring.
+    """
     image = Image.fromarray(np.ascontiguousarray(np.broadcast_to(pixels, (3, *pixels.shape[1:])).transpose(1, 2, 0)))
     smooth = image.width > side // 3
     resampling = Image.Resampling.BICUBIC if smooth else Image.Resampling.NEAREST
