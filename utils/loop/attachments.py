@@ -50,7 +50,7 @@ class Attachment:
     """A part of training that does nothing; subclasses override what they take part in."""
 
     def begin_epoch(self, loop: Loop, epoch: int) -> bool:
-        """Prepare ``epoch``, from 0, before its steps; return whether other parameters train than before."""
+        """Prepare ``epoch``, from 0, before its steps; return True if the set of parameters that train has changed."""
         return False
 
     def prepare(self, loop: Loop) -> None:
@@ -61,11 +61,11 @@ class Attachment:
         return batches
 
     def places(self, loop: Loop) -> Places | None:
-        """The part of each state tensor that this process has; None if it has all of them whole."""
+        """The part of each state tensor that this process holds; None if it holds all of them whole."""
         return None
 
     def write(self, loop: Loop) -> dict[str, Any] | None:
-        """Write the tensors of the state and return the rest for a checkpoint's file; None leaves all to that file."""
+        """Write the state's tensors and return the rest for a checkpoint's file; or write nothing and return None."""
         return None
 
 
@@ -80,12 +80,11 @@ class FrozenLayers(Attachment):
 
 
 class TwoPasses(Attachment):
-    """Sharpness-aware minimisation: a step's batches, then the same again while the weights are uphill.
+    """Sharpness-aware minimisation: a step's batches, then the same batches again with the weights moved uphill.
 
-    The loop adds up the gradient of the batches that it is given. The gradient of the first round, which ranks and
-    accumulation have made that of the whole step, decides where uphill is; the gradient of the second round is what
-    remains. Batch norm's statistics and the step's figures are from the first round. Keeps a step's batches on the
-    device.
+    The loop adds up the gradient of the batches that it is given. The gradient of the first round, summed over ranks
+    and accumulation to that of the whole step, decides where uphill is; only the gradient of the second round remains.
+    Batch norm's statistics and the step's figures are from the first round. Keeps a step's batches on the device.
     """
 
     def prepare(self, loop: Loop) -> None:

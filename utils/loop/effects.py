@@ -103,7 +103,8 @@ def without_effect(args: Settings, facts: Facts) -> list[str]:
     """A line for each setting that was given and changes nothing.
 
     Every flag counts as given; in a recipe, only what differs from the default, since a run's ``config.yaml`` holds all
-    settings. A default that is off counts as not given. A recipe describes a training run, even with ``--evaluate``.
+    settings. A default that switches something off counts as not given. A recipe describes a training run, even with
+    ``--evaluate``.
     """
     v = SimpleNamespace(**args.values(), **facts._asdict())
     lines = []

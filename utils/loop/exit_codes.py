@@ -16,7 +16,7 @@ MISTAKE = 2
 
 
 def report(error: BaseException, ranks: RankInfo, signal_received: int) -> int:
-    """Say in one line why the program ends and return its exit code; raise ``error`` again if only a traceback helps.
+    """Print why the program ends; return its exit code. Raise ``error`` again if only a traceback helps.
 
     ``signal_received``: a stop signal that this process received, 0 without one.
     """

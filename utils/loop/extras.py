@@ -23,7 +23,7 @@ class Extras:
     Without ``distributed``, this is the only process, on the device of the settings. Without ``lr_policy``, each group
     of the optimizer keeps its learning rate. Without ``checkpointer``, nothing is saved; ``description`` holds the
     parts of a checkpoint that do not change. After one of ``stop_signals``, all ranks save the state and raise
-    ``Stopped``, between two steps or within validation. ``multilabel``: True if images have several labels.
+    ``Stopped``, between two steps or within validation. ``multilabel``: True for multi-label data.
     """
 
     distributed: Distributed | None = None

@@ -45,7 +45,7 @@ def forward(
     penalty: float = 0.0,
     scaler: torch.amp.GradScaler | None = None,
 ) -> Outputs:
-    """Run ``network`` on ``batch``; ``autocast`` covers this and the criterion only.
+    """Run ``network`` on ``batch``; return logits and loss. ``autocast`` covers only the network and the criterion.
 
     ``criterion`` returns the mean loss, or named losses, whose sum is minimised; a ``Distillation`` gets the images as
     well. If the batch has ``image_weights``, float (n,), these are factors of the images' losses in the mean.

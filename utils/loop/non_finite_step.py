@@ -53,7 +53,7 @@ class NonFiniteStepHandler:
 
     @contextmanager
     def set_aside(self, has_begun: bool) -> Iterator[None]:
-        """Context for explaining an earlier step: keeps gradients and buffers of a later one that ``has_begun``."""
+        """Context for explaining an earlier step; if a later one ``has_begun``, restores its gradients and buffers."""
         if not has_begun:
             yield
             return
@@ -71,7 +71,7 @@ class NonFiniteStepHandler:
     def explain(
         self, progress: Progress, scale: torch.Tensor, forward: Callable[[nn.Module, Batch], Outputs]
     ) -> BadStep:
-        """Find out what was not finite in the step after ``progress``, and log it. All ranks must call it.
+        """Find out what was not finite in the step after ``progress``; log and return it. All ranks must call it.
 
         The weights and the copy of the buffers must be those from before that step; gradients are lost. ``scale`` is
         the loss scale, a tensor (). The samples are read again, so no step has to keep them.
@@ -98,7 +98,7 @@ class NonFiniteStepHandler:
         return self._write_down(bad)
 
     def explain_part(self, progress: Progress, scale: torch.Tensor, names: list[str]) -> BadStep:
-        """Log a step that some optimizers, but not all, skipped because of the parameters ``names``."""
+        """Log and return a step that some optimizers, but not all, skipped because of the parameters ``names``."""
         position = progress.step + 1, progress.epoch + 1, float(scale)
         origin = f"gradient of {', '.join(names)}"
         samples = self._samples(progress)

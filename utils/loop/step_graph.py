@@ -1,8 +1,8 @@
-"""Steps as CUDA graphs: launched at once, however many operations they have.
+"""Steps as CUDA graphs, each launched as a whole, however many operations it has.
 
 A step is recorded in two parts: its passes up to the gradient's norm, and its update. Between them the host learns the
-outcome of the step before, as always. The same operations run on the same numbers, so the result is the same to the
-bit.
+outcome of the step before, as it does without graphs. The same operations run on the same numbers, so the result is the
+same to the bit.
 
 PyTorch, CUDA semantics, CUDA graphs: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """
@@ -62,7 +62,7 @@ class Step(Protocol):
 
 
 class NotRecorded(Exception):
-    """Operations that no graph can stand for; the message names them in a line. None of them has been executed."""
+    """Operations cannot be recorded as a graph; the message names them in a line. None of them has been executed."""
 
 
 def launcher(step: Step) -> Step | StepGraphs:
@@ -84,7 +84,7 @@ def go_without(step: Step, reason: str) -> None:
 
 
 def reason_against(step: Step) -> str | None:
-    """The reason why no graph can stand for this run's steps; None if one can."""
+    """The reason why this run's steps cannot be recorded as graphs; None if they can."""
     hooks = step.hooks
     if step.device.type != "cuda":
         return "there is no GPU"
@@ -137,9 +137,9 @@ class CudaGraph:
 class StepGraphs:
     """Launches the steps of ``step``: as they are at first, and as graphs once enough in a row were alike.
 
-    A step of another shape, such as an epoch's last one, is launched as it is. So are all steps if two of one shape do
-    not launch the same operations with the same numbers, because numbers that an optimizer computes on the host would
-    stand still; and if a step cannot be recorded.
+    A step of another shape, such as an epoch's last one, is launched as it is. So are all steps once one cannot be
+    recorded, or if two of one shape do not launch the same operations with the same numbers: a graph would repeat the
+    numbers that an optimizer had computed on the host when the graph was recorded.
     """
 
     def __init__(self, step: Step) -> None:
@@ -192,7 +192,7 @@ class StepGraphs:
             return self._step.launch_update(gradient)
 
     def _watch_or_record(self, shape: tuple[Any, ...]) -> None:
-        """Choose graphs for a step of ``shape`` if there are any or they are due; otherwise watch what it launches."""
+        """Choose the graphs for a step of ``shape``, recorded or due to be; otherwise watch what the step launches."""
         if shape in self._recorded:
             self._now = self._recorded[shape]
             return
@@ -221,7 +221,7 @@ class StepGraphs:
 class Recorded:
     """Graphs of the two parts of a step for batches of one shape, and the memory that batches are copied to.
 
-    The update is recorded if torch's kernels make it; any other optimizer may compute with numbers on the host.
+    The update is recorded only if torch's own kernels do it; other optimizers may compute with numbers on the host.
     """
 
     def __init__(self, step: Step) -> None:
@@ -232,7 +232,7 @@ class Recorded:
         self._flags: torch.Tensor | None = None
 
     def passes(self, batches: Sequence[Batch], passed: Passed) -> Gradient:
-        """Launch the passes as ``TraVal.launch_passes`` does. Raises ``NotRecorded`` the first time."""
+        """Launch the passes as ``TraVal.launch_passes`` does. The first call records them or raises ``NotRecorded``."""
         made = self._made
         if made is None:
             made = self._record(batches)
@@ -263,7 +263,7 @@ class Recorded:
         return made
 
     def update(self, gradient: Gradient) -> torch.Tensor | None:
-        """Launch the update as ``TraVal.launch_update`` does. Raises ``NotRecorded`` the first time."""
+        """Launch the update as ``TraVal.launch_update`` does. The first call records it or raises ``NotRecorded``."""
         made = self._made
         assert made is not None  # by the passes, before
         if self._of_update is None:
@@ -327,7 +327,7 @@ def _noted_by(scaler: torch.amp.GradScaler) -> dict[int, dict[str, Any]]:
 
 
 def _copy_of(batch: Batch) -> Batch:
-    """A copy of the batch, in memory of its own."""
+    """A copy of the batch in its own memory."""
     copies: dict[str, Any] = {name: tensor.clone() for name, tensor in batch.tensors.items()}
     return replace(batch, **copies)
 

@@ -35,7 +35,7 @@ class StepSums:
         return len(self.pending) == self.steps
 
     def add_pass(self, batch: Batch, outputs: Outputs) -> None:
-        """Add a forward pass of the current step, if it counts."""
+        """Add a forward pass of the current step, if ``batch.counted``."""
         if batch.counted:
             self.meter.update(len(self.pending), outputs.loss, outputs.logits, batch.targets, outputs.losses)
 

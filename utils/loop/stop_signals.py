@@ -97,8 +97,8 @@ class StopConsensus:
     """Exchange by which all ranks learn, at the same point of the program, of a signal or failure on any rank.
 
     Every rank calls ``poll`` at the same points: between two steps, and between two rounds of validation batches. With
-    several ranks, only about one call in ``POLL_SECONDS`` exchanges anything. Which calls do is computed from numbers
-    that all ranks share, so all ranks skip the same ones.
+    several ranks, only about one call in ``POLL_SECONDS`` exchanges anything. Which calls do so is computed from
+    numbers that all ranks share, so all ranks skip the same calls.
     """
 
     def __init__(self, distributed: Distributed, signals: StopSignals | None = None) -> None:

@@ -14,9 +14,9 @@ MOST_NUMBERS = 2**24  # of the images in a pass of several views: over 5,000 of 
 class MeanOfViews(nn.Module):
     """Wrapper of ``model`` that returns the mean logits of several views of each image, in float32.
 
-    'flip': the image and its mirror image. 'flip-shift': these two, and both of the image moved by one pixel to the top
-    left and to the bottom right, with the edge mirrored; the two that are not moved have half of the weight. Views and
-    weights are those of airbench (Jordan, 94 % on CIFAR-10 in 3.29 seconds, 2024), which also averages logits, not
+    'flip': the image and its mirror image. 'flip-shift': these two, and the same two of the image moved by one pixel to
+    the top left and to the bottom right, with the edge mirrored; the unmoved two have half of the total weight. Views
+    and weights are those of airbench (Jordan, 94 % on CIFAR-10 in 3.29 seconds, 2024), which also averages logits, not
     probabilities.
     """
 
@@ -51,5 +51,5 @@ def views_fit_together(views: list[torch.Tensor]) -> bool:
 
 
 def in_views(model: nn.Module, tta: str) -> nn.Module:
-    """Wrap ``model`` for validation with ``--tta``; return it as it is without."""
+    """Wrap ``model`` for validation with ``--tta``; return it unchanged if ``tta`` is 'none'."""
     return model if tta == "none" else MeanOfViews(model, tta)

@@ -45,9 +45,9 @@ def validate(
 ) -> AnyReport:
     """Run the bare module on this rank's batches, with rank 0's buffers; return the report over all ranks.
 
-    It is made from sums; for multi-label data, from all ranks' answers, which average precision needs at once. Calls
-    ``before_batch`` for each of this rank's batches, and ``between`` after each round, in which every rank has at most
-    one batch, so equally often on all ranks. A sharded network needs all ranks in every pass.
+    It is made from sums; for multi-label data, from the logits of all images, as average precision needs. Calls
+    ``before_batch`` for each of this rank's batches, and ``between`` equally often on all ranks: after each round, in
+    which every rank has at most one batch. A sharded network needs all ranks in every pass.
     """
     distributed.broadcast_buffers(model)
     model.eval()
@@ -96,7 +96,7 @@ def validate(
 
 
 def _no_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Zero: the loss of multi-label data is a mean over all known cells, which no single batch knows."""
+    """Zero in place of a batch's loss: that of multi-label data is a mean over the known labels of all batches."""
     return logits.new_zeros(())
 
 
@@ -118,7 +118,7 @@ OFF = "off"  # of --picture-epochs
 
 
 def pictures_may_be_due(progress: Progress, args: Settings) -> bool:
-    """True, before an epoch's validation, if its pictures may be wanted. Early stopping decides afterwards."""
+    """True if pictures of the coming validation may be wanted; only after it, early stopping decides."""
     wanted = args.logging.picture_epochs != OFF
     return wanted and (progress.may_end(args) or _every_few_epochs(progress.epoch + 1, args))
 
@@ -159,7 +159,10 @@ def validate_in_views(loop: Any, model: nn.Module, pictured: bool) -> tuple[AnyR
 
 
 def validate_average(loop: Any, average: nn.Module, epoch: int, pictured: bool) -> tuple[AnyReport, Gathered | None]:
-    """Validate the ``average`` of the weights, with batch-norm statistics of its own over samples of ``epoch``."""
+    """Validate ``average``, the averaged weights, after computing its batch-norm statistics on samples of ``epoch``.
+
+    ``pictured``: also gather what pictures of the validation need.
+    """
     batch_norm_statistics.recompute(
         average,
         loop.train_loader,

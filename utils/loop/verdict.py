@@ -1,4 +1,4 @@
-"""Verdicts on steps: flags on the device decide if a step moves the weights, and the host learns it one step later."""
+"""Verdicts on steps: whether a step moved the weights. Flags on the device decide; the host learns it a step later."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ class Mailbox:
 class Verdicts:
     """Holds ``optimizers`` still in steps without a finite gradient, and tells the host about it when asked.
 
-    ``optimizers``: wrappers that a scaler is to unscale and step in place of the given ones, of those that train now.
+    The attribute ``optimizers``: wrappers of the given ones that have anything to train now; a scaler must unscale and
+    step the wrappers in their place.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Verdicts:
         self._on_host = all(optimizer.reads_flag for optimizer in self.optimizers)
 
     def hold_unless_finite(self, norm: torch.Tensor) -> None:
-        """Set the flag that holds the optimizers if ``norm`` is not finite, unless a scaler is in use and does that."""
+        """Set the flag that holds the optimizers still if ``norm`` is not finite, unless a scaler does that."""
         if self._scaled:
             return
         flag = not math.isfinite(norm.item()) if self._on_host else (norm - norm).ne_(0).float()  # inf - inf is NaN
@@ -88,9 +89,9 @@ class Verdicts:
             optimizer.found_inf = flag
 
     def put_back(self, buffers: BufferCopy) -> torch.Tensor | None:
-        """Undo, after a step, what its passes did to ``buffers``, if all flags are set.
+        """Undo, after a step, what its passes did to ``buffers``, if all optimizers were held.
 
-        Returns the flags, (optimizers,); None if the host has read them all.
+        Returns the optimizers' flags, (optimizers,), not 0 where held; None if the host has read them already.
         """
         if self._on_host:
             if all(optimizer.was_held for optimizer in self.optimizers):
@@ -102,7 +103,7 @@ class Verdicts:
         return flags
 
     def send(self, flags: torch.Tensor | None, norm: torch.Tensor, scale: torch.Tensor, measured: Measured) -> None:
-        """Send the flags of a step to the host, with the values that its verdict will hold."""
+        """Send ``flags``, which ``put_back`` returned, to the host; keep all else for the verdict from ``read``."""
         if flags is not None:
             self._mailbox.send(flags)
         self._step = norm, scale, measured
