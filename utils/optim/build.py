@@ -50,7 +50,8 @@ def build_optimizer_parts(
 def _spread(args: Settings, model: nn.Module, distributed: Distributed) -> nn.Module | None:
     """Spread ``model`` over the processes if ``--shard-model`` says so, before its optimizer is built.
 
-    Returns the copy of ``model``, spread alike, for its moving average; None if it has none. Raises ``UserError``.
+    Returns a copy of ``model``, spread in the same way, for a moving average; None if no average or no spreading is
+    asked for. Raises ``UserError``.
     """
     if not args.model.shard_model or distributed.world_size == 1 or args.run.dry_run:
         return None
@@ -98,7 +99,8 @@ def step_bytes(settings: OptimisationSettings, model: nn.Module) -> int:
     """Bytes that the first step needs at least: the optimizer's state, and what its largest operation holds besides.
 
     A twin of ``model`` on the meta device, where tensors have shapes but no content, takes that step and a second one,
-    which finds the state made. 0 for torch's own optimizers and ours, whose state is at most a few times the weights.
+    for which the state exists already. 0 for torch's own optimizers and ours, whose state is at most a few times the
+    weights.
     """
     if settings.optimizer in OWN:
         return 0

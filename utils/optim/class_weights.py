@@ -63,10 +63,11 @@ def refuse_other_weights(
     path: Path,
     warn: Callable[[str], None] | None,
 ) -> None:
-    """Raise ``UserError`` if checkpoint ``path`` to resume, with content ``state``, was trained with other weights.
+    """Raise ``UserError`` if the checkpoint to resume was trained with other class weights.
 
-    Also raises it if an earlier version applied the same weights to the terms of classes (--loss bce, label smoothing)
-    instead of to images. With ``warn``, passes the message to it instead.
+    ``state``: the checkpoint's content; ``path``: its file. The error is also raised if an earlier version applied the
+    same weights to the terms of classes (--loss bce, label smoothing) instead of to images. ``warn``: called with the
+    message, in place of the error.
     """
     begun = state.get("class_weights")
     difference = None

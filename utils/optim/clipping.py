@@ -55,9 +55,10 @@ class GradientClipper:
         self.measured: Measured = []
 
     def __call__(self) -> torch.Tensor:
-        """Clip the gradients in place; return the norm, before clipping, of the parts used for the step: a tensor ().
+        """Clip the gradients in place; return their norm before clipping, a tensor ().
 
-        The norm is not finite if no part of the gradient is.
+        With several optimizers that a scaler skips separately, the norm leaves out those whose gradient is not finite,
+        unless none is finite.
         """
         # nn.utils.get_total_norm without its sorting by devices and types, which took as long as the norms themselves.
         present = [[parameter for parameter in part if parameter.grad is not None] for part in self._parts]

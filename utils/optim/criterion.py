@@ -22,10 +22,10 @@ class WeightedCrossEntropy(nn.Module):
 
     A label has the weight ``weights[label]``; each share of a mixed target has the weight of its own class. Computed
     with torch's ``reduction="sum"``: torch's mean divides by the weights of the labels, so that an image's influence
-    would depend on the other images of its forward pass, and thus on ranks and accumulation. Label smoothing counts
-    with the image's weight, whereas torch gives each class's part of it that class's weight: with 100 images of one
-    class and one of another, balanced weights would make the 5 % that a smoothed common image gives the rare class
-    outweigh its other 95 %. ``weights``: float (classes,).
+    would depend on the other images of its forward pass, and thus on ranks and accumulation. All of a smoothed target
+    has the weight of the image's label, whereas torch gives each class's part the weight of that class: with 100 images
+    of one class and one of another, and balanced weights, the 5 % that smoothing moves from a common image's class to
+    the rare one would outweigh the other 95 %. ``weights``: float (classes,).
     """
 
     weights: torch.Tensor
@@ -103,7 +103,7 @@ class BinaryCrossEntropy(nn.Module):
         weights: torch.Tensor | None,
         positive: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Mean of all terms of single-label images, a tensor (). ``weights``: of the images, (n, 1)."""
+        """Mean of all terms of single-label images, a tensor (). ``weights``: those of the images, (n, 1)."""
         return functional.binary_cross_entropy_with_logits(logits, targets, weights, pos_weight=positive)
 
     def terms(self, logits: torch.Tensor, targets: torch.Tensor, positive: torch.Tensor | None) -> torch.Tensor:
@@ -215,7 +215,7 @@ class PluginLoss(nn.Module):
 
 
 def image_weights(targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Weight of each image, (n,): its label's of ``weights`` (classes,), or their mean over a mixed image's shares."""
+    """Weight of each image, (n,): its class's in ``weights`` (classes,); for a mixed image, the mean by shares."""
     return targets.to(weights.dtype) @ weights if targets.is_floating_point() else weights[targets]
 
 

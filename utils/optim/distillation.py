@@ -26,7 +26,7 @@ class Teacher(nn.Module):
 
     It stays in evaluation mode and computes no gradients. Its images are the student's, augmented and mixed,
     renormalised by ``scale`` and ``shift`` (c,) if mean or standard deviation differ, and resized to ``size`` pixels if
-    theirs differs. ``order``: the teacher's number of each of the student's classes, int64 (classes,); None if the
+    their size differs. ``order``: the teacher's number of each of the student's classes, int64 (classes,); None if the
     classes agree.
     """
 

@@ -39,8 +39,8 @@ class WeightAverage:
     def update(self, updates: int, epoch: int = 0, after_step: Earlier | None = None) -> None:
         """Update the average with the model's weights, in ``epoch`` (from 0), after ``updates`` earlier calls.
 
-        ``after_step`` maps each of the model's tensors to one with its value after the step; None: that is its present
-        value.
+        ``after_step`` maps each of the model's tensors to a tensor with its value after the step; None if the model's
+        tensors have these values now.
         """
 
     def end_epoch(self, progress: Position) -> None:
@@ -51,7 +51,7 @@ class WeightAverage:
         return {"model": self.module.state_dict()} if self.has_begun else None
 
     def load_state(self, state: Mapping[str, Any] | None) -> None:
-        """Restore a result of ``state``. Raises ``TypeError`` for None, unless an average may not have begun yet."""
+        """Restore what ``state`` returned. Raises ``TypeError`` for None if this kind of average begins at once."""
         if state is None:
             raise TypeError("the average of the weights is missing")
         load_state_dict(self.module, state["model"])
@@ -101,7 +101,7 @@ class MovingAverage(WeightAverage):
 
 
 class EpochAverage(WeightAverage):
-    """Mean of ``model``'s weights at the ends of epochs from ``first_epoch`` (from 1) on, in ``module``, a copy of it.
+    """Mean of ``model``'s weights at the ends of epochs from ``first_epoch`` (from 1) on. ``module`` holds it.
 
     Stochastic weight averaging: Izmailov et al., Averaging weights leads to wider optima and better generalization,
     2018; computed by torch's ``AveragedModel``. Buffers are those of the latest epoch: the statistics of batch norm

@@ -89,7 +89,7 @@ class Freezing:
         return optimizers
 
     def set_epoch(self, epoch: int, model: nn.Module, average: nn.Module | None = None) -> bool:
-        """Freeze or release what ``epoch``, from 0, asks for; return whether that changed which parameters train.
+        """Freeze or release what ``epoch``, from 0, asks for; return True if the set of parameters that train changed.
 
         ``average``: the network with averaged weights. Its statistics are frozen and released with the network's,
         unless these layers have trained before: then its weights differ from the network's and need statistics of their

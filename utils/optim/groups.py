@@ -18,7 +18,7 @@ CONTAINERS = nn.Sequential | nn.ModuleList | nn.ModuleDict
 
 
 class Rate(NamedTuple):
-    """A learning rate, ``scale`` times the schedule's. ``name``: what logs call the parameters that have it."""
+    """A learning rate, ``scale`` times the schedule's. ``name``: the name in logs of the parameters that have it."""
 
     name: str
     scale: float
@@ -95,7 +95,7 @@ def rates(settings: OptimisationSettings, model: nn.Module) -> dict[str, Rate] |
 
 
 def _scaled_by_name(scales: Sequence[str], names: Sequence[str]) -> dict[str, Rate]:
-    """The rates that ``--lr-scale`` gives the parameters ``names``. Raises ``UserError`` for a pattern left unused."""
+    """The rates that ``--lr-scale`` gives the parameters ``names``. Raises ``UserError`` for an unused pattern."""
     wanted = [scale_of(text) for text in scales]
     found: dict[str, Rate] = {}
     for name in names:

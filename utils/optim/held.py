@@ -25,7 +25,7 @@ class Held(ABC):
 
     ``torch.amp.GradScaler`` gives its flag to an optimizer with ``_step_supports_amp_scaling``; for any other it reads
     the flag on the host, which drains a GPU's queue in every step. Without a scaler, set ``found_inf``, a float32
-    tensor (), before each step. ``flag``: that of the latest step.
+    tensor (), before each step. ``flag``: its value for the latest step.
     """
 
     _step_supports_amp_scaling = True

@@ -63,8 +63,8 @@ class LRPolicy:
     def at(self, epoch: int, updates: int) -> float:
         """The rate in epoch ``epoch`` (from 0), ``updates`` steps into the schedule, not counting skipped steps.
 
-        A rate that is held for an epoch depends on the epoch alone: skipped steps must not shift its changes into
-        epochs.
+        A rate that is held for a whole epoch depends on the epoch alone, so that skipped steps do not make it change in
+        the middle of an epoch.
         """
         return self(epoch * self.hold_steps if self.hold_steps > 1 else updates)
 
@@ -103,7 +103,7 @@ class LRPolicy:
         return cycle, min(1.0, max(0.0, (done - begin) / cycle_length)) if step < self.total_steps else 1.0
 
     def _cycles(self) -> Iterator[tuple[float, float]]:
-        """Begin and length of each cycle, in steps after ``_begin``.
+        """Yield beginning and length of each cycle, in steps after ``_begin``.
 
         A remainder below one step or a thousandth of a cycle, as a rounded cycle length leaves, begins no further
         cycle.
@@ -132,7 +132,7 @@ def _whole(begin: float) -> int:
 
 
 def _falling(curve: Callable[[LRPolicy, float], float]) -> Callable[[LRPolicy, int], float]:
-    """Return a policy that in each cycle scales ``curve``, 1 at time 0 and about 0 at time 1, to peak and floor."""
+    """Return a policy that in each cycle scales ``curve``, 1 at time 0 and about 0 at time 1, from peak to floor."""
 
     def factor(policy: LRPolicy, step: int) -> float:
         cycle, time = policy.position(step)
@@ -185,7 +185,10 @@ POLICIES: dict[str, Callable[[LRPolicy, int], float]] = {
 def build_lr_policy(
     settings: OptimisationSettings, steps_per_epoch: int, average: AverageSettings | None = None
 ) -> LRPolicy:
-    """The policy that ``settings`` name, with the end that ``average`` asks for. Epochs become steps only here."""
+    """The policy that ``settings`` name, with the constant rate for ``average`` at the end, if it asks for one.
+
+    Settings give epochs, which become steps only here.
+    """
 
     def steps(epochs: float) -> int:
         return round(epochs * steps_per_epoch)

@@ -84,10 +84,11 @@ class Muon(timm.optim.Muon):
 
 
 def orthogonalised(shapes: list[list[torch.Tensor]], group: dict[str, Any], together: bool) -> list[torch.Tensor]:
-    """Approximate the nearest orthogonal matrices to tensors (out, ...): bfloat16 (k, out, rest) for k of one shape.
+    """Approximate the nearest orthogonal matrices to tensors (out, ...).
 
-    ``shapes``: the tensors of each shape. ``together``: in batched products. Columns of zeros stay zeros and change no
-    others, so narrower matrices are padded to the widest of their height, unless that makes many elements.
+    Returns, for each shape, bfloat16 (k, out, rest) for its k tensors. ``shapes``: the tensors of each shape.
+    ``together``: in batched products. Columns of zeros stay zeros and change no others, so narrower matrices are padded
+    to the widest of their height, unless that makes many elements.
     """
 
     def of(matrices: torch.Tensor) -> torch.Tensor:

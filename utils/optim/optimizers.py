@@ -35,8 +35,8 @@ Optimizers = torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...]
 class OptimizerArguments:
     """The user's arguments besides learning rate, momentum and weight decay, for all optimizers of one --optimizer.
 
-    Each optimizer gets those that its constructor has (``of``); an argument that none of them has is a mistake
-    (``refuse_others``). ``has_momentum``: True if --momentum sets their momentum.
+    Each optimizer gets the arguments that its constructor takes (``of``); an argument that no constructor takes is a
+    mistake (``refuse_others``). ``has_momentum``: True if --momentum sets the optimizers' momentum.
     """
 
     def __init__(self, settings: OptimisationSettings, has_momentum: bool) -> None:
@@ -91,7 +91,7 @@ class OptimizerArguments:
 
 
 def _mistake(value: Any, parameter: inspect.Parameter) -> str | None:
-    """Text on what a value of ``parameter`` must be, if ``value`` is not that; otherwise None."""
+    """Text that says what ``parameter`` takes, if ``value`` is of another type; otherwise None."""
     default = parameter.default
     annotation = str(parameter.annotation)
     if value is None:
@@ -277,7 +277,7 @@ MOMENTUM = {"sgd", "muon-sgd", "schedulefree-sgd"}
 
 
 def with_own_kernels(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """The stored ``state`` with ``optimizer``'s own choice of kernels, which differs for a sharded network."""
+    """The stored ``state``, but with ``optimizer``'s present choice of kernels, which differs for a sharded network."""
     own = [{name: group[name] for name in ("fused", "foreach") if name in group} for group in optimizer.param_groups]
     return {**state, "param_groups": [old | new for old, new in zip(state["param_groups"], own, strict=True)]}
 
