@@ -102,7 +102,7 @@ class Components(NamedTuple):
         }
 
     def multiply_adds(self, device: torch.device) -> dict[str, str]:
-        """The plan's row about the cost of a forward pass; takes one."""
+        """The plan's row about the cost of a forward pass, counted in a pass made here."""
         return {"Multiply-adds": f"{self.network.multiply_adds(self.data.image_shape, device):,} an image"}
 
     def warn_of_doubts(self, run: Run) -> None:
@@ -194,7 +194,7 @@ def build_to_evaluate(run: Run) -> Components:
 
 
 def _for_labels_of(data: Data, args: Settings) -> Settings:
-    """The settings for single-label or multi-label ``data``. Raises ``UserError`` for settings of the other kind."""
+    """The settings for ``data``, single-label or multi-label. Raises ``UserError`` for settings that do not fit."""
     args = args.of_several_labels() if data.multilabel else args
     if mistakes := strange_metrics(args.run, [SEVERAL if data.multilabel else ONE]):
         raise UserError(*mistakes)
@@ -228,7 +228,7 @@ def extras_of(
     stop_signals: StopSignals | None = None,
     hooks: Hooks | None = None,
 ) -> Extras:
-    """Parts of the run for its loop besides the components; without a folder, no description for checkpoints."""
+    """What the loop of the run uses besides its components. If no folder is open, checkpoints get no description."""
     folder = run.run_folder
     hooks = (hooks or Hooks()).and_of_plugins()
     if folder and (run.args.model.compile or run.args.model.compile_augment):

@@ -102,9 +102,10 @@ class Training:
         return Parts(own.model, own.train_loader, own.optimizer, own.criterion, own.scaler, own.validation_loader)
 
     def begin(self, traval: TraVal) -> None:
-        """Begin the run with ``traval``, or load the state of the run to continue into it.
+        """Begin the run with ``traval``, or load into it the state of the run to continue.
 
-        Raises ``UserError`` if its network or loaders are not those of ``parts``, on which checkpoints and tools rely.
+        Raises ``UserError`` if the network or loaders of ``traval`` are not those of ``parts``, on which checkpoints
+        and tools rely.
         """
         parts = self.parts
         given = (traval.model, traval.train_loader, traval.validation_loader)
@@ -127,7 +128,7 @@ class Training:
         yield from traval.epochs()
 
     def _made_otherwise(self, traval: TraVal) -> dict[str, str]:
-        """Rows of the plan about what the program has made itself, unlike the settings."""
+        """Rows of the plan about parts that the user's program has made, in place of those that the settings name."""
         made = {
             "Loss": (traval.criterion, self.parts.criterion),
             "Optimizer": (traval.optimizers, _several(self.parts.optimizer)),
@@ -145,7 +146,7 @@ class Training:
         run.distributed.run_on_rank0(run.warn_of_little_space)
 
     def _go_on(self, traval: TraVal) -> None:
-        """Load the checkpoint; with changed settings or data, which the folder has to record, save it as the last."""
+        """Load the checkpoint; if the folder has to record changed settings or data, save the state as last.pt."""
         run = self.run
         point = run.begun
         # Each rank reads. Nothing is saved before all have, and nothing keeps what was read.

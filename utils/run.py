@@ -50,9 +50,10 @@ class Run:
     """A run: its settings and processes, what it resumes, and, once it trains, its folder and writer.
 
     ``args`` never change once they are ``settled``. ``argv``: the command line, without the program's name.
-    ``resume_point``: the checkpoint to resume or to evaluate. ``position`` and ``found_at``: the epoch and step after
-    which the checkpoint to resume was saved, and where it lay then. ``warnings``: those issued so far, for the log.
-    ``reader`` reads the run's data, and is made when first needed. ``plan``: the plan's rows, once the log has begun.
+    ``resume_point``: the checkpoint to resume or to evaluate. ``position``: the epoch and step after which the
+    checkpoint to resume was saved. ``found_at``: the file in which it was found. ``warnings``: those issued so far, for
+    the log. ``reader`` reads the run's data, and is made when first needed. ``plan``: the plan's rows, once the log has
+    begun.
     """
 
     args: Settings
@@ -69,7 +70,7 @@ class Run:
     plan: Mapping[str, str] = field(default_factory=dict)
 
     def settle(self, args: Settings) -> Settings:
-        """Take the final settings, in which nothing is left to be measured; once, when data and network are built."""
+        """Take and return the final settings, with nothing left to measure. Call it once data and network are built."""
         assert not self.settled
         self.settled = True
         self.args = args
@@ -87,7 +88,7 @@ class Run:
 
     @property
     def progress_log(self) -> ProgressLog:
-        """The log for the progress of long work before the run has one of its own."""
+        """The log for the progress of long work before the run's own log is open."""
         return ProgressLog(console.log, self.args.logging.progress)
 
     @property
@@ -97,13 +98,13 @@ class Run:
 
     @property
     def begun(self) -> ResumePoint:
-        """The checkpoint of a run that continues."""
+        """The checkpoint from which this run continues; only for a run that does."""
         assert self.resume_point is not None
         return self.resume_point
 
     @property
     def own_folder(self) -> RunFolder:
-        """The folder of a run that has opened it."""
+        """The run's folder, once ``open_folder`` has opened it."""
         assert self.run_folder is not None
         return self.run_folder
 

@@ -115,7 +115,7 @@ class TraVal:
         self._one = torch.ones((), device=self.device)
 
     def _begin_epoch(self, epoch: int) -> bool:
-        """Prepare the optional parts for ``epoch``; return whether other parameters train than before."""
+        """Prepare the optional parts for ``epoch``; return True if the set of parameters that train has changed."""
         changes = [part.begin_epoch(self, epoch) for part in self.attachments]
         return any(changes)
 
@@ -379,7 +379,7 @@ class TraVal:
             self._stop(self.watch.too_many_skips(self.progress, self.progress.epoch, self.scaler.get_scale()))
 
     def _stop(self, message: str) -> None:
-        """Save the state, which is sound, and end the run. What a further step has begun is undone."""
+        """Save the state, which is sound, and end the run with ``message``; undo a further step if one has begun."""
         if self._has_begun_step:
             self.watch.undo()
         self.bad_images.forget_after(self.progress.step)
@@ -443,7 +443,7 @@ class TraVal:
         return states if len(states) > 1 else states[0]
 
     def places(self) -> Any:
-        """The part of each tensor of ``state()`` that this process has; None if it has all of them whole."""
+        """The part of each tensor of ``state()`` that this process holds; None if it holds all of them whole."""
         return next(filter(None, (part.places(self) for part in self.attachments)), None)
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -484,7 +484,7 @@ class TraVal:
         self.wait_for_checkpoint()
 
     def keep_best(self) -> None:
-        """Save the best checkpoint if the run's folder lacks it and this is its state; otherwise log its absence."""
+        """If the run's folder lacks best.pt, save this state there if it is the best so far; otherwise log that."""
         assert self.checkpointer is not None  # a run that goes on has a folder
         progress = self.progress
         path = self.checkpointer.folder / "best.pt"
