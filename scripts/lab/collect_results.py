@@ -66,6 +66,8 @@ format than the row's, give `--amp fp16`, `bf16`, or `off` for float32.
   same 360 digits in every run. No run chose its epoch by them. Settings come from the source or [were chosen on other
   images](benchmarks/cpu.md#how-the-recipes-were-chosen), except that a smaller form of `cifar10/fast` was dropped
   because it reached less on the test images; no record says by which images `imagenette/resnet10t` got 40 epochs.
+- **Views**: on CIFAR, `fast` and `airbench` average their answers over six views of each image, as their source does
+  (`--tta flip-shift`); all other recipes answer from one.
 - **Literature** is the nearest published figure. It often belongs to another network or training: each figure links to
   the recipe whose header names the source and the difference. Only that of `airbench` is of the same training. Recipes
   that end in `a` average their last feature maps; those of `conv2a` see only 6 x 6 pixels, so it stays far behind.
