@@ -315,7 +315,7 @@ def _torchvision(name: str, settings: ModelSettings, classes: int, channels: int
 
 
 def _size_argument(name: str, image_size: Size) -> dict[str, Size]:
-    """Argument for a vision transformer of torchvision's, else {}. Raises ``UserError`` if images are not square."""
+    """Size argument of torchvision's vision transformers; {} for others. Raises ``UserError`` if it is not square."""
     if name.startswith("vit_") and not isinstance(image_size, int):
         raise UserError(
             f"--arch torchvision/{name} takes square images only, not {size_text(image_size)}; timm's vision "

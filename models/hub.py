@@ -29,8 +29,8 @@ def reaching(url: str) -> Iterator[None]:
     """Context for fetching from ``url``: without a connection, the libraries look into their caches or fail at once.
 
     An ``OSError`` then says which host cannot be reached, and why. With a connection, fetching may take as long as it
-    needs. ``HF_HUB_VERBOSITY``, ``HF_DEBUG`` and ``HF_ENDPOINT`` keep their effect. If a proxy connects for us, nothing
-    is found out.
+    needs. ``HF_HUB_VERBOSITY``, ``HF_DEBUG`` and ``HF_ENDPOINT`` keep their effect. If a proxy connects for us, the
+    connection is not checked.
     """
     from huggingface_hub import constants
     from huggingface_hub.utils import logging

@@ -49,7 +49,7 @@ def checkpoint_gradients(arch: str, model: nn.Module) -> None:
     """Make ``model`` keep only its blocks' inputs (Chen et al., Training deep nets with sublinear memory, 2016).
 
     timm knows the blocks of its networks. Gradients stay the same, and so do batch norms' statistics: the second
-    computation of a batch does not count. Raises ``UserError`` for a network that does not support it.
+    forward pass of a batch does not count. Raises ``UserError`` for a network that does not support it.
     """
     try:
         turn_on: Any = model.set_grad_checkpointing

@@ -145,7 +145,7 @@ def _named(state: Mapping[str, Any], path: Path) -> tuple[str, list[str]]:
 def _calibrated(
     network: nn.Module, state: Mapping[str, Any], path: Path, calibrated: bool
 ) -> tuple[Reading, Confidence | None]:
-    """The reading of the logits, and the confidence, if any, that a checkpoint keeps for its weights.
+    """Return the way to read the logits, and the ``Confidence`` that a checkpoint keeps for its weights, if any.
 
     With ``calibrated``, makes ``network`` divide its logits by the temperature, if there is one.
     """

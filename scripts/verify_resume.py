@@ -76,7 +76,7 @@ def build_parser() -> ToolParser:
 
 
 def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The tool's flags, and the checked training flags with what the comparison needs added."""
+    """The tool's flags, and the training flags, checked and completed by those that the comparison needs."""
     own, flags = build_parser().parse_known_args(argv)
     args = arguments.parse(flags, own.ranks)
     unfit = {"--resume": args.run.resume, "--evaluate": args.run.evaluate, "--dry-run": args.run.dry_run}

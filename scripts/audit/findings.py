@@ -183,7 +183,7 @@ def shown(name: str) -> str:
 
 
 def is_within(name: str, others: Iterable[str]) -> bool:
-    """True if a module is one of ``others`` or inside one."""
+    """True if the module ``name`` is one of ``others`` or inside one of them."""
     return any(name == other or name.startswith(f"{other}.") for other in others)
 
 

@@ -63,7 +63,7 @@ def contents(run: WatchedRun, free_settings: set[str]) -> dict[str, dict[str, An
 
 
 def checkpoint(path: Path, free_settings: set[str]) -> dict[str, Any]:
-    """A checkpoint as {"model/0.weight": leaf}, without clocks and ``free_settings``."""
+    """A checkpoint as {"model/0.weight": tensor or plain value}, without clocks and ``free_settings``."""
     state = load(path)
     state.pop(CONTENTS, None)  # a list of the entries' names and kinds: what differs there differs in an entry
     free = {*CLOCKS, *(f"settings/{name}" for name in free_settings)}

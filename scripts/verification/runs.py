@@ -32,7 +32,7 @@ class Failure(UserError):
 
 @dataclass(frozen=True)
 class Timeline:
-    """Times of the straight run, in seconds. ``steps`` and ``end`` count from the end of its first step."""
+    """Times of the run without kills, in seconds. ``steps`` and ``end`` count from the end of its first step."""
 
     start_up: float
     steps: list[float]

@@ -247,7 +247,7 @@ def _content(path: Path, digest: str | None) -> dict[str, Any]:
 
 
 def _verify(path: Path, digest: str | None) -> None:
-    """Compare the file with ``digest``, the manifest's SHA-256 or, without either, its own CRC-32; refuse zip bombs.
+    """Compare the file with ``digest``, else with the manifest's SHA-256, else with its own CRC-32; refuse zip bombs.
 
     Raises ``UserError`` or ``ValueError``. torch.load also reads compressed and overlapping entries, with which a few
     bytes can claim terabytes.

@@ -52,7 +52,7 @@ def of_all(fingerprints: Iterable[str]) -> str:
 
 
 def ends_with(fingerprint: str, contents: Sequence[bytes]) -> bool:
-    """True if at least half of the last files of ``fingerprint``, those to validate on, have these ``contents``.
+    """True if at least half of the last files of ``fingerprint``, the validation images, have these ``contents``.
 
     True also if ``fingerprint`` holds nothing about contents.
     """

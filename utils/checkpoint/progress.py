@@ -75,7 +75,7 @@ class Progress:
         return self.moved_steps + self.shifted_steps
 
     def is_trained(self, args: Settings) -> bool:
-        """True if these settings leave no step to take."""
+        """True if ``args`` leave no step to take."""
         planned = self.epoch < args.optimisation.epochs and self.step < (args.run.max_steps or math.inf)
         return not planned or self.stops_early(args)
 

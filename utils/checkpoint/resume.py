@@ -112,7 +112,7 @@ class ResumePoint:
 
     @property
     def seen(self) -> str:
-        """A line about validation images that the weights with which the run began were trained on; '' if none."""
+        """A line about validation images that the weights from before the run were trained on; '' if there are none."""
         stored = self.state.get("seen")
         return stored if isinstance(stored, str) else ""
 
@@ -162,7 +162,7 @@ class ResumePoint:
             raise UserError(*mistakes, on_all_ranks=True)
 
     def _follows(self, name: str, args: Settings) -> bool:
-        """True if setting ``name`` was and is left to the schedule, so that it differs only with schedule or epochs."""
+        """True if setting ``name`` was and is left to the schedule, and so differs only as schedule or epochs do."""
         now = of_policy(args.optimisation.lr_policy, args.optimisation.epochs)
         left = (*now, *_left_to_the_schedule(self.state["settings"]))
         return name in left and args.origins[name] == DEFAULT and self.settings.get(name) is None

@@ -80,8 +80,8 @@ def read(argv: Sequence[str], keeps_plugins: bool = False) -> CommandLine:
 class CommandLine:
     """A command line and its recipe, read once.
 
-    ``layers``: from lowest to highest precedence, (origin, its name in messages, raw values by setting). ``mistakes``:
-    lines about what could not be read.
+    ``layers``: for each source, from lowest to highest precedence, its origin, its name in messages, and its raw values
+    by setting. ``mistakes``: lines about what could not be read.
     """
 
     argv: tuple[str, ...]
@@ -285,7 +285,7 @@ def _read_recipe(config: str) -> tuple[Path, dict[str, Any], list[str]]:
 
 
 def load_yaml(path: Path) -> tuple[Any, list[str]]:
-    """Read a YAML file's content and all its top-level keys, even repeated ones. Raises ``ValueError`` if too big."""
+    """Content of a YAML file, and its top-level keys, even repeated ones. Raises ``ValueError`` if it is too big."""
     import yaml  # only runs with a recipe need it
 
     with open(path, "rb") as file:

@@ -103,6 +103,6 @@ SPECS: dict[str, DatasetSpec] = {
 
 
 def name_of_folder(folder: str) -> str:
-    """The ``--dataname`` for images in ``folder``: imagenet if it looks like that, otherwise folder."""
+    """The ``--dataname`` of images in ``folder``: 'imagenet' if it has the signs of ImageNet, otherwise 'folder'."""
     found = any(all(os.path.exists(os.path.join(folder, name)) for name in names) for names in SIGNS_OF_IMAGENET)
     return "imagenet" if found else "folder"

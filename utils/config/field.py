@@ -61,7 +61,7 @@ def safe_name(value: str) -> str | None:
 
 
 def not_empty(value: str) -> str | None:
-    """Check text that must not be blank and can be a path: return what it must be, or None if it is fine."""
+    """Check that text is not blank and can be a path: return what it must be, or None if it is fine."""
     if not value.strip() or "\0" in value:
         return "must not be empty or hold a NUL character"
     return "must be text in UTF-8" if re.search("[\ud800-\udfff]", value) else None
@@ -115,7 +115,7 @@ def ends_before(name: str, words: str = "does nothing", begins: bool = False) ->
 
 
 def all_not_empty(items: tuple[str, ...]) -> str | None:
-    """Check names, none of which may be blank: return what they must be, or None if they are fine."""
+    """Check that no name in ``items`` is blank: return what they must be, or None if they are fine."""
     return next(filter(None, map(not_empty, items)), None)
 
 

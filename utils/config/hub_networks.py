@@ -31,6 +31,6 @@ def remember(networks: object) -> None:
 
 
 def in_checkpoint(*names: str | None) -> dict[str, Any]:
-    """The entry of a checkpoint that keeps those of ``names`` that are networks of the Hub; {} without any."""
+    """A checkpoint's entry with the facts of the Hub's networks among ``names``; {} if there are none."""
     kept = {name: _known[name] for name in names if name in _known}
     return {KEY: kept} if kept else {}

@@ -152,7 +152,7 @@ def all_settings() -> tuple[tuple[str, dataclasses.Field], ...]:
 
 
 def shaping(what: str) -> tuple[str, ...]:
-    """Names of the settings that shape ``what``, as their fields say."""
+    """Names of the settings whose fields say that they shape ``what``, one of ``SHAPED``."""
     return tuple(option.name for _, option in all_settings() if option.metadata["shapes"] == what)
 
 

@@ -183,8 +183,9 @@ class Distributed:
     ) -> torch.nn.Module:
         """Wrap ``model`` so that gradients are averaged over ranks, and give all ranks rank 0's weights.
 
-        ``static_graph``: all backward passes are alike and exchange gradients; DDP can then fix their order after the
-        first. ``exchange``: how gradients are exchanged. One process, or a sharded model, needs no wrapper.
+        ``static_graph``: all backward passes are alike and exchange gradients; DDP can then fix the gradients' order
+        after the first pass. ``exchange``: how gradients are exchanged. One process, or a sharded model, needs no
+        wrapper.
         """
         if self.world_size == 1 or is_sharded(model):
             return model

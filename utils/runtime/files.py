@@ -14,9 +14,9 @@ from typing import IO, Any
 def whole_file(
     path: Path, mode: str = "wb", *, partial: Path | None = None, durable: bool = False, **options: Any
 ) -> Iterator[IO[Any]]:
-    """Context that gives a file to write, named ``path`` once the block has ended without an error.
+    """Context that gives a file to write; if the block ends without an error, the file gets the name ``path``.
 
-    ``partial``: the file's name until then, by default one for a folder in which only one process writes. ``durable``:
+    ``partial``: the file's name until then; the default is safe if only one process writes in the folder. ``durable``:
     the file survives a power cut. ``options`` are those of ``open``. Raises ``OSError``.
     """
     partial = partial or path.with_name(f".{path.name}.tmp")

@@ -27,7 +27,7 @@ class RankInfo:
 
     @classmethod
     def from_environment(cls) -> RankInfo:
-        """The place that torchrun has set, else of a single process. Raises ``UserError`` for impossible variables."""
+        """The place set by torchrun, or that of a single process. Raises ``UserError`` for impossible variables."""
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
             return cls()

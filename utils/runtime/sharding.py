@@ -95,7 +95,7 @@ def units(model: nn.Module) -> list[nn.Module]:
 
 
 def _holders_of_vectors(model: nn.Module) -> list[nn.Module]:
-    """Modules with parameters of at most one dimension, and none in modules within them: norms, LayerScale."""
+    """Modules inside ``model`` whose parameters are all their own and have at most one dimension: norms, LayerScale."""
     holders = []
     for module in model.modules():
         own = [*module.parameters(recurse=False)]
