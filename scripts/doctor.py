@@ -227,7 +227,7 @@ def build_variant(
 
 
 def memory_on_gpu(own: argparse.Namespace, now: TrainingSetup, components: Components, peak: tuple[int, int]) -> Memory:
-    """Peak memory of the timed steps, and the largest batch, found by trying."""
+    """Memory of the timed steps, given their ``peak`` bytes, and the largest batch, found by trying."""
     import torch
 
     from scripts.tuning.diagnosis import Memory

@@ -213,7 +213,7 @@ def measure_distance(
 
 
 def usual(distance: Distance, predictions: Predictions) -> float:
-    """Distance within which 95 % of the images lie."""
+    """Distance from the training images within which 95 % of the predicted images lie."""
     import numpy as np
 
     return float(np.nanquantile(distance(predictions.features).numpy(), 0.95))
@@ -251,7 +251,7 @@ def describe(
 
 
 def chosen_by_these_images(own: argparse.Namespace, loaded: Loaded, other: Loaded | None) -> list[str]:
-    """Paths of the checkpoints that are their run's best epoch, judged on the images evaluated here."""
+    """Paths of the checkpoints that their runs chose as the best epoch, judging by the images evaluated here."""
     if not validated_on(own, loaded.settings.get("datapath")):
         return []
     of_these = [one for one in (loaded, other) if one is not None and same_images(one.fingerprint, loaded.fingerprint)]
@@ -298,7 +298,7 @@ def present(own: argparse.Namespace, loaded: Loaded, description: dict[str, Any]
 
 
 def parts_of(output: str | None, description: dict[str, Any], found: Evaluation) -> Iterator[str]:
-    """Yield the parts of the report. ``output``: the folder of its files, None for none."""
+    """Yield the parts of the report. ``output``: the folder with the report's files; None if none are written."""
     from scripts.evaluation import as_text, labels_report
     from scripts.evaluation.summary import reliability
 

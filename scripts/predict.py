@@ -155,7 +155,8 @@ class PredictionRow(NamedTuple):
     """An image's ``path`` as given, its likeliest classes with their probabilities, or an ``error``.
 
     ``labels``: the labels that a multi-label network gives, perhaps none; None after an error. ``also``: further
-    columns: 'rejected', the likeliest class of a rejected image, otherwise None; 'distance', the image's distance.
+    columns. The column 'rejected' has the likeliest class of a rejected image, otherwise None; 'distance' has the
+    image's distance.
     """
 
     path: str

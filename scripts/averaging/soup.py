@@ -117,7 +117,7 @@ class Soup(NamedTuple):
 
 
 def uniform(ingredients: Sequence[StateDict], score: Score) -> Soup:
-    """Average all ingredients; ``score`` is computed only for each ingredient alone."""
+    """Average all ingredients. ``score`` gives each ingredient's own score."""
     scores = [score(weights, False) for weights in ingredients]
     return Soup(mean(ingredients), scores, list(range(len(ingredients))))
 

@@ -155,8 +155,8 @@ class Answers:
 def bootstrap_interval(hits: int, count: int) -> tuple[float, float]:
     """Percentile bootstrap's 95 % interval of ``hits`` in ``count``, in percent.
 
-    Among ``count`` images drawn with replacement, the number of right answers is binomial. Its quantiles are the limits
-    to which resampling tends, so nothing is drawn. (Efron and Tibshirani, An introduction to the bootstrap, 1993.)
+    Among ``count`` images drawn with replacement, the number of right answers is binomial. Resampling would tend to
+    this distribution's quantiles, so nothing is drawn. (Efron and Tibshirani, An introduction to the bootstrap, 1993.)
     """
     from scipy.stats import binom
 

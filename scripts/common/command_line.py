@@ -140,7 +140,8 @@ def termination_raises(error: type[BaseException] = Terminated) -> Iterator[None
 def run_tool(name: str, tool: Callable[[list[str]], int]) -> int:
     """Run ``tool`` on the command line and return its exit code; 2, with one line each, for mistakes a user can fix.
 
-    SIGTERM ends the tool as Ctrl-C does, so that it removes half-written files; a rank among several ends at once.
+    SIGTERM ends a single process as Ctrl-C does, so that it removes half-written files; one of several ranks ends at
+    once.
     """
     outlive_readers()
     let_threads_wait_briefly()  # as in main.py: measurements apply to training

@@ -67,7 +67,7 @@ class Layer(NamedTuple):
 
 
 def rows_of(patches: int, height: int, width: int) -> int:
-    """Number of rows in which ``patches`` patches cover an image of this shape; 0 if none fits."""
+    """Number of rows in which ``patches`` patches cover an image of ``height`` x ``width``; 0 if none fits."""
     rows = round(math.sqrt(patches * height / width))
     return rows if rows and patches % rows == 0 and has_shape(rows, patches // rows, height, width) else 0
 
@@ -187,7 +187,10 @@ def _inside_attention(network: nn.Module) -> set[str]:
 
 
 def _layer(name: str, output: torch.Tensor, least: int, prefix: int | None, height: int, width: int) -> Layer | None:
-    """``Layer`` if the output looks like a map of such images with ``least`` cells per side or more, else None."""
+    """``Layer`` if the output looks like a map of ``height`` x ``width`` images; else None.
+
+    ``least``: smallest number of the map's cells per side. ``prefix``: number of tokens before the patches', if known.
+    """
     if output.ndim == 4 and len(output) == PROBES:
         first, second, third = output.shape[1:]
         if has_shape(second, third, height, width) and min(second, third) >= least:

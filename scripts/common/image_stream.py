@@ -175,7 +175,7 @@ class _FileBatches(Dataset):
 
 
 def _problem_of(path: str) -> str | None:
-    """Fault of a file that shows without opening it, or None; opening a pipe could block forever."""
+    """Fault that a file shows before it is opened, or None; opening a pipe could block forever."""
     try:
         status = os.stat(path)
     except (OSError, ValueError) as error:

@@ -122,7 +122,7 @@ class LabelAnswers:
 
     @cached_property
     def pairs(self) -> list[Pair]:
-        """Pairs of labels that occur together in truth or answers, the largest difference between the two first."""
+        """Pairs of labels that occur together in truth or answers, those first whose numbers in both differ most."""
         true, given = self.together
         first, second = np.nonzero(np.triu((true + given) > 0, 1))
         columns = (first, second, true[first, second], given[first, second])
@@ -170,7 +170,7 @@ def resampled(scores: np.ndarray, targets: np.ndarray) -> Resampled:
 
 
 def _drawn(count: int, resamples: int) -> Iterator[np.ndarray]:
-    """Counts of each of ``count`` images in the resamples, float64 (some resamples, count), a part at a time."""
+    """Yield how often each of ``count`` images is drawn in some of the resamples at a time, float64 (some, count)."""
     random = np.random.default_rng(SEED)
     each = max(1, AT_ONCE // count)
     for start in range(0, resamples, each):

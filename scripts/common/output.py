@@ -15,7 +15,10 @@ from utils.runtime import files
 
 
 def wrong_name(flag: str, name: str, kind: str, *endings: str) -> str | None:
-    """Reason why ``name``, given by ``flag``, cannot name a file of ``kind``; None if it can."""
+    """Reason why ``name``, given by ``flag``, cannot name a file of ``kind``; None if it can.
+
+    ``kind``: text such as 'a .csv'. ``endings``: the allowed endings, in lower case.
+    """
     path = Path(name)
     if "\0" in name or path.suffix.lower() not in endings:
         return f"{flag} {name}: must be the name of {kind} file"

@@ -1,4 +1,4 @@
-"""Predictions of a trained network for every image of a data set, made by the same exact validation as main.py's."""
+"""Predictions of a trained network for every image of a data set, made by the same exact validation as in main.py."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ THUMBNAIL = 16  # pixels per side
 
 @dataclass(frozen=True)
 class Chosen:
-    """Choice of images, and of how a network is run on them; None means as in its training run.
+    """Choice of images, and of how a network is run on them; None: as in the network's training run.
 
     ``split``: one of ``SPLITS``; 'val' is what main.py validates on. ``datapath``: class folders to read instead of the
     run's data, or with ``labels`` the images of that table; ``files``: unlabelled images to read instead, labelled as
@@ -282,7 +282,10 @@ def read_images(loaded: Loaded, args: Settings, chosen: Chosen, device: torch.de
 
 
 def _tree(settings: DataSettings, chosen: Chosen) -> Path | None:
-    """Class folders of a split other than validation's; None if the data set's own reader finds the images."""
+    """Class folders of a split; None for validation, or if the data set's own reader finds the images.
+
+    Raises ``UserError`` if there are no such folders.
+    """
     if chosen.split == "val" or settings.is_table or (settings.dataname == "hf" and chosen.split == "train"):
         return None
     is_share = settings.divides_training or settings.train_samples is not None

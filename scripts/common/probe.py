@@ -52,10 +52,11 @@ class Probe:
 
 
 def fit_probe(features: np.ndarray, labels: np.ndarray, classes: int, groups: np.ndarray | None = None) -> Probe:
-    """Fit on ``features``, float32 (n, d), and ``labels``, int64 (n,) or int8 (n, classes), of training images only.
+    """Fit a ``Probe`` on training images: ``features``, float32 (n, d); ``labels``, int64 (n,) or int8 (n, classes).
 
-    Chooses the strength with the highest mean score over stratified folds; of several, the smallest. All images of a
-    group in ``groups`` (n,) are in one fold. Features are standardised by the images that a fold trains on.
+    Chooses the strength with the highest mean score over stratified folds, the smallest if several are equally good.
+    All images of a group in ``groups`` (n,) are in one fold. Features are standardised by the images that a fold trains
+    on.
     """
     from threadpoolctl import threadpool_limits
 
@@ -169,12 +170,12 @@ class Doubted(NamedTuple):
 
 
 def doubted(shares: np.ndarray, labels: np.ndarray) -> Doubted:
-    """Find images whose probabilities ``shares`` (n, classes), predicted out of fold, favour another class than theirs.
+    """Find images whose probabilities ``shares`` (n, classes), predicted out of fold, contradict their labels.
 
-    Sorted by the label's probability minus the largest. From Northcutt, Jiang and Chuang, Confident learning, 2021: the
-    list is their method by confusion. An image is in the confident joint if, among the classes whose probability
-    reaches its mean over the images with that label, the likeliest is not the image's label. The confident joint misses
-    some wrong labels, and fewer of those it lists are truly wrong.
+    Sorted by the label's probability minus the largest. From Northcutt, Jiang and Chuang, Confident learning, 2021,
+    where this list is the method by confusion. An image is in the confident joint if, among the classes whose
+    probability reaches its mean over the images with that label, the likeliest is not the image's label. The confident
+    joint misses some wrong labels, and fewer of those it lists are truly wrong.
     """
     rows = np.arange(len(labels))
     own = shares[rows, labels]

@@ -34,7 +34,7 @@ NOT_FINITE = "the network's output is not finite; try --amp off"  # e.g. if numb
 
 
 def add_run(parser: argparse.ArgumentParser, several: bool = False) -> None:
-    """Add the argument RUN, or one or more with ``several``, and flags that choose among its weights."""
+    """Add the argument RUN (one or more if ``several``), and flags that choose among a run's weights."""
     parser.add_argument(
         "run",
         metavar="RUN",
@@ -224,7 +224,7 @@ def of_each_class(loaded: Loaded) -> str:
 
 
 def chosen_device(name: str) -> torch.device:
-    """Device that --device ``name`` means on this machine. Raises ``UserError`` if it lacks one."""
+    """Device that --device ``name`` means on this machine. Raises ``UserError`` if there is none."""
     from utils.config.groups.run import RunSettings
     from utils.runtime.distributed import Distributed, RankInfo
 

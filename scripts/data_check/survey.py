@@ -89,7 +89,7 @@ class Survey:
 
     @property
     def colour(self) -> str:
-        """Mode and range in which files are read."""
+        """Mode and range in which files are read, as text."""
         return next((split.colour for split in self.images if isinstance(split, ImageFiles)), self.spec.colour)
 
     @cached_property
@@ -220,7 +220,10 @@ class Inspected(NamedTuple):
 def in_chunks(
     work: Dataset, count: int, what: str, *, workers: int, progress: ProgressLog
 ) -> Iterator[tuple[range, Any]]:
-    """Yield ranges of ``count`` images with the result of ``work`` on each, in ``workers`` processes (0: in place)."""
+    """Yield ranges of ``count`` images with the result of ``work`` on each.
+
+    ``work`` runs in ``workers`` processes, or with 0 in this one. ``what``: title of the progress.
+    """
     chunks = [range(first, min(first + CHUNK, count)) for first in range(0, count, CHUNK)]
     with progress.counting(what, count, "images") as advance, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")  # --workers is the user's choice

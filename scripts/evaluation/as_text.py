@@ -177,7 +177,7 @@ def _span(interval: tuple[float, float]) -> str:
 
 
 def others(found: Others) -> str:
-    """Table of how well two scores tell other images from the evaluated ones."""
+    """Table of how well distance and confidence tell other images from the evaluated ones."""
     rows = [[name, *(f"{one:.2f}" for one in values)] for name, values in found.separations.items()]
     own, other = found.distances
     usual = found.distance.usual

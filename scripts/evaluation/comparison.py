@@ -73,7 +73,7 @@ class OnSameImages:
 
     @classmethod
     def of(cls, first: AnyPredictions, second: AnyPredictions) -> Self:
-        """The comparison on the images that both have. Raises ``UserError`` if there are none."""
+        """The comparison on the images that both results have in common. Raises ``UserError`` if there are none."""
         return cls(first, second, same_images(first, second))
 
 

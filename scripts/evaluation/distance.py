@@ -89,7 +89,7 @@ class Others(NamedTuple):
 
     @property
     def separations(self) -> dict[str, Separation]:
-        """Separations, by score."""
+        """How well a score tells the own from the other images, by the score's name: 'distance' or 'confidence'."""
         farther, confidences = self.distances, self.confidences
         return {"distance": Separation.of(-farther[0], -farther[1]), "confidence": Separation.of(*confidences)}
 

@@ -23,7 +23,7 @@ from utils.config.settings import UserError
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Answers, and further results that flags ask for. ``temperature`` is None if too few images can fit it."""
+    """Answers, and further results that flags ask for. ``temperature`` is None if the images are too few to fit it."""
 
     predictions: AnyPredictions
     temperature: Temperature | None

@@ -204,7 +204,8 @@ def code(one: Exported) -> str:
 def preparation(shown: Preprocessing, inside: bool) -> str:
     """Source of ``prepare(path)``, which turns an image file into the network's input with only Pillow and NumPy.
 
-    Pillow's pixels may differ from those of validation by a level or two if an image is resized.
+    ``inside``: the export includes preprocessing. Pillow's pixels may differ from those of validation by a level or two
+    if an image is resized.
     """
     level = tuple(round(255 * mean) for mean in shown.mean)
     return _filled(

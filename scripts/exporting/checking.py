@@ -29,7 +29,7 @@ class ExportFailure(Exception):
 
 
 class Check(NamedTuple):
-    """Result of a check. ``largest``: the largest difference of an output from ``source``'s.
+    """Result of a check. ``largest``: the largest difference between an output and that of ``source``.
 
     ``agree``: how many of ``count`` images have the same ``answer``.
     """

@@ -152,7 +152,7 @@ def quiet() -> Iterator[None]:
 
 
 class OnnxNetwork(nn.Module):
-    """The ONNX file of ``subject`` as a network: normalised float32 images into logits, in onnxruntime on the CPU."""
+    """The ONNX file of ``subject`` as a network that turns normalised float32 images into logits, on the CPU."""
 
     def __init__(self, path: Path, subject: Subject) -> None:
         super().__init__()

@@ -325,7 +325,7 @@ def readme_rows(rows: Sequence[Row], machines: Machines) -> str:
 
 
 def of_its_own(run: RunResult, wanted: Settings) -> list[str]:
-    """Values that ``wanted`` leaves open: measured choices, such as 'amp bf16', and the folder of the user's images."""
+    """Values of ``run`` left open by ``wanted``: measured choices, such as 'amp bf16', and the user's image folder."""
     chosen = run.args.values()
     place = [str(chosen["datapath"])] if SPECS[wanted.data.dataname].of_the_user else []
     return place + [
@@ -397,7 +397,7 @@ def started(run: RunResult) -> datetime | None:
 
 
 def number_format(run: RunResult) -> str:
-    """Format that the run computed in; 'default' if neither its settings nor its device tell."""
+    """Format that the run computed in; 'default' if neither its settings nor its device tell which."""
     device = re.search(r"process\(es\) on (\w+)", run.machine)
     default = {"cpu": "off", "cuda": "fp16"}.get(device[1] if device else "", "default")
     amp = run.args.precision.amp or default

@@ -157,7 +157,7 @@ def omission(own: argparse.Namespace, piece: Piece) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """What the pieces share. ``deadline``: the ``time.monotonic()`` at which all must have ended, or None."""
+    """Facts that all pieces share. ``deadline``: the ``time.monotonic()`` at which all must have ended, or None."""
 
     own: argparse.Namespace
     folder: Path

@@ -30,7 +30,7 @@ class Ramp:
         return self.start * (self.end / self.start) ** (step / max(1, self.steps - 1))
 
     def at(self, epoch: int, updates: int) -> float:
-        """Learning rate of step ``updates``, for callers of ``LRPolicy``; differs by step even with --lr-per-epoch."""
+        """Learning rate of step ``updates`` in any ``epoch``: each step has its own, even with --lr-per-epoch."""
         return self(updates)
 
 
@@ -51,7 +51,7 @@ class RangeTest:
     _mean: float = 0.0
 
     def add(self, lr: float, loss: float) -> None:
-        """Add a step, smoothed by a running mean without bias towards the mean's start at 0."""
+        """Add a step with its loss, and the running mean of losses, corrected for its start at 0; notice divergence."""
         if not math.isfinite(loss):
             self.diverged = lr
             return

@@ -1,4 +1,4 @@
-"""Plan of a packing: which image goes into which shard, and what is done, so that an interrupted packing continues."""
+"""Plan of a packing, which can be interrupted: which image goes into which shard, and which shards are finished."""
 
 from __future__ import annotations
 

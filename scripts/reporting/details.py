@@ -197,7 +197,8 @@ def against_record(
 ) -> tuple[str, bool | None]:
     """Compare this validation's metric ``name`` with the run's record: a sentence, and whether the two agree.
 
-    None: the run recorded nothing. ``raw``: compare the raw weights, whose metrics have columns of their own.
+    Whether they agree is None if the run recorded nothing. ``raw``: compare the raw weights, whose metrics have columns
+    of their own.
     """
     words = FIGURES[name]
     column = f"raw_val_{name}" if raw and f"raw_val_{name}" in record.epochs else f"val_{name}"
@@ -221,7 +222,7 @@ def against_record(
 
 
 def explainer(loaded: Loaded) -> Callable[[Image.Image, int], Image.Image]:
-    """Function of an image and a class that draws the image as the network sees it under the class's heat map."""
+    """A function of an image and a class, which draws the class's heat map over the image as the network sees it."""
     device = next(loaded.network.parameters()).device
 
     def explain(image: Image.Image, target: int) -> Image.Image:

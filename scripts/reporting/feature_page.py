@@ -57,7 +57,7 @@ class _Rows:
 
 
 def shown_labels(of: Study) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Label of each image of a split, int64 (n,), and the labels' names, which begin with ``answers_of``.
+    """Labels of each split's images, int64 (n,), and the labels' names, which begin with ``answers_of``.
 
     In multi-label data, each combination of labels known to be shown counts as one label.
     """
@@ -74,9 +74,10 @@ def shown_labels(of: Study) -> tuple[dict[str, np.ndarray], list[str]]:
 def feature_part(
     of: Study, figures: Sequence[dict[str, Any]], run: int, thumbnails: Thumbnails, source: str
 ) -> dict[str, Any]:
-    """JSON of the run with index ``run``. ``figures``: from ``accuracies``; ``source``: see ``Predicted``.
+    """Part of the page's JSON about the features of the run with index ``run``.
 
-    The caller adds the index, among the page's lists of classes, of the labels' names (``shown_labels``).
+    ``figures``: from ``accuracies``; ``source``: see ``Predicted``. The caller adds the index, among the page's lists
+    of classes, of the labels' names (``shown_labels``).
     """
     rows = _Rows(of, thumbnails, source)
     queries = _spread(shown_labels(of)[0][of.scored], SHOWN_QUERIES)

@@ -83,7 +83,7 @@ def states(answers: LabelAnswers, sample: int) -> dict[int, int]:
 def metrics_of(predictions: LabelPredictions) -> list[ShownMetric]:
     """Name, value and small print of the main metrics, which are the validation's, as in main.py --evaluate.
 
-    The average precision of guessing is a label's frequency.
+    The small print includes the average precision of guessing, which is a label's frequency.
     """
     report = predictions.report
     of = predictions.by_class

@@ -31,7 +31,7 @@ OLD_SETTINGS = "checkpoint"  # origin of settings known only from a checkpoint
 
 
 class Setting(NamedTuple):
-    """A resolved setting as text, its group, and its origin: 'default', 'flag', a recipe."""
+    """A resolved setting as text, its group, and its origin: 'default', 'flag' or a recipe."""
 
     value: str
     origin: str

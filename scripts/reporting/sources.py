@@ -20,9 +20,9 @@ TIME = re.compile(r"^\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_")
 
 @dataclass(frozen=True)
 class RunSource:
-    """A run to show. ``folder``: its records, None for a checkpoint elsewhere.
+    """A run to show. ``folder``: the run folder; None for a checkpoint outside of one.
 
-    ``network``: what to load, None if the folder holds no checkpoint.
+    ``network``: the checkpoint to load; None if the folder holds none.
     """
 
     folder: Path | None

@@ -129,7 +129,7 @@ def predicted(trial: Trial, result: RunResult) -> OneFold:
 
 
 def refuse_incomplete(folds: Sequence[OneFold]) -> None:
-    """Raise ``UserError`` unless the folds belong to one division; warn of images that no run could read."""
+    """Raise ``UserError`` unless all folds belong to one division of the same images; warn of unreadable images."""
     first = folds[0].folds
     for one in folds:
         if not (np.array_equal(one.folds.images, first.images) and np.array_equal(one.folds.folds, first.folds)):

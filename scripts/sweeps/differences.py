@@ -75,7 +75,7 @@ def paired(one: tuple[str, ...], other: tuple[str, ...], values: Sequence[float]
 def holm(values: Sequence[float]) -> list[float]:
     """P values corrected for their number (Holm, A simple sequentially rejective multiple test procedure, 1979).
 
-    NaN stays NaN, but counts.
+    NaN stays NaN, but counts in that number.
     """
     order = sorted(range(len(values)), key=lambda place: (math.isnan(values[place]), values[place]))
     found = [math.nan] * len(values)

@@ -34,7 +34,7 @@ class Trial:
 
     @property
     def room(self) -> str:
-        """Name of the folder, below the sweep's, that holds the run's folder."""
+        """Name of the folder, inside the sweep's folder, that holds the run's."""
         return "runs"
 
     @property

@@ -1,4 +1,4 @@
-"""Search by Optuna: trials on a part of the training images, kept in a database, so that it can be killed.
+"""Search by Optuna: trials on a part of the training images, kept in a database, so that a killed search can go on.
 
 A trial's values depend only on its number and the trials before it, since no generator's state is kept: a killed search
 continues as if it had not been interrupted. Only among simultaneous trials does the order of ending matter.
@@ -228,7 +228,7 @@ def sampler(number: int) -> optuna.samplers.BaseSampler:
 
 
 def pruner_of(name: str, epochs: int) -> optuna.pruners.BasePruner:
-    """Optuna pruner: 'median' compares after a quarter of the epochs, 'hyperband' from the first one, others never."""
+    """Optuna pruner: 'median' compares after a quarter of the epochs, 'hyperband' from the first; 'none' never does."""
     if name == "hyperband":
         return optuna.pruners.HyperbandPruner(min_resource=1, max_resource=epochs, reduction_factor=3)
     if name == "median":

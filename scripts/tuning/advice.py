@@ -307,7 +307,7 @@ class StopSearch(Exception):
 
 @dataclass(frozen=True)
 class Largest:
-    """The largest batch that fits, 0 if none. ``reason``: why no larger one was tried, '' if one does not fit."""
+    """The largest batch that fits, 0 if none. ``reason``: why none larger was tried, '' if a larger one did not fit."""
 
     size: int
     reason: str = ""

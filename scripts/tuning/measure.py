@@ -67,7 +67,7 @@ class TrainingSetup:
 
     @property
     def workers(self) -> int | None:
-        """Processes that read; None for resident images."""
+        """Number of processes that read images; None for resident images."""
         return self.loader.source.workers if isinstance(self.loader.source, StreamSource) else None
 
     @property
@@ -149,7 +149,10 @@ class TrainingSetup:
         return time.perf_counter()
 
     def _feed(self, steps: int) -> Iterator[Iterable[Batch]]:
-        """Yield the passes of ``steps`` steps, always up to an epoch's end, so that no worker is left reading ahead."""
+        """Yield the passes of ``steps`` steps.
+
+        The last step always ends an epoch, so that no worker is left reading ahead.
+        """
         per_epoch = self.loader.steps_per_epoch
         while steps:
             part = steps % per_epoch or per_epoch
@@ -216,7 +219,7 @@ def interleaved_speeds(before: Measure, after: Measure, seconds: float, pairs: i
 
 
 def loader_split(subject: TrainingSetup, seconds: float) -> dict[str, float]:
-    """Seconds per image in each part of the loader: medians of measurements for about ``seconds``."""
+    """Seconds per image in each part of the loader: medians of measurements that take about ``seconds`` in all."""
     source = subject.loader.source
     device = subject.device
     read = []
@@ -282,6 +285,6 @@ def step_shares(subject: TrainingSetup, steps: int) -> dict[str, float]:
 
 
 def busy_share(subject: TrainingSetup, step_seconds: float) -> float | None:
-    """Share of a step's ``step_seconds`` in which the GPU computes; None if its profiler does not show that."""
+    """Share of a step's ``step_seconds`` in which the GPU computes; None if torch's profiler does not show that."""
     busy = busy_seconds(lambda: subject.measure_compute(PROFILED_STEPS, 1))
     return min(1.0, busy / PROFILED_STEPS / step_seconds) if busy else None

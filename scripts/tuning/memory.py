@@ -118,7 +118,7 @@ class FitsOnCpu(Fits):
 
 
 def search(room: Callable[[int], bool], start: int, samples: int) -> Largest:
-    """Find the largest batch that fits, up to the whole training set."""
+    """Find the largest batch that fits, up to ``samples``, the whole training set. ``room``: whether a batch fits."""
     cap = min(samples, LARGEST_SIZE)
     reason = f"{LARGEST_SIZE:,} images are enough for any training"
     return largest_batch(room, start, cap, "the whole training set" if cap == samples else reason, TOLERANCE)

@@ -109,7 +109,7 @@ def hardware_of(subject: TrainingSetup, data: Data, try_compile: bool) -> Hardwa
 
 
 def stand_in(data: Data) -> Data:
-    """Data of equally many samples in memory, of random pixels: the speed of taking them does not depend on content."""
+    """A data set of random pixels in memory, as large as ``data``: the speed of reading does not depend on content."""
     size = data.spec.image_size if data.spec.fixed_size else data.image_size
     pixels = torch.randint(0, 256, (STAND_IN_IMAGES, data.preprocessing.channels, *sides(size)), dtype=torch.uint8)
     train, validation = (MemoryImages(pixels, images.labels) for images in (data.train, data.validation))

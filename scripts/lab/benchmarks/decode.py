@@ -30,8 +30,9 @@ BATCH_SIZE = 64
 def decode(setup: Setup) -> Iterator[Match | str]:
     """Compare speed on scikit-learn's two photographs, cropped to 224 pixels in one thread. Yields ``Match``es.
 
-    Our workers hand over bytes and leave flips and normalisation to the device, in batches; torchvision's end with
-    normalised floats. So the first row compares the work of a worker's core, the others the whole way to floats.
+    Our workers hand over bytes and leave flips and normalisation to the device, in batches; torchvision's workers hand
+    over normalised floats. So the first row compares what a worker's core does, and the other rows the whole way to
+    floats.
     """
     paths = data.photographs()
     spec = SPECS["folder"]

@@ -1,4 +1,4 @@
-"""Matches, comparisons of main.py with rivals: what is measured, in which order, and how it is judged.
+"""Matches, which compare main.py with rivals: what is measured, in which order, and how it is judged.
 
 A measurement gives one figure, such as images per second or seconds. The sides of a match are measured alternately,
 round by round, and compared within each round, so that what slows the machine for a while cancels out.
@@ -91,9 +91,10 @@ class Match(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """Result of ours against one rival. ``result``: ratio, difference or figure (see ``Rival``) of the rounds.
+    """Result of main.py ("ours") against one rival.
 
-    ``failure``: why there are no figures, in one line; '' if there are.
+    ``result``: the rounds' ratios, differences or figures (see ``Rival``). ``failure``: why there are none, in one
+    line; '' if there are.
     """
 
     part: str
@@ -165,7 +166,8 @@ def throughput(
 ) -> float:
     """Images per second of ``batches``, an iterator that makes batches when read and yields their sizes.
 
-    The first ``warm_up`` batches are not timed. The device is synchronised only before and after the timed ones.
+    Times batches until ``seconds`` have passed, after ``warm_up`` untimed ones. The device is synchronised only before
+    and after the timed batches.
     """
     for _ in range(warm_up):
         next(batches)

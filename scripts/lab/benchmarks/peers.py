@@ -168,7 +168,10 @@ def timm(own: argparse.Namespace) -> float:
 
 
 def timm_rate(log: str, given_batches: bool) -> float:
-    """Images per second over the epochs after the first, from the output of train.py or ``GivenBatches``."""
+    """Images per second over the epochs after the first, from the output of train.py.
+
+    ``given_batches``: the output has the lines of ``GivenBatches``, not of train.py's own log.
+    """
     pattern = re.compile(GIVEN_RATE.format(r"(\d+)", r"([\d.]+)")) if given_batches else TIMM_RATE
     last_of_epoch = dict(pattern.findall(log))
     return statistics.harmonic_mean([float(rate) for epoch, rate in last_of_epoch.items() if epoch != "0"])
