@@ -27,7 +27,7 @@ WITHOUT_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def claimed(path: Path, waiting: str = "", log: Log = silent) -> Iterator[None]:
-    """Context that claims ``path``: of all processes on all hosts that claim it, only one at a time is inside.
+    """Context that claims ``path``: of all processes, on all hosts, that claim it, only one at a time is inside.
 
     Logs ``waiting`` before waiting for another process: check afterwards whether ``path`` is still to be made. Raises
     ``OSError`` if nothing can be written beside ``path``. On a file system without locks nobody waits.
@@ -58,7 +58,7 @@ def _lock_of(path: Path) -> BaseFileLock:
 def _acquired(lock: BaseFileLock, timeout: float) -> bool:
     """Take the ``lock`` and return True; False on a file system without locks.
 
-    Raises ``OSError``, as when another process still holds the lock after ``timeout`` seconds (-1: never).
+    Raises ``OSError``, for example if another process still holds the lock after ``timeout`` seconds (-1: no limit).
     """
     try:
         lock.acquire(timeout=timeout)
@@ -91,7 +91,7 @@ def remove_abandoned(folder: Path) -> None:
 
 @contextmanager
 def whole_file(path: Path, reserved: int = 0) -> Iterator[IO[bytes]]:
-    """Context that gives a file to write, which is named ``path``, durably, once the block has ended without an error.
+    """Context that gives a file to write; if the block ends without an error, the file is durably stored as ``path``.
 
     ``reserved``: bytes for which there must be room now, so that a full disk fails before long work and not after it.
     Raises ``OSError``.

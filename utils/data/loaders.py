@@ -141,7 +141,7 @@ class TrainLoader:
         return len(micro_batches), self._read(micro_batches[self.plan.rank :: self.plan.world_size])
 
     def first_images(self, count: int) -> torch.Tensor:
-        """The first ``count`` (or a few more) images of epoch 0 as validation shows them, on the CPU, on every rank."""
+        """The first ``count`` images of epoch 0, or a few more, as validation shows them: on the CPU, on every rank."""
         parts = []
         for micro_batch in self._of_any_rank(0, -(-count // self.plan.global_batch_size)):
             _, pixels, _ = self.source.read(micro_batch)
@@ -161,7 +161,7 @@ class TrainLoader:
         return self._prefetch(chain.from_iterable(map(self._chunk, self.source.chunks(micro_batches))))
 
     def _chunk(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Batch]:
-        """Batches of one epoch's ``micro_batches``. If all images have one known shape, draws their numbers at once."""
+        """Batches of one epoch's ``micro_batches``; if images are in memory, draws all their random numbers at once."""
         drawn = None
         shape = self.source.stored_shape
         if shape is not None:
@@ -193,7 +193,7 @@ class TrainLoader:
         labels: torch.Tensor,
         drawn: list[Numbers] | None = None,
     ) -> Iterator[Batch]:
-        """Augment all micro-batches together and yield a batch of each. ``drawn``: random numbers, if drawn already."""
+        """Augment all micro-batches together and yield a batch of each. ``drawn``: random numbers, if drawn before."""
         labels = targets_of(labels)
         epoch = micro_batches[0].epoch
         together = self._transform(epoch).training(pixels, keys_of(micro_batches), epoch, drawn)
@@ -217,7 +217,7 @@ class TrainLoader:
             )
 
     def _weights_of(self, micro_batches: list[MicroBatch]) -> torch.Tensor | None:
-        """The weight of each image shown in all micro-batches: float32 on the device; None if all count alike."""
+        """The weights of all images that the micro-batches show: float32 on the device; None if all count alike."""
         if self.image_weights is None:
             return None
         shown = [one.indices if one.shown is None else one.shown for one in micro_batches]
@@ -342,10 +342,11 @@ def loaders(
     channels_last: bool,
     progress: ProgressLog | None = None,
 ) -> tuple[TrainLoader | None, ValidationLoader, str]:
-    """Build this process's loaders, for training (None to evaluate) and validation, and text on their kind and why.
+    """Build this process's loaders for training (None to evaluate) and validation; return them and text on their kind.
 
-    In a dry run no image is read before the first batch and nothing is kept. ``progress`` takes the log of the one
-    process of a host that decodes; by default its lines are printed. Raises ``UserError``.
+    The text says also why this kind was chosen. In a dry run, no image is read before the first batch and nothing is
+    kept. ``progress`` logs in the one process of a host that decodes; by default, lines are printed. Raises
+    ``UserError``.
     """
     device = distributed.device
     settings = args.data
@@ -392,7 +393,7 @@ def loaders(
 
 
 def _training_transform(data: Data, args: Settings, channels_last: bool, crop_while_decoding: bool) -> BatchTransform:
-    """The transform of training batches of ``data``. ``crop_while_decoding``: decoded images arrive cropped."""
+    """The transform of training batches of ``data``; with ``crop_while_decoding``, its images arrive cropped."""
     shown = data.preprocessing
     settings = args.augmentation
     refuse_colour(settings, shown.channels, shown.levels == "all")
@@ -420,7 +421,9 @@ def _training_transform(data: Data, args: Settings, channels_last: bool, crop_wh
 def relative_weights(images: Images, args: Settings) -> torch.Tensor | None:
     """The weights of training images, divided by their mean over the samples to train on: float32 (n,), or None.
 
-    A loss then divides by the number of images, as with class weights (see ``class_weights``). Raises ``UserError``.
+    A loss can therefore divide by the number of images, as with class weights (see ``class_weights``).
+
+    Raises ``UserError``.
     """
     if images.weights is None:
         return None
@@ -431,9 +434,10 @@ def relative_weights(images: Images, args: Settings) -> torch.Tensor | None:
 
 
 def tried_out(count: int, wanted: int) -> np.ndarray:
-    """The numbers of up to ``wanted`` of ``count`` validation images: int64, ascending.
+    """Choose up to ``wanted`` of ``count`` validation images at random: their numbers, int64, ascending.
 
-    Chosen at random, since class folders begin with the first class, and equal for all seeds, to make runs comparable.
+    Class folders begin with the first class, so the first images would not do; all seeds choose alike, so that runs can
+    be compared.
     """
     return np.sort(np.random.Generator(np.random.Philox(key=[0, 1])).permutation(count)[:wanted])
 
@@ -544,7 +548,7 @@ def sample_plan(images: Images, args: Settings, rank: int, world_size: int) -> S
 
 
 def choose(data: Data, settings: DataSettings, device: torch.device) -> tuple[bool, str]:
-    """Choose the loader: True for a resident data set, and the reason as text."""
+    """Choose the loader; return True for the resident one, else False, and the reason as text."""
     if settings.loader != "auto":
         return settings.loader == "resident", "as --loader says"
     if not data.spec.fixed_size:
@@ -563,10 +567,10 @@ def choose(data: Data, settings: DataSettings, device: torch.device) -> tuple[bo
 
 
 def shown_otherwise_resident(args: Settings, spec: DatasetSpec) -> str | None:
-    """The reason why resident images would have other pixels than streamed ones, and what to do; None if equal.
+    """Text on why resident images would differ in pixels from streamed ones, and what to do; None if they would not.
 
-    Images of any size are kept as validation shows them at the image size. Neither a part of the whole image nor a
-    view at a smaller size can be made from that.
+    If files have various sizes, a resident loader keeps them as validation shows them. Neither a crop of the whole
+    image nor a view at a smaller size can be made from that.
     """
     if spec.fixed_size:
         return None

@@ -38,8 +38,8 @@ class Blend:
 class Mixing:
     """Mixup (Zhang et al., 2017) and CutMix (Yun et al., 2019); with both, a random draw chooses between them.
 
-    ``settings.mixup`` and ``cutmix`` are the alphas of the share's beta distributions, 0 for never. For each image,
-    share, box and partner have the papers' distribution: the order is a random permutation, so any other image of the
+    ``settings.mixup`` and ``cutmix`` are the alphas of the beta distributions of shares; 0 switches one off. Share, box
+    and partner of an image have the papers' distribution: the order is a random permutation, so any other image of the
     epoch is equally likely to be the partner. The papers' code mixes with a permutation of the batch, whereas here the
     two images of a pair are mixed with each other, with the same share and box. In a step with an odd number of images,
     the last three are mixed in a circle. So nothing depends on ranks or accumulation; the plan must keep neighbours
@@ -77,7 +77,7 @@ class Mixing:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Mix in place ``images`` (n, c, h, w), those of one epoch's ``micro_batches``, concatenated.
 
-        ``labels``: int64 (n,), or float32 (n, classes) with NaN for missing ones; the mixture's label is missing where
+        ``labels``: int64 (n,), or float32 (n, classes) with NaN for missing ones; a mixture's label is missing if
         either image's is. Returns the images, their targets, float32 (n, classes), and their weights: both images'
         ``image_weights``, float32 (n,), averaged by the shares of their labels, or None.
         """
@@ -145,7 +145,7 @@ def boxes(height: int, width: int, kept: np.ndarray, uniforms: np.ndarray) -> np
 def _places(micro_batches: Sequence[MicroBatch]) -> tuple[np.ndarray, np.ndarray]:
     """Partner of each image of ``micro_batches``, and the first image of its pair: int64 (n,) each.
 
-    Images that pad a micro-batch, and a single image, are their own partners.
+    In a micro-batch, padding images are their own partners, and so is an image that is alone.
     """
     partners = []
     firsts = []

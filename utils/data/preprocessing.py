@@ -79,7 +79,7 @@ class Preprocessing(Channels):
         return {self.stored_size} != {self.image_size, self.val_image_size} or self.crop_pct != 1
 
     def view(self, size: Size) -> View:
-        """The part of an image to read: all if all images have one size, else what evaluation shows at ``size``."""
+        """The part of an image to read: all of it if images have one size, else what evaluation shows at ``size``."""
         border = tuple(round(255 * mean) for mean in self.mean) if self.crop_mode == "border" else (0,)
         return View(
             self.stored_size or size,
@@ -102,7 +102,7 @@ class Preprocessing(Channels):
         )
 
     def __call__(self, image: Image.Image | np.ndarray | str | BinaryIO) -> torch.Tensor:
-        """Prepare an image as validation shows it to the network: float32 (channels, h, w) of ``val_image_size``.
+        """Prepare an image for the network as validation does: float32 (channels, h, w) of ``val_image_size``.
 
         ``image``: Pillow's, an array (h, w) or (h, w, channels), a path or an open file. Raises ``ValueError`` for
         levels without a known range, see ``in_colour``.
@@ -188,7 +188,7 @@ _GOOD: dict[str, Callable[[Any], bool]] = {
 class KnownPreprocessing(NamedTuple):
     """The preprocessing that weights were trained with, and its origin (``source``).
 
-    ``of_this_run``: the weights belong to the run to continue or evaluate. ``max_shift``: that run's default.
+    ``of_this_run``: True if the run to continue or evaluate trained the weights. ``max_shift``: its default reach.
     """
 
     preprocessing: Preprocessing
@@ -203,10 +203,10 @@ def resolve(
     """The preprocessing of a run, and a line that describes it with the origin of each value.
 
     Settings take precedence over what is ``known`` of the weights, which takes precedence over the data set's own
-    values. A data set whose images all have one size keeps it and shows them whole, even to weights trained on larger
-    ones. If the weights have a different number of channels, their mean and standard deviation are averaged: the
-    network then sees grey images nearly as it would see them in colour. ``found``: header of the data's first file, if
-    images are read as arrays. Raises ``UserError``.
+    values. If all images of a data set have one size, they are used whole in that size, even if the weights were
+    trained on larger images. If the weights have a different number of channels, their mean and standard deviation are
+    averaged: the network then sees grey images nearly as it would see them in colour. ``found``: header of the data's
+    first file, if images are read as arrays. Raises ``UserError``.
     """
     spec = SPECS[settings.dataname]
     continued = known.preprocessing.channels if known is not None and known.of_this_run else None

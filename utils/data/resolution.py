@@ -37,7 +37,7 @@ class Resolution:
         return size_of(*(round(shorter * side / high) for side in sides(self.high)))
 
     def sizes(self, epochs: int) -> list[Size]:
-        """The sizes in a run of ``epochs`` epochs, each once, in order."""
+        """The sizes in a run of ``epochs`` epochs, in order, without repetition."""
         return [size for size, _ in groupby(map(self.size, range(epochs)))]
 
     def table(self, epochs: int) -> str:

@@ -34,7 +34,7 @@ class MicroBatch:
     forward passes, the contributions are exactly that mean. ``ends_step``: the optimizer steps after this micro-batch.
     Once read, ``unreadable`` holds the paths of unreadable images met while reading, ``replaced`` counts those of the
     ``count`` samples for which another image is shown, and ``shown``, int64, are the images shown; None if they are
-    ``indices``. ``copies``: int64, each sample's copy number within the epoch, from 0; None if all are first copies.
+    ``indices``. ``copies``: int64, which copy of a repeated sample each is, from 0; None if none is repeated.
     """
 
     epoch: int
@@ -50,7 +50,7 @@ class MicroBatch:
 
     @property
     def keys(self) -> np.ndarray:
-        """Each sample's random-number key, used with seed and epoch: int64, different for each copy.
+        """Each sample's key for random numbers, with seed and epoch: int64, different for each copy of a sample.
 
         A first copy's key is the sample's number.
         """
@@ -68,7 +68,10 @@ class Epochs(Protocol):
     def describe(self, labels: torch.Tensor, classes: tuple[str, ...]) -> str: ...
 
     def epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """The samples in order and each one's copy number: int64 (num_samples,) each. None: all are first copies."""
+        """The samples in order, int64 (num_samples,), and for repeated samples which copy each is.
+
+        The copies are numbered from 0, int64 (num_samples,); None if no sample is repeated.
+        """
         ...
 
 
@@ -153,7 +156,7 @@ class SamplePlan:
         return _epoch(self.sampling, self.num_samples, self.seed, epoch)
 
     def _places(self, epoch: int, step: int) -> np.ndarray:
-        """Positions in the epoch's order of the samples of ``step``, in the order in which it uses them: int64."""
+        """Positions, in the epoch's order, of the samples of ``step``, in the order of their use: int64."""
         begin = self._start(step)
         places = np.arange(begin, self._start(step + 1))
         if self.sampling is None or self.sampling.repeats == 1:
@@ -173,9 +176,9 @@ class SamplePlan:
 
 
 def _cut(count: int, parts: int, unit: int) -> list[int]:
-    """The bounds that cut ``count`` samples into ``parts`` of nearly equal size, between units of ``unit`` samples.
+    """The bounds that cut ``count`` samples into ``parts`` of nearly equal size: [0, ..., count].
 
-    The last unit includes the samples left over.
+    Bounds lie between units of ``unit`` samples; the last unit includes the samples left over.
     """
     units = max(1, count // unit)
     size, larger = divmod(units, parts)  # the first ``larger`` parts have one unit more
@@ -226,12 +229,12 @@ def hashes(keys: np.ndarray, counters: np.ndarray) -> np.ndarray:
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
-    """The seed of one step's randomness on one rank (dropout): a non-negative 63-bit number."""
+    """The seed of one step's randomness, such as dropout, on one rank: a non-negative 63-bit number."""
     return hashed(seed, step, rank) >> 1
 
 
 def hashed(*numbers: int) -> int:
-    """Hash the numbers, one after the other, into 64 bits: ``_mix`` in Python's integers, fast for a single hash."""
+    """Hash ``numbers``, one after the other, into 64 bits, by ``_mix`` in Python's integers (fast for one hash)."""
     key = 0
     for number in numbers:
         key = ((key ^ number) + 0x9E3779B97F4A7C15) & _BITS

@@ -1,7 +1,7 @@
 """Epochs that are not simply all samples, shuffled: pure functions of (seed, epoch).
 
-``SamplePlan`` cuts an epoch into steps. A sample that an epoch holds several times has a different copy number each
-time, and its random numbers depend on (seed, epoch, sample, copy).
+``SamplePlan`` cuts an epoch into steps. If an epoch holds a sample several times, its copies are numbered, and their
+random numbers depend on (seed, epoch, sample, copy).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Sampling:
         return len(self.available) if self.labels is None else len(self._classes) * self._of_each_class
 
     def epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """The samples in order and each one's copy number: int64 (num_samples,) each. None: all are first copies."""
+        """The samples in order, int64 (num_samples,), and each one's copy number, from 0 (None if none repeats)."""
         order = permutation(self.num_samples, self.seed, epoch)
         if self.labels is not None:
             samples, copies = self._balanced(epoch)
@@ -61,7 +61,7 @@ class Sampling:
         return self.available[order], None
 
     def describe(self, labels: torch.Tensor, classes: tuple[str, ...]) -> str:
-        """Describe the content of an epoch, and the training images (of ``labels``) it is drawn from."""
+        """Describe the content of an epoch and the training images, with ``labels``, that it is drawn from."""
         return f"{self}{_share_of_images(self.available, labels, classes)}"
 
     def __str__(self) -> str:
@@ -100,7 +100,7 @@ class Sampling:
 
 
 def _share_of_images(available: np.ndarray, labels: torch.Tensor, classes: tuple[str, ...]) -> str:
-    """How many training images, of each class, epochs are drawn from; '' if from all of them."""
+    """Text on how many training images, per class, epochs are drawn from; '' if from all of them."""
     if len(available) == len(labels):
         return ""
     counts = class_counts(labels[available], len(classes)).tolist()
@@ -134,7 +134,7 @@ class WindowedOrder:
         return len(self.available)
 
     def epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """The samples in order: int64 (num_samples,); None, because all are first copies."""
+        """The samples in order, int64 (num_samples,), and None, as none is repeated."""
         windows = self.windows(epoch)
         window_of = np.empty(int(self.shards.max()) + 1, dtype=np.int64)
         for number, shards in enumerate(windows):
@@ -185,7 +185,7 @@ class WindowedOrder:
 
 
 def build_sampling(images: Images, args: Settings) -> Sampling | WindowedOrder | None:
-    """The sampling of training ``images`` that the settings ask for; None: each once per epoch, fully shuffled.
+    """The sampling of training ``images`` that the settings ask for; None if each comes once per epoch, fully shuffled.
 
     Raises ``UserError`` for settings that do not suit the images.
     """

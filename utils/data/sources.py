@@ -34,7 +34,7 @@ AHEAD = 2**16  # images whose micro-batches a resident source collects at once: 
 
 
 class Source(Protocol):
-    """The only part in which resident and streaming loaders differ.
+    """Where a loader's images come from: the only part in which resident and streaming loaders differ.
 
     ``labels``: of all images, int64 (n,) or int8 (n, classes). ``stored_shape``: height and width of images in the
     device's memory; None if images are read when they are needed.
@@ -120,7 +120,7 @@ def keys_of(micro_batches: Sequence[MicroBatch]) -> np.ndarray:
 
 
 def _cut(sized: Iterable[tuple[MicroBatch, int]], images: int) -> Iterator[tuple[list[MicroBatch], int]]:
-    """Group micro-batches, given with their image counts, into runs of at least ``images``, each with its count."""
+    """Group micro-batches, given with their image counts; yield groups of at least ``images``, the last of the rest."""
     run: list[MicroBatch] = []
     count = 0
     for micro_batch, size in sized:
@@ -135,9 +135,9 @@ def _cut(sized: Iterable[tuple[MicroBatch, int]], images: int) -> Iterator[tuple
 
 
 def pixels_of(pixels: torch.Tensor, count: int, rows: torch.Tensor) -> torch.Tensor:
-    """Select images ``rows`` (int64) of ``count``; ``pixels`` may hold fewer, which then repeat.
+    """Select images ``rows``, int64, of ``count`` images; if ``pixels`` holds fewer, they repeat.
 
-    index_select copies whole images, unlike indexing.
+    It uses index_select, which copies whole images, unlike indexing.
     """
     return pixels.index_select(0, rows if len(pixels) == count else rows % len(pixels))
 
@@ -145,7 +145,7 @@ def pixels_of(pixels: torch.Tensor, count: int, rows: torch.Tensor) -> torch.Ten
 class StreamSource:
     """Images that worker processes read ahead of the device.
 
-    ``workers``: their number, or 'auto' to measure how many, at most ``cores``, are worthwhile. JPEG files that
+    ``workers``: how many there are, or 'auto' to measure how many, at most ``cores``, are worthwhile. JPEG files that
     ``reader`` hands over undecoded are decoded on ``device``. ``read_ahead``: copies shards from slow storage ahead.
     """
 
@@ -273,10 +273,10 @@ MIN_SPEED_UP = 1.1  # that twice as many workers must bring
 
 
 def measured_workers(reader: MicroBatchReader, cores: int) -> int:
-    """The number of worker processes (1, 2, 4, ..., ``cores``) with which ``reader`` is fastest on this machine.
+    """The number of worker processes (1, 2, 4, ..., ``cores``) beyond which more hardly speed up ``reader``.
 
-    Each trial reads other images, so that no trial profits from cached files. A set that is too small to measure gets
-    one worker per core, at most two.
+    Each trial reads other images, so that no trial profits from cached files. A set that is in memory or too small to
+    measure gets one worker per core, at most two.
     """
     ladder = [2**k for k in range(cores.bit_length()) if 2**k < cores] + [cores]
     batches = [max(8, 4 * workers) for workers in ladder]

@@ -47,18 +47,18 @@ class BatchTransform:
     def training(
         self, images: torch.Tensor, keys: np.ndarray, epoch: int, drawn: list[Numbers] | None = None
     ) -> torch.Tensor:
-        """Augment and normalise; the random numbers depend on ``keys`` (``MicroBatch.keys``), seed and epoch.
+        """Augment and normalise images; random numbers depend on ``keys`` (``MicroBatch.keys``), seed and epoch.
 
-        ``drawn``: these random numbers, if ``draw`` was called before.
+        ``drawn``: the random numbers that ``draw`` returned, if it was called before.
         """
         if drawn is None:
             drawn = self.draw(keys, epoch, (images.shape[-2], images.shape[-1]), images.device)
         return self._on_device(images, drawn)
 
     def draw(self, keys: np.ndarray, epoch: int, shape: tuple[int, int], device: torch.device) -> list[Numbers]:
-        """Draw each augmentation's numbers for images of ``shape`` (height, width), a row each; tensors on ``device``.
+        """Draw each augmentation's numbers for images of ``shape`` (height, width): a row per image, on ``device``.
 
-        Numbers drawn for several batches together are the same as one by one, and need fewer launches on the device.
+        Drawing for several batches at once gives the same numbers as batch by batch, with fewer launches on the device.
         """
         samples = Samples(self.seed, epoch, keys)
         drawn = []
@@ -84,7 +84,7 @@ class BatchTransform:
         return len(self.mean), *self._shape
 
     def at_size(self, size: Size) -> BatchTransform:
-        """The transform for images of ``size`` pixels, also for augmentations that have a field ``size``."""
+        """The transform for images of ``size`` pixels; augmentations that have a field ``size`` change, too."""
         if size == self.size:
             return self
         if size not in self._other_sizes:  # kept, because each is compiled on its own
@@ -179,5 +179,5 @@ def for_people(pixels: torch.Tensor) -> torch.Tensor:
 def _statistics(
     mean: tuple[float, ...], std: tuple[float, ...], levels: int, device: torch.device
 ) -> tuple[torch.Tensor, ...]:
-    """Mean and std times ``levels``, as tensors (1, c, 1, 1), moved to the device only once."""
+    """Mean and std times ``levels``: tensors (1, c, 1, 1), kept, so that they are moved to ``device`` only once."""
     return tuple(levels * torch.tensor(values, device=device).view(1, -1, 1, 1) for values in (mean, std))

@@ -116,7 +116,7 @@ class WorkerPool:
 
     @property
     def _ended(self) -> list[multiprocessing.process.BaseProcess]:
-        """Workers that have exited; none exits by itself while there are items to read."""
+        """Workers that have exited, which none does by itself while there are items to read."""
         return [process for process in self._processes if process.exitcode is not None]
 
     def _refuse_ended(self) -> None:
@@ -128,7 +128,7 @@ _END = object()
 
 
 class _Keys:
-    """Sampler of the current read's keys; DataLoader keeps one sampler for all reads."""
+    """Sampler that yields the keys of the current ``read``; DataLoader keeps this one sampler for all reads."""
 
     def __init__(self) -> None:
         self.walk: Iterable[Any] = ()
@@ -138,7 +138,7 @@ class _Keys:
 
 
 class _CatchingUserErrors(Dataset):
-    """Returns a ``UserError`` of ``dataset`` as an item: DataLoader would bury it in a worker's traceback."""
+    """Dataset that returns a ``UserError`` of ``dataset`` as an item; DataLoader would bury it in a traceback."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
@@ -224,7 +224,7 @@ def ignore_run_signals(training: int, _: int) -> None:
 
 
 def _end_with(training: int, parent: int) -> None:
-    """End this process when its ``parent`` has ended or ``training`` sends SIGTERM, ``DataLoader``'s last resort.
+    """End this process when its ``parent`` has ended or process ``training`` sends SIGTERM (DataLoader's last resort).
 
     torch's own watchdog cannot end a worker whose pipe is full, because each worker holds the others' pipe open.
     """
@@ -252,10 +252,10 @@ def _kill_children() -> None:
 
 
 class ChildHandler:
-    """Handler of SIGCHLD. torch's own raises an error at arbitrary points, even while a checkpoint is written.
+    """Handler of SIGCHLD; torch's own handler raises an error at arbitrary points, even while a checkpoint is written.
 
-    This handler wraps torch's and raises only while the process waits for a pool of which a worker has ended. Elsewhere
-    nothing is lost: the end is noticed before the next batch.
+    This handler wraps torch's and raises only while the process waits for a pool one of whose workers has ended. At
+    other times nothing is lost, as the worker's end is noticed before the next batch.
     """
 
     def __init__(self) -> None:
@@ -280,7 +280,7 @@ class ChildHandler:
 
     @contextmanager
     def raising_if(self, worker_ended: Callable[[], bool]) -> Iterator[None]:
-        """Context in which the handler raises if ``worker_ended``."""
+        """Context in which the handler raises if ``worker_ended()`` is true."""
         self._worker_ended = worker_ended
         try:
             yield
