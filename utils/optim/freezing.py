@@ -77,8 +77,8 @@ class Freezing:
     def separate(self, optimizers: Optimizers) -> Optimizers:
         """Move parameters that train in some epochs only into groups of their own; return ``optimizers``.
 
-        Without that, torch's fused SGD would begin a whole group's momentum at once; other optimizers count a group's
-        steps.
+        In a common group, torch's fused SGD would begin the momentum of all parameters at once, and other optimizers
+        would count the same steps for all.
         """
         for optimizer in (optimizers,) if isinstance(optimizers, torch.optim.Optimizer) else optimizers:
             for group in list(optimizer.param_groups):

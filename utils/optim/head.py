@@ -57,7 +57,8 @@ def _linear(module: nn.Module) -> list[nn.Module]:
 class SeenFeatures:
     """Records a network's features, the inputs of its first output layer, while the network runs, until ``close``.
 
-    If the network sees images several times, or several views of them in one pass, as with --tta, the mean counts.
+    If the network sees images several times, or several views of them in one pass, as with --tta, the features are
+    averaged.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -21,8 +21,8 @@ class Epoch(NamedTuple):
     """The source of an epoch's scalars.
 
     ``training`` is None, and ``images_per_second`` meaningless, if the epoch has its row already and is only validated
-    late. ``validation`` is None without one. ``raw``: the result of the raw weights if ``validation`` is that of their
-    average.
+    late. ``validation`` is None for an epoch that is not validated. ``raw``: the result of the raw weights if
+    ``validation`` is that of their average.
     """
 
     progress: Progress

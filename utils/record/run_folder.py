@@ -123,7 +123,7 @@ def _recipe(args: Settings) -> list[str]:
 
 
 def _data_folder(args: Settings) -> list[str]:
-    """Name of the data's folder, if the path's ``folder`` or ``shards`` does not tell which data set it is."""
+    """Name of the folder of the user's own data (``--dataname folder`` or ``shards``), in a list; otherwise []."""
     data = args.data
     if data.datapath is None or not SPECS[data.dataname].of_the_user:
         return []

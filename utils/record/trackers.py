@@ -230,7 +230,7 @@ class Points:
         self._newest = -1
 
     def take(self, everything: bool) -> list[Group]:
-        """The steps finished since the last call, because a later one has begun; or, with ``everything``, all steps."""
+        """Points of the steps that have ended since the last call, as a later one has begun; ``everything``: of all."""
         self._read_events()
         self._read_rows()  # after the events: the row of a step that they have passed is then there
         ended = sorted(step for step in self._by_step if everything or step < self._newest)
