@@ -261,7 +261,8 @@ def test_a_value_on_the_page_for_users_of_another_program_has_the_answer_of_main
 
 @pytest.mark.parametrize("name", ["timm", "torchvision"])
 def test_the_example_for_users_of_another_program_asks_for_all_that_it_does_unasked(name):
-    theirs, ours = blocks(PAGES[f"docs/coming_from_{name}.md"])[0].split("\n", 1)
+    (example,) = [block for block in blocks(PAGES[f"docs/coming_from_{name}.md"]) if block.startswith("# ")]
+    theirs, ours = example.split("\n", 1)
     answers = arguments.read(theirs.partition("train.py ")[2].split()).mistakes
     (unasked,) = [line for line in answers if "whose other defaults are" in line]
     asked = re.findall(r"\((--.*?)\)", unasked)

@@ -16,7 +16,7 @@ from string import ascii_lowercase
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from scripts.common.command_line import ToolParser, run_tool
-from utils.config.arguments import convert
+from utils.config.arguments import convert, read
 from utils.config.other_programs import Program, other_programs
 from utils.config.rules import OPTIONS
 from utils.config.settings import Settings, all_settings, as_text, flag_of
@@ -39,9 +39,17 @@ and records; some of them change the last bits of a result. If another differs, 
 """
 PROGRAM_HEAD = """# Coming from {title}
 
-Paste {title}'s command after `python main.py`: each flag is answered in a line; the last line lists other defaults.
+Paste {title}'s command after `python main.py`. Nothing trains: it ends with code 2 after a line for each flag that
+differs, and one on other defaults. Write the command from these lines, and look at it with `--dry-run`.
+
+```
+$ python main.py {pasted}
+{answers}
+```
+
 `python scripts/lab/write_pages.py` wrote this page from the table of these answers{checked}.
 """
+TIMM_PASTED = "--model resnet50 --bce-loss --ratio 0.75 1.33"
 TIMM_EXAMPLE = """
 ```bash
 # timm's: python train.py DIR --model resnet50 --opt sgd --lr 0.5 --batch-size 256 --amp --smoothing 0.1
@@ -52,17 +60,24 @@ python main.py --dataname folder --datapath DIR --arch timm/resnet50 --lr 0.5 --
 ```
 
 Everything from `--epochs` on spells out timm's defaults, with the crop fraction and interpolation of this network.
-Items marked *no equivalent* below still differ.
+Items marked *no equivalent* below still differ. **Validation on several processes** counts each image once here; timm
+repeats some to give each process as many. `--batch-size` is per process in both. Nobody has run several GPUs here yet.
 
 | timm | here |
 |---|---|
 | `./distributed_train.sh 8` | `python scripts/torchrun.py --standalone --nproc-per-node 8 main.py` |
+| ResNet strikes back, A1 to A3 | `--config imagenet/resnet50_a1`, `_a2` or `_a3`: whole recipes, not trained here |
+| `benchmark.py` | `scripts/doctor.py`, with the settings of a training |
 | `validate.py` | `main.py --evaluate --resume RUN`, at the run's own size; timm takes the network's test size |
 | `inference.py`, `avg_checkpoints.py` | `scripts/predict.py`, `scripts/average_checkpoints.py` |
-| `summary.csv`, `args.yaml` | `metrics.csv`, `config.yaml` ([run folder](run_folder.md)); timm's YAML is answered |
+| `summary.csv`, `args.yaml` | `metrics.csv`, `config.yaml` ([run folder](run_folder.md)) |
+| to translate an `args.yaml` | give it to `--config`: each line is answered as a flag is, and nothing trains |
+| `eval_top1` with `--model-ema` | `val_top1`, the average's, too; the raw weights' is `raw_val_top1` |
+| `--pretrained`, other classes | the same: the last layer begins anew. `--weights` needs `--new-head` for that |
 | a checkpoint | give timm's to `--weights`; `scripts/export.py RUN --to timm` makes one for timm |
 | `class9` before `class10` | `class10` is first, by characters: a head in timm's order needs `--class-map` |
 """
+TORCHVISION_PASTED = "--model resnet50 --lr-scheduler cosineannealinglr --ra-magnitude 9"
 TORCHVISION_EXAMPLE = """
 ```bash
 # torchvision's: python train.py --data-path DIR --model resnet18 --batch-size 64 --lr-scheduler cosineannealinglr
@@ -71,7 +86,16 @@ python main.py --dataname folder --datapath DIR --arch torchvision/resnet18 --ba
 ```
 
 Everything from `--lr-per-epoch` on spells out torchvision's defaults. For ImageNet's own folder or archives,
-`--dataname imagenet` does the same and unpacks the archives.
+`--dataname imagenet` does the same and unpacks the archives. **Validation on several processes** counts each image once
+here; torchvision repeats some to give each process as many. `--batch-size` is per process in both. Nobody has run
+several GPUs here yet.
+
+| torchvision | here |
+|---|---|
+| `torchrun --nproc_per_node=8 train.py` | `python scripts/torchrun.py --standalone --nproc-per-node 8 main.py` |
+| the recipe of `IMAGENET1K_V2` | `--config imagenet/resnet50_v2`: whole, not trained here |
+| `model_89.pth`, `checkpoint.pth` | give them to `--weights`; here, see `checkpoints/` of the [run folder](run_folder.md) |
+| `--test-only --weights NAME` | `--evaluate --pretrained`, or `--evaluate --weights FILE` |
 """
 
 
@@ -93,10 +117,10 @@ def pages() -> dict[Path, str]:
     return {
         DOCS / "settings.md": settings_page(),
         DOCS / "coming_from_timm.md": program_page(
-            other_programs().programs["timm"], TIMM_EXAMPLE, " (timm 1.0.29.dev0)"
+            other_programs().programs["timm"], TIMM_PASTED, TIMM_EXAMPLE, " (timm 1.0.29.dev0)"
         ),
         DOCS / "coming_from_torchvision.md": program_page(
-            other_programs().programs["torchvision"], TORCHVISION_EXAMPLE
+            other_programs().programs["torchvision"], TORCHVISION_PASTED, TORCHVISION_EXAMPLE
         ),
     }
 
@@ -127,10 +151,11 @@ def row(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "/").replace("<", "&lt;") for cell in cells) + " |\n"
 
 
-def program_page(program: Program, example: str, checked: str = "") -> str:
+def program_page(program: Program, pasted: str, example: str, checked: str = "") -> str:
     """Page of another program's flags, by what main.py has: the same name, another name, another solution, or nothing.
 
-    ``checked``: the program's release that the page was compared with.
+    ``pasted``: flags of the program whose answers the page shows. ``checked``: the program's release that the page was
+    compared with.
     """
     title = program.title.partition("'")[0]
     kinds: dict[str, dict[str, list[str]]] = {"write": {}, "leave it out": {}, "no equivalent": {}}
@@ -141,9 +166,12 @@ def program_page(program: Program, example: str, checked: str = "") -> str:
     renamed: dict[str, list[str]] = {}
     for name in sorted(program.synonyms):
         renamed.setdefault(f"`{flag_of(SYNONYMS[name])}`", []).append(f"`{flag(name)}`")
-    parts = [PROGRAM_HEAD.format(title=title, checked=checked), example]
+    parts = [PROGRAM_HEAD.format(title=title, checked=checked, pasted=pasted, answers=answers(pasted)), example]
     parts.append(f"\n## Defaults of {title}'s that differ\n\nIn brackets, the flag that gives it here.\n\n")
-    parts += [f"- {words}\n" for words in dict.fromkeys(one.words for one in program.silent)]
+    always = dict.fromkeys(one.words for one in program.silent if not one.needs)
+    parts += [f"- {words}\n" for words in always]
+    parts.append("\nOnly where the command has what the line is about:\n\n")
+    parts += [f"- {words}\n" for words in dict.fromkeys(one.words for one in program.silent) if words not in always]
     parts.append("\n## The same name\n\n")
     parts.append(textwrap.fill(" ".join(f"`{flag(name)}`" for name in sorted(program.same)), 120, **WHOLE_WORDS) + "\n")
     elsewhere = other_programs().bare | other_programs().other_meaning
@@ -166,6 +194,12 @@ def program_page(program: Program, example: str, checked: str = "") -> str:
         parts.append(f"\n## {heading}\n\n| {title} | {what} |\n|---|---|\n")
         parts += [row([" ".join(names), words]) for words, names in found.items()]
     return "".join(parts)
+
+
+def answers(pasted: str) -> str:
+    """What ``main.py`` prints on the flags ``pasted``, with the line on other defaults cut."""
+    *lines, defaults = read(pasted.split()).mistakes
+    return "\n".join(f"main.py: {line}" for line in (*lines, f"{defaults.partition(':')[0]}: ..."))
 
 
 def value_here(name: str, value: str) -> str:

@@ -97,8 +97,9 @@ def assignment(token: str) -> str:
 
 
 def _likeliest(keys: set[str]) -> list[Program]:
-    """All programs, those with most of ``keys`` as flags first; flags that many scripts have do not count."""
-    return sorted(other_programs().programs.values(), key=lambda program: -_count(program, keys))
+    """All programs, those with most of ``keys`` as flags first; flags that many scripts have only break a tie."""
+    programs = other_programs().programs.values()
+    return sorted(programs, key=lambda program: (-_count(program, keys), -_count(program, keys, common=True)))
 
 
 def _count(program: Program, keys: Collection[str], common: bool = False) -> int:

@@ -23,7 +23,7 @@ MEANT = {
     "dataname": "dataset",
     "download": "dataset-download",
     "arch": "model",
-    "weights": "initial-checkpoint pretrained-path finetune",
+    "weights": "initial-checkpoint finetune",
     "image-size": "img-size train-crop-size imgsz",
     "in-channels": "in-chans",
     "accumulate": "grad-accum-steps accum-iter update-freq",
@@ -176,7 +176,7 @@ def test_what_a_program_does_unasked_is_said_once_when_several_of_its_flags_stan
     (said,) = unasked(*line)
     for words in (
         "label smoothing 0.1 (--label-smoothing 0.1)",
-        "colour jitter 0.4, which --aa turns off unless it is 3a (--color-jitter 0.4)",
+        "colour jitter 0.4 (--color-jitter 0.4)",
         "no weight decay on norms, biases and what no_weight_decay() of the network lists (--no-decay-norm-bias)",
         "erasing with noise (--random-erase-mode pixel)",
         "128 images per process (--batch-size 128)",
@@ -222,16 +222,18 @@ def test_a_command_that_one_program_alone_has_is_told_its_defaults(command, prog
 @pytest.mark.parametrize(
     ("more", "told", "untold"),
     [
-        ("", "beyond the last full batch of an epoch (--drop-last)", "colour jitter beside --aa"),
+        ("", "beyond the last full batch of an epoch (--drop-last)", "no colour jitter"),
         ("--drop-last", "", "--drop-last"),
         ("", "matrix products in float32 (--tf32)", ""),
         ("--amp", "", "--tf32"),
-        ("--aa rand-m9", "no colour jitter beside --aa", "(--color-jitter 0.4)"),
+        ("--aa rand-m9", "no colour jitter beside an --aa", "(--color-jitter 0.4)"),
         ("--aa 3a", "(--color-jitter 0.4)", "no colour jitter"),
         ("--kd-model-name resnet50", "labels and teacher each weigh 1", ""),
         ("--kd-model-name resnet50 --distill-loss-weight 1", "", "each weigh 1"),
         ("--sched multistep", "(--lr-milestones 90 180 270)", "(--lr-step-epochs 90)"),
         ("--dataset torch/cifar10", "", "--dataname folder"),
+        ("--img-size 32", "here a 3x3 convolution without max-pool", ""),
+        ("--model-ema", "batch-norm statistics, too", "3x3"),
     ],
 )
 def test_a_default_of_timms_is_told_where_the_command_leaves_it(more, told, untold):
@@ -301,8 +303,22 @@ def test_a_documented_command_is_accepted_as_its_answers_say(command):
 def test_a_name_of_two_programs_means_what_the_command_is_of():
     assert "(did you mean --ema-decay?)" in meant("--model-ema-decay", FLAGS, ["--sched", "--opt", "--aa"])
     assert "images per step" in meant("--model-ema-decay", FLAGS, ["--lr-warmup-decay", "--val-resize-size"])
-    assert "value of --model-ema-decay" in meant("--model-ema", FLAGS, ["--model", "--data-path", "--output-dir"])
     assert "first of its two" in meant("--scale", FLAGS)
+
+
+@pytest.mark.parametrize("name", ["--model-ema", "--model-ema-decay"])
+@pytest.mark.parametrize(
+    ("others", "is_torchvisions"),
+    [
+        ("--model --data-path", True),
+        ("--model --lr-scheduler --model-ema --model-ema-decay", True),
+        ("--model --output-dir --data-path", True),
+        ("--model --data-path --sched --opt --aa", False),  # of a script made from timm's
+        ("--model --model-ema --model-ema-decay", False),
+    ],
+)
+def test_a_flag_of_many_scripts_decides_where_no_flag_of_one_program_does(name, others, is_torchvisions):
+    assert ("images per step" in meant(name, FLAGS, others.split())) == is_torchvisions
 
 
 def test_keys_of_timms_yaml_are_answered_as_its_flags_are(tmp_path):

@@ -55,7 +55,7 @@ class ModelSettings:
         "start from the weights in this file: a checkpoint of ours, timm's or torchvision's, or safetensors",
         check=_is_file_name,
         metavar="PATH",
-        synonyms="initial-checkpoint pretrained-path finetune",
+        synonyms="initial-checkpoint finetune",
         example="weights.pt",
     )
     new_head: bool = training_setting(
