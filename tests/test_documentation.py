@@ -286,7 +286,7 @@ RESULTS = "docs/results.md"
 ROW = r"\| {} \| \d+ \| ([\d.]+)(?: ± [\d.]+)? % \({}\) .*\| {} \|"
 FIGURES = {
     "cifar10/fast with AMX": {
-        CPU: r"Five seeds: ([\d.]+) % mean top-1",
+        CPU: r"with AMX, torch 2.14 \| bfloat16 \| ([\d.]+) %",
         RESULTS: ROW.format("cifar10/fast", 5, "B"),
         "configs/cifar10/fast.yaml": r"Measured: ([\d.]+) %",
     },
@@ -296,28 +296,28 @@ FIGURES = {
         "README.md": r"A report of a run: ([\d.]+) % on CIFAR-10",
     },
     "cifar10/fast with AVX2, five seeds": {
-        CPU: r"kept to AVX2 as below \(torch 2.15\): ([\d.]+) % in the mean",
+        CPU: r"kept to AVX2, torch 2.15 \| float32 \| ([\d.]+) %",
         RESULTS: ROW.format(r"cifar10/fast \(avx2\)", 5, "A"),
         "configs/cifar10/fast.yaml": r"bfloat16; ([\d.]+) % in",
     },
     "cifar10/fast with AVX2, one seed": {
-        CPU: r"Seed 0 on the Xeon, kept to AVX2: ([\d.]+) %",
+        CPU: r"the Xeon kept to AVX2 \| float32 \| ([\d.]+) %",
         RESULTS: ROW.format(r"cifar10/fast \(avx2\)", 1, "B"),
     },
     "cifar10/airbench on a CPU": {
         "docs/mixed_precision.md": r"reached ([\d.]+) ± 0.13 % in bf16",
-        CPU: r"light work \| bfloat16 \| ([\d.]+) %",
+        CPU: r"bfloat16 instructions \| bfloat16 \| ([\d.]+) %",
         RESULTS: ROW.format("cifar10/airbench", 5, "A"),
         "configs/cifar10/airbench.yaml": r"Measured: ([\d.]+) %",
     },
     "cifar10/airbench with AVX2": {
         "docs/mixed_precision.md": r"and ([\d.]+) ± 0.13 % in float32",
-        CPU: r"float32 \| ([\d.]+) % \(93",
+        CPU: r"the same kept to AVX2 \| float32 \| ([\d.]+) %",
         RESULTS: ROW.format(r"cifar10/airbench \(avx2\)", 5, "A"),
         "configs/cifar10/airbench.yaml": r"bfloat16; ([\d.]+) % in",
     },
     "cifar10/airbench on an H100": {
-        H100: r"`fast` \(the recipe `cifar10/airbench`\), five seeds \| ([\d.]+) ±",
+        H100: r"`cifar10/airbench` \(piece `fast`\), five seeds \| ([\d.]+) ±",
         RESULTS: ROW.format("cifar10/airbench", 5, "D"),
         "configs/cifar10/airbench.yaml": r"AVX2; ([\d.]+) % in",
     },

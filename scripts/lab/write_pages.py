@@ -94,7 +94,7 @@ several GPUs here yet.
 |---|---|
 | `torchrun --nproc_per_node=8 train.py` | `python scripts/torchrun.py --standalone --nproc-per-node 8 main.py` |
 | the recipe of `IMAGENET1K_V2` | `--config imagenet/resnet50_v2`: whole, not trained here |
-| `model_89.pth`, `checkpoint.pth` | give them to `--weights`; here, see `checkpoints/` of the [run folder](run_folder.md) |
+| `model_89.pth`, `checkpoint.pth` | `--weights` takes them; here, `checkpoints/` in the [run folder](run_folder.md) |
 | `--test-only --weights NAME` | `--evaluate --pretrained`, or `--evaluate --weights FILE` |
 """
 
