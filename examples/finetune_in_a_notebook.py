@@ -10,6 +10,6 @@ from scripts.report import main as write_report
 
 photographs, *more = sys.argv[1:] or ["photographs"]  # in a notebook: photographs, more = "photographs", []
 assert main(["--config", "finetune", "--dataname", "folder", "--datapath", photographs, "--resume", "auto", *more]) == 0
-run = max(Path("runs").rglob("final.pt"), key=lambda path: path.stat().st_mtime).parents[1]
+run = max(Path("runs").rglob("final.pt"), key=lambda path: path.stat().st_mtime).parents[1]  # the run that ended last
 write_report([str(run)])
 network, classes, preprocessing = load_model(run)

@@ -227,7 +227,13 @@ def test_the_sample_of_the_last_line_is_such_a_line(page):
 def test_every_message_that_troubleshooting_quotes_is_one_of_ours():
     symptoms = re.findall(r"^\| (.*?) \|", PAGES["docs/troubleshooting.md"], flags=re.M)
     quoted = {span for symptom in symptoms for span in code_spans(symptom)}
-    others = {"operator torchvision::nms does not exist", "CUDA out of memory", "Killed"}
+    others = {
+        "operator torchvision::nms does not exist",
+        "ensurepip is not available",
+        "No space left on device",
+        "CUDA out of memory",
+        "Killed",
+    }
     code = "\n".join(path.read_text() for path in FILES.values())
     assert quoted > others
     assert {message for message in quoted - others if message not in code} == set()

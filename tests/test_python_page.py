@@ -33,7 +33,8 @@ def test_the_blocks_run_one_after_the_other(page, tmp_path, monkeypatch, capsys)
     flags = ["--arch", "fc", "--epochs", "1", "--device", "cpu", "--no-progress", "--output", "made"]
     assert main.main(flags) == 0
     next(tmp_path.glob("made/digits/fc/*")).rename(tmp_path / "RUN")
-    Image.fromarray(np.zeros((8, 8), np.uint8)).save("cat.png")
+    for name in ("cat.png", "dog.png"):
+        Image.fromarray(np.zeros((8, 8), np.uint8)).save(name)
     found = python_blocks(page)
     assert found and (page == "README.md" or len(found) + 1 == PAGES[page].count("```python"))
     names = {}
