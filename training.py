@@ -38,7 +38,10 @@ __all__ = ["Parts", "Training", "open_run"]
 
 
 def find_run(command_line: arguments.CommandLine, args: Settings, distributed: Distributed) -> Run:
-    """Return the run, with the checkpoint to resume or evaluate, if any, whose settings replace the defaults."""
+    """Return the run that the command line asks for; if it resumes or evaluates a checkpoint, with that checkpoint.
+
+    The checkpoint's settings then replace the defaults.
+    """
     run = Run(args, distributed, command_line.argv)
 
     def find_point() -> ResumePoint | None:

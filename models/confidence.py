@@ -46,9 +46,9 @@ class Distance:
 class Confidence:
     """A ``temperature`` that divides the logits, and a ``distance``; None for what was not fitted.
 
-    ``weights``: the weights that both were fitted for, 'average' or 'trained', with the views of ``tta``. ``fitted``:
-    text on the images used for fitting and the results. ``images``: digest of all images, some of which were used for
-    fitting.
+    Both hold only for the weights ``weights`` ('average' or 'trained'), shown images in the views of ``--tta`` ``tta``.
+    ``fitted``: text that says which images were used for fitting, and with what result. ``images``: digest of the whole
+    set of images from which those were taken.
     """
 
     temperature: float | None

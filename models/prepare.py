@@ -243,9 +243,9 @@ def _image_size_of(point: ResumePoint | None) -> Size | None:
 def known_preprocessing(
     args: Settings, resume_point: ResumePoint | None, weights: ResumePoint | None, evaluates: bool = False
 ) -> KnownPreprocessing | None:
-    """The preprocessing that the weights were trained with; None if neither they nor their library tell it.
+    """The preprocessing that the weights were trained with; None if neither the checkpoint nor the library states it.
 
-    ``evaluates``: images are shown to a library's weights as their authors tested them, unless a size is given.
+    ``evaluates``: use the preprocessing with which a library's authors tested its weights, unless a size is given.
     """
     testing = evaluates and not (args.data.image_size or args.data.val_image_size)
     known_from = resume_point or weights

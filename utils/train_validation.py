@@ -484,7 +484,10 @@ class TraVal:
         self.wait_for_checkpoint()
 
     def keep_best(self) -> None:
-        """If the run's folder lacks best.pt, save this state there if it is the best so far; otherwise log that."""
+        """If the run's folder lacks best.pt, save this state there if it is the best so far, or else log a warning.
+
+        Does nothing if best.pt is there, or if no state has been the best yet.
+        """
         assert self.checkpointer is not None  # a run that goes on has a folder
         progress = self.progress
         path = self.checkpointer.folder / "best.pt"

@@ -202,7 +202,10 @@ def together(parts: Iterable[Compared]) -> Compared:
 
 
 def compare(passes: Iterable[tuple[Gradients, Gradients]], scale: float) -> dict[str, Compared]:
-    """Compare gradients of the loss times ``scale`` with reference gradients of the loss; return sums by parameter."""
+    """Compare gradients of the loss times ``scale`` with those of the loss itself, over all passes; by parameter name.
+
+    ``passes``: the gradients and the reference gradients of each pass. A gradient that is missing counts as zero.
+    """
     rows = defaultdict(list)
     for gradients, reference in passes:
         for name, truth in reference.items():
@@ -329,7 +332,10 @@ class Runner:
         return made
 
     def run(self, made: Record, passes: Sequence[Batch]) -> tuple[Recorder, list[torch.Tensor], list[Gradients]]:
-        """Run ``passes`` as ``made`` says, in training mode; return the recorder, the losses () and the gradients."""
+        """Run ``passes`` in training mode, with the format, the loss scale and the float32 layers of ``made``.
+
+        Returns the recorder and, of each pass, the loss, a tensor (), and the gradients by parameter name.
+        """
         is_wide = made.format == FP32
         model = copy.deepcopy(self.model).train()
         for module in [model] if is_wide else map(model.get_submodule, made.keep):

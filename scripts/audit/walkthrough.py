@@ -71,7 +71,10 @@ class Start:
     device: torch.device
 
     def nudged(self, size: float, seed: int) -> Start:
-        """A copy with every weight and pixel times 1 + r, r uniform in [-size, size]; -size flips each sign."""
+        """A copy whose weights and pixels are each multiplied by 1 + r, with r uniform in [-size, size].
+
+        With the same seed, a negative ``size`` gives the opposite r.
+        """
         generator = torch.Generator(self.device).manual_seed(seed)
 
         def nudge(values: torch.Tensor) -> torch.Tensor:
@@ -222,7 +225,10 @@ def relative_error(update: Mapping[str, torch.Tensor], reference: Mapping[str, t
 
 
 def tolerance(name: str, layers: int, nudged: float = 0.0) -> float:
-    """Largest error of the update in format ``name`` after ``layers`` roundings (see the module's docstring)."""
+    """Largest relative error allowed to an update in format ``name``, by the formula in the module's docstring.
+
+    ``layers``: number of layers that round. ``nudged``: largest error of float32 with nudged weights and images, or 0.
+    """
     allowed = ROUNDINGS * UNIT_ROUNDOFF[name] * math.sqrt(max(layers, 1)) + NUDGED * nudged
     return min(LARGEST, allowed)
 

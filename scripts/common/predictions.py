@@ -364,7 +364,7 @@ def _validated(
     progress: bool,
     seen: SeenFeatures | None,
 ) -> tuple[Report, list[Recorded], list[str]]:
-    """The validation's report, what was recorded of each batch on any rank, and all ranks' unreadable paths."""
+    """Validate; return the report and, from all ranks, what was recorded of each batch and the unreadable paths."""
     log = ProgressLog(say if distributed.is_main else lambda line: None, bar=progress and distributed.is_main)
     with log.counting("Validation", len(loader), "batches") as advance:
         recorder = _Recorder(in_views(loaded.network, args.data.tta), advance, seen)

@@ -79,9 +79,10 @@ def fit_probe(features: np.ndarray, labels: np.ndarray, classes: int, groups: np
 def _left_out(
     features: np.ndarray, labels: np.ndarray, classes: int, strengths: Sequence[float], groups: np.ndarray | None
 ) -> tuple[dict[float, np.ndarray], dict[float, float], int]:
-    """By strength, the probabilities of each image from the fold that left it out, and the mean score in percent.
+    """Cross-validate each strength. Returns two dicts by strength, and the number of folds.
 
-    Also the number of folds: five, or fewer if the largest class has fewer images, or if there are fewer groups.
+    The dicts hold the probabilities of each image, (n, classes), from the fold that left it out, and the mean score in
+    percent. There are five folds, fewer if the largest class has fewer images or if there are fewer groups.
     """
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 

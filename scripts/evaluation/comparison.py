@@ -143,7 +143,10 @@ class Comparison(OnSameImages):
         return [self.row(place, second) for second in (False, True) for place in self.only(second).tolist()]
 
     def row(self, place: int, second: bool) -> dict[str, Any]:
-        """Row about image ``place`` of the n. ``second``: the second network is right, not the first."""
+        """Row about the image with index ``place`` among the n images shown to both networks.
+
+        ``second``: True if only the second network is right about it, False if only the first is.
+        """
         one, two = (int(places[place]) for places in self.places)
         names = self.first.classes
         return {

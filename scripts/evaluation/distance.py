@@ -56,7 +56,10 @@ class Separation(NamedTuple):
 
     @classmethod
     def of(cls, own: np.ndarray, others: np.ndarray) -> Separation:
-        """Separation by the scores of own and other images, float (n,) and (m,), higher for own ones; NaN is lowest."""
+        """Measure how well scores, higher for own images, tell own from other images.
+
+        ``own`` and ``others``: the scores of both, float (n,) and (m,). NaN counts as the lowest score.
+        """
         from sklearn.metrics import roc_auc_score, roc_curve
 
         scores = np.concatenate([own, others])

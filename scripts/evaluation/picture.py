@@ -82,7 +82,7 @@ def draw_curve(path: Path, found: Rejection) -> None:
 
 
 def draw_others(path: Path, found: Others) -> None:
-    """Draw histograms of distance and confidence, of the evaluated images and of the others, to ``path`` (PNG)."""
+    """Draw histograms of distance and confidence, of the evaluated images and those of no class, to ``path`` (PNG)."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), layout="constrained", facecolor="white")

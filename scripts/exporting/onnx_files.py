@@ -122,12 +122,12 @@ def replace_metadata(path: Path, entries: dict[str, Any]) -> None:
 
 
 def largest_pair(model: Any) -> int:
-    """Upper bound on the sum of any two products of an unsigned and a signed 8-bit number in ``model``.
+    """Upper bound on the sum of two products of an unsigned and a signed 8-bit number in ``model``.
 
-    Processors without VNNI add such products in pairs, in 16 bits, and saturate above ``LARGEST_INT16`` (vpmaddubsw);
-    others use 32 bits. The library chooses the pairs, so the bound takes the largest two. The weights are signed, and
-    so are inputs declared as signed. Products of two unsigned numbers are exact on all processors, since not even one
-    would fit 16 bits.
+    Processors without VNNI add two such products in 16 bits (vpmaddubsw), which saturates above ``LARGEST_INT16``;
+    others add in 32 bits. Which products meet is up to the library, so the bound assumes the two largest. Signed are
+    the weights, and inputs declared as signed. Products of two unsigned numbers are exact on all processors, since not
+    even one would fit 16 bits.
     """
     from onnx import TensorProto, numpy_helper
 

@@ -140,7 +140,10 @@ class Subject:
         return int(reading.same(*logits).sum())
 
     def inputs(self, images: torch.Tensor) -> torch.Tensor:
-        """Inputs of the exported network for normalised ``images`` (n, c, h, w): the same or, if ``inside``, uint8."""
+        """Convert normalised ``images`` (n, c, h, w) to inputs of the exported network.
+
+        These are uint8 pixels if the export includes preprocessing (``inside``), otherwise ``images`` as they are.
+        """
         if not self.inside:
             return images
         pixels = self.loaded.preprocessing.evaluation_transform.to_pixels(images)

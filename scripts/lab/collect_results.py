@@ -335,7 +335,7 @@ def of_its_own(run: RunResult, wanted: Settings) -> list[str]:
 
 
 def title(row: Row) -> str:
-    """Recipe's name, followed in brackets by what tells the row from the recipe's others."""
+    """Recipe's name, followed in brackets by what distinguishes this row from the recipe's other rows, if anything."""
     return f"{row.recipe.name} ({row.words})" if row.words else row.recipe.name
 
 

@@ -157,7 +157,11 @@ def omission(own: argparse.Namespace, piece: Piece) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """Facts that all pieces share. ``deadline``: the ``time.monotonic()`` at which all must have ended, or None."""
+    """What the measurements of all pieces of a table share.
+
+    ``own``: the command line. ``folder``: where results go. ``scratch``: a temporary folder. ``deadline``: the
+    ``time.monotonic()`` by which all must have ended, or None.
+    """
 
     own: argparse.Namespace
     folder: Path

@@ -88,9 +88,10 @@ class Plan:
         return max(1, -(-len(self.splits[split]) // self.shard_samples))
 
     def numbers(self, split: str, shard: int) -> np.ndarray:
-        """Indices of a shard's images in the shard's order, int64. Training images are mixed, so that shards are alike.
+        """Indices of a shard's images, int64, in the shard's order.
 
-        Images keep their indices in the data set, so a training order by index is the same before and after packing.
+        Training images are shuffled, so that shards are alike. Images keep their indices in the data set, so a training
+        order by index is the same before and after packing.
         """
         count = len(self.splits[split])
         order = permutation(count, 0, 0) if split == "train" else np.arange(count)

@@ -56,7 +56,10 @@ class ShownSamples:
 
     @property
     def samples(self) -> list[int]:
-        """Samples in the order in which they get room: both galleries, then the cells interleaved."""
+        """All samples shown, in the order in which their pictures are added: both galleries, then the matrix's cells.
+
+        The order of the cells is that of ``in_order_of_cells``.
+        """
         return [*dict.fromkeys([*self.mistakes, *self.unsure, *in_order_of_cells(self.cells)])]
 
 

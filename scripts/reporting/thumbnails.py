@@ -17,7 +17,7 @@ BUDGET_BYTES = 6_000_000  # of base64 text
 
 @dataclass
 class Thumbnails:
-    """Pictures as data URIs in ``uris``, each with an index; ``budget`` is the room left."""
+    """Pictures of the page as data URIs in ``uris``, each stored once; ``budget``: how many bytes are left."""
 
     budget: int = BUDGET_BYTES
     uris: list[str] = field(default_factory=list)

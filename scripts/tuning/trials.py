@@ -58,7 +58,11 @@ Variant = Callable[
 
 
 def examine(subject: TrainingSetup, seconds: float, begin: Begin) -> tuple[PartSpeeds, tuple[int, int] | None]:
-    """Measure the parts, about ``seconds`` each; on a GPU also the peak bytes allocated and reserved in a step."""
+    """Measure the loader alone, computing alone, and both together, each for about ``seconds``.
+
+    ``begin`` is called with the name of each measurement before it starts. Returns the speeds and, on a GPU, the peak
+    bytes allocated and reserved in a step, otherwise None.
+    """
     begin("loader alone")
     loader = spread(windows_of(subject.measure_loader, seconds))
     split = loader_split(subject, seconds / 4)

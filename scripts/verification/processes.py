@@ -14,7 +14,7 @@ SECONDS_TO_END = 60  # of processes after SIGKILL; a write to a slow disk has to
 
 
 def processes() -> dict[int, int]:
-    """Living processes of this machine: the parent's id by the process's id."""
+    """Map the id of each running process on this machine to its parent's id."""
     found = {}
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended meanwhile

@@ -118,7 +118,10 @@ class WatchedRun:
         return not ends
 
     def _reaches(self, process: subprocess.Popen, kill: tuple[int, float] | None, stall_seconds: float) -> bool:
-        """Wait until the moment of ``kill`` or the end; return True if it was that moment. Raises ``Failure``."""
+        """Wait until it is time to kill the process or until it ends; return True if it is time to kill.
+
+        ``kill``: as in ``train``. Raises ``Failure`` without progress for ``stall_seconds``.
+        """
         place = self.place()
         since = time.monotonic()
         while process.poll() is None:

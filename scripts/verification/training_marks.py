@@ -66,7 +66,7 @@ def read(path: Path, latest: bool = False) -> list[Mark]:
 
 
 class Recorder:
-    """Writes the marks of this process into ``folder``."""
+    """Writes this process's positions in training (``Mark``) to a file in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / f"rank{os.environ.get('RANK', '0')}.txt"

@@ -68,7 +68,7 @@ class PolicyName:
 
 
 def read_policy(text: str) -> PolicyName:
-    """Read the policy that ``text`` names. Raises ``ValueError`` with what it must be.
+    """Read the policy that ``text`` names. Raises ``ValueError``, whose message says what is allowed.
 
     ``augmix`` alone is torchvision's; with options it is timm's.
     """

@@ -34,9 +34,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Entry:
-    """A function from a user's file, called like that function; an error in it becomes a ``UserError`` with its line.
+    """A function that a decorator in a user's file registers under ``kind`` and ``name``.
 
-    ``options``: the arguments of its decorator besides the name.
+    A call of the entry calls the function, ``make``; an error in it becomes a ``UserError`` that names the line of the
+    file. ``options``: the arguments of the decorator besides the name.
     """
 
     kind: str

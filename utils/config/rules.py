@@ -87,7 +87,7 @@ def concerned(v: Given, line: str) -> set[str]:
 
 
 def _all_contradictions(v: Given) -> Iterator[object]:
-    """Yield a line for each rule that is broken, and something false for any other."""
+    """Yield one item for each rule: a line if the settings break it, otherwise a falsy value."""
     for of_group in GROUPS.values():
         yield from getattr(of_group, "contradictions", lambda v: ())(v)
     yield from _schedule_free(v)

@@ -1,4 +1,4 @@
-"""Names in messages: similar spellings, other programs' names for a value, and the first of many."""
+"""Names in messages: the nearest to a misspelt one, other programs' names for a value, and shortened lists of names."""
 
 from __future__ import annotations
 

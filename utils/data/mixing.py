@@ -38,16 +38,15 @@ class Blend:
 class Mixing:
     """Mixup (Zhang et al., 2017) and CutMix (Yun et al., 2019); with both, a random draw chooses between them.
 
-    ``settings.mixup`` and ``cutmix`` are the alphas of the beta distributions of shares; 0 switches one off. Share, box
-    and partner of an image have the papers' distribution: the order is a random permutation, so any other image of the
-    epoch is equally likely to be the partner. The papers' code mixes with a permutation of the batch, whereas here the
-    two images of a pair are mixed with each other, with the same share and box. In a step with an odd number of images,
-    the last three are mixed in a circle. So nothing depends on ranks or accumulation; the plan must keep neighbours
-    together (``SamplePlan.pairs``).
+    ``settings.mixup`` and ``settings.cutmix`` are the alphas of the beta distributions of the mixing share; 0 switches
+    one off. Neighbouring images of a step form pairs, and the two images of a pair are mixed with each other, with the
+    same share and box; if a step has an odd number of images, the last three are mixed in a circle. (The papers' code
+    mixes with a permutation of the batch.) Each epoch is in random order, so every other image of it is equally likely
+    to be the partner: share, box and partner are distributed as in the papers. The result does not depend on the number
+    of ranks or on gradient accumulation, provided that pairs stay together in a micro-batch (``SamplePlan.pairs``).
 
-    In mode 'pair' each pair has its own draw, so nothing depends on the batch size either; in mode 'batch' all images
-    of a step, on all ranks, share one draw. Names and meaning are those of timm's ``Mixup``, whose mode 'batch' draws
-    on each rank.
+    Mode 'pair' draws for each pair, so the batch size does not matter either; mode 'batch' draws once for all images of
+    a step, on all ranks. Names and meaning are those of timm's ``Mixup``, whose mode 'batch' draws on each rank.
     """
 
     settings: AugmentationSettings

@@ -57,9 +57,10 @@ class Preprocessing(Channels):
 
     @classmethod
     def of(cls, spec: DatasetSpec, channels: int | None = None, levels: str = "256") -> Preprocessing:
-        """The default for the images of data set ``spec``: whole if all have one size, otherwise their middle.
+        """The default for the data set ``spec``: whole images if all have one size, otherwise a central crop.
 
-        With a different number of ``channels``, each gets the average of the specification's mean and std.
+        With a different number of ``channels``, every channel gets the mean of ``spec``'s means and of its stds.
+        ``levels``: see the class.
         """
         return cls(
             spec.image_size,

@@ -122,7 +122,7 @@ class Shards(Attachment):
 
 
 def attachments_of(model: nn.Module, args: Settings, freezing: Freezing | None) -> list[Attachment]:
-    """The attachments of a run with these settings."""
+    """The optional parts of a run: ``freezing`` if given, SAM's two passes, shards of a sharded ``model``."""
     parts: list[Attachment] = [] if freezing is None else [FrozenLayers(freezing)]
     if args.optimisation.sam_rho:
         parts.append(TwoPasses())

@@ -1,4 +1,4 @@
-"""Parts that a whole run adds to the plain loop."""
+"""The optional parts of a run: processes, schedule, average of weights, freezing, checkpoints, stop signals, hooks."""
 
 from __future__ import annotations
 

@@ -98,7 +98,10 @@ class NonFiniteStepHandler:
         return self._write_down(bad)
 
     def explain_part(self, progress: Progress, scale: torch.Tensor, names: list[str]) -> BadStep:
-        """Log and return a step that some optimizers, but not all, skipped because of the parameters ``names``."""
+        """Log the step after ``progress``, which only some optimizers skipped, because of the parameters ``names``.
+
+        Returns the record of it. ``scale``: the loss scale, a tensor ().
+        """
         position = progress.step + 1, progress.epoch + 1, float(scale)
         origin = f"gradient of {', '.join(names)}"
         samples = self._samples(progress)

@@ -110,7 +110,7 @@ class Verdicts:
         self.is_pending = True
 
     def read(self) -> Verdict:
-        """The verdict on the step sent last. The host waits for that step, not for what it has launched since."""
+        """The verdict on the latest step given to ``send``. Waits for that step, not for later work on the device."""
         self.is_pending = False
         if self._on_host:
             were_held = [optimizer.was_held for optimizer in self.optimizers]

@@ -105,9 +105,9 @@ class HeldByKernel(Held):
             group["lr"] = rate
 
     def _begin_momentum(self) -> None:
-        """Set SGD's momentum to zeros before its first step, which, when held, would leave uninitialised memory there.
+        """Set SGD's momentum to zeros before its first step; a skipped first step would leave it uninitialised.
 
-        The first step's result does not change: its momentum is the gradient.
+        The result of the first step is the same: the momentum becomes the gradient.
         """
         for group in self.param_groups:
             for parameter in group["params"] if group.get("momentum") else ():
@@ -166,7 +166,7 @@ class HeldBySelection(Held):
         return getattr(self.optimizer, "lookahead_state", {})
 
     def _remember(self) -> Callable[[], None]:
-        """Return a function that restores groups and states, except the tensors that the flag selects."""
+        """Return a function that restores groups and states, except the tensors that ``_step`` restores itself."""
         states = self.optimizer.state
         holders = [*self.param_groups, *states.values(), self._lookahead]
         before = [(holder, set(holder), _numbers(holder)) for holder in holders]
@@ -195,7 +195,7 @@ def _numbers(holder: dict[str, Any]) -> dict[str, Any]:
 
 
 def held(optimizer: torch.optim.Optimizer, device: torch.device) -> Held:
-    """Wrap ``optimizer`` so that a flag can hold it still, in the cheapest way that it allows on ``device``."""
+    """Wrap ``optimizer`` so that a flag can skip its step, in the cheapest way that it allows on ``device``."""
     kind = type(optimizer)
     if not runs_ahead(device) or kind.__name__ in READ_BY_HOST or kind.__module__.partition(".")[0] not in TRIED:
         return HeldByHost(optimizer)

@@ -132,7 +132,7 @@ def _whole(begin: float) -> int:
 
 
 def _falling(curve: Callable[[LRPolicy, float], float]) -> Callable[[LRPolicy, int], float]:
-    """Return a policy that in each cycle scales ``curve``, 1 at time 0 and about 0 at time 1, from peak to floor."""
+    """Return a policy that falls from peak to floor in each cycle, as ``curve`` falls from 1 to about 0."""
 
     def factor(policy: LRPolicy, step: int) -> float:
         cycle, time = policy.position(step)

@@ -91,7 +91,7 @@ def f1_of(counts: np.ndarray) -> np.ndarray:
 
 
 def micro_f1_of(counts: np.ndarray) -> float:
-    """F1 in percent over all cells; NaN without any label or answer."""
+    """Micro-averaged F1 in percent from the counts of ``counts_at``; NaN without any positive label or answer."""
     support, predicted, right = counts.sum(1).tolist()
     return 100 * 2 * right / (support + predicted) if support + predicted else math.nan
 
@@ -146,7 +146,7 @@ class MultilabelClasses:
 
     @property
     def counted(self) -> int:
-        """Number of classes with a positive label, over which the means are."""
+        """Number of classes with a positive label: those whose values the means over classes average."""
         return int((self.support > 0).sum())
 
     @cached_property

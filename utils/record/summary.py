@@ -135,7 +135,7 @@ def checkpoint_description(args: Settings, data: Data, criterion: torch.nn.Modul
 
 
 def versions() -> dict[str, str]:
-    """Versions of the software, and the machine type, on which the run's bits depend."""
+    """Versions of the software, and the machine type: what must agree for a run to be repeated bit for bit."""
     # Asked of the installation: a run imports only what it uses.
     libraries = {name: version(name) for name in ("torch", "torchvision", "timm", "numpy")}
     return {"python": platform.python_version(), **libraries, "jpeg": decoder(), "machine": platform.machine()}

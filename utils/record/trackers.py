@@ -213,10 +213,10 @@ def _offline_steps(path: Path) -> Iterator[int]:
 
 
 class Points:
-    """Points of the run in ``folder`` by step, as its files grow: each tag and step once, the first that is read.
+    """Reads the points that a run logs into ``folder``, step by step, while its files grow.
 
-    Values are TensorBoard's float32, with as few digits as tell them apart. Columns of metrics.csv without a tag become
-    ``Epoch/COLUMN``.
+    Of several points with the same tag and step, only the first is kept. Values are TensorBoard's float32, with as few
+    digits as tell them apart. Columns of metrics.csv without a tag become ``Epoch/COLUMN``.
     """
 
     def __init__(self, folder: Path, tagged: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """Comparisons of training on a GPU: images in memory (ResNet-50, ViT-S/16, ResNet-18 on CIFAR-10), and JPEG files.
 
-The sides of a row compute in the same dtype and memory format, with the same network and batch. Neither side sets TF32;
-both let cuDNN choose its algorithms. Nothing before a run's second epoch is timed, not even compiling.
+The runs compared in a row of the table use the same network, batch, dtype and memory format. None sets TF32; all let
+cuDNN choose its algorithms. Nothing before a run's second epoch is timed, not even compiling.
 """
 
 from __future__ import annotations

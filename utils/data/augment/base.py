@@ -63,7 +63,7 @@ class Augmentation(ABC):
 
     @abstractmethod
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
-        """Draw numbers (n, ...), on the CPU, for images stored at ``height`` x ``width`` pixels; () applies nothing."""
+        """Draw numbers (n, ...) on the CPU for images stored at ``height`` x ``width`` pixels; () to change nothing."""
 
     def prepared(self, height: int, width: int, *numbers: Any) -> Numbers:
         """Convert the numbers from ``draw``, on the images' device, to those that ``apply`` takes, (n, ...)."""

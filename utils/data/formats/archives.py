@@ -25,10 +25,10 @@ UNPACKING = ".unpacking"  # in --datapath; readers pass over hidden folders
 
 
 def unpack_imagenet(root: Path, splits: tuple[str, ...], log: Log) -> None:
-    """Unpack ImageNet's archives in ``root`` into those of the folders ``splits`` ('train', 'val') that are missing.
+    """Unpack ImageNet's archives in ``root`` for those of ``splits`` ('train', 'val') that have no folder yet.
 
-    Does nothing if no archive of a missing split is there. Needs no disk space beyond the images. Raises ``UserError``
-    if an archive is missing or damaged.
+    Does nothing if none of their archives is there. Needs no disk space beyond the images. Raises ``UserError`` if only
+    some of the archives needed are there, or if one is damaged or cannot be unpacked.
     """
     from torchvision.datasets.imagenet import ARCHIVE_META
 

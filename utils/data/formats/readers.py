@@ -259,10 +259,10 @@ def download(root: Path, kind: str) -> None:
 
 
 class OwnFiles(NamedTuple):
-    """Functions that find, read and download a data set's own files, which are not class folders, in ``--datapath``.
+    """Functions that find, read and download a data set's own files in ``--datapath``, as opposed to class folders.
 
-    ``folder``: the folder name by which hints recognise the files. ``find`` returns the place for ``read``, or None.
-    ``download`` fetches the files into a folder; None if ``--download`` cannot. Any data set may be in class folders.
+    ``folder``: the usual name of the folder with the files. ``find`` returns the path to give to ``read``, or None if
+    the files are not there. ``download`` fetches the files into a folder; None if ``--download`` cannot.
     """
 
     folder: str

@@ -399,7 +399,11 @@ class _Source:
         return cls(file, names, separator)
 
     def chosen(self, given: dict[str, str | None]) -> dict[str, str]:
-        """The column for each role: the ``given`` name or the first usual one of the columns. Raises ``UserError``."""
+        """The column of each role: the name ``given`` for it or, if that is None, the first usual name of the columns.
+
+        Left out are roles without a column and those switched off. Raises ``UserError`` if a given column does not
+        exist, if none is found for paths or labels, or if two roles share one.
+        """
         small = {name.lower(): name for name in reversed(self.names)}
         columns = {}
         mistakes = []
