@@ -387,7 +387,7 @@ FIGURES = {
         CPU: r"reaches ([\d.]+) % with two threads and ([\d.]+) % with one",
     },
     "how finetune ends": {
-        "README.md": r"for at most (\d+) epochs and ends when the validation loss has not improved for (\d+)",
+        "README.md": r"at most (\d+) epochs, fewer if the validation loss has not improved for (\d+)\.",
         "configs/finetune.yaml": r"epochs: (\d+) early-stopping: (\d+)",
     },
     "images of ImageNet": {

@@ -61,7 +61,8 @@ python main.py --dataname folder --datapath DIR --arch timm/resnet50 --lr 0.5 --
 
 Everything from `--epochs` on spells out timm's defaults, with the crop fraction and interpolation of this network.
 Items marked *no equivalent* below still differ. **Validation on several processes** counts each image once here; timm
-repeats some to give each process as many. `--batch-size` is per process in both. Nobody has run several GPUs here yet.
+repeats some to give each process as many. `--batch-size` is per process in both. **Nobody has run several GPUs here
+yet.**
 
 | timm | here |
 |---|---|
@@ -87,8 +88,11 @@ python main.py --dataname folder --datapath DIR --arch torchvision/resnet18 --ba
 
 Everything from `--lr-per-epoch` on spells out torchvision's defaults. For ImageNet's own folder or archives,
 `--dataname imagenet` does the same and unpacks the archives. **Validation on several processes** counts each image once
-here; torchvision repeats some to give each process as many. `--batch-size` is per process in both. Nobody has run
-several GPUs here yet.
+here; torchvision repeats some to give each process as many. `--batch-size` is per process in both. **Nobody has run
+several GPUs here yet.**
+
+**`--weights`** takes a file here. For a name such as `ResNet50_Weights.IMAGENET1K_V2` write `--pretrained`, which loads
+the network's `DEFAULT`; older weights have no equivalent.
 
 | torchvision | here |
 |---|---|

@@ -77,11 +77,17 @@ def training_bytes(recipe: str, gpus: int) -> int:
     """
     args = settings(recipe)
     state = STATES.get(args.optimisation.optimizer, 2) + (args.average.ema_decay is not None)
-    images = (args.data.global_batch_size or args.data.batch_size) // (gpus * args.optimisation.accumulate)
+    images = global_batch(recipe) // (gpus * args.optimisation.accumulate)
     return cost(recipe).parameters * (4 + 4 + 4 * state + 2) + images * cost(recipe).kept
 
 
 @functools.cache
+def global_batch(recipe: str) -> int:
+    """Number of images in a step of ``recipe``."""
+    args = settings(recipe)
+    return args.data.global_batch_size or args.data.batch_size
+
+
 def settings(recipe: str) -> Settings:
     """Settings of ``recipe``."""
     return arguments.parse(["--config", recipe, "--datapath", "DATA"])
