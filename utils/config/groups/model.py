@@ -24,7 +24,7 @@ _LARGE_SETS = ", ".join(name for name, spec in SPECS.items() if spec.default_arc
 
 def _is_file_name(path: str) -> str | None:
     if re.search(r"_Weights\.[A-Z]|^IMAGENET1K_|^DEFAULT$", path):
-        return "is a name of torchvision's weights, and this a file's: write --pretrained"
+        return "is a name of torchvision's weights, and this a file's: write --pretrained, which loads the DEFAULT"
     return not_empty(path)
 
 
