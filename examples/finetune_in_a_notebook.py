@@ -9,7 +9,8 @@ from models import load_model
 from scripts.report import main as write_report
 
 photographs, *more = sys.argv[1:] or ["photographs"]  # in a notebook: photographs, more = "photographs", []
-assert main(["--config", "finetune", "--dataname", "folder", "--datapath", photographs, "--resume", "auto", *more]) == 0
-run = max(Path("runs").rglob("final.pt"), key=lambda path: path.stat().st_mtime).parents[1]  # the run that ended last
+flags = ["--config", "finetune", "--dataname", "folder", "--datapath", photographs, "--output", "runs/photographs"]
+assert main([*flags, "--resume", "auto", *more]) == 0
+run = max(Path("runs/photographs").rglob("final.pt"), key=lambda path: path.stat().st_mtime).parents[1]  # the newest
 write_report([str(run)])
 network, classes, preprocessing = load_model(run)
