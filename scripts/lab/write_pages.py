@@ -92,7 +92,9 @@ here; torchvision repeats some to give each process as many. `--batch-size` is p
 several GPUs here yet.**
 
 **`--weights`** takes a file here. For a name such as `ResNet50_Weights.IMAGENET1K_V2` write `--pretrained`, which loads
-the network's `DEFAULT`; older weights have no equivalent.
+the network's `DEFAULT`, V2 for ResNet-50. For older weights, save their state dict in torchvision and give that file.
+**`--resume`** continues runs of this program alone: give torchvision's `checkpoint.pth` to `--weights`; optimizer and
+epoch begin anew. The flags were compared with a stored copy of the references and with torchvision 0.29's names.
 
 | torchvision | here |
 |---|---|
