@@ -88,20 +88,22 @@ python main.py --dataname folder --datapath DIR --arch torchvision/resnet18 --ba
 
 Everything from `--lr-per-epoch` on spells out torchvision's defaults. For ImageNet's own folder or archives,
 `--dataname imagenet` does the same and unpacks the archives. **Validation on several processes** counts each image once
-here; torchvision repeats some to give each process as many. `--batch-size` is per process in both. **Nobody has run
-several GPUs here yet.**
+here; torchvision repeats some to give each process as many. `--batch-size` is per process in both, and neither scales
+the learning rate by it. **Nobody has run several GPUs here yet.**
 
 **`--weights`** takes a file here. For a name such as `ResNet50_Weights.IMAGENET1K_V2` write `--pretrained`, which loads
-the network's `DEFAULT`, V2 for ResNet-50. For older weights, save their state dict in torchvision and give that file.
+the `DEFAULT` of `torchvision/` networks, V2 for ResNet-50. For older weights, save their state dict in torchvision and
+give that file.
 **`--resume`** continues runs of this program alone: give torchvision's `checkpoint.pth` to `--weights`; optimizer and
 epoch begin anew. The flags were compared with a stored copy of the references and with torchvision 0.29's names.
 
 | torchvision | here |
 |---|---|
+| a network, `--model resnet50` | `--arch torchvision/resnet50`; **without the prefix, timm's network is taken** |
 | `torchrun --nproc_per_node=8 train.py` | `python scripts/torchrun.py --standalone --nproc-per-node 8 main.py` |
 | the recipe of `IMAGENET1K_V2` | `--config imagenet/resnet50_v2`: whole, not trained here |
 | `model_89.pth`, `checkpoint.pth` | `--weights` takes them; here, `checkpoints/` in the [run folder](run_folder.md) |
-| `--test-only --weights NAME` | `--evaluate --pretrained`, or `--evaluate --weights FILE` |
+| `--test-only --weights NAME` | `--arch torchvision/NAME --evaluate` with `--pretrained` or `--weights FILE` |
 """
 
 
