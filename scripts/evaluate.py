@@ -225,7 +225,7 @@ def describe(
     """Facts for JSON about the network, the images, and how the network was run on them."""
     import torch
 
-    from scripts.common.predictions import Chosen, settings_of
+    from scripts.common.predictions import Chosen, settings_of, validated_on
     from utils.precision.amp import resolve_amp
 
     place = loaded.settings.get("datapath")
@@ -252,28 +252,12 @@ def describe(
 
 def chosen_by_these_images(own: argparse.Namespace, loaded: Loaded, other: Loaded | None) -> list[str]:
     """Paths of the checkpoints that their runs chose as the best epoch, judging by the images evaluated here."""
+    from scripts.common.predictions import validated_on
+
     if not validated_on(own, loaded.settings.get("datapath")):
         return []
     of_these = [one for one in (loaded, other) if one is not None and same_images(one.fingerprint, loaded.fingerprint)]
     return [str(one.path) for one in of_these if one.path.name == BEST]
-
-
-def validated_on(own: argparse.Namespace, place: object) -> bool:
-    """True if the images to evaluate are those that the run validated on, whichever flags choose them.
-
-    ``place``: the folder of the run's data, if it has one.
-    """
-    from utils.data.formats.class_folders import test_folder, validation_folder
-
-    if own.datapath is None and own.split == "val":
-        return True
-    if own.split == "train" or not isinstance(place, str):
-        return False
-    root = Path(own.datapath or place)
-    its_root = Path(place)
-    read = test_folder(root) if own.split == "test" else validation_folder(root) or root
-    theirs = validation_folder(its_root) or its_root  # test/ if there is no val/
-    return read is not None and os.path.realpath(read) == os.path.realpath(theirs)
 
 
 def present(own: argparse.Namespace, loaded: Loaded, description: dict[str, Any], found: Evaluation) -> None:

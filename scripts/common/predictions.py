@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
@@ -32,7 +33,7 @@ from utils.config.settings import Settings, UserError
 from utils.config.spelling import some
 from utils.data.datasets import Data, get_data, get_test_data, in_colour_of
 from utils.data.first_look import lost_levels
-from utils.data.formats.class_folders import find_splits, test_folder, training_folder
+from utils.data.formats.class_folders import find_splits, test_folder, training_folder, validation_folder
 from utils.data.formats.hugging_face import find
 from utils.data.formats.readers import IN_MEMORY, ImageFiles, Images
 from utils.data.images.decoding import open_image
@@ -306,6 +307,22 @@ def _tree(settings: DataSettings, chosen: Chosen) -> Path | None:
             )
         raise UserError(f"--split test: of {settings.dataname} no test images are read beside those of --split val")
     return tree
+
+
+def validated_on(own: argparse.Namespace, place: object) -> bool:
+    """True if the images to evaluate are those that the run validated on, whichever flags choose them.
+
+    ``place``: the folder of the run's data, if it has one.
+    """
+    if own.datapath is None and own.split == "val":
+        return True
+    if own.split == "train" or not isinstance(place, str):
+        return False
+    root = Path(own.datapath or place)
+    its_root = Path(place)
+    read = test_folder(root) if own.split == "test" else validation_folder(root) or root
+    theirs = validation_folder(its_root) or its_root  # test/ if there is no val/
+    return read is not None and os.path.realpath(read) == os.path.realpath(theirs)
 
 
 def _loader(loaded: Loaded, args: Settings, images: Images, distributed: Distributed) -> ValidationLoader:

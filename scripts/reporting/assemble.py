@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from models.load import Loaded
+from models.load import BEST, Loaded
 from scripts.common.answers import FIGURES, wilson_interval
 from scripts.common.command_line import make_folder, say, warn
 from scripts.common.features import embed
 from scripts.common.heat_map import need_captum
-from scripts.common.predictions import AnyPredictions, Chosen, Predictions, predict_split
+from scripts.common.predictions import AnyPredictions, Chosen, Predictions, predict_split, validated_on
 from scripts.common.trained import open_run
 from scripts.reporting import details, label_details
 from scripts.reporting.details import Predicted, add_pictures, against_record, explainer, short_ids
@@ -131,7 +131,10 @@ class PredictionParts:
             step = (loaded.progress or {}).get("step")
             found = doubts_of(predictions.report, step, str(loaded.settings.get("dataname")))
             record.predicted_doubts = [doubt.sign for doubt in found]
-        self.checks.append((f"{record.name}: {words}" if runs > 1 else words, agrees))
+        said = [(words, agrees)]
+        if loaded.path.name == BEST and validated_on(self.own, loaded.settings.get("datapath")):
+            said.append((f"{BEST} was chosen by its result on these images, which favours it.", False))
+        self.checks += [(f"{record.name}: {words}" if runs > 1 else words, agrees) for words, agrees in said]
         self.notes += [
             f"{record.name}: {note}" if runs > 1 else note for note in (*predictions.notes, *predicted.notes)
         ]

@@ -312,6 +312,12 @@ def test_a_dead_run_is_said_beside_its_figure_and_in_a_box():
     assert "Doubtful: the network" not in text and "doubtful;" not in text
 
 
+def test_of_best_it_is_said_that_these_images_chose_it_unless_others_are_shown(digits_run, tmp_path):
+    for line, favoured in (([], False), (["--best"], True), (["--best", "--split", "train"], False)):
+        text = made(tmp_path, digits_run, *line).text
+        assert ("best.pt was chosen by its result on these images, which favours it" in text) == favoured, line
+
+
 @pytest.mark.parametrize("without", ["checkpoints", "data", "everything else"])
 def test_what_is_missing_is_named_and_the_rest_is_shown(digits_run, tmp_path, without, capsys):
     folder = Path(shutil.copytree(digits_run, tmp_path / "run"))
