@@ -89,7 +89,6 @@ class Components(NamedTuple):
 
     def _describe_training(self, args: Settings) -> dict[str, str]:
         settings = args.optimisation
-        steps = self.steps_per_epoch
         assert self.lr_policy is not None
         distilled = isinstance(self.criterion, Distillation)
         return {
@@ -97,7 +96,7 @@ class Components(NamedTuple):
             **({"Teacher": str(self.criterion)} if distilled else {}),
             "Optimizer": optimizers.describe(settings, self.optimizer),
             "Clipping": clipping.describe(settings),
-            "Learning rate": lr_policy.describe(self.lr_policy, settings, steps, args.data.global_batch_size),
+            "Learning rate": lr_policy.describe(self.lr_policy, args.data.global_batch_size),
             "Weight average": ema.describe(args.average, settings.epochs, settings.optimizer, self.model),
         }
 
@@ -166,7 +165,7 @@ def build(run: Run) -> Components:
             validation_loader,
             loader_choice,
             network,
-            lr_policy=lr_policy.build_lr_policy(args.optimisation, train_loader.steps_per_epoch, args.average),
+            lr_policy=lr_policy.LRPolicy(args.optimisation, train_loader.steps_per_epoch, args.average),
             criterion=build_loss(args, data, distributed.device, point, warn),
             **parts._asdict(),
         )

@@ -161,10 +161,12 @@ def build_traval(args: Settings, components: Components, distributed: Distribute
     """Build main.py's ``TraVal``, with a learning rate that hardly changes the weights."""
     from components import build_traval as build_as_main
     from scripts.tuning.measure import LR
+    from utils.config.groups.optimisation import OptimisationSettings
     from utils.optim.lr_policy import LRPolicy
     from utils.run import Run
 
-    return build_as_main(Run(args, distributed), components._replace(lr_policy=LRPolicy("constant", LR, 1)))
+    policy = LRPolicy(OptimisationSettings(lr=LR, lr_policy="constant"), 1)
+    return build_as_main(Run(args, distributed), components._replace(lr_policy=policy))
 
 
 def build_network(args: Settings, data: Data, distributed: Distributed) -> Prepared:

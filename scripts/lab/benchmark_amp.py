@@ -276,7 +276,6 @@ def accounted(
     from scripts.lab.benchmarks.steps import LR
     from utils.data.loaders import Batch
     from utils.optim.ema import build_average
-    from utils.optim.lr_policy import LRPolicy
     from utils.precision.amp import build_scaler
     from utils.train_validation import Extras, TraVal
 
@@ -296,7 +295,6 @@ def accounted(
         None,
         extras=Extras(
             distributed=distributed,
-            lr_policy=LRPolicy("constant", LR, 1),
             ema=build_average(network, args.average, args.optimisation.epochs),
         ),
     )

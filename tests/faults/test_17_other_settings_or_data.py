@@ -13,7 +13,7 @@ import main
 from tests.end_to_end.processes import load, rows
 from tests.faults.small_run import FLAGS, as_older, begin, copy_of, told
 from utils.config.arguments import parse
-from utils.optim.lr_policy import build_lr_policy
+from utils.optim.lr_policy import LRPolicy
 
 STEPS = 23  # of an epoch of the digits at the default batch
 CPU = ("--device", "cpu", "--no-progress")
@@ -135,7 +135,7 @@ def test_override_goes_on_in_the_same_folder_with_the_new_settings(run, capsys):
     log = (run / "log.txt").read_text()
     assert all(line.removeprefix("main.py: ") in log for line in lines)
     # From here on the learning rate is that of a run that always had these settings.
-    policy = build_lr_policy(parse(["--epochs", "4", "--lr", "0.05"]).optimisation, STEPS)
+    policy = LRPolicy(parse(["--epochs", "4", "--lr", "0.05"]).optimisation, STEPS)
     assert rates(run) == {1: rates(run)[1]} | {
         epoch: pytest.approx(policy(epoch * STEPS - 1), rel=1e-5) for epoch in (2, 3, 4)
     }
@@ -170,7 +170,7 @@ def test_with_epochs_of_other_steps_the_next_one_begins_and_the_schedule_keeps_i
     code, lines = told(capsys, (*line, "--max-steps", STEPS + 7 + steps // 2))
     assert code == 0 and "after step 7 of an epoch, epoch 3 begins" in lines[-1]
     assert told(capsys, (*CPU, "--resume", run)) == (0, [])  # stopped and continued, as any run
-    policy = build_lr_policy(parse(["--epochs", "3"]).optimisation, steps)
+    policy = LRPolicy(parse(["--epochs", "3"]).optimisation, steps)
     assert rates(run)[3] == pytest.approx(policy(3 * steps - 1), rel=1e-5)
     assert load(run, "final.pt")["progress"]["step"] == STEPS + 7 + steps
 

@@ -142,7 +142,7 @@ def build(*flags: str):
     from utils.optim.build import build_optimizer_parts
     from utils.optim.criterion import build_criterion
     from utils.optim.freezing import build_freezing
-    from utils.optim.lr_policy import build_lr_policy
+    from utils.optim.lr_policy import LRPolicy
     from utils.precision.amp import keep_in_fp32
     from utils.runtime.distributed import Distributed, RankInfo
     from utils.train_validation import TraVal
@@ -163,7 +163,7 @@ def build(*flags: str):
         distributed=distributed,
         ema=parts.ema,
         freezing=freezing,
-        lr_policy=build_lr_policy(args.optimisation, train_loader.steps_per_epoch, args.average),
+        lr_policy=LRPolicy(args.optimisation, train_loader.steps_per_epoch, args.average),
     )
     criterion = build_criterion(args.loss)
     return TraVal(model, train_loader, parts.optimizer, criterion, parts.scaler, args, validation_loader, extras=extras)

@@ -13,7 +13,6 @@ from torch import nn
 
 from utils.config.arguments import parse
 from utils.data.loaders import Batch
-from utils.optim.lr_policy import LRPolicy
 from utils.precision.amp import build_scaler
 from utils.runtime.distributed import Distributed, RankInfo
 from utils.train_validation import Extras, TraVal
@@ -41,7 +40,7 @@ def make(layer, amp):
         build_scaler(args.precision, device),
         args,
         None,
-        extras=Extras(distributed=Distributed(RankInfo(), args.run), lr_policy=LRPolicy("constant", 1.0, 1)),
+        extras=Extras(distributed=Distributed(RankInfo(), args.run)),
     )
 
 

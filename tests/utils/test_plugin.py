@@ -22,7 +22,7 @@ from utils.config.settings import UserError
 from utils.data.augment.base import Samples
 from utils.data.augmentations import Context, build_augmentations
 from utils.data.datasets import get_data
-from utils.optim.lr_policy import build_lr_policy
+from utils.optim.lr_policy import LRPolicy
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = str(ROOT / "examples" / "plugin.py")
@@ -88,7 +88,7 @@ def test_the_schedule_is_what_the_function_gives_from_the_end_of_the_warm_up_on(
     args = parse(
         ["--plugin", EXAMPLE, "--lr-policy", "inverse-sqrt", "--lr", "2", "--warmup-epochs", "1", "--epochs", "3"]
     )
-    policy = build_lr_policy(args.optimisation, 10)
+    policy = LRPolicy(args.optimisation, 10)
     assert [policy(step) for step in (4, 9, 10, 13)] == pytest.approx([1.0, 2.0, 2.0, 1.0])
 
 

@@ -17,7 +17,7 @@ from utils.data.loaders import Batch, ValidationLoader, loaders
 from utils.loop.validation import validate
 from utils.optim.criterion import build_criterion
 from utils.optim.ema import build_average
-from utils.optim.lr_policy import build_lr_policy
+from utils.optim.lr_policy import LRPolicy
 from utils.optim.optimizers import build_optimizer
 from utils.precision.amp import build_scaler
 from utils.runtime.distributed import Distributed, RankInfo
@@ -47,7 +47,7 @@ def make(*flags, model=None, criterion=None, device="cpu", writer=None, **more):
         extras=Extras(
             distributed=Distributed(RankInfo(), args.run),
             ema=build_average(model, args.average, args.optimisation.epochs, optimizer),
-            lr_policy=build_lr_policy(args.optimisation, train_loader.steps_per_epoch, args.average),
+            lr_policy=LRPolicy(args.optimisation, train_loader.steps_per_epoch, args.average),
             **more,
         ),
     )
@@ -86,7 +86,7 @@ def test_what_the_signature_leaves_out_is_one_process_and_each_groups_own_rate()
         optimizer = torch.optim.SGD(groups, lr=0.05, momentum=0.9)
         more = {}
         if ours:
-            policy = build_lr_policy(args.optimisation, train_loader.steps_per_epoch, args.average)
+            policy = LRPolicy(args.optimisation, train_loader.steps_per_epoch, args.average)
             more = {"extras": Extras(distributed=distributed, lr_policy=policy)}
         traval = TraVal(model, train_loader, optimizer, criterion, scaler, args, validation_loader, **more)
         report = traval.fit()

@@ -15,7 +15,7 @@ from tests.utils.test_train_validation import make
 from utils.checkpoint.checkpoint import average_moved_since_validation
 from utils.config.arguments import parse
 from utils.optim.ema import build_average
-from utils.optim.lr_policy import build_lr_policy
+from utils.optim.lr_policy import LRPolicy
 
 SWA = ("--epochs", "4", "--swa-start-epoch", "2", "--swa-lr", "0.02")
 
@@ -78,8 +78,8 @@ def test_its_batch_norm_statistics_are_those_of_torchs_update_bn_over_the_same_b
 def test_the_rate_is_that_of_torchs_swalr_from_the_first_epoch_of_the_mean_on(policy):
     args = parse(["--epochs", "4", "--swa-start-epoch", "3", "--swa-lr", "0.02", "--lr-policy", policy])
     without = parse(["--epochs", "4", "--lr-policy", policy])
-    ours = build_lr_policy(args.optimisation, 5, args.average)
-    before = build_lr_policy(without.optimisation, 5)
+    ours = LRPolicy(args.optimisation, 5, args.average)
+    before = LRPolicy(without.optimisation, 5)
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=before(9))
     scheduler = SWALR(optimizer, swa_lr=0.02, anneal_epochs=0)
     for step in range(20):
@@ -93,8 +93,8 @@ def test_the_rate_is_that_of_torchs_swalr_from_the_first_epoch_of_the_mean_on(po
 
 def test_without_a_rate_of_its_own_the_schedule_goes_on():
     args = parse(["--epochs", "4", "--swa-start-epoch", "3"])
-    ours = build_lr_policy(args.optimisation, 5, args.average)
-    plain = build_lr_policy(args.optimisation, 5)
+    ours = LRPolicy(args.optimisation, 5, args.average)
+    plain = LRPolicy(args.optimisation, 5)
     assert [ours(step) for step in range(20)] == [plain(step) for step in range(20)]
 
 

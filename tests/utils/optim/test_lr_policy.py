@@ -15,7 +15,7 @@ from utils.config.groups.optimisation import (
     RISING_POLICIES,
     OptimisationSettings,
 )
-from utils.optim.lr_policy import POLICIES, LRPolicy, build_lr_policy, describe
+from utils.optim.lr_policy import POLICIES, LRPolicy, describe
 
 # step: learning rate, for 12 steps with a highest rate of 0.4
 TABLES = {
@@ -46,8 +46,13 @@ WARM_TABLES = {
     "poly": {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4, 4: 0.4, 6: 0.225, 8: 0.1, 12: 0.0},
 }
 RISE_BY_THEMSELVES = set(TABLES) - set(WARM_TABLES)  # no warm-up comes before them
-RISE = {"pct_start": 0.3, "div_factor": 25.0}  # what the settings fill in for one-cycle
+RISE = {"lr_pct_start": 0.3, "lr_div_factor": 25.0}  # what the settings fill in for one-cycle
 CASES = [(name, warmup) for warmup, tables in ((0, TABLES), (4, WARM_TABLES)) for name in tables]
+
+
+def policy_of(name, steps, **settings):
+    """The policy of a run with one step an epoch, so that settings in epochs are steps."""
+    return LRPolicy(OptimisationSettings(lr=0.4, lr_policy=name, epochs=steps, **settings), 1)
 
 
 def test_every_policy_has_a_table_and_a_function():
@@ -56,30 +61,20 @@ def test_every_policy_has_a_table_and_a_function():
 
 @pytest.mark.parametrize(("name", "warmup"), CASES)
 def test_learning_rate_is_that_of_the_table(name, warmup):
-    policy = LRPolicy(
-        name,
-        0.4,
-        total_steps=12,
-        warmup_steps=warmup,
-        milestones=(6, 9),
-        gamma=0.1,
-        power=2,
-        step_length=5,
-        pct_start=0.25,
-        div_factor=4,
-    )
+    rise = {"lr_pct_start": 0.25, "lr_div_factor": 4}
+    policy = policy_of(name, 12, warmup_epochs=warmup, lr_milestones=(6, 9), lr_step_epochs=5, **rise)
     for step, lr in (WARM_TABLES if warmup else TABLES)[name].items():
         assert policy(step) == pytest.approx(lr, abs=1e-8), step
 
 
 def test_the_policies_that_restart_and_those_that_rise_by_themselves_are_named_as_such():
     def policies_that_heed(**change):
-        given = {"milestones": (6, 9), "step_length": 5, "pct_start": 0.25, "div_factor": 4}
-        pairs = {name: (LRPolicy(name, 0.4, 12, **given), LRPolicy(name, 0.4, 12, **given | change)) for name in TABLES}
+        given = {"lr_milestones": (6, 9), "lr_step_epochs": 5, "lr_pct_start": 0.25, "lr_div_factor": 4}
+        pairs = {name: (policy_of(name, 12, **given), policy_of(name, 12, **given | change)) for name in TABLES}
         return {name for name, pair in pairs.items() if any(pair[0](step) != pair[1](step) for step in range(12))}
 
-    assert policies_that_heed(cycle_steps=4) == set(RESTARTING_POLICIES)
-    assert policies_that_heed(div_factor=8) == set(RISING_POLICIES) == RISE_BY_THEMSELVES
+    assert policies_that_heed(lr_cycle_epochs=4) == set(RESTARTING_POLICIES)
+    assert policies_that_heed(lr_div_factor=8) == set(RISING_POLICIES) == RISE_BY_THEMSELVES
 
 
 def torch_rates(make, steps):
@@ -101,14 +96,14 @@ def test_warm_up_then_cosine_equals_torchs_sequence_of_both():
         cosine = lr_scheduler.CosineAnnealingLR(optimizer, T_max=32)
         return lr_scheduler.SequentialLR(optimizer, [warm, cosine], milestones=[8])
 
-    policy = LRPolicy("cosine", 0.4, total_steps=40, warmup_steps=8)
+    policy = policy_of("cosine", 40, warmup_epochs=8)
     assert [policy(step) for step in range(40)] == pytest.approx(torch_rates(make, 40), abs=1e-12)
 
 
 def by_epoch(epochs, steps=3, **settings):
     """The rates of each epoch of ``steps`` steps, which must be the same within an epoch."""
     settings = OptimisationSettings(lr=0.4, epochs=epochs, lr_per_epoch=True, **settings)
-    policy = build_lr_policy(settings, steps_per_epoch=steps)
+    policy = LRPolicy(settings, steps_per_epoch=steps)
     rates = np.array([policy(step) for step in range(epochs * steps)]).reshape(epochs, steps)
     assert (rates == rates[:, :1]).all()
     return rates[:, 0]
@@ -153,13 +148,13 @@ def test_one_cycle_equals_torchs_one_cycle(floor, div_factor, total, share):
             optimizer, 0.4, total, pct_start=share, div_factor=div_factor, final_div_factor=last, cycle_momentum=False
         )
 
-    policy = LRPolicy("one-cycle", 0.4, total, pct_start=share, div_factor=div_factor, lr_min=floor)
+    policy = policy_of("one-cycle", total, lr_pct_start=share, lr_div_factor=div_factor, lr_min=floor)
     expected = [max(floor, rate) for rate in torch_rates(make, total - 1)]  # our floor holds for the first steps too
     assert [policy(step) for step in range(total - 1)] == pytest.approx(expected, abs=1e-12)
 
 
 def test_triangular_is_numpys_interpolation_as_in_airbench():
-    policy = LRPolicy("triangular", 0.4, 383, pct_start=0.23, div_factor=5, lr_min=0.4 * 0.07)
+    policy = policy_of("triangular", 383, lr_pct_start=0.23, lr_div_factor=5, lr_min=0.4 * 0.07)
     expected = 0.4 * np.interp(np.arange(384), [0, int(0.23 * 383), 383], [0.2, 1, 0.07])
     assert [policy(step) for step in range(384)] == pytest.approx(expected, abs=1e-12)
 
@@ -182,7 +177,8 @@ def timm_rates(kind, steps, **options):
     ids=["cosine", "poly"],
 )
 def test_restarts_equal_timms(mul, decay, floor, name, kind, options):
-    policy = LRPolicy(name, 0.4, 100, lr_min=floor, cycle_steps=16, cycle_mul=mul, cycle_decay=decay, **options)
+    own = {f"lr_{name}": value for name, value in options.items()}
+    policy = policy_of(name, 100, lr_min=floor, lr_cycle_epochs=16, lr_cycle_mul=mul, lr_cycle_decay=decay, **own)
     expected = timm_rates(
         kind, 100, t_initial=16, lr_min=floor, cycle_mul=mul, cycle_decay=decay, cycle_limit=99, **options
     )
@@ -193,15 +189,15 @@ def test_restarts_equal_timms(mul, decay, floor, name, kind, options):
 
 @pytest.mark.parametrize("name", ["cosine", "poly", "linear", "gaussian"])
 def test_restarts_follow_the_warm_up(name):
-    options = {"cycle_steps": 8, "cycle_mul": 2.0, "cycle_decay": 0.5, "power": 2.0, "lr_min": 0.01}
-    cold = LRPolicy(name, 0.4, 30, **options)
-    warm = LRPolicy(name, 0.4, 36, warmup_steps=6, **options)
+    options = {"lr_cycle_epochs": 8, "lr_cycle_mul": 2.0, "lr_cycle_decay": 0.5, "lr_power": 2.0, "lr_min": 0.01}
+    cold = policy_of(name, 30, **options)
+    warm = policy_of(name, 36, warmup_epochs=6, **options)
     assert [warm(step) for step in range(6, 36)] == [cold(step) for step in range(30)]
     assert warm(5) == pytest.approx(0.4) and warm.restarts() == [14, 30]
 
 
 def test_a_cycle_that_ends_with_the_run_ends_low():
-    policy = LRPolicy("cosine", 0.4, 32, cycle_steps=16)
+    policy = policy_of("cosine", 32, lr_cycle_epochs=16)
     assert policy(16) == 0.4 and policy(31) < 0.01 and policy(32) == policy(40) == 0
 
 
@@ -214,7 +210,7 @@ def test_cycles_keep_to_their_epochs_and_none_begins_with_the_last_steps(epochs,
     settings = OptimisationSettings(
         epochs=epochs, lr=0.1, lr_policy="cosine", lr_cycle_epochs=cycle, warmup_epochs=warmup
     )
-    policy = build_lr_policy(settings, steps)
+    policy = LRPolicy(settings, steps)
     warm = round(warmup * steps)
     room = epochs * steps - warm - max(1, cycle * steps / 1000)
     begins = [begin for count in range(1, 10) if (begin := count * cycle * steps) <= room]
@@ -227,19 +223,17 @@ def test_cycles_keep_to_their_epochs_and_none_begins_with_the_last_steps(epochs,
 
 @pytest.mark.parametrize(("epochs", "steps"), [(20, 23), (20, 25), (10, 7), (100, 1251)])
 def test_the_rate_of_step_drops_at_thirds_and_not_before_the_end(epochs, steps):
-    policy = build_lr_policy(
-        OptimisationSettings(epochs=epochs, lr=0.1, lr_policy="step", lr_step_epochs=epochs / 3), steps
-    )
+    policy = LRPolicy(OptimisationSettings(epochs=epochs, lr=0.1, lr_policy="step", lr_step_epochs=epochs / 3), steps)
     rates = [policy(step) for step in range(epochs * steps)]
     drops = [step for step in range(1, len(rates)) if rates[step] < rates[step - 1]]
     assert drops == [round(epochs * steps / 3), round(2 * epochs * steps / 3)]
 
 
 def test_floor_of_the_smooth_policies_and_of_step_equals_timms():
-    cosine = LRPolicy("cosine", 0.4, 50, lr_min=0.1)
+    cosine = policy_of("cosine", 50, lr_min=0.1)
     expected = timm_rates(CosineLRScheduler, 50, t_initial=50, lr_min=0.1)
     assert [cosine(step) for step in range(50)] == pytest.approx(expected, abs=1e-12)
-    step = LRPolicy("step", 0.4, 50, step_length=10, gamma=0.5, lr_min=0.06)
+    step = policy_of("step", 50, lr_step_epochs=10, lr_gamma=0.5, lr_min=0.06)
     expected = [max(0.06, rate) for rate in timm_rates(StepLRScheduler, 50, decay_t=10, decay_rate=0.5)]
     assert [step(n) for n in range(50)] == pytest.approx(expected, abs=1e-12)
 
@@ -247,40 +241,31 @@ def test_floor_of_the_smooth_policies_and_of_step_equals_timms():
 @pytest.mark.parametrize("name", LR_POLICIES)
 def test_rate_of_every_planned_step_is_positive_never_above_the_highest_and_never_below_the_floor(name):
     for warmup in (0, 1, 5, 10):
-        policy = LRPolicy(name, 0.4, total_steps=10, warmup_steps=warmup, milestones=(5, 7), step_length=4, **RISE)
+        policy = policy_of(name, 10, warmup_epochs=warmup, lr_milestones=(5, 7), lr_step_epochs=4, **RISE)
         rates = [policy(step) for step in range(10)]
         assert min(rates) > 0 and max(rates) == 0.4
-    policy = LRPolicy(name, 0.4, total_steps=40, milestones=(5, 7, 9), lr_min=0.05, **RISE)
+    policy = policy_of(name, 40, lr_milestones=(5, 7, 9), lr_min=0.05, **RISE)
     lowest = min(policy(step) for step in range(41))
     assert lowest == pytest.approx(0.4 if name == "constant" else 0.05, rel=0.1) and lowest >= 0.05 * (1 - 1e-12)
 
 
 def test_of_a_single_planned_step_the_cosine_begins_at_its_highest_and_ends_at_zero_after_it():
-    policy = LRPolicy("cosine", 0.4, total_steps=1)
+    policy = policy_of("cosine", 1)
     assert (policy(0), policy(1)) == (0.4, 0.0)
 
 
-def test_the_settings_reach_the_policy_and_their_epochs_become_steps():
-    rest = {"lr_min": 0.01, "warmup_lr": 0.05, "warmup_prefix": False, "pct_start": 0.4, "div_factor": 7.0}
-    cycles = {"cycle_mul": 2.0, "cycle_decay": 0.5, "power": 3.0}
-    settings = OptimisationSettings(
-        epochs=9,
-        lr=0.2,
-        lr_policy="multistep",
-        lr_milestones=(2.0, 4.5),
-        lr_gamma=0.5,
-        warmup_epochs=0.3,
-        lr_step_epochs=1.5,
-        lr_cycle_epochs=2.5,
-        lr_per_epoch=True,
-        **{
-            name if name.startswith(("lr_", "warmup")) else f"lr_{name}": value
-            for name, value in (rest | cycles).items()
-        },
-    )
-    steps = {"total_steps": 90, "warmup_steps": 3, "milestones": (20, 45), "step_length": 15, "cycle_steps": 25}
-    expected = LRPolicy("multistep", 0.2, gamma=0.5, hold_steps=10, **steps, **rest, **cycles)
-    assert build_lr_policy(settings, steps_per_epoch=10) == expected
+def test_epochs_of_the_settings_become_steps():
+    settings = {"lr": 0.4, "lr_gamma": 0.5, "lr_milestones": (2.0, 4.5), "lr_step_epochs": 1.5, "lr_cycle_epochs": 2.5}
+    settings |= {"epochs": 9, "warmup_epochs": 0.3, "warmup_prefix": False}
+
+    def jumps(name):
+        """The steps after the warm-up of 3 at which the rate drops by half or more, or rises."""
+        policy = LRPolicy(OptimisationSettings(lr_policy=name, **settings), 10)
+        ratios = [policy(step) / policy(step - 1) for step in range(4, 90)]
+        return [step for step, ratio in enumerate(ratios, start=4) if ratio > 1 or (name != "cosine" and ratio < 0.6)]
+
+    assert jumps("multistep") == [20, 45] and jumps("step") == [15, 30, 45, 60, 75] and jumps("cosine") == [25, 50, 75]
+    assert [LRPolicy(OptimisationSettings(**settings), 10)(step) for step in (0, 2)] == pytest.approx([0.4 / 3, 0.4])
 
 
 # Of eight epochs or one: rates at their quarters, at the end of the warm-up and in the last step, worked out by hand.
@@ -307,5 +292,5 @@ WORDS = {
 @pytest.mark.parametrize("flags", WORDS)
 def test_the_words_hold_rates_along_the_run_and_what_shapes_them(flags):
     args = parse(["--epochs", "8", *flags.split()])
-    policy = build_lr_policy(args.optimisation, 10, args.average)
-    assert describe(policy, args.optimisation, 10, args.data.global_batch_size) == WORDS[flags]
+    policy = LRPolicy(args.optimisation, 10, args.average)
+    assert describe(policy, args.data.global_batch_size) == WORDS[flags]

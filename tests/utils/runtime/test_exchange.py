@@ -12,7 +12,7 @@ from utils.config.arguments import parse
 from utils.data.datasets import get_data
 from utils.data.loaders import loaders
 from utils.optim.criterion import build_criterion
-from utils.optim.lr_policy import build_lr_policy
+from utils.optim.lr_policy import LRPolicy
 from utils.optim.optimizers import build_optimizer
 from utils.precision.amp import build_scaler
 from utils.runtime.distributed import Distributed, RankInfo
@@ -78,7 +78,7 @@ def make(distributed, *flags):
         validation_loader,
         extras=Extras(
             distributed=distributed,
-            lr_policy=build_lr_policy(args.optimisation, train_loader.steps_per_epoch),
+            lr_policy=LRPolicy(args.optimisation, train_loader.steps_per_epoch),
         ),
     )
 
