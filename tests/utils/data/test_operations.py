@@ -49,7 +49,7 @@ def test_each_operation_at_each_magnitude_is_torchvisions_to_the_pixel(space, ch
 @pytest.mark.parametrize(("height", "width"), [(190, 200), (20, 30)])
 @pytest.mark.parametrize("fill", [(), (10, 200, 77)])
 def test_large_images_and_colours_outside_too(height, width, fill):
-    """Large images are worked on one by one, and one that is only translated is copied."""
+    """Large images are worked on one by one, and places far outside are of the colour, too."""
     cases = [case for k, case in enumerate(cases_of("RandAugment", height, width)) if k % 11 == 0]
     cases += [
         ("AutoContrast", 0.0),

@@ -136,24 +136,13 @@ def _apply(images: torch.Tensor, names: Sequence[str], kind: int, values: np.nda
     """Apply to ``images``, in place, operations that are all of one ``kind``. ``values``: (k, 6), as in ``_values``."""
     if kind < 0:
         return
-    if kind == len(names) and images.is_floating_point():
-        levels = _warped_floats(images, values)
-    elif kind == len(names):
+    if kind == len(names):
         levels = warp(images, values, canvas.interpolation, canvas.fill)
     else:
         levels = KERNELS[names[kind]](images, values[:, 0])
     if levels.is_floating_point() and images.dtype == torch.uint8 and images.device.type == "cpu":
         levels = levels.short()  # several times as fast as straight from floats to bytes
     images.copy_(levels)
-
-
-def _warped_floats(images: torch.Tensor, matrices: np.ndarray) -> torch.Tensor:
-    """Warp float32 images (k, c, h, w) exactly, by nearest pixels: to ``warp``, each byte of a number is a channel."""
-    count, channels, height, width = images.shape
-    as_bytes = images.contiguous().view(torch.uint8).view(count, channels, height, width, 4)
-    moved = warp(as_bytes.permute(0, 1, 4, 2, 3).reshape(count, -1, height, width), matrices, "nearest", ())
-    moved = moved.view(count, channels, 4, height, width).permute(0, 1, 3, 4, 2).contiguous()
-    return moved.view(torch.float32).view(images.shape)
 
 
 def whole_levels(images: torch.Tensor) -> torch.Tensor:
