@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.utils.test_train_validation import Overflow, make, parameters
-from utils import train_validation
+from tests.utils.test_train_validation import make, parameters
 from utils.config.settings import UserError
 from utils.loop import step_sums, validation
 from utils.record.metrics import Report
@@ -102,15 +101,6 @@ def test_fit_trains_and_validates_every_epoch_and_gives_the_last_report():
         (3, 0, "Epoch 2/2", "step"),
         (1, 0, "Validation", "batch"),
     ]
-
-
-def test_train_gives_the_means_over_the_epochs_samples():
-    traval, recorder, _ = watched(*THREE_STEPS)
-    report = traval.train(0)
-    losses = [(record.loss, record.top1) for (records,) in recorder.of("curves") for record in records]
-    for place, value in enumerate((report.loss, report.top1)):
-        assert value == pytest.approx(sum(n * of[place] for n, of in zip((480, 480, 477), losses, strict=True)) / 1437)
-    assert report.count == 1437
 
 
 def test_the_network_trains_in_training_mode_whatever_mode_it_was_left_in():
@@ -223,16 +213,6 @@ def test_a_part_of_an_epoch_that_is_trained_already_is_not_trained_again():
 # ---------------------------------------------------------------------------------------- what ends a run
 
 
-def test_as_many_skipped_steps_as_are_allowed_do_not_end_it():
-    traval, recorder, _ = watched(
-        "--arch", "fc", "--batch-size", "480", "--amp", "fp16", "--max-skipped-steps", "1", criterion=Overflow(at=1)
-    )
-    traval.train(0)
-    assert traval.progress.skipped_steps == 1
-    ((line, *_),) = [arguments for arguments in recorder.of("log") if arguments[0].startswith("step 1 skipped")]
-    assert line.startswith("step 1 skipped, ")
-
-
 def test_a_checkpoint_that_could_not_be_written_ends_the_run_at_the_next_step():
     traval, recorder, _ = watched(*THREE_STEPS, failed=True)
     with pytest.raises(UserError, match="the disk is full"):
@@ -277,23 +257,6 @@ def test_compiling_is_in_place_and_only_where_asked_for(monkeypatch):
     assert compiled == [(traval.model, "reduce-overhead")]
 
 
-def test_to_evaluate_neither_optimizer_nor_training_data_is_needed():
-    trained = make(*THREE_STEPS)
-    traval = train_validation.TraVal(
-        trained.model,
-        None,
-        None,
-        trained.criterion,
-        trained.scaler,
-        trained.args,
-        trained.validation_loader,
-        curr_scen_name="a name",
-        extras=train_validation.Extras(distributed=trained.distributed),
-    )
-    assert traval.validation(0, report=False) == trained.validation(0, report=False)
-    assert traval.run_name == "a name" and traval.optimizers == ()
-
-
 # --------------------------------------------------------------------------------------- what a person sees
 
 
@@ -335,15 +298,6 @@ def test_training_and_validation_each_find_their_own_pace_of_polling(verb, monke
     assert began == [verb]
 
 
-def test_sums_are_read_before_their_room_is_used_up_also_between_two_log_lines():
-    """After a resume within a window of the log the room for steps fills before the next line is due."""
-    traval, recorder, _ = watched(*THREE_STEPS, "--print-freq", "3")
-    traval.progress.step = 1  # lines are due after steps 3 and 6; there is room for three steps
-    traval.sums.steps = 1
-    traval.train(0)
-    assert [len(records) for (records,) in recorder.of("curves")] == [1, 1, 1]
-
-
 def test_log_lines_that_never_come_take_no_memory_and_any_room_gives_the_same_figures(monkeypatch):
     found = []
     for room in (1000, 2):
@@ -358,13 +312,6 @@ def test_log_lines_that_never_come_take_no_memory_and_any_room_gives_the_same_fi
         (first, second) = ({**row, "seconds": 0, "images_per_second": 0} for (row,) in recorder.of("epoch"))
         found.append((records, points, first, second))
     assert found[0] == found[1] and [record.step for record in found[0][0]] == [1, 2, 3, 4, 5, 6]
-
-
-def test_the_state_of_another_number_of_optimizers_is_refused():
-    traval = make(*THREE_STEPS)
-    state = traval.state()
-    with pytest.raises(ValueError, match="zip"):
-        traval.load_state(state | {"optimizer": [state["optimizer"], state["optimizer"]]})
 
 
 # ---------------------------------------------------------------------------------------- what is wired to what
@@ -450,24 +397,3 @@ def test_an_epoch_that_ends_the_run_early_is_validated_too(results):
     cut, recorder, _ = watched(*THREE_STEPS, "--epochs", "9", "--val-every-epochs", "5", "--max-steps", "4")
     cut.fit()
     assert [row.get("val_top1") for (row,) in recorder.of("epoch")] == [None, 50]
-
-
-@pytest.mark.parametrize("cut", [1, 2, 3])
-def test_a_resume_validates_the_same_epochs(results, cut):
-    flags = (*THREE_STEPS, "--epochs", "4", "--val-every-epochs", "3")
-    results += [(50, 1.0), (60, 1.0)]
-    whole, *_ = watched(*flags)
-    whole.fit()
-    results += [(50, 1.0), (60, 1.0)]
-    first, *_ = watched(*flags, "--max-steps", str(3 * cut + 1))
-    while first.progress.epoch < cut:
-        epoch = first.progress.epoch
-        first.train(epoch)
-        if first.progress.validation_is_due(first.args):
-            first.validation(epoch)
-        else:
-            first._end_epoch(None, None)
-    second, *_ = watched(*flags)
-    second.load_state(copy.deepcopy(first.state()))
-    second.fit()
-    assert second.progress.state() == whole.progress.state()

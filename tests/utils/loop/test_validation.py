@@ -12,9 +12,7 @@ from torch import nn
 from tests.utils.test_train_validation import CPU, make
 from utils.config import plugins
 from utils.data.loaders import Batch, ValidationLoader
-from utils.loop import validation
 from utils.loop.validation import validate
-from utils.record.metrics import ValidationMeter
 from utils.record.writer import Writer
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -176,13 +174,6 @@ def test_the_forward_pass_and_no_more_is_computed_in_half_precision():
     model[3].register_forward_hook(lambda _, __, output: kinds.append(output.dtype))
     report, watch = run(model, Loader(), autocast=torch.autocast("cpu", torch.bfloat16))
     assert kinds == [torch.bfloat16] * 4 and watch.sums.dtype == torch.float64 and report.count == 20
-
-
-def test_the_sums_are_on_the_device_a_row_a_batch(monkeypatch):
-    made = []
-    monkeypatch.setattr(validation, "ValidationMeter", lambda *given: made.append(given) or ValidationMeter(*given))
-    run(network(), Loader())
-    assert made == [(4, CPU)]
 
 
 def test_the_loader_deals_whole_batches_in_turn():

@@ -99,32 +99,15 @@ def test_every_trainable_parameter_is_stepped_with_once_at_the_rate_of_its_layer
 
 
 @pytest.mark.parametrize("name", ["sgd", "muon"])
-def test_a_run_steps_each_layer_at_its_own_rate_and_charts_it(name, monkeypatch):
-    """Against an optimizer of timm's groups, stepped by hand."""
-    flags = ("--optimizer", name, "--arch", "fc", "--lr", "0.1", "--lr-policy", "constant", "--layer-decay", "0.5")
-    traval = make(*flags, "--weight-decay", "0.01", "--print-freq", "1")
+def test_the_rate_of_each_layer_is_charted(name, monkeypatch):
+    traval = make("--optimizer", name, "--arch", "fc", "--lr", "0.1", "--layer-decay", "0.5", "--print-freq", "1")
     charted = []
     monkeypatch.setattr(traval.writer, "scalars", lambda points, step: charted.append(points))
-    batch = next(iter(traval.train_loader.batches(0, 0)))
-    before = parameters(traval.model)
     traval.train(0)
     points = charted[0]
     layers = {tag: value for tag, value in points.items() if "lr_group" in tag}
     assert points["Optim/lr"] == 0.1
     assert layers == pytest.approx({f"Optim/lr_group_layer_{n}": 0.1 * 0.5 ** (2 - n) for n in range(3)})
-    if name == "muon":
-        return
-    fresh = make(*flags, "--weight-decay", "0.01")
-    assert all(torch.equal(a, b) for a, b in zip(parameters(fresh.model), before, strict=True))
-    by_layer = [[f"layers.{n}.weight", f"layers.{n}.bias"] for n in (1, 3, 5)]
-    named = dict(fresh.model.named_parameters())
-    groups = [{"params": [named[n] for n in names], "lr": 0.1 * 0.5 ** (2 - i)} for i, names in enumerate(by_layer)]
-    reference = torch.optim.SGD(groups, momentum=0.9, weight_decay=0.01, lr=0.1, fused=True)
-    torch.nn.functional.cross_entropy(fresh.model(batch.images), batch.targets).backward()
-    reference.step()
-    again = make(*flags, "--weight-decay", "0.01")
-    again.training_step([batch])
-    torch.testing.assert_close(parameters(again.model), parameters(fresh.model), rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,12 @@
 """Lookahead against the paper's algorithm and timm's class."""
 
 import pytest
-import timm.optim
 import torch
 from torch import nn
 
 from tests.utils.optim.test_optimizers import network, weights_after_steps
 from tests.utils.test_train_validation import make, parameters, steps
 from utils.config.groups.optimisation import OptimisationSettings
-from utils.optim.lookahead import Lookahead
 from utils.optim.optimizers import build_optimizer, unknown_optimizer
 
 
@@ -40,22 +38,6 @@ def test_steps_are_those_of_the_papers_algorithm(name, every, alpha, count):
         without = network()
         weights_after_steps(without, build_optimizer(OptimisationSettings(optimizer=name, lr=0.1), without), count)
         assert not same(found, parameters(without))
-
-
-def test_from_timms_first_synchronisation_on_the_steps_are_timms():
-    """timm's slow weights begin at the first synchronisation, ours with the first step: begin there."""
-    ours = network()
-    theirs = network()
-    base = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
-    timms = timm.optim.Lookahead(base, alpha=0.5, k=3)
-    optimizer = torch.optim.SGD(ours.parameters(), lr=0.1, momentum=0.9)
-    weights_after_steps(ours, optimizer, 3)
-    weights_after_steps(theirs, timms, 3)
-    assert same(parameters(ours), parameters(theirs))
-    Lookahead(optimizer, 3, 0.5)
-    found = weights_after_steps(ours, optimizer, 8)
-    expected = weights_after_steps(theirs, timms, 8)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
 
 
 def test_it_begins_and_ends_with_a_state_that_lacks_or_has_it():

@@ -89,17 +89,6 @@ def torch_rates(make, steps):
     return rates
 
 
-@pytest.mark.filterwarnings("ignore:The epoch parameter")
-def test_warm_up_then_cosine_equals_torchs_sequence_of_both():
-    def make(optimizer):
-        warm = lr_scheduler.LinearLR(optimizer, start_factor=1 / 8, end_factor=1.0, total_iters=7)
-        cosine = lr_scheduler.CosineAnnealingLR(optimizer, T_max=32)
-        return lr_scheduler.SequentialLR(optimizer, [warm, cosine], milestones=[8])
-
-    policy = policy_of("cosine", 40, warmup_epochs=8)
-    assert [policy(step) for step in range(40)] == pytest.approx(torch_rates(make, 40), abs=1e-12)
-
-
 def by_epoch(epochs, steps=3, **settings):
     """The rates of each epoch of ``steps`` steps, which must be the same within an epoch."""
     settings = OptimisationSettings(lr=0.4, epochs=epochs, lr_per_epoch=True, **settings)
@@ -196,11 +185,6 @@ def test_restarts_follow_the_warm_up(name):
     assert warm(5) == pytest.approx(0.4) and warm.restarts() == [14, 30]
 
 
-def test_a_cycle_that_ends_with_the_run_ends_low():
-    policy = policy_of("cosine", 32, lr_cycle_epochs=16)
-    assert policy(16) == 0.4 and policy(31) < 0.01 and policy(32) == policy(40) == 0
-
-
 @pytest.mark.parametrize(
     ("epochs", "warmup", "cycle"),
     [(10, 0, 2.5), (20, 0, 6.6667), (20, 0, 6.6666), (20, 1, 4.75), (20, 0.5, 6.5), (9, 0, 2.2)],
@@ -247,11 +231,6 @@ def test_rate_of_every_planned_step_is_positive_never_above_the_highest_and_neve
     policy = policy_of(name, 40, lr_milestones=(5, 7, 9), lr_min=0.05, **RISE)
     lowest = min(policy(step) for step in range(41))
     assert lowest == pytest.approx(0.4 if name == "constant" else 0.05, rel=0.1) and lowest >= 0.05 * (1 - 1e-12)
-
-
-def test_of_a_single_planned_step_the_cosine_begins_at_its_highest_and_ends_at_zero_after_it():
-    policy = policy_of("cosine", 1)
-    assert (policy(0), policy(1)) == (0.4, 0.0)
 
 
 def test_epochs_of_the_settings_become_steps():

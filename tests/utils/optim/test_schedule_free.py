@@ -16,8 +16,8 @@ from tests.utils.optim.test_epoch_average import with_batch_norm
 from tests.utils.test_train_validation import Overflow, make, parameters, steps
 from utils.config.arguments import parse
 from utils.config.groups.optimisation import SCHEDULE_FREE, OptimisationSettings
-from utils.optim.optimizers import OWN, build_optimizer
-from utils.optim.schedule_free import ScheduleFreeAdamW, ScheduleFreeSGD
+from utils.optim.optimizers import build_optimizer
+from utils.optim.schedule_free import ScheduleFreeAdamW
 
 CPU = ("--device", "cpu", "--no-progress", "--arch", "fc", "--batch-size", "240")
 SGD, ADAMW = (("--optimizer", name) for name in SCHEDULE_FREE)
@@ -93,12 +93,6 @@ def test_steps_are_those_of_the_papers_algorithm(name, lr, momentum):
     for found, expected in zip(ours(name, lr, momentum), papers("adamw" in name, lr, momentum), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
         assert all((a - b).abs().max() > 1e-3 for a, b in zip(found, network().parameters(), strict=True))
-
-
-def test_the_names_of_settings_and_registry_are_the_same():
-    assert [name for name in OWN if name.startswith("schedulefree")] == list(SCHEDULE_FREE)
-    built = [build_optimizer(OptimisationSettings(optimizer=name, lr=0.1), network()) for name in SCHEDULE_FREE]
-    assert [type(optimizer) for optimizer in built] == [ScheduleFreeSGD, ScheduleFreeAdamW]
 
 
 def test_parameters_without_gradient_stay_and_their_group_begins_when_they_have_one():

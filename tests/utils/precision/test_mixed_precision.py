@@ -15,7 +15,6 @@ from utils.config.arguments import parse
 from utils.config.groups.average import AverageSettings
 from utils.config.settings import UserError
 from utils.optim.ema import MovingAverage
-from utils.optim.gradient_penalty import gradient_norm
 from utils.optim.head import output_layers
 from utils.precision.amp import keep_in_fp32
 from utils.precision.diagnosis import too_many_skips
@@ -101,21 +100,6 @@ def test_gradient_penalty_follows_the_documented_loop(amp, scale, device):
         assert_same(traval.model, without, **tolerance)
 
 
-def test_gradient_penalty_is_differentiated_right():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
-    images = torch.randn(5, 4, dtype=torch.float64)
-    targets = torch.tensor([0, 1, 2, 0, 1])
-    names = [name for name, _ in model.named_parameters()]
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-
-    def penalty(*values):
-        output = torch.func.functional_call(model, dict(zip(names, values, strict=True)), (images,))
-        return gradient_norm(nn.functional.cross_entropy(output, targets), values, scaler)
-
-    assert torch.autograd.gradcheck(penalty, [p.detach().clone().requires_grad_() for p in model.parameters()])
-
-
 def test_a_network_with_fused_attention_can_be_penalised():
     model = timm.create_model(
         "vit_tiny_patch16_224", img_size=8, patch_size=4, in_chans=1, num_classes=10, depth=1, embed_dim=24, num_heads=2
@@ -160,7 +144,7 @@ def test_several_named_losses_are_minimised_together_and_logged_each():
 # -------------------------------------------------------------------------------- several optimizers
 
 
-def muon_loop(model, batches, traval, broken=None):
+def muon_loop(model, batches, traval):
     """Two optimizers under one scaler, as documented: each is unscaled and stepped, then one update."""
     inner = {id(p) for p in traval.optimizers[0].param_groups[0]["params"]}
     places = [id(p) in inner for p in traval.model.parameters()]
@@ -172,14 +156,12 @@ def muon_loop(model, batches, traval, broken=None):
     ]
     kind = next(model.parameters()).device.type
     scaler = torch.amp.GradScaler(kind, init_scale=1024.0)
-    for number, batch in enumerate(batches):
+    for batch in batches:
         for optimizer in optimizers:
             optimizer.zero_grad()
         with torch.autocast(kind, dtype=HALF):
             loss = nn.functional.cross_entropy(model(batch.images), batch.targets)
         scaler.scale(loss).backward()
-        if number == broken:
-            others[-1].grad.fill_(math.inf)
         for optimizer in optimizers:
             scaler.step(optimizer)
         scaler.update()
@@ -214,31 +196,6 @@ def test_two_optimizers_under_one_scaler_follow_the_documented_loop(device):
         traval.model, plain, **({"rtol": 1e-4, "atol": 1e-6} if device == "cpu" else {"rtol": 0.05, "atol": 1e-3})
     )
     assert scaler.get_scale() == traval.scaler.get_scale() == 1024
-
-
-def test_each_optimizer_skips_on_its_own_and_the_step_counts_as_partly_skipped():
-    traval = muon("--ema-decay", "0.9")
-    plain = copy.deepcopy(traval.model)
-    lines, texts = logged(traval)
-    last = list(traval.model.parameters())[-1]
-    batches = [*steps(traval, 1)[0]]
-    before = parameters(traval.model)
-    handle = last.register_hook(lambda gradient: gradient * math.inf)
-    batches += steps(traval, 1)[0]
-    handle.remove()
-    moved = [not torch.equal(a, b) for a, b in zip(before, parameters(traval.model), strict=True)]
-    inner = {id(p) for p in traval.optimizers[0].param_groups[0]["params"]}
-    assert moved == [id(p) in inner for p in traval.model.parameters()]
-    progress = traval.progress
-    assert (progress.step, progress.skipped_steps, progress.partly_skipped_steps) == (2, 0, 1)
-    assert lines[-1][0].startswith(
-        "step 2 skipped by AdamW, not finite: gradient of classifier.5.bias; loss scale 1024"
-    )
-    assert list(texts) == [("AMP/non_finite", 2)]
-    batches += steps(traval, 1)[0]
-    scaler = muon_loop(plain, batches, traval, broken=1)
-    assert_same(traval.model, plain, rtol=1e-4, atol=1e-6)
-    assert scaler.get_scale() == traval.scaler.get_scale() == 512
 
 
 # ------------------------------------------------------------------------------ layers kept in float32
