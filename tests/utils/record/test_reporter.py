@@ -80,12 +80,13 @@ def told(*flags, scaled=False, classes=10):
 @pytest.mark.parametrize("scaled", [True, False])
 def test_scale_and_skipped_steps_are_charted_only_where_there_is_a_scaler(scaled, clock):
     reporter, writer = told(scaled=scaled)
-    progress = Progress()
+    progress = Progress(skipped_steps=2, partly_skipped_steps=int(scaled))
     reporter.begin_epoch(progress, 23)
     clock.now += 1
     reporter.window(after_steps(progress, 5), None)
     amp = {tag: value for tag, value in writer.points[5].items() if tag.startswith("AMP/")}
-    assert amp == ({"AMP/scale": 1024.0, "AMP/skipped_steps": 0} if scaled else {})
+    expected = {"AMP/scale": 1024.0, "AMP/skipped_steps": 2, "AMP/partly_skipped_steps": 1}
+    assert amp == (expected if scaled else {})
 
 
 # ------------------------------------------------------------------------------------ console
