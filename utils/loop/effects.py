@@ -1,15 +1,15 @@
 """Settings that were given but have no effect in this run.
 
 What a setting needs is declared next to its default (``effect`` and ``in_evaluation`` in ``utils/config/groups/``).
-Much of that is known only once a run is built (``Facts``): a data set's augmentation, whether its images stream, which
-layers a network calls.
+Much of that is known only once a run is built (``facts_of``): a data set's augmentation, whether its images stream,
+which layers a network calls.
 """
 
 from __future__ import annotations
 
 import os
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,69 +26,54 @@ from utils.precision.amp import never_called, resolve_amp
 from utils.runtime.distributed import Distributed
 
 
-class Facts(NamedTuple):
-    """Facts, besides the settings, on which the ``effect`` of a setting may depend."""
+def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bool) -> dict[str, Any]:
+    """Facts of a run with these components, besides the settings, on which the ``effect`` of a setting may depend.
 
-    continues: bool  # the run goes on in an existing folder
-    on_gpu: bool
-    precision: str  # 'off', 'fp16' or 'bf16'
-    processes: int
-    local_processes: int
-    augmentation: tuple[str, ...]  # its names, with the data set's own filled in
-    classes: int
-    multilabel: bool  # images have several labels
-    colour: bool  # images have colour
-    in_memory: bool  # the data set comes as pixels, not as files
-    cuts_validation: bool  # not all validation images are validated
-    any_size: bool  # images are of any size
-    resizes: bool  # images are resized
-    resident: bool  # all images are kept in the device's memory
-    has_momentum: bool
-    warmup_steps: int
-    steps_per_epoch: int  # 0 with --evaluate
-    remainder: int  # an epoch's images beyond the last full global batch
-    layers: tuple[Any, ...]  # all modules of the network
-    has_filters: bool  # the network has convolutions
-    gathers_statistics: bool  # the network updates running statistics of batch norms in training
-    freezes_more_norms: bool  # --freeze-bn keeps some running statistics that --freeze does not
-    trains_backbone: bool  # more than the layers that output the logits train in some epoch
-    rates_differ: bool  # some parameters that train have a learning rate other than --lr
-    never_called: tuple[str, ...]  # those of --fp32-layers that a forward pass leaves out
-
-
-def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bool) -> Facts:
-    """The facts of a run with these components. Takes a forward pass if there are --fp32-layers."""
+    Takes a forward pass if there are --fp32-layers.
+    """
     data = parts.data
     device = distributed.device
     train = parts.train_loader is not None
     trained, scales = _trained(parts.optimizer) if train else (set(), set())
-    return Facts(
-        continues=continues,
-        on_gpu=device.type == "cuda",
-        precision=resolve_amp(args.precision, device),
-        processes=distributed.world_size,
-        local_processes=distributed.local_world_size,
-        augmentation=chosen_names(args.augmentation, data.spec),
-        classes=len(data.classes),
-        multilabel=data.multilabel,
-        colour=data.preprocessing.channels > 1,
-        in_memory=isinstance(data.validation, MemoryImages),
-        cuts_validation=parts.validation_loader.is_cut,
-        any_size=not data.spec.fixed_size,
-        resizes=data.preprocessing.resizes or bool(train and args.data.progressive_size),
-        resident=choose(data, args.data, device)[0],
-        has_momentum=has_momentum(args.optimisation.optimizer),
-        warmup_steps=parts.lr_policy.warmup_steps if train else 0,
-        steps_per_epoch=parts.train_loader.steps_per_epoch if train else 0,
-        remainder=parts.train_loader.plan.num_samples % args.data.global_batch_size if train else 0,
-        layers=tuple(parts.model.modules()),
-        has_filters=any(isinstance(module, nn.Conv2d) for module in parts.model.modules()),
-        gathers_statistics=bool(layers_with_statistics(parts.model)) or parts.network.freezing.releases_statistics,
-        freezes_more_norms=parts.network.freezing.freezes_more_norms,
-        trains_backbone=not trained <= {*head_parameters(parts.model).values()},
-        rates_differ=scales != {1.0},
-        never_called=never_called(parts.model, args.precision.fp32_layers or (), data.image_shape, device, train),
-    )
+    return {
+        "continues": continues,  # the run goes on in an existing folder
+        "on_gpu": device.type == "cuda",
+        "precision": resolve_amp(args.precision, device),  # 'off', 'fp16' or 'bf16'
+        "processes": distributed.world_size,
+        "local_processes": distributed.local_world_size,
+        # its names, with the data set's own filled in
+        "augmentation": chosen_names(args.augmentation, data.spec),
+        "classes": len(data.classes),
+        "multilabel": data.multilabel,  # images have several labels
+        "colour": data.preprocessing.channels > 1,  # images have colour
+        # the data set comes as pixels, not as files
+        "in_memory": isinstance(data.validation, MemoryImages),
+        # not all validation images are validated
+        "cuts_validation": parts.validation_loader.is_cut,
+        "any_size": not data.spec.fixed_size,  # images are of any size
+        # images are resized
+        "resizes": data.preprocessing.resizes or bool(train and args.data.progressive_size),
+        # all images are kept in the device's memory
+        "resident": choose(data, args.data, device)[0],
+        "has_momentum": has_momentum(args.optimisation.optimizer),
+        "warmup_steps": parts.lr_policy.warmup_steps if train else 0,
+        "steps_per_epoch": parts.train_loader.steps_per_epoch if train else 0,  # 0 with --evaluate
+        # an epoch's images beyond the last full global batch
+        "remainder": parts.train_loader.plan.num_samples % args.data.global_batch_size if train else 0,
+        "layers": tuple(parts.model.modules()),  # all modules of the network
+        # the network has convolutions
+        "has_filters": any(isinstance(module, nn.Conv2d) for module in parts.model.modules()),
+        # the network updates running statistics of batch norms in training
+        "gathers_statistics": bool(layers_with_statistics(parts.model)) or parts.network.freezing.releases_statistics,
+        # --freeze-bn keeps some running statistics that --freeze does not
+        "freezes_more_norms": parts.network.freezing.freezes_more_norms,
+        # more than the layers that output the logits train in some epoch
+        "trains_backbone": not trained <= {*head_parameters(parts.model).values()},
+        # some parameters that train have a learning rate other than --lr
+        "rates_differ": scales != {1.0},
+        # those of --fp32-layers that a forward pass leaves out
+        "never_called": never_called(parts.model, args.precision.fp32_layers or (), data.image_shape, device, train),
+    }
 
 
 def _trained(optimizers: Optimizers) -> tuple[set[nn.Parameter], set[float]]:
@@ -99,14 +84,14 @@ def _trained(optimizers: Optimizers) -> tuple[set[nn.Parameter], set[float]]:
     return parameters, {group.get("lr_scale", 1.0) for group in groups}
 
 
-def without_effect(args: Settings, facts: Facts) -> list[str]:
+def without_effect(args: Settings, facts: dict[str, Any]) -> list[str]:
     """A line for each setting that was given and changes nothing.
 
     Every flag counts as given; in a recipe, only what differs from the default, since a run's ``config.yaml`` holds all
     settings. A default that switches something off counts as not given. A recipe describes a training run, even with
     ``--evaluate``.
     """
-    v = SimpleNamespace(**args.values(), **facts._asdict())
+    v = SimpleNamespace(**args.values(), **facts)
     lines = []
     for group, option in all_settings():
         name = option.name

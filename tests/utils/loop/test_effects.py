@@ -11,38 +11,38 @@ from tests.utils.config.examples import OPTIONS, context, example
 from utils.config import arguments
 from utils.config.groups.optimisation import RESTARTING_POLICIES
 from utils.config.settings import Settings, UserError, flag_of
-from utils.loop.effects import Facts, without_effect
+from utils.loop.effects import without_effect
 from utils.precision.amp import keep_in_fp32, never_called
 
 SMALL = ("--device", "cpu", "--arch", "fc", "--no-progress")
 # The facts of a run on several GPUs of class folders that stream, under which every setting can have an effect.
-RICH = Facts(
-    continues=False,
-    on_gpu=True,
-    precision="fp16",
-    processes=2,
-    local_processes=2,
-    augmentation=("shift", "resized-crop"),
-    classes=10,
-    multilabel=False,
-    colour=True,
-    in_memory=False,
-    cuts_validation=True,
-    any_size=True,
-    resizes=True,
-    resident=False,
-    has_momentum=True,
-    warmup_steps=5,
-    steps_per_epoch=2,
-    remainder=1,
-    layers=(SimpleNamespace(blur=1), SimpleNamespace(running_mean=1)),
-    has_filters=True,
-    gathers_statistics=True,
-    freezes_more_norms=True,
-    trains_backbone=True,
-    rates_differ=True,
-    never_called=(),
-)
+RICH = {
+    "continues": False,
+    "on_gpu": True,
+    "precision": "fp16",
+    "processes": 2,
+    "local_processes": 2,
+    "augmentation": ("shift", "resized-crop"),
+    "classes": 10,
+    "multilabel": False,
+    "colour": True,
+    "in_memory": False,
+    "cuts_validation": True,
+    "any_size": True,
+    "resizes": True,
+    "resident": False,
+    "has_momentum": True,
+    "warmup_steps": 5,
+    "steps_per_epoch": 2,
+    "remainder": 1,
+    "layers": (SimpleNamespace(blur=1), SimpleNamespace(running_mean=1)),
+    "has_filters": True,
+    "gathers_statistics": True,
+    "freezes_more_norms": True,
+    "trains_backbone": True,
+    "rates_differ": True,
+    "never_called": (),
+}
 # For each fact, another value, and all settings whose examples have no effect then.
 POORER = [
     ("continues", True, "output name"),
@@ -144,7 +144,7 @@ SPECIAL = [
 
 
 def lines_of(line, **changes):
-    return without_effect(arguments.parse(line.split()), RICH._replace(**changes))
+    return without_effect(arguments.parse(line.split()), RICH | changes)
 
 
 def lines_about(name, line, **changes):
@@ -161,7 +161,7 @@ def test_each_fact_is_needed_by_these_settings_and_by_no_other(fact, value, name
 
 
 def test_the_table_above_holds_every_fact_that_a_setting_alone_can_need():
-    assert {fact for fact, *_ in POORER} == set(Facts._fields) - {"classes", "local_processes", "multilabel"}
+    assert {fact for fact, *_ in POORER} == set(RICH) - {"classes", "local_processes", "multilabel"}
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -201,7 +201,7 @@ def test_a_rate_that_changes_within_an_epoch_is_held_for_it(policy):
 
 
 def test_settings_and_facts_do_not_share_a_name():
-    assert not set(Settings().values()) & set(Facts._fields)
+    assert not set(Settings().values()) & set(RICH)
 
 
 def test_what_is_given_as_off_asks_for_nothing():
@@ -232,7 +232,7 @@ def test_the_saved_configuration_of_a_run_has_nothing_to_be_told(tmp_path):
 
 def test_a_checkpoints_settings_are_not_told():
     args = arguments.parse([], 1, {"lr_gamma": 0.5, "init_scale": 4.0})
-    assert without_effect(args, RICH._replace(precision="off")) == []
+    assert without_effect(args, RICH | {"precision": "off"}) == []
 
 
 def test_a_flag_wins_over_what_the_recipe_sets_for_another_choice(tmp_path):
