@@ -9,8 +9,7 @@ from utils.config.other_programs import other_programs
 
 SHORTEST_PREFIX = 3
 MOST_SHOWN = 3
-LETTERS_AN_EDIT = 4
-MOST_EDITS = 2
+SIMILAR = 0.8  # share of letters, so that a mistyped letter or two are forgiven, not other words taken
 SHOWN = 10  # names in a line
 
 
@@ -38,9 +37,7 @@ def advice_on(value: str, known: Collection[str]) -> str:
 def nearest(name: str, known: Collection[str]) -> list[str]:
     """The name in ``known`` with the same letters; otherwise the few that begin with ``name``, or the most similar one.
 
-    A name that begins with ``name`` counts if a dash follows there, or if ``name`` is at least three quarters of it. A
-    similar name is at most ``MOST_EDITS`` edits away, and at most one for every ``LETTERS_AN_EDIT`` letters of the
-    shorter name.
+    A name that begins with ``name`` counts if a dash follows there, or if ``name`` is at least three quarters of it.
     """
     key = key_of(name)
     keys = {candidate: key_of(candidate) for candidate in known}
@@ -50,35 +47,10 @@ def nearest(name: str, known: Collection[str]) -> list[str]:
     longer = [candidate for candidate in plain if _begins(key, keys[candidate])]
     if longer:
         return longer if len(longer) <= MOST_SHOWN else []
-    without_no = key.removeprefix("no-")
-    for word in dict.fromkeys((key, without_no)):
-        candidates = [(edits(word, one), candidate) for candidate, one in keys.items() if abs(len(one) - len(word)) < 3]
-        close = [(count, candidate) for count, candidate in candidates if count <= most_edits(word, keys[candidate])]
-        if close:
-            return [min(close, key=lambda pair: pair[0])[1]]
+    for word in dict.fromkeys((key, key.removeprefix("no-"))):
+        if close := difflib.get_close_matches(word, keys.values(), n=1, cutoff=SIMILAR):
+            return [next(candidate for candidate, one in keys.items() if one == close[0])]
     return []
-
-
-def most_edits(one: str, other: str) -> int:
-    """Largest number of edits by which two names may differ and still be taken for each other."""
-    return min(MOST_EDITS, min(len(one), len(other)) // LETTERS_AN_EDIT)
-
-
-def edits(one: str, other: str) -> int:
-    """Number of letters to insert, remove or replace, and of adjacent letters to swap, to turn ``one`` into ``other``.
-
-    The optimal string alignment distance: no letter is edited twice.
-    """
-    rows = [list(range(len(other) + 1))]
-    for i, letter in enumerate(one, start=1):
-        row = [i]
-        for j, wanted in enumerate(other, start=1):
-            best = min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (letter != wanted))
-            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == wanted:
-                best = min(best, rows[-2][j - 2] + 1)
-            row.append(best)
-        rows.append(row)
-    return rows[-1][-1]
 
 
 def _begins(key: str, longer: str) -> bool:

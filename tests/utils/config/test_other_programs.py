@@ -435,10 +435,10 @@ def distance(one, other):
 
 
 def is_near(name, flag):
-    """An edit for every four letters of the shorter one, at most two; or its beginning, to a dash or most of it."""
+    """An edit for every five letters of the two together; or its beginning, to a dash or most of it."""
     name, flag = (text.lstrip("-").replace("_", "-") for text in (name, flag))
     plain = {name, name.removeprefix("no-")}
-    alike = any(distance(one, flag) <= min(2, min(len(one), len(flag)) // 4) for one in plain)
+    alike = any(5 * distance(one, flag) <= len(one) + len(flag) for one in plain)
     begins = flag.startswith(name) and (flag[len(name) : len(name) + 1] == "-" or len(name) >= 0.75 * len(flag))
     return alike or begins or name.replace("-", "") == flag.replace("-", "")
 
