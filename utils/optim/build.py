@@ -39,24 +39,15 @@ def build_optimizer_parts(
     args: Settings, model: nn.Module, freezing: Freezing, distributed: Distributed
 ) -> OptimizerParts:
     """Build what updates ``model``, first spread over the processes if --shard-model says so. Raises ``UserError``."""
-    twin = _spread(args, model, distributed)
+    twin = None
+    if args.model.shard_model and distributed.world_size > 1 and not args.run.dry_run:
+        dtype = DTYPES.get(resolve_amp(args.precision, distributed.device))
+        twin = sharding.spread(model, distributed.device, dtype, with_copy=args.average.ema_decay is not None)
     refuse_beyond_memory(args.optimisation, model, distributed.device)
     optimizer = freezing.separate(build_optimizer(args.optimisation, model))
     epochs = args.optimisation.epochs
     average = build_average(model, args.average, epochs, optimizer, twin)
     return OptimizerParts(optimizer, average, build_scaler(args.precision, distributed.device))
-
-
-def _spread(args: Settings, model: nn.Module, distributed: Distributed) -> nn.Module | None:
-    """Spread ``model`` over the processes if ``--shard-model`` says so, before its optimizer is built.
-
-    Returns a copy of ``model``, spread in the same way, for a moving average; None if no average or no spreading is
-    asked for. Raises ``UserError``.
-    """
-    if not args.model.shard_model or distributed.world_size == 1 or args.run.dry_run:
-        return None
-    dtype = DTYPES.get(resolve_amp(args.precision, distributed.device))
-    return sharding.spread(model, distributed.device, dtype, with_copy=args.average.ema_decay is not None)
 
 
 # ------------------------------------------------------------------------------------ memory of the first step

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+from utils.checkpoint.progress import Progress
 from utils.config.groups.average import AverageSettings
 from utils.config.groups.optimisation import SCHEDULE_FREE
 from utils.optim.batch_norm_statistics import layers_with_statistics
@@ -19,15 +20,6 @@ from utils.runtime.state_dicts import load_state_dict
 
 Pairs = dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]]  # the average's tensors and the model's
 Earlier = Callable[[torch.Tensor], torch.Tensor]
-
-
-class Position(Protocol):
-    """A run's position: the part of ``utils.checkpoint.progress.Progress`` that ``EpochAverage`` needs."""
-
-    epoch: int
-    step: int
-    averaged_epochs: int
-    averaged_step: int
 
 
 class WeightAverage:
@@ -43,7 +35,7 @@ class WeightAverage:
         tensors have these values now.
         """
 
-    def end_epoch(self, progress: Position) -> None:
+    def end_epoch(self, progress: Progress) -> None:
         """Update the average after the last step of an epoch; calling it again for the same step changes nothing."""
 
     def state(self) -> dict[str, Any] | None:
@@ -116,7 +108,7 @@ class EpochAverage(WeightAverage):
         self.module = self._average.module
         self.has_begun = False
 
-    def end_epoch(self, progress: Position) -> None:
+    def end_epoch(self, progress: Progress) -> None:
         if progress.epoch + 1 < self.first_epoch or progress.averaged_step == progress.step:
             return
         self._average.n_averaged.fill_(progress.averaged_epochs)
