@@ -228,7 +228,7 @@ def extras_of(
     hooks: Hooks | None = None,
 ) -> Extras:
     """What the loop of the run uses besides its components. If no folder is open, checkpoints get no description."""
-    folder = run.run_folder
+    folder = run.folder
     hooks = (hooks or Hooks()).and_of_plugins()
     if folder and (run.args.model.compile or run.args.model.compile_augment):
         kept = kept_compilation(run)
@@ -258,6 +258,6 @@ def build_traval(run: Run, components: Components, extras: Extras | None = None)
         run.args,
         components.validation_loader,
         writer=run.writer,
-        curr_scen_name=run.run_folder.name if run.run_folder else "",
+        curr_scen_name=run.folder.name if run.folder else "",
         extras=extras or extras_of(run, components),
     )

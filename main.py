@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from utils.config import arguments
 from utils.loop.exit_codes import report, stop_code, stop_line
 from utils.loop.stop_signals import StoppedAtOnce, StopSignals
-from utils.record.run_folder import RunFolder
+from utils.record.run_folder import planned_folder
 from utils.runtime.console import log_at_once
 from utils.runtime.cpu import let_threads_wait_briefly
 from utils.runtime.garbage import garbage_collection
@@ -118,7 +118,7 @@ def plan(run: Run) -> int:
     components = build(run)
     run.distributed.run_on_rank0(lambda: components.warn_of_doubts(run), long_work="Looking at the data")
     folder = run.folder_to_resume
-    place = f"{folder} (continues there)" if folder else f"{RunFolder.planned(run.args)} (not created)"
+    place = f"{folder} (continues there)" if folder else f"{planned_folder(run.args)} (not created)"
     return show_plan(run, components, {"Run folder": place})
 
 

@@ -25,7 +25,7 @@ from utils.loop.stop_signals import Stopped, StoppedAtOnce, StopSignals
 from utils.optim.groups import parameter_groups
 from utils.optim.optimizers import Optimizers
 from utils.record.multilabel import report_of
-from utils.record.run_folder import RunFolder
+from utils.record.run_folder import folder_of_runs
 from utils.record.writer import Writer
 from utils.run import Run
 from utils.runtime.cpu import let_threads_wait_briefly
@@ -46,7 +46,7 @@ def find_run(command_line: arguments.CommandLine, args: Settings, distributed: D
 
     def find_point() -> ResumePoint | None:
         wanted = args.of_several_labels() if args.run.resume == "auto" and run.images.multilabel(args.data) else args
-        return find(wanted, RunFolder.parent(args), run.warn, lambda: run.images.fingerprint(args.data))
+        return find(wanted, folder_of_runs(args), run.warn, lambda: run.images.fingerprint(args.data))
 
     point = distributed.run_on_rank0(find_point, long_work="Finding the run")
     if point is None:
@@ -173,7 +173,7 @@ class Training:
             return
         traval.save_now("last")
         step = traval.progress.step
-        self.writer.log(f"Run {self.run.own_folder.folder} was left after step {step}; --resume auto continues")
+        self.writer.log(f"Run {self.run.own_folder} was left after step {step}; --resume auto continues")
 
 
 def _several(optimizer: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
@@ -196,7 +196,7 @@ def opened(run: Run, stop_signals: StopSignals, hooks: Hooks | None = None) -> I
     changed = _override(run, components)
     run.open_folder()
     checkpointer = Checkpointer(
-        run.own_folder.checkpoints, run.is_main, lambda line: run.writer.log(f"warning: {line}")
+        run.own_folder / "checkpoints", run.is_main, lambda line: run.writer.log(f"warning: {line}")
     )
     try:
         with stop_signals.held():
@@ -205,14 +205,14 @@ def opened(run: Run, stop_signals: StopSignals, hooks: Hooks | None = None) -> I
             yield training
             training.end()
     except Stopped as stop:
-        run.writer.log(f"Run {run.own_folder.folder} {stop}")
+        run.writer.log(f"Run {run.own_folder} {stop}")
         raise
     except (UserError, RuntimeError, KeyboardInterrupt) as error:
         with suppress(OSError):
             run.writer.log(f"Stopped: {str(error) or type(error).__name__}", to_console=False)
         raise
     except OSError as error:  # of the log, TensorBoard or the metrics files
-        folder = run.own_folder.folder
+        folder = run.own_folder
         advice = "--resume auto continues" if folder.is_dir() else "it was removed; begin the run anew"
         raise UserError(f"--output: cannot write {folder} ({error}); {advice}") from error
     finally:

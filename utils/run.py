@@ -26,7 +26,7 @@ from utils.record.epoch_scalars import best_metric, selection_line
 from utils.record.metrics import cut_words
 from utils.record.multilabel import AnyReport
 from utils.record.provenance import COMMIT, MACHINE, PLAN, commit, machine
-from utils.record.run_folder import RunFolder
+from utils.record.run_folder import make_folder
 from utils.record.summary import final_line, stopped_early, table_row, tensorboard, versions
 from utils.record.writer import Writer, build_writer
 from utils.runtime import console
@@ -62,7 +62,7 @@ class Run:
     resume_point: ResumePoint | None = None
     position: tuple[int, int] | None = None
     found_at: Path | None = None
-    run_folder: RunFolder | None = None
+    folder: Path | None = None
     writer: Writer = field(default_factory=Writer)
     warnings: list[str] = field(default_factory=list)
     reader: DataReader | None = None
@@ -103,10 +103,10 @@ class Run:
         return self.resume_point
 
     @property
-    def own_folder(self) -> RunFolder:
+    def own_folder(self) -> Path:
         """The run's folder, once ``open_folder`` has opened it."""
-        assert self.run_folder is not None
-        return self.run_folder
+        assert self.folder is not None
+        return self.folder
 
     @property
     def is_finished(self) -> bool:
@@ -132,13 +132,11 @@ class Run:
     def open_folder(self) -> None:
         """Make or take the run's folder; open its log and metrics files on the main process. All ranks must call it."""
         folder = self.folder_to_resume
-        self.run_folder = (
-            RunFolder(folder) if folder else self.distributed.run_on_rank0(lambda: RunFolder.create(self.args))
-        )
+        self.folder = folder or self.distributed.run_on_rank0(lambda: make_folder(self.args))
         with self.distributed.raise_on_all_ranks():
             self.writer = build_writer(
                 self.is_main,
-                self.own_folder.folder,
+                self.own_folder,
                 progress=self.args.logging.progress,
                 resumed=self.position,
                 once_locked=self._take_as_last if folder else None,
@@ -147,7 +145,7 @@ class Run:
             self.resume_point = dataclasses.replace(self.begun, path=last_of(folder))
         if self.is_main and self.args.logging.track:
             anew = self.args.run.resume_override
-            self.writer.attach(tracking.Tracking(self.args, self.own_folder.folder, anew, self.writer.log))
+            self.writer.attach(tracking.Tracking(self.args, self.own_folder, anew, self.writer.log))
 
     def _take_as_last(self) -> None:
         for line in take_as_last(self.begun):
@@ -160,7 +158,7 @@ class Run:
         existing file is kept as ``config.1.yaml``, the next as ``config.2.yaml``.
         """
         made_by = ", ".join(f"{name} {version}" for name, version in versions().items())
-        folder = self.own_folder.folder
+        folder = self.own_folder
         path = folder / "config.yaml"
         if path.is_file():
             kept = (folder / f"config.{number}.yaml" for number in itertools.count(1))
@@ -172,15 +170,15 @@ class Run:
 
     def show_settings(self, charts: dict[str, dict[str, list[str]]]) -> None:
         """Show in TensorBoard what ``save_settings`` has saved, and set up its ``charts``."""
-        text = (self.own_folder.folder / "config.yaml").read_text(encoding="utf-8") if self.is_main else ""
+        text = (self.own_folder / "config.yaml").read_text(encoding="utf-8") if self.is_main else ""
         self.writer.text("Settings", text, step=self.position[1] if self.position else 0)
         self.writer.table_row(table_row(self.args))
         self.writer.charts(charts)
 
     def warn_of_little_space(self) -> None:
         """Warn if the disk has too little room for the checkpoints to come, judged by the first. Call it on rank 0."""
-        folder = self.own_folder.folder
-        checkpoints = self.own_folder.checkpoints
+        folder = self.own_folder
+        checkpoints = self.own_folder / "checkpoints"
         first = (checkpoints / "initial.pt").stat().st_size + bytes_of(checkpoints / "initial.pt")
         free = shutil.disk_usage(checkpoints).free
         needed = CHECKPOINTS_KEPT * STATES_PER_WEIGHT * first
@@ -196,7 +194,7 @@ class Run:
         """Write the first lines of the log: what runs where, by the ``rows`` of the plan."""
         self.plan = {title: text for title, text in rows.items() if text != "none"}
         log = self.writer.log
-        log(f"Run {self.own_folder.folder}")
+        log(f"Run {self.own_folder}")
         log(f"Command: main.py {shlex.join(self.argv)}", to_console=False)
         if self.position is not None and self.is_main:  # of a new run, config.yaml tells it
             log(self._provenance(), to_console=False)
@@ -208,7 +206,7 @@ class Run:
     def log_end(self, progress: Progress, report: AnyReport) -> None:
         """Write the last lines of a finished run's log."""
         args = self.args
-        folder = self.own_folder.folder
+        folder = self.own_folder
         log = self.writer.log
         cut = cut_words(args.data.max_val_batches)
         for doubt in doubts(self.writer.rows, args.data.dataname):

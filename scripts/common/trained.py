@@ -17,7 +17,7 @@ from utils.config import arguments
 from utils.config.groups.data import VIEWS
 from utils.config.groups.run import DEVICES
 from utils.config.settings import Settings, UserError
-from utils.record.run_folder import RunFolder
+from utils.record.run_folder import folder_of_runs
 
 if TYPE_CHECKING:
     import torch
@@ -100,7 +100,7 @@ def settings_and_point(flags: Sequence[str], tool: str, required: bool = True) -
         return args, None
     from utils.checkpoint.resume import find
 
-    point = find(args, RunFolder.parent(args), lambda line: print(f"{tool}: warning: {line}", file=sys.stderr))
+    point = find(args, folder_of_runs(args), lambda line: print(f"{tool}: warning: {line}", file=sys.stderr))
     if point is not None:
         return arguments.parse(flags, checkpoint=point.settings), point
     if required:

@@ -10,7 +10,6 @@ import csv
 import io
 import os
 import re
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -36,55 +35,40 @@ SHORT = {
 }
 
 
-@dataclass(frozen=True)
-class RunFolder:
-    """The folder of a run's files. ``name`` is the folder's own name, used as the run's title."""
+def make_folder(args: Settings) -> Path:
+    """Make a folder that no other run has, even one started in the same second. Raises ``UserError``."""
+    planned = planned_folder(args)
+    for folder in (planned.parent.parent, planned.parent):
+        if os.path.islink(folder):
+            raise UserError(
+                f"--output {args.run.output}: {folder} is a link, and runs stay inside the output folder; remove "
+                "it, or give the --output that it leads to"
+            )
+    attempt = 1
+    while True:
+        folder = planned if attempt == 1 else planned.with_name(f"{planned.name}_{attempt}")
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir()  # fails if another run made it first: the file system is the referee
+            (folder / "checkpoints").mkdir()
+            return folder
+        except FileExistsError as error:
+            if not folder.is_dir():
+                raise UserError(f"--output {args.run.output}: {error.filename} is not a folder") from error
+            attempt += 1
+        except OSError as error:
+            raise UserError(f"--output {args.run.output}: cannot make {folder}: {error.strerror}") from error
 
-    folder: Path
 
-    @property
-    def name(self) -> str:
-        return self.folder.name
+def folder_of_runs(args: Settings) -> Path:
+    """The folder that holds all runs of this data set and network."""
+    return Path(args.run.output) / args.data.dataname / _as_name(args.model.arch)
 
-    @property
-    def checkpoints(self) -> Path:
-        return self.folder / "checkpoints"
 
-    @classmethod
-    def create(cls, args: Settings) -> RunFolder:
-        """Make a folder that no other run has, even one started in the same second. Raises ``UserError``."""
-        planned = cls.planned(args)
-        for folder in (planned.parent.parent, planned.parent):
-            if os.path.islink(folder):
-                raise UserError(
-                    f"--output {args.run.output}: {folder} is a link, and runs stay inside the output folder; remove "
-                    "it, or give the --output that it leads to"
-                )
-        attempt = 1
-        while True:
-            folder = planned if attempt == 1 else planned.with_name(f"{planned.name}_{attempt}")
-            try:
-                folder.parent.mkdir(parents=True, exist_ok=True)
-                folder.mkdir()  # fails if another run made it first: the file system is the referee
-                (folder / "checkpoints").mkdir()
-                return cls(folder)
-            except FileExistsError as error:
-                if not folder.is_dir():
-                    raise UserError(f"--output {args.run.output}: {error.filename} is not a folder") from error
-                attempt += 1
-            except OSError as error:
-                raise UserError(f"--output {args.run.output}: cannot make {folder}: {error.strerror}") from error
-
-    @staticmethod
-    def parent(args: Settings) -> Path:
-        """The folder that holds all runs of this data set and network."""
-        return Path(args.run.output) / args.data.dataname / _as_name(args.model.arch)
-
-    @classmethod
-    def planned(cls, args: Settings) -> Path:
-        """The folder that a run started now would get, if it is free."""
-        time = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-        return cls.parent(args) / f"{time}_{specific_name(args)}"
+def planned_folder(args: Settings) -> Path:
+    """The folder that a run started now would get, if it is free."""
+    time = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    return folder_of_runs(args) / f"{time}_{specific_name(args)}"
 
 
 def specific_name(args: Settings) -> str:

@@ -14,7 +14,6 @@ from utils.record import reporter as reporter_module
 from utils.record import summary
 from utils.record.metrics import Report
 from utils.record.reporter import Reporter
-from utils.record.run_folder import RunFolder
 from utils.record.summary import final_line
 from utils.record.writer import Writer
 from utils.run import Run
@@ -319,7 +318,7 @@ def test_the_end_says_once_where_tensorboard_finds_the_run(elsewhere, tmp_path):
     args = parse(["--output", str(tmp_path / ("there" if elsewhere else "here"))])
     writer = Kept()
     progress = Progress(epoch=1, best_epoch=1, last_validation=[0.1, 99.0, 100.0, 360])
-    run = Run(args, None, run_folder=RunFolder(folder), writer=writer)
+    run = Run(args, None, folder=folder, writer=writer)
     run.log_end(progress, Report(0.1, 99.0, 100.0, 360))
     (line,) = (line for line in writer.lines if "tensorboard" in line)
     assert line.endswith(f"--logdir {folder if elsewhere else tmp_path / 'here'}")

@@ -9,7 +9,7 @@ import pytest
 from utils.config.arguments import OPTIONS, parse
 from utils.config.settings import UserError
 from utils.record import run_folder
-from utils.record.run_folder import MOST_CHARACTERS, RunFolder, _as_name, _token, specific_name
+from utils.record.run_folder import MOST_CHARACTERS, _as_name, _token, make_folder, planned_folder, specific_name
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def settings_for(folder, *argv, arch=None):
 
 def test_runs_started_in_the_same_second_get_a_folder_each(tmp_path, frozen):
     args = settings_for(tmp_path)
-    folders = [RunFolder.create(args).folder for _ in range(4)]
+    folders = [make_folder(args) for _ in range(4)]
     assert len(set(folders)) == 4
     assert all(folder.is_dir() and (folder / "checkpoints").is_dir() for folder in folders)
     assert all(folder.name.startswith(frozen) for folder in folders)
@@ -45,7 +45,7 @@ def named(*argv, world_size=1):
 
 
 def test_the_name_of_a_plain_run_holds_batch_optimizer_rate_policy_and_epochs_alone(tmp_path, frozen):
-    assert RunFolder.planned(settings_for(tmp_path)).name == f"{frozen}_b64-sgd-lr0.1-cosine-e20"
+    assert planned_folder(settings_for(tmp_path)).name == f"{frozen}_b64-sgd-lr0.1-cosine-e20"
 
 
 def test_the_name_says_what_flags_changed_of_the_result_in_the_order_of_help_and_ends_with_the_users_text():
@@ -115,13 +115,13 @@ def test_names_of_runs_sort_by_their_start(tmp_path, monkeypatch):
     for second, flags in enumerate((["--optimizer", "adam"], [], ["--epochs", "5"])):
         now = real_datetime(2024, 2, 29, 23, 59, 57 + second)
         monkeypatch.setattr(run_folder, "datetime", type("At", (), {"now": staticmethod(lambda now=now: now)}))
-        names.append(RunFolder.planned(settings_for(tmp_path, *flags)).name)
+        names.append(planned_folder(settings_for(tmp_path, *flags)).name)
     assert names == sorted(names)
 
 
 def test_planned_folder_is_the_one_that_is_made(tmp_path, frozen):
     args = settings_for(tmp_path)
-    assert RunFolder.planned(args) == RunFolder.create(args).folder
+    assert planned_folder(args) == make_folder(args)
 
 
 HOSTILE = ["../../escaped", "/etc/passwd", "..", ".", ".hidden", "-rf", "a/b", "a\\b", "a\nb", "a\0b", "~root", "$HOME"]
@@ -130,8 +130,8 @@ HOSTILE += ["n\u00e9t", "x" * 1000, "\u7f51\u7edc", " ", "timm/resnet18", "a" * 
 
 @pytest.mark.parametrize("arch", HOSTILE, ids=lambda arch: ascii(arch)[:20])
 def test_folder_stays_below_the_output_whatever_the_network_is_called(arch, tmp_path, frozen):
-    made = RunFolder.create(settings_for(tmp_path, arch=arch))
-    inside = made.folder.resolve().relative_to((tmp_path / "runs").resolve())
+    made = make_folder(settings_for(tmp_path, arch=arch))
+    inside = made.resolve().relative_to((tmp_path / "runs").resolve())
     data, network, name = inside.parts
     assert data == "digits" and name.startswith(frozen)
     assert all(part.isascii() and part[0] not in ".-" and len(part) <= 255 for part in (network, name))
@@ -140,7 +140,7 @@ def test_folder_stays_below_the_output_whatever_the_network_is_called(arch, tmp_
 
 def test_longest_names_still_fit_a_file_system(tmp_path, frozen):
     args = settings_for(tmp_path, "--optimizer", "o" * 300, "--name", "n" * 80, arch="a" * 300)
-    folders = {RunFolder.create(args).folder for _ in range(2)}
+    folders = {make_folder(args) for _ in range(2)}
     assert len(folders) == 2
 
 
@@ -150,7 +150,7 @@ def test_file_where_a_folder_must_be_is_one_line_about_the_output(place, tmp_pat
     taken.parent.mkdir(parents=True, exist_ok=True)
     taken.write_text("mine")
     with pytest.raises(UserError) as caught:
-        RunFolder.create(settings_for(tmp_path))
+        make_folder(settings_for(tmp_path))
     (line,) = caught.value.mistakes
     assert f"--output {tmp_path / 'runs'}" in line
     assert taken.read_text() == "mine"
