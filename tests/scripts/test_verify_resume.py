@@ -1,4 +1,4 @@
-"""verify_resume.py's parts: faults, marks, processes, moments and the comparison."""
+"""verify_resume.py's parts: marks, processes, moments and the comparison."""
 
 import os
 import random
@@ -18,61 +18,8 @@ from scripts import verify_resume
 from scripts.verification import processes, training_marks
 from scripts.verification.comparison import checkpoint, compare, compare_runs, points, steps, unequal
 from scripts.verification.runs import Timeline, WatchedRun
-from tests.faults.planted import Fault
-from tests.faults.points import wrap
 from utils.config.settings import UserError
 from utils.loop.hooks import Hooks
-
-# -------------------------------------------------------------------------------------------- faults
-
-
-def strikes(fault, steps, **details):
-    """The steps at which a fault that asks for a NaN strikes."""
-    return [step for step in steps if fault.reached("forward", step, details)]
-
-
-@pytest.mark.parametrize(
-    ("conditions", "expected"),
-    [("", [1]), ("step=3", [3]), ("times=2", [1, 2]), ("step=3 times=2", [3, 4]), ("step=9", [])],
-)
-def test_a_fault_strikes_at_its_step_as_often_as_it_says(conditions, expected):
-    assert strikes(Fault.from_text(f"nan forward {conditions}"), range(1, 7), **{"pass": 1}) == expected
-
-
-def test_a_fault_strikes_only_where_its_other_conditions_hold_too():
-    fault = Fault.from_text("nan forward pass=2 rank=1 times=9")
-    assert strikes(fault, [1, 2], **{"pass": 1}) == []
-    assert strikes(fault, [1, 2], **{"pass": 2}) == [1, 2]
-    assert (fault.concerns(0), fault.concerns(1)) == (False, True)
-
-
-def test_a_step_that_is_repeated_has_the_same_nan_again_and_the_same_signal_only_once():
-    assert strikes(Fault.from_text("nan forward step=2"), [1, 2, 2, 3]) == [2, 2]
-    fault = Fault.from_text("usr1 update step=2")
-    heard = []
-    before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
-    try:
-        for step in (1, 2, 2, 3):
-            fault.reached("update", step, {})
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert heard == [signal.SIGUSR1]
-
-
-def test_a_fault_of_a_save_is_on_the_rank_that_saves():
-    assert Fault.from_text("enospc write").concerns(0)
-    assert not Fault.from_text("enospc write").concerns(1)
-
-
-def test_a_full_disk_is_the_error_that_the_system_would_raise():
-    with pytest.raises(OSError, match="No space left on device"):
-        Fault.from_text("enospc write step=4").reached("write", 4, {})
-
-
-def test_a_hook_on_a_method_that_is_gone_fails():
-    with pytest.raises(AttributeError, match="has no no_such_method any more"):
-        wrap(Fault, "no_such_method", lambda original: original)
-
 
 # --------------------------------------------------------------------------------------------- marks
 
