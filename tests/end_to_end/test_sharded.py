@@ -13,7 +13,6 @@ from scripts import join_shards
 from tests.end_to_end.forked import _ranks, server, train_with
 from tests.end_to_end.processes import flat, rows, train
 from utils.checkpoint import checkpoint
-from utils.config import arguments
 from utils.config.settings import UserError
 from utils.loop.hooks import Hooks
 from utils.runtime.sharding import local
@@ -195,23 +194,3 @@ def test_an_overflow_in_one_ranks_part_of_the_gradient_skips_the_step_on_all_ran
     assert {found[key].item() for key in found if key.endswith("/step") and "optimizer" in key} == {2}
     assert curves(run)["loss_scale"].tolist() == [65536, 65536, 32768]
     assert all(value.isfinite().all() for value in found.values() if isinstance(value, torch.Tensor))
-
-
-# ----------------------------------------------------------------------------------- contradictions
-
-
-CONTRADICTIONS = (
-    "--optimizer muon; --optimizer lamb; --clip-grad-agc 0.01; --sam-rho 0.05; --grad-penalty 0.1; --lookahead 6 0.5; "
-    "--swa-start-epoch 2; --compile; --freeze patch_embed --unfreeze-epoch 1; --freeze patch_embed --freeze-epoch 1; "
-    "--fp32-layers head; --dump-bad-batch; --bucket-mb 8; --grad-compression bf16"
-)
-
-
-@pytest.mark.parametrize("flags", CONTRADICTIONS.split("; "))
-def test_what_needs_whole_parameters_is_refused_before_the_start(flags):
-    command_line = arguments.read(["--shard-model", *flags.split()])
-    with pytest.raises(UserError) as caught:
-        command_line.resolve(2)
-    (line,) = caught.value.mistakes
-    assert line.startswith("--shard-model ") and flags.split()[-2 if "--freeze" in flags else 0] in line
-    command_line.resolve(1)  # one process has all parameters, and the flag has no effect

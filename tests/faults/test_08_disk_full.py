@@ -1,10 +1,8 @@
 """Row 8: a disk that runs full ends the run with one clear line, on all ranks, and the checkpoint before is whole."""
 
 import contextlib
-import itertools
 import re
 import resource
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -15,7 +13,6 @@ from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import ROOT, differences, start, train
 from utils.checkpoint import checkpoint
 from utils.checkpoint.checkpoint import Checkpointer
-from utils.loop.hooks import Hooks
 
 FLAGS = ("--deterministic", "--arch", "fc", "--epochs", 6, "--global-batch-size", 64, "--no-progress")
 
@@ -123,25 +120,3 @@ def test_without_a_disk_of_its_own_a_limit_on_file_sizes_shows_the_same(tmp_path
     (run,) = tmp_path.glob("digits/fc/*")
     assert [path.name for path in (run / "checkpoints").glob("*.pt")] == ["initial.pt"]
     assert not list((run / "checkpoints").glob(".*"))  # no half of a file stays
-
-
-@pytest.mark.parametrize(
-    ("removed", "code", "words"), [("checkpoints", 0, "it is made again for those"), ("", 2, "was removed")]
-)
-def test_a_folder_that_somebody_removes_is_no_full_disk(removed, code, words, tmp_path, capsys):
-    hooks = Hooks()
-    calls = itertools.count(1)
-
-    def remove(traval, *_):
-        if next(calls) == 30:
-            traval.checkpointer.wait()  # otherwise what is removed may change meanwhile
-            (run,) = tmp_path.glob("digits/fc/*")
-            shutil.rmtree(run / removed)
-
-    hooks.before_forward.append(remove)
-    flags = ("--arch", "fc", "--device", "cpu", "--epochs", "3", "--no-progress", "--output", str(tmp_path))
-    assert main([*flags], hooks=hooks) == code
-    out, err = capsys.readouterr()
-    (line,) = [line for line in (*out.splitlines(), *err.splitlines()) if "removed" in line]
-    assert words in line and "space" not in line and ("anew" in line) is (code == 2)
-    assert code or checkpoint.newest(next(tmp_path.glob("digits/fc/*/checkpoints")), pytest.fail)

@@ -25,7 +25,6 @@ from utils.data.images.view import View
 from utils.data.progress_log import ProgressLog
 from utils.data.sample_plan import MicroBatch
 from utils.data.sources import MicroBatchReader, StreamSource, measured_workers
-from utils.data.worker_pool import in_shared_memory
 
 CPU = torch.device("cpu")
 COUNT = 24
@@ -182,40 +181,11 @@ def test_too_little_shared_memory_is_one_line_that_advises_and_without_workers_n
     }
     ends = {kind: (*run.communicate(timeout=200), run.returncode) for kind, run in runs.items()}
     _, err, code = ends["streaming"]
-    assert code == 2 and len(err.splitlines()) == 1, err
-    assert f"{NO_ROOM} 1,179,648 bytes" in err and "--shm-size" in err and "--workers 0" in err
+    (line,) = [line for line in err.splitlines() if line.startswith("main.py: ")]
+    assert code == 2 and "Traceback" not in err
+    assert f"{NO_ROOM} 1,179,648 bytes" in line and "--shm-size" in line and "--workers 0" in line
     for kind in ("in place", "decoding"):
         assert ends[kind][2] == 0, ends[kind]
-
-
-class Tensors(Dataset):
-    """Bytes as many as asked for."""
-
-    def __getitem__(self, part):
-        return in_shared_memory(torch.zeros(part, dtype=torch.uint8))
-
-
-SHM_PROGRAM = """
-import sys
-from tests.faults.test_13_dead_workers import Tensors
-from utils.data.images.view import View
-from utils.data.worker_pool import WorkerPool
-kept = []
-try:
-    for read in WorkerPool(Tensors(), 2).read([100_000] * 40):
-        kept.append(read)
-except ValueError as error:
-    print(len(kept), error)
-"""
-
-
-@linux
-def test_shared_memory_that_is_used_up_on_the_way_is_an_error_and_no_waiting_for_ever(tmp_path):
-    process = with_small_shared_memory([sys.executable, "-c", SHM_PROGRAM])
-    out, err = process.communicate(timeout=100)
-    assert (err, process.returncode) == ("", 0)
-    arrived, _, message = out.partition(" ")
-    assert 0 < int(arrived) < 11 and message.startswith(f"{NO_ROOM} 100,000 bytes") and len(message.splitlines()) == 1
 
 
 # ------------------------------------------------------------------------------------------ signals

@@ -236,30 +236,21 @@ def test_whole_classes_are_not_unpacked_again(imagenet_archives, monkeypatch):
     assert len(names) == len(set(names)) == LAST_IMAGE
 
 
-def unpack_and_tell(root, log):
-    unpack(root, log.write_text)
-
-
-def test_who_comes_second_waits_and_unpacks_nothing(imagenet_archives, monkeypatch, tmp_path):
+def test_who_comes_second_waits_and_unpacks_nothing(imagenet_archives, monkeypatch):
     root, expected = imagenet_archives
-    process = forked.server().Process(target=unpack_and_tell, args=(root, tmp_path / "log"))
+    real = archives.claimed
+    waited = []
     lines = []
-    real = archives._unpack_split
 
-    def begin_another(*arguments):
-        if not process.pid:
-            process.start()
-            while not (tmp_path / "log").exists():
-                assert process.is_alive()
-                time.sleep(0.05)
-        real(*arguments)
+    def after_another(*given):
+        waited.append(given[1])
+        monkeypatch.setattr(archives, "claimed", real)
+        unpack(root, lines.append)  # by the other process, which has the claim
+        return real(*given)
 
-    monkeypatch.setattr(archives, "_unpack_split", begin_another)
-    unpack(root, lines.append)
-    process.join(60)
-    assert process.exitcode == 0  # with torchvision's own MD5 sums it would have refused the archives
-    assert (tmp_path / "log").read_text() == f"Waiting for another process that unpacks ImageNet in {root}"
-    assert contents(root) == expected
+    monkeypatch.setattr(archives, "claimed", after_another)
+    unpack(root, pytest.fail)
+    assert waited == [f"Waiting for another process that unpacks ImageNet in {root}"] and contents(root) == expected
     assert lines[:2] == [
         f"Checking {root}/ILSVRC2012_img_train.tar (0.0 GB)",
         f"Unpacking {root}/ILSVRC2012_img_train.tar",

@@ -17,6 +17,7 @@ from PIL import Image
 import main
 from scripts import pack
 from tests.helpers import wait_for
+from tests.utils.data.loading import make
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.datasets import get_data
@@ -144,12 +145,7 @@ def test_one_flipped_bit_is_a_bad_image_which_can_be_skipped(shards):
 
 
 def batches_of(root, *more):
-    args = parse([*flags_of(root), "--augment", "none", "-w", "0", *more])
-    with Distributed(RankInfo(), args.run) as distributed:
-        train, _, _ = loaders(
-            get_data(args.data, CPU), args, distributed, channels_last=False, progress=ProgressLog(lambda line: None)
-        )
-        return list(train.batches(0))
+    return list(make(*flags_of(root), "--augment", "none", "-w", "0", *more)[0].batches(0))
 
 
 def test_a_disk_that_reports_an_error_is_a_clear_line_and_one_bad_place_can_be_skipped(shards, monkeypatch):
