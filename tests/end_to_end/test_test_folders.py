@@ -5,14 +5,11 @@ import shutil
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from main import main
 from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import FINAL_LINE
-from utils.checkpoint import checkpoint
-from utils.checkpoint.inventory import CONTENTS, inventory
 
 CLASSES = ("ants", "bees", "cats")
 FIGURES = re.compile(r"val_top1=(\S+) val_top5=\S+ val_loss=(\S+) val_count=(\d+)")
@@ -62,18 +59,6 @@ def whole(tmp_path_factory):
     root = tmp_path_factory.mktemp("whole")
     plant(root / "data", (8, 8, 8), 0)
     return root / "data", train(root / "runs", "--datapath", root / "data", "--val-split", 0.25)
-
-
-def made_older(run):
-    """As the version left it that knew only the draw."""
-    checkpoints = run / "checkpoints"
-    for path in checkpoints.glob("*.pt"):
-        state = torch.load(path, weights_only=True)
-        state["settings"].pop("val_split_by", None)  # names may share their bytes
-        torch.save(state | {CONTENTS: inventory({key: value for key, value in state.items() if key != CONTENTS})}, path)
-    checkpoint._write_manifest(checkpoints, {path.name: [checkpoint.sha256(path)] for path in checkpoints.glob("*.pt")})
-    lines = (run / "config.yaml").read_text().splitlines()
-    (run / "config.yaml").write_text("\n".join(line for line in lines if not line.startswith("val-split-by")))
 
 
 def last_validation(run):
@@ -160,27 +145,6 @@ def test_a_share_that_training_kept_is_the_one_that_is_evaluated_also_when_the_t
     assert evaluate(capsys, run, "--datapath", str(tmp_path / "moved")) == (expected, [])
 
 
-def test_an_older_run_goes_on_and_is_evaluated_with_the_draw_that_it_began_with(whole, tmp_path, capsys):
-    flags = ("--datapath", whole[0], "--val-split", 0.25)
-    expected = train(tmp_path / "uncut", *flags, "--val-split-by", "draw")
-    run = train(tmp_path / "runs", *flags, "--val-split-by", "draw", "--max-steps", 3)
-    made_older(run)
-    assert evaluate(capsys, run) == (last_validation(run), [])
-    assert train(tmp_path / "runs", *flags, "--resume", "auto") == run
-    assert last_validation(run)[2] == 6
-    capsys.readouterr()
-    train(tmp_path / "next", *flags, "--weights", run / "checkpoints/last.pt", "--max-steps", 1)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert re.search(
-        r"last\.pt was trained on \d of the 7 validation images; with --val-split 0.25 --val-split-by draw on none of them",
-        line,
-    )
-    (later,) = (tmp_path / "next").glob("*/*/*")
-    assert evaluate(capsys, later)[1] == [line], "which holds for whatever began with those weights"
-    one, two = (torch.load(path / "checkpoints/final.pt", weights_only=True)["model"] for path in (expected, run))
-    assert all(torch.equal(one[name], two[name]) for name in one)
-
-
 def test_of_another_folder_all_images_are_evaluated_and_that_is_said(whole, tmp_path, capsys):
     _, run = whole
     plant(tmp_path / "other", (5, 4, 3), 2)
@@ -197,16 +161,6 @@ def test_of_another_folder_all_images_are_evaluated_and_that_is_said(whole, tmp_
     (tmp_path / "other").rename(tmp_path / "val")
     (_, _, count), lines = evaluate(capsys, run, "--datapath", str(tmp_path))
     assert (count, lines) == (12, [])
-
-
-def test_a_share_of_a_tree_that_has_changed_since_training_is_told(whole, tmp_path, capsys):
-    root, _ = whole
-    shutil.copytree(root, tmp_path / "data")
-    run = train(tmp_path / "runs", "--datapath", tmp_path / "data", "--val-split", 0.25)
-    (tmp_path / "data" / "ants" / "0.png").unlink()
-    (_, _, count), (line,) = evaluate(capsys, run)
-    assert count == 7
-    assert re.search(r"last\.pt was trained on none of the 7 validation images, by their names", line)
 
 
 # -------------------------------------------------------------------------------------------- warnings
