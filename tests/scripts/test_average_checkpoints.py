@@ -174,20 +174,6 @@ def test_halves_share_no_image_and_the_soup_is_reported_on_the_one_that_did_not_
     assert f"val_top1={report.top1:.4f} " in lines[-1]
 
 
-def test_a_part_of_a_validation_is_the_same_on_any_number_of_ranks():
-    loader = make("--arch", "fc", "--val-batch-size", "50").validation_loader
-    samples = np.arange(7, 300, 2)
-    whole = [batch.indices for batch in loader.part(samples).batches()]
-    assert np.array_equal(np.concatenate(whole), samples)
-    ranks = [copy.copy(loader) for _ in range(2)]
-    for rank, one in enumerate(ranks):
-        one._rank = rank
-        one._world_size = 2
-    shared = [[batch.indices for batch in one.part(samples).batches()] for one in ranks]
-    assert all(np.array_equal(a, b) for a, b in zip(whole[0::2], shared[0], strict=True))
-    assert all(np.array_equal(a, b) for a, b in zip(whole[1::2], shared[1], strict=True))
-
-
 def test_its_batch_norm_statistics_are_those_of_torchs_update_bn(runs, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     state = checkpoint.load(checkpoint.Path(runs[0]) / "checkpoints/final.pt")

@@ -2,15 +2,9 @@
 
 import csv
 import hashlib
-import os
 import shutil
-import signal
 import struct
-import subprocess
-import sys
-import time
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,15 +14,14 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from scripts import check_data
-from scripts.data_check.findings import equal_groups, flattered_by_random
+from scripts.common.command_line import run_tool
+from scripts.data_check.findings import flattered_by_random
 from scripts.data_check.survey import hexadecimal, take_survey
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.datasets import get_data
 from utils.data.images.decoding import open_image
 
-ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "scripts" / "check_data.py"
 SIZE = (160, 120)
 
 
@@ -181,6 +174,7 @@ def test_all_damaged_images_stand_in_the_file_and_the_first_in_the_report(check,
         (tree / "val" / "cat" / f"bad{number:02}.png").write_bytes(b"")
     checked = check()
     assert len(checked.damaged) == 30 and "30 damaged" in checked.text.splitlines()[0]
+    assert len(checked.lines) == 1, "none of them repeats another"
     assert "... and 10 more in damaged.txt" in checked.text and "and 27 more" in checked.line("damaged")
 
 
@@ -255,18 +249,6 @@ def test_with_val_split_copies_that_fall_on_both_sides_are_leakage(check, tree):
     split = [row["split"] for path, row in checked.images.items() if "copy" in path or path.endswith("cat/0.png")]
     assert 0 < split.count("val") < 7, "the planted copies must lie on both sides for this test to say something"
     assert checked.code == 1 and f"{split.count('val')} image" in checked.line("in both splits")
-
-
-def test_groups_of_equal_hashes_are_those_of_a_dictionary():
-    hashes = np.random.default_rng(0).integers(0, 40, 100).astype("S16")
-    hashes[::7] = b""
-    expected = {}
-    for place, value in enumerate(hashes.tolist()):
-        expected.setdefault(value, []).append(place)
-    del expected[b""]
-    found = sorted(group.tolist() for group in equal_groups(hashes))
-    assert found == sorted(group for group in expected.values() if len(group) > 1)
-    assert list(equal_groups(np.array([b"", b""], dtype="S16"))) == []
 
 
 def test_a_hash_that_ends_in_zero_bytes_is_written_whole():
@@ -445,77 +427,29 @@ def test_duplicates_in_mnists_files_are_found_with_their_labels(check, tmp_path)
     assert "1 of them under another class: val[5] = train[5], val[6] = train[7]" in checked.line("in both splits")
 
 
-# ---------------------------------------------------------------------------------------- a real process
+# ------------------------------------------------------------------------------------------- the command
 
 
-def start(*flags, cwd):
-    line = [sys.executable, str(SCRIPT), *map(str, flags)]
-    return subprocess.Popen(
-        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd, start_new_session=True
-    )
-
-
-def test_exit_code_and_output_folder_of_a_real_process(tree, tmp_path):
+def test_files_lie_below_checks_by_default(tree, tmp_path, monkeypatch, capsys):
     cut(tree / "train" / "cat" / "1.jpg")
-    process = start("--dataname", "folder", "--datapath", "data", "--workers", 2, cwd=tmp_path)
-    out, err = process.communicate(timeout=120)
-    assert (process.returncode, err) == (1, "") and out.startswith("verdict: FAULTS in 20 images: 1 damaged\n")
+    monkeypatch.chdir(tmp_path)
+    assert check_data.main(["--dataname", "folder", "--datapath", "data", "--workers", "2"]) == 1
+    said = capsys.readouterr()
+    assert said.err == "" and said.out.startswith("verdict: FAULTS in 20 images: 1 damaged\n")
     files = [tmp_path / "checks" / "folder_data" / name for name in ("damaged.txt", "images.csv", "report.txt")]
     assert sorted(files[0].parent.iterdir()) == files
     assert files[0].read_text().startswith("data/train/cat/1.jpg\t")
 
 
-@pytest.fixture
-def slow(tmp_path):
-    """A check by two processes that would take long, once it has begun."""
-    first = plant(tmp_path / "data" / "train" / "a" / "0.jpg", size=(2000, 2000))
-    for split in ("train", "val"):
-        for name in ("a", "b"):
-            (tmp_path / "data" / split / name).mkdir(parents=True, exist_ok=True)
-            for number in range(1, 501):
-                os.link(first, tmp_path / "data" / split / name / f"{number}.jpg")
-    out = tmp_path / "out"
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
-    process = start(
-        "--dataname", "folder", "--datapath", tmp_path / "data", "--workers", 2, "--output", out, cwd=tmp_path
-    )
-    signal.signal(signal.SIGINT, before)
-    while len(workers_of(process)) < 2:
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
-    time.sleep(0.3)
-    yield process
-    process.kill()
-    process.wait()
-    assert list(out.iterdir()) == [], "a check that did not end leaves no report"
+def test_a_check_that_is_interrupted_leaves_no_report(tree, tmp_path, monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
 
-
-def workers_of(process):
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, parent = path.read_text().rpartition(")")[2].split()[:2]
-        except OSError:  # it has ended
-            continue
-        found += [int(path.parent.name)] if int(parent) == process.pid and state != "Z" else []
-    return found
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the processes in /proc")
-@pytest.mark.parametrize("to_all", [False, True], ids=["main process", "all processes"])
-def test_an_interrupt_ends_all_processes_with_130_and_one_line(slow, to_all):
-    (os.killpg if to_all else os.kill)(slow.pid, signal.SIGINT)
-    out, err = slow.communicate(timeout=60)
-    assert (slow.returncode, out, err) == (130, "", "check_data.py: interrupted\n")
-    with pytest.raises(ProcessLookupError):
-        os.killpg(slow.pid, 0)
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the processes in /proc")
-def test_a_killed_worker_ends_the_check_with_one_line(slow):
-    os.kill(workers_of(slow)[0], signal.SIGKILL)
-    out, err = slow.communicate(timeout=60)
-    assert (slow.returncode, out, err.count("\n")) == (2, "", 1) and "was killed" in err and "--workers" in err
+    monkeypatch.setattr("scripts.data_check.survey.open_image", interrupted)
+    line = ["--dataname", "folder", "--datapath", str(tree), "--workers", "0", "--output", str(tmp_path / "out")]
+    monkeypatch.setattr("sys.argv", [check_data.NAME, *line])
+    assert run_tool(check_data.NAME, check_data.main) == 130
+    assert capsys.readouterr().err == "check_data.py: interrupted\n" and list((tmp_path / "out").iterdir()) == []
 
 
 def test_groups_in_both_splits_are_a_fault_and_how_far_a_random_split_flatters_a_note(tmp_path, capsys):

@@ -6,17 +6,13 @@ import itertools
 import json
 import os
 import subprocess
-import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 
 from scripts import doctor
 from scripts.common.timing import PEAK_RESET, Spread
@@ -27,7 +23,6 @@ from scripts.tuning.advice import (
     Interleaved,
     Largest,
     PartSpeeds,
-    StopSearch,
     TriedChange,
     advice_of,
     changes,
@@ -41,26 +36,12 @@ from scripts.tuning.diagnosis import LEAST_BYTES, Memory, csv_rows, gain, memory
 from scripts.tuning.measure import TrainingSetup, Window, interleaved_speeds, step_shares
 from scripts.tuning.memory import FitsOnCpu, FitsOnGpu, search
 from scripts.tuning.trials import FIRST_PAIRS, STAND_IN_IMAGES, Trials, examine, hardware_of
+from tests.helpers import image_tree
 from utils.config.settings import UserError
 from utils.data import sources
 from utils.loop.hooks import Hooks
 from utils.precision import choice
 from utils.runtime.distributed import Distributed, RankInfo
-
-ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "scripts" / "doctor.py"
-
-
-@pytest.fixture
-def tool():
-    """The script as a module."""
-    return doctor
-
-
-def run(*flags):
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), *map(str, flags)], capture_output=True, text=True, timeout=300, check=False
-    )
 
 
 @pytest.fixture
@@ -274,21 +255,6 @@ def test_the_search_finds_exactly_the_largest_batch_that_fits(limit, start, cap)
     assert all(1 <= size <= cap for size in asked) and len(asked) <= 26
 
 
-def test_a_coarse_search_ends_within_its_tolerance_and_below_what_does_not_fit():
-    asked = []
-    found = largest_batch(lambda size: asked.append(size) or size <= 1000, 64, 10**6, "", tolerance=1 / 32).size
-    assert found <= 1000 < min(size for size in asked if size > 1000) <= found * (1 + 1 / 32)
-
-
-def test_a_search_that_is_stopped_says_why_and_keeps_what_fitted():
-    def fits(size):
-        if size > 256:
-            raise StopSearch("too long")
-        return True
-
-    assert largest_batch(fits, 64, 10**6, "") == Largest(256, "too long")
-
-
 def test_the_largest_batch_is_at_most_the_training_set_and_a_long_step_ends_the_search(quick):
     assert search(lambda size: True, 64, 1437) == Largest(1437, "the whole training set")
     found = search(FitsOnGpu(lambda size: size / 1000, longest_step_seconds=0.5), 64, 10**6)
@@ -378,58 +344,51 @@ def test_interleaved_speeds_give_the_median_of_the_pairs_own_ratios():
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
     """Class folders of small pictures."""
-    root = tmp_path_factory.mktemp("pictures")
-    generator = np.random.default_rng(0)
-    for split, name in itertools.product(("train", "val"), ("a", "b")):
-        (root / split / name).mkdir(parents=True)
-        for number in range(12 if split == "train" else 2):
-            pixels = generator.integers(0, 256, (10, 12, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(root / split / name / f"{number}.png")
-    return root
+    return image_tree(tmp_path_factory.mktemp("pictures"), {"train": 12, "val": 2}, size=12)
 
 
-def subject(tool, *flags):
+def subject(*flags):
     """A subject as the tool makes it, and what main.py trains with these flags."""
     from components import build
     from utils.run import Run
 
-    args = tool.settings(["--device", "cpu", *map(str, flags)])
+    args = doctor.settings(["--device", "cpu", *map(str, flags)])
     run = Run(args, Distributed(RankInfo(), args.run))
     parts = build(run)
-    traval = tool.build_traval(run.args, parts, run.distributed)
+    traval = doctor.build_traval(run.args, parts, run.distributed)
     return TrainingSetup(run.args, parts.train_loader, traval, itertools.count(), torch.get_num_threads()), parts
 
 
-def on_pictures(tool, pictures, *flags):
+def on_pictures(pictures, *flags):
     small = "--dataname folder --image-size 8 --arch fc --batch-size 4 --workers 0".split()
-    return subject(tool, *small, "--datapath", pictures, *flags)
+    return subject(*small, "--datapath", pictures, *flags)
 
 
 def silent(text):
     pass
 
 
-def test_slow_decoding_is_named_as_the_limit(tool, pictures, monkeypatch):
+def test_slow_decoding_is_named_as_the_limit(pictures, monkeypatch):
     def slowly(*args, _decode=sources.decode_crop):
         time.sleep(0.02)
         return _decode(*args)
 
     monkeypatch.setattr(sources, "decode_crop", slowly)
-    found, _ = examine(on_pictures(tool, pictures)[0], 0.1, silent)
+    found, _ = examine(on_pictures(pictures)[0], 0.1, silent)
     assert limit(found) == "decode" and found.wait_percent > 50
     assert "data, reading and decoding" in verdict(found, Advice([]))[0]
 
 
-def test_a_slow_network_is_named_as_the_limit(tool, pictures):
-    slow, _ = on_pictures(tool, pictures)
+def test_a_slow_network_is_named_as_the_limit(pictures):
+    slow, _ = on_pictures(pictures)
     slow.traval.model.register_forward_pre_hook(lambda *_: time.sleep(0.2))
     found, peak = examine(slow, 0.1, silent)
     assert limit(found) == "compute" and found.shares["forward"] > 0.5 and peak is None
     assert sum(found.shares.values()) == pytest.approx(1)
 
 
-def test_shares_of_a_step_know_backward_and_optimizer_apart_and_leave_the_step_as_it_was(tool):
-    slow, _ = subject(tool, "--arch", "fc", "--accumulate", 2, "--batch-size", 8)
+def test_shares_of_a_step_know_backward_and_optimizer_apart_and_leave_the_step_as_it_was():
+    slow, _ = subject("--arch", "fc", "--accumulate", 2, "--batch-size", 8)
     slow.traval.optimizers[0].register_step_pre_hook(lambda *_: time.sleep(0.2))
     shares = step_shares(slow, 2)
     assert shares["optimizer"] > 0.5 and shares["forward"] > 0 and shares["backward"] > 0
@@ -437,8 +396,8 @@ def test_shares_of_a_step_know_backward_and_optimizer_apart_and_leave_the_step_a
 
 
 @pytest.mark.parametrize("flags", [(), ("--workers", 1), ("--accumulate", 3)])
-def test_every_window_holds_its_steps_and_no_image_is_counted_twice(tool, pictures, flags):
-    one, _ = on_pictures(tool, pictures, *flags)
+def test_every_window_holds_its_steps_and_no_image_is_counted_twice(pictures, flags):
+    one, _ = on_pictures(pictures, *flags)
     step = one.step_images
     assert step == (12 if "--accumulate" in flags else 4)
     for measure in (one.measure_loader, one.measure_loop, one.measure_compute):
@@ -447,8 +406,8 @@ def test_every_window_holds_its_steps_and_no_image_is_counted_twice(tool, pictur
         assert all(0 <= window.waited <= window.seconds for window in windows)
 
 
-def test_every_window_holds_as_many_fetches_as_steps(tool, pictures, monkeypatch):
-    one, _ = on_pictures(tool, pictures)
+def test_every_window_holds_as_many_fetches_as_steps(pictures, monkeypatch):
+    one, _ = on_pictures(pictures)
     fetched = []
     marks = []
     begin = one._begin_window
@@ -461,8 +420,8 @@ def test_every_window_holds_as_many_fetches_as_steps(tool, pictures, monkeypatch
     assert marks == [2, 4, 6], "the first batch of a window is fetched before it, as that of the next is in it"
 
 
-def test_measuring_takes_each_image_of_an_epoch_once_and_leaves_the_weights_nearly_where_they_were(tool, pictures):
-    one, _ = on_pictures(tool, pictures)
+def test_measuring_takes_each_image_of_an_epoch_once_and_leaves_the_weights_nearly_where_they_were(pictures):
+    one, _ = on_pictures(pictures)
     before = [parameter.detach().clone() for parameter in one.traval.model.parameters()]
     seen = [index for passes in one._feed(6) for batch in passes for index in batch.indices]
     assert sorted(seen) == list(range(24))
@@ -472,8 +431,8 @@ def test_measuring_takes_each_image_of_an_epoch_once_and_leaves_the_weights_near
         torch.testing.assert_close(old, new.detach(), rtol=0, atol=1e-2)
 
 
-def test_the_place_is_that_of_the_settings(tool, pictures):
-    now, parts = on_pictures(tool, pictures)
+def test_the_place_is_that_of_the_settings(pictures):
+    now, parts = on_pictures(pictures)
     found = hardware_of(now, parts.data, try_compile=True)
     assert (found.workers, found.batch_size, found.samples, found.convolutions) == (0, 4, 24, False)
     assert (found.gpu, found.same_images, found.compiled, found.try_compile) == (False, False, False, True)
@@ -481,12 +440,12 @@ def test_the_place_is_that_of_the_settings(tool, pictures):
     assert set(found.formats) == {"bf16", "fp16"} and found.formats["bf16"] == "" != found.formats["fp16"]
 
 
-def test_each_change_is_built_as_its_flags_say(tool, pictures):
-    now, parts = on_pictures(tool, pictures)
+def test_each_change_is_built_as_its_flags_say(pictures):
+    now, parts = on_pictures(pictures)
 
     def variant(*flags, part="compute", threads=None):
         change = Change(part, "x", tuple(map(str, flags)), threads)
-        return tool.build_variant(flags_of_now, parts, now.traval.distributed, now, (change,))
+        return doctor.build_variant(flags_of_now, parts, now.traval.distributed, now, (change,))
 
     flags_of_now = "--device cpu --dataname folder --image-size 8 --arch fc --batch-size 4 --workers 0".split()
     flags_of_now += ["--datapath", str(pictures), "--augment", "flip"]
@@ -507,25 +466,25 @@ def test_each_change_is_built_as_its_flags_say(tool, pictures):
         variant("--batch-size", 8, "--global-batch-size", 4)
 
 
-def variant_and_memory(tool, *flags):
+def variant_and_memory(*flags):
     """What main.py trains with these flags, a variant of it, and what the search for the largest batch trains."""
     flags = ["--device", "cpu", "--batch-size", "8", *map(str, flags)]
-    now, parts = subject(tool, *flags)
+    now, parts = subject(*flags)
     change = Change("compute", "channels", ("--channels-last", "off"))
-    variant = tool.build_variant(flags, parts, now.traval.distributed, now, (change,))
+    variant = doctor.build_variant(flags, parts, now.traval.distributed, now, (change,))
     searched = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("scripts.tuning.memory.train_on_random", lambda traval, *_: searched.append(traval) or 0.0)
-        tool.training_on_random(now.args, parts.data, parts.criterion, now.traval.distributed)(8)
+        doctor.training_on_random(now.args, parts.data, parts.criterion, now.traval.distributed)(8)
     return parts, variant.traval, searched[0]
 
 
-def test_variants_and_the_search_for_the_largest_batch_freeze_compute_and_judge_as_main_does(tool, monkeypatch):
+def test_variants_and_the_search_for_the_largest_batch_freeze_compute_and_judge_as_main_does(monkeypatch):
     monkeypatch.setattr(choice, "has_bf16_units", lambda: True)
     monkeypatch.setattr(choice, "seconds_of_passes", lambda *_: (1.0, 0.5))
     frozen = ("--freeze", "all-but-head", "--freeze-bn")
     flags = ("--arch", "vgg11", *frozen, "--class-weights", "balanced", "--amp", "auto")
-    parts, *others = variant_and_memory(tool, *flags)
+    parts, *others = variant_and_memory(*flags)
 
     def trained(model):
         return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -540,19 +499,19 @@ def test_variants_and_the_search_for_the_largest_batch_freeze_compute_and_judge_
         assert traval.criterion is parts.criterion and traval.autocast.fast_dtype == torch.bfloat16
 
 
-def test_variants_and_the_search_recompute_what_main_recomputes(tool):
+def test_variants_and_the_search_recompute_what_main_recomputes():
     flags = ("--arch", "test_vit", "--image-size", 32, "--grad-checkpointing")
-    parts, *others = variant_and_memory(tool, *flags)
+    parts, *others = variant_and_memory(*flags)
     assert all(model.grad_checkpointing for model in (parts.model, *(traval.model for traval in others)))
 
 
-def test_the_process_that_measures_memory_trains_as_the_one_that_started_it(tool, monkeypatch, capsys):
+def test_the_process_that_measures_memory_trains_as_the_one_that_started_it(monkeypatch, capsys):
     built = []
-    build = tool.build_traval
-    monkeypatch.setattr(tool, "build_traval", lambda *given: built.append(build(*given)) or built[-1])
-    args = tool.settings(["--device", "cpu", "--image-size", "32", "--amp", "auto", "--class-weights", "balanced"])
+    build = doctor.build_traval
+    monkeypatch.setattr(doctor, "build_traval", lambda *given: built.append(build(*given)) or built[-1])
+    args = doctor.settings(["--device", "cpu", "--image-size", "32", "--amp", "auto", "--class-weights", "balanced"])
     task = {"measured": {"amp": "bf16"}, "room": 10**12, "seconds": 60.0, "largest": False}
-    assert tool.print_memory(task, args, Distributed(RankInfo(), args.run)) == 0
+    assert doctor.print_memory(task, args, Distributed(RankInfo(), args.run)) == 0
     step_bytes = json.loads(capsys.readouterr().out.splitlines()[-1])["step_bytes"]
     weights = sum(parameter.nbytes for parameter in built[0].model.parameters())
     if os.access(PEAK_RESET, os.W_OK):
@@ -721,13 +680,11 @@ def test_a_step_that_makes_the_process_no_larger_does_not_take_0_bytes():
         ),
     ],
 )
-def test_a_process_that_fails_to_measure_memory_costs_its_rows_and_nothing_else(
-    tool, monkeypatch, code, figures, lines
-):
+def test_a_process_that_fails_to_measure_memory_costs_its_rows_and_nothing_else(monkeypatch, code, figures, lines):
     ended = subprocess.CompletedProcess([], code, f"a line of the log\n{figures}", "Traceback\nRuntimeError: why\n")
-    monkeypatch.setattr(tool.subprocess, "run", lambda *_, **__: ended)
-    own, flags = tool.build_parser().parse_known_args(["--device", "cpu"])
-    memory = tool.memory_in_child(own, SimpleNamespace(args=tool.settings(flags)), flags)
+    monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: ended)
+    own, flags = doctor.build_parser().parse_known_args(["--device", "cpu"])
+    memory = doctor.memory_in_child(own, SimpleNamespace(args=doctor.settings(flags)), flags)
     assert memory_lines(memory, 64) == lines
     values = [row["value"] for row in csv_rows(measured(300, 100), Advice([]), memory) if row["kind"] == "memory"]
     assert values == [memory.step_bytes or memory.failure, memory.failure]
@@ -736,10 +693,10 @@ def test_a_process_that_fails_to_measure_memory_costs_its_rows_and_nothing_else(
 # --------------------------------------------------------------------------------- the whole tool
 
 
-def test_the_whole_tool_prints_a_report_and_writes_only_where_it_is_told_to(tool, tmp_path, monkeypatch, capsys):
+def test_the_whole_tool_prints_a_report_and_writes_only_where_it_is_told_to(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     flags = ["--arch", "fc", "--seconds", "0.02", "--device", "cpu", "--output", str(tmp_path / "new" / "folder")]
-    assert tool.main(flags) == 0
+    assert doctor.main(flags) == 0
     out, err = capsys.readouterr()
     assert out.startswith("Limit: ") and "\nnow " in out and "fc on digits" in out
     for part in ("loader alone, resident", "compute alone", "both together", "--amp bf16", "Memory:", "Largest batch:"):
@@ -755,14 +712,14 @@ def test_the_whole_tool_prints_a_report_and_writes_only_where_it_is_told_to(tool
         assert {"speed", "trial, compute", "memory"} <= {row["kind"] for row in csv.DictReader(file)}
 
 
-def test_the_settings_of_a_run_count_but_not_its_weights_or_its_end(tool):
-    args = tool.settings(["--resume", "auto", "--output", "/nonexistent", "--max-steps", "3", "--amp", "bf16"])
+def test_the_settings_of_a_run_count_but_not_its_weights_or_its_end():
+    args = doctor.settings(["--resume", "auto", "--output", "/nonexistent", "--max-steps", "3", "--amp", "bf16"])
     assert (args.run.resume, args.run.max_steps, args.precision.amp) == (None, None, "bf16")
 
 
-def test_a_fresh_network_sees_images_as_large_as_pretrained_weights_would(tool, pictures):
+def test_a_fresh_network_sees_images_as_large_as_pretrained_weights_would(pictures):
     flags = ("--device", "cpu", "--dataname", "folder", "--datapath", str(pictures), "--arch", "test_vit")
-    plain = tool.settings(flags)
-    pretrained = tool.settings([*flags, "--pretrained"])
+    plain = doctor.settings(flags)
+    pretrained = doctor.settings([*flags, "--pretrained"])
     assert plain.data.image_size is None and pretrained.data.image_size == 160 and not pretrained.model.pretrained
-    assert tool.settings([*flags, "--pretrained", "--image-size", "64"]).data.image_size == 64
+    assert doctor.settings([*flags, "--pretrained", "--image-size", "64"]).data.image_size == 64

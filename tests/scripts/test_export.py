@@ -6,7 +6,6 @@ import io
 import json
 import re
 import shutil
-import subprocess
 import zipfile
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -26,12 +25,16 @@ from safetensors.torch import load_file
 from models import load_model
 from scripts import export
 from scripts.common.predictions import Chosen, predict_split
-from scripts.exporting import checking, images, onnx_files, reload, steps
+from scripts.exporting import checking, images, onnx_files, steps
 from scripts.exporting.card import Exported, card, code, preparation
 from scripts.exporting.formats import FORMATS, Place
 from scripts.exporting.subject import Subject
 from tests.helpers import altered, csv_rows
-from tests.scripts.test_export_zoo import save_checkpoint, shown_at
+from tests.scripts.test_export_zoo import (
+    reloads_in_this_process,  # noqa: F401 - a fixture
+    save_checkpoint,
+    shown_at,
+)
 from tests.utils.data.deep_files import png, tiff
 from utils.config.settings import UserError
 from utils.data.formats.readers import read_digits
@@ -91,18 +94,6 @@ def photograph(width=150, height=110, seed=0):
     coarse = Image.fromarray(random.integers(0, 256, (7, 9, 3), dtype=np.uint8))
     pixels = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC)).astype(int)
     return Image.fromarray((pixels + random.integers(-8, 9, pixels.shape)).clip(0, 255).astype(np.uint8))
-
-
-@pytest.fixture(autouse=True)
-def reloads_in_this_process(request, monkeypatch):
-    """Loads exports again here, which saves seconds of imports, except in tests that take ``fresh_process``."""
-
-    def run(line, **_):
-        reload.main(line[-1])
-        return subprocess.CompletedProcess(line, 0)
-
-    if "fresh_process" not in request.fixturenames:
-        monkeypatch.setattr(checking.subprocess, "run", run)
 
 
 @pytest.fixture

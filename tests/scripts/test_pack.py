@@ -24,6 +24,7 @@ from scripts.packing.checking import faults_of
 from scripts.packing.encoding import Encoding
 from scripts.packing.plan import Plan
 from tests.utils.data.deep_files import png
+from tests.utils.data.loading import make
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.datasets import get_data, get_test_data
@@ -34,9 +35,7 @@ from utils.data.images.gpu_decoding import decode_batch, read_for_gpu
 from utils.data.images.gpu_decoding import pack as batch_of
 from utils.data.images.stored import Stored
 from utils.data.images.view import View
-from utils.data.loaders import loaders
 from utils.data.progress_log import ProgressLog
-from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")
 ODD = ("plain.jpg", "grey.jpg", "cmyk.jpg", "rotated.jpg", "palette.png", "sixteen.png", "grey.png")
@@ -103,13 +102,9 @@ def test_every_image_keeps_its_number_its_label_and_its_bytes(tree, shards):
 def test_training_and_validation_see_what_they_see_of_the_folders(tree, shards, flags):
     seen = []
     for name, root in (("folder", tree), ("shards", shards)):
-        line = ("--dataname", name, "--datapath", str(root), "--image-size", "16", "-b", "4", "-w", "0", *flags)
-        args = parse([*line, "--arch", "fc"])
-        with Distributed(RankInfo(), args.run) as distributed:
-            train, validation, _ = loaders(
-                get_data(args.data, CPU), args, distributed, channels_last=False, progress=ProgressLog()
-            )
-            seen.append([*train.batches(1), *validation.batches()])
+        line = ("--dataname", name, "--datapath", root, "--image-size", "16", "-b", "4", "-w", "0", "--arch", "fc")
+        train, validation, *_ = make(*line, *flags)
+        seen.append([*train.batches(1), *validation.batches()])
     for first, second in zip(*seen, strict=True):
         assert torch.equal(first.images, second.images) and torch.equal(first.targets, second.targets)
 

@@ -16,7 +16,7 @@ import main
 from scripts import export
 from scripts.common.command_line import run_tool
 from tests.models.test_pretrained import tree  # noqa: F401 - a fixture
-from tests.scripts.test_export import reloads_in_this_process  # noqa: F401 - a fixture
+from tests.scripts.test_export_zoo import reloads_in_this_process  # noqa: F401 - a fixture
 
 TOKEN = "hf_" + "secretsecret" * 3
 NAME = "someone/net"

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import confusion_matrix, log_loss
+from sklearn.metrics import log_loss
 
 from scripts.common.answers import Answers, bootstrap_interval, wilson_interval
 
@@ -21,18 +21,6 @@ def random_answers(n=400, classes=7, seed=0, margin=1.5):
 
 def softmax(answers):
     return answers.logits.double().softmax(1).numpy()
-
-
-def test_cells_are_scikit_learns_confusion_matrix_with_mistakes_first():
-    answers = random_answers()
-    matrix = np.zeros((7, 7), dtype=int)
-    for label, predicted, count in answers.cells:
-        matrix[label, predicted] = count
-    assert (matrix == confusion_matrix(answers.truth, answers.predicted, labels=range(7))).all()
-    mistakes = [cell.count for cell in answers.confusions]
-    assert mistakes == sorted(mistakes, reverse=True) and answers.cells[: len(mistakes)] == answers.confusions
-    assert all(len(answers.images_of(cell)) == cell.count for cell in answers.cells)
-    assert answers.top1 == 100 * (answers.rank == 0).mean()
 
 
 def test_probabilities_are_those_of_the_softmax():

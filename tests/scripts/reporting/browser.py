@@ -1,6 +1,5 @@
 """A headless Chromium, driven through chromedriver's own HTTP interface (W3C WebDriver), without a package for it."""
 
-import base64
 import json
 import re
 import shutil
@@ -73,14 +72,3 @@ class Browser:
     def messages(self):
         """Messages of the console since the last call."""
         return [entry["message"] for entry in self._send("POST", "/se/log", {"type": "browser"})]
-
-    def screenshot(self, path, whole_page=True):
-        """A PNG of the page."""
-        shot = self.cdp(
-            "Page.captureScreenshot", captureBeyondViewport=whole_page, **({} if not whole_page else self._whole())
-        )
-        path.write_bytes(base64.b64decode(shot["data"]))
-
-    def _whole(self):
-        size = self.cdp("Page.getLayoutMetrics")["cssContentSize"]
-        return {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}}
