@@ -18,6 +18,7 @@ from utils.config.image_size import sides
 from utils.config.settings import UserError
 from utils.data.images.decoding import boxes, cropped, decode_crop, loaded, open_image, read_plain_jpeg, to_tensor
 from utils.data.images.levels import channels_of
+from utils.data.images.stored import NamedBytes
 from utils.data.images.view import Box, Placement, View
 from utils.data.worker_pool import in_shared_memory
 
@@ -58,7 +59,9 @@ def read_for_gpu(path: str, view: View, colour: str, uniforms: np.ndarray | None
     if plain is None:
         return decode_crop(source, view, colour, uniforms)
     data, width, height = plain
-    return JpegFile(path, torch.frombuffer(bytearray(data), dtype=torch.uint8), *boxes(view, width, height, uniforms))
+    return JpegFile(
+        str(path), torch.frombuffer(bytearray(data), dtype=torch.uint8), *boxes(view, width, height, uniforms)
+    )
 
 
 def pack(items: Sequence[JpegFile | torch.Tensor], view: View, colour: str) -> MixedBatch:
@@ -116,7 +119,7 @@ def _decode_files(files: list[torch.Tensor], paths: list[str], device: torch.dev
         if len(files) > 1:  # torchvision does not say which one failed
             return [_decode_files([file], [path], device)[0] for file, path in zip(files, paths, strict=True)]
         # The file is either damaged, and Pillow raises an error with its path, or of a kind unknown to this decoder.
-        return [to_tensor(open_image(paths[0], "RGB")).to(device)]
+        return [to_tensor(open_image(NamedBytes(paths[0], files[0].numpy().tobytes()), "RGB")).to(device)]
 
 
 @contextmanager

@@ -20,6 +20,13 @@ class Stored(str):
     source: NumberedImages
     number: int
 
+    @classmethod
+    def of(cls, source: NumberedImages, number: int) -> Stored:
+        image = cls(source.name_of(number))
+        image.source = source
+        image.number = number
+        return image
+
     @property
     def version(self) -> str:
         """Text that changes when the image does."""
@@ -28,10 +35,6 @@ class Stored(str):
     def content(self) -> bytes:
         """The image file's bytes. Raises ``OSError`` if they cannot be read or are damaged."""
         return self.source.read(self.number)
-
-    def __reduce__(self) -> Any:
-        """Pickle only the source's key and the image's number; the process that unpickles them knows the source."""
-        return _stored, (self.source.key, self.number)
 
 
 class ImagePaths(Sequence[str], ABC):
@@ -45,25 +48,18 @@ class ImagePaths(Sequence[str], ABC):
 class NumberedImages(ImagePaths):
     """The images of a split called ``name``, as a sequence of ``Stored`` names, each made only when it is asked for.
 
-    ``places``: the images' numbers, int64 (n,), at first those of all images. A process that was forked from the one
-    that made the sequence, or has been sent the sequence, finds it by its ``key``.
+    ``places``: the images' numbers, int64 (n,), at first those of all images.
     """
 
     def __init__(self, name: str, count: int) -> None:
         self.name = name
         self.places = np.arange(count)
-        self.key = len(_sources)
-        _sources[self.key] = self
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        _sources[self.key] = self
 
     def __len__(self) -> int:
         return len(self.places)
 
     def __getitem__(self, index: int) -> Stored:  # type: ignore[override]  # no slices; ``take`` selects
-        return _stored(self.key, int(self.places[index]))
+        return Stored.of(self, int(self.places[index]))
 
     def take(self, places: np.ndarray) -> Any:
         """The images at ``places``, int64 (m,), in that order."""
@@ -87,17 +83,6 @@ class NumberedImages(ImagePaths):
     @abstractmethod
     def version_of(self, number: int) -> str:
         """Text that changes when the image with this ``number`` does."""
-
-
-_sources: dict[int, NumberedImages] = {}
-
-
-def _stored(key: int, number: int) -> Stored:
-    source = _sources[key]
-    image = Stored(source.name_of(number))
-    image.source = source
-    image.number = number
-    return image
 
 
 class NamedBytes(io.BytesIO):
