@@ -80,8 +80,13 @@ class Conv(nn.Module):
         return self.classifier(self.features(images))
 
 
-class _Pooled(nn.Module):
-    """Convolutions without bias, global average pool, one linear layer; equally many weights for images of any size."""
+class Pooled(nn.Module):
+    """3x3 convolutions of each stage's widths without bias, a global average pool, and one linear layer.
+
+    Stages of two equal convolutions make ``Conv`` with the pool instead of its hidden linear layers. ``norm``: a batch
+    norm follows each convolution. Equally many weights for images of any size. Input (n, channels, h, w), output (n,
+    classes).
+    """
 
     def __init__(
         self, classes: int, channels: int, size: Size, stages: Sequence[Sequence[int]], norm: bool = False
@@ -95,17 +100,7 @@ class _Pooled(nn.Module):
         return self.classifier(self.features(images))
 
 
-class PooledConv(_Pooled):
-    """``Conv`` with a global average pool instead of its hidden linear layers, and no bias in its convolutions.
-
-    Input (n, channels, h, w), output (n, classes).
-    """
-
-    def __init__(self, classes: int, channels: int, size: Size, widths: Sequence[int]) -> None:
-        super().__init__(classes, channels, size, [(width, width) for width in widths])
-
-
-VGG_WIDTHS = {
+VGG_STAGES = {
     11: ((64,), (128,), (256, 256), (512, 512), (512, 512)),
     13: ((64, 64), (128, 128), (256, 256), (512, 512), (512, 512)),
     16: ((64, 64), (128, 128), (256,) * 3, (512,) * 3, (512,) * 3),
@@ -113,14 +108,9 @@ VGG_WIDTHS = {
 }
 
 
-class SmallVGG(_Pooled):
-    """VGG (Simonyan and Zisserman, 2014) for small images: batch norm, average pool, one linear layer.
-
-    Input (n, channels, h, w), output (n, classes). A max-pool that would leave nothing is left out.
-    """
-
-    def __init__(self, classes: int, channels: int, size: Size, depth: int) -> None:
-        super().__init__(classes, channels, size, VGG_WIDTHS[depth], norm=True)
+def small_vgg(classes: int, channels: int, size: Size, depth: int) -> Pooled:
+    """VGG (Simonyan and Zisserman, 2014) for small images: batch norm, average pool, one linear layer."""
+    return Pooled(classes, channels, size, VGG_STAGES[depth], norm=True)
 
 
 # The networks of our own, each made from (classes, channels, image size).
@@ -129,12 +119,12 @@ OWN: dict[str, Callable[..., nn.Module]] = {
     "conv2": partial(Conv, widths=(64,)),
     "conv4": partial(Conv, widths=(64, 128)),
     "conv6": partial(Conv, widths=(64, 128, 256)),
-    "conv2a": partial(PooledConv, widths=(64,)),
-    "conv4a": partial(PooledConv, widths=(64, 128)),
-    "conv6a": partial(PooledConv, widths=(64, 128, 256)),
-    "vgg11": partial(SmallVGG, depth=11),
-    "vgg13": partial(SmallVGG, depth=13),
-    "vgg16": partial(SmallVGG, depth=16),
-    "vgg19": partial(SmallVGG, depth=19),
+    "conv2a": partial(Pooled, stages=((64, 64),)),
+    "conv4a": partial(Pooled, stages=((64, 64), (128, 128))),
+    "conv6a": partial(Pooled, stages=((64, 64), (128, 128), (256, 256))),
+    "vgg11": partial(small_vgg, depth=11),
+    "vgg13": partial(small_vgg, depth=13),
+    "vgg16": partial(small_vgg, depth=16),
+    "vgg19": partial(small_vgg, depth=19),
     "airbench": Airbench,
 }
