@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -44,104 +44,88 @@ def read_tables(settings: DataSettings, lister: Lister, evaluate: bool = False) 
     assert settings.datapath is not None
     root = Path(settings.datapath)
     train, validation = _chosen_splits(root, settings, evaluate)
-    first = train or validation
-    assert first is not None
-    features = read_features(first)
-    image = chosen_column(features, settings.image_column, "--image-column", f"{root}, {first.name}")
+    found = [split for split in (train, validation) if split is not None]
+    features = read_features(found[0])
+    where = f"{root}, {found[0].name}"
+    image = chosen_column(features, settings.image_column, "--image-column", where)
     if settings.label_columns is not None:
-        return _columns_of_classes(root, (train, validation), image, settings, lister)
-    label = chosen_column(features, settings.label_column, "--label-column", f"{root}, {first.name}")
-    tables = [_read(root, found, image, label, lister) for found in (train, validation) if found is not None]
-    if settings.label_separator is not None:
-        tables = [_separated(table, settings.label_separator, label) for table in tables]
-    classes = classes_of(tables[0].kind, _plain(tables[0].values), label)
-    for table in tables:  # a ClassLabel's numbers mean nothing without its names
-        names = getattr(table.kind, "names", None)
-        if names and tuple(names) != classes:
-            raise UserError(
-                f"--datapath {root}: {table.name} has other classes than {first.name}: {some([*names])} instead of "
-                f"{some(classes)}"
-            )
-        if not names and _plain(tables[0].values).dtype == object and _plain(table.values).dtype != object:
-            raise UserError(
-                f"--label-column {label}: holds text in {first.name} and numbers in {table.name}, which do not "
-                "say which classes they mean"
-            )
-    images = []
-    for table in tables:
-        numbers = numbered(_plain(table.values), classes, label, table.name)
-        values = table.values
-        labels = values.matrix(numbers, len(classes)) if isinstance(values, LabelLists) else numbers
-        images.append(_images(root, table, image, labels))
+        classes = settings.label_columns
+        flags = {image: "--image-column"} | dict.fromkeys(classes, "--label-columns")
+        tables = [_read(root, split, flags, lister) for split in found]
+        labels = [_of_columns(table, classes) for table in tables]
+    else:
+        label = chosen_column(features, settings.label_column, "--label-column", where)
+        flags = {image: "--image-column", label: "--label-column"}
+        tables = [_read(root, split, flags, lister) for split in found]
+        labels, classes = _of_one_column(root, tables, label, settings.label_separator)
+    images = [
+        ImageFiles(Rows(dataset, image, f"{root}/{name}", str(root)), torch.from_numpy(own), SPECS["hf"].colour)
+        for (name, dataset), own in zip(tables, labels, strict=True)
+    ]
     return Splits(images[0] if train else None, images[-1] if validation else None, classes)
 
 
-def _images(root: Path, table: _Table, image: str, labels: np.ndarray) -> ImageFiles:
-    rows = Rows(table.dataset, image, f"{root}/{table.name}", str(root))
-    return ImageFiles(rows, torch.from_numpy(labels), SPECS["hf"].colour)
-
-
-def _columns_of_classes(
-    root: Path, found: tuple[Found | None, Found | None], image: str, settings: DataSettings, lister: Lister
-) -> Splits:
-    """Read the images of tables that have a column for each class (--label-columns). Raises ``UserError``."""
-    classes = settings.label_columns
-    assert classes is not None
-    assert lister.folder is not None
-    log = lister.progress.log if lister.is_main else silent
-    images = []
-    for split in filter(None, found):
-        features = read_features(split)
-        if lacking := [name for name in classes if name not in features]:
-            there = f"{root}, {split.name} has the columns {', '.join(features)}"
-            raise UserError(f"--label-columns {lacking[0]}: {there}")
-        dataset = read_split(split, [image, *classes], lister.folder, log)
-        cells = dataset.select_columns([*classes]).with_format("arrow")[:]
-        labels = []
-        for name in classes:
-            values = cells.column(name).to_pylist()
-            own, wrong = of_column([int(value) if isinstance(value, bool) else value for value in values])
-            if len(wrong):
-                raise UserError(
-                    f"--label-columns {name}: row {wrong[0]:,} of {split.name} holds {str(values[wrong[0]])[:40]}, "
-                    "which is none of 1, 0 and nothing"
-                )
-            labels.append(own)
-        images.append(_images(root, _Table(split.name, dataset, None, labels[0]), image, np.stack(labels, axis=1)))
-    return Splits(images[0] if found[0] else None, images[-1] if found[1] else None, classes)
-
-
-def _separated(table: _Table, separator: str, column: str) -> _Table:
-    """Split each text in the labels of ``table`` at ``separator``. Raises ``UserError`` if they are not text."""
-    if isinstance(table.values, LabelLists) or table.values.dtype != object:
-        raise UserError(f"--label-separator: column {column} of {table.name} holds no text; remove it")
-    return table._replace(values=LabelLists.split(table.values.tolist(), separator))
-
-
-def _plain(values: np.ndarray | LabelLists) -> np.ndarray:
-    """The labels as one array; lists of labels are concatenated."""
-    return values.values if isinstance(values, LabelLists) else values
-
-
 class _Table(NamedTuple):
-    """A split that was read. ``kind``: a label's type, a feature of ``datasets``; ``values``: the labels as stored."""
+    """The columns in use of a split called ``name``: a ``datasets.Dataset``."""
 
     name: str
     dataset: Any
-    kind: Any
-    values: np.ndarray | LabelLists
 
 
-def _read(root: Path, found: Found, image: str, label: str, lister: Lister) -> _Table:
+def _read(root: Path, found: Found, flags: dict[str, str], lister: Lister) -> _Table:
+    """Read the columns in ``flags``, each of which is named by a flag. Raises ``UserError`` if one is not there."""
     features = read_features(found)
-    for column, flag in ((image, "--image-column"), (label, "--label-column")):
+    for column, flag in flags.items():
         if column not in features:
             raise UserError(f"{flag} {column}: {root}, {found.name} has the columns {', '.join(features)}")
     assert lister.folder is not None
     log = lister.progress.log if lister.is_main else silent
-    dataset = read_split(found, [image, label], lister.folder, log)
-    kind = _of_list(features[label]) or features[label]
-    return _Table(found.name, dataset, kind, labels_of(dataset, label, found.name))
+    return _Table(found.name, read_split(found, [*flags], lister.folder, log))
+
+
+def _of_columns(table: _Table, classes: Sequence[str]) -> np.ndarray:
+    """The labels in a column for each class (--label-columns): int8 (n, classes). Raises ``UserError``."""
+    cells = table.dataset.select_columns([*classes]).with_format("arrow")[:]
+    labels = []
+    for name in classes:
+        values = cells.column(name).to_pylist()
+        own, wrong = of_column([int(value) if isinstance(value, bool) else value for value in values])
+        if len(wrong):
+            raise UserError(
+                f"--label-columns {name}: row {wrong[0]:,} of {table.name} holds {str(values[wrong[0]])[:40]}, "
+                "which is none of 1, 0 and nothing"
+            )
+        labels.append(own)
+    return np.stack(labels, axis=1)
+
+
+def _of_one_column(
+    root: Path, tables: Sequence[_Table], column: str, separator: str | None
+) -> tuple[list[np.ndarray], tuple[str, ...]]:
+    """Labels of each table, int64 (n,) or int8 (n, classes), and the classes, by the first table. Raises ``UserError``.
+
+    ``separator``: splits each text into the names of several classes.
+    """
+    read = [labels_of(table.dataset, column, table.name, separator) for table in tables]
+    values = [each.values if isinstance(each, LabelLists) else each for each in read]
+    kinds = [_of_list(table.dataset.features[column]) or table.dataset.features[column] for table in tables]
+    classes = classes_of(kinds[0], values[0], column)
+    labels = []
+    for (where, _), kind, each, own in zip(tables, kinds, read, values, strict=True):
+        names = getattr(kind, "names", None)  # a ClassLabel's numbers mean nothing without its names
+        if names and tuple(names) != classes:
+            raise UserError(
+                f"--datapath {root}: {where} has other classes than {tables[0].name}: {some([*names])} instead of "
+                f"{some(classes)}"
+            )
+        if not names and values[0].dtype == object and own.dtype != object:
+            raise UserError(
+                f"--label-column {column}: holds text in {tables[0].name} and numbers in {where}, which do not "
+                "say which classes they mean"
+            )
+        numbers = numbered(own, classes, column, where)
+        labels.append(each.matrix(numbers, len(classes)) if isinstance(each, LabelLists) else numbers)
+    return labels, classes
 
 
 # -------------------------------------------------------------------------------------------- files
@@ -328,11 +312,17 @@ def _of_list(kind: Any) -> Any:
     return kind[0] if isinstance(kind, list) else getattr(kind, "feature", None)
 
 
-def labels_of(dataset: Any, column: str, where: str) -> np.ndarray | LabelLists:
-    """The labels in a column: numbers, int64 (n,), texts, object (n,), or lists of either. Raises ``UserError``."""
+def labels_of(dataset: Any, column: str, where: str, separator: str | None) -> np.ndarray | LabelLists:
+    """The labels in a column: numbers, int64 (n,), texts, object (n,), or lists of either. Raises ``UserError``.
+
+    With a ``separator``, lists of the names in each text.
+    """
     import pyarrow
 
     values = dataset.select_columns([column]).with_format("arrow")[:].column(column)
+    text = pyarrow.types.is_string(values.type) or pyarrow.types.is_large_string(values.type)
+    if separator is not None and not text:
+        raise UserError(f"--label-separator: column {column} of {where} holds no text; remove it")
     if pyarrow.types.is_list(values.type) or pyarrow.types.is_large_list(values.type):
         item = values.type.value_type
         if pyarrow.types.is_integer(item) or pyarrow.types.is_string(item) or pyarrow.types.is_large_string(item):
@@ -343,8 +333,9 @@ def labels_of(dataset: Any, column: str, where: str) -> np.ndarray | LabelLists:
     kind = values.type
     if pyarrow.types.is_boolean(kind) or pyarrow.types.is_integer(kind):
         return values.to_numpy().astype(np.int64)
-    if pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind):
-        return np.array(values.to_pylist(), dtype=object)
+    if text:
+        texts = values.to_pylist()
+        return np.array(texts, dtype=object) if separator is None else LabelLists.split(texts, separator)
     raise UserError(f"--label-column {column}: holds {kind} in {where}; one class, or a list of them, is needed")
 
 
