@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,41 +33,12 @@ TOGETHER_BYTES = 2**20  # size of the images that a resident source hands over a
 AHEAD = 2**16  # images whose micro-batches a resident source collects at once: an epoch of a small set
 
 
-class Source(Protocol):
-    """Where a loader's images come from: the only part in which resident and streaming loaders differ.
-
-    ``labels``: of all images, int64 (n,) or int8 (n, classes). ``stored_shape``: height and width of images in the
-    device's memory; None if images are read when they are needed.
-    """
-
-    device: torch.device
-
-    @property
-    def labels(self) -> torch.Tensor: ...
-
-    @property
-    def stored_shape(self) -> tuple[int, int] | None: ...
-
-    def __len__(self) -> int: ...
-
-    def chunks(self, micro_batches: Iterable[MicroBatch]) -> Iterable[Iterable[MicroBatch]]:
-        """The micro-batches in parts to be read one after the other; lists if ``stored_shape`` is not None."""
-        ...
-
-    def batches(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Item]:
-        """The ``micro_batches`` in order, one or more at a time, with their images and labels on the device."""
-        ...
-
-    def read(self, micro_batch: MicroBatch) -> Item:
-        """Read a micro-batch in this process; its images and labels are on the device."""
-        ...
-
-
 class ResidentSource:
     """Images in the device's memory as one tensor; a batch is a selection from it.
 
     Small images come several batches at once, since launching operations takes longer than their work on one batch.
-    ``policy``: what happens to unreadable images, see ``read_micro_batch``.
+    ``policy``: what happens to unreadable images, see ``read_micro_batch``. ``labels``: of all images, int64 (n,) or
+    int8 (n, classes). ``stored_shape``: the images' height and width.
     """
 
     def __init__(self, images: MemoryImages, device: torch.device, policy: str = REFUSE) -> None:
@@ -82,9 +53,11 @@ class ResidentSource:
         return len(self.labels)
 
     def chunks(self, micro_batches: Iterable[MicroBatch]) -> Iterator[list[MicroBatch]]:
+        """The micro-batches in parts to be read one after the other."""
         return (chunk for chunk, _ in _cut(((each, len(each.indices)) for each in micro_batches), AHEAD))
 
     def batches(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Item]:
+        """The ``micro_batches`` in order, one or more at a time, with their images and labels on the device."""
         images_together = TOGETHER_BYTES // self.pixels[0].numel()
         for chunk in self.chunks(micro_batches):
             read, shown = self._shown(chunk)
@@ -97,6 +70,7 @@ class ResidentSource:
                 begin = end
 
     def read(self, micro_batch: MicroBatch) -> Item:
+        """Read a micro-batch in this process; its images and labels are on the device."""
         return next(self.batches([micro_batch]))
 
     def _shown(self, micro_batches: list[MicroBatch]) -> tuple[Sequence[MicroBatch], Sequence[np.ndarray]]:
@@ -143,7 +117,7 @@ def pixels_of(pixels: torch.Tensor, count: int, rows: torch.Tensor) -> torch.Ten
 
 
 class StreamSource:
-    """Images that worker processes read ahead of the device.
+    """Images that worker processes read ahead of the device; its methods and fields are those of ``ResidentSource``.
 
     ``workers``: how many there are, or 'auto' to measure how many, at most ``cores``, are worthwhile. JPEG files that
     ``reader`` hands over undecoded are decoded on ``device``. ``read_ahead``: copies shards from slow storage ahead.
@@ -197,6 +171,10 @@ class StreamSource:
         labels = to_device(self.reader.images.labels[torch.from_numpy(shown)], self.device)
         # From pinned memory, so the copy runs while the device computes.
         return [micro_batch], pixels.to(self.device, non_blocking=True), labels
+
+
+# Where a loader's images come from: the only part in which resident and streaming loaders differ.
+Source = ResidentSource | StreamSource
 
 
 class MicroBatchReader(Dataset):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 
@@ -20,12 +19,6 @@ REFUSE = "refuse"
 REPLACE = "replace"
 LEAVE_OUT = "leave out"
 MOST_IN_A_ROW = 100  # more suggest a missing disk or folder, not bad images
-
-
-class Read(Protocol):
-    """Function that reads an image, with a sample's random numbers, into a batch; raises ``UnreadableImage``."""
-
-    def __call__(self, image: int, /, sample: int, place: int) -> None: ...
 
 
 def first_readable(index: int, count: int, read: Callable[[int], None]) -> tuple[int, list[str]]:
@@ -48,7 +41,9 @@ def first_readable(index: int, count: int, read: Callable[[int], None]) -> tuple
     ) from last
 
 
-def read_micro_batch(micro_batch: MicroBatch, count: int, policy: str, read: Read) -> tuple[MicroBatch, np.ndarray]:
+def read_micro_batch(
+    micro_batch: MicroBatch, count: int, policy: str, read: Callable[..., None]
+) -> tuple[MicroBatch, np.ndarray]:
     """Read the images of ``micro_batch``; return it, updated, and the numbers of the images that it now shows, int64.
 
     ``count``: images in the data set. ``read(image, sample, place)`` reads an image with the random numbers of the
