@@ -146,19 +146,8 @@ def test_an_own_mistake_in_the_loop_keeps_its_traceback(tmp_path):
 def test_a_notebook_goes_from_images_to_a_network_and_its_page(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     image_tree(tmp_path / "photographs", {"train": 8, "val": 4}, size=16)
-    tiny = (
-        "--arch",
-        "timm/test_vit",
-        "--no-pretrained",
-        "--no-new-head",
-        "--image-size",
-        32,
-        "--epochs",
-        2,
-        "--warmup-epochs",
-        1,
-    )
-    monkeypatch.setattr(sys, "argv", ["", "photographs", *map(str, tiny), *FLAGS])
+    tiny = "--arch timm/test_vit --no-pretrained --no-new-head --image-size 32 --epochs 2 --warmup-epochs 1".split()
+    monkeypatch.setattr(sys, "argv", ["", "photographs", *tiny, *FLAGS])
     made = runpy.run_path(str(EXAMPLES / "finetune_in_a_notebook.py"))
     assert made["classes"] == ("a", "b") and (made["run"] / "report.html").stat().st_size > 10_000
     assert len((EXAMPLES / "finetune_in_a_notebook.py").read_text().splitlines()) <= 16
@@ -175,16 +164,8 @@ def test_a_database_is_a_data_set(tmp_path):
             row = ("train" if number % 3 else "val", path.read_bytes(), label)
             database.execute("INSERT INTO images VALUES (?, ?, ?)", row)
     database.commit()
-    flags = [
-        "--plugin",
-        EXAMPLES / "plugin.py",
-        "--dataname",
-        "sqlite",
-        "--datapath",
-        tmp_path / "images.db",
-        "--arch",
-        "fc",
-    ]
+    data = ["--dataname", "sqlite", "--datapath", tmp_path / "images.db"]
+    flags = ["--plugin", EXAMPLES / "plugin.py", *data, "--arch", "fc"]
     more = ["--epochs", 1, "--batch-size", 4, "--workers", 1, "--output", tmp_path / "runs", *FLAGS]
     assert main([*map(str, [*flags, *more])]) == 0
     (log,) = tmp_path.glob("runs/sqlite/fc/*/log.txt")

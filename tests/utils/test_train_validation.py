@@ -191,19 +191,8 @@ class Overflow(nn.Module):
 
 
 def test_a_skipped_step_moves_neither_weights_nor_average_nor_learning_rate_and_is_counted():
-    traval = make(
-        "--amp",
-        "fp16",
-        "--init-scale",
-        "1024",
-        "--arch",
-        "fc",
-        "--ema-decay",
-        "0.9",
-        "--lr-policy",
-        "cosine",
-        criterion=Overflow(at=2),
-    )
+    flags = "--amp fp16 --init-scale 1024 --arch fc --ema-decay 0.9 --lr-policy cosine"
+    traval = make(*flags.split(), criterion=Overflow(at=2))
     steps(traval, 1)
     weights = parameters(traval.model)
     average = parameters(traval.ema.module)

@@ -134,11 +134,6 @@ def test_weights_are_taken_from_our_checkpoints_and_from_bare_and_wrapped_state_
     assert torch.equal(model.weight, other.weight)
 
 
-def test_the_moving_average_is_preferred_to_the_raw_weights():
-    content = {"model": {"weight": torch.zeros(1)}, "ema": {"model": {"weight": torch.ones(1)}}}
-    assert checkpoint.weights_of(content, Path("x"))["weight"] == 1
-
-
 def test_weights_that_do_not_fit_are_named():
     with pytest.raises(UserError, match=r"lacks bias; has extra.*weight is \(1, 2\) and should be \(3, 2\); is --arch"):
         checkpoint.load_weights(nn.Linear(2, 3), {"weight": torch.zeros(1, 2), "extra": torch.zeros(1)}, "x")
@@ -218,16 +213,6 @@ def test_each_file_is_on_the_disk_before_it_is_renamed_and_the_manifest_admits_w
     assert one != two
     assert admitted[0] == {"last.pt": [one]}
     assert admitted[1:] == [{"last.pt": [two, one], "previous.pt": [one]}] * 4
-
-
-def test_the_same_bytes_again_are_admitted_once(tmp_path, monkeypatch):
-    saver = Checkpointer(tmp_path, is_main=True)
-    admitted = []
-    replace = os.replace
-    save(saver, state(1), "best")
-    monkeypatch.setattr(os, "replace", lambda *paths: (admitted.append(manifest(tmp_path)), replace(*paths)))
-    save(saver, state(1), "best")
-    assert admitted == [{"sha256": {"best.pt": [digest(tmp_path / "best.pt")]}}] * 3
 
 
 def test_checkpoints_of_the_same_moment_share_their_bytes_and_are_copies_where_links_cannot_be(tmp_path, monkeypatch):
@@ -334,12 +319,6 @@ def test_a_save_leaves_no_file_open(tmp_path):
     for step in (2, 3):
         save(saver, state(step), "best", "last")
     assert len(os.listdir("/dev/fd")) == before
-
-
-def test_a_state_with_other_parts_is_a_mistake_of_the_program(tmp_path):
-    for wrong in (state(more=1), {"model": {}}):
-        with pytest.raises(AssertionError):
-            Checkpointer(tmp_path, is_main=True).save(wrong, "last")
 
 
 # ------------------------------------------------------------------------------------ reading

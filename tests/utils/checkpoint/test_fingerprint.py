@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from utils.checkpoint.fingerprint import ends_with, joined, listing_of, of_all, same_images, short
+from utils.checkpoint.fingerprint import ends_with, joined, of_all, same_images
 from utils.data.datasets import FIRST_BYTES, LOOKED_AT, _some_contents
 
 OLD = "a" * 64
@@ -33,11 +33,6 @@ OTHER_LISTING = joined("d" * 64, FILES)
 )
 def test_the_listing_and_half_of_the_contents_tell(one, other, same):
     assert same_images(one, other) is same and same_images(other, one) is same
-
-
-def test_parts():
-    assert joined("a", None) == "a" and listing_of(NEW) == listing_of(OLD) == OLD and len(NEW) == 64 + 1 + 4 * 4
-    assert short(NEW).startswith(f"{'a' * 12}+") and len(short(NEW)) == 25 and short(OLD) == "a" * 12
 
 
 def test_contents_are_those_of_files_over_the_whole_list(tmp_path):

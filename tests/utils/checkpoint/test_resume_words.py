@@ -3,25 +3,10 @@
 import pytest
 
 from tests.end_to_end.processes import load
-from tests.faults.small_run import FLAGS, begin, copy_of, told
+from tests.faults.small_run import FLAGS, begin, told
 from utils.config.settings import as_flag, as_text
 
 CPU = ("--device", "cpu", "--no-progress")
-
-
-@pytest.fixture
-def run(small_run, tmp_path, monkeypatch):
-    """A run of 3 epochs cut in its first one."""
-    return copy_of(small_run("--max-steps", 2), tmp_path, monkeypatch)
-
-
-def test_the_folder_of_a_runs_checkpoints_is_as_good_as_the_run(run, capsys, monkeypatch):
-    whole = run.absolute()
-    monkeypatch.chdir(whole)
-    assert told(capsys, (*CPU, "--max-steps", 3, "--resume", "checkpoints")) == (0, [])
-    assert load(whole, "last.pt")["progress"]["step"] == 3
-    assert list(whole.parent.iterdir()) == [whole]
-    assert sorted(path.name for path in whole.iterdir() if path.is_dir()) == ["checkpoints", "projector"]
 
 
 def test_what_was_left_to_the_schedule_follows_other_epochs_with_a_line_for_each(tmp_path, capsys):

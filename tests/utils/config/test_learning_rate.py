@@ -95,21 +95,6 @@ def test_a_resumed_run_has_the_rate_it_was_begun_with_unless_its_batch_changes()
     assert parse(["--lr", "0.3"], checkpoint=stored).optimisation.lr_base is None
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [("--lr-min", "0.1"), ("--lr", "0.01", "--lr-min", "0.02"), ("--lr-base", "0.1", "-b", "64", "--lr-min", "0.03")],
-)
-def test_a_floor_must_lie_below_the_peak(flags):
-    (mistake,) = mistakes(*flags)
-    assert mistake.startswith("--lr-min")
-
-
-@pytest.mark.parametrize("policy", ["one-cycle", "triangular"])
-def test_a_policy_that_rises_takes_no_warm_up(policy):
-    (mistake,) = mistakes("--lr-policy", policy, "--warmup-epochs", "1")
-    assert "--warmup-epochs" in mistake and "--lr-pct-start" in mistake
-
-
 def test_what_a_policy_uses_is_saved_with_the_value_that_it_has():
     assert parse(["--lr-policy", "step", "--epochs", "90"]).optimisation.lr_step_epochs == 30
     rising = {name: parse(["--lr-policy", name]).optimisation for name in ("one-cycle", "triangular", "cosine")}

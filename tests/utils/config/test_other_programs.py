@@ -4,8 +4,6 @@ import functools
 import re
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from utils.config import arguments
 from utils.config.other_programs import other_programs
@@ -441,29 +439,6 @@ def is_near(name, flag):
     alike = any(5 * distance(one, flag) <= len(one) + len(flag) for one in plain)
     begins = flag.startswith(name) and (flag[len(name) : len(name) + 1] == "-" or len(name) >= 0.75 * len(flag))
     return alike or begins or name.replace("-", "") == flag.replace("-", "")
-
-
-WORDS = st.one_of(
-    st.text("abcdefghilmnoprstuvwy-", min_size=1, max_size=14),
-    st.builds(
-        "-".join,
-        st.lists(
-            st.sampled_from(["lr", "val", "size", "decay", "warmup", "bn", "opt", "scale", "max", "min", "epochs"])
-        ),
-    ),
-    st.builds(
-        lambda flag, place, letter: flag[:place] + letter + flag[place + 1 :],
-        st.sampled_from(FLAGS),
-        st.integers(2, 12),
-        st.sampled_from("aeinst-"),
-    ),
-)
-
-
-@settings(max_examples=200, deadline=None)
-@given(WORDS)
-def test_no_flag_is_named_that_is_not_spelled_alike(word):
-    assert all(is_near(word, flag) for flag in nearest(f"--{word.lstrip('-')}", FLAGS))
 
 
 def test_no_known_name_is_spelled_into_an_unrelated_flag():

@@ -29,13 +29,6 @@ def test_a_line_names_settings_that_exist():
     assert flags - {flag_of(name) for name in DEFAULTS} == {"--batch"}, "which is scripts/amp_audit.py's"
 
 
-def test_what_would_be_released_before_it_is_frozen_is_refused():
-    for freeze, unfreeze in ((3, 2), (2, 2)):
-        (line,) = mistakes_of(["--freeze", "a", "--freeze-epoch", str(freeze), "--unfreeze-epoch", str(unfreeze)])
-        assert line.startswith(f"--freeze-epoch {freeze} is not below --unfreeze-epoch {unfreeze}")
-    arguments.parse(["--freeze", "a", "--freeze-epoch", "1", "--unfreeze-epoch", "2"])
-
-
 def test_rare_classes_are_made_up_for_once():
     flags = ("--balanced-sampler", "--class-weights", "balanced")
     (line,) = mistakes_of(flags)

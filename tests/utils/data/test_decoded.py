@@ -87,12 +87,6 @@ def test_pixels_are_those_of_the_files_decoded_now_or_read_from_the_cache(tmp_pa
         assert torch.equal(pixels, expected)
 
 
-def test_chunks_keep_the_order_of_the_files(tree, monkeypatch):
-    expected = decoded(files_of(tree), None)
-    monkeypatch.setattr(cache, "CHUNK_BYTES", 5 * 3 * SIZE * SIZE)
-    assert torch.equal(decoded(files_of(tree), None, workers=2), expected)
-
-
 @pytest.mark.parametrize("fixed_size", [True, False])
 def test_images_of_other_sizes_are_resampled_as_the_decoder_does(tree, fixed_size):
     images = files_of(tree, "L")
@@ -100,14 +94,6 @@ def test_images_of_other_sizes_are_resampled_as_the_decoder_does(tree, fixed_siz
     expected = [decode_whole(path, 5, "L") if fixed_size else decode_crop(path, view, "L") for path in images.paths]
     expected = torch.stack(expected)
     assert torch.equal(decoded(images, None, size=5, fixed_size=fixed_size), expected)
-
-
-def test_the_file_is_a_npy_array_that_numpy_reads(tree, folder):
-    pixels = decoded(files_of(tree), folder)
-    (path,) = folder.iterdir()
-    assert path.suffix == ".npy"
-    read = np.load(path)
-    assert read.dtype == np.uint8 and np.array_equal(read, pixels.numpy())
 
 
 def test_what_is_written_to_the_pixels_reaches_neither_the_file_nor_other_maps(tree, folder):
@@ -320,13 +306,6 @@ def test_a_file_that_appears_between_the_look_and_the_lock_is_used(tree, folder,
     no_decoding()
     assert torch.equal(decoded(files_of(tree), folder), expected)
     assert names(folder) == [path.name]
-
-
-def test_a_file_that_vanished_is_named(tree, folder):
-    images = files_of(tree)
-    os.unlink(images.paths[2])
-    with pytest.raises(UserError, match="00002.png: cannot be read"):
-        decoded(images, folder)
 
 
 # ------------------------------------------------------------------------------------------ no place

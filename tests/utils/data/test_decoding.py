@@ -130,24 +130,11 @@ def test_any_region_has_the_bits_of_pillows_whole_image_up_to_its_border(tmp_pat
             assert torch.equal(found, whole[top:bottom, left:right])
 
 
-def test_the_pixels_of_a_box_do_not_depend_on_the_format_of_the_file(tmp_path):
-    (path, *_) = photographs(tmp_path, (333, 251), {"quality": 90})
-    same = written(tmp_path / "same.png", Image.open(path))
-    for uniforms in (None, *UNIFORMS[:5]):
-        assert torch.equal(decode_crop(path, View(96), "RGB", uniforms), decode_crop(same, View(96), "RGB", uniforms))
-
-
 def test_crops_lie_in_memory_pixel_by_pixel(tmp_path, way):
     (path, *_) = photographs(tmp_path, (120, 90), {})
     crop = decode_crop(path, View(48), "RGB", UNIFORMS[0])
     assert crop.stride() == decode_whole(path, 48, "RGB").stride() == (1, 3 * 48, 3)
     assert decode_crop(path, View(48), "RGB").stride()[::2] == (1, 3)  # lines of a wider image
-
-
-def test_a_plain_jpeg_does_not_go_through_pillow(tmp_path, monkeypatch):
-    (path, *_) = photographs(tmp_path, (100, 80), {})
-    monkeypatch.setattr(decoding, "open_image", lambda *_: pytest.fail("Pillow was asked"))
-    assert decode_crop(path, View(32), "RGB").shape == (3, 32, 32)
 
 
 def test_what_the_fast_decoder_refuses_is_decoded_by_pillow(tmp_path, monkeypatch):

@@ -76,18 +76,6 @@ def counts(images, fold_of, count):
     return table
 
 
-@given(IMAGES, st.integers(2, 6), st.integers(0, 3), st.randoms())
-def test_folds_are_stratified_and_no_order_of_the_images_changes_them(images, count, seed, random):
-    if (found := can_be_dealt(images, count, seed)) is None:
-        return
-    table = counts(images, found[1], count)
-    assert (table.max(1) - table.min(1) <= 1).all(), "each class is spread as evenly as can be"
-    sizes = table.sum(0)
-    assert sizes.max() - sizes.min() <= 3, "at most one image of each class"
-    shuffled = random.sample(images, len(images))
-    assert dealt(shuffled, count, seed)[1] == found[1]
-
-
 @given(GROUPED, st.integers(2, 4), st.randoms())
 def test_no_group_is_in_two_folds_and_no_order_of_the_images_changes_them(images, count, random):
     if (found := can_be_dealt(images, count)) is None:

@@ -66,13 +66,6 @@ def test_grey_images_arrive_decoded(paths):
     assert torch.equal(decode_batch(pack(items, View(64), "L"), CPU), on_cpu(paths, "L"))
 
 
-@pytest.mark.parametrize("chosen", [["a.jpg"], ["b.png"], ["a.jpg", "d.jpg"]])
-def test_batches_of_one_kind(paths, chosen):
-    some = [path for path in paths if Path(path).name in chosen]
-    gap = level_difference(decode_batch(pack(read(some), View(64), "RGB"), CPU), on_cpu(some))
-    assert gap.max() <= 1
-
-
 class Packed(torch.utils.data.Dataset):
     def __init__(self, paths):
         self.paths = paths
@@ -97,12 +90,6 @@ def test_a_file_found_damaged_on_the_device_is_named(paths):
     batch = pack(read(paths), View(64), "RGB")
     with pytest.raises(UserError, match=r"c\.jpg: cannot be read as an image"):
         decode_batch(batch, CPU)
-
-
-def test_a_truncated_file_is_named_when_it_is_read(paths):
-    Path(paths[0]).write_bytes(Path(paths[0]).read_bytes()[:-500])
-    with pytest.raises(UserError, match=r"a\.jpg: cannot be read as an image"):
-        read(paths)
 
 
 def test_what_only_the_device_cannot_decode_is_decoded_by_pillow(paths, monkeypatch):

@@ -6,9 +6,6 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-import main
-from tests.end_to_end.processes import load
-from tests.faults.small_run import FLAGS
 from tests.utils.data.loading import CPU, make
 from utils.config.arguments import parse
 from utils.config.settings import UserError
@@ -191,16 +188,3 @@ def test_files_are_the_same_bits_with_any_number_of_workers_and_ranks(tree, flag
     for workers, world_size in ((1, 1), (0, 2), (0, 3)):
         other = by_sample(workers, world_size)
         assert sorted(other) == list(range(21)) and all(torch.equal(alone[index], other[index]) for index in alone)
-
-
-def test_a_resumed_run_ends_with_the_bits_of_the_uninterrupted_one(tmp_path):
-    flags = (*FLAGS[:-2], "--epochs", "2", "--batch-size", "256", "--deterministic")
-    flags += (*MIXTURES["timm's RandAugment"], *map(str, MIXTURES["the others"]))
-    weights = []
-    for name, cuts in (("whole", ()), ("cut", ("8",))):
-        for cut in cuts:
-            assert main.main([*flags, "--output", str(tmp_path / name), "--max-steps", cut]) == 0
-        assert main.main([*flags, "--output", str(tmp_path / name), "--resume", "auto"]) == 0
-        (folder,) = (tmp_path / name).glob("digits/fc/*")
-        weights.append(load(folder, "final.pt")["model"])
-    assert all(torch.equal(left, right) for left, right in zip(*(w.values() for w in weights), strict=True))

@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 from timm.data import mixup as timm_mixup
 
@@ -110,19 +108,6 @@ def test_what_fills_up_a_share_and_a_single_image_stay_as_they_are():
 
 
 # ------------------------------------------------------------------------------------ distributions
-
-
-def drawn(mixup, cutmix, pairs=4000, size=(32, 48)):
-    """Opacity, box and kept share of each pair."""
-    blend = mixing_of(mixup, cutmix, CLASSES, seed=0).draw([share_of(count=2 * pairs)], *size)
-    return blend.opacity[::2], blend.box[::2], blend.kept[::2]
-
-
-@pytest.mark.parametrize("alpha", [0.1, 0.2, 0.4, 1.0, 2.0, 32.0])
-def test_the_shares_of_mixup_have_the_beta_distribution(alpha):
-    _, box, kept = drawn(alpha, 0.0)
-    assert stats.kstest(kept, stats.beta(alpha, alpha).cdf).statistic < 1.95 / np.sqrt(len(kept))  # a level of 0.1 %
-    assert not box[:, [1, 3]].any() or (box[:, 0] == box[:, 1]).all()
 
 
 class GivenNumbers(timm_mixup.Mixup):
@@ -281,50 +266,6 @@ def test_mixed_images_and_targets_are_the_same_bits_on_any_ranks_passes_and_load
     assert all(torch.equal(alone[step][0], plain[step][0]) for step in alone)
     untouched = torch.cat([(alone[step][1] == plain[step][1]).flatten(1).all(1) for step in alone])
     assert untouched.float().mean() < 0.2  # of boxes, some have no pixel
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    st.integers(3, 80),
-    st.integers(4, 40),
-    st.integers(1, 4),
-    st.integers(1, 4),
-    st.integers(0, 50),
-    st.sampled_from(MIX_MODES),
-)
-def test_who_is_mixed_with_whom_and_how_is_the_same_on_any_ranks_and_passes(
-    samples, batch_size, world, passes, epoch, mode
-):
-    def drawn(world_size, accumulate):
-        mixing = mixing_of(0.2, 1.0, CLASSES, seed=1, mode=mode)
-        found = {}
-        size = -(-batch_size // (world_size * accumulate))
-        for rank in range(world_size):
-            plan = SamplePlan(samples, batch_size, size, 1, rank, world_size, pairs=True)
-            for step in range(plan.steps_per_epoch):
-                for share in plan.micro_batches(epoch, step):
-                    blend = mixing.draw([share], 16, 16)
-                    rows = zip(
-                        share.indices[blend.partner].tolist(),
-                        *map(np.ndarray.tolist, (blend.opacity, blend.box, blend.kept)),
-                        strict=True,
-                    )
-                    found |= dict(list(zip(share.indices.tolist(), rows, strict=True))[: share.count])
-        return found
-
-    alone = drawn(1, 1)
-    assert drawn(world, passes) == alone and sorted(alone) == list(range(samples))
-    assert all(sample != row[0] for sample, row in alone.items()) or samples % batch_size == 1
-
-
-def test_a_step_is_repeated_with_the_same_mixing_and_validation_is_not_mixed():
-    train, validation = make()
-    first = next(train.batches(2, 3))
-    again = train.replay_step(2, 3)[0]
-    assert first.targets.shape == (64, 10) and torch.equal(first.targets, again.targets)
-    torch.testing.assert_close(first.targets.sum(1), torch.ones(64))
-    assert torch.equal(first.images, again.images)
-    assert next(validation.batches()).targets.dtype == torch.int64
 
 
 def test_an_image_that_stands_in_for_a_bad_one_is_mixed_with_the_numbers_of_the_planned_one():

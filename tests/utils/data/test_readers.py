@@ -96,16 +96,6 @@ def test_idx_files_are_read_in_torchvisions_layout_bare_and_compressed(tmp_path,
     assert data.classes[8:] == (("8", "9") if name == "mnist" else ("Bag", "Ankle boot")) and len(data.classes) == 10
 
 
-def test_idx_files_read_as_torchvision_reads_them(tmp_path):
-    train = some(30)
-    test = some(20)
-    write_idx(tmp_path / "MNIST/raw", train, test)
-    theirs = torchvision.datasets.MNIST(str(tmp_path), train=True)
-    ours = read("--dataname", "mnist", "--datapath", tmp_path).train
-    assert torch.equal(ours.pixels[:, 0], theirs.data)
-    assert torch.equal(ours.labels, theirs.targets)
-
-
 def test_a_truncated_idx_file_is_named(tmp_path):
     write_idx(tmp_path / "data", some(30), some(20))
     path = tmp_path / "data/train-images-idx3-ubyte"

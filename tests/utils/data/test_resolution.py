@@ -1,14 +1,11 @@
 """Progressive image size: FFCV's sizes, the images of a run of that size, alike on any loader and from any step."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torchvision.transforms.v2 import functional
 
 import main
 from tests.faults.small_run import told
@@ -144,15 +141,6 @@ def test_crops_show_at_least_the_area_that_is_asked(files, stored):
     assert same(list(usual.batches(1)), explicit.batches(1))
 
 
-def test_images_in_memory_are_resized_on_the_device():
-    flags = ("--augment", "none", "--mean", 0, "--std", 1, "-b", 300)
-    whole, _ = make(*flags)
-    train, _ = make(*flags, "--image-size", 16, *GROWS)
-    for small, large in zip(train.batches(2), whole.batches(2), strict=True):
-        expected = functional.resize(large.images, [12, 12], antialias=True)
-        torch.testing.assert_close(small.images, expected, atol=1e-5, rtol=0)
-
-
 def test_any_ranks_and_any_first_step_have_the_same_bits_and_so_have_batch_norms_statistics():
     flags = ("--image-size", 16, *GROWS, "--global-batch-size", 300, "--augment", "shift")
     alone, _ = make(*flags)
@@ -166,14 +154,6 @@ def test_any_ranks_and_any_first_step_have_the_same_bits_and_so_have_batch_norms
         count, shared = alone.shared_out(epoch, 2)
         seen = torch.cat([batch.images for batch in shared])
         assert count > 1 and torch.equal(seen, images[: len(seen)]) and seen.shape[2] == SIZES[epoch]
-
-
-def test_one_transform_a_size_is_kept():
-    train, _ = make("--image-size", 16, *GROWS, "--cutout", 3)
-    small = train.transform.at_size(12)
-    assert small is train.transform.at_size(12) and train.transform.at_size(16) is train.transform
-    assert small.size == 12 and dataclasses.replace(small, size=16).size == 16
-    assert next(train.batches(0)).images.shape[2] == 8
 
 
 # --------------------------------------------------------------------------------- through the program

@@ -182,14 +182,6 @@ def test_balanced_classes_are_spread_over_the_epoch():
 # ------------------------------------------------------------------------------------------- fewer
 
 
-def test_an_epoch_of_fewer_samples_has_each_of_them_once_in_another_order():
-    available = np.array([3, 7, 20, 55])
-    sampling = Sampling(0, available)
-    orders = [sampling.epoch(epoch)[0].tolist() for epoch in range(30)]
-    assert all(sorted(order) == available.tolist() for order in orders) and len(set(map(tuple, orders))) > 5
-    assert sampling.epoch(0)[1] is None
-
-
 def test_it_says_what_an_epoch_holds():
     available = np.arange(90)
     assert str(Sampling(0, available, repeats=3)) == "30 images an epoch, 3 times each, not each once"
@@ -252,23 +244,6 @@ def test_the_first_samples_are_those_of_the_first_epochs_plan_and_no_others():
         assert sorted(seen) == sorted(order[:100].tolist())
     with pytest.raises(ValueError, match="--train-samples 5,000: there are 1,437 training images"):
         make("--train-samples", 5000)
-
-
-def test_settings_that_contradict_or_do_nothing_are_reported(capsys, tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="--balanced-sampler and --repeated-augmentation"):
-        make("--balanced-sampler", "--repeated-augmentation", 2)
-    monkeypatch.chdir(tmp_path)
-    flags = (
-        "--mixup-prob 0.5",
-        "--mixup 1 --mixup-switch-prob 0.1",
-        "--mixup-off-epoch 3",
-        "--mixup 1 --mixup-off-epoch 20",
-    )
-    reasons = ("--mixup or --cutmix", "both --mixup and --cutmix", "--mixup or --cutmix", "--epochs 20 end before")
-    for line, reason in zip(flags, reasons, strict=True):
-        assert main.main(["--dry-run", "--device", "cpu", "--arch", "fc", *line.split()]) == 0
-        (warning,) = capsys.readouterr().err.splitlines()
-        assert "does nothing" in warning and reason in warning
 
 
 def test_the_plan_says_how_many_images_of_each_class_are_left(capsys, tmp_path, monkeypatch):

@@ -62,16 +62,10 @@ def test_every_line_about_a_validation_says_that_it_is_cut(run, capsys):
     assert "360 validation images, cut to 60 (--max-val-batches)" in capsys.readouterr().out
 
 
-def test_a_resume_with_other_validation_batches_of_a_cut_validation_is_refused_or_forgets_the_best_result(run, capsys):
+def test_a_resume_with_other_validation_batches_of_a_cut_validation_is_refused(run, capsys):
     line = [*FLAGS, "--max-val-batches", "3", "--val-batch-size", "10", "--resume", str(run)]
     assert main.main(line) == 2
     assert re.search("--val-batch-size 10: .* was made with --val-batch-size 20", capsys.readouterr().err)
-    state = torch.load(run / "checkpoints" / "final.pt", weights_only=True)
-    point = ResumePoint.of(run / "checkpoints" / "final.pt", state)
-    args = parse(line)
-    point.state["optimizer"] = []
-    _, changes = carry_over(point, args, point.classes, state["fingerprint"], 1, [])
-    assert changes[-1] == "the best result so far is of other validation images, and is forgotten"
     whole = parse([*FLAGS, "--val-batch-size", "10"])
     assert "val_batch_size" not in whole.result_values()  # without a cut it changes nothing
 

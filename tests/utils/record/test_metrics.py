@@ -41,14 +41,6 @@ def sums_of(logits, targets, loss=0.0):
     return meter.sums[0].tolist()
 
 
-@pytest.mark.parametrize("classes", [2, 3, 5, 6, 10, 1000])
-def test_hits_equal_those_of_torchs_topk(classes):
-    logits, targets = random_batch(500, classes)
-    for k in (1, min(5, classes)):
-        expected = (logits.topk(k).indices == targets[:, None]).any(1)
-        assert torch.equal(target_rank(logits, targets) < k, expected)
-
-
 @pytest.mark.parametrize("classes", [6, 10, 100])
 def test_accuracies_equal_those_of_scikit_learn(classes):
     logits, targets = random_batch(400, classes)
@@ -65,33 +57,17 @@ def test_rank_is_the_targets_place_in_a_stable_descending_sort():
     order = np.argsort(-logits.numpy(), axis=1, kind="stable")
     expected = np.argmax(order == targets.numpy()[:, None], axis=1)
     assert target_rank(logits, targets).tolist() == expected.tolist()
+    assert sums_of(logits[:, :5], targets % 5)[TOP5] == 300, "of five classes every one is among the top five"
 
 
-def test_equal_logits_count_as_argmax_counts_them():
-    logits = torch.zeros(10, 10)
-    targets = torch.arange(10)
-    assert ((target_rank(logits, targets) == 0) == (logits.argmax(1) == targets)).all()
-    assert sums_of(logits, targets)[TOP1 : TOP5 + 1] == [1, 5]
-
-
-@pytest.mark.parametrize("classes", [2, 3, 4, 5, 6, 10])
-def test_all_nan_logits_are_never_right(classes):
-    logits = torch.full((classes, classes), torch.nan)
-    targets = torch.arange(classes)
-    assert sums_of(logits, targets)[TOP1 : TOP5 + 1] == [0, 0]
-
-
-@pytest.mark.parametrize("classes", [2, 3, 4, 5, 6, 10])
-def test_nan_of_the_target_is_never_right(classes):
+@pytest.mark.parametrize("classes", [2, 3, 5, 6, 10])
+def test_nan_of_all_classes_or_of_the_target_is_never_right_and_of_another_not_at_first_place(classes):
     logits, targets = random_batch(50, classes)
-    logits[torch.arange(50), targets] = torch.nan
-    assert sums_of(logits, targets)[TOP1 : TOP5 + 1] == [0, 0]
-
-
-def test_nan_of_another_class_is_never_right_at_first_place():
-    logits, targets = random_batch(50, 10)
-    logits[torch.arange(50), targets] = 100.0
-    logits[torch.arange(50), (targets + 3) % 10] = torch.nan
+    own = torch.arange(50), targets
+    for spoilt in (torch.full_like(logits, torch.nan), logits.index_put(own, torch.tensor(torch.nan))):
+        assert sums_of(spoilt, targets)[TOP1 : TOP5 + 1] == [0, 0]
+    logits[own] = 100.0
+    logits[own[0], (targets + 1) % classes] = torch.nan
     assert sums_of(logits, targets)[TOP1] == 0
 
 
@@ -99,12 +75,6 @@ def test_infinite_logits_are_ordered_like_numbers():
     logits = torch.tensor([[torch.inf, 0, -torch.inf], [torch.inf, torch.inf, 0]])
     assert target_rank(logits, torch.tensor([0, 1])).tolist() == [0, 1]
     assert target_rank(logits, torch.tensor([2, 0])).tolist() == [2, 0]
-
-
-@pytest.mark.parametrize("classes", [1, 2, 4, 5])
-def test_with_up_to_five_classes_every_target_is_among_the_top_five(classes):
-    logits, targets = random_batch(50, classes)
-    assert sums_of(logits, targets)[TOP5] == 50
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -126,21 +96,6 @@ def test_forward_passes_of_one_row_add_up():
     whole = torch.nn.functional.cross_entropy(logits.double(), targets, reduction="sum").item()
     assert meter.sums[0, LOSS].item() == pytest.approx(whole, rel=1e-12)
     assert meter.sums[0, TOP1:].tolist() == sums_of(logits, targets)[TOP1:]
-
-
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_sums_have_the_same_bits_however_batches_are_dealt_to_ranks(world_size):
-    batches = [random_batch(7, 10, seed) for seed in range(20)]
-    losses = [torch.nn.functional.cross_entropy(*batch) for batch in batches]
-
-    def total(ranks):
-        meters = [ClassificationMeter(len(batches), CPU) for _ in range(ranks)]
-        for row, (batch, loss) in enumerate(zip(batches, losses, strict=True)):
-            meters[row % ranks].update(row, loss, *batch)
-        reduced = sum(meter.sums for meter in reversed(meters))
-        return reduced.sum(0).tolist()
-
-    assert total(world_size) == total(1)
 
 
 def test_the_largest_share_of_a_mixed_image_is_its_right_answer():
@@ -211,10 +166,6 @@ def test_report_divides_once_and_gives_percent():
     report = Report.from_sums([10.0, 30.0, 39.0, 40.0])
     assert report == Report(loss=0.25, top1=75.0, top5=97.5, count=40)
     assert str(report) == "top1 75.00  top5 97.50  loss 0.2500"
-
-
-def test_report_takes_the_first_four_of_more_sums():
-    assert Report.from_sums([10.0, 30.0, 39.0, 40.0, 8.0]) == Report.from_sums([10.0, 30.0, 39.0, 40.0])
 
 
 def test_report_of_nothing_is_not_a_number_nor_an_error():
@@ -350,13 +301,6 @@ def test_confidence_of_half_precision_logits_is_computed_in_float32(dtype):
     logits, targets = random_batch(300, 10)
     halved = logits.to(dtype)
     assert report_of((halved, targets)).ece == report_of((halved.float(), targets)).ece
-
-
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_sums_have_the_same_bits_however_batches_are_dealt_to_ranks_and_ranks_may_have_none(world_size):
-    batches = [random_batch(7, 10, seed) for seed in range(3)]
-    parts = [meter_of(*batches, rows=range(rank, 3, world_size)).class_sums(10) for rank in range(world_size)]
-    assert torch.equal(sum(reversed(parts)), meter_of(*batches).class_sums(10))
 
 
 def test_nothing_validated_has_no_figures():

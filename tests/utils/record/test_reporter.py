@@ -73,16 +73,23 @@ def told(*flags, scaled=False, classes=10):
     return Reporter(writer, parse(list(flags)), scaled=scaled, classes=classes), writer
 
 
+def after_window(clock, *flags, progress=None, of=5, count=5, seconds=1, **more):
+    """A reporter after a window of ``count`` steps of an epoch ``of`` so many, its progress, and what it tells."""
+    reporter, writer = told(*flags, **more)
+    progress = progress or Progress()
+    reporter.begin_epoch(progress, of)
+    clock.now += seconds
+    reporter.window(after_steps(progress, count), BAR)
+    return reporter, progress, writer
+
+
 # -------------------------------------------------------------------------------- TensorBoard
 
 
 @pytest.mark.parametrize("scaled", [True, False])
 def test_scale_and_skipped_steps_are_charted_only_where_there_is_a_scaler(scaled, clock):
-    reporter, writer = told(scaled=scaled)
     progress = Progress(skipped_steps=2, partly_skipped_steps=int(scaled))
-    reporter.begin_epoch(progress, 23)
-    clock.now += 1
-    reporter.window(after_steps(progress, 5), None)
+    _, _, writer = after_window(clock, progress=progress, scaled=scaled)
     amp = {tag: value for tag, value in writer.points[5].items() if tag.startswith("AMP/")}
     expected = {"AMP/scale": 1024.0, "AMP/skipped_steps": 2, "AMP/partly_skipped_steps": 1}
     assert amp == (expected if scaled else {})
@@ -93,11 +100,7 @@ def test_scale_and_skipped_steps_are_charted_only_where_there_is_a_scaler(scaled
 
 @pytest.mark.parametrize(("classes", "shown"), [(2, False), (5, False), (6, True), (1000, True)])
 def test_lines_and_charts_leave_top5_out_below_six_classes_and_the_row_keeps_it(classes, shown, clock):
-    reporter, writer = told("--ema-decay", "0.9", classes=classes)
-    progress = Progress()
-    reporter.begin_epoch(progress, 5)
-    clock.now += 1
-    reporter.window(after_steps(progress, 5), None)
+    reporter, progress, writer = after_window(clock, "--ema-decay", "0.9", classes=classes)
     reporter.end_training(progress)
     results = Report(0.5, 80.0, 100.0, 360), Report(0.6, 70.0, 100.0, 360)
     row = reporter.row(progress, *results)
@@ -111,11 +114,7 @@ def test_lines_and_charts_leave_top5_out_below_six_classes_and_the_row_keeps_it(
 
 @pytest.mark.parametrize("flags", [("--mixup", "0.2"), ("--cutmix", "1"), ()])
 def test_accuracies_of_mixed_images_are_called_so_in_log_and_tensorboard_and_those_of_validation_are_not(flags, clock):
-    reporter, writer = told(*flags)
-    progress = Progress()
-    reporter.begin_epoch(progress, 5)
-    clock.now += 1
-    reporter.window(after_steps(progress, 5), None)
+    reporter, progress, writer = after_window(clock, *flags)
     reporter.end_training(progress)
     result = Report(0.5, 80.0, 100.0, 360)
     reporter.epoch(reporter.row(progress, result, None), result, None, best=True)
@@ -126,11 +125,9 @@ def test_accuracies_of_mixed_images_are_called_so_in_log_and_tensorboard_and_tho
 
 def test_after_the_last_epoch_with_mixing_accuracies_are_called_as_without(clock):
     for off, mixed in (("1", False), ("2", True)):
-        reporter, writer = told("--mixup", "0.2", "--mixup-off-epoch", off)
-        progress = Progress(epoch=1)
-        reporter.begin_epoch(progress, 5)
-        clock.now += 1
-        reporter.window(after_steps(progress, 4), BAR)
+        _, _, writer = after_window(
+            clock, "--mixup", "0.2", "--mixup-off-epoch", off, progress=Progress(epoch=1), count=4
+        )
         assert ("top1 (mixed) 50.00" in writer.lines[0]) == mixed and ("top1 50.00" in writer.lines[0]) != mixed
 
 
@@ -227,11 +224,8 @@ def test_the_line_of_a_silence_names_the_step_that_is_under_way(clock):
 
 def test_the_line_at_an_epochs_end_is_of_the_whole_epoch_and_says_so_where_it_was_cut(clock):
     """The steps since the last line, often a few, read like the epoch's."""
-    reporter, writer = told("--print-freq", "4", "--epochs", "3")
-    progress = Progress()
-    reporter.begin_epoch(progress, 5)
-    clock.now += 2
-    reporter.window(after_steps(progress, 4), BAR)
+    flags = ("--print-freq", "4", "--epochs", "3")
+    reporter, progress, writer = after_window(clock, *flags, count=4, seconds=2)
     progress.epoch_sums[0] += 400.0  # of loss, so that the last step's mean is another than the epoch's
     clock.now += 2
     after_steps(progress, 1)
@@ -253,11 +247,7 @@ def time_left(writer):
 
 
 def test_the_time_left_is_that_of_the_steps_and_of_the_validations_still_to_come(clock):
-    reporter, writer = told("--epochs", "3")
-    progress = Progress()
-    reporter.begin_epoch(progress, 100)
-    clock.now += 50
-    reporter.window(after_steps(progress, 25), BAR)  # 2 seconds a step
+    reporter, progress, writer = after_window(clock, "--epochs", "3", of=100, count=25, seconds=50)  # 2 a step
     assert time_left(writer) == "02:30 of the epoch, 09:10 of the run", "75 and 275 steps; no validation seen yet"
     clock.now += 150
     reporter.end_training(after_steps(progress, 75))
@@ -275,20 +265,13 @@ def test_the_time_left_is_that_of_the_steps_and_of_the_validations_still_to_come
 
 
 def test_the_time_left_of_a_run_that_goes_on_does_not_count_the_steps_before(clock):
-    reporter, writer = told("--epochs", "1")
-    progress = after_steps(Progress(), 60)
-    reporter.begin_epoch(progress, 100)
-    clock.now += 20
-    reporter.window(after_steps(progress, 20), BAR)
+    begun = after_steps(Progress(), 60)
+    _, _, writer = after_window(clock, "--epochs", "1", progress=begun, of=100, count=20, seconds=20)
     assert time_left(writer) == "00:20 of the run"
 
 
 def test_the_time_left_ends_where_max_steps_cuts_the_run(clock):
-    reporter, writer = told("--epochs", "9", "--max-steps", "130")
-    progress = Progress()
-    reporter.begin_epoch(progress, 100)
-    clock.now += 10
-    reporter.window(after_steps(progress, 10), BAR)
+    _, _, writer = after_window(clock, "--epochs", "9", "--max-steps", "130", of=100, count=10, seconds=10)
     assert time_left(writer) == "01:30 of the epoch, 02:00 of the run"
 
 
@@ -343,28 +326,18 @@ def test_tensorboard_is_named_by_its_path_where_its_name_would_not_find_it(on_pa
 
 
 def test_metrics_csv_has_six_significant_digits_of_floats_and_whole_counts_also_after_a_resume(tmp_path):
-    row = {
-        "epoch": 1,
-        "step": 12_345_678,
-        "lr": 0.1 / 3,
-        "val_loss": math.nan,
-        "val_top1": 100 * 355 / 360,
-        "val_count": 1_281_167,
-        "images_per_second": 1_234_567.8,
-        "tiny": 1.23456789e-9,
-        "round": 100.0,
+    shown = {
+        "epoch": (1, "1"),
+        "step": (12_345_678, "12345678"),
+        "lr": (0.1 / 3, "0.0333333"),
+        "val_loss": (math.nan, "nan"),
+        "val_top1": (100 * 355 / 360, "98.6111"),
+        "val_count": (1_281_167, "1281167"),
+        "images_per_second": (1_234_567.8, "1234570.0"),
+        "tiny": (1.23456789e-9, "1.23457e-09"),
+        "round": (100.0, "100.0"),
     }
-    expected = {
-        "epoch": "1",
-        "step": "12345678",
-        "lr": "0.0333333",
-        "val_loss": "nan",
-        "val_top1": "98.6111",
-        "val_count": "1281167",
-        "images_per_second": "1234570.0",
-        "tiny": "1.23457e-09",
-        "round": "100.0",
-    }
+    row, expected = ({name: pair[place] for name, pair in shown.items()} for place in (0, 1))
     for epoch in (1, 2):  # the second goes on with the file of the first
         writer = Writer(tmp_path, progress=False, resumed=(1, 0) if epoch == 2 else None)
         writer.epoch(row | {"epoch": epoch})
@@ -372,20 +345,15 @@ def test_metrics_csv_has_six_significant_digits_of_floats_and_whole_counts_also_
     assert csv_rows(tmp_path / "metrics.csv") == [expected, expected | {"epoch": "2"}]
 
 
-def columns_after(folder, *rows):
-    """The header of metrics.csv and its rows after each of ``rows`` in a process of its own."""
-    for epochs, row in enumerate(rows):
-        writer = Writer(folder, progress=False, resumed=(epochs, 0) if epochs else None)
-        writer.epoch({"epoch": epochs + 1} | row)
-        writer.close()
-    table = csv_rows(folder / "metrics.csv")
-    return list(table[0]), table
-
-
 def test_no_column_of_an_earlier_epoch_is_lost_when_later_ones_have_others(tmp_path):
     cut = {"val_loss": 1.0, "val_top1": 90.0, "max_val_batches": 2, "seconds": 3.0}
     whole = {"val_loss": 1.0, "val_top1": 80.0, "seconds": 3.0, "train_penalty": 0.5, "train_loss": 0.25}
-    names, rows = columns_after(tmp_path, cut, {"seconds": 3.0}, whole)
-    assert names == ["epoch", "val_loss", "val_top1", "max_val_batches", "seconds", "train_penalty", "train_loss"]
+    for epochs, row in enumerate((cut, {"seconds": 3.0}, whole)):  # each in a process of its own
+        writer = Writer(tmp_path, progress=False, resumed=(epochs, 0) if epochs else None)
+        writer.epoch({"epoch": epochs + 1} | row)
+        writer.close()
+    rows = csv_rows(tmp_path / "metrics.csv")
+    names = ["epoch", "val_loss", "val_top1", "max_val_batches", "seconds", "train_penalty", "train_loss"]
+    assert [*rows[0]] == names
     assert [row["max_val_batches"] for row in rows] == ["2", "", ""]
     assert [row["train_penalty"] for row in rows] == ["", "", "0.5"]

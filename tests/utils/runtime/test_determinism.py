@@ -116,9 +116,3 @@ def test_adaptive_pooling_to_several_places_is_refused_on_a_gpu_and_to_one_place
     vgg = build_model(parse(["--arch", "vgg11"]).model, classes=10, channels=3, image_size=64)
     for model in (vgg, timm.create_model("resnet18"), torchvision.models.resnet18()):
         refuse_without_determinism(model.cuda(), images, autocast, training=True)
-
-
-def test_adaptive_pooling_to_one_place_is_a_mean():
-    """What the test before relies on, as far as a CPU can tell."""
-    pooled = nn.AdaptiveAvgPool2d(1)(torch.randn(2, 3, 4, 4, requires_grad=True))
-    assert type(pooled.grad_fn).__name__.startswith("Mean")
