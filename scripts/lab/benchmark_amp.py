@@ -32,21 +32,17 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from scripts.common.timing import Spread
-    from scripts.lab.benchmarks.steps import Workload
     from utils.runtime.distributed import Distributed
 
 NAME = "lab/benchmark_amp.py"
-FORMATS = ("fp32", "tf32", "fp16", "bf16")
 ACCOUNTING = "--accounting"
 # The flags of each kind of benchmark, with their defaults. A flag of the other kind is a mistake.
 KINDS = {
-    "the MLP": {"width": 4096, "layers": 3, "batch_size": 512, "steps": 50, "rounds": 3, "only": FORMATS},
+    "the MLP": {"width": 4096, "layers": 3, "batch_size": 512, "rounds": 3},
     ACCOUNTING: {
         "arch": "resnet18",
         "image_size": 32,
         "batch_size": 128,
-        "steps": 50,
         "rounds": 6,
         "amp": None,
         "ema_decay": None,
@@ -54,14 +50,6 @@ KINDS = {
 }
 BARE = "bare loop"
 OURS = "TraVal.training_step"
-GRAPHS = "as CUDA graphs"
-AVERAGE = "with a moving average"
-COLUMNS = {BARE: "bare", OURS: "training_step", GRAPHS: "graphs", AVERAGE: "average"}
-COSTS = {
-    OURS: "Accounting costs {}.",
-    GRAPHS: "Accounting, with steps as graphs, costs {}.",
-    AVERAGE: "Accounting and moving average together cost {}.",
-}
 
 
 def main(argv: list[str]) -> int:
@@ -70,10 +58,7 @@ def main(argv: list[str]) -> int:
     from utils.runtime.distributed import Distributed
 
     with Distributed(RankInfo(), RunSettings(device=own.device)) as distributed:
-        return account(own, distributed) if own.accounting else benchmark(own, distributed)
-
-
-# -------------------------------------------------------------------------------------------- flags
+        return account(own, distributed) if own.accounting else benchmark(own, distributed.device)
 
 
 def build_parser() -> ToolParser:
@@ -82,10 +67,8 @@ def build_parser() -> ToolParser:
     parser.add_argument("--width", **number, help="inputs and outputs of each layer of the MLP [4096]")
     parser.add_argument("--layers", **number, help="linear layers of the MLP [3]")
     parser.add_argument("--batch-size", "-b", **number, help="samples a step [512; with --accounting 128]")
-    parser.add_argument("--steps", **number, help="timed steps a round [50]")
+    parser.add_argument("--steps", **number, default=50, help="timed steps a round [50]")
     parser.add_argument("--rounds", **number, help="rounds of each row, interleaved [3; with --accounting 6]")
-    parser.add_argument("--only", nargs="+", choices=FORMATS, metavar="FORMAT", help=f"of {', '.join(FORMATS)} [all]")
-    parser.add_argument("--no-memory", dest="memory", action="store_false", help="leave a GPU's peak memory out")
     parser.add_argument(ACCOUNTING, action="store_true", help="compare main.py's training step with a bare loop")
     parser.add_argument("--arch", "-a", metavar="NAME", help="with --accounting: a network, as for main.py [resnet18]")
     parser.add_argument("--image-size", **number, help="with --accounting: pixels [32]")
@@ -116,45 +99,6 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     return own
 
 
-# ---------------------------------------------------------------------------------------- benchmark
-
-
-def benchmark(own: argparse.Namespace, distributed: Distributed) -> int:
-    """Measure all formats, print the table, write it to the output folder and return the exit code."""
-    from scripts.common.timing import failure_of, unsupported
-    from scripts.lab.benchmarks.steps import GRAPH, HEADERS, cells, csv_row, mlp, time_round
-    from utils.loop.step_graph import NotRecorded
-
-    device = distributed.device
-    workload = mlp(own.width, own.layers, own.batch_size, own.steps)
-    skipped = {name: reason for name in own.only if (reason := unsupported(name, device))}
-    formats = [name for name in FORMATS if name in own.only and name not in skipped]
-    if not formats:
-        raise UserError(*(f"--only {name}: {reason}" for name, reason in skipped.items()))
-    if device.type == "cuda":
-        formats += [name + GRAPH for name in formats]
-    folder = make_folder(own.output)
-    about = begin(own, workload.text, device)
-    sides = {name: partial(time_round, workload, own.steps, name, device) for name in formats}
-
-    def failed(_: str, error: Exception) -> str:
-        return str(error) if isinstance(error, NotRecorded) else failure_of(error, compiled=False)
-
-    rounds, failures = in_rounds(sides, own.rounds, failed)
-    first = [] if formats[0] in failures else rounds[formats[0]]
-    rows = [csv_row(name, rounds[name], first, own.batch_size, failures.get(name, "")) for name in formats]
-    memory = own.memory and device.type == "cuda"
-    shown = [cells(row, memory) for row in rows]
-    print(table(HEADERS[: len(shown[0])], shown))
-    print(f"Time: median of the rounds; speed-up: median of the rounds' own ratios to {formats[0]}.")
-    if memory:
-        print("Peak memory: the most that all tensors together took during the timed steps (max_memory_allocated).")
-    for name, reason in skipped.items():
-        print(f"{name} is left out: {reason}.")
-    write_rows(folder / "amp.csv", [row | about for row in rows])
-    return 0 if len(failures) < len(rows) else 1
-
-
 def begin(own: argparse.Namespace, what: str, device: torch.device) -> dict[str, Any]:
     """Print the device and the workload; return the CSV columns about them."""
     import torch
@@ -179,12 +123,69 @@ def in_rounds(sides: dict[str, Callable[[], Any]], rounds: int, *failure_of: Cal
     return interleaved(sides, rounds, measured, *failure_of)
 
 
-def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write a CSV file and print its path."""
+def finish(headers: Sequence[str], cells: Sequence[Sequence[str]], path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Print the table of ``cells``, and write ``rows`` to a CSV file."""
     from scripts.common.output import write_csv
 
+    print(table(headers, cells))
     write_csv(path, rows)
-    print(f"File: {path}")
+    print(f"Medians of the rounds; ratios are medians of the rounds' own. File: {path}")
+
+
+# ---------------------------------------------------------------------------------------- benchmark
+
+
+def benchmark(own: argparse.Namespace, device: torch.device) -> int:
+    """Measure all formats, print the table, write it to the output folder and return the exit code."""
+    from scripts.common.timing import Spread, failure_of, ratios, unsupported
+    from scripts.lab.benchmarks.steps import AMP, GRAPH, Round, time_round
+    from utils.loop.step_graph import NotRecorded
+
+    folder = make_folder(own.output)
+    shape = (own.width, own.layers, own.batch_size)
+    about = begin(own, f"MLP of {own.layers} linear layers {own.width}-{own.width}, batch {own.batch_size}", device)
+    skipped = {name: reason for name in AMP if (reason := unsupported(name, device))}
+    formats = [name for name in AMP if name not in skipped]
+    on_gpu = device.type == "cuda"
+    formats += [name + GRAPH for name in formats] * on_gpu
+    sides = {name: partial(time_round, name, *shape, own.steps, device) for name in formats}
+
+    def failed(_: str, error: Exception) -> str:
+        return str(error) if isinstance(error, NotRecorded) else failure_of(error, compiled=False)
+
+    rounds, failures = in_rounds(sides, own.rounds, failed)
+    fp32: list[Round] = [] if "fp32" in failures else rounds["fp32"]
+    rows = []
+    for name in formats:
+        seconds = [] if name in failures else [one.seconds for one in rounds[name]]
+        ms = Spread.of([1000 * one for one in seconds]) if seconds else (None, None, None)
+        peaks = [max(one.peak_bytes for one in some) for some in (rounds[name], fp32) if some and on_gpu and seconds]
+        row = {
+            "format": name,
+            **dict(zip(("ms_per_step", "ms_min", "ms_max"), ms, strict=True)),
+            "images_per_second": 1000 * own.batch_size / ms[0] if seconds else None,
+            "speed_up": ratios([one.seconds for one in fp32], seconds).median if seconds and fp32 else None,
+            "peak_bytes": peaks[0] if peaks else None,
+            "memory_ratio": peaks[0] / peaks[1] if len(peaks) == 2 else None,
+            "failure": failures.get(name, ""),
+        }
+        rows.append(row | about)
+    headers = ["format", "ms a step", "min - max", "images/s", "speed-up", *["peak MB", "memory"] * on_gpu]
+    finish(headers, [cells(row)[: len(headers)] for row in rows], folder / "amp.csv", rows)
+    for name, reason in skipped.items():
+        print(f"{name} is left out: {reason}.")
+    return 0 if len(failures) < len(rows) else 1
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """Text cells of a format's row; the last two are about a GPU's memory, the most that all tensors took together."""
+    label = row["format"].replace("fp16", "fp16 + scaler")
+    if row["failure"]:
+        return [label, row["failure"], *[""] * 5]
+    values = {**row, "peak_mb": None if row["peak_bytes"] is None else row["peak_bytes"] / 1e6}
+    shown = {"images_per_second": "{:,.0f}", "speed_up": "{:.2f}x", "peak_mb": "{:,.1f}", "memory_ratio": "{:.2f}x"}
+    figures = ["-" if values[name] is None else form.format(values[name]) for name, form in shown.items()]
+    return [label, f"{row['ms_per_step']:,.2f}", f"{row['ms_min']:,.2f} - {row['ms_max']:,.2f}", *figures]
 
 
 # --------------------------------------------------------------------------------------- accounting
@@ -194,67 +195,42 @@ def account(own: argparse.Namespace, distributed: Distributed) -> int:
     """Compare main.py's training step with a bare loop: same weights, same batch, rounds interleaved."""
     from models.build import unknown_arch
     from scripts.common.timing import Spread, busy_seconds, ratios, timed, warm_up
-    from scripts.lab.benchmarks.steps import classification
 
     if mistake := unknown_arch(own.arch):
         raise UserError(mistake)
     device = distributed.device
-    args = accounting_settings(own, device)
-    workload = classification(own.arch, own.image_size, own.batch_size)
+    settings = accounting_settings(own, device)
     folder = make_folder(own.output)
-    about = begin(own, f"{workload.text}, mixed precision {args.precision.amp}", device)
-    sides = loops(args, workload, distributed)
+    size = f"images 3x{own.image_size}x{own.image_size}, batch {own.batch_size}"
+    about = begin(own, f"{own.arch}, {size}, mixed precision {settings[OURS].precision.amp}", device)
+    sides = loops(own, settings, distributed)
     for run in sides.values():
         warm_up(run, device)
     runs = {name: partial(timed, partial(run, own.steps), device) for name, run in sides.items()}
     seconds, _ = in_rounds(runs, own.rounds)
     ms = {name: [1000 * took / own.steps for took, _ in row] for name, row in seconds.items()}
-    spreads = {name: Spread.of(values) for name, values in ms.items()}
-    rows = [[name, f"{s.median:,.2f}", f"{s.low:,.2f} - {s.high:,.2f}"] for name, s in spreads.items()]
-    print(table(["step", "ms a step", "min - max"], rows))
-    for name, words in COSTS.items():
-        if name in ms:
-            print(words.format(cost(ratios(ms[name], ms[BARE]))))
-    print(f"Medians of {own.rounds} ratios to the bare loop's round beside it; sums are read every {own.steps} steps.")
-    columns = {f"{COLUMNS[name]}_ms": values for name, values in ms.items()}
-    columns |= {f"{COLUMNS[name]}_ratio": [a / b for a, b in zip(ms[name], ms[BARE], strict=True)] for name in ms}
+    busy = {}
     if device.type == "cuda":
         busy = {name: 1000 * busy_seconds(partial(run, own.steps)) / own.steps for name, run in sides.items()}
-        print("\n".join(f"The GPU is busy for {each:,.2f} ms of a step: {name}." for name, each in busy.items()))
-        columns |= {f"{COLUMNS[name]}_busy_ms": [each] * own.rounds for name, each in busy.items()}
-    pairs = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    write_rows(folder / "accounting.csv", [{"round": n} | pair | about for n, pair in enumerate(pairs, 1)])
+    shown = []
+    for name, values in ms.items():
+        spread = Spread.of(values)
+        cost = [f"{100 * (each - 1):+.2f}" for each in ratios(values, ms[BARE])]
+        row = [name, f"{spread.median:,.2f}", f"{spread.low:,.2f} - {spread.high:,.2f}"]
+        row.append("" if name == BARE else f"{cost[0]} % ({cost[1]} to {cost[2]} %)")
+        shown.append([*row, *([f"{busy[name]:,.2f}"] if busy else [])])
+    rows = [
+        {"round": number, "step": name, "ms": value, "ratio": value / bare, "busy_ms": busy.get(name)} | about
+        for name, values in ms.items()
+        for number, (value, bare) in enumerate(zip(values, ms[BARE], strict=True), 1)
+    ]
+    headers = ["step", "ms a step", "min - max", "beyond the bare loop", *["the GPU is busy"] * bool(busy)]
+    finish(headers, shown, folder / "accounting.csv", rows)
     return 0
 
 
-def cost(ratio: Spread) -> str:
-    """Text about what a step costs beyond the bare loop, given the ``ratio`` of their times."""
-    median, low, high = (f"{100 * (each - 1):+.2f}" for each in ratio)
-    unclear = ratio.low < 1 < ratio.high
-    hint = "; rounds disagree on the sign: more of them, or an idle machine, will tell" if unclear else ""
-    return f"{median} % ({low} to {high} %){hint}"
-
-
-def loops(args: Settings, workload: Workload, distributed: Distributed) -> dict[str, Callable[[int], None]]:
-    """By side, a function that runs a given number of steps; all sides begin with the same weights."""
-    on_gpu = distributed.device.type == "cuda"
-    training = workload.start(args.precision, distributed.device, fused=on_gpu or None)
-    network = training.network
-    without = dataclasses.replace(args, average=dataclasses.replace(args.average, ema_decay=None))
-    sides = {
-        BARE: training.run,
-        OURS: accounted(without, copy.deepcopy(network), *training.batches[0], distributed),
-    }
-    if on_gpu:
-        graphs = dataclasses.replace(without, model=dataclasses.replace(args.model, cuda_graph="auto"))
-        sides[GRAPHS] = accounted(graphs, copy.deepcopy(network), *training.batches[0], distributed)
-    if args.average.ema_decay is not None:
-        sides[AVERAGE] = accounted(args, copy.deepcopy(network), *training.batches[0], distributed)
-    return sides
-
-
-def accounting_settings(own: argparse.Namespace, device: torch.device) -> Settings:
-    """Training settings for both sides, with a loss scale at which no healthy network skips a step."""
+def accounting_settings(own: argparse.Namespace, device: torch.device) -> dict[str, Settings]:
+    """Training settings of each side but the bare loop, with a loss scale at which no healthy network skips a step."""
     from scripts.common.timing import WARM_UP_STEPS
     from utils.config import arguments
     from utils.config.groups.precision import PrecisionSettings
@@ -263,7 +239,27 @@ def accounting_settings(own: argparse.Namespace, device: torch.device) -> Settin
     amp = resolve_amp(PrecisionSettings(amp=own.amp), device)
     line = f"--amp {amp} --init-scale 1024 --device {device.type} --batch-size {own.batch_size}".split()
     line += ["--print-freq", str(max(own.steps, WARM_UP_STEPS))]
-    return arguments.parse([*line, *(["--ema-decay", own.ema_decay] if own.ema_decay else [])])
+    sides: dict[str, list[str]] = {OURS: []}
+    if device.type == "cuda":
+        sides["as CUDA graphs"] = ["--cuda-graph", "auto"]
+    if own.ema_decay:
+        sides["with a moving average"] = ["--ema-decay", own.ema_decay]
+    return {name: arguments.parse([*line, *flags]) for name, flags in sides.items()}
+
+
+def loops(
+    own: argparse.Namespace, settings: dict[str, Settings], distributed: Distributed
+) -> dict[str, Callable[[int], None]]:
+    """By side, a function that runs a given number of steps; all sides begin with the same weights."""
+    from scripts.lab.benchmarks.steps import Training, classification
+
+    device = distributed.device
+    network, batches = classification(own.arch, own.image_size, own.batch_size, device)
+    fused = device.type == "cuda" or None
+    bare = Training(copy.deepcopy(network), batches, settings[OURS].precision, momentum=0.9, fused=fused)
+    return {BARE: bare.run} | {
+        name: accounted(args, copy.deepcopy(network), *batches[0], distributed) for name, args in settings.items()
+    }
 
 
 def accounted(

@@ -1,155 +1,88 @@
 """Comparisons of training on a GPU: images in memory (ResNet-50, ViT-S/16, ResNet-18 on CIFAR-10), and JPEG files.
 
 The runs compared in a row of the table use the same network, batch, dtype and memory format. None sets TF32; all let
-cuDNN choose its algorithms. Nothing before a run's second epoch is timed, not even compiling.
+cuDNN choose its algorithms. Nothing before a run's second epoch is timed, not even compiling. With ``--tiny``, flags at
+the end of each command replace its size.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from scripts.lab.benchmarks import data
-from scripts.lab.benchmarks.measure import (
-    BARE,
-    PERCENT,
-    RATE,
-    TIMM,
-    WITHOUT_TIMM,
-    CommandFailure,
-    Match,
-    Measure,
-    Rival,
-    Setup,
-    main_run,
-    peer,
-    warm_data_wait,
-    warm_images_per_second,
-)
+from scripts.lab.benchmarks.measure import BARE, RATE, TIMM, WITHOUT_TIMM, Match, Rival, main_run, peer
 
-# main.py's synthetic data
-SYNTHETIC_IMAGES = 12_800
-SYNTHETIC_CLASSES = 1000
+SYNTHETIC_IMAGES = 12_800  # main.py's, of as many classes as ImageNet
+RGB = ("--channels", 3, "--classes", 1000)
 CIFAR_IMAGES = 50_000
 GUESSED_RATE = 50_000  # images per second of ResNet-18 at 32 pixels, to choose how many epochs take --seconds
-TINY_IMAGES = 16
-FEW = ("--train-samples", TINY_IMAGES, "--val-batch-size", 640)
-LR = ("--lr", 0.01)
+TINY_SHAPE = ("--arch", "fc", "--batch-size", 8)
+TINY_RUN = ("--train-samples", 16, "--val-batch-size", 640, "--epochs", 2)
 
 
-def in_memory(setup: Setup, arch: str, amp: str, compiled: bool = False) -> Iterator[Match | str]:
-    """Compare speed on random images of 224 pixels in GPU memory, two timed epochs of 100 steps. Yields a ``Match``."""
-    shape = ("--arch", arch, "--image-size", 224)
-    batch_size = 128
-    if setup.tiny:
-        shape = ("--arch", "fc", "--image-size", 8)
-        batch_size = 8
-    batch = ("--batch-size", batch_size)
-    images = TINY_IMAGES if setup.tiny else SYNTHETIC_IMAGES
-    common = ("--amp", amp, "--channels-last", *["--compile"] * compiled, "--device", setup.device.type)
-    few = FEW if setup.tiny else ()
-    epochs = 2 if setup.tiny else 3
-    run = ("--dataname", "synthetic", *shape, *batch, *common, *few, "--epochs", epochs, *LR)
-    ours = main_run(setup, *run)
-    rgb = ("--channels", 3, "--classes", SYNTHETIC_CLASSES)
-    rivals = [Rival(f"{BARE}, one batch", peer(setup, "bare", *shape, *rgb, *batch, *common), 0.98)]
-    rivals.append(_as_graphs(setup, *run))
-    if setup.timm_train:
-        given = ("--train-script", setup.timm_train, "--given-batches", images // batch_size)
-        timm = peer(setup, "timm", *shape, *rgb, *batch, *common, *given)
-        rivals.append(Rival(f"{TIMM}, one batch", timm, 1.0))
+def in_memory(own: argparse.Namespace, arch: str, amp: str, compiled: bool = False) -> Iterator[Match | str]:
+    """Compare speed on random images of 224 pixels in GPU memory, two timed epochs of 100 steps."""
+    common = (*at_224_pixels(own, arch), "--amp", amp, "--channels-last", *["--compile"] * compiled)
+    rivals = [Rival(f"{BARE}, one batch", peer(own, "bare", *common, *RGB), 0.98)]
+    run = ("--dataname", "synthetic", *training(own, *common, epochs=3))
+    rivals.append(as_graphs(own, *run))
+    if own.timm_train:
+        steps = 2 if own.tiny else SYNTHETIC_IMAGES // 128
+        given = ("--train-script", own.timm_train, "--given-batches", steps)
+        rivals.append(Rival(f"{TIMM}, one batch", peer(own, "timm", *common, *RGB, *given), 1.0))
     else:
         yield WITHOUT_TIMM
-    yield Match(f"{arch}, 224 pixels, {amp}{', compiled' * compiled}", RATE, ours, rivals)
+    yield Match(f"{arch}, 224 pixels, {amp}{', compiled' * compiled}", RATE, main_run(own, *run), rivals)
 
 
-def resident(setup: Setup) -> Iterator[Match | str]:
-    """Compare speed of ResNet-18 on CIFAR-10 held and augmented in GPU memory, in fp16. Yields a ``Match``."""
-    shape = ("--arch", "fc" if setup.tiny else "resnet18", "--image-size", 32)
-    batch_size = 512
-    which = ("--dataname", "synthetic")
-    classes = SYNTHETIC_CLASSES
-    images = SYNTHETIC_IMAGES
-    if setup.cifar10:
-        which = ("--dataname", "cifar10", "--datapath", setup.cifar10)
-        classes = 10
-        images = CIFAR_IMAGES
-    epochs = 1 + max(2, math.ceil(setup.seconds * GUESSED_RATE / images))
-    few = ()
-    if setup.tiny:
-        batch_size = 8
-        epochs = 2
-        few = FEW
-    common = ("--batch-size", batch_size, "--amp", "fp16", "--channels-last", "--device", setup.device.type)
-    run = (*which, *shape, "--loader", "resident", *common, *few, "--epochs", epochs, *LR)
-    ours = main_run(setup, *run)
-    bare = peer(setup, "bare", *shape, "--channels", 3, "--classes", classes, *common)
-    what = f"resnet18, {'CIFAR-10' if setup.cifar10 else 'synthetic images'}, fp16"
-    yield Match(what, RATE, ours, [Rival(f"{BARE}, one batch", bare, 0.95), _as_graphs(setup, *run)])
+def resident(own: argparse.Namespace) -> Iterator[Match | str]:
+    """Compare speed of ResNet-18 on CIFAR-10 held and augmented in GPU memory, in fp16."""
+    if not own.cifar10:
+        yield "resident is left out: give --cifar10 DIR"
+        return
+    shape = ("--arch", "resnet18", "--image-size", 32, "--batch-size", 512, *TINY_SHAPE * own.tiny)
+    common = (*shape, "--amp", "fp16", "--channels-last", "--device", own.device)
+    epochs = 1 + max(2, math.ceil(own.seconds * GUESSED_RATE / CIFAR_IMAGES))
+    data = ("--dataname", "cifar10", "--datapath", own.cifar10, "--loader", "resident")
+    run = (*data, *training(own, *common, epochs=epochs))
+    bare = peer(own, "bare", *common, "--channels", 3, "--classes", 10)
+    rivals = [Rival(f"{BARE}, one batch", bare, 0.95), as_graphs(own, *run)]
+    yield Match("resnet18, CIFAR-10, fp16", RATE, main_run(own, *run), rivals)
 
 
-def _as_graphs(setup: Setup, *flags: object) -> Rival:
+def jpeg(own: argparse.Namespace, arch: str) -> Iterator[Match | str]:
+    """Compare JPEG files decoded by the CPU with images in memory and, if there is one, with decoding on the GPU."""
+    if not own.images:
+        yield f"jpeg-{arch} is left out: give --images DIR, class folders below train/ and val/"
+        return
+    common = (*at_224_pixels(own, arch), "--amp", "fp16", "--channels-last")
+    run = training(own, *common, epochs=4)
+    files = ("--dataname", "folder", "--datapath", own.images, "--loader", "stream", *run)
+    rivals = [Rival("images in memory", main_run(own, "--dataname", "synthetic", *run))]
+    if own.device == "cuda":
+        rivals.append(Rival("decoded by the GPU", main_run(own, *files, "--decode", "gpu")))
+    if own.timm_train and arch == "resnet50":  # with our augmentation, and a worker for each thread
+        classes = sum(path.is_dir() for path in (Path(own.images) / "train").iterdir())
+        given = ("--train-script", own.timm_train, "--tree", own.images, "--workers", own.threads, "--plain-crops")
+        timm = peer(own, "timm", *common, "--channels", 3, "--classes", classes, *given)
+        rivals.append(Rival(f"{TIMM}, {own.threads} workers", timm))
+    ours = main_run(own, *files, "--decode", "cpu")
+    yield Match(f"{arch}, JPEG files decoded by the CPU, fp16", RATE, ours, rivals)
+
+
+def at_224_pixels(own: argparse.Namespace, arch: str) -> tuple[object, ...]:
+    """Flags of network, batch and device that all sides of a row have."""
+    tiny = (*TINY_SHAPE, "--image-size", 8) * own.tiny
+    return ("--arch", arch, "--image-size", 224, "--batch-size", 128, *tiny, "--device", own.device)
+
+
+def training(own: argparse.Namespace, *flags: object, epochs: int) -> tuple[object, ...]:
+    """``flags`` with those that only main.py has."""
+    return (*flags, "--lr", 0.01, "--epochs", epochs, *TINY_RUN * own.tiny)
+
+
+def as_graphs(own: argparse.Namespace, *flags: object) -> Rival:
     """Rival: the same run of main.py with its steps recorded as CUDA graphs."""
-    return Rival("--cuda-graph auto", main_run(setup, *flags, "--cuda-graph", "auto"))
-
-
-# ---------------------------------------------------------------------------------------- JPEG files
-
-
-def jpeg(setup: Setup, arch: str) -> Iterator[Match | str]:
-    """Compare JPEG files decoded by the CPU with images in memory and, if possible, with decoding on the GPU.
-
-    Yields a ``Match`` of speeds, then one for each decoder with the host's wait for data. Only the ratios tell what
-    waiting costs: while the host waits, the GPU may still have steps to do, and a host that decodes on the GPU (nvJPEG)
-    waits for the GPU.
-    """
-    tree = data.jpeg_tree(setup.images, setup.scratch)
-    if not setup.images:
-        yield "the JPEG files are cut from two photographs; give --images DIR, class folders below train/ and val/"
-    size, batch_size, epochs = (8, 8, 2) if setup.tiny else (224, 128, 4)
-    shape = ("--arch", "fc" if setup.tiny else arch, "--image-size", size, "--batch-size", batch_size)
-    common = (*shape, "--amp", "fp16", "--channels-last", "--device", setup.device.type)
-    few = FEW if setup.tiny else ()
-    training = (*common, *few, "--epochs", epochs, *LR, "--print-freq", 1 if setup.tiny else 10)
-    files = ("--dataname", "folder", "--datapath", tree, "--loader", "stream")
-    by_cpu = _FilesRun(setup, *files, "--decode", "cpu", *training)
-    rivals = [Rival("images in memory", main_run(setup, "--dataname", "synthetic", *training))]
-    waits = {"CPU": by_cpu}
-    if not setup.on_gpu:
-        yield "decoding on a GPU is left out: there is none"
-    else:
-        waits["GPU"] = _FilesRun(setup, *files, "--decode", "gpu", *training)
-        rivals.append(Rival("decoded by the GPU", waits["GPU"].rate))
-    if setup.timm_train and arch == "resnet50":
-        rivals.append(Rival(f"{TIMM}, {setup.threads} workers", timm_on_files(setup, tree, *common)))
-    yield Match(f"{arch}, JPEG files decoded by the CPU, fp16", RATE, by_cpu.rate, rivals)
-    for decoder, run in waits.items():
-        yield Match(f"{arch}, JPEG files decoded by the {decoder}: the host waits", PERCENT, run.wait, [Rival()])
-
-
-def timm_on_files(setup: Setup, tree: Path, *common: object) -> Measure:
-    """Measurement of timm's train.py on the same files, with our augmentation and one worker per thread."""
-    classes = sum(path.is_dir() for path in (tree / "train").iterdir())
-    given = ("--train-script", setup.timm_train, "--tree", tree, "--workers", setup.threads, "--plain-crops")
-    return peer(setup, "timm", *common, "--channels", 3, "--classes", classes, *given)
-
-
-class _FilesRun:
-    """Two measures of runs: ``rate`` makes a run and returns its speed, ``wait`` returns a run's data wait in percent.
-
-    Each call of ``wait`` takes the oldest run not yet reported.
-    """
-
-    def __init__(self, setup: Setup, *flags: object) -> None:
-        self._waits: list[float] = []
-        self.rate = main_run(setup, *flags, read=self._read)
-
-    def _read(self, folder: Path) -> float:
-        self._waits.append(warm_data_wait(folder))
-        return warm_images_per_second(folder)
-
-    def wait(self) -> float:
-        if not self._waits:
-            raise CommandFailure("the run before failed")
-        return self._waits.pop(0)
+    return Rival("--cuda-graph auto", main_run(own, *flags, "--cuda-graph", "auto"))

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from torchvision.datasets import MNIST
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
@@ -48,7 +49,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("name", choices=("bare", "torchvision-mnist", "timm"))
     for name, default in {"arch": "fc", "batch-size": 128, "image-size": 28, "channels": 1, "classes": 10}.items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
-    parser.add_argument("--mnist", help="folder as torchvision's MNIST wants it")
+    parser.add_argument("--mnist", help="folder of the idx files")
     parser.add_argument("--tree", help="class folders below train/ and val/")
     parser.add_argument("--train-script", help="timm's train.py")
     parser.add_argument("--given-batches", type=int, default=0, help="timm: random batches an epoch, without a --tree")
@@ -113,11 +114,17 @@ def one(own: argparse.Namespace) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         yield images, targets
 
 
+class IdxFiles(MNIST):
+    """torchvision's MNIST, read from a folder that holds the four files itself."""
+
+    @property
+    def raw_folder(self) -> str:
+        return self.root
+
+
 def mnist_in_memory(own: argparse.Namespace) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield batches of MNIST, normalised floats in memory, in a new random order each epoch."""
-    from torchvision.datasets import MNIST
-
-    data = MNIST(own.mnist)
+    data = IdxFiles(own.mnist)
     images = ((data.data[:, None].float() / 255 - MEAN) / STD).to(own.device)
     targets = data.targets.to(own.device)
     while True:
@@ -129,10 +136,9 @@ def torchvision_mnist(own: argparse.Namespace) -> Iterator[tuple[torch.Tensor, t
     """Yield batches of torchvision's MNIST, transformed sample by sample in a DataLoader as in PyTorch's examples."""
     from torch.utils.data import DataLoader
     from torchvision import transforms
-    from torchvision.datasets import MNIST
 
     transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((MEAN,), (STD,))])
-    data = MNIST(own.mnist, transform=transform)
+    data = IdxFiles(own.mnist, transform=transform)
     loader = DataLoader(data, own.batch_size, shuffle=True, num_workers=own.workers, persistent_workers=own.workers > 0)
     while True:
         for images, targets in loader:

@@ -7,14 +7,15 @@ Precision", trains an MLP of linear layers with ReLU between them, with mean squ
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from scripts.common.timing import Spread, ratios, timed, warm_up
+from models import build_model
+from scripts.common.timing import timed, warm_up
 from utils.config.groups.model import ModelSettings
 from utils.config.groups.precision import PrecisionSettings
 from utils.loop.step_graph import WARM_UP, CudaGraph
@@ -24,38 +25,32 @@ GRAPH = " as a graph"  # appended to the name of a format
 AMP = {"fp32": "off", "tf32": "off", "fp16": "fp16", "bf16": "bf16"}
 LR = 0.001
 CLASSES = 10
-HEADERS = ("format", "ms a step", "min - max", "images/s", "speed-up", "peak MB", "memory")
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
 
-# ------------------------------------------------------------------------------------------ the step
-
-
 class Training:
-    """A network, its batches and a bare loop's step; the gradient scaler is disabled unless needed.
+    """A network, its batches, used in turn, and a bare loop's step; the gradient scaler is disabled unless needed.
 
-    ``batches``: (inputs, targets) on ``device``, used in turn. ``fused``: whether the optimizer uses the kernel that
-    reads the scaler's flag on the device; torch's default reads it on the host.
+    Trains with SGD on the cross entropy of int64 targets, or the mean squared error of others. ``fused``: whether SGD
+    uses the kernel that reads the scaler's flag on the device; torch's default reads it on the host.
     """
 
     def __init__(
         self,
         network: nn.Module,
         batches: Batches,
-        criterion: nn.Module,
         settings: PrecisionSettings,
-        device: torch.device,
-        *,
-        momentum: float,
+        momentum: float = 0.0,
         fused: bool | None = None,
     ) -> None:
         self.network = network
         self.batches = batches
-        self.criterion = criterion
+        inputs, targets = batches[0]
+        self.criterion = nn.MSELoss() if targets.is_floating_point() else nn.CrossEntropyLoss()
         self.optimizer = torch.optim.SGD(network.parameters(), lr=LR, momentum=momentum, fused=fused)
-        self.autocast = autocast(settings, device)
-        self.scaler = build_scaler(settings, device)
+        self.autocast = autocast(settings, inputs.device)
+        self.scaler = build_scaler(settings, inputs.device)
 
     def run(self, steps: int) -> None:
         """Take ``steps`` optimizer steps and nothing else: no metric, no norm, no synchronisation."""
@@ -94,74 +89,35 @@ class RecordedTraining(Training):
             self._graph.replay()
 
 
-class Workload(NamedTuple):
-    """Network and data to train, built anew for each measurement.
-
-    ``build`` makes the network, with weights that depend on torch's seed; ``make_batches`` makes float32
-    inputs and their targets on the device.
-    """
-
-    text: str
-    build: Callable[[], nn.Module]
-    make_batches: Callable[[torch.device], Batches]
-    criterion: nn.Module
-    momentum: float
-
-    def start(
-        self, settings: PrecisionSettings, device: torch.device, kind: type[Training] = Training, **more: Any
-    ) -> Training:
-        """Build network and data on ``device``, to train in this precision; ``more``: further arguments of ``kind``."""
-        torch.manual_seed(0)
-        batches = self.make_batches(device)
-        network = self.build().to(device)
-        return kind(network, batches, self.criterion, settings, device, momentum=self.momentum, **more)
-
-
-def mlp(width: int, layers: int, batch_size: int, steps: int) -> Workload:
-    """Workload of ``layers`` linear layers ``width``-``width`` with ReLU between them and ``steps`` different batches.
+def mlp(width: int, layers: int, batch_size: int, steps: int, device: torch.device) -> tuple[nn.Module, Batches]:
+    """``layers`` linear layers ``width``-``width`` with ReLU between them, and ``steps`` batches, from seed 0.
 
     Inputs and targets: float32 (batch_size, width), standard normal.
     """
-
-    def build() -> nn.Module:
-        modules = [module for _ in range(layers) for module in (nn.Linear(width, width), nn.ReLU())]
-        return nn.Sequential(*modules[:-1])
-
-    def make_batches(device: torch.device) -> Batches:
-        shape = (batch_size, width)
-        return [(torch.randn(shape, device=device), torch.randn(shape, device=device)) for _ in range(steps)]
-
-    text = f"MLP of {layers} linear layers {width}-{width}, batch {batch_size}"
-    return Workload(text, build, make_batches, nn.MSELoss(), 0.0)
+    torch.manual_seed(0)
+    shape = (batch_size, width)
+    batches = [(torch.randn(shape, device=device), torch.randn(shape, device=device)) for _ in range(steps)]
+    modules = [module for _ in range(layers) for module in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(*modules[:-1]).to(device), batches
 
 
-def classification(arch: str, image_size: int, batch_size: int) -> Workload:
-    """Workload of main.py's network ``arch``, on one batch of random images that every step uses.
+def classification(arch: str, image_size: int, batch_size: int, device: torch.device) -> tuple[nn.Module, Batches]:
+    """main.py's network ``arch``, and one batch of random images, from seed 0.
 
     Images: float32 (batch_size, 3, image_size, image_size), standard normal. Targets: int64 (batch_size,).
     """
-
-    def build() -> nn.Module:
-        from models import build_model
-
-        return build_model(ModelSettings(arch=arch), classes=CLASSES, channels=3, image_size=image_size)
-
-    def make_batches(device: torch.device) -> Batches:
-        images = torch.randn(batch_size, 3, image_size, image_size, device=device)
-        return [(images, torch.randint(CLASSES, (batch_size,), device=device))]
-
-    text = f"{arch}, {CLASSES} classes, images 3x{image_size}x{image_size}, batch {batch_size}"
-    return Workload(text, build, make_batches, nn.CrossEntropyLoss(), 0.9)
-
-
-# ------------------------------------------------------------------------------------- measurements
+    torch.manual_seed(0)
+    images = torch.randn(batch_size, 3, image_size, image_size, device=device)
+    targets = torch.randint(CLASSES, (batch_size,), device=device)
+    network = build_model(ModelSettings(arch=arch), classes=CLASSES, channels=3, image_size=image_size)
+    return network.to(device), [(images, targets)]
 
 
 class Round(NamedTuple):
-    """Seconds per step and, on a GPU, the peak bytes of all tensors."""
+    """Seconds per step and the peak bytes of all tensors, 0 on a CPU."""
 
     seconds: float
-    peak_bytes: int | None = None
+    peak_bytes: int = 0
 
 
 @contextmanager
@@ -177,60 +133,19 @@ def tf32(allowed: bool) -> Iterator[None]:
         matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
-def time_round(workload: Workload, steps: int, form: str, device: torch.device) -> Round:
-    """Time ``steps`` steps in ``form``, a key of ``AMP`` with or without ``GRAPH``; data are made before timing."""
+def time_round(form: str, width: int, layers: int, batch_size: int, steps: int, device: torch.device) -> Round:
+    """Time ``steps`` steps of an MLP in ``form``, a key of ``AMP`` with or without ``GRAPH``."""
     name = form.removesuffix(GRAPH)
-    recorded: dict[str, Any] = {"kind": RecordedTraining, "fused": True} if form != name else {}
+    on_gpu = device.type == "cuda"
     gc.collect()
-    if device.type == "cuda":
+    if on_gpu:
         torch.cuda.empty_cache()
     with tf32(name == "tf32"):
-        training = workload.start(PrecisionSettings(amp=AMP[name]), device, **recorded)
+        workload = mlp(width, layers, batch_size, steps, device)
+        settings = PrecisionSettings(amp=AMP[name])
+        training = Training(*workload, settings) if form == name else RecordedTraining(*workload, settings, fused=True)
         warm_up(training.run, device)
-        if device.type == "cuda":
+        if on_gpu:
             torch.cuda.reset_peak_memory_stats(device)
         seconds, _ = timed(lambda: training.run(steps), device)
-    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-    return Round(seconds / steps, peak)
-
-
-# ---------------------------------------------------------------------------------------- conclusions
-
-
-def csv_row(
-    form: str, rounds: Sequence[Round], first: Sequence[Round], batch_size: int, failure: str = ""
-) -> dict[str, Any]:
-    """CSV row of a format: milliseconds, bytes, and ratios to the ``first`` format's rounds; None for unknown values.
-
-    A speed-up of 2 means half the first format's time. ``first`` is empty if that format failed.
-    """
-    seconds = [one.seconds for one in rounds]
-    peak = speed_up = memory_ratio = None
-    ms = (None, None, None) if failure else Spread.of([1000 * one for one in seconds])
-    if not failure and rounds[0].peak_bytes is not None:
-        peak = max(one.peak_bytes for one in rounds)
-    if first and not failure:
-        speed_up = ratios([one.seconds for one in first], seconds).median
-        least = max(one.peak_bytes or 0 for one in first)
-        memory_ratio = peak / least if peak is not None and least else None
-    return {
-        "format": form,
-        **dict(zip(("ms_per_step", "ms_min", "ms_max"), ms, strict=True)),
-        "images_per_second": None if failure else 1000 * batch_size / ms[0],
-        "speed_up": speed_up,
-        "peak_bytes": peak,
-        "memory_ratio": memory_ratio,
-        "failure": failure,
-    }
-
-
-def cells(row: Mapping[str, Any], memory: bool) -> list[str]:
-    """Text cells of a row, in the order of ``HEADERS``; the last two, about memory, only if ``memory``."""
-    label = row["format"].replace("fp16", "fp16 + scaler")
-    width = len(HEADERS) if memory else len(HEADERS) - 2
-    if row["failure"]:
-        return [label, row["failure"], *[""] * (width - 2)]
-    shown = {"images_per_second": "{:,.0f}", "speed_up": "{:.2f}x", "peak_mb": "{:,.1f}", "memory_ratio": "{:.2f}x"}
-    values = {**row, "peak_mb": None if row["peak_bytes"] is None else row["peak_bytes"] / 1e6}
-    figures = ["-" if values[name] is None else form.format(values[name]) for name, form in shown.items()]
-    return [label, f"{row['ms_per_step']:,.2f}", f"{row['ms_min']:,.2f} - {row['ms_max']:,.2f}", *figures][:width]
+    return Round(seconds / steps, torch.cuda.max_memory_allocated(device) if on_gpu else 0)

@@ -15,16 +15,7 @@ from torch import nn
 from scripts.common.command_line import run_tool
 from scripts.lab import benchmark_amp
 from scripts.lab.benchmarks import steps
-from scripts.lab.benchmarks.steps import (
-    AMP,
-    Round,
-    Training,
-    cells,
-    classification,
-    csv_row,
-    mlp,
-    tf32,
-)
+from scripts.lab.benchmarks.steps import AMP, Round, Training, classification, mlp, tf32
 from tests.utils.loop.test_step_graph import Tape
 from utils.config.groups.precision import PrecisionSettings
 from utils.config.groups.run import RunSettings
@@ -57,7 +48,7 @@ def table_rows(text):
     headers = [lines[rule - 1][place].strip() for place in places]
     body = []
     for line in lines[rule + 1 :]:
-        if line.startswith(("Time:", "Accounting")):
+        if line.startswith("Medians"):
             break
         body.append(dict(zip(headers, (line[place].strip() for place in places), strict=True)))
     return body
@@ -73,7 +64,7 @@ def small_run(tool, tmp_path_factory):
     err = io.StringIO()
     flags = "--width 32 --layers 2 --batch-size 8 --steps 2 --rounds 3 --device cpu"
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = tool.main([*flags.split(), "--only", "fp32", "tf32", "fp16", "--output", str(folder)])
+        code = tool.main([*flags.split(), "--output", str(folder)])
     return subprocess.CompletedProcess(flags, code, out.getvalue(), err.getvalue()), folder
 
 
@@ -81,7 +72,7 @@ def test_the_table_has_a_row_for_each_format_the_device_knows_and_names_the_othe
     done, _ = small_run
     assert done.returncode == 0, done.stderr
     rows = table_rows(done.stdout)
-    assert [row["format"] for row in rows] == ["fp32", "fp16 + scaler"]
+    assert [row["format"] for row in rows] == ["fp32", "fp16 + scaler", "bf16"]
     assert list(rows[0]) == ["format", "ms a step", "min - max", "images/s", "speed-up"], "memory is a GPU's"
     assert "tf32 is left out: needs a GPU." in done.stdout
     assert "MLP of 2 linear layers 32-32, batch 8, 3 rounds of 2 steps" in done.stdout.splitlines()[0]
@@ -92,7 +83,7 @@ def test_csv_and_table_agree_and_the_first_row_is_exactly_1(small_run):
     done, folder = small_run
     printed = table_rows(done.stdout)
     stored = read_csv(folder / "amp.csv")
-    assert [row["format"] for row in stored] == ["fp32", "fp16"]
+    assert [row["format"] for row in stored] == ["fp32", "fp16", "bf16"]
     for text, row in zip(printed, stored, strict=True):
         assert text["ms a step"] == f"{float(row['ms_per_step']):,.2f}"
         assert text["min - max"] == f"{float(row['ms_min']):,.2f} - {float(row['ms_max']):,.2f}"
@@ -111,8 +102,8 @@ def test_csv_and_table_agree_and_the_first_row_is_exactly_1(small_run):
         ("--rounds many", "--rounds: 'many': must be a whole number"),
         ("--arch conv2", "--arch goes with --accounting, and this measures the MLP"),
         ("--amp bf16", "--amp goes with --accounting, and this measures the MLP"),
-        ("--accounting --only fp32", "--only goes with the MLP, and this measures --accounting"),
-        ("--only fp8", "--only: invalid choice: 'fp8'"),
+        ("--accounting --layers 2", "--layers goes with the MLP, and this measures --accounting"),
+        ("--amp fp8", "--amp: invalid choice: 'fp8'"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(tool, monkeypatch, capsys, flags, expected):
@@ -129,7 +120,6 @@ def test_what_needs_torch_to_be_noticed_is_one_line_too(tool, tmp_path):
             "--accounting --arch resnet81",
             "--arch 'resnet81': no own, timm or torchvision network has this name; did you mean",
         ),
-        ("--only tf32", "--only tf32: needs a GPU"),
         (f"--width 8 --output {tmp_path / 'file'}", "cannot be made"),
     ):
         with pytest.raises(UserError, match=expected):
@@ -139,27 +129,43 @@ def test_what_needs_torch_to_be_noticed_is_one_line_too(tool, tmp_path):
 # --------------------------------------------------------------------------------------- arithmetic
 
 
-def test_figures_are_those_computed_by_hand():
-    first = [Round(0.010, 1000), Round(0.040, 900), Round(0.012, 900)]
-    rounds = [Round(0.005, 1400), Round(0.010, 1500), Round(0.008, 1400)]
-    found = csv_row("fp16", rounds, first, batch_size=16)
-    assert [found[name] for name in ("ms_per_step", "ms_min", "ms_max")] == pytest.approx([8, 5, 10])
-    assert found["images_per_second"] == pytest.approx(2000)
-    assert found["speed_up"] == pytest.approx(2.0)  # the median of 2, 4 and 1.5; of the medians it would be 1.5
-    assert (found["peak_bytes"], found["memory_ratio"]) == (1500, 1.5)
-    assert cells(found, memory=True)[4:] == ["2.00x", "0.0", "1.50x"]
-    alone = csv_row("fp32", first, first, batch_size=16)
-    assert (alone["speed_up"], alone["memory_ratio"]) == (1, 1)
+@pytest.fixture
+def on_gpu(tool, monkeypatch, tmp_path):
+    """A function that measures made-up rounds of fp32 and fp16 as on a GPU, without graphs, and returns the CSV rows."""
+
+    def measure(rounds, failures=()):
+        monkeypatch.setattr(tool, "in_rounds", lambda *_: (rounds, dict(failures)))
+        monkeypatch.setattr("scripts.common.timing.unsupported", lambda name, _: "" if name in rounds else "no")
+        monkeypatch.setattr("scripts.common.timing.device_name", lambda _: "a GPU")
+        monkeypatch.setattr(steps, "GRAPH", "")
+        flags = ["--batch-size", "16", "--output", str(tmp_path)]
+        assert tool.benchmark(tool.read_flags(flags), torch.device("cuda")) == 0
+        return read_csv(tmp_path / "amp.csv")[: len(rounds)]
+
+    return measure
 
 
-def test_what_is_not_known_is_left_open():
-    lost = csv_row("fp32", [Round(0.01)], [], 8, "out of memory")
-    assert {*list(lost.values())[1:-1]} == {None}
-    assert cells(lost, memory=True) == ["fp32", "out of memory", "", "", "", "", ""]
-    found = csv_row("bf16", [Round(0.01)], [], 8)
-    assert (found["ms_per_step"], found["speed_up"], found["memory_ratio"]) == (10, None, None)
-    nothing = [Round(0.01, 0)]
-    assert csv_row("fp32", nothing, nothing, 8)["memory_ratio"] is None
+def test_figures_are_those_computed_by_hand(on_gpu, capsys):
+    fp32 = [Round(0.010, 1000), Round(0.040, 900), Round(0.012, 900)]
+    fp16 = [Round(0.005, 1400), Round(0.010, 1500), Round(0.008, 1400)]
+    first, found = on_gpu({"fp32": fp32, "fp16": fp16})
+    assert [float(found[name]) for name in ("ms_per_step", "ms_min", "ms_max")] == pytest.approx([8, 5, 10])
+    assert float(found["images_per_second"]) == pytest.approx(2000)
+    # the median of 2, 4 and 1.5; of the medians it would be 1.5
+    assert float(found["speed_up"]) == pytest.approx(2.0)
+    assert (int(found["peak_bytes"]), float(found["memory_ratio"])) == (1500, 1.5)
+    assert (float(first["speed_up"]), float(first["memory_ratio"])) == (1, 1)
+    row = table_rows(capsys.readouterr().out)[1]
+    assert (row["speed-up"], row["peak MB"], row["memory"]) == ("2.00x", "0.0", "1.50x")
+
+
+def test_what_is_not_known_is_left_open(on_gpu, capsys):
+    rounds = {"fp32": [Round(0.01, 5)], "fp16": [Round(0.01, 5)]}
+    lost, found = on_gpu(rounds, {"fp32": "out of memory"})
+    assert {value for name, value in lost.items() if name in found and value and name != "format"} >= {"out of memory"}
+    assert lost["ms_per_step"] == lost["speed_up"] == lost["peak_bytes"] == ""
+    assert (float(found["ms_per_step"]), found["speed_up"], found["memory_ratio"]) == (10, "", "")
+    assert table_rows(capsys.readouterr().out)[0]["ms a step"] == "out of memory"
 
 
 # ------------------------------------------------------------------------------------- measurements
@@ -168,14 +174,14 @@ def test_what_is_not_known_is_left_open():
 def test_rounds_are_interleaved_and_a_row_out_of_memory_is_said_and_left_out(monkeypatch, tmp_path, capsys):
     calls = []
 
-    def time_round(workload, count, form, device):
+    def time_round(form, *_):
         calls.append(form)
         if calls == ["fp32", "fp16", "bf16", "bf16", "fp16"]:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return Round(len(calls))
 
     monkeypatch.setattr(steps, "time_round", time_round)
-    flags = ["--rounds", "3", "--only", "fp32", "fp16", "bf16", "--device", "cpu", "--output", str(tmp_path)]
+    flags = ["--rounds", "3", "--device", "cpu", "--output", str(tmp_path)]
     assert benchmark_amp.main(flags) == 0
     assert calls == ["fp32", "fp16", "bf16", "bf16", "fp16", "fp32", "fp32", "bf16"]
     rows = read_csv(tmp_path / "amp.csv")
@@ -201,10 +207,7 @@ def test_tf32_is_as_before_afterwards_also_after_an_error():
 # ------------------------------------------------------------------------------------------ the step
 
 
-WORKLOADS = {
-    "mlp": lambda: mlp(width=16, layers=3, batch_size=4, steps=2),
-    "network": lambda: classification("conv2", image_size=8, batch_size=4),
-}
+WORKLOADS = {"mlp": lambda: mlp(16, 3, 4, 2, CPU), "network": lambda: classification("conv2", 8, 4, CPU)}
 
 
 def vector(network):
@@ -230,7 +233,8 @@ def plain_loop(network, batches, loss, momentum):
 )
 def test_the_steps_of_every_format_are_those_of_a_plain_loop(kind, loss, momentum):
     trainings = {
-        name: WORKLOADS[kind]().start(PrecisionSettings(amp=AMP[name]), CPU) for name in ("fp32", "fp16", "bf16")
+        name: Training(*WORKLOADS[kind](), PrecisionSettings(amp=AMP[name]), momentum)
+        for name in ("fp32", "fp16", "bf16")
     }
     start = vector(trainings["fp32"].network)
     plain = copy.deepcopy(trainings["fp32"].network)
@@ -247,54 +251,45 @@ def test_the_steps_of_every_format_are_those_of_a_plain_loop(kind, loss, momentu
 # --------------------------------------------------------------------------------------- accounting
 
 
+ACCOUNTING = "--accounting --amp off --steps 3 --arch conv2 --image-size 8 --batch-size 4 --device cpu".split()
+
+
 def test_accounting_compares_two_loops_that_train_alike(tool):
-    own = tool.read_flags(["--accounting", "--amp", "off", "--steps", "3", "--batch-size", "4"])
-    args = tool.accounting_settings(own, CPU)
-    workload = WORKLOADS["network"]()
-    torch.manual_seed(0)
-    batches = workload.make_batches(CPU)
-    network = workload.build()
+    own = tool.read_flags(ACCOUNTING)
+    (args,) = tool.accounting_settings(own, CPU).values()
+    network, batches = WORKLOADS["network"]()
     twin = copy.deepcopy(network)
     start = vector(network)
     ours = tool.accounted(args, twin, *batches[0], Distributed(RankInfo(), RunSettings(device="cpu")))
     ours(3)
-    Training(network, batches, workload.criterion, PrecisionSettings(amp="off"), CPU, momentum=0.9).run(3)
+    Training(network, batches, PrecisionSettings(amp="off"), momentum=0.9).run(3)
     assert torch.equal(vector(network), vector(twin))
     assert not torch.equal(vector(network), start)
 
 
-def test_accounting_prints_both_sides_and_leaves_every_pair(tool, tmp_path, capsys):
-    flags = "--accounting --arch conv2 --image-size 8 --batch-size 2 --steps 2 --rounds 3 --amp fp16 --device cpu"
-    assert tool.main([*flags.split(), "--output", str(tmp_path)]) == 0
-    printed = capsys.readouterr().out
-    rows = table_rows(printed)
-    assert [row["step"] for row in rows] == ["bare loop", "TraVal.training_step"]
-    pairs = read_csv(tmp_path / "accounting.csv")
-    assert [pair["round"] for pair in pairs] == ["1", "2", "3"]
-    paired = [float(pair["training_step_ms"]) / float(pair["bare_ms"]) for pair in pairs]
-    assert [float(pair["training_step_ratio"]) for pair in pairs] == pytest.approx(paired)
-    assert f"Accounting costs {100 * (np.median(paired) - 1):+.2f} %" in printed
-    assert rows[0]["ms a step"] == f"{np.median([float(pair['bare_ms']) for pair in pairs]):,.2f}"
-
-
-def test_accounting_with_an_average_measures_its_update_too(tool, tmp_path, capsys):
-    flags = "--accounting --arch conv2 --image-size 8 --batch-size 4 --steps 2 --rounds 3 --ema-decay 0.9"
+def test_accounting_prints_each_side_and_leaves_every_round(tool, tmp_path, capsys):
+    flags = "--accounting --arch conv2 --image-size 8 --batch-size 4 --steps 2 --rounds 3 --amp fp16 --ema-decay 0.9"
     assert tool.main([*flags.split(), "--device", "cpu", "--output", str(tmp_path)]) == 0
-    printed = capsys.readouterr().out
+    rows = table_rows(capsys.readouterr().out)
     names = ["bare loop", "TraVal.training_step", "with a moving average"]
-    assert [row["step"] for row in table_rows(printed)] == names
-    pairs = read_csv(tmp_path / "accounting.csv")
-    average = 100 * np.median([float(pair["average_ms"]) / float(pair["bare_ms"]) for pair in pairs])
-    assert f"Accounting and moving average together cost {average - 100:+.2f} %" in printed
+    assert [row["step"] for row in rows] == names
+    stored = read_csv(tmp_path / "accounting.csv")
+    ms = {name: [float(row["ms"]) for row in stored if row["step"] == name] for name in names}
+    for row in rows:
+        ratios = np.divide(ms[row["step"]], ms["bare loop"])
+        assert [float(one["ratio"]) for one in stored if one["step"] == row["step"]] == pytest.approx(ratios.tolist())
+        assert row["ms a step"] == f"{np.median(ms[row['step']]):,.2f}"
+        if row["step"] != "bare loop":
+            assert row["beyond the bare loop"].startswith(f"{100 * (np.median(ratios) - 1):+.2f} % (")
 
 
 def test_only_the_side_with_an_average_keeps_one(tool, monkeypatch):
-    own = tool.read_flags(["--accounting", "--amp", "off", "--steps", "3", "--ema-decay", "0.9"])
+    own = tool.read_flags([*ACCOUNTING, "--ema-decay", "0.9"])
     made = []
     make = ema.build_average
     monkeypatch.setattr(ema, "build_average", lambda *given: made.append(make(*given)) or made[-1])
-    args = tool.accounting_settings(own, CPU)
-    sides = tool.loops(args, WORKLOADS["network"](), Distributed(RankInfo(), RunSettings(device="cpu")))
+    settings = tool.accounting_settings(own, CPU)
+    sides = tool.loops(own, settings, Distributed(RankInfo(), RunSettings(device="cpu")))
     without, average = made
     before = vector(average.module).clone()
     for run in sides.values():
@@ -313,11 +308,11 @@ def test_a_decay_that_is_none_and_one_without_accounting_are_refused(tool):
 def test_a_whole_step_as_a_graph_gives_the_bits_of_the_step_as_it_is(amp, monkeypatch):
     """The graph is a tape here, which refuses what the host reads."""
     monkeypatch.setattr(steps, "CudaGraph", Tape)
-    workload = mlp(8, 2, 4, steps=3)
     plain, graph = (
-        workload.start(PrecisionSettings(amp=amp), CPU, kind, fused=True) for kind in (Training, steps.RecordedTraining)
+        kind(*mlp(8, 2, 4, 3, CPU), PrecisionSettings(amp=amp), fused=True)
+        for kind in (Training, steps.RecordedTraining)
     )
     for training in (plain, graph):
         training.run(9)
     assert all(map(torch.equal, plain.network.parameters(), graph.network.parameters()))
-    assert not torch.equal(plain.network[0].weight, mlp(8, 2, 4, 3).start(PrecisionSettings(), CPU).network[0].weight)
+    assert not torch.equal(plain.network[0].weight, mlp(8, 2, 4, 3, CPU)[0][0].weight)

@@ -1,0 +1,211 @@
+"""Lines of the GPU table, read from what the commands of a piece leave in their folder."""
+
+from __future__ import annotations
+
+import csv
+import statistics
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from scripts.common.runs import reach
+from scripts.common.timing import ratios
+from scripts.lab.benchmarks.measure import RATE, number
+
+PUBLISHED_SPEED_UP = 2.44  # the AMP recipe's workload on an RTX 2060: 8.063 s in float32, 3.298 s with autocast
+BUSY_AIM = 1.1  # largest ratio of a step's time to the GPU's own work in it
+CIFAR_IMAGES = 50_000
+HEADERS = ("piece", "what", "against", "ours", "the other", "result", "min - max", "aim", "")
+
+
+class Line(NamedTuple):
+    """A line of the table. ``result``: ours / other, or ours if there is no other.
+
+    ``low`` and ``high``: smallest and largest ``result`` of the rounds, runs or seeds. ``aim``: bound of ``result``,
+    from below for images per second and percent, otherwise from above; None: only reported. ``note``: why there are no
+    figures, or a remark on them.
+    """
+
+    what: str
+    unit: str = ""
+    against: str = ""
+    ours: float | None = None
+    other: float | None = None
+    result: float | None = None
+    low: float | None = None
+    high: float | None = None
+    aim: float | None = None
+    note: str = ""
+
+    @property
+    def at_least(self) -> bool:
+        return self.unit in (RATE, "%")
+
+    @property
+    def verdict(self) -> str:
+        """Whether the aim is met; '' without an aim or a result."""
+        if self.aim is None or self.result is None:
+            return ""
+        return "met" if (self.result >= self.aim if self.at_least else self.result <= self.aim) else "MISSED"
+
+    def cells(self) -> list[str]:
+        """Texts of a table row, in the order of ``HEADERS`` without the piece."""
+        result, low, high = (number(value) for value in (self.result, self.low, self.high))
+        if self.other is not None:
+            result, low, high = (value and f"{value:.3f}x" for value in (self.result, self.low, self.high))
+        return [
+            f"{self.what} ({self.unit})" if self.unit else self.what,
+            self.against,
+            number(self.ours),
+            number(self.other),
+            result,
+            f"{low} - {high}" if low else "",
+            "" if self.aim is None else f"{'at least' if self.at_least else 'at most'} {self.aim:g}",
+            "; ".join(filter(None, (self.verdict, self.note))),
+        ]
+
+
+def figure(what: str, unit: str, values: Sequence[float], aim: float | None = None) -> Line:
+    """Line of several runs' own figures: mean, smallest and largest."""
+    mean = statistics.fmean(values)
+    return Line(what, unit, "", mean, None, mean, min(values), max(values), aim)
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def tests(out: Path) -> list[Line]:
+    """Lines with the number of failed tests in the JUnit file, and one for each failed test."""
+    cases = list(ElementTree.parse(out / "tests.xml").getroot().iter("testcase"))
+    skipped = sum(case.find("skipped") is not None for case in cases)
+    failed = [(case, why) for case in cases for why in (*case.iter("failure"), *case.iter("error"))]
+    if skipped == len(cases):
+        return [Line("tests that need a GPU", note=f"all {skipped} skipped")]
+    what = f"tests that need a GPU, {len(cases)} in all, {skipped} skipped: failures"
+    lines = [Line(what, ours=float(len(failed)), result=float(len(failed)), aim=0.0)]
+    return lines + [Line(f"failed: {case.get('name')}", note=(why.get("message") or "")[:120]) for case, why in failed]
+
+
+def amp(out: Path) -> list[Line]:
+    """Lines that compare each half-precision format, and CUDA graphs, with float32, for two MLPs.
+
+    The first MLP is that of PyTorch's AMP recipe as published, the second a larger one.
+    """
+    lines = []
+    for folder, name, aim in (
+        ("published", "MLP of PyTorch's AMP recipe", PUBLISHED_SPEED_UP),
+        ("larger", "the same, 8192 wide, batch 4096", None),
+    ):
+        fp32, *others = read_csv(out / folder / "amp.csv")
+        for row in others:
+            what = f"{name}, {row['format']}"
+            if row["failure"]:
+                lines.append(Line(what, note=row["failure"]))
+                continue
+            rates = (float(row["images_per_second"]), float(fp32["images_per_second"]))
+            its_aim = aim if row["format"].startswith("fp16") else None
+            lines.append(Line(what, RATE, "fp32", *rates, float(row["speed_up"]), aim=its_aim))
+    return lines
+
+
+def accounting(out: Path) -> list[Line]:
+    """Lines about what main.py's training step adds to a bare loop on one batch, and how busy it keeps the GPU."""
+    rows = read_csv(out / "accounting.csv")
+    bare = [float(row["ms"]) for row in rows if row["step"] == rows[0]["step"]]
+    lines = []
+    for step in dict.fromkeys(row["step"] for row in rows[len(bare) :]):
+        its = [row for row in rows if row["step"] == step]
+        ms = [float(row["ms"]) for row in its]
+        others = {rows[0]["step"]: bare}
+        if its[0]["busy_ms"]:
+            others["the GPU's work in it"] = [float(row["busy_ms"]) for row in its]
+        for against, values in others.items():
+            aim = BUSY_AIM if values is not bare and "average" not in step else None
+            figures = (statistics.median(ms), statistics.median(values), *ratios(ms, values))
+            lines.append(Line(f"{step}, resnet18, 32 pixels", "ms a step", against, *figures, aim))
+    return lines
+
+
+def benchmark(out: Path) -> list[Line]:
+    """Lines from the rows of benchmark.py's CSV file."""
+    lines = []
+    for row in read_csv(out / "benchmark.csv"):
+        names = ("ours", "other", "result", "result_min", "result_max", "target")
+        figures = (float(row[name]) if row[name] else None for name in names)
+        lines.append(Line(row["what"], row["unit"], row["against"], *figures, row["failure"]))
+    if all(line.result is None for line in lines):
+        raise ValueError(lines[0].note)
+    return lines
+
+
+def recipe(out: Path, name: str, aim: float | None = None, clocked: bool = False) -> list[Line]:
+    """Lines about top-1 and seconds of the runs in sweep.csv. ``clocked``: also the seconds by airbench's clock."""
+    rows = read_csv(out / "sweep.csv")
+    top1 = [float(row["val_top1"]) for row in rows]
+    interval = f", its mean within {reach(top1):.2f} (95 %)" if len(top1) > 1 else ""
+    lines = [
+        figure(f"{name}, {len(rows)} seed(s): top-1{interval}", "%", top1, aim),
+        figure(f"{name}: all epochs with validation", "s", [float(row["seconds"]) for row in rows]),
+    ]
+    if clocked:
+        warm, cold = zip(*(clocked_seconds(out / row["folder"]) for row in rows), strict=True)
+        lines.append(figure(f"{name}: as airbench's clock counts", "s", warm))
+        lines.append(figure(f"{name}: warm-up beside it, in the first epoch", "s", cold))
+    return lines
+
+
+def clocked_seconds(folder: Path) -> tuple[float, float]:
+    """Seconds of a warmed-up run as airbench's clock would count them, and the seconds of the warm-up.
+
+    The clock counts training and the last validation but no earlier one, after a separate run has compiled the network
+    and chosen algorithms. So the first epoch counts as the median of the others; what it took beyond that is the
+    warm-up.
+    """
+    rows = read_csv(folder / "metrics.csv")
+    training = [CIFAR_IMAGES / float(row["images_per_second"]) for row in rows]
+    validation = max(0.0, float(rows[-1]["seconds"]) - training[-1])
+    warm = statistics.median(training[1:] or training)
+    return sum(training[1:]) + warm + validation, training[0] - warm
+
+
+def airbench(out: Path, script: str, aim: float | None = None) -> list[Line]:
+    """Lines about ``script``, from cifar10-airbench or derived from it, and our speed compared with it.
+
+    Our speed is that of the runs of the pieces 'fast' and 'fast-graphs', as airbench's clock counts.
+    """
+    log = (out / "log.txt").read_text(encoding="utf-8", errors="replace")
+    (_, cold), *runs = airbench_runs(log)  # the first run is a warm-up, whatever its name
+    top1, seconds = zip(*runs, strict=True)
+    lines = [
+        figure(f"{script}, {len(top1)} run(s): top-1", "%", [100 * value for value in top1]),
+        figure(f"{script}: its clock", "s", seconds),
+        figure(f"{script}: its first run, which compiles and warms up", "s", [cold]),
+    ]
+    theirs = statistics.median(seconds)
+    for piece in ("fast", "fast-graphs"):
+        what = f"cifar10/airbench beside it, piece '{piece}'"
+        sweep = out.parent / piece / "sweep.csv"
+        if sweep.exists():
+            ours = statistics.median(clocked_seconds(sweep.parent / row["folder"])[0] for row in read_csv(sweep))
+            lines.append(Line(what, "s", script, ours, theirs, ours / theirs, aim=aim))
+        else:
+            lines.append(Line(what, note=f"left out: the piece '{piece}' has no runs"))
+    return lines
+
+
+def airbench_runs(log: str) -> list[tuple[float, float]]:
+    """Top-1 (0 to 1) and seconds of each of the script's runs, from the last row of each run in the printed table."""
+    names: list[str] = []
+    runs = []
+    for text in log.splitlines():
+        cells = [cell.strip() for cell in text.strip().strip("|").split("|")]
+        if "tta_val_acc" in cells:
+            names = cells
+        elif names and len(cells) == len(names):
+            row = dict(zip(names, cells, strict=True))
+            if row["epoch"] == "eval":
+                runs.append((float(row["tta_val_acc"]), float(row[names[-1]])))
+    return runs
