@@ -1,4 +1,4 @@
-"""What tests of several rooms share: small class folders, waiting, and the comparison of nested states."""
+"""What tests of several rooms share: small class folders, command lines of tools, waiting, and the comparison of nested states."""
 
 import csv
 import struct
@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
+
+from scripts.common.command_line import run_tool
 
 
 def image_tree(root, counts, classes="ab", size=8, ending="png"):
@@ -44,6 +46,12 @@ def png_that_says(width, height):
 
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(10_000))) + chunk(b"IEND", b"")
+
+
+def answer(tool, line, capsys, monkeypatch):
+    """The exit code of a tool's command line, and what it printed."""
+    monkeypatch.setattr("sys.argv", [tool.NAME, *map(str, line)])
+    return run_tool(tool.NAME, tool.main), capsys.readouterr()
 
 
 def wait_for(condition, seconds=60):

@@ -14,9 +14,9 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from scripts import check_data
-from scripts.common.command_line import run_tool
 from scripts.data_check.findings import flattered_by_random
 from scripts.data_check.survey import hexadecimal, take_survey
+from tests.helpers import answer
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.datasets import get_data
@@ -447,9 +447,8 @@ def test_a_check_that_is_interrupted_leaves_no_report(tree, tmp_path, monkeypatc
 
     monkeypatch.setattr("scripts.data_check.survey.open_image", interrupted)
     line = ["--dataname", "folder", "--datapath", str(tree), "--workers", "0", "--output", str(tmp_path / "out")]
-    monkeypatch.setattr("sys.argv", [check_data.NAME, *line])
-    assert run_tool(check_data.NAME, check_data.main) == 130
-    assert capsys.readouterr().err == "check_data.py: interrupted\n" and list((tmp_path / "out").iterdir()) == []
+    code, said = answer(check_data, line, capsys, monkeypatch)
+    assert (code, said.err, list((tmp_path / "out").iterdir())) == (130, "check_data.py: interrupted\n", [])
 
 
 def test_groups_in_both_splits_are_a_fault_and_how_far_a_random_split_flatters_a_note(tmp_path, capsys):

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import json
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -14,7 +13,7 @@ from huggingface_hub import constants
 
 import main
 from scripts import export
-from scripts.common.command_line import run_tool
+from tests.helpers import answer
 from tests.models.test_pretrained import tree  # noqa: F401 - a fixture
 from tests.scripts.test_export_zoo import reloads_in_this_process  # noqa: F401 - a fixture
 
@@ -124,9 +123,7 @@ def run(tree, tmp_path_factory):  # noqa: F811
 
 
 def told(argv, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["export.py", *map(str, argv)])
-    code = run_tool(export.NAME, export.main)
-    said = capsys.readouterr()
+    code, said = answer(export, argv, capsys, monkeypatch)
     assert TOKEN not in said.out + said.err
     return code, said
 

@@ -7,7 +7,7 @@ import signal
 import statistics
 import subprocess
 import sys
-import time
+from functools import partial
 
 import pytest
 import torch
@@ -15,13 +15,13 @@ from PIL import Image
 
 import main
 from scripts import sweep
-from scripts.common.command_line import run_tool, table
+from scripts.common.command_line import table
 from scripts.common.output import write_csv
 from scripts.common.runs import identity, read_run
 from scripts.sweeps import jobs, outcomes
 from scripts.sweeps.cross_validation import corrected_interval, cross_validate
 from scripts.sweeps.grid import Trial, trials
-from tests.helpers import csv_rows
+from tests.helpers import answer, csv_rows, wait_for
 from utils.config import arguments
 from utils.config.settings import UserError
 from utils.data.datasets import get_data
@@ -66,10 +66,7 @@ def table_of(results):
     return table(outcomes.headers(results), outcomes.table_rows(results))
 
 
-def told(argv, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["sweep.py", *map(str, argv)])
-    code = run_tool(sweep.NAME, sweep.main)
-    return code, capsys.readouterr()
+told = partial(answer, sweep)
 
 
 def test_every_combination_of_the_values_is_trained_with_every_seed():
@@ -385,9 +382,7 @@ def test_a_signal_reaches_the_trainings_and_is_the_sweeps_exit_code(signals, cod
     )
     line = [sys.executable, "-c", program, "digits/fc", "--processes", "2", "--output", str(tmp_path / "out")]
     process = subprocess.Popen(line, cwd=sweep.Path(sweep.__file__).parent.parent, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "out" / "began").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_for((tmp_path / "out" / "began").exists)
     for number in signals:
         process.send_signal(number)
     _, err = process.communicate(timeout=60)
@@ -417,9 +412,7 @@ def test_a_sweep_that_is_interrupted_goes_on_and_repeats_no_finished_run(tmp_pat
     sweeping = ["digits/fc", "--seeds", "1", "--device", "cpu", "--epochs", "40", "--output", tmp_path]
     line = [sys.executable, sweep.__file__, *map(str, sweeping)]
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("runs/**/last.pt")) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(lambda: list(tmp_path.glob("runs/**/last.pt")), 120)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (130, "sweep.py: interrupted; the same command continues\n"), out

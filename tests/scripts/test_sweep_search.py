@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from importlib import util
 from pathlib import Path
 
@@ -20,12 +19,11 @@ from PIL import Image
 
 import main
 from scripts import sweep
-from scripts.common.command_line import run_tool
 from scripts.sweeps import jobs
 from scripts.sweeps.search import Search, point_of, storage
 from scripts.sweeps.search_report import draw
 from scripts.sweeps.space import Space
-from tests.helpers import csv_rows
+from tests.helpers import answer, csv_rows, wait_for
 from utils.config import arguments
 from utils.data.datasets import get_data
 from utils.record.epoch_scalars import Metric
@@ -91,11 +89,9 @@ def searched(folder, *more, search=10):
 
 def test_a_package_that_a_search_lacks_is_one_line(capsys, monkeypatch):
     monkeypatch.setattr(sweep, "find_spec", lambda name: None if name == "optuna" else util.find_spec(name))
-    monkeypatch.setattr(sys, "argv", ["sweep.py", "digits/fc", "--search", "2", "--set", "lr=0.1..1"])
-    assert run_tool(sweep.NAME, sweep.main) == 2
-    assert (
-        capsys.readouterr().err == "sweep.py: --search needs optuna: python -m pip install -r requirements-tools.txt\n"
-    )
+    code, said = answer(sweep, ["digits/fc", "--search", "2", "--set", "lr=0.1..1"], capsys, monkeypatch)
+    needs = "sweep.py: --search needs optuna: python -m pip install -r requirements-tools.txt\n"
+    assert (code, said.err) == (2, needs)
 
 
 def test_values_lie_within_their_ranges_as_flags_take_them(tmp_path):
@@ -181,9 +177,7 @@ def test_a_search_that_is_killed_ends_as_one_that_was_not(whole, fake_main, prog
     )
     line = [sys.executable, "-c", starting, "digits/fc", "--search", "10", *FLAGS, "--output", str(tmp_path)]
     process = subprocess.Popen(line, cwd=ROOT, stdout=subprocess.DEVNULL, env={**os.environ, "PAUSE": "0.05"})
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("trials/0005/*/metrics.csv")) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(lambda: list(tmp_path.glob("trials/0005/*/metrics.csv")), 120)
     process.send_signal(signal.SIGKILL)
     process.wait()
     study = optuna.load_study(study_name="search", storage=storage(tmp_path))
@@ -212,11 +206,10 @@ def test_a_folder_with_another_search_is_refused_and_says_what_differs(whole, mo
         (["--folds", "4"], "--folds"),
         (["--pruner", "hyperband"], "--pruner"),
     ):
-        argv = ["sweep.py", "digits/fc", "--search", "10", *FLAGS, "--output", str(folder), *more]
-        monkeypatch.setattr(sys, "argv", argv)
-        assert run_tool(sweep.NAME, sweep.main) == 2
-        said = capsys.readouterr().err
-        assert said.startswith(f"sweep.py: --output {folder}: holds a search with other settings ({named})")
+        line = ["digits/fc", "--search", "10", *FLAGS, "--output", folder, *more]
+        code, said = answer(sweep, line, capsys, monkeypatch)
+        assert code == 2
+        assert said.err.startswith(f"sweep.py: --output {folder}: holds a search with other settings ({named})")
 
 
 def test_hyperband_prunes_and_a_loss_is_minimised(fake_main, tmp_path):

@@ -2,14 +2,14 @@
 
 import re
 import statistics
-import sys
+from functools import partial
 
 import pytest
 
-from scripts.common.command_line import run_tool
 from scripts.common.recipes import recipes
 from scripts.common.runs import read_run
 from scripts.lab import collect_results
+from tests.helpers import answer
 from tests.scripts.test_sweep import DEAD, EARLY, keep_run
 from utils.config.settings import UserError
 
@@ -17,10 +17,7 @@ RUN = ["--config", "digits/fc", "--device", "cpu", "--output", "somewhere", "--r
 TOP1 = {0: 97.5, 1: 98.0, 2: 96.5}
 
 
-def collect(argv, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["collect_results.py", *map(str, argv)])
-    code = run_tool(collect_results.NAME, collect_results.main)
-    return code, capsys.readouterr()
+collect = partial(answer, collect_results)
 
 
 def cells(page, recipe):

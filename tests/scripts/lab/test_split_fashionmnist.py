@@ -1,20 +1,17 @@
 """FashionMNIST's idx files from a package in the npm package's form, read back as torchvision reads them."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from scripts.common.command_line import run_tool
 from scripts.lab import split_fashionmnist
+from tests.helpers import answer
 
 
 def split(package, output, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["split_fashionmnist.py", str(package), str(output)])
-    code = run_tool(split_fashionmnist.NAME, split_fashionmnist.main)
-    return code, capsys.readouterr()
+    return answer(split_fashionmnist, [package, output], capsys, monkeypatch)
 
 
 @pytest.fixture
