@@ -17,14 +17,11 @@ import main
 from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import FINAL_LINE, rows
 from tests.helpers import image_tree, png_that_says
+from tests.utils.data import loading
 from utils.config.arguments import parse
 from utils.config.settings import UserError
-from utils.data.datasets import get_data
 from utils.data.images import decoding, unreadable
 from utils.data.images.decoding import UnreadableImage, open_image
-from utils.data.loaders import loaders
-from utils.data.progress_log import ProgressLog
-from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")
 # images of each class
@@ -187,13 +184,8 @@ def test_what_is_not_the_files_fault_is_not_taken_for_a_bad_image(clean):
 
 def make(root, *flags, rank=0, world_size=1, dataname="mnist"):
     """Both loaders; of images of one size, or for the data set 'folder' of any."""
-    line = ["--dataname", dataname, "--datapath", root, "--device", "cpu", "--val-batch-size", 2]
-    line += [] if "--global-batch-size" in flags else ["--batch-size", 3]
-    args = parse([*map(str, line), *map(str, flags)], world_size)
-    data = get_data(args.data, CPU)
-    ranks = Distributed(RankInfo(rank, world_size), args.run)
-    silent = ProgressLog(lambda line: None)
-    return loaders(data, args, ranks, channels_last=False, progress=silent)[:2]
+    line = ("--dataname", dataname, "--datapath", root, "--batch-size", 3, "--val-batch-size", 2, *flags)
+    return loading.make(*line, rank=rank, world_size=world_size)[:2]
 
 
 READERS = {

@@ -152,6 +152,17 @@ def moved(source: str, target: str, copy: bool = False) -> Callable[[Path, Photo
     return change
 
 
+def renamed(*pairs: tuple[str, str]) -> Callable[[Path, Photos], None]:
+    """Class folders of both splits with other names."""
+
+    def change(root: Path, photos: Photos) -> None:
+        for split in ("train", "val"):
+            for source, target in pairs:
+                moved(f"{split}/{source}", f"{split}/{target}")(root, photos)
+
+    return change
+
+
 def nested(root: Path, _: Photos) -> None:
     for split in ("train", "val"):
         for name in "ab":
@@ -260,30 +271,16 @@ SETS: dict[str, Odd] = {
     ),
     "names that differ in case": Odd(changed(alike), "differ only by case", "class names alike: classes 'A' and 'a'"),
     "blank after a name": Odd(
-        changed(lambda root, _: [moved(f"{s}/b", f"{s}/a ")(root, _) for s in ("train", "val")]),
+        changed(renamed(("b", "a "))),
         "differ only by case or blanks",
         "class names alike",
     ),
     "several labels in a name": Odd(
-        changed(
-            lambda root, _: [
-                moved(f"{s}/{a}", f"{s}/{b}")(root, _)
-                for s in ("train", "val")
-                for a, b in (("a", "cat;dog"), ("b", "dog; cat"))
-            ]
-        ),
+        changed(renamed(("a", "cat;dog"), ("b", "dog; cat"))),
         "give --label-separator ';'",
         "joined class names: 2 of 2",
     ),
-    "numbers as names": Odd(
-        changed(
-            lambda root, _: [
-                moved(f"{s}/{a}", f"{s}/{b}")(root, _) for s in ("train", "val") for a, b in (("a", "10"), ("b", "2"))
-            ]
-        ),
-        QUIET,
-        QUIET,
-    ),
+    "numbers as names": Odd(changed(renamed(("a", "10"), ("b", "2"))), QUIET, QUIET),
     "classes one folder too deep": Odd(changed(nested), "holds images itself", "label conflicts"),
     "one image of a class": Odd(changed(unbalanced), "times the training images", "unbalanced"),
     "one image a class in validation": Odd(written(plainly, (TRAIN, 1)), "no class has two images", "few to validate"),

@@ -220,9 +220,3 @@ def test_a_network_that_is_no_runs_has_mistakes_of_its_own(line, says):
     with pytest.raises(UserError) as caught:
         tool.main(["conv2", *line.split()])
     assert len(caught.value.mistakes) == 1 and says in caught.value.mistakes[0]
-
-
-@pytest.mark.parametrize("flags", [["--no-predictions"], ["--split", "train"]])
-def test_a_report_of_features_needs_predictions_of_other_images(digits_run, flags):
-    with pytest.raises(UserError, match="--features compares other images"):
-        report.main([digits_run, "--features", *flags])

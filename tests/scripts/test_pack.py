@@ -317,12 +317,6 @@ def test_class_folders_beside_shards_are_read_by_neither_name_but_their_own(tree
     assert len(read("shards", both).validation) == len(read("shards", shards).validation)
 
 
-def test_images_in_memory_have_no_bytes_to_keep(tmp_path):
-    with pytest.raises(UserError, match="--format keep is for files"):
-        pack.main(["--dataname", "digits", "--output", str(tmp_path / "out"), "--format", "keep"])
-    assert not (tmp_path / "out").exists()
-
-
 def test_tar_files_of_others_are_not_replaced(tree, tmp_path):
     (tmp_path / "train-000000.tar").write_bytes(b"of others")
     with pytest.raises(UserError, match="holds train-000000.tar, which this packing did not make"):

@@ -88,12 +88,6 @@ def test_of_a_network_whose_loss_judged_each_class_alone_it_is_said_that_probabi
     assert f"The network {trained.of_each_class(of_bce)}." in cards[0] and "bce" not in cards[1]
 
 
-def test_raw_weights_give_other_probabilities_than_the_average(run, data, tmp_path):
-    for name, flags in (("raw", ["--raw"]), ("average", [])):
-        predicted(run, data / "val", "--output", tmp_path / f"{name}.csv", *flags)
-    assert csv_rows(tmp_path / "raw.csv") != csv_rows(tmp_path / "average.csv")
-
-
 def test_json_lines_say_what_the_csv_says_and_stdout_what_the_file_says(run, data, tmp_path, capsys):
     line = (run, data / "val" / "bee", "--top-k", "2")
     predicted(*line, "--output", tmp_path / "a.csv")

@@ -22,7 +22,6 @@ from utils.config.settings import UserError
 from utils.data.datasets import get_data
 from utils.data.formats.readers import read_digits
 from utils.data.loaders import sample_plan
-from utils.optim.head import output_layers
 
 QUIET = ("--device", "cpu", "--no-progress")
 CPU = Chosen(device="cpu", progress=False)
@@ -98,23 +97,6 @@ def figures(report):
         "val_loss": f"{report.loss:.4f}",
         "val_count": str(report.count),
     }
-
-
-@pytest.mark.parametrize("tta", ["none", "flip"])
-def test_the_report_is_that_of_the_program(digits_run, capsys, tta):
-    predictions = predict_split(load_model(digits_run), Chosen(device="cpu", tta=tta, progress=False))
-    assert figures(predictions.report) == evaluated(capsys, "--resume", digits_run, "--tta", tta)
-
-
-@pytest.mark.parametrize("tta", ["none", "flip"])
-def test_features_are_what_the_output_layer_makes_the_logits_of(digits_run, tta):
-    loaded = load_model(digits_run)
-    found = predict_split(loaded, Chosen(device="cpu", tta=tta, progress=False), features=True)
-    (head,) = output_layers(loaded.network)
-    assert found.features.shape == (360, head.in_features) and found.features.dtype == torch.float32
-    # a product of 64 numbers in float32, once alone and once in batches: some last bits of numbers around ten
-    torch.testing.assert_close(head(found.features), found.logits, rtol=0, atol=1e-4)
-    assert predict_split(loaded, CPU).features is None and not head._forward_pre_hooks
 
 
 def test_a_run_that_decoded_on_a_gpu_is_read_without_one_and_its_bad_images_are_skipped(
