@@ -12,18 +12,14 @@ from tests.helpers import image_tree
 from utils.loop.hooks import Hooks
 
 FLAGS = "--device cpu --deterministic --arch fc --no-progress".split()
-# Each: flags, and the steps after which the run is cut; an epoch has 23 steps, or 3 with RESNET.
+# Each: flags, and the steps after which the run is cut; an epoch has 23 steps, or 3 with RESNET. Scaler, accumulation and
+# average together: tests/faults/test_10_stop_signals.py.
 RESNET = (
     "--arch timm/test_resnet --batch-size 64 --train-samples 192 --epochs 4 --val-batch-size 40 --max-val-batches 1"
 )
 RELEASED = "--freeze all-but-head --unfreeze-epoch 2"
 FROZEN = "--freeze all-but-head --freeze-epoch 2"
 MIXTURES = {
-    "average": ("--ema-decay 0.9 --epochs 3 --print-freq 5 --save-every-steps 4", [34]),
-    "scaler, accumulation": (
-        "--ema-decay 0.9 --amp fp16 --accumulate 2 --batch-size 32 --epochs 3 --print-freq 5 --save-every-steps 4",
-        [34],
-    ),
     "batch norm of the average": (f"{RESNET} --ema-decay 0.9 --ema-bn-batches 3 --print-freq 2", [5]),
     "schedule-free, SAM, scaler": (
         "--epochs 2 --optimizer schedulefree-sgd --lr 0.02 --warmup-epochs 1 --layer-decay 0.7 --sam-rho 0.05 "

@@ -21,7 +21,7 @@ from scripts.common.runs import identity, read_run
 from scripts.sweeps import jobs, outcomes
 from scripts.sweeps.cross_validation import corrected_interval, cross_validate
 from scripts.sweeps.grid import Trial, trials
-from tests.helpers import answer, csv_rows, wait_for
+from tests.helpers import answer, csv_rows, image_tree, wait_for
 from utils.config import arguments
 from utils.config.settings import UserError
 from utils.data.datasets import get_data
@@ -166,10 +166,7 @@ def test_a_run_on_other_images_of_the_users_own_is_no_finished_one(tmp_path):
 
 
 def test_a_run_on_images_that_have_changed_since_is_no_finished_one(tmp_path, capsys):
-    for number, name in enumerate(("train/cat", "train/dog", "val/cat", "val/dog")):
-        (tmp_path / "pets" / name).mkdir(parents=True)
-        for image in "abcd":
-            Image.new("L", (8, 8), 60 * number).save(tmp_path / "pets" / name / f"{image}.png")
+    image_tree(tmp_path / "pets", {"train": 4, "val": 4}, ("cat", "dog"))
     where = ["--dataname", "folder", "--datapath", str(tmp_path / "pets"), "--image-size", "8", "--device", "cpu"]
     more = [*where, "--epochs", "1", "--batch-size", "4", "--workers", "0"]
     (trial,) = trials("digits/fc", [], 1, more)

@@ -4,7 +4,6 @@ import io
 import itertools
 import os
 import struct
-import subprocess
 import sys
 from collections import Counter
 
@@ -16,7 +15,6 @@ from PIL import Image
 from scripts.common.image_stream import image_names, stream
 from tests.helpers import png_that_says
 from utils.config.settings import UserError
-from utils.data.images.decoding import UnreadableImage, open_image
 from utils.data.preprocessing import Preprocessing
 
 OF_FILES = Preprocessing(
@@ -175,13 +173,3 @@ def test_what_is_no_image_is_an_error_in_one_line_and_the_others_come(folder, tm
     expected = OF_FILES(Image.open(good))
     for image in images[1::2]:
         torch.testing.assert_close(image, expected, rtol=0, atol=1e-6)
-
-
-def test_postscript_is_not_run(tmp_path, monkeypatch):
-    def refuse(*_, **__):
-        raise AssertionError("a program was started")
-
-    monkeypatch.setattr(subprocess, "Popen", refuse)
-    (tmp_path / "a.jpg").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n")
-    with pytest.raises(UnreadableImage, match="PostScript"):
-        open_image(str(tmp_path / "a.jpg"), "RGB")

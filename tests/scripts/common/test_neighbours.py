@@ -36,14 +36,6 @@ def test_an_image_is_no_neighbour_of_itself_even_among_exact_copies():
     assert everyone.shape == (30, 29)
 
 
-def test_votes_of_random_labels_are_no_better_than_chance():
-    """With itself among its neighbours, an image would vote for its own label and be right every time."""
-    labels = np.random.default_rng(3).integers(0, 10, 2000)
-    units = unit(random_features(2000, 2, size=64))
-    right = votes(*nearest(units, None, 20), labels, 10).argmax(1) == labels
-    assert abs(right.mean() - 0.1) < 4 * (0.1 * 0.9 / 2000) ** 0.5
-
-
 def test_votes_are_scikit_learns_with_the_stated_weights():
     train, other = random_features(200, 0), random_features(50, 1)
     labels = np.random.default_rng(2).integers(0, 4, 200)

@@ -45,13 +45,6 @@ def test_strength_and_probabilities_are_those_of_scikit_learns_search_with_stand
     assert np.abs(made.out_of_fold - leaked).max() > 0.05  # the data tell the two apart
 
 
-def test_random_labels_are_not_foretold_out_of_fold():
-    features = clusters(600, size=100)[0]
-    labels = np.random.default_rng(5).integers(0, 4, 600)
-    made = fit_probe(features, labels, 4)
-    assert abs((made.out_of_fold.argmax(1) == labels).mean() - 0.25) < 4 * (0.25 * 0.75 / 600) ** 0.5
-
-
 def test_more_images_than_the_search_takes_have_each_its_probability(monkeypatch):
     monkeypatch.setattr(module, "MOST", 100)
     features, labels = clusters(260)
