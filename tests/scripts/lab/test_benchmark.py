@@ -1,7 +1,6 @@
 """scripts/lab/benchmark.py: its arithmetic by hand, its commands on stand-ins, what it prints and leaves. No speed is judged."""
 
 import copy
-import csv
 import itertools
 import os
 import sys
@@ -29,14 +28,10 @@ from scripts.lab.benchmarks.measure import (
     throughput,
     warm_images_per_second,
 )
+from tests.helpers import csv_rows
 from utils.config.settings import UserError
 
 CPU = torch.device("cpu")
-
-
-def read_csv(path):
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.fixture
@@ -55,15 +50,6 @@ def figures(*values):
 # ------------------------------------------------------------------------------------ the statistics
 
 
-def test_a_ratio_is_the_median_of_the_rounds_own_ratios_and_not_of_the_medians():
-    # ratios 1, 2, 3
-    ours = [10, 40, 90]
-    other = [10, 20, 30]
-    assert compare(ours, other, RATE) == Spread(2, 1, 3)
-    # a slow middle round takes both sides: the medians would say 20 / 12
-    assert compare([20, 2, 20], [12, 1, 10], RATE) == Spread(2, pytest.approx(20 / 12), 2)
-
-
 def test_seconds_are_compared_by_differences_and_without_a_rival_by_themselves():
     assert compare([5.0, 7.0, 6.0], [4.0, 4.5, 4.0], SECONDS) == Spread(2.0, 1.0, 2.5)
     assert compare([3.0, 1.0, 2.0], None, SECONDS) == Spread(2.0, 1.0, 3.0)
@@ -79,16 +65,6 @@ def test_play_compares_ours_with_each_rival():
     assert (first["against"], first["ours"], first["other"]) == ("r", 11, 4.5)
     assert result(first) == (2.5, 2, 3)
     assert (second["against"], result(second), second["target"]) == ("s", (0.4, 0.3, 0.5), None)
-
-
-def test_sides_are_measured_alternately_and_every_second_round_backwards():
-    order = []
-
-    def side(name):
-        return lambda: order.append(name) or 1.0
-
-    play("part", Match("m", RATE, side("ours"), [Rival("a", side("a")), Rival("b", side("b"))]), rounds=2)
-    assert order == ["ours", "a", "b", "b", "a", "ours"]
 
 
 def test_a_rival_that_fails_spoils_no_other_row_and_is_not_measured_again():
@@ -137,14 +113,6 @@ def test_a_warm_run_is_all_images_over_all_seconds_of_the_epochs_after_the_first
     (tmp_path / "metrics.csv").write_text("epoch,images_per_second\n1,1\n2,100\n3,50\n", encoding="utf-8")
     # 100 images an epoch in 1 s and in 2 s
     assert warm_images_per_second(tmp_path / "metrics.csv") == pytest.approx(200 / (1 + 2))
-
-
-def test_timms_log_is_read_for_the_average_of_each_epoch():
-    line = (
-        "Train: 1 [   4/5 (100%)]  Loss: 2.30 (2.31)  Time: 0.801s,  159.80/s  (0.812s,  157.64/s)  LR: 5.000e-02  "
-        "Data: 0.010 (0.012)"
-    )
-    assert peers.TIMM_RATE.findall(line) == [("1", "157.64")]
 
 
 def test_given_batches_are_timed_from_the_first_to_the_end_of_the_last_step(monkeypatch, capsys):
@@ -346,7 +314,7 @@ def test_a_part_prints_the_machine_and_a_row_for_each_comparison_and_leaves_a_fi
     assert f"torch {torch.__version__}" in lines[0] and "thread(s) a side" in lines[0]
     rule = next(number for number, line in enumerate(lines) if line.startswith("---"))
     assert all(line.startswith("JPEG to ") for line in lines[rule + 1 : rule + 4])
-    rows = read_csv(folder / "benchmark.csv")
+    rows = csv_rows(folder / "benchmark.csv")
     assert len(rows) == 3
     for row in rows:
         assert float(row["result"]) == pytest.approx(float(row["ours"]) / float(row["other"]))
@@ -362,7 +330,7 @@ def test_csv_and_table_hold_ratios_differences_and_figures(tmp_path, monkeypatch
     monkeypatch.setattr(cpu, "loop", made_up)
     flags = ["--only", "loop", "--rounds", "1", "--device", "cpu", "--output", str(tmp_path)]
     assert benchmark.main(flags) == 0
-    rows = read_csv(tmp_path / "benchmark.csv")
+    rows = csv_rows(tmp_path / "benchmark.csv")
     assert [float(row["result"]) for row in rows] == [0.5, 0.5, 1.5]
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "something is left out: give --flag" in lines
