@@ -403,6 +403,12 @@ FIGURES = {
         CPU: r"Imagenette's ([\d,]+) validation images",
         "docs/export.md": r"([\d,]+) validation images, in float32",
         "docs/limits.md": r"three of Imagenette's ([\d,]+)\.",
+        "docs/report.md": r"Imagenette's ([\d,]+) validation images",
+    },
+    "the run of Imagenette in the pictures": {
+        RESULTS: r"\| imagenette/resnet10t \| 40 \| ([\d.]+) % \(1\) \|  \| none known \| \d+ min \| B",
+        "docs/report.md": r"([\d.]+) % of Imagenette's",
+        "docs/run_folder.md": r"seed 1: ([\d.]+) % after 40 epochs",
     },
     "the digits after python main.py": {
         "README.md": r"val_top1=(99.72)22",
