@@ -211,6 +211,7 @@ WRAPPED = {
     "timm's": lambda model: {"arch": "a", "state_dict": model.state_dict(), "args": argparse.Namespace(model="a")},
     "timm's average": lambda model: {"state_dict": {"a": torch.ones(1)}, "state_dict_ema": model.state_dict()},
     "DDP's": lambda model: {f"module.{name}": value for name, value in model.state_dict().items()},
+    "a compiled network's": lambda model: {f"_orig_mod.{name}": value for name, value in model.state_dict().items()},
     "DDP's compiled": lambda model: {
         "state_dict": {f"_orig_mod.module.{name}": value for name, value in model.state_dict().items()}
     },

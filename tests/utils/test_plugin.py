@@ -1,7 +1,6 @@
 """Users' own files: what they add trains, resumes exactly and is refused when it is wrong, has changed or is missing."""
 
 import contextlib
-import csv
 import textwrap
 import warnings
 from pathlib import Path
@@ -14,7 +13,7 @@ from main import main
 from models import load_model
 from scripts.evaluate import main as evaluate
 from tests.end_to_end.processes import curves, differences, train
-from tests.helpers import equal
+from tests.helpers import csv_rows, equal
 from utils.config import plugins
 from utils.config.arguments import parse
 from utils.config.groups.loss import LOSSES
@@ -54,11 +53,6 @@ def whole(tmp_path_factory):
     return run_of(folder)
 
 
-def last_row(run):
-    with open(run / "metrics.csv", newline="") as file:
-        return list(csv.DictReader(file))[-1]
-
-
 # ------------------------------------------------------------------------------------------ they act
 
 
@@ -72,7 +66,9 @@ def test_the_metric_is_the_mean_over_the_validation_images_of_what_the_function_
         shares = network((pixels - data.spec.mean[0]) / data.spec.std[0]).softmax(1)
     right = shares[torch.arange(360), data.validation.labels]
     others = shares.masked_fill(functional.one_hot(data.validation.labels, 10).bool(), 0).amax(1)
-    assert float(last_row(whole)["val_margin"]) == pytest.approx(float((right - others).mean()), abs=1e-5)
+    assert float(csv_rows(whole / "metrics.csv")[-1]["val_margin"]) == pytest.approx(
+        float((right - others).mean()), abs=1e-5
+    )
 
 
 def test_the_metric_does_not_depend_on_the_number_of_processes(tmp_path):
@@ -80,7 +76,7 @@ def test_the_metric_does_not_depend_on_the_number_of_processes(tmp_path):
     parts = ("--plugin", EXAMPLE, *PARTS, "--augment", "brightness", "--global-batch-size", 66)
     for folder, processes in ((one, 1), (three, 3)):
         train(*parts, "--max-steps", 2, "--no-progress", "--output", folder, processes=processes)
-    values = [float(last_row(run_of(folder))["val_margin"]) for folder in (one, three)]
+    values = [float(csv_rows(run_of(folder) / "metrics.csv")[-1]["val_margin"]) for folder in (one, three)]
     assert values[0] == pytest.approx(values[1], abs=1e-5)  # of the gradients' rounding in another order
 
 

@@ -124,21 +124,6 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_is_not_called_damaged(tm
     assert (path.name, found["progress"]["step"], warnings) == ("last.pt", 3, [])
 
 
-@pytest.mark.parametrize("wrap", [lambda s: s, lambda s: {"model": s}, lambda s: {"state_dict": s}])
-@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod."])
-def test_weights_are_taken_from_our_checkpoints_and_from_bare_and_wrapped_state_dicts(wrap, prefix):
-    model = nn.Linear(2, 3)
-    content = wrap({prefix + name: value for name, value in model.state_dict().items()})
-    other = nn.Linear(2, 3)
-    checkpoint.load_weights(other, checkpoint.weights_of(content, Path("x")), "x")
-    assert torch.equal(model.weight, other.weight)
-
-
-def test_weights_that_do_not_fit_are_named():
-    with pytest.raises(UserError, match=r"lacks bias; has extra.*weight is \(1, 2\) and should be \(3, 2\); is --arch"):
-        checkpoint.load_weights(nn.Linear(2, 3), {"weight": torch.zeros(1, 2), "extra": torch.zeros(1)}, "x")
-
-
 # ------------------------------------------------------------------------------------ writing
 
 
@@ -527,6 +512,8 @@ def test_of_many_differences_three_are_named_and_the_rest_counted():
     assert str(caught.value) == named
     with pytest.raises(UserError, match=r"lacks 2\.weight \(and 1 more\); is --arch right\?$"):
         checkpoint.load_weights(model, {**weights, "more": torch.ones(1)}, "--weights x")
+    with pytest.raises(UserError, match=r"lacks bias; has extra.*weight is \(1, 2\) and should be \(3, 2\); is --arch"):
+        checkpoint.load_weights(nn.Linear(2, 3), {"weight": torch.zeros(1, 2), "extra": torch.zeros(1)}, "x")
 
 
 def test_weights_that_the_network_itself_refuses_are_one_line():
@@ -536,30 +523,19 @@ def test_weights_that_the_network_itself_refuses_are_one_line():
         checkpoint.load_weights(model, model.state_dict(), "x")
 
 
+MOVED = {"progress": {"step": 7, "validated_step": 6}, "settings": {"ema_bn_batches": 16}, "ema": {}}
+
+
 @pytest.mark.parametrize(
-    ("validated", "step", "batches", "ema", "moved"),
+    ("changes", "moved"),
     [
-        (6, 6, 16, {}, False),
-        (6, 7, 16, {}, True),
-        (None, 7, 16, {}, True),
-        (6, 7, 0, {}, False),  # its statistics are averages at any time
-        (6, 7, None, {}, False),
-        (6, 7, 16, None, False),
+        ({}, True),
+        ({"progress": {"step": 7}}, True),
+        ({"progress": {"step": 6, "validated_step": 6}}, False),
+        ({"settings": {"ema_bn_batches": 0}}, False),  # its statistics are averages at any time
+        ({"settings": {}}, False),
+        *(({part: other}, False) for part in MOVED for other in (None, [])),
     ],
 )
-def test_an_average_that_moved_after_its_validation_is_recognised(validated, step, batches, ema, moved):
-    state = {"progress": {"step": step}, "settings": {}, "ema": ema}
-    if validated is not None:
-        state["progress"]["validated_step"] = validated
-    if batches is not None:
-        state["settings"]["ema_bn_batches"] = batches
-    assert checkpoint.average_moved_since_validation(state) is moved
-
-
-@pytest.mark.parametrize("name", ["progress", "settings", "ema"])
-def test_of_a_state_that_lacks_a_part_nothing_is_claimed(name):
-    state = {"progress": {"step": 7, "validated_step": 6}, "settings": {"ema_bn_batches": 16}, "ema": {}}
-    for other in (None, []):
-        assert checkpoint.average_moved_since_validation(state | {name: other}) is False
-    del state[name]
-    assert checkpoint.average_moved_since_validation(state) is False
+def test_an_average_that_moved_after_its_validation_is_recognised(changes, moved):
+    assert checkpoint.average_moved_since_validation(MOVED | changes) is moved

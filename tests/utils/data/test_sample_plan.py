@@ -50,20 +50,6 @@ def test_every_sample_counts_exactly_once_an_epoch(ranks, epoch):
 
 
 @few
-@given(st.integers(1, 200), st.integers(1, 64), seeds, epochs)
-def test_a_step_sees_the_same_samples_on_any_number_of_ranks(num_samples, global_batch_size, seed, epoch):
-    for step in range(-(-num_samples // global_batch_size)):
-        unions = []
-        for world_size in (1, 2, 3, 4):
-            batch_size = -(-global_batch_size // world_size)
-            ranks = [
-                SamplePlan(num_samples, global_batch_size, batch_size, seed, r, world_size) for r in range(world_size)
-            ]
-            unions.append(sorted(index for plan in ranks for index in counted(plan, epoch, step)))
-        assert unions[0] == unions[1] == unions[2] == unions[3]
-
-
-@few
 @given(plans(), epochs)
 def test_steps_are_slices_of_one_permutation(ranks, epoch):
     plan = ranks[0]

@@ -44,6 +44,7 @@ def step_of(ranks, epoch, step):
     """(sample, copy) of one step that count, over all passes and ranks in order."""
     passes = zip(*(plan.micro_batches(epoch, step) for plan in ranks), strict=True)
     parts = [part for of_pass in passes for part in of_pass]
+    assert all(part.copies is None or len(part.copies) == len(part.indices) for part in parts)
     return [
         (index, 0 if part.copies is None else int(part.copies[place]))
         for part in parts
@@ -78,17 +79,6 @@ def test_the_steps_hold_the_whole_epoch_and_no_copy_twice(sampling, batch_size, 
     assert len(set(seen)) == len(seen) == sampling.num_samples and {index for index, _ in seen} <= set(
         sampling.available
     )
-
-
-@few
-@given(samplings(), st.integers(1, 10), st.integers(0, 1000))
-def test_a_share_that_is_filled_up_has_two_images_and_the_same_means(sampling, batch_size, epoch):
-    ranks = ranks_of(sampling, batch_size, 4)
-    for step in range(ranks[0].steps_per_epoch):
-        parts = [part for plan in ranks for part in plan.micro_batches(epoch, step)]
-        assert all(len(part.indices) == max(2, part.count) for part in parts)
-        assert all(part.copies is None or len(part.copies) == len(part.indices) for part in parts)
-        assert sum(part.weight for part in parts) == pytest.approx(len(ranks))
 
 
 # ------------------------------------------------------------------------------ repeated augmentation
