@@ -24,12 +24,14 @@ from utils.train_validation import Extras, TraVal
 CPU = torch.device("cpu")
 
 
-def make(*flags, model=None, criterion=None, device="cpu", writer=None, **more):
+def make(*flags, model=None, criterion=None, device="cpu", writer=None, distributed=None, channels_last=False, **more):
     """A TraVal on the embedded digits, built as main.py builds it; ``more`` goes to its extras."""
-    args = parse(["--device", device, "--augment", "none", "--lr-policy", "constant", *flags])
+    fixed = ("--device", device, "--augment", "none", "--lr-policy", "constant")
+    args = parse([*fixed, *flags], distributed.world_size if distributed else 1)
+    distributed = distributed or Distributed(RankInfo(), args.run)
     device = torch.device(device)
     data = get_data(args.data, device)
-    train_loader, validation_loader, _ = loaders(data, args, Distributed(RankInfo(), args.run), channels_last=False)
+    train_loader, validation_loader, _ = loaders(data, args, distributed, channels_last=channels_last)
     torch.manual_seed(0)
     model = (model or build_model(args.model, classes=10, channels=1, image_size=8)).to(device)
     optimizer = build_optimizer(args.optimisation, model)
@@ -43,7 +45,7 @@ def make(*flags, model=None, criterion=None, device="cpu", writer=None, **more):
         validation_loader,
         writer=writer,
         extras=Extras(
-            distributed=Distributed(RankInfo(), args.run),
+            distributed=distributed,
             ema=build_average(model, args.average, args.optimisation.epochs, optimizer),
             lr_policy=LRPolicy(args.optimisation, train_loader.steps_per_epoch, args.average),
             **more,

@@ -1,6 +1,5 @@
 """What main.py answers to every flag of timm's, torchvision's and ultralytics' training programs, and to others'."""
 
-import functools
 import re
 
 import pytest
@@ -113,10 +112,6 @@ def test_each_argument_of_ultralytics_is_answered_with_what_to_write():
         answer = line.partition("belongs to no flag")[2]
         flag = FLAG_MEANT[name] if name in ULTRALYTICS.synonyms else f"--{name}"
         assert is_advice(answer) if name in ULTRALYTICS.instead else answer == f": write {flag} 0.5", (name, line)
-
-
-def test_timms_average_of_batch_norm_statistics_has_no_equivalent():
-    assert answers(["dist-bn"])["dist-bn"].startswith(" and has no equivalent: batch-norm statistics are")
 
 
 def test_the_table_above_holds_what_other_programs_call_our_settings():
@@ -258,6 +253,7 @@ def test_a_word_without_a_flag_is_answered_as_the_data_that_it_may_be(tmp_path):
 @pytest.mark.parametrize(
     ("flag", "answer"),
     [
+        ("dist-bn", " and has no equivalent: batch-norm statistics are"),
         ("fast-norm", " and has no equivalent: LayerNorm and GroupNorm compute in float32"),
         ("model-dtype", " and has no equivalent: weights and the optimizer's state stay in float32"),
         ("clip-mode", ": write --clip-grad-value instead of --clip-grad for value, --clip-grad-agc for agc"),
@@ -420,36 +416,10 @@ def test_a_flag_and_a_value_of_another_program_are_answered_at_once(flag, value,
 # ---------------------------------------------------------------------------------------- spelling
 
 
-@functools.cache
-def distance(one, other):
-    """Edits from one text to another, with swaps of neighbours: the recursion by which it is defined."""
-    if not one or not other:
-        return len(one) + len(other)
-    ways = [distance(one[1:], other) + 1, distance(one, other[1:]) + 1]
-    ways.append(distance(one[1:], other[1:]) + (one[0] != other[0]))
-    if one[:2] == other[1::-1] and len(one) > 1 and len(other) > 1:
-        ways.append(distance(one[2:], other[2:]) + 1)
-    return min(ways)
-
-
-def is_near(name, flag):
-    """An edit for every five letters of the two together; or its beginning, to a dash or most of it."""
-    name, flag = (text.lstrip("-").replace("_", "-") for text in (name, flag))
-    plain = {name, name.removeprefix("no-")}
-    alike = any(5 * distance(one, flag) <= len(one) + len(flag) for one in plain)
-    begins = flag.startswith(name) and (flag[len(name) : len(name) + 1] == "-" or len(name) >= 0.75 * len(flag))
-    return alike or begins or name.replace("-", "") == flag.replace("-", "")
-
-
-def test_no_known_name_is_spelled_into_an_unrelated_flag():
-    for program in PROGRAMS:
-        for name in (*program.instead, *program.synonyms):
-            assert all(is_near(name, flag) for flag in nearest(f"--{name}", FLAGS)), name
-
-
 def test_the_nearest_spelling_is_asked_for_where_no_other_name_is_known():
     assert meant("--epochz", ["--epochs", "--lr"]) == " (did you mean --epochs?)"
     assert meant("--something", ["--epochs", "--lr"]) == ""
     assert meant("--epcohs", FLAGS) == " (did you mean --epochs?)", "two letters changed places"
     assert meant("--wieght-decya", FLAGS) == " (did you mean --weight-decay?)"
+    assert nearest("--ratio", FLAGS) == nearest("--fraction", FLAGS) == [], "no --rotation, though 3 letters of 4 are"
     assert meant_value("mnist/fd", ["mnist/fc", "cifar10/resnet18"]) == " (did you mean mnist/fc?)"

@@ -162,22 +162,17 @@ def test_reset_forgets_everything():
         assert not meter.sums.any() and not meter.column("penalty").any()
 
 
-def test_report_divides_once_and_gives_percent():
+def test_report_divides_once_gives_percent_and_reads_with_and_without_its_second_accuracy():
     report = Report.from_sums([10.0, 30.0, 39.0, 40.0])
     assert report == Report(loss=0.25, top1=75.0, top5=97.5, count=40)
-    assert str(report) == "top1 75.00  top5 97.50  loss 0.2500"
+    assert str(report) == report.text() == "top1 75.00  top5 97.50  loss 0.2500"
+    assert report.text(with_top5=False) == "top1 75.00  loss 0.2500"
+    assert report.text(mixed=True) == "top1 (mixed) 75.00  top5 (mixed) 97.50  loss 0.2500"
 
 
 def test_report_of_nothing_is_not_a_number_nor_an_error():
     report = Report.from_sums([0.0, 0.0, 0.0, 0.0])
     assert report.count == 0 and all(math.isnan(value) for value in (report.loss, report.top1, report.top5))
-
-
-def test_a_report_reads_with_and_without_its_second_accuracy():
-    report = Report(loss=0.25, top1=75.0, top5=97.5, count=40)
-    assert report.text() == "top1 75.00  top5 97.50  loss 0.2500"
-    assert report.text(with_top5=False) == "top1 75.00  loss 0.2500"
-    assert report.text(mixed=True) == "top1 (mixed) 75.00  top5 (mixed) 97.50  loss 0.2500"
 
 
 # --------------------------------------------------------------- by class and by confidence

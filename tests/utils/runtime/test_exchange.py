@@ -8,15 +8,9 @@ import torch
 from torch import nn
 
 from tests.end_to_end.forked import server
+from tests.utils.test_train_validation import make
 from utils.config.arguments import parse
-from utils.data.datasets import get_data
-from utils.data.loaders import loaders
-from utils.optim.criterion import build_criterion
-from utils.optim.lr_policy import LRPolicy
-from utils.optim.optimizers import build_optimizer
-from utils.precision.amp import build_scaler
 from utils.runtime.distributed import Distributed, RankInfo
-from utils.train_validation import Extras, TraVal
 
 LR = 0.05
 MOMENTUM = 0.9
@@ -59,28 +53,6 @@ def network():
     torch.manual_seed(3)
     convolution = nn.Conv2d(1, 8, 3).to(memory_format=torch.channels_last)
     return nn.Sequential(convolution, nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
-
-
-def make(distributed, *flags):
-    """A TraVal on the digits with SGD, as main.py builds it."""
-    flags = ("--device", "cpu", "--augment", "none", "--lr-policy", "constant", "--lr", LR, "--batch-size", 8, *flags)
-    args = parse([*map(str, flags)], world_size=2)
-    data = get_data(args.data, distributed.device)
-    train_loader, validation_loader, _ = loaders(data, args, distributed, channels_last=True)
-    model = network()
-    return TraVal(
-        model,
-        train_loader,
-        build_optimizer(args.optimisation, model),
-        build_criterion(args.loss),
-        build_scaler(args.precision, distributed.device),
-        args,
-        validation_loader,
-        extras=Extras(
-            distributed=distributed,
-            lr_policy=LRPolicy(args.optimisation, train_loader.steps_per_epoch),
-        ),
-    )
 
 
 def steps(traval, count):
@@ -127,7 +99,8 @@ def check_steps(distributed):
         ("--grad-compression", "bf16"): mean_in_bf16,
     }
     for flags, exchange in cases.items():
-        traval = make(distributed, *flags)
+        settings = map(str, ("--lr", LR, "--batch-size", 8, *flags))
+        traval = make(*settings, model=network(), distributed=distributed, channels_last=True)
         expected = plain(steps(traval, 7), exchange)
         for (name, ours), theirs in zip(traval.model.named_parameters(), expected.parameters(), strict=True):
             assert torch.equal(ours, theirs), (flags, name)
