@@ -180,7 +180,7 @@ def compare_with(
         settings = settings_of(loaded, chosen).data
         if line := seen_in_training(predictions.images, loaded.fingerprint, settings, point_of(other)):
             warn(line)
-    second = predict_split(with_data_settings_of(other, loaded), chosen, distributed)
+    second = predict_split(with_data_settings_of(other, loaded), chosen, distributed, first=predictions)
     return (LabelComparison if loaded.reading.several else Comparison).of(predictions, second)
 
 

@@ -31,7 +31,7 @@ def altered(run, path, **changes):
 
     def changed(state, changes):
         for name, value in changes.items():
-            state[name] = changed(state[name], value) if isinstance(value, dict) else value
+            state[name] = changed(state.get(name, {}), value) if isinstance(value, dict) else value
         return {name: value for name, value in state.items() if value is not None or name not in changes}
 
     torch.save(changed(torch.load(Path(run, "checkpoints/last.pt"), weights_only=True), changes), path)

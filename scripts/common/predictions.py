@@ -126,18 +126,27 @@ AnyPredictions = Predictions | LabelPredictions
 
 
 def predict_split(
-    loaded: Loaded, chosen: Chosen, distributed: Distributed | None = None, *, features: bool = False
+    loaded: Loaded,
+    chosen: Chosen,
+    distributed: Distributed | None = None,
+    *,
+    features: bool = False,
+    first: PredictedImages | None = None,
 ) -> AnyPredictions:
     """Predict the ``chosen`` images with ``loaded``'s network, on all ranks of ``distributed`` or in this process.
 
-    ``features``: also return the inputs of the network's output layer. Moves the network to the device; writes nothing
-    to the disk. Raises ``UserError``.
+    ``features``: also return the inputs of the network's output layer. ``first``: another network's predictions of the
+    ``chosen`` images, whose files are read again. Moves the network to the device; writes nothing to the disk. Raises
+    ``UserError``.
     """
     args = settings_of(loaded, chosen)
     one = Distributed(RankInfo(), args.run, args.precision.tf32) if distributed is None else nullcontext(distributed)
     with one as processes:
         with processes.raise_on_all_ranks(), processes.without_timeout("Reading the data"):
-            images, notes = read_images(loaded, args, chosen, processes.device)
+            if first is not None and isinstance(first.images, ImageFiles):
+                images, notes = files_of(first, loaded)
+            else:
+                images, notes = read_images(loaded, args, chosen, processes.device)
             loaded.network.to(processes.device)
             keep_in_fp32(loaded.network, args.precision.fp32_layers or (), processes.device)
             loader = _loader(loaded, args, images, processes)
@@ -280,6 +289,31 @@ def read_images(loaded: Loaded, args: Settings, chosen: Chosen, device: torch.de
     if data.classes != loaded.classes:
         raise UserError(f"{loaded.path}: its classes are not those of {settings.dataname}; give --datapath FOLDER")
     return in_colour_of(loaded.preprocessing, images), notes
+
+
+def files_of(first: PredictedImages, loaded: Loaded) -> tuple[ImageFiles, tuple[str, ...]]:
+    """Image files of ``first`` with the labels that ``loaded``'s network has for them, and a note on those left out.
+
+    Classes are matched by name. Images of classes that the network does not know are left out.
+    """
+    images = first.images
+    assert isinstance(images, ImageFiles)
+    images = dataclasses.replace(images, colour=loaded.preprocessing.colour)
+    if images.labels.ndim > 1:
+        if {*first.classes} != {*loaded.classes}:
+            raise UserError(f"{loaded.path}: its classes are not those of the other network")
+        places = [first.classes.index(name) for name in loaded.classes]
+        return dataclasses.replace(images, labels=images.labels[:, places]), ()
+    number = {name: label for label, name in enumerate(loaded.classes)}
+    labels = torch.tensor([number.get(name, -1) for name in first.classes])[images.labels]
+    images = dataclasses.replace(images, labels=labels)
+    known = np.flatnonzero((labels >= 0).numpy())
+    if len(known) == len(images):
+        return images, ()
+    if not len(known):
+        raise UserError(f"{loaded.path}: knows none of the images' classes")
+    left_out = len(images) - len(known)
+    return images.take(known), (f"{left_out:,} images of classes that {loaded.path} does not know are left out",)
 
 
 def _tree(settings: DataSettings, chosen: Chosen) -> Path | None:

@@ -36,7 +36,11 @@ DATA = (
     "path_column",
     "split_column",
     "group_column",
+    "weight_column",
     "class_from_name",
+    "class_map",
+    "label_separator",
+    "label_columns",
     "train_samples",
     "seed",
 )

@@ -100,9 +100,13 @@ class LabelComparison(OnSameImages):
 
     @cached_property
     def sets(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Scores and targets of both networks on the n images."""
-        both = zip((self.first, self.second), self.places, strict=True)
-        return [(of.scores[places], of.targets[places]) for of, places in both]
+        """Scores and targets of both networks on the n images, with the first network's order of the classes."""
+        order = [self.second.classes.index(name) for name in self.first.classes]
+        one, two = self.places
+        return [
+            (self.first.scores[one], self.first.targets[one]),
+            (self.second.scores[two][:, order], self.second.targets[two][:, order]),
+        ]
 
     @cached_property
     def figures(self) -> list[MultilabelClasses]:

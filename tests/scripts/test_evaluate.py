@@ -25,7 +25,9 @@ from tests.end_to_end.forked import Forked
 from tests.helpers import altered
 from tests.scripts.common.test_answers import random_answers
 from tests.scripts.common.test_predictions import tree_of_digits
+from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError
+from utils.data.datasets import get_data
 from utils.data.formats.readers import MemoryImages
 from utils.record.metrics import ClassReport, Report, target_rank
 
@@ -337,6 +339,17 @@ def test_a_second_network_reads_the_first_ones_columns(digits_run):
         for settings in (ours, {"dataname": "hf", "label_column": "coarse", "arch": "fc"})
     )
     assert with_data_settings_of(second, first).settings == {**ours, "arch": "fc"}
+
+
+def test_a_second_network_is_shown_each_image_of_the_first_ones_own_division(digits_run, capsys, tmp_path):
+    tree = tree_of_digits(tmp_path / "tree", {str(n): n for n in range(10)}, count=6)
+    division = DataSettings(dataname="folder", datapath=str(tree), folds=3, fold=0)
+    dealt = get_data(division, torch.device("cpu")).folds.state()
+    own = {**dealt, "folds": (dealt["folds"] + 1) % 3}  # as of a run that kept an earlier one's
+    settings = {"dataname": "folder", "datapath": str(tree), "folds": 3, "fold": 0}
+    altered(digits_run, tmp_path / "first.pt", settings=settings, folds=own)
+    lines = printed(capsys, tmp_path / "first.pt", "--compare", digits_run, "--workers", 0)
+    assert "20 images: folder, val" in lines and any(line.startswith("On 20 images: ") for line in lines)
 
 
 def test_networks_with_classes_in_another_order_are_compared_by_name(digits_run, capsys, tmp_path):

@@ -174,6 +174,19 @@ def test_calibrated_evaluation_has_the_same_map_and_files_hold_the_reliability(k
     assert sum(one["images"] for one in content["reliability"]) == content["figures"]["known_labels"]
 
 
+def test_a_comparison_matches_labels_by_name_where_two_runs_order_their_columns_differently(runs, tmp_path):
+    state = checkpoint.load(Path(runs[1]) / "checkpoints/last.pt")
+    last = {name: value.flip(0) for name, value in state["model"].items() if len(value) == len(NAMES)}
+    settings = state["settings"] | {"label_columns": [*NAMES[::-1]]}
+    state |= {"model": state["model"] | last, "classes": [*NAMES[::-1]], "settings": settings}
+    torch.save(state, tmp_path / "reversed.pt")
+    tables = []
+    for second in (runs[1], str(tmp_path / "reversed.pt")):
+        assert evaluate.main([runs[0], "--compare", second, "--output", str(tmp_path / "out"), *QUIET]) == 0
+        tables.append((tmp_path / "out/comparison.csv").read_text())
+    assert tables[0] == tables[1]
+
+
 def test_a_soup_is_chosen_and_reported_by_mean_average_precision_and_evaluates_to_it(runs, flags, tmp_path, capsys):
     path = tmp_path / "soup.pt"
     line = ["--method", "greedy", "--checkpoints", *runs, "--output", str(path), *QUIET]
