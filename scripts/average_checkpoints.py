@@ -117,9 +117,13 @@ def settings(flags: Sequence[str], first: Ingredient) -> Settings:
     args = arguments.parse(list(flags), checkpoint=begun)
     if mistakes := [f"{flag_of(name)} is not for averaging" for name in NOT_HERE if getattr(args.run, name)]:
         raise UserError(*mistakes)
+    model = args.model
+    if model.freeze_epoch or model.unfreeze_epoch:  # trained in some epochs, so the mean needs its own statistics
+        model = dataclasses.replace(model, freeze=None, freeze_epoch=None, unfreeze_epoch=None)
     return dataclasses.replace(
         args,
         run=dataclasses.replace(args.run, resume_override=True),  # other images of the same classes may be given
+        model=model,
         loss=type(args.loss)(**({"loss": "bce"} if first.description.get("multilabel") else {})),
         average=dataclasses.replace(args.average, ema_decay=None, swa_start_epoch=None),
         optimisation=type(args.optimisation)(lr=1.0),

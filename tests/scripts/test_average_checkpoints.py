@@ -174,13 +174,14 @@ def test_halves_share_no_image_and_the_soup_is_reported_on_the_one_that_did_not_
     assert f"val_top1={report.top1:.4f} " in lines[-1]
 
 
-def test_its_batch_norm_statistics_are_those_of_torchs_update_bn(runs, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("of_run", [{}, {"freeze": ["features.1"], "unfreeze_epoch": 1}], ids=["trained", "unfrozen"])
+def test_its_batch_norm_statistics_are_those_of_torchs_update_bn(runs, tmp_path, monkeypatch, capsys, of_run):
     monkeypatch.chdir(tmp_path)
     state = checkpoint.load(checkpoint.Path(runs[0]) / "checkpoints/final.pt")
     for seed in (1, 2):
         torch.manual_seed(seed)
         weights = build_model(ModelSettings(arch="vgg11"), classes=10, channels=1, image_size=8).state_dict()
-        settings = state["settings"] | {"arch": "vgg11", "weights": None}
+        settings = state["settings"] | {"arch": "vgg11", "weights": None} | of_run
         torch.save(state | {"arch": "vgg11", "model": weights, "ema": None, "settings": settings}, f"{seed}.pt")
     cooked(capsys, "--checkpoints", "1.pt", "2.pt", "--output", "soup.pt", "--ema-bn-batches", "1", "--augment", "none")
     soup = checkpoint.load(checkpoint.Path("soup.pt"))["model"]
