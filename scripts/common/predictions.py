@@ -135,27 +135,21 @@ def predict_split(
 ) -> AnyPredictions:
     """Predict the ``chosen`` images with ``loaded``'s network, on all ranks of ``distributed`` or in this process.
 
-    ``features``: also return the inputs of the network's output layer. ``first``: another network's predictions of the
-    ``chosen`` images, whose files are read again. Moves the network to the device; writes nothing to the disk. Raises
-    ``UserError``.
+    ``features``: also return the output layer's inputs. ``first``: another network's predictions of the same images.
+    Moves the network to the device; writes nothing to the disk. Raises ``UserError``.
     """
     args = settings_of(loaded, chosen)
     one = Distributed(RankInfo(), args.run, args.precision.tf32) if distributed is None else nullcontext(distributed)
     with one as processes:
         with processes.raise_on_all_ranks(), processes.without_timeout("Reading the data"):
-            if first is not None and isinstance(first.images, ImageFiles):
-                images, notes = files_of(first, loaded)
-            else:
-                images, notes = read_images(loaded, args, chosen, processes.device)
+            images, notes = read_images(loaded, args, chosen, processes.device, first)
             loaded.network.to(processes.device)
             keep_in_fp32(loaded.network, args.precision.fp32_layers or (), processes.device)
             loader = _loader(loaded, args, images, processes)
             samples, left_out = _samples(len(images), args, chosen)
             notes = (*notes, *left_out)
             loader = loader.part(samples) if len(samples) < len(images) else loader
-            foreign = chosen.datapath is not None or chosen.split == "test" or chosen.files is not None
-            if foreign and isinstance(images, ImageFiles):
-                notes = (*notes, *lost_levels(images, loaded.classes, args.data.datapath))
+            notes = (*notes, *_lost_levels(images, loaded, args, chosen))
         for note in notes:
             warn(note)
         warn_of_other_views(loaded, args.data.tta)
@@ -191,6 +185,13 @@ def predict_split(
         features=torch.cat(found)[order] if features else None,
         thumbnails=torch.cat(small)[order] if features else None,
     )
+
+
+def _lost_levels(images: Images, loaded: Loaded, args: Settings, chosen: Chosen) -> Iterator[str]:
+    """Yield warnings about levels of images that the run has not seen, which the network would not see."""
+    foreign = chosen.datapath is not None or chosen.split == "test" or chosen.files is not None
+    if foreign and isinstance(images, ImageFiles):
+        yield from lost_levels(images, loaded.classes, args.data.datapath)
 
 
 def _samples(count: int, args: Settings, chosen: Chosen) -> tuple[np.ndarray, list[str]]:
@@ -253,8 +254,15 @@ def picture(images: Images, number: int) -> Image.Image:
     return Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
 
 
-def read_images(loaded: Loaded, args: Settings, chosen: Chosen, device: torch.device) -> tuple[Images, tuple[str, ...]]:
-    """Chosen images, labelled by the network's classes, and notes about what is missing or left out."""
+def read_images(
+    loaded: Loaded, args: Settings, chosen: Chosen, device: torch.device, first: PredictedImages | None = None
+) -> tuple[Images, tuple[str, ...]]:
+    """Chosen images, labelled by the network's classes, and notes about what is missing or left out.
+
+    ``first``: as in ``predict_split``.
+    """
+    if first is not None and isinstance(first.images, ImageFiles):
+        return files_of(first, loaded)
     if chosen.files is not None:
         no_class = torch.zeros(len(chosen.files), dtype=torch.int64)
         return ImageFiles(list(chosen.files), no_class, loaded.preprocessing.colour), ()
