@@ -270,12 +270,6 @@ def _has_fixed_size(name: str, image_size: Size) -> bool:
     return bool(config and config.fixed_input_size and tuple(config.input_size[-2:]) != sides(image_size))
 
 
-def pair(sides: tuple[int, ...]) -> tuple[int, int]:
-    """Rows and columns of a two-dimensional convolution's setting, which torch types as one of any dimension."""
-    rows, columns = sides
-    return rows, columns
-
-
 def _small_stem(model: nn.Module) -> None:
     """Replace the stem by a 3x3 convolution of stride 1, no max-pool: He et al.'s CIFAR stem (2015, section 4.2)."""
     if isinstance(model.conv1, nn.Conv2d):
@@ -325,41 +319,35 @@ def _size_argument(name: str, image_size: Size) -> dict[str, Size]:
 
 
 def _fit_last_layer(model: nn.Module, classes: int) -> None:
-    """Replace the last layer (linear, or SqueezeNet's 1x1 convolution) if its number of classes differs."""
-    name, last = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)][-1]
-    if classes == (last.out_features if isinstance(last, nn.Linear) else last.out_channels):
+    """Begin the last layer (linear, or SqueezeNet's 1x1 convolution) anew if its number of classes differs."""
+    last = [layer for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv2d)][-1]
+    if classes == len(last.weight):
         return
-    if isinstance(last, nn.Linear):
-        new: nn.Module = nn.Linear(last.in_features, classes)
-    else:
-        new = nn.Conv2d(last.in_channels, classes, pair(last.kernel_size))
-    model.set_submodule(name, new)
+    setattr(last, "out_features" if isinstance(last, nn.Linear) else "out_channels", classes)
+    last.weight = nn.Parameter(last.weight.new_empty(classes, *last.weight.shape[1:]))
+    last.bias = nn.Parameter(last.weight.new_empty(classes))
+    last.reset_parameters()
 
 
+@torch.no_grad()
 def _fit_first_convolution(model: nn.Module, channels: int, keeps: bool) -> None:
-    """Replace the first convolution for images other than RGB; if it ``keeps`` its weights, adapt them as timm does.
+    """Give the first convolution other ``channels`` than RGB; if it ``keeps`` its weights, adapt them as timm does.
 
     For grey images the weights are summed over the colours: the network answers as the library's does on grey images in
     three equal channels. Otherwise they are repeated, and scaled by 3 over the number of channels.
     """
     from timm.models import adapt_input_conv
 
-    name, old = next((n, m) for n, m in model.named_modules() if isinstance(m, nn.Conv2d))
-    new = nn.Conv2d(
-        channels,
-        old.out_channels,
-        pair(old.kernel_size),
-        pair(old.stride),
-        old.padding if isinstance(old.padding, str) else pair(old.padding),
-        pair(old.dilation),
-        bias=old.bias is not None,
-    )
-    with torch.no_grad():
-        if keeps:
-            new.weight.copy_(adapt_input_conv(channels, old.weight))
-        if old.bias is not None and new.bias is not None:
-            new.bias.copy_(old.bias)
-    model.set_submodule(name, new)
+    layer = next(layer for layer in model.modules() if isinstance(layer, nn.Conv2d))
+    of_colours = layer.weight
+    bias = None if layer.bias is None else layer.bias.clone()
+    layer.in_channels = channels
+    layer.weight = nn.Parameter(of_colours.new_empty(layer.out_channels, channels, *layer.kernel_size))
+    layer.reset_parameters()
+    if keeps:
+        layer.weight.copy_(adapt_input_conv(channels, of_colours))
+    if layer.bias is not None and bias is not None:
+        layer.bias.copy_(bias)
 
 
 @torch.no_grad()
