@@ -199,23 +199,17 @@ def contrast(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
 
 def sharpness(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
     """Multiply the sharpness by ``factors`` (k,): 0 blurs, 1 gives the same image. The outermost pixels stay."""
-    height, width = images.shape[-2:]
-    if min(height, width) <= 2:
+    if min(images.shape[-2:]) <= 2:
         return images
-    # Each plane is one line of pixels; sums that run into the next row or plane only reach outermost pixels.
-    lines = images.flatten(1).short()
-    sums = lines[:, :-2] + lines[:, 1:-1]
-    sums = sums.add_(lines[:, 2:])
-    sums = (sums[:, : -2 * width] + sums[:, width:-width]).add_(sums[:, 2 * width :])
-    inner = slice(width + 1, -width - 1)
-    sums.add_(lines[:, inner], alpha=4)  # all nine pixels once, the middle one five times
-    levels = images.flatten(1)[:, inner].float()
+    inner = (..., slice(1, -1), slice(1, -1))
+    whole = images.short()
+    rows = (whole[:, :, :-2] + whole[:, :, 1:-1]).add_(whole[:, :, 2:])
+    sums = (rows[..., :-2] + rows[..., 1:-1]).add_(rows[..., 2:])
+    sums.add_(whole[inner], alpha=4)  # all nine pixels once, the middle one five times
+    levels = images[inner].float()
     blurred = sums.float().mul_(1 / 13).round_().sub_(levels)  # no multiple of 1/13 is near a tie
-    sharper = levels.addcmul_(blurred, per_image(1.0 - factors, images).flatten(1)).clamp_(0, LEVELS)
     output = images.clone()
-    output.flatten(1)[:, inner] = sharper.short()
-    output[..., :: height - 1, :] = images[..., :: height - 1, :]
-    output[..., :: width - 1] = images[..., :: width - 1]
+    output[inner] = levels.addcmul_(blurred, per_image(1.0 - factors, images)).clamp_(0, LEVELS).short()
     return output
 
 
