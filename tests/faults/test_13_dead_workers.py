@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, _utils
 
+from scripts.verification.processes import processes
 from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import ROOT, command, differences
 from tests.faults.conftest import SECONDS
@@ -132,7 +133,7 @@ def test_a_worker_that_dies_between_two_batches_is_told_at_the_next_not_where_tr
     next(batches)
     victim = source._pool._processes[0].pid
     os.kill(victim, signal.SIGKILL)
-    wait_for(lambda: state(victim) == "Z")  # here torch alone raises RuntimeError
+    wait_for(lambda: victim not in processes())  # here torch alone raises RuntimeError
     time.sleep(0.1)
     with pytest.raises(UserError, match=f"process {victim}, .* was killed"):
         list(batches)
@@ -208,13 +209,6 @@ def workers_below(pid):
     return found
 
 
-def state(pid):
-    """A process's letter in /proc, 'Z' also for one that is gone."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return "Z"
-
-
 def workers_of(process):
     """The two workers that train and the two that validate, once all of them have begun."""
     wait_for(lambda: len(workers_below(process.ranks[0].pid)) == 4 or process.poll() is not None)
@@ -250,7 +244,7 @@ def test_a_run_that_ends_by_itself_does_not_wait_for_workers_that_had_a_signal(t
     for worker in workers:
         os.kill(worker, signal.SIGTERM)
     process.communicate(timeout=100)
-    assert process.returncode == 0 and all(state(worker) == "Z" for worker in workers)
+    assert process.returncode == 0 and not {*workers} & processes().keys()
 
 
 @linux
@@ -316,4 +310,4 @@ def test_a_run_ends_while_a_signal_of_another_process_waits_for_its_worker():
 
 
 def assert_gone(workers):
-    wait_for(lambda: all(state(worker) == "Z" for worker in workers), SECONDS)
+    wait_for(lambda: not {*workers} & processes().keys(), SECONDS)

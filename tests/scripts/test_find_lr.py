@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 from PIL import Image
-from torch.optim.lr_scheduler import ExponentialLR
 
 from scripts import find_lr
 from scripts.lr_range import measure
@@ -23,17 +22,6 @@ def ranged(*flags, ramp=None, **more):
     traval = make(*FAST, "--amp", "off", *flags, writer=KeptCurves(), **more)
     traval.lr_policy = ramp
     return run(traval, ramp, lambda point: None), traval
-
-
-def test_the_rates_are_those_of_torchs_exponential_schedule():
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1e-4)
-    schedule = ExponentialLR(optimizer, gamma=(1e2 / 1e-4) ** (1 / 9))
-    ramp = Ramp(1e-4, 1e2, 10)
-    for step in range(10):
-        assert ramp(step) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12)
-        optimizer.step()
-        schedule.step()
-    assert ramp(9) == pytest.approx(1e2)
 
 
 def test_steps_and_losses_are_those_of_a_plain_loop_over_more_than_one_epoch():

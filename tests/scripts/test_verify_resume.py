@@ -18,6 +18,7 @@ from scripts import verify_resume
 from scripts.verification import processes, training_marks
 from scripts.verification.comparison import checkpoint, compare, compare_runs, points, steps, unequal
 from scripts.verification.runs import Timeline, WatchedRun
+from tests.helpers import wait_for
 from utils.config.settings import UserError
 from utils.loop.hooks import Hooks
 
@@ -115,9 +116,7 @@ def tree():
     inner = "import subprocess; subprocess.run(['sleep', '300'])"
     outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}], start_new_session=True)"
     process = subprocess.Popen([sys.executable, "-c", outer])
-    deadline = time.monotonic() + 30
-    while len(processes.descendants(process.pid)) < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(lambda: len(processes.descendants(process.pid)) >= 2)
     yield process
     processes.kill_tree(process.pid)
     process.wait()

@@ -1,13 +1,11 @@
 """A network's answers against scikit-learn, closed formulas and plain loops."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
 from sklearn.metrics import log_loss
 
-from scripts.common.answers import Answers, bootstrap_interval, wilson_interval
+from scripts.common.answers import Answers, bootstrap_interval
 
 
 def random_answers(n=400, classes=7, seed=0, margin=1.5):
@@ -34,12 +32,6 @@ def test_probabilities_are_those_of_the_softmax():
 def test_the_first_of_equal_classes_is_the_prediction():
     answers = Answers(torch.zeros(4, 3), torch.tensor([0, 1, 2, 0]))
     assert answers.predicted.tolist() == [0, 0, 0, 0] and answers.top1 == 50
-
-
-def test_an_answer_that_is_no_number_is_wrong_and_takes_no_class():
-    answers = random_answers()
-    answers.logits[5, answers.labels[5]] = math.nan
-    assert not answers.right[5] and sum(cell.count for cell in answers.cells) == 399 == answers.by_class.predicted.sum()
 
 
 def test_mistakes_come_most_confident_first_and_hits_least_confident_first():
@@ -73,14 +65,3 @@ def test_the_bootstrap_interval_is_that_of_resampling():
     right = np.arange(250) < 200
     drawn = np.random.default_rng(0).choice(right, (4000, 250)).mean(1)
     assert bootstrap_interval(200, 250) == pytest.approx(100 * np.percentile(drawn, [2.5, 97.5]), abs=0.4)
-
-
-def test_wilsons_interval_is_his_formula_and_not_a_point_where_all_are_right():
-    n = 360
-    p = 0.75
-    z = 1.959964
-    middle = p + z * z / (2 * n)
-    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    expected = [100 * (middle - half) / (1 + z * z / n), 100 * (middle + half) / (1 + z * z / n)]
-    assert wilson_interval(270, 360) == pytest.approx(expected, abs=1e-4)
-    assert wilson_interval(10, 10)[0] == pytest.approx(100 / (1 + z * z / 10), abs=1e-4)

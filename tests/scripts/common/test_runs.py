@@ -2,12 +2,10 @@
 
 import shutil
 
-import numpy as np
 import pytest
-from scipy import stats
 
 import main
-from scripts.common.runs import reach, read_run
+from scripts.common.runs import read_run
 from tests.faults.small_run import begin
 from tests.scripts.test_sweep import EARLY, keep_run
 from utils import run as run_module
@@ -89,9 +87,3 @@ def test_a_run_names_the_machines_of_all_its_starts_in_turn(tmp_path, monkeypatc
     monkeypatch.setattr(run_module, "machine", lambda _: "another")
     run, _ = read(folder, "--resume", folder)
     assert run.machine == "a computer; then another"
-
-
-def test_the_interval_of_a_mean_is_students():
-    values = [93.9, 94.1, 94.0, 94.3]
-    low, high = stats.t.interval(0.95, 3, loc=np.mean(values), scale=stats.sem(values))
-    assert reach(values) == pytest.approx((high - low) / 2)

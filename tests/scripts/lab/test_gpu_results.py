@@ -23,6 +23,8 @@ from scripts.lab.gpu_results import OutOfTime
 from scripts.lab.gpu_table import airbench, collect
 from scripts.lab.gpu_table.collect import Line, figure
 from scripts.lab.gpu_table.pieces import PIECES, Piece
+from scripts.verification.processes import processes
+from tests.helpers import wait_for
 from utils.config.settings import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -286,18 +288,7 @@ def test_at_the_limit_a_command_and_what_it_started_are_ended(tmp_path, monkeypa
     with pytest.raises(OutOfTime):
         gpu_results.run(own, [sys.executable, "-c", code], tmp_path / "log.txt", (0,))
     child = int((tmp_path / "log.txt").read_text().split()[-1])
-    for _ in range(100):
-        if not is_running(child):
-            break
-        time.sleep(0.02)
-    assert not is_running(child)
-
-
-def is_running(process):
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    wait_for(lambda: child not in processes(), 2)
 
 
 # -------------------------------------------------------------------------------------------- reading
