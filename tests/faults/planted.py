@@ -2,40 +2,28 @@
 
     ACTION POINT [step=N] [epoch=N] [pass=N] [batch=N] [nth=N] [when=WHEN] [name=NAME] [rank=N] [times=N]
 
-``kill forward step=7 rank=1`` kills rank 1 after a forward pass of step 7. Steps and epochs count from 1; at the points
-of validation and of a save, ``step`` is the number of steps done. Without ``step`` the first time counts. ``times=3``:
-at that step and at the next two (without ``step``: at the first three). ``nan`` makes the loss NaN at ``forward``.
+``kill forward step=7 rank=1`` kills rank 1, and without ``rank`` every one, after a forward pass of step 7. Steps and
+epochs count from 1; at the points of validation and of a save, ``step`` is the number of steps done. Without ``step``
+the first time counts. ``times=3``: at that step and at the next two (without ``step``: at the first three). ``nan``
+makes the loss NaN at ``forward``.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 from dataclasses import dataclass, field
 
-from scripts.verification.processes import kill_tree
-
-SIGNALS = {
-    "kill": signal.SIGKILL,
-    "stop": signal.SIGSTOP,
-    "term": signal.SIGTERM,
-    "int": signal.SIGINT,
-    "usr1": signal.SIGUSR1,
-}
-ACTIONS = (*SIGNALS, "killall", "exit", "nan", "enospc")
+SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM}
 IN_TRAINING = {  # and what is said about them besides their step
     "step": ("epoch",),  # at its beginning
     "forward": ("epoch", "pass"),
-    "update": ("epoch",),
     "after_step": ("epoch",),  # before what is due then: a log line, a checkpoint
     "validation": ("epoch", "batch"),  # a moving average's batches follow the raw weights'
     "epoch_end": ("epoch",),  # after validation, before the epoch's row and checkpoints
 }
 IN_A_SAVE = (
-    "copy",  # when=before and after the state is handed over
     "write",  # half of the file is written
-    "flush",  # all of it is, but it may not be on the disk
     "manifest",  # when=before and after the digests are entered, nth=1 and 2
     "prune",  # when=before and after last.pt becomes previous.pt
     "rename",  # when=before and after a checkpoint (name=last) gets its name
@@ -58,7 +46,7 @@ class Fault:
     def from_text(cls, text: str) -> Fault:
         """See the module. A condition that no point meets never strikes, which ``faulty_main`` reports."""
         action, point, *conditions = text.split()
-        assert action in ACTIONS and point in (*IN_TRAINING, *IN_A_SAVE), text
+        assert action in (*SIGNALS, "nan") and point in (*IN_TRAINING, *IN_A_SAVE), text
         pairs = [condition.split("=") for condition in conditions]
         given = {name: int(value) if value.isdecimal() else value for name, value in pairs}
         if point in IN_A_SAVE:
@@ -84,13 +72,6 @@ class Fault:
         if len(self.struck) >= self.times:
             return False
         self.struck.add(step)
-        if self.action == "exit":
-            os._exit(1)
-        if self.action == "killall":  # the launcher, if there is one, and all that it has started, this process last
-            kill_tree(os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else os.getpid(), sparing=[os.getpid()])
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.action == "enospc":
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if self.action in SIGNALS:
             os.kill(os.getpid(), SIGNALS[self.action])
         return self.action == "nan"

@@ -32,12 +32,9 @@ class Points:
         return Hooks(
             before_forward=[self._before_forward],
             after_forward=[self._after_forward],
-            before_update=[lambda traval, norm: self.reach("update", self._step, epoch=_epoch(traval))],
             after_update=[lambda traval: self.reach("after_step", traval.progress.step, epoch=_epoch(traval))],
             before_validation_batch=[self._before_validation_batch],
             after_validation=[self._after_validation],
-            before_save=[lambda traval, names: self.reach("copy", traval.progress.step, when="before")],
-            after_save=[lambda traval, names: self.reach("copy", traval.progress.step, when="after")],
         )
 
     def _before_forward(self, traval, batch):
@@ -78,10 +75,9 @@ def wrap(owner, name, hooked):
 
 
 class _Save(threading.local):
-    """The save that a thread is writing: the step it is of, what was written, how often the manifest was."""
+    """The save that a thread is writing: the step it is of, and how often the manifest was written."""
 
     step = 0
-    unflushed = False
     manifests = 0
 
 
@@ -93,7 +89,6 @@ def wrap_saves(reach):
         if not (isinstance(state, dict) and "progress" in state):  # not a checkpoint
             return original(state, file, *args, **options)
         now.step = state["progress"]["step"]
-        now.unflushed = True
         now.manifests = 0
         memory = io.BytesIO()
         original(state, memory, *args, **options)
@@ -102,12 +97,6 @@ def wrap_saves(reach):
         file.flush()
         reach("write", now.step)
         return file.write(content[len(content) // 2 :])
-
-    def fsync(original, descriptor):
-        if now.unflushed:
-            now.unflushed = False
-            reach("flush", now.step)
-        original(descriptor)
 
     def replace(original, source, target, **options):
         path = Path(os.fspath(target))
@@ -124,5 +113,4 @@ def wrap_saves(reach):
         return reach(point, now.step, when="after", **details)
 
     wrap(torch, "save", save)
-    wrap(os, "fsync", fsync)
     wrap(os, "replace", replace)

@@ -70,11 +70,11 @@ def test_the_tool_when_it_is_stopped_takes_its_training_and_its_folder_along(tmp
 # ------------------------------------------------------------------------------------ chosen points
 
 POINTS = {
-    "before the first step": "killall step step=1",
-    "between two forward passes of a step": "killall forward step=30 pass=1",
-    "after the last step of an epoch": "killall after_step step=44",
-    "in the validation of the moving average": "killall validation step=44 batch=6",
-    "at an epoch's end": "killall epoch_end epoch=2",
+    "before the first step": "kill step step=1",
+    "between two forward passes of a step": "kill forward step=30 pass=1",
+    "after the last step of an epoch": "kill after_step step=44",
+    "in the validation of the moving average": "kill validation step=44 batch=6",
+    "at an epoch's end": "kill epoch_end epoch=2",
 }
 
 # Each of three processes validates 4 batches, and 4 more with the average; with two, a sum has one order alone. One process

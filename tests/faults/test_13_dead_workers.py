@@ -152,9 +152,9 @@ def test_a_run_whose_worker_is_killed_ends_with_one_line_and_no_process_stays(tr
 # ------------------------------------------------------------------------------------------ shared memory
 
 
-def with_small_shared_memory(line, kilobytes=1024):
-    """Run a command where /dev/shm holds ``kilobytes``; skipped where such a file system may not be mounted."""
-    inside = f"mount -t tmpfs -o size={kilobytes}k tmpfs /dev/shm && "
+def with_small_shared_memory(line):
+    """Run a command where /dev/shm holds a megabyte; skipped where such a file system may not be mounted."""
+    inside = "mount -t tmpfs -o size=1024k tmpfs /dev/shm && "
     may = ["unshare", "--mount", "sh", "-c", f"{inside} true"]
     try:
         subprocess.run(may, check=True, capture_output=True)

@@ -36,9 +36,9 @@ def is_finite(state):
     return all(torch.isfinite(tensor).all() for tensor in state.values())
 
 
-def progress(folder, name="last.pt"):
+def progress(folder):
     """Steps, skipped steps, and those skipped in a row up to the last."""
-    found = load(folder, name)["progress"]
+    found = load(folder, "last.pt")["progress"]
     return found["step"], found["skipped_steps"], found["skipped_in_row"]
 
 

@@ -60,12 +60,12 @@ def the_run(tmp_path):
     return run
 
 
-def check_whole(run, epochs=3):
+def check_whole(run):
     """The run is finished, and its log has what the console would have shown."""
-    assert load(run, "final.pt")["progress"]["epoch"] == epochs
+    assert load(run, "final.pt")["progress"]["epoch"] == 3
     lines = [line[20:] for line in (run / "log.txt").read_text().splitlines()]
     assert lines[0] == f"Run {run}" and FINAL_LINE.match(lines[-1])
-    assert sum("  validation " in line for line in lines) == epochs
+    assert sum("  validation " in line for line in lines) == 3
 
 
 # ------------------------------------------------------------------------------------------------- pipes

@@ -32,10 +32,10 @@ def seeded():
     torch.manual_seed(0)
 
 
-def batches(*shape, count=1, classes=10):
+def batches(*shape, count=1):
     """Random images of this shape (n, c, h, w) and targets."""
     indices = np.arange(shape[0])
-    return [Batch(torch.randn(*shape), torch.randint(0, classes, shape[:1]), indices, 0) for _ in range(count)]
+    return [Batch(torch.randn(*shape), torch.randint(0, 10, shape[:1]), indices, 0) for _ in range(count)]
 
 
 def audit(network, images, criterion=ENTROPY, **options):

@@ -338,12 +338,12 @@ def test_a_confidence_at_the_threshold_is_accepted_and_no_number_is_not():
 # ---------------------------------------------------------------------------------- distance
 
 
-def blobs(n=600, d=5, classes=3, seed=0):
-    """Features of overlapping classes with one covariance, and labels."""
+def blobs(seed=0):
+    """600 features of three overlapping classes with one covariance, and labels."""
     random = np.random.default_rng(seed)
-    labels = np.arange(n) % classes
-    mixed = random.normal(size=(d, d))
-    features = random.normal(size=(n, d)) @ mixed + 3 * random.normal(size=(classes, d))[labels]
+    labels = np.arange(600) % 3
+    mixed = random.normal(size=(5, 5))
+    features = random.normal(size=(600, 5)) @ mixed + 3 * random.normal(size=(3, 5))[labels]
     return features.astype(np.float32), labels
 
 

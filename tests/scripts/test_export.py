@@ -59,9 +59,9 @@ def refused(run, name, output, *flags):
     return raised.value.mistakes
 
 
-def answer_of_card(folder, monkeypatch, card="README.md"):
+def answer_of_card(folder, monkeypatch):
     """Class and probability that the program in a card prints."""
-    (program,) = re.findall(r"```python\n(.*?)```", (folder / card).read_text(), flags=re.S)
+    (program,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.S)
     printed = io.StringIO()
     monkeypatch.chdir(folder)
     with redirect_stdout(printed):

@@ -13,8 +13,8 @@ from scripts.common.neighbours import TEMPERATURE, near_duplicates, nearest, uni
 from utils.data.formats.readers import read_digits
 
 
-def random_features(count, seed, size=8):
-    return np.random.default_rng(seed).normal(size=(count, size)).astype(np.float32)
+def random_features(count, seed):
+    return np.random.default_rng(seed).normal(size=(count, 8)).astype(np.float32)
 
 
 def test_neighbours_are_scikit_learns_by_cosine():

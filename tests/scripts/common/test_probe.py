@@ -10,12 +10,12 @@ from scripts.common import probe as module
 from scripts.common.probe import STRENGTHS, doubted, fit_probe
 
 
-def clusters(count, classes=4, size=12, spread=1.6, seed=0):
+def clusters(count, classes=4, spread=1.6):
     """Features around a centre for each class, with columns of very different scales, and their labels."""
-    generator = np.random.default_rng(seed)
-    centres = np.random.default_rng(99).normal(size=(classes, size))
+    generator = np.random.default_rng(0)
+    centres = np.random.default_rng(99).normal(size=(classes, 12))
     labels = generator.integers(0, classes, count)
-    features = (centres[labels] + spread * generator.normal(size=(count, size))) * 10.0 ** np.linspace(-2, 2, size)
+    features = (centres[labels] + spread * generator.normal(size=(count, 12))) * 10.0 ** np.linspace(-2, 2, 12)
     return features.astype(np.float32), labels
 
 
