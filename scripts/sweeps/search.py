@@ -22,7 +22,7 @@ from scripts.common.runs import RunResult, identity
 from scripts.sweeps.grid import Trial
 from scripts.sweeps.space import SearchTrial, Space
 from utils.config.settings import UserError
-from utils.record.epoch_scalars import Metric
+from utils.record.epoch_scalars import EpochScalar
 from utils.record.run_folder import read_table
 
 STUDY = "search"
@@ -42,7 +42,7 @@ class Search:
 
     space: Space
     folder: Path
-    metric: Metric
+    metric: EpochScalar
     pruner: str
     tell: Callable[[str], None]
     study: optuna.Study = field(init=False)

@@ -26,7 +26,7 @@ from scripts.sweeps.space import Space
 from tests.helpers import answer, csv_rows, wait_for
 from utils.config import arguments
 from utils.data.datasets import get_data
-from utils.record.epoch_scalars import Metric
+from utils.record.epoch_scalars import metrics
 from utils.record.run_folder import read_table
 
 ROOT = Path(sweep.__file__).resolve().parents[1]
@@ -97,7 +97,7 @@ def test_a_package_that_a_search_lacks_is_one_line(capsys, monkeypatch):
 def test_values_lie_within_their_ranges_as_flags_take_them(tmp_path):
     texts = ["lr=0.01..1:log", "epochs=2..5", "augment=none,shift+flip", "momentum=0.1..0.3"]
     space = Space.of("digits/fc", [], texts, folds=4)
-    search = Search(space, tmp_path, Metric("val_top1", False), "none", print)
+    search = Search(space, tmp_path, metrics()["top1"], "none", print)
     found = []
     for training in search.ask(12):
         found.append(training.args)
@@ -222,7 +222,7 @@ def test_hyperband_prunes_and_a_loss_is_minimised(fake_main, tmp_path):
 def test_importances_name_the_setting_that_decides(tmp_path):
     """The figure is a function of the learning rate alone; fANOVA gives it all, and the other nothing."""
     space = Space.of("digits/fc", [], ["lr=0.01..1:log", "momentum=0.1..0.9"], folds=5)
-    search = Search(space, tmp_path, Metric("val_top1", False), "none", print)
+    search = Search(space, tmp_path, metrics()["top1"], "none", print)
     assert search.importances() == {}
     for training in search.ask(16):
         trial = search.running[training.number]

@@ -15,6 +15,8 @@ from utils.record.curves import StepRecord
 from utils.record.multilabel import AnyReport
 
 ONE, SEVERAL, EITHER = "one", "several", "either"
+PREFIX = "val_"
+COUNTS = ("val_count", "val_counted_classes")  # neither good nor bad
 
 
 class Epoch(NamedTuple):
@@ -49,6 +51,22 @@ class EpochScalar(NamedTuple):
     tag: str | None = None
     lower_is_better: bool = False
     labels: str = EITHER
+
+    def improves(self, value: float, on: float | None, by: float = 0.0) -> bool:
+        """True if ``value`` is finite and, unless ``on`` is None, better than ``on`` by more than ``by``."""
+        if not math.isfinite(value):
+            return False
+        return on is None or (on - value if self.lower_is_better else value - on) > by
+
+    @property
+    def name(self) -> str:
+        """Name of a validation's figure, as a flag takes it: ``top1``."""
+        return self.column.removeprefix(PREFIX)
+
+    @property
+    def words(self) -> str:
+        """Text for people: ``highest val_top1``."""
+        return f"{'lowest' if self.lower_is_better else 'highest'} {self.column}"
 
 
 def _of(report: str, name: str) -> Callable[[Epoch], float | None]:
@@ -150,50 +168,23 @@ def _columns(scalars: Iterable[EpochScalar], epoch: Epoch) -> dict[str, float]:
 
 # ---------------------------------------------------------------------------------- the columns that decide
 
-PREFIX = "val_"
-COUNTS = ("val_count", "val_counted_classes")  # neither good nor bad
 
-
-class Metric(NamedTuple):
-    """A column of ``metrics.csv`` that says how good an epoch is."""
-
-    column: str
-    lower_is_better: bool
-
-    def improves(self, value: float, on: float | None, by: float = 0.0) -> bool:
-        """True if ``value`` is finite and, unless ``on`` is None, better than ``on`` by more than ``by``."""
-        if not math.isfinite(value):
-            return False
-        return on is None or (on - value if self.lower_is_better else value - on) > by
-
-    @property
-    def name(self) -> str:
-        """Name as a flag takes it: ``top1``."""
-        return self.column.removeprefix(PREFIX)
-
-    @property
-    def words(self) -> str:
-        """Text for people: ``highest val_top1``."""
-        return f"{'lowest' if self.lower_is_better else 'highest'} {self.column}"
-
-
-def metrics(labels: Sequence[str] = (ONE, SEVERAL)) -> dict[str, Metric]:
+def metrics(labels: Sequence[str] = (ONE, SEVERAL)) -> dict[str, EpochScalar]:
     """The metrics to choose from, by name: every validation column except the counts.
 
     ``labels``: metrics of single-label data (``ONE``), of multi-label data (``SEVERAL``), or of both.
     """
     scalars = (*EPOCH_SCALARS, *_of_plugins())
-    columns = [scalar for scalar in scalars if scalar.column.startswith(PREFIX) and scalar.column not in COUNTS]
-    found = (Metric(scalar.column, scalar.lower_is_better) for scalar in columns if scalar.labels in (EITHER, *labels))
-    return {metric.name: metric for metric in found}
+    found = [scalar for scalar in scalars if scalar.column.startswith(PREFIX) and scalar.column not in COUNTS]
+    return {scalar.name: scalar for scalar in found if scalar.labels in (EITHER, *labels)}
 
 
-def best_metric(settings: RunSettings) -> Metric:
+def best_metric(settings: RunSettings) -> EpochScalar:
     """The metric that chooses best.pt; raises ``UserError`` if it does not exist."""
     return _metric("best_metric", settings.best_metric)
 
 
-def stopping_metric(settings: RunSettings) -> Metric:
+def stopping_metric(settings: RunSettings) -> EpochScalar:
     """The metric that early stopping watches; raises ``UserError`` if it does not exist."""
     own = settings.early_stopping_metric
     return best_metric(settings) if own is None else _metric("early_stopping_metric", own)
@@ -215,7 +206,7 @@ def strange_metrics(settings: RunSettings, labels: Sequence[str] = (ONE, SEVERAL
     return mistakes
 
 
-def _metric(setting: str, name: str) -> Metric:
+def _metric(setting: str, name: str) -> EpochScalar:
     """The metric named ``top1`` or ``val_top1``. Raises ``UserError`` if it does not exist."""
     known = metrics()
     if name.removeprefix(PREFIX) not in known:
