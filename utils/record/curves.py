@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,79 +35,40 @@ class StepRecord(NamedTuple):
 
 CURVES = StepRecord._fields
 WHOLE = "metrics.npz"
-REST = ".metrics.rows"
-NUMBER = np.dtype("<f8")
-SEALED_BYTES = NUMBER.itemsize * len(CURVES) + 4
 
 
 class Curves:
-    """A row of ``CURVES`` per step, float64 (steps, len(CURVES)). ``write`` saves all of them in ``metrics.npz``.
-
-    The longer the run, the longer ``write`` takes. ``append``, for checkpoints between two steps, is always fast: it
-    adds the new rows, each with its CRC-32, to the file ``.metrics.rows``, which keeps them until the next ``write``.
-    """
+    """A row of ``CURVES`` per step, float64 (steps, len(CURVES)). ``write`` saves all of them in ``metrics.npz``."""
 
     def __init__(self, folder: Path) -> None:
-        self._whole = folder / WHOLE
-        self._rest = folder / REST
+        self._path = folder / WHOLE
         self._blocks: list[np.ndarray] = []
-        self._appended = 0  # blocks
         self._changed = False
 
     def add(self, rows: Sequence[Sequence[float]]) -> None:
         """Add rows of ``CURVES``, one for each further step."""
-        self._blocks.append(np.array(rows, dtype=NUMBER).reshape(-1, len(CURVES)))
+        self._blocks.append(np.array(rows, dtype=np.float64).reshape(-1, len(CURVES)))
         self._changed = True
-
-    def append(self) -> None:
-        """Save the rows added since the last save to disk."""
-        blocks = self._blocks[self._appended :]
-        if blocks:
-            with open(self._rest, "ab") as file:
-                file.write(b"".join(_sealed(row) for block in blocks for row in block))
-            self._appended = len(self._blocks)
 
     def write(self) -> None:
         """Bring ``metrics.npz`` up to date."""
         if not self._changed:
             return
         self._blocks = [np.concatenate(self._blocks)]
-        with whole_file(self._whole) as file:
+        with whole_file(self._path) as file:
             arrays: dict[str, Any] = named(self._blocks[0])
             np.savez(file, **arrays)
-        self._rest.unlink(missing_ok=True)  # a kill before leaves rows twice, which ``restore`` handles
-        self._appended = 1
         self._changed = False
 
-    def restore(self, whole: np.ndarray | None, steps: int) -> int:
-        """Load the rows up to step ``steps``; return their number.
+    def restore(self, rows: np.ndarray | None, steps: int) -> int:
+        """Load ``rows``, the result of ``read`` (None without a file), up to step ``steps``; return their number.
 
-        They are ``whole``, the result of ``read`` (None without a file), and the rows that ``append`` has saved since.
+        Later rows are dropped from the disk as well, since their steps will be repeated.
         """
-        whole = np.empty((0, len(CURVES))) if whole is None else whole
-        rows = np.concatenate([whole, self._read_rest(after=whole[:, 0].max(initial=0))])
-        self._blocks = [rows[rows[:, 0] <= steps]]
+        self._blocks = [np.empty((0, len(CURVES))) if rows is None else rows[rows[:, 0] <= steps]]
         self._changed = True
-        self.write()  # also drops later rows from the disk, since their steps will be repeated
+        self.write()
         return len(self._blocks[0])
-
-    def _read_rest(self, after: float) -> np.ndarray:
-        """Rows saved by ``append`` that follow step ``after`` without a gap, before any row that a kill has cut off."""
-        content = self._rest.read_bytes() if self._rest.is_file() else b""
-        rows: list[np.ndarray] = []
-        for start in range(0, len(content), SEALED_BYTES):
-            sealed = content[start : start + SEALED_BYTES]
-            row = np.frombuffer(sealed, NUMBER, len(CURVES)) if len(sealed) == SEALED_BYTES else None
-            if row is None or _sealed(row) != sealed:
-                break
-            if row[0] == after + len(rows) + 1:
-                rows.append(row)
-        return np.array(rows, dtype=NUMBER).reshape(-1, len(CURVES))
-
-
-def _sealed(row: np.ndarray) -> bytes:
-    content = row.tobytes()
-    return content + zlib.crc32(content).to_bytes(4, "little")
 
 
 def read(path: Path) -> np.ndarray:
@@ -117,7 +77,7 @@ def read(path: Path) -> np.ndarray:
         columns = dict(content)
     if "micro_f1" in columns:
         columns |= {"top1": columns["micro_f1"], "top5": np.full_like(columns["micro_f1"], np.nan)}
-    return np.stack([columns[name].astype(NUMBER) for name in CURVES], axis=1)
+    return np.stack([columns[name].astype(np.float64) for name in CURVES], axis=1)
 
 
 def named(rows: np.ndarray) -> dict[str, np.ndarray]:

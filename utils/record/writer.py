@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import pairwise
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
@@ -270,7 +270,6 @@ class Writer:
                 row = _joined(self.rows.pop(), row)
             self.rows.append(_six_digits_each(row))
             self._write_csv("metrics.csv", self.rows)
-            self._curves.write()
             self.flush()
 
     def classes(self, rows: Sequence[dict[str, Any]], step: int) -> None:
@@ -300,7 +299,7 @@ class Writer:
     def flush(self) -> None:
         """Save everything so far to disk, before a checkpoint that relies on it."""
         if self.folder:
-            self._curves.append()
+            self._curves.write()
 
     def attach(self, tracking: Tracking) -> None:
         """Keep ``tracking``, whose trackers follow what is written, until the run ends."""
@@ -371,18 +370,12 @@ def _six_digits_each(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """All columns of ``rows``, in the order of the longest row (of several, the last).
+    """All columns of ``rows``: those of the longest row (of several, the last), then those that it lacks.
 
-    A column that the longest row lacks follows its left neighbour in another row. An epoch without validation lacks
-    columns; --resume-override may drop or add some.
+    An epoch without validation lacks columns; --resume-override may drop or add some.
     """
-    longest = max(len(row) for row in rows)
-    columns = list(next(row for row in reversed(rows) if len(row) == longest))
-    for row in rows:
-        for before, name in pairwise([None, *row]):
-            if name not in columns:
-                columns.insert(columns.index(before) + 1 if before is not None else 0, name)
-    return columns
+    longest = max(reversed(rows), key=len)
+    return [*dict.fromkeys(chain(longest, *rows))]
 
 
 def _joined(begun: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:

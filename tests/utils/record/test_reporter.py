@@ -353,7 +353,7 @@ def test_no_column_of_an_earlier_epoch_is_lost_when_later_ones_have_others(tmp_p
         writer.epoch({"epoch": epochs + 1} | row)
         writer.close()
     rows = csv_rows(tmp_path / "metrics.csv")
-    names = ["epoch", "val_loss", "val_top1", "max_val_batches", "seconds", "train_penalty", "train_loss"]
+    names = ["epoch", "val_loss", "val_top1", "seconds", "train_penalty", "train_loss", "max_val_batches"]
     assert [*rows[0]] == names
     assert [row["max_val_batches"] for row in rows] == ["2", "", ""]
     assert [row["train_penalty"] for row in rows] == ["", "", "0.5"]
