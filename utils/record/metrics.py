@@ -25,8 +25,35 @@ CHUNK = 4096  # samples counted at a time if all logits are at hand
 UNIT = 2**36  # of a confidence of 1: sums of whole numbers are exact in any order, for up to 2**27 images
 
 
+class Figures:
+    """Base class of reports: the figures ``FIGURES`` of ``count`` samples besides their loss; ``HEADLINE`` is chief."""
+
+    loss: float
+    count: int
+
+    HEADLINE: ClassVar[str]
+    FIGURES: ClassVar[tuple[str, ...]]  # shown in a run's last line
+
+    @property
+    def headline(self) -> float:
+        """The figure that ``HEADLINE`` names."""
+        return getattr(self, self.HEADLINE)
+
+    @property
+    def numbers(self) -> list[float]:
+        """The numbers that a checkpoint stores, in the order of the fields."""
+        return [self.loss, *(getattr(self, name) for name in self.FIGURES), self.count]
+
+    def text(self, with_top5: bool = True, mixed: bool = False) -> str:
+        """Figures for the log. ``mixed``: True if they are those of mixed images."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return self.text()
+
+
 @dataclass(frozen=True)
-class Report:
+class Report(Figures):
     """Means over ``count`` samples; accuracies in percent.
 
     ``by_class``: a validation's figures by class; ``own``: the metrics of users' files, by name.
@@ -39,8 +66,8 @@ class Report:
     by_class: ClassReport | None = field(default=None, compare=False, repr=False)
     own: dict[str, float] = field(default_factory=dict)
 
-    HEADLINE: ClassVar = "top1"
-    FIGURES: ClassVar = ("top1", "top5")  # shown in a run's last line
+    HEADLINE = "top1"
+    FIGURES = ("top1", "top5")
 
     @classmethod
     def from_sums(cls, sums: list[float]) -> Report:
@@ -50,21 +77,7 @@ class Report:
             return cls(math.nan, math.nan, math.nan, 0)
         return cls(loss / count, 100 * top1 / count, 100 * top5 / count, round(count))
 
-    @property
-    def headline(self) -> float:
-        """The figure that ``HEADLINE`` names."""
-        return self.top1
-
-    @property
-    def numbers(self) -> list[float]:
-        """The numbers that a checkpoint stores."""
-        return [self.loss, self.top1, self.top5, self.count]
-
-    def __str__(self) -> str:
-        return self.text()
-
     def text(self, with_top5: bool = True, mixed: bool = False) -> str:
-        """Figures for the log. ``mixed``: True if the accuracies are those of mixed images."""
         of = " (mixed)" if mixed else ""
         top5 = f"top5{of} {self.top5:.2f}  " if with_top5 else ""
         return f"top1{of} {self.top1:.2f}  {top5}loss {self.loss:.4f}"

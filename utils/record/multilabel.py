@@ -11,12 +11,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 import torch
 
-from utils.record.metrics import COUNT, ClassificationMeter, Report
+from utils.record.metrics import COUNT, ClassificationMeter, Figures, Report
 from utils.runtime.distributed import Distributed
 
 MISSING = -1
@@ -220,7 +219,7 @@ def binary_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> float:
 
 
 @dataclass(frozen=True)
-class MultilabelReport:
+class MultilabelReport(Figures):
     """Means over ``count`` images: of a validation, or of training, where all but loss and ``micro_f1`` are NaN.
 
     ``own``: a validation's metrics from users' files, by name.
@@ -234,8 +233,8 @@ class MultilabelReport:
     by_class: MultilabelClasses | None = field(default=None, compare=False, repr=False)
     own: dict[str, float] = field(default_factory=dict, compare=False, repr=False)
 
-    HEADLINE: ClassVar = "map"
-    FIGURES: ClassVar = ("map", "macro_f1", "micro_f1")  # shown in a run's last line
+    HEADLINE = "map"
+    FIGURES = ("map", "macro_f1", "micro_f1")
 
     @classmethod
     def from_sums(cls, sums: Sequence[float]) -> MultilabelReport:
@@ -253,21 +252,7 @@ class MultilabelReport:
         loss = binary_cross_entropy(logits, targets)
         return cls(loss, by_class.map, by_class.macro_f1, by_class.micro_f1, len(logits), by_class)
 
-    @property
-    def headline(self) -> float:
-        """The figure that ``HEADLINE`` names."""
-        return self.map
-
-    @property
-    def numbers(self) -> list[float]:
-        """The numbers that a checkpoint stores; ``report_of`` reads them."""
-        return [self.loss, self.map, self.macro_f1, self.micro_f1, self.count]
-
-    def __str__(self) -> str:
-        return self.text()
-
     def text(self, with_top5: bool = True, mixed: bool = False) -> str:
-        """Figures for the log. ``mixed``: True if they are those of mixed images."""
         of = " (mixed)" if mixed else ""
         means = "" if self.by_class is None else f"mAP {self.map:.2f}  macro F1 {self.macro_f1:.2f}  "
         return f"{means}micro F1{of} {self.micro_f1:.2f}  loss {self.loss:.4f}"
