@@ -17,7 +17,22 @@ Loss = torch.Tensor | dict[str, torch.Tensor]
 AnyLoss = TypeVar("AnyLoss", torch.Tensor, dict[str, torch.Tensor], Loss)
 
 
-class WeightedCrossEntropy(nn.Module):
+class OwnLoss(nn.Module):
+    """Base class of the losses here. ``weights``: of the classes, float (classes,), if any.
+
+    ``known``, for multi-label data: the mean number of known labels per training image.
+    """
+
+    weights: torch.Tensor | None
+
+    def __init__(self, settings: LossSettings, weights: torch.Tensor | None, known: float | None = None) -> None:
+        super().__init__()
+        self.settings = settings
+        self.register_buffer("weights", weights)
+        self.known = known
+
+
+class WeightedCrossEntropy(OwnLoss):
     """Cross entropy in which each image counts with its class's weight, divided by the number of images.
 
     A label has the weight ``weights[label]``; each share of a mixed target has the weight of its own class. Computed
@@ -25,20 +40,15 @@ class WeightedCrossEntropy(nn.Module):
     would depend on the other images of its forward pass, and thus on ranks and accumulation. All of a smoothed target
     has the weight of the image's label, whereas torch gives each class's part the weight of that class: with 100 images
     of one class and one of another, and balanced weights, the 5 % that smoothing moves from a common image's class to
-    the rare one would outweigh the other 95 %. ``weights``: float (classes,).
+    the rare one would outweigh the other 95 %.
     """
 
     weights: torch.Tensor
 
-    def __init__(self, settings: LossSettings, weights: torch.Tensor) -> None:
-        super().__init__()
-        self.register_buffer("weights", weights)
-        self.label_smoothing = settings.label_smoothing
-
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logits = _at_least_float32(logits)
         weights = self.weights.to(logits.dtype)
-        smoothing = self.label_smoothing
+        smoothing = self.settings.label_smoothing
         total = functional.cross_entropy(logits, targets, weights, reduction="sum")
         if smoothing:
             uniform = -logits.log_softmax(1).mean(1)
@@ -46,15 +56,13 @@ class WeightedCrossEntropy(nn.Module):
         return total / len(targets)
 
 
-class BinaryCrossEntropy(nn.Module):
+class BinaryCrossEntropy(OwnLoss):
     """Binary cross entropy of each class on its own; the mean over images and classes.
 
     Wightman et al., ResNet strikes back, 2021. The same as timm's ``BinaryCrossEntropy``, except that mixed targets are
-    smoothed too, as in cross entropy (timm's mixup smooths them). ``threshold``: targets above it, after smoothing,
-    become 1 and the others 0. ``sum_classes``: take the sum over classes instead of their mean. ``weights``: float
-    (classes,), a factor of all terms of an image that shows the class (a factor of the class's terms would also raise
-    those of images that do not show it, and so balance nothing). ``positive_weight``: a factor of the terms of classes
-    that an image shows.
+    smoothed too, as in cross entropy (timm's mixup smooths them). ``weights`` are factors of all terms of an image that
+    shows the class (a factor of the class's terms would also raise those of images that do not show it, and so balance
+    nothing). ``positive_weight``: a factor of the terms of classes that an image shows.
 
     For multi-label data, targets are floats (n, classes), with NaN for a missing label, whose term is left out. The sum
     of all terms is divided by n times ``known``, the mean number of known labels per training image: a constant, so
@@ -63,37 +71,31 @@ class BinaryCrossEntropy(nn.Module):
     half, and ``weights`` are factors of the terms of images that show the class.
     """
 
-    weights: torch.Tensor | None
-
-    def __init__(self, settings: LossSettings, weights: torch.Tensor | None, known: float | None) -> None:
-        super().__init__()
-        self.label_smoothing = settings.label_smoothing
-        self.threshold = settings.bce_target_thresh
-        self.sum_classes = settings.bce_sum
-        self.positive_weight = settings.bce_pos_weight
-        self.register_buffer("weights", weights)
-        self.known = known
+    @property
+    def positive_weight(self) -> float | None:
+        return self.settings.bce_pos_weight
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logits = _at_least_float32(logits)
         if self.known is None:
             weights = None if self.weights is None else image_weights(targets, self.weights.to(logits.dtype))[:, None]
             positive = None if self.positive_weight is None else logits.new_full((), self.positive_weight)
-            smoothed = self._smoothed(_shares(targets, logits), self.label_smoothing / logits.shape[1])
+            smoothed = self._smoothed(_shares(targets, logits), self.settings.label_smoothing / logits.shape[1])
             loss = self.mean(logits, smoothed, weights, positive)
         else:
             loss = self._of_several_labels(logits, targets.to(logits.dtype), self.known)
-        return loss * logits.shape[1] if self.sum_classes else loss
+        return loss * logits.shape[1] if self.settings.bce_sum else loss
 
     def _smoothed(self, targets: torch.Tensor, least: float) -> torch.Tensor:
-        targets = targets * (1 - self.label_smoothing) + least
-        return targets if self.threshold is None else targets.gt(self.threshold).to(targets.dtype)
+        targets = targets * (1 - self.settings.label_smoothing) + least
+        threshold = self.settings.bce_target_thresh
+        return targets if threshold is None else targets.gt(threshold).to(targets.dtype)
 
     def _of_several_labels(self, logits: torch.Tensor, targets: torch.Tensor, known: float) -> torch.Tensor:
         positive = None if self.weights is None else self.weights.to(logits.dtype)
         if self.positive_weight is not None:
             positive = self.positive_weight * (logits.new_ones(()) if positive is None else positive)
-        terms = self.terms(logits, self._smoothed(targets.nan_to_num(0), self.label_smoothing / 2), positive)
+        terms = self.terms(logits, self._smoothed(targets.nan_to_num(0), self.settings.label_smoothing / 2), positive)
         return terms.masked_fill(targets.isnan(), 0).sum() / (len(targets) * known)
 
     def mean(
@@ -117,14 +119,10 @@ class AsymmetricLoss(BinaryCrossEntropy):
     Ben-Baruch et al., Asymmetric loss for multi-label classification, 2021: the term of a class that an image shows has
     the factor (1 - p) ** gamma+. For the other classes p is first reduced by ``clip``, and the factor is p ** gamma-.
     For targets of 0 and 1 this is timm's ``AsymmetricLossMultiLabel``, which sums over classes. Each part of a smoothed
-    or mixed target has its own factor. ``gammas``: gamma- and gamma+.
+    or mixed target has its own factor.
     """
 
-    def __init__(self, settings: LossSettings, weights: torch.Tensor | None, known: float | None) -> None:
-        super().__init__(settings, weights, known)
-        self.positive_weight = None
-        self.gammas = settings.asymmetric_gamma_neg, settings.asymmetric_gamma_pos
-        self.clip = settings.asymmetric_clip
+    positive_weight = None
 
     def mean(
         self,
@@ -137,43 +135,36 @@ class AsymmetricLoss(BinaryCrossEntropy):
         return (terms if weights is None else terms * weights).mean()
 
     def terms(self, logits: torch.Tensor, targets: torch.Tensor, positive: torch.Tensor | None) -> torch.Tensor:
-        negative_gamma, positive_gamma = self.gammas
+        settings = self.settings
         tiny = torch.finfo(logits.dtype).tiny  # not 0, where the derivative of a power below 1 is infinite
-        shown = -functional.logsigmoid(logits) * logits.neg().sigmoid().clamp(min=tiny).pow(positive_gamma)
+        easy = logits.neg().sigmoid().clamp(min=tiny).pow(settings.asymmetric_gamma_pos)
+        shown = -functional.logsigmoid(logits) * easy
         if positive is not None:
             shown = shown * positive
         probabilities = logits.sigmoid()
-        if self.clip:
-            probabilities = (probabilities - self.clip).clamp(min=tiny)
+        if settings.asymmetric_clip:
+            probabilities = (probabilities - settings.asymmetric_clip).clamp(min=tiny)
             others = -torch.log1p(-probabilities)
         else:
             others = -functional.logsigmoid(-logits)  # without cancellation
-        return targets * shown + (1 - targets) * others * probabilities.clamp(min=tiny).pow(negative_gamma)
+        easy = probabilities.clamp(min=tiny).pow(settings.asymmetric_gamma_neg)
+        return targets * shown + (1 - targets) * others * easy
 
 
-class FocalLoss(nn.Module):
-    """Cross entropy times (1 - p) ** ``gamma``, where p is the probability of the target's class; the mean over images.
+class FocalLoss(OwnLoss):
+    """Cross entropy times (1 - p) ** gamma, where p is the probability of the target's class; the mean over images.
 
     Lin et al., Focal loss for dense object detection, 2017, for classes that exclude each other (softmax). Each share
-    of a smoothed or mixed target has the factor of its own class. With ``gamma`` 0 this is cross entropy. ``weights``:
-    float (classes,), the paper's alpha, applied as in ``WeightedCrossEntropy``.
+    of a smoothed or mixed target has the factor of its own class. With gamma 0 this is cross entropy. ``weights``:
+    the paper's alpha, applied as in ``WeightedCrossEntropy``.
     """
-
-    weights: torch.Tensor | None
-
-    def __init__(self, settings: LossSettings, weights: torch.Tensor | None, known: float | None) -> None:
-        assert known is None, "one label an image"
-        super().__init__()
-        self.gamma = settings.focal_gamma
-        self.label_smoothing = settings.label_smoothing
-        self.register_buffer("weights", weights)
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logs = _at_least_float32(logits).log_softmax(1)
-        smoothing = self.label_smoothing
+        smoothing = self.settings.label_smoothing
         # 1 - p without cancellation, and not 0, where the derivative of a power below 1 is infinite.
         others = (-torch.expm1(logs)).clamp(min=torch.finfo(logs.dtype).tiny)
-        factors = others.pow(self.gamma)
+        factors = others.pow(self.settings.focal_gamma)
         shares = _shares(targets, logs)
         uniform = smoothing / logs.shape[1]
         if self.weights is None:
