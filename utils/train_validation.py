@@ -17,14 +17,15 @@ from utils.loop.extras import Extras
 from utils.loop.forward import Outputs, forward
 from utils.loop.hooks import call
 from utils.loop.non_finite_step import NonFiniteStepHandler
-from utils.loop.step_graph import Gradient, launcher
+from utils.loop.step_graph import launcher
 from utils.loop.step_sums import StepSums
 from utils.loop.stop_signals import StopConsensus, Stopped, TrainingFailure
 from utils.loop.validation import pictures_may_be_due, update_best, validate_average, validate_in_views, write_pictures
-from utils.loop.verdict import Verdict, Verdicts
+from utils.loop.verdict import Gradient, Verdict, Verdicts
 from utils.optim.clipping import GradientClipper
 from utils.optim.optimizers import load_states
 from utils.precision.amp import autocast
+from utils.precision.diagnosis import too_many_skips
 from utils.record.multilabel import AnyReport, report_of
 from utils.record.reporter import Reporter
 from utils.record.writer import Bar, Writer
@@ -202,7 +203,7 @@ class TraVal:
         lr = self._set_learning_rate()
         call(self.hooks.before_update, self, gradient.norm)
         flags = self.launcher.launch_update(gradient)
-        self.verdicts.send(flags, *gradient)
+        self.verdicts.send(flags, gradient)
         for parameter in self.clip.parameters:  # zero_grad(set_to_none=True), without walking through all modules
             parameter.grad = None
         self.sums.end_step(lr, gradient.norm, gradient.scale)
@@ -359,24 +360,27 @@ class TraVal:
 
     def _explain(self, verdict: Verdict) -> None:
         """Log what was not finite in a step that some or all optimizers skipped; without a scaler, end the run."""
+        gradient = verdict.gradient
         if verdict.moved:
-            names = dict.fromkeys(itertools.chain(*self.distributed.gather(self.clip.overflowed(verdict.measured))))
-            bad = self.watch.explain_part(self.progress, verdict.scale, list(names))
+            names = dict.fromkeys(itertools.chain(*self.distributed.gather(self.clip.overflowed(gradient.measured))))
+            bad = self.watch.explain_part(self.progress, gradient.scale, list(names))
         else:
             with self.watch.set_aside(self._has_begun_step):
-                bad = self.watch.explain(self.progress, verdict.scale, self.forward)
+                bad = self.watch.explain(self.progress, gradient.scale, self.forward)
         if not self.scaler.is_enabled():
             self.sums.take_back_step()
             self._stop(
-                f"the gradient is {verdict.norm.item()} at step {bad.step} (epoch {bad.epoch}), {bad.summary()}; lower"
+                f"the gradient is {gradient.norm.item()} at step {bad.step} (epoch {bad.epoch}), {bad.summary()}; lower"
                 " --lr, add --warmup-epochs, or see scripts/amp_audit.py; last.pt holds the state before this step"
             )
         by = f" by {', '.join(verdict.held_names(self.active))}" if verdict.moved else ""
         self.writer.log(f"step {bad.step} skipped{by}, {bad.summary()}")
 
     def _end_after_too_many_skips(self) -> None:
-        if self.progress.skipped_in_row > self.args.precision.max_skipped_steps:
-            self._stop(self.watch.too_many_skips(self.progress, self.progress.epoch, self.scaler.get_scale()))
+        progress = self.progress
+        if progress.skipped_in_row > self.args.precision.max_skipped_steps:
+            epoch = progress.epoch + 1
+            self._stop(too_many_skips(progress.skipped_in_row, progress.step, epoch, self.scaler.get_scale()))
 
     def _stop(self, message: str) -> None:
         """Save the state, which is sound, and end the run with ``message``; undo a further step if one has begun."""

@@ -6,7 +6,7 @@ attachment.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -18,28 +18,42 @@ from utils.checkpoint.progress import Progress
 from utils.checkpoint.sharded import Places, write_shards
 from utils.config.settings import Settings
 from utils.data.loaders import Batch
+from utils.loop.forward import Outputs
+from utils.loop.hooks import Hooks
+from utils.loop.verdict import Gradient, Verdicts
 from utils.optim.clipping import GradientClipper
 from utils.optim.ema import WeightAverage
 from utils.optim.freezing import Freezing
 from utils.optim.sam import SharpnessAware
 from utils.precision.buffers import BufferCopy
+from utils.record.writer import Writer
 from utils.runtime.distributed import Distributed
 from utils.runtime.sharding import is_sharded
 
+Passed = Callable[[Batch, Outputs], None]
+
 
 class Loop(Protocol):
-    """The members of ``TraVal`` that a part attached to it may use."""
+    """The members of ``TraVal`` that parts attached to it, and what launches its steps, may use."""
 
     model: nn.Module
     ema: WeightAverage | None
     optimizers: tuple[torch.optim.Optimizer, ...]
     clip: GradientClipper
     args: Settings
+    attachments: list[Attachment]
     distributed: Distributed
+    device: torch.device
+    scaler: torch.amp.GradScaler
+    verdicts: Verdicts
+    hooks: Hooks
+    writer: Writer
     checkpointer: Checkpointer | None
     description: dict[str, Any]
     progress: Progress
 
+    def launch_passes(self, batches: Iterable[Batch], passed: Passed) -> Gradient: ...
+    def launch_update(self, gradient: Gradient) -> torch.Tensor | None: ...
     def loss_scale(self) -> torch.Tensor: ...
     def seed_step(self) -> None: ...
     def state(self) -> dict[str, Any]: ...

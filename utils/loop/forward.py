@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
+from utils.data.loaders import Batch
 from utils.optim.criterion import Loss, mean_loss
 from utils.optim.distillation import Distillation
 from utils.optim.gradient_penalty import gradient_norm, twice_differentiable
-
-
-class Labelled(Protocol):
-    """A batch: float images (m, c, h, w) and int64 targets (n,), n <= m; images beyond n are padding."""
-
-    @property
-    def images(self) -> torch.Tensor: ...
-
-    @property
-    def targets(self) -> torch.Tensor: ...
 
 
 class Outputs(NamedTuple):
@@ -38,20 +29,20 @@ class Outputs(NamedTuple):
 
 def forward(
     network: Callable[[torch.Tensor], torch.Tensor],
-    batch: Labelled,
+    batch: Batch,
     criterion: Callable[..., Loss],
     autocast: AbstractContextManager,
     *,
     penalty: float = 0.0,
     scaler: torch.amp.GradScaler | None = None,
 ) -> Outputs:
-    """Run ``network`` on ``batch``; return logits and loss. ``autocast`` covers only the network and the criterion.
+    """Run ``network`` on ``batch``, whose images beyond its targets are padding; return logits and loss.
 
-    ``criterion`` returns the mean loss, or named losses, whose sum is minimised; a ``Distillation`` gets the images as
-    well. If the batch has ``image_weights``, float (n,), these are factors of the images' losses in the mean.
-    ``penalty`` times the norm of the loss's gradient is added, for which ``network`` must be a module and ``scaler``
-    the one in use. Without targets, the loss is a sum over no logits: 0, with zero gradients, so that this rank takes
-    part in the step.
+    ``autocast`` covers only the network and the criterion. ``criterion`` returns the mean loss, or named losses, whose
+    sum is minimised; a ``Distillation`` gets the images as well. If the batch has ``image_weights``, float (n,), these
+    are factors of the images' losses in the mean. ``penalty`` times the norm of the loss's gradient is added, for which
+    ``network`` must be a module and ``scaler`` the one in use. Without targets, the loss is a sum over no logits: 0,
+    with zero gradients, so that this rank takes part in the step.
     """
     count = len(batch.targets)
     with twice_differentiable(bool(penalty)), autocast:
@@ -72,7 +63,7 @@ def _sum_of(loss: Loss) -> torch.Tensor:
     return total
 
 
-def _loss(criterion: Callable[..., Loss], logits: torch.Tensor, batch: Labelled) -> Loss:
+def _loss(criterion: Callable[..., Loss], logits: torch.Tensor, batch: Batch) -> Loss:
     weights = getattr(batch, "image_weights", None)
     if isinstance(criterion, Distillation):  # the teacher looks at the images, too
         return criterion(logits, batch.targets, batch.images[: len(logits)], weights)

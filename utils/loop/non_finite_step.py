@@ -21,7 +21,7 @@ from utils.loop.forward import Outputs
 from utils.optim.criterion import mean_known
 from utils.precision.amp import resolve_amp
 from utils.precision.buffers import BufferCopy
-from utils.precision.diagnosis import UNSEEN, BadStep, examine, too_many_skips
+from utils.precision.diagnosis import UNSEEN, BadStep, examine
 from utils.record.writer import Writer
 from utils.runtime.distributed import Distributed
 
@@ -106,10 +106,6 @@ class NonFiniteStepHandler:
         origin = f"gradient of {', '.join(names)}"
         samples = self._samples(progress)
         return self._write_down(BadStep(*position, origin, rank=None, parameters=names, samples=samples))
-
-    def too_many_skips(self, progress: Progress, epoch: int, scale: float) -> str:
-        """Message about a run that ends because all its latest steps were skipped."""
-        return too_many_skips(progress.skipped_in_row, progress.step, epoch + 1, scale)
 
     def _write_down(self, bad: BadStep) -> BadStep:
         self.writer.log(bad.details(), to_console=False)

@@ -12,91 +12,60 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from utils.config.settings import Settings, UserError
+from utils.config.settings import UserError
 from utils.data.loaders import Batch
-from utils.loop.attachments import Attachment
+from utils.loop.attachments import Loop, Passed
 from utils.loop.forward import Outputs
-from utils.loop.hooks import Hooks
-from utils.loop.verdict import Verdicts
+from utils.loop.verdict import Gradient
 from utils.optim.clipping import Measured
 from utils.optim.held import HeldByKernel
-from utils.record.writer import Writer
-from utils.runtime.distributed import Distributed
 from utils.runtime.sharding import is_sharded
 
 WARM_UP = 3  # steps in a row: the first makes what is made once, the others must launch the same operations
-
-Passed = Callable[[Batch, Outputs], None]
-
-
-class Gradient(NamedTuple):
-    """The result of a step's passes: the gradient's norm and the loss scale, tensors (), and the norms of its parts."""
-
-    norm: torch.Tensor
-    scale: torch.Tensor
-    measured: Measured
-
-
-class Step(Protocol):
-    """The parts of ``TraVal`` that launch a step and decide whether it can be recorded."""
-
-    model: torch.nn.Module
-    scaler: torch.amp.GradScaler
-    verdicts: Verdicts
-    hooks: Hooks
-    args: Settings
-    attachments: list[Attachment]
-    distributed: Distributed
-    device: torch.device
-    writer: Writer
-
-    def launch_passes(self, batches: Iterable[Batch], passed: Passed) -> Gradient: ...
-    def launch_update(self, gradient: Gradient) -> torch.Tensor | None: ...
-    def seed_step(self) -> None: ...
 
 
 class NotRecorded(Exception):
     """Operations cannot be recorded as a graph; the message names them in a line. None of them has been executed."""
 
 
-def launcher(step: Step) -> Step | StepGraphs:
-    """The launcher of the two parts of each step: ``step`` itself, or graphs of it if the settings ask for them."""
-    if step.args.model.cuda_graph == "off":
-        return step
-    reason = reason_against(step)
+def launcher(loop: Loop) -> Loop | StepGraphs:
+    """The launcher of the two parts of each step: ``loop`` itself, or graphs of it if the settings ask for them."""
+    if loop.args.model.cuda_graph == "off":
+        return loop
+    reason = reason_against(loop)
     if reason:
-        go_without(step, reason)
-    return step if reason else StepGraphs(step)
+        go_without(loop, reason)
+    return loop if reason else StepGraphs(loop)
 
 
-def go_without(step: Step, reason: str) -> None:
+def go_without(loop: Loop, reason: str) -> None:
     """Log that steps are not recorded; with ``--cuda-graph on`` on a GPU, raise ``UserError`` instead."""
-    asked = step.args.model.cuda_graph
-    if asked == "on" and step.device.type == "cuda":
+    asked = loop.args.model.cuda_graph
+    if asked == "on" and loop.device.type == "cuda":
         raise UserError(f"--cuda-graph on: no graph can stand for a step: {reason}; auto launches it as it is")
-    step.writer.log(f"--cuda-graph {asked}: steps are launched one operation at a time: {reason}")
+    loop.writer.log(f"--cuda-graph {asked}: steps are launched one operation at a time: {reason}")
 
 
-def reason_against(step: Step) -> str | None:
+def reason_against(loop: Loop) -> str | None:
     """The reason why this run's steps cannot be recorded as graphs; None if they can."""
-    hooks = step.hooks
-    if step.device.type != "cuda":
+    hooks = loop.hooks
+    if loop.device.type != "cuda":
         return "there is no GPU"
-    if is_sharded(step.model):
+    if is_sharded(loop.model):
         return "a sharded network gathers its weights"
-    if step.distributed.world_size > 1 and step.args.model.cuda_graph == "auto":
+    if loop.distributed.world_size > 1 and loop.args.model.cuda_graph == "auto":
         return "several processes exchange gradients, which has not been tried; --cuda-graph on tries it"
     if hooks.before_forward or hooks.after_forward or hooks.before_backward or hooks.after_backward:
         return "hooks look at the passes"
-    if step.args.model.compile and step.args.model.compile_mode == "reduce-overhead":
+    if loop.args.model.compile and loop.args.model.compile_mode == "reduce-overhead":
         return "--compile-mode reduce-overhead records graphs of its own"
-    if step.args.model.grad_checkpointing:
+    if loop.args.model.grad_checkpointing:
         return "--grad-checkpointing restores random numbers on the host"
     return None
 
@@ -135,22 +104,22 @@ class CudaGraph:
 
 
 class StepGraphs:
-    """Launches the steps of ``step``: as they are at first, and as graphs once enough in a row were alike.
+    """Launches the steps of ``loop``: as they are at first, and as graphs once enough in a row were alike.
 
     A step of another shape, such as an epoch's last one, is launched as it is. So are all steps once one cannot be
     recorded, or if two of one shape do not launch the same operations with the same numbers: a graph would repeat the
     numbers that an optimizer had computed on the host when the graph was recorded.
     """
 
-    def __init__(self, step: Step) -> None:
-        self._step = step
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
         self._recorded: dict[tuple[Any, ...], Recorded] = {}
         self._now: Recorded | None = None
         self._watched: list[tuple[Any, list[str]]] = []  # shapes and operations of the steps in a row
         self._operations: Operations | None = None
         self._random: set[str] = set()
         self._gives_up = False
-        self._rates = [own for own in step.verdicts.optimizers if isinstance(own, HeldByKernel)]
+        self._rates = [own for own in loop.verdicts.optimizers if isinstance(own, HeldByKernel)]
         for own in self._rates:
             own.rates_on_device()
 
@@ -165,15 +134,15 @@ class StepGraphs:
                 return self._now.passes(batches, passed)
             except NotRecorded as error:
                 self._give_up(f"one cannot be recorded: {error}")
-                for parameter in self._step.model.parameters():
+                for parameter in self._loop.model.parameters():
                     parameter.grad = None
-                _noted(self._step.scaler).clear()
-                self._step.seed_step()
+                _noted(self._loop.scaler).clear()
+                self._loop.seed_step()
         if self._operations is None:
-            return self._step.launch_passes(batches, passed)
+            return self._loop.launch_passes(batches, passed)
         made: list[Outputs] = []
         with self._operations:
-            gradient = self._step.launch_passes(batches, lambda _, outputs: made.append(outputs.detached()))
+            gradient = self._loop.launch_passes(batches, lambda _, outputs: made.append(outputs.detached()))
         _pass_on(batches, made, passed)
         return gradient
 
@@ -182,14 +151,14 @@ class StepGraphs:
         for own in self._rates:
             own.send_rates()
         if self._now is not None:
-            noted = _noted_by(self._step.scaler)
+            noted = _noted_by(self._loop.scaler)
             try:
                 return self._now.update(gradient)
             except NotRecorded as error:
                 self._give_up(f"an update cannot be recorded: {error}")
-                _noted(self._step.scaler).update(noted)
-        with (updates_by_kernels(self._step) and self._operations) or nullcontext():
-            return self._step.launch_update(gradient)
+                _noted(self._loop.scaler).update(noted)
+        with (updates_by_kernels(self._loop) and self._operations) or nullcontext():
+            return self._loop.launch_update(gradient)
 
     def _watch_or_record(self, shape: tuple[Any, ...]) -> None:
         """Choose the graphs for a step of ``shape``, recorded or due to be; otherwise watch what the step launches."""
@@ -204,18 +173,18 @@ class StepGraphs:
             return
         *_, (_, before), (_, after) = self._watched
         self._watched.clear()
-        if self._step.args.optimisation.sam_rho and self._random:
+        if self._loop.args.optimisation.sam_rho and self._random:
             self._give_up(f"--sam-rho seeds the second pass on the host, for {', '.join(sorted(self._random))}")
         elif before != after:
             self._give_up(f"two of them differ, {_difference(before, after)}")
         else:
-            self._now = self._recorded[shape] = Recorded(self._step)
+            self._now = self._recorded[shape] = Recorded(self._loop)
 
     def _give_up(self, reason: str) -> None:
         self._gives_up = True
         self._now = None
         self._recorded.clear()
-        go_without(self._step, reason)
+        go_without(self._loop, reason)
 
 
 class Recorded:
@@ -224,10 +193,10 @@ class Recorded:
     The update is recorded only if torch's own kernels do it; other optimizers may compute with numbers on the host.
     """
 
-    def __init__(self, step: Step) -> None:
-        self._step = step
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
         self._of_passes = CudaGraph()
-        self._of_update = CudaGraph() if updates_by_kernels(step) else None
+        self._of_update = CudaGraph() if updates_by_kernels(loop) else None
         self._made: Gradient | None = None
         self._flags: torch.Tensor | None = None
 
@@ -244,7 +213,7 @@ class Recorded:
             for parameter, gradient in self._gradients:
                 parameter.grad = gradient
         # What unscaling has noted on the host, which the scaler forgets after each step.
-        _noted(self._step.scaler).update({key: dict(own) for key, own in self._unscaled.items()})
+        _noted(self._loop.scaler).update({key: dict(own) for key, own in self._unscaled.items()})
         # All else is copied: the host reads it, and sums add it up, after further steps have overwritten it.
         _pass_on(batches, tree_map(torch.clone, self._outputs[: len(batches)]), passed)
         measured: Measured = [(parameters, torch.stack([*norms]).unbind()) for parameters, norms in made.measured]
@@ -255,10 +224,10 @@ class Recorded:
         self._outputs: list[Outputs] = []
         keep = self._outputs.append
         made = self._of_passes.record(
-            lambda: self._step.launch_passes(self._batches, lambda _, outputs: keep(outputs.detached()))
+            lambda: self._loop.launch_passes(self._batches, lambda _, outputs: keep(outputs.detached()))
         )
-        self._gradients = [(p, p.grad) for p in self._step.model.parameters() if p.grad is not None]
-        self._unscaled = _noted_by(self._step.scaler)
+        self._gradients = [(p, p.grad) for p in self._loop.model.parameters() if p.grad is not None]
+        self._unscaled = _noted_by(self._loop.scaler)
         self._made = made
         return made
 
@@ -267,12 +236,12 @@ class Recorded:
         made = self._made
         assert made is not None  # by the passes, before
         if self._of_update is None:
-            return self._step.launch_update(gradient)
+            return self._loop.launch_update(gradient)
         if self._flags is None:
-            self._flags = self._of_update.record(lambda: self._step.launch_update(made))
+            self._flags = self._of_update.record(lambda: self._loop.launch_update(made))
         else:
             self._of_update.replay()
-            _noted(self._step.scaler).clear()
+            _noted(self._loop.scaler).clear()
         return self._flags
 
 
@@ -312,9 +281,9 @@ def _pass_on(batches: Sequence[Batch], made: Sequence[Outputs], passed: Passed) 
         passed(batch, outputs)
 
 
-def updates_by_kernels(step: Step) -> bool:
+def updates_by_kernels(loop: Loop) -> bool:
     """True if the update of a step can be recorded."""
-    return all(isinstance(own, HeldByKernel) for own in step.verdicts.optimizers)
+    return all(isinstance(own, HeldByKernel) for own in loop.verdicts.optimizers)
 
 
 def _noted(scaler: torch.amp.GradScaler) -> dict[int, dict[str, Any]]:

@@ -15,15 +15,18 @@ from utils.precision.buffers import BufferCopy
 from utils.runtime.devices import runs_ahead
 
 
-class Verdict(NamedTuple):
-    """The outcome of a step. ``held``: for each optimizer, whether its gradient kept it from moving.
-
-    ``norm`` and ``scale``: gradient norm and loss scale, tensors (); ``measured``: the norms of all gradients.
-    """
+class Gradient(NamedTuple):
+    """The result of a step's passes: the gradient's norm and the loss scale, tensors (), and the norms of its parts."""
 
     norm: torch.Tensor
     scale: torch.Tensor
     measured: Measured
+
+
+class Verdict(NamedTuple):
+    """The outcome of a step. ``held``: for each optimizer, whether its gradient kept it from moving."""
+
+    gradient: Gradient
     held: list[bool]
 
     @property
@@ -102,11 +105,11 @@ class Verdicts:
         buffers.restore_where(flags.amin() if len(of_each) > 1 else of_each[0])
         return flags
 
-    def send(self, flags: torch.Tensor | None, norm: torch.Tensor, scale: torch.Tensor, measured: Measured) -> None:
-        """Send ``flags``, which ``put_back`` returned, to the host; keep all else for the verdict from ``read``."""
+    def send(self, flags: torch.Tensor | None, gradient: Gradient) -> None:
+        """Send ``flags``, which ``put_back`` returned, to the host; keep ``gradient`` for the verdict from ``read``."""
         if flags is not None:
             self._mailbox.send(flags)
-        self._step = norm, scale, measured
+        self._gradient = gradient
         self.is_pending = True
 
     def read(self) -> Verdict:
@@ -118,4 +121,4 @@ class Verdicts:
             were_held = [*map(bool, self._mailbox.read())]
         for optimizer, was_held in zip(self.optimizers, were_held, strict=True):
             optimizer.settle(was_held)
-        return Verdict(*self._step, were_held)
+        return Verdict(self._gradient, were_held)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,20 +16,10 @@ from utils.runtime.distributed import Distributed
 from utils.runtime.sharding import idle_pass, release
 
 
-class Loader(Protocol):
-    """The part of a training loader that ``recompute`` needs."""
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]: ...
-
-    def shared_out(self, epoch: int, steps: int) -> tuple[int, Iterator[Any]]:
-        """The number of forward passes, on all ranks, of ``epoch``'s first ``steps``; and this rank's batches."""
-
-
 @torch.no_grad()
 def recompute(
     model: nn.Module,
-    loader: Loader,
+    loader: Any,
     epoch: int,
     steps: int,
     distributed: Distributed,
@@ -38,12 +28,12 @@ def recompute(
 ) -> None:
     """Set ``model``'s batch-norm statistics to the mean and variance over the samples of ``epoch``'s first ``steps``.
 
-    Each layer normalises by the statistics of the current pass; mean and unbiased variance are pooled over all passes
-    (PreciseBN: Wu and Johnson, Rethinking "Batch" in BatchNorm, 2021, section 3). Everything else is in evaluation
-    mode, without dropout, as when the statistics are used. The ranks take turns, but neither the passes nor the order
-    of their summation depends on the number of ranks, so any number gives the same bits. Every rank calls ``between``
-    after each round of passes. A layer keeps its statistics if it is not called, if the network keeps it in evaluation
-    mode, or if the new ones are not finite.
+    ``loader``: a ``TrainLoader``. Each layer normalises by the statistics of the current pass; mean and unbiased
+    variance are pooled over all passes (PreciseBN: Wu and Johnson, Rethinking "Batch" in BatchNorm, 2021, section 3).
+    Everything else is in evaluation mode, without dropout, as when the statistics are used. The ranks take turns, but
+    neither the passes nor the order of their summation depends on the number of ranks, so any number gives the same
+    bits. Every rank calls ``between`` after each round of passes. A layer keeps its statistics if it is not called, if
+    the network keeps it in evaluation mode, or if the new ones are not finite.
     """
     layers = layers_with_statistics(model)
     if not layers or not steps:

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,19 +19,6 @@ from utils.runtime.sharding import is_sharded, local
 SHOWN_LAYERS = 3
 SHOWN_SAMPLES = 16
 UNSEEN = "nothing when the step was repeated (a sum over processes overflowed, or the algorithm is not deterministic)"
-
-
-class IndexedBatch(Protocol):
-    """What this module needs of a batch; ``Batch`` of ``utils/data/loaders.py`` has it."""
-
-    @property
-    def targets(self) -> torch.Tensor: ...
-
-    @property
-    def indices(self) -> np.ndarray: ...
-
-    @property
-    def weight(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -126,13 +113,13 @@ def too_many_skips(count: int, step: int, epoch: int, scale: float) -> str:
 
 def examine(
     model: nn.Module,
-    passes: Iterable[IndexedBatch],
+    passes: Iterable[Any],
     forward: Callable[[Any], tuple[Any, ...]],
-    backward: Callable[[IndexedBatch, torch.Tensor], None],
+    backward: Callable[[Any, torch.Tensor], None],
     rank: int,
     scaled: bool = False,
 ) -> RankFinding:
-    """Repeat a step's ``passes`` until one produces a non-finite value.
+    """Repeat a step's ``passes``, batches with ``indices``, until one produces a non-finite value.
 
     ``forward`` returns a pass's logits (n, classes), its loss and more; ``backward`` takes a pass and its loss.
     Gradients are left in place; the caller restores buffers and random state. A compiled network runs uncompiled. A
@@ -144,7 +131,7 @@ def examine(
     for part in passes:
         logits: list[torch.Tensor] = []
 
-        def run(part: IndexedBatch = part, logits: list[torch.Tensor] = logits) -> torch.Tensor:
+        def run(part: Any = part, logits: list[torch.Tensor] = logits) -> torch.Tensor:
             output, loss, *_ = forward(part)
             logits.append(output.detach())
             return loss
