@@ -48,22 +48,6 @@ KEYS = (
     "versions",
     "fingerprint",
 )
-# keys that only some runs have
-OPTIONAL = {
-    *(
-        "class_weights",
-        "folds",
-        "hub",
-        "max_shift",
-        "multilabel",
-        "plugins",
-        "rows",
-        "seen",
-        "teacher",
-        "weighs_images",
-    ),
-    *(SHARDS, CONTENTS),
-}
 MANIFEST = "manifest.json"
 NOT_OURS = "it is damaged, or not a file of torch.save"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -74,15 +58,14 @@ PREFIXES = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.com
 
 
 class Checkpointer:
-    """Saves checkpoints into ``folder``. Every rank has a ``Checkpointer``; only the one with ``is_main`` writes.
+    """Saves checkpoints into ``folder``. Every rank has a ``Checkpointer``; only the main one calls ``save``.
 
     ``save`` copies the state and returns; a thread writes the copies, one at a time. The next ``save`` or ``wait``
     raises a write's error. ``warn`` gets a line when somebody has removed the folder and it is made again.
     """
 
-    def __init__(self, folder: Path, is_main: bool, warn: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(self, folder: Path, warn: Callable[[str], None] = lambda line: None) -> None:
         self.folder = folder
-        self.is_main = is_main
         self._warn = warn
         self._snapshot = Snapshot()
         self._thread = ThreadPoolExecutor(1, "checkpoint")  # the interpreter lets it finish before it ends
@@ -96,11 +79,9 @@ class Checkpointer:
     def save(self, state: dict[str, Any], *names: str) -> None:
         """Write ``state``, as it is now, under each of ``names`` ('last', 'best', ...).
 
-        The keys of ``state`` are ``KEYS`` and any of ``OPTIONAL``. Waits for the previous write and raises its error.
+        ``state`` has all of ``KEYS``. Waits for the previous write and raises its error.
         """
-        assert set(state) - OPTIONAL == set(KEYS), set(state) ^ set(KEYS)
-        if not self.is_main:
-            return
+        assert set(state) >= set(KEYS), set(KEYS) - set(state)
         self.wait()
         self._make_again()
         copy, complete = self._snapshot.take(state)

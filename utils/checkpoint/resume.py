@@ -301,7 +301,7 @@ def take_as_last(point: ResumePoint) -> list[str]:
     assert point.folder is not None  # whose lock is held
     checkpoints = point.folder / "checkpoints"
     if point.path.absolute() != last_of(point.folder).absolute():
-        checkpoint.Checkpointer(checkpoints, is_main=True).take_as_last(point.path)
+        checkpoint.Checkpointer(checkpoints).take_as_last(point.path)
     step = point.state["progress"]["step"]
     return [line for name in OF_ONE_STATE if (line := _set_aside(checkpoints / f"{name}.pt", step))]
 

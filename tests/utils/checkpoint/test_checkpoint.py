@@ -51,17 +51,12 @@ def steps(folder):
 
 
 def test_the_newest_of_each_name_and_the_last_but_one_are_kept(tmp_path):
-    saver = Checkpointer(tmp_path, is_main=True)
+    saver = Checkpointer(tmp_path)
     save(saver, state(0), "initial")
     for step in (1, 2, 3):
         save(saver, state(step), *(["best"] if step == 2 else []), "last")
     assert steps(tmp_path) == {"initial.pt": 0, "best.pt": 2, "previous.pt": 2, "last.pt": 3}
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
-
-
-def test_other_ranks_write_nothing(tmp_path):
-    save(Checkpointer(tmp_path, is_main=False), state(), "last")
-    assert list(tmp_path.iterdir()) == []
 
 
 class Killed(BaseException):
@@ -72,7 +67,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize("call", range(16))
 def test_a_kill_between_any_two_file_operations_leaves_the_newest_or_the_one_before(tmp_path, monkeypatch, call, names):
     """Each os.replace, os.link and os.fsync in turn is the last thing that the process does."""
-    saver = Checkpointer(tmp_path, is_main=True)
+    saver = Checkpointer(tmp_path)
     save(saver, state(1), "last")
     save(saver, state(2), "last")
     calls = 0
@@ -105,7 +100,7 @@ def test_a_kill_between_any_two_file_operations_leaves_the_newest_or_the_one_bef
 
 
 def test_a_checkpoint_that_is_replaced_while_it_is_read_is_not_called_damaged(tmp_path, monkeypatch):
-    saver = Checkpointer(tmp_path, is_main=True)
+    saver = Checkpointer(tmp_path)
     save(saver, state(1), "last")
     replaced = []
 
@@ -136,7 +131,7 @@ def manifest(folder):
 
 
 def test_the_manifest_holds_the_sha256_of_each_checkpoint(tmp_path):
-    saver = Checkpointer(tmp_path, is_main=True)
+    saver = Checkpointer(tmp_path)
     for step, names in enumerate((["initial"], ["last"], ["best", "last"], ["last", "final"])):
         save(saver, state(step), *names)
         assert manifest(tmp_path) == {"sha256": {path.name: [digest(path)] for path in tmp_path.glob("*.pt")}}
@@ -144,7 +139,7 @@ def test_the_manifest_holds_the_sha256_of_each_checkpoint(tmp_path):
 
 
 def test_a_temporary_file_that_cannot_be_removed_is_left(tmp_path, monkeypatch):
-    saver = Checkpointer(tmp_path, is_main=True)
+    saver = Checkpointer(tmp_path)
 
     def unlink(path, missing_ok=False):
         if path.suffix == ".tmp":
@@ -164,7 +159,7 @@ def test_the_digest_of_a_large_file_is_that_of_all_its_bytes(tmp_path):
 def test_each_file_is_on_the_disk_before_it_is_renamed_and_the_manifest_admits_what_comes_before_it_comes(
     tmp_path, monkeypatch
 ):
-    saver = Checkpointer(tmp_path, is_main=True)
+    saver = Checkpointer(tmp_path)
     save(saver, state(1), "last")
     one = digest(tmp_path / "last.pt")
     done = []
@@ -201,7 +196,7 @@ def test_each_file_is_on_the_disk_before_it_is_renamed_and_the_manifest_admits_w
 
 
 def test_checkpoints_of_the_same_moment_share_their_bytes_and_are_copies_where_links_cannot_be(tmp_path, monkeypatch):
-    saver = Checkpointer(tmp_path, is_main=True)
+    saver = Checkpointer(tmp_path)
     save(saver, state(1), "best", "last")
     assert (tmp_path / "best.pt").samefile(tmp_path / "last.pt")
 
@@ -219,7 +214,7 @@ def test_a_folder_that_was_removed_is_made_again_and_said_and_one_that_is_gone_a
     lines = []
     folder = tmp_path / "run/checkpoints"
     folder.mkdir(parents=True)
-    saver = Checkpointer(folder, is_main=True, warn=lines.append)
+    saver = Checkpointer(folder, warn=lines.append)
     save(saver, state(1), "best", "last")
     shutil.rmtree(folder)
     save(saver, state(2), "last")
@@ -243,7 +238,7 @@ def test_a_folder_that_was_removed_is_made_again_and_said_and_one_that_is_gone_a
 def test_what_went_wrong_in_a_save_is_said_by_the_next_once_and_the_checkpoint_before_stays(
     tmp_path, monkeypatch, name, advice
 ):
-    saver = Checkpointer(tmp_path, is_main=True)
+    saver = Checkpointer(tmp_path)
     save(saver, state(1), name)
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", Mock(side_effect=OSError(28, "No space left on device")))
@@ -283,12 +278,12 @@ def test_the_reason_of_a_failed_write_is_the_systems_if_there_is_one_and_what_he
 ):
     monkeypatch.setattr(torch, "save", Mock(side_effect=error))
     with pytest.raises(UserError) as caught:
-        save(Checkpointer(tmp_path, is_main=True), state(1), "initial")
+        save(Checkpointer(tmp_path), state(1), "initial")
     assert caught.value.mistakes == [f"--output: cannot write {tmp_path}/initial.pt ({reason}): {advice}"]
 
 
 def test_a_copy_is_complete_before_it_is_written(tmp_path, monkeypatch):
-    saver = Checkpointer(tmp_path, is_main=True)
+    saver = Checkpointer(tmp_path)
     done = []
     written = torch.save
     monkeypatch.setattr(saver._snapshot, "take", lambda state: (state, lambda: done.append("complete")))
@@ -298,7 +293,7 @@ def test_a_copy_is_complete_before_it_is_written(tmp_path, monkeypatch):
 
 
 def test_a_save_leaves_no_file_open(tmp_path):
-    saver = Checkpointer(tmp_path, is_main=True)
+    saver = Checkpointer(tmp_path)
     save(saver, state(1), "last")
     before = len(os.listdir("/dev/fd"))
     for step in (2, 3):
@@ -383,7 +378,7 @@ def test_without_a_manifest_damage_is_found_by_the_files_own_crc(tmp_path):
 
 
 def test_the_manifests_digest_and_one_that_is_asked_for_decide(tmp_path):
-    saver = Checkpointer(tmp_path, is_main=True)
+    saver = Checkpointer(tmp_path)
     save(saver, state(), "last")
     path = tmp_path / "last.pt"
     own = digest(path)

@@ -58,7 +58,7 @@ def held(monkeypatch):
 
 
 def test_save_returns_while_the_file_is_written_and_later_changes_are_not_in_it(tmp_path, held):
-    saver = Checkpointer(tmp_path, is_main=True)
+    saver = Checkpointer(tmp_path)
     content = state(1)
     saver.save(content, "last")
     content["model"]["weight"].fill_(7)
@@ -71,7 +71,7 @@ def test_save_returns_while_the_file_is_written_and_later_changes_are_not_in_it(
 
 
 def test_a_second_save_waits_for_the_first(tmp_path, held):
-    saver = Checkpointer(tmp_path, is_main=True)
+    saver = Checkpointer(tmp_path)
     saver.save(state(1), "last")
     threading.Timer(0.2, held.set).start()
     saver.save(state(2), "last")
