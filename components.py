@@ -41,6 +41,7 @@ from utils.run import Run
 from utils.runtime.compiled import KeptCompilation
 from utils.runtime.console import log
 from utils.runtime.distributed import Distributed
+from utils.runtime.garbage import garbage_collection
 from utils.train_validation import Extras, TraVal
 
 
@@ -122,6 +123,15 @@ class Components(NamedTuple):
 # ------------------------------------------------------------------------------------------------- build
 
 
+def built(run: Run) -> Components:
+    """Build the components of a training or an evaluation, and warn of what is doubtful about them."""
+    garbage_collection.freeze_imports()
+    components = build_to_evaluate(run) if run.args.run.evaluate else build(run)
+    garbage_collection.freeze_imports()
+    run.distributed.run_on_rank0(lambda: components.warn_of_doubts(run), long_work="Looking at the data")
+    return components
+
+
 def build(run: Run) -> Components:
     """Build the components of a training run. Mistakes in them show here, before anything is created.
 
@@ -158,7 +168,6 @@ def build(run: Run) -> Components:
     # Apart from the reading: a process that has failed there would not take part in spreading.
     with distributed.raise_on_all_ranks(), distributed.without_timeout("Preparing the training"):
         parts = build_optimizer_parts(args, network.model, network.freezing, distributed)
-        warn = run.warn if run.is_main else lambda line: None
         return Components(
             data,
             train_loader,
@@ -166,7 +175,7 @@ def build(run: Run) -> Components:
             loader_choice,
             network,
             lr_policy=lr_policy.LRPolicy(args.optimisation, train_loader.steps_per_epoch, args.average),
-            criterion=build_loss(args, data, distributed.device, point, warn),
+            criterion=build_loss(args, data, distributed.device, point, run.warn),
             **parts._asdict(),
         )
 
@@ -212,14 +221,6 @@ def _begin(args: Settings, distributed: Distributed, evaluate: bool) -> None:
         distributed.run_on_rank0(lambda: prepare(args.data, log, evaluate), long_work="Preparing the data")
 
 
-def kept_compilation(run: Run) -> KeptCompilation:
-    """The folder that keeps compiled code, beside the runs of the same output."""
-    args = run.args
-    recipe = (args.model, args.precision.amp, args.data.batch_size, args.data.val_batch_size, args.data.image_size)
-    warn = run.warn if run.is_main else lambda line: None
-    return KeptCompilation(Path(args.run.output), repr(recipe), machine(run.distributed), warn)
-
-
 def extras_of(
     run: Run,
     components: Components,
@@ -228,10 +229,13 @@ def extras_of(
     hooks: Hooks | None = None,
 ) -> Extras:
     """What the loop of the run uses besides its components. If no folder is open, checkpoints get no description."""
+    args = run.args
     folder = run.folder
     hooks = (hooks or Hooks()).and_of_plugins()
-    if folder and (run.args.model.compile or run.args.model.compile_augment):
-        kept = kept_compilation(run)
+    if folder and (args.model.compile or args.model.compile_augment):
+        data = args.data
+        recipe = (args.model, args.precision.amp, data.batch_size, data.val_batch_size, data.image_size)
+        kept = KeptCompilation(Path(args.run.output), repr(recipe), machine(run.distributed), run.warn)
         if run.is_main:
             hooks.after_validation.append(lambda *_: kept.write_list())
     return Extras(
@@ -240,7 +244,7 @@ def extras_of(
         ema=components.ema,
         freezing=components.network.freezing,
         checkpointer=checkpointer,
-        description=checkpoint_description(run.args, components.data, components.criterion) if folder else None,
+        description=checkpoint_description(args, components.data, components.criterion) if folder else None,
         stop_signals=stop_signals,
         hooks=hooks,
         multilabel=components.data.multilabel,

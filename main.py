@@ -17,8 +17,6 @@ if __name__ == "__main__":  # before the other imports, which Ctrl-C would break
         os._exit(130)
 
 import sys
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from utils.config import arguments
@@ -31,7 +29,6 @@ from utils.runtime.garbage import garbage_collection
 from utils.runtime.process import RankInfo, end_process
 
 if TYPE_CHECKING:
-    from components import Components
     from utils.loop.hooks import Hooks
     from utils.run import Run
 
@@ -63,9 +60,9 @@ def main(argv: list[str], ends_process: bool = False, hooks: Hooks | None = None
 
             with Distributed(ranks, args.run, args.precision.tf32) as distributed:
                 run = find_run(command_line, args, distributed)
-                if run.args.run.evaluate:
-                    return evaluate(run, hooks)
-                return plan(run) if run.args.run.dry_run else train(run, signals, hooks)
+                if run.args.run.dry_run:
+                    return plan(run)
+                return evaluate(run, hooks) if run.args.run.evaluate else train(run, signals, hooks)
     except (Exception, KeyboardInterrupt, StoppedAtOnce) as error:
         return report(error, ranks, signals.received)
 
@@ -89,17 +86,12 @@ def train(run: Run, stop_signals: StopSignals, hooks: Hooks | None) -> int:
 
 
 def evaluate(run: Run, hooks: Hooks | None) -> int:
-    """Validate once and leave nothing behind; with --dry-run, print the plan instead."""
-    from components import build_to_evaluate, build_traval, extras_of
+    """Validate once and leave nothing behind."""
+    from components import build_traval, built, extras_of
     from utils.record.summary import evaluation_header, evaluation_lines
     from utils.record.writer import build_writer
 
-    garbage_collection.freeze_imports()
-    components = build_to_evaluate(run)
-    garbage_collection.freeze_imports()
-    run.distributed.run_on_rank0(lambda: components.warn_of_doubts(run), long_work="Looking at the data")
-    if run.args.run.dry_run:
-        return show_plan(run, components)
+    components = built(run)
     run.writer = build_writer(run.is_main, None, progress=run.args.logging.progress)
     rows = components.describe(run)
     lines = [f"{title}: {rows[title]}" for title in ("Preprocessing", "Validation", "Stem") if title in rows]
@@ -112,20 +104,16 @@ def evaluate(run: Run, hooks: Hooks | None) -> int:
 
 
 def plan(run: Run) -> int:
-    """Build everything for training, and print the plan."""
-    from components import build
+    """Build everything for training or evaluation, and print the plan, a line for each part."""
+    from components import built
 
-    components = build(run)
-    run.distributed.run_on_rank0(lambda: components.warn_of_doubts(run), long_work="Looking at the data")
-    folder = run.folder_to_resume
-    place = f"{folder} (continues there)" if folder else f"{planned_folder(run.args)} (not created)"
-    return show_plan(run, components, {"Run folder": place})
-
-
-def show_plan(run: Run, components: Components, more: Mapping[str, str] = MappingProxyType({})) -> int:
-    """Print the plan, a line for each part, and the rows ``more``."""
+    components = built(run)
     if run.is_main:
-        rows = components.describe(run) | components.multiply_adds(run.distributed.device) | {**more}
+        rows = components.describe(run) | components.multiply_adds(run.distributed.device)
+        if not run.args.run.evaluate:
+            folder = run.folder_to_resume
+            planned = f"{folder} (continues there)" if folder else f"{planned_folder(run.args)} (not created)"
+            rows["Run folder"] = planned
         print("\n".join(f"{title:<14} {text}" for title, text in rows.items()))
     return 0
 

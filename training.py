@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from components import Components, build, extras_of
+from components import Components, built, extras_of
 from utils.checkpoint.checkpoint import Checkpointer
 from utils.checkpoint.override import carry_over, refuse_other_groups, settings_to_go_on
 from utils.checkpoint.resume import ResumePoint, find
@@ -30,7 +30,6 @@ from utils.record.writer import Writer
 from utils.run import Run
 from utils.runtime.cpu import let_threads_wait_briefly
 from utils.runtime.distributed import Distributed
-from utils.runtime.garbage import garbage_collection
 from utils.runtime.process import RankInfo
 from utils.train_validation import TraVal
 
@@ -60,7 +59,7 @@ def find_run(command_line: arguments.CommandLine, args: Settings, distributed: D
         return dataclasses.replace(run, args=args, resume_point=point)
     distributed.run_on_rank0(point.refuse_strange_files)
     args = settings_to_go_on(point, args)
-    if point.state["settings"].get("deterministic") and not args.run.deterministic and run.is_main:
+    if point.state["settings"].get("deterministic") and not args.run.deterministic:
         run.warn("the run was begun with --deterministic; without it the bits may differ from here on")
     position = (point.state["progress"]["epoch"], point.state["progress"]["step"])
     return dataclasses.replace(run, args=args, resume_point=point, position=position, found_at=point.path)
@@ -189,15 +188,10 @@ def _name(made: Any) -> str:
 @contextmanager
 def opened(run: Run, stop_signals: StopSignals, hooks: Hooks | None = None) -> Iterator[Training]:
     """Context with the training of ``run``, from the beginning or the resume point; closes its folder at the end."""
-    garbage_collection.freeze_imports()
-    components = build(run)
-    garbage_collection.freeze_imports()
-    run.distributed.run_on_rank0(lambda: components.warn_of_doubts(run), long_work="Looking at the data")
+    components = built(run)
     changed = _override(run, components)
     run.open_folder()
-    checkpointer = Checkpointer(
-        run.own_folder / "checkpoints", run.is_main, lambda line: run.writer.log(f"warning: {line}")
-    )
+    checkpointer = Checkpointer(run.own_folder / "checkpoints", lambda line: run.writer.log(f"warning: {line}"))
     try:
         with stop_signals.held():
             extras = extras_of(run, components, checkpointer, stop_signals, hooks)
@@ -234,7 +228,7 @@ def _override(run: Run, components: Components) -> bool:
             point, run.args, data.classes, data.fingerprint, components.steps_per_epoch, components.optimizer
         )
     run.resume_point = dataclasses.replace(point, state=state)
-    for line in differences if run.is_main else ():
+    for line in differences:
         run.warn(line)
     return bool(differences)
 

@@ -114,7 +114,9 @@ class Run:
         return self.position is not None and Progress.from_state(self.begun.state["progress"]).is_finished(self.args)
 
     def warn(self, line: str) -> None:
-        """Print a warning and keep it for the log. Call it on one process, or on all if their warnings differ."""
+        """Print a warning and keep it for the log, on the main process."""
+        if not self.is_main:
+            return
         print(f"main.py: warning: {line}", file=sys.stderr)
         self.warnings.append(line)
 

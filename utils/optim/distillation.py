@@ -60,11 +60,6 @@ class Teacher(nn.Module):
         logits = self.network(images)
         return logits if self.order is None else logits[:, self.order]
 
-    @property
-    def state_in_checkpoint(self) -> dict[str, str]:
-        """The teacher's entry in a run's checkpoints: its identity, without the weights."""
-        return self.origin._asdict()
-
     def __str__(self) -> str:
         tensors = [*self.network.parameters(), *self.network.buffers()]
         megabytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors) / 1e6

@@ -7,7 +7,6 @@ import dataclasses
 import statistics
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -24,13 +23,6 @@ UNITS = ("amx_bf16", "avx512_bf16", "bf16", "svebf16")  # names in /proc/cpuinfo
 CPU_FLAGS = Path("/proc/cpuinfo")
 
 
-class Choice(NamedTuple):
-    """The chosen format ('off', 'fp16' or 'bf16') and the reason, for the log."""
-
-    amp: str
-    why: str
-
-
 def with_chosen_amp(
     args: Settings, model: nn.Module, image_shape: tuple[int, int, int], distributed: Distributed
 ) -> Settings:
@@ -42,22 +34,21 @@ def with_chosen_amp(
         return args
     device = distributed.device
     images = min(args.data.batch_size, MOST_IMAGES)
-    choice = distributed.run_on_rank0(lambda: choose(model, (images, *image_shape), device))
+    amp, why = distributed.run_on_rank0(lambda: choose(model, (images, *image_shape), device))
     if distributed.is_main:
-        log(f"--amp auto: {choice.amp}, {choice.why}")
-    return args.with_values(amp=choice.amp)
+        log(f"--amp auto: {amp}, {why}")
+    return args.with_values(amp=amp)
 
 
-def choose(model: nn.Module, shape: tuple[int, int, int, int], device: torch.device) -> Choice:
-    """Choose the format for training ``model``, which stays unchanged, on images of ``shape``."""
+def choose(model: nn.Module, shape: tuple[int, int, int, int], device: torch.device) -> tuple[str, str]:
+    """Choose the format for training ``model``, which stays unchanged, on images of ``shape``; return it and why."""
     if device.type != "cpu":
-        precision = Settings().precision
-        return Choice(resolve_amp(precision, device), "as usual on a GPU")
+        return resolve_amp(Settings().precision, device), "as usual on a GPU"
     if not has_bf16_units():
-        return Choice("off", "this CPU has no units for bfloat16")
+        return "off", "this CPU has no units for bfloat16"
     off, bf16 = seconds_of_passes(model, shape, ("off", "bf16"), device)
     words = f"forward and backward pass take {bf16 / off:.2f} times as long as in float32 (measured)"
-    return Choice("bf16" if bf16 < ENOUGH * off else "off", f"in bfloat16 {words}")
+    return "bf16" if bf16 < ENOUGH * off else "off", f"in bfloat16 {words}"
 
 
 def has_bf16_units() -> bool:

@@ -111,7 +111,7 @@ def figures(report: AnyReport, max_val_batches: int | None = None) -> str:
 
 def checkpoint_description(args: Settings, data: Data, criterion: torch.nn.Module | None = None) -> dict[str, Any]:
     """The parts of a checkpoint that do not change during a run."""
-    teacher = {"teacher": criterion.teacher.state_in_checkpoint} if isinstance(criterion, Distillation) else {}
+    teacher = {"teacher": criterion.teacher.origin._asdict()} if isinstance(criterion, Distillation) else {}
     loss: Any = criterion.criterion if isinstance(criterion, Distillation) else criterion
     weights = {"class_weights": loss.weights.tolist(), "weighs_images": True} if args.loss.class_weights else {}
     return {
