@@ -43,23 +43,17 @@ def parameter_groups(
     ]
     exempt = _without_decay(settings, model)
 
-    def decay_of(name: str) -> float:
-        return 0.0 if name in exempt else settings.weight_decay
-
     rate_of = rates(settings, model)
+    usual = settings.weight_decay
+    groups: dict[tuple[Rate | None, float], dict[str, Any]] = {}
     if rate_of is None:
-        of_decay: dict[float, list[nn.Parameter]] = {settings.weight_decay: []}
-        for name, parameter in named:
-            of_decay.setdefault(decay_of(name), []).append(parameter)
-        groups_by_decay = [{"params": params, "weight_decay": decay} for decay, params in of_decay.items()]
-        return [group for group in groups_by_decay if group["params"] or len(of_decay) == 1]
-    groups: dict[tuple[Rate, float], dict[str, Any]] = {}
+        groups[None, usual] = {"params": [], "weight_decay": usual}  # the first, whichever parameter comes first
     for name, parameter in named:
-        rate = rate_of[name]
-        decay = decay_of(name)
-        group = {"params": [], "weight_decay": decay, "lr_scale": rate.scale, "name": rate.name}
-        groups.setdefault((rate, decay), group)["params"].append(parameter)
-    return list(groups.values())
+        rate = rate_of[name] if rate_of is not None else None
+        decay = 0.0 if name in exempt else usual
+        own = {"lr_scale": rate.scale, "name": rate.name} if rate is not None else {}
+        groups.setdefault((rate, decay), {"params": [], "weight_decay": decay, **own})["params"].append(parameter)
+    return [group for group in groups.values() if group["params"]] or [*groups.values()]
 
 
 def _without_decay(settings: OptimisationSettings, model: nn.Module) -> set[str]:
