@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from utils.checkpoint.progress import Progress
 from utils.checkpoint.resume import ResumePoint, is_at, last_of, take_as_last
@@ -170,7 +171,7 @@ class Run:
         with whole_file(path, "w", encoding="utf-8") as file:
             file.write(arguments.as_recipe(self.args, header))
 
-    def show_settings(self, charts: dict[str, dict[str, list[str]]]) -> None:
+    def show_settings(self, charts: dict[str, dict[str, Any]]) -> None:
         """Show in TensorBoard what ``save_settings`` has saved, and set up its ``charts``."""
         text = (self.own_folder / "config.yaml").read_text(encoding="utf-8") if self.is_main else ""
         self.writer.text("Settings", text, step=self.position[1] if self.position else 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from tqdm import tqdm
@@ -282,11 +282,13 @@ class Reporter:
                 {_best_tag(name): value for name, value in figures.items() if value is not None}, progress.step
             )
 
-    def charts(self) -> dict[str, dict[str, list[str]]]:
-        """Charts that show training and validation together."""
+    def charts(self) -> dict[str, dict[str, Any]]:
+        """Charts that show training and validation together, by category and title."""
         names = ("Loss", "Top1", "Top5") if self.with_top5 else ("Loss", "Top1")
         names = ("Loss", "Micro_F1") if self.multilabel else names
-        return {"Training and validation": {name: [f"{name}/(Training|Test|Test_raw)$"] for name in names}}
+        return {
+            "Training and validation": {name: ["Multiline", [f"{name}/(Training|Test|Test_raw)$"]] for name in names}
+        }
 
     def _training_points(self, report: AnyReport) -> dict[str, float]:
         if isinstance(report, MultilabelReport):

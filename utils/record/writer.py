@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from utils.config.settings import UserError
+from utils.config.settings import UserError, as_text
 from utils.data.transforms import for_people
 from utils.record import board, curves
 from utils.record.event_files import EventFile, forget, rewind
@@ -218,14 +218,20 @@ class Writer:
             self._descriptions |= descriptions
 
     def table_row(self, settings: Mapping[str, Any]) -> None:
-        """Write the run's row of TensorBoard's HPARAMS table."""
-        if self._events:
-            self._renew(self._events, board.hyperparameters(settings))
+        """Write the run's row of TensorBoard's HPARAMS table. ``settings``: text, numbers, booleans.
 
-    def charts(self, charts: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
-        """Write charts of several tags to TensorBoard, by category and title (see ``board.layout``)."""
+        The row is part of the run itself; ``SummaryWriter.add_hparams`` would add a second run inside it. TensorBoard
+        takes columns and metrics from the runs that it shows, and puts settings in which these differ first.
+        """
         if self._events:
-            self._renew(self._events, board.layout(charts))
+            words = {name: as_text(value) if isinstance(value, bool) else value for name, value in settings.items()}
+            _, row, _ = self._events.summary.hparams(words, {})
+            self._renew(self._events, row)
+
+    def charts(self, charts: Mapping[str, Mapping[str, Any]]) -> None:
+        """Write charts of several tags to TensorBoard, as torch's ``custom_scalars`` takes them."""
+        if self._events:
+            self._renew(self._events, self._events.summary.custom_scalars(charts))
 
     def _renew(self, events: EventFile, summary: Summary) -> None:
         """Write a ``summary`` of which a run has only one, in place of the one that the run began with."""

@@ -76,7 +76,7 @@ def test_points_stay_where_an_earlier_file_has_a_later_time_in_its_name(tmp_path
     assert own.name == max(path.name for path in tmp_path.glob("events.*[0-9]")), "readers take them in this order"
     own.with_name("events.out.tfevents.9999999999999999999.there.3").touch()  # by now another writes, too
     writer.table_row({"lr": 0.1})
-    writer.charts({"Charts": {"Loss": ["Loss/Training"]}})
+    writer.charts({"Charts": {"Loss": ["Multiline", ["Loss/Training"]]}})
     writer.table_row({"lr": 0.2})
     writer.scalars({"Optim/lr": 0.2}, 3)
     writer.close()
