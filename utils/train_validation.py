@@ -20,8 +20,9 @@ from utils.loop.non_finite_step import NonFiniteStepHandler
 from utils.loop.step_graph import launcher
 from utils.loop.step_sums import StepSums
 from utils.loop.stop_signals import StopConsensus, Stopped, TrainingFailure
-from utils.loop.validation import pictures_may_be_due, update_best, validate_average, validate_in_views, write_pictures
+from utils.loop.validation import pictures_may_be_due, update_best, validate_in_views, write_pictures
 from utils.loop.verdict import Gradient, Verdict, Verdicts
+from utils.optim.batch_norm_statistics import recompute
 from utils.optim.clipping import GradientClipper
 from utils.optim.optimizers import load_states
 from utils.precision.amp import autocast
@@ -30,6 +31,8 @@ from utils.record.multilabel import AnyReport, report_of
 from utils.record.reporter import Reporter
 from utils.record.writer import Bar, Writer
 from utils.runtime.devices import runs_ahead
+from utils.runtime.distributed import Distributed
+from utils.runtime.process import RankInfo
 
 __all__ = ["Extras", "TraVal"]
 
@@ -71,7 +74,7 @@ class TraVal:
         self.criterion = criterion
         self.scaler = scaler
         self.args = args
-        self.distributed = extras.processes(args)
+        self.distributed = extras.distributed or Distributed(RankInfo(), args.run, args.precision.tf32)
         self.device = self.distributed.device
         self.lr_policy = extras.lr_policy
         self.run_name = curr_scen_name
@@ -292,7 +295,10 @@ class TraVal:
         result, gathered = validate_in_views(self, self.model, with_pictures and average is None)
         raw = result
         if average is not None:
-            result, gathered = validate_average(self, average, epoch, with_pictures)
+            batches = self.args.average.ema_bn_batches
+            stop = self.stop_if_requested
+            recompute(average, self.train_loader, epoch, batches, self.distributed, self.autocast, stop)
+            result, gathered = validate_in_views(self, average, with_pictures)
         self.bad_images.collect(self.progress)
         call(self.hooks.after_validation, self, result)
         if report:

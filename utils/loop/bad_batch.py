@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from utils.runtime.files import whole_file
 
 FORMAT = 1
 KEYS = (
@@ -39,9 +40,8 @@ def save_bad_batch(folder: Path, content: dict[str, Any]) -> Path | None:
         if len(list(folder.glob("*.pt"))) >= MOST:
             return None
         path = folder / f"step{content['step']:08d}_rank{content['rank']}.pt"
-        temporary = path.with_suffix(".tmp")
-        torch.save({"format": FORMAT, **content}, temporary)
-        os.replace(temporary, path)
+        with whole_file(path) as file:
+            torch.save({"format": FORMAT, **content}, file)
         return path
     except (OSError, RuntimeError):  # torch reports a full disk as RuntimeError
         return None

@@ -21,7 +21,6 @@ from utils.loop.bad_images import BadImages
 from utils.loop.forward import forward
 from utils.loop.hooks import call
 from utils.loop.test_time_augmentation import in_views
-from utils.optim import batch_norm_statistics
 from utils.record.epoch_scalars import best_metric, stopping_metric
 from utils.record.metrics import ClassReport, Report, ValidationMeter
 from utils.record.multilabel import AnyReport, MultilabelMeter, ValidationAnswers
@@ -156,23 +155,6 @@ def validate_in_views(loop: Any, model: nn.Module, pictured: bool) -> tuple[AnyR
         return report, None
     collector.close()
     return report, collector.gather(loop.distributed)
-
-
-def validate_average(loop: Any, average: nn.Module, epoch: int, pictured: bool) -> tuple[AnyReport, Gathered | None]:
-    """Validate ``average``, the averaged weights, after computing its batch-norm statistics on samples of ``epoch``.
-
-    ``pictured``: also gather what pictures of the validation need.
-    """
-    batch_norm_statistics.recompute(
-        average,
-        loop.train_loader,
-        epoch,
-        loop.args.average.ema_bn_batches,
-        loop.distributed,
-        loop.autocast,
-        loop.stop_if_requested,
-    )
-    return validate_in_views(loop, average, pictured)
 
 
 def write_pictures(loop: Any, gathered: Gathered | None, finished: bool) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from utils.runtime.sharding import local
 
@@ -22,14 +23,7 @@ Seen = Callable[[str, nn.Module, torch.Tensor], None]
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """The floating-point tensors in nested tuples, lists and dicts."""
-    if isinstance(value, torch.Tensor):
-        if value.is_floating_point():
-            yield value
-    elif isinstance(value, dict):
-        yield from tensors_in(list(value.values()))
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from tensors_in(item)
+    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point())
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from utils.runtime.files import whole_file
+from utils.runtime.files import sha256, whole_file
 
 FOLDER = ".compiled"  # in --output
 LIST = "files.json"  # SHA-256 of each file, by its path within the folder
@@ -60,7 +60,7 @@ class KeptCompilation:
             names = [str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if _is_kept(path)]
             if set(names) == set(self._known):
                 return
-            self._known = {name: self._known.get(name) or _digest(self.folder / name) for name in names}
+            self._known = {name: self._known.get(name) or sha256(self.folder / name) for name in names}
             with whole_file(self.folder / LIST) as file:
                 file.write(json.dumps(self._known, indent=1).encode())
 
@@ -74,7 +74,7 @@ class KeptCompilation:
         except (ValueError, AttributeError):  # no list: nothing in the folder can be checked
             listed = {str(path.relative_to(self.folder)): "" for path in self.folder.rglob("*") if path.is_file()}
         there = {name: self.folder / name for name in listed if (self.folder / name).is_file()}
-        changed = [name for name, path in there.items() if _digest(path) != listed[name]]
+        changed = [name for name, path in there.items() if sha256(path) != listed[name]]
         for name in changed:
             there.pop(name).unlink(missing_ok=True)
         return {name: listed[name] for name in there}, changed
@@ -108,7 +108,3 @@ def _doubt(folder: Path) -> str:
 
 def _is_kept(path: Path) -> bool:
     return path.is_file() and path.name != LIST and path.suffix not in (".lock", ".tmp")
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -88,6 +88,8 @@ class Collector(nn.Module):
     ``to_pixels`` undoes the normalisation of images, into floats between 0 and 1.
     """
 
+    draws_matrix = True
+
     def __init__(
         self,
         network: nn.Module,
@@ -101,7 +103,7 @@ class Collector(nn.Module):
         self.classes = classes
         self._to_pixels = to_pixels
         self._shown = set(np.linspace(0, samples - 1, min(samples, MOST_POINTS)).round().astype(int).tolist())
-        self._with_matrix = classes <= MOST_CLASSES
+        self._with_matrix = self.draws_matrix and classes <= MOST_CLASSES
         self._own_curves = classes if classes <= MOST_CURVES else 0
         self._counts: torch.Tensor | None = None  # the matrix and the curves, flat
         self._worst: tuple[torch.Tensor, ...] = ()  # probability, number, class, answer, pixels
@@ -224,9 +226,7 @@ class MultilabelCollector(Collector):
     is the likeliest of those that the image shows, its answer the likeliest of those answered; NO_CLASS if none.
     """
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._with_matrix = False
+    draws_matrix = False
 
     def _answers(self, logits: torch.Tensor, targets: torch.Tensor) -> Answers:
         shares = logits.sigmoid()
