@@ -24,7 +24,6 @@ from utils.loop.verdict import Gradient, Verdicts
 from utils.optim.clipping import GradientClipper
 from utils.optim.ema import WeightAverage
 from utils.optim.freezing import Freezing
-from utils.optim.sam import SharpnessAware
 from utils.precision.buffers import BufferCopy
 from utils.record.writer import Writer
 from utils.runtime.distributed import Distributed
@@ -96,13 +95,18 @@ class FrozenLayers(Attachment):
 class TwoPasses(Attachment):
     """Sharpness-aware minimisation: a step's batches, then the same batches again with the weights moved uphill.
 
+    Foret et al., Sharpness-aware minimization for efficiently improving generalization, 2021: with the gradient g of
+    the whole step, the second gradient is taken at w + rho x g / |g|, and applied to w; with --sam-adaptive at w + rho
+    x w^2 g / |w g|, a distance relative to each weight (Kwon et al., ASAM, 2021).
+
     The loop adds up the gradient of the batches that it is given. The gradient of the first round, summed over ranks
     and accumulation to that of the whole step, decides where uphill is; only the gradient of the second round remains.
     Batch norm's statistics and the step's figures are from the first round. Keeps a step's batches on the device.
     """
 
     def prepare(self, loop: Loop) -> None:
-        self.sam = SharpnessAware(loop.args.optimisation, loop.clip.parameters)
+        self._parameters: list[torch.Tensor] = [*loop.clip.parameters]
+        self._weights = [torch.empty_like(parameter) for parameter in self._parameters]
         self._buffers = BufferCopy(loop.model)
 
     def passes(self, loop: Loop, batches: Iterable[Batch]) -> Iterable[Batch]:
@@ -110,15 +114,38 @@ class TwoPasses(Attachment):
         for batch in batches:
             kept.append(batch)
             yield batch
-        self.sam.climb(loop.loss_scale())
-        for parameter in self.sam.parameters:
+        self._climb(loop)
+        for parameter in self._parameters:
             parameter.grad = None
         self._buffers.remember()
         loop.seed_step()
         for batch in kept:
             yield replace(batch, counted=False)
         self._buffers.restore()
-        self.sam.come_back()
+        with torch.no_grad():  # come back, bit for bit
+            torch._foreach_copy_(self._parameters, self._weights)
+
+    @torch.no_grad()
+    def _climb(self, loop: Loop) -> None:
+        """Move the weights uphill along their gradients, which the loss scale has multiplied.
+
+        If the gradient is not finite, all weights become NaN and so does the second gradient; the step is then skipped
+        like any step without a finite gradient. The host reads nothing.
+        """
+        torch._foreach_copy_(self._weights, self._parameters)
+        settings = loop.args.optimisation
+        scale = loop.loss_scale()
+        there = [parameter for parameter in self._parameters if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in there if parameter.grad is not None]
+        torch._foreach_mul_(gradients, torch.ones_like(scale) / scale)
+        if settings.sam_adaptive:
+            torch._foreach_mul_(gradients, torch._foreach_abs(there))
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        if settings.sam_adaptive:
+            torch._foreach_mul_(gradients, torch._foreach_abs(there))
+        distance = settings.sam_rho / (norm + 1e-12)  # the constant of the authors' code, for a gradient of zero
+        torch._foreach_mul_(gradients, torch.where(torch.isfinite(norm), distance, torch.nan))
+        torch._foreach_add_(there, gradients)
 
 
 class Shards(Attachment):
