@@ -151,7 +151,9 @@ def build(run: Run) -> Components:
             point.refuse_other_data(
                 data.classes, data.fingerprint, data.seen, data.changed_since, multilabel=data.multilabel
             )
-        args = _for_labels_of(data, args)
+        args = args.of_several_labels() if data.multilabel else args
+        if mistakes := strange_metrics(args.run, SEVERAL if data.multilabel else ONE):
+            raise UserError(*mistakes)
     data.refuse_differences(distributed)
     with distributed.raise_on_all_ranks(), distributed.without_timeout("Reading the images"):
         distributed.seed(args.run.seed)
@@ -199,14 +201,6 @@ def build_to_evaluate(run: Run) -> Components:
         scaler = amp.build_scaler(args.precision, distributed.device)
         both = loaders(data, args, distributed, channels_last=network.channels_last, progress=run.progress_log)
         return Components(data, *both, network, criterion.build_criterion(args.loss), scaler)
-
-
-def _for_labels_of(data: Data, args: Settings) -> Settings:
-    """The settings for ``data``, single-label or multi-label. Raises ``UserError`` for settings that do not fit."""
-    args = args.of_several_labels() if data.multilabel else args
-    if mistakes := strange_metrics(args.run, [SEVERAL if data.multilabel else ONE]):
-        raise UserError(*mistakes)
-    return args
 
 
 def _begin(args: Settings, distributed: Distributed, evaluate: bool) -> None:

@@ -135,17 +135,17 @@ def first_batches(
 def load_dump(path: Path) -> dict[str, Any]:
     """Content of a file of ``--dump-bad-batch``. Raises ``UserError``."""
     from utils.checkpoint import checkpoint
-    from utils.loop import bad_batch
+    from utils.loop.non_finite_step import FORMAT, KEYS
 
     try:
         dump = checkpoint.load(path)
     except UserError as error:
         raise UserError(*(f"--batch {line}" for line in error.mistakes)) from error
-    missing = [key for key in bad_batch.KEYS if key not in dump]
+    missing = [key for key in KEYS if key not in dump]
     if missing:
         raise UserError(f"--batch {path}: was not saved by main.py --dump-bad-batch (it lacks {', '.join(missing)})")
-    if dump["format"] != bad_batch.FORMAT:
-        raise UserError(f"--batch {path}: has format {dump['format']}, this version reads {bad_batch.FORMAT}")
+    if dump["format"] != FORMAT:
+        raise UserError(f"--batch {path}: has format {dump['format']}, this version reads {FORMAT}")
     return dump
 
 

@@ -471,13 +471,10 @@ def _completed(plain: Any, whole: Any) -> Any:
 def _run_folders(parent: Path) -> list[Path]:
     """The folders in ``parent`` that may be runs: not links, with printable names."""
     try:
-        return [Path(entry) for entry in os.scandir(parent) if _is_run_folder(entry)]
+        entries = [entry for entry in os.scandir(parent) if entry.is_dir(follow_symlinks=False)]
     except OSError as error:
         raise UserError(f"--output: {parent} cannot be read ({error.strerror})") from error
-
-
-def _is_run_folder(entry: os.DirEntry[str]) -> bool:
-    return entry.is_dir(follow_symlinks=False) and entry.name.isprintable()
+    return [Path(entry) for entry in entries if entry.name.isprintable()]
 
 
 def _settings_of(folder: Path, names: dict[str, Any]) -> dict[str, Any] | None:

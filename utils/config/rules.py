@@ -12,6 +12,7 @@ import math
 import os
 import re
 from collections.abc import Collection, Iterator
+from itertools import chain
 from typing import Any
 
 from utils.config.datasets import SPECS
@@ -71,9 +72,13 @@ class Given:
 
 
 def contradictions(v: Given, unread: Collection[str] = ()) -> list[str]:
-    """A line for each contradiction in which no setting is ``unread``."""
+    """A line for each contradiction in which no setting is ``unread``.
+
+    A rule yields a line if the settings break it, otherwise a falsy value.
+    """
     lines = []
-    for line in _all_contradictions(v):
+    of_groups = (getattr(of_group, "contradictions", lambda v: ())(v) for of_group in GROUPS.values())
+    for line in chain(*of_groups, _schedule_free(v), _sharding(v)):
         if line and not concerned(v, str(line)) & set(unread):
             lines.append(str(line))
         v.seen.clear()
@@ -84,14 +89,6 @@ def concerned(v: Given, line: str) -> set[str]:
     """Names of the settings that ``line`` depends on, as recorded in ``v.seen``, or mentions."""
     named = (flag[2:].replace("-", "_") for flag in re.findall(r"--[a-z][a-z0-9-]*[a-z0-9]", line))
     return v.seen | set(named) & set(OPTIONS)
-
-
-def _all_contradictions(v: Given) -> Iterator[object]:
-    """Yield one item for each rule: a line if the settings break it, otherwise a falsy value."""
-    for of_group in GROUPS.values():
-        yield from getattr(of_group, "contradictions", lambda v: ())(v)
-    yield from _schedule_free(v)
-    yield from _sharding(v)
 
 
 def _schedule_free(v: Given) -> Iterator[object]:

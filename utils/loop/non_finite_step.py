@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,6 @@ from utils.checkpoint.progress import Progress
 from utils.config.settings import Settings
 from utils.data.loaders import Batch, TrainLoader
 from utils.data.sample_plan import step_seed
-from utils.loop.bad_batch import save_bad_batch
 from utils.loop.forward import Outputs
 from utils.optim.criterion import mean_known
 from utils.precision.amp import resolve_amp
@@ -24,7 +23,15 @@ from utils.precision.buffers import BufferCopy
 from utils.precision.diagnosis import UNSEEN, BadStep, examine
 from utils.record.writer import Writer
 from utils.runtime.distributed import Distributed
+from utils.runtime.files import whole_file
 
+FORMAT = 1  # of a bad batch's file
+# Its keys, besides ``known``, the mean number of known labels per image of multi-label data.
+KEYS = (
+    *("format", "arch", "settings", "classes", "image_shape", "model", "passes"),
+    *("step", "epoch", "rank", "seed", "scale", "amp"),
+)
+MOST_BAD_BATCHES = 10  # in a run; each holds the network's weights
 UPHILL = "nothing at the weights themselves, so SAM's second gradient; a lower --sam-rho helps"
 
 
@@ -120,29 +127,35 @@ class NonFiniteStepHandler:
 
     def _dump(self, folder: Path, batches: list[Batch], progress: Progress, scale: torch.Tensor) -> None:
         """Save all that ``scripts/amp_audit.py --batch`` needs to repeat this rank's part of the step."""
-        path = save_bad_batch(
-            folder / "bad_batches",
-            {
-                **{name: self.description[name] for name in ("arch", "settings", "classes")},
-                "known": mean_known(self.train_loader.source.labels),
-                "image_shape": list(self.train_loader.image_shape),
-                "model": self.model.state_dict(),
-                "passes": [
-                    {
-                        "images": batch.images,
-                        "targets": batch.targets,
-                        "indices": torch.as_tensor(batch.indices),
-                        "weight": batch.weight,
-                        "image_weights": batch.image_weights,
-                    }
-                    for batch in batches
-                ],
-                "step": progress.step + 1,
-                "epoch": progress.epoch + 1,
-                "rank": self.distributed.rank,
-                "seed": self._seed(progress),
-                "scale": float(scale),
-                "amp": resolve_amp(self.args.precision, self.distributed.device),
-            },
-        )
-        self.writer.log(f"batch saved: {path}" if path else "batch not saved: there are enough, or the disk refused")
+        content = {
+            "format": FORMAT,
+            **{name: self.description[name] for name in ("arch", "settings", "classes")},
+            "known": mean_known(self.train_loader.source.labels),
+            "image_shape": list(self.train_loader.image_shape),
+            "model": self.model.state_dict(),
+            "passes": [
+                {
+                    "images": batch.images,
+                    "targets": batch.targets,
+                    "indices": torch.as_tensor(batch.indices),
+                    "weight": batch.weight,
+                    "image_weights": batch.image_weights,
+                }
+                for batch in batches
+            ],
+            "step": progress.step + 1,
+            "epoch": progress.epoch + 1,
+            "rank": self.distributed.rank,
+            "seed": self._seed(progress),
+            "scale": float(scale),
+            "amp": resolve_amp(self.args.precision, self.distributed.device),
+        }
+        saved = "batch not saved: there are enough, or the disk refused"
+        path = folder / "bad_batches" / f"step{content['step']:08d}_rank{content['rank']}.pt"
+        with suppress(OSError, RuntimeError):  # must not end a run; torch reports a full disk as RuntimeError
+            path.parent.mkdir(exist_ok=True)
+            if len(list(path.parent.glob("*.pt"))) < MOST_BAD_BATCHES:
+                with whole_file(path) as file:
+                    torch.save(content, file)
+                saved = f"batch saved: {path}"
+        self.writer.log(saved)

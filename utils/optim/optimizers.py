@@ -122,7 +122,9 @@ def build_optimizer(settings: OptimisationSettings, model: nn.Module) -> Optimiz
         raise UserError(mistake)
     arguments = OptimizerArguments(settings, has_momentum(settings.optimizer))
     try:
-        built = _builder(settings.optimizer)(settings, model, arguments)
+        own = plugins.added("optimizer").get(settings.optimizer)
+        build = _of_plugin(own) if own else OWN.get(settings.optimizer, _timm)
+        built = build(settings, model, arguments)
     except UserError:
         raise
     except Exception as error:  # a missing package or GPU, or an argument out of range: each raises something else
@@ -135,11 +137,6 @@ def build_optimizer(settings: OptimisationSettings, model: nn.Module) -> Optimiz
         for optimizer in built if isinstance(built, tuple) else (built,):
             Lookahead(optimizer, int(settings.lookahead[0]), settings.lookahead[1])
     return built
-
-
-def _builder(name: str) -> Builder:
-    own = plugins.added("optimizer").get(name)
-    return _of_plugin(own) if own else OWN.get(name, _timm)
 
 
 def _of_plugin(make: plugins.Entry) -> Builder:
@@ -236,8 +233,15 @@ def _muon_sgd(
 
 
 def _matrices_and_others(model: nn.Module, optimizer: str) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Hidden matrices and filters of ``model``, and all its other parameters. Raises ``UserError`` without a matrix."""
-    matrices = _hidden_matrices(model)
+    """Hidden matrices and filters of ``model``, and all its other parameters. Raises ``UserError`` without a matrix.
+
+    They are the trainable weights of all linear layers and convolutions except output layers.
+    """
+    last = output_layers(model)
+    kinds = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
+    layers = [module for module in model.modules() if isinstance(module, kinds) and module not in last]
+    weights = (layer.get_parameter("weight") for layer in layers)
+    matrices = [weight for weight in weights if weight.requires_grad]
     if not matrices:
         raise UserError(f"--optimizer {optimizer}: {type(model).__name__} has no hidden matrix or filter; use adamw")
     taken = {id(parameter) for parameter in matrices}
@@ -280,15 +284,6 @@ def with_own_kernels(optimizer: torch.optim.Optimizer, state: dict[str, Any]) ->
     """The stored ``state``, but with ``optimizer``'s present choice of kernels, which differs for a sharded network."""
     own = [{name: group[name] for name in ("fused", "foreach") if name in group} for group in optimizer.param_groups]
     return {**state, "param_groups": [old | new for old, new in zip(state["param_groups"], own, strict=True)]}
-
-
-def _hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """The trainable weights of all linear layers and convolutions except output layers."""
-    last = output_layers(model)
-    kinds = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
-    layers = [module for module in model.modules() if isinstance(module, kinds) and module not in last]
-    weights = (layer.get_parameter("weight") for layer in layers)
-    return [weight for weight in weights if weight.requires_grad]
 
 
 def has_momentum(name: str) -> bool:

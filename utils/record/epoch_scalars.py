@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -169,14 +169,14 @@ def _columns(scalars: Iterable[EpochScalar], epoch: Epoch) -> dict[str, float]:
 # ---------------------------------------------------------------------------------- the columns that decide
 
 
-def metrics(labels: Sequence[str] = (ONE, SEVERAL)) -> dict[str, EpochScalar]:
+def metrics(labels: str = EITHER) -> dict[str, EpochScalar]:
     """The metrics to choose from, by name: every validation column except the counts.
 
-    ``labels``: metrics of single-label data (``ONE``), of multi-label data (``SEVERAL``), or of both.
+    ``labels``: metrics of single-label data (``ONE``), of multi-label data (``SEVERAL``), or of both (``EITHER``).
     """
     scalars = (*EPOCH_SCALARS, *_of_plugins())
     found = [scalar for scalar in scalars if scalar.column.startswith(PREFIX) and scalar.column not in COUNTS]
-    return {scalar.name: scalar for scalar in found if scalar.labels in (EITHER, *labels)}
+    return {scalar.name: scalar for scalar in found if EITHER in (labels, scalar.labels) or scalar.labels == labels}
 
 
 def best_metric(settings: RunSettings) -> EpochScalar:
@@ -190,34 +190,27 @@ def stopping_metric(settings: RunSettings) -> EpochScalar:
     return best_metric(settings) if own is None else _metric("early_stopping_metric", own)
 
 
-def strange_metrics(settings: RunSettings, labels: Sequence[str] = (ONE, SEVERAL)) -> list[str]:
+def strange_metrics(settings: RunSettings, labels: str = EITHER) -> list[str]:
     """Error messages for settings that name a metric that data with such ``labels`` do not have."""
-    known = metrics(labels)
-    known_words: dict[tuple[str, ...], str] = {
-        (ONE,): " with one label an image",
-        (SEVERAL,): " with several labels an image",
-    }
-    words = known_words.get(tuple(labels), "")
     mistakes = []
     for setting in ("best_metric", "early_stopping_metric"):
-        name = getattr(settings, setting)
-        if name is not None and name.removeprefix(PREFIX) not in known:
-            mistakes.append(_no_such(setting, name, known, words))
+        if (name := getattr(settings, setting)) is not None:
+            try:
+                _metric(setting, name, labels)
+            except UserError as error:
+                mistakes += error.mistakes
     return mistakes
 
 
-def _metric(setting: str, name: str) -> EpochScalar:
-    """The metric named ``top1`` or ``val_top1``. Raises ``UserError`` if it does not exist."""
-    known = metrics()
-    if name.removeprefix(PREFIX) not in known:
-        raise UserError(_no_such(setting, name, known))
-    return known[name.removeprefix(PREFIX)]
-
-
-def _no_such(setting: str, name: str, known: Collection[str], words: str = "") -> str:
-    short = name.removeprefix(PREFIX).lower().replace("-", "_")
-    hint = or_nearest(short, known, f"there are {', '.join(known)}")
-    return f"{flag_of(setting)} '{name[:60]}': no such figure of a validation{words}; {hint}"
+def _metric(setting: str, name: str, labels: str = EITHER) -> EpochScalar:
+    """The metric named ``top1`` or ``val_top1``. Raises ``UserError`` if data with such ``labels`` do not have it."""
+    known = metrics(labels)
+    own = name.removeprefix(PREFIX)
+    if own in known:
+        return known[own]
+    hint = or_nearest(own.lower().replace("-", "_"), known, f"there are {', '.join(known)}")
+    words = {ONE: " with one label an image", SEVERAL: " with several labels an image", EITHER: ""}[labels]
+    raise UserError(f"{flag_of(setting)} '{name[:60]}': no such figure of a validation{words}; {hint}")
 
 
 def stopping_rule(settings: RunSettings) -> str:

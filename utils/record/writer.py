@@ -100,7 +100,10 @@ class Writer:
         self._there = rewind(folder, steps) if resumed else set()
         self._descriptions: dict[str, str] = {}
         self._events = EventFile(folder)
-        self.rows = self._read("metrics.csv", lambda path: _read_csv(path, epochs)) or []
+        earlier = self._read(
+            "metrics.csv", lambda path: [row for row in read_table(path)[0] if int(row["epoch"]) <= epochs]
+        )
+        self.rows = earlier or []
         self._curves = curves.Curves(folder)
         restored = self._curves.restore(self._read(curves.WHOLE, curves.read), steps) if resumed else 0
         last_row = int(self.rows[-1]["epoch"]) if self.rows else 0  # an override within an epoch leaves its row out
@@ -387,9 +390,3 @@ def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:
 def _joined(begun: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
     """An epoch's row ``begun``, completed or replaced by ``row``; the seconds of both add up."""
     return begun | row | {"seconds": float(begun.get("seconds") or 0) + row["seconds"]}
-
-
-def _read_csv(path: Path, epochs: int) -> list[dict[str, str]]:
-    """Rows of metrics.csv up to epoch ``epochs``."""
-    rows, _ = read_table(path)
-    return [row for row in rows if int(row["epoch"]) <= epochs]
