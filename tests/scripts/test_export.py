@@ -38,7 +38,7 @@ from tests.scripts.test_export_zoo import (
 from tests.utils.data.deep_files import png, tiff
 from utils.config.settings import UserError
 from utils.data.formats.readers import read_digits
-from utils.data.images.decoding import open_image
+from utils.data.images.decoding import decode_crop, open_image
 from utils.data.preprocessing import Preprocessing
 
 GREY = dataclasses.replace(shown_at(96), mean=(0.4,), std=(0.2,))
@@ -384,6 +384,31 @@ def test_the_cards_preparation_of_any_numbers_is_that_of_validation(tmp_path, na
             prepared(shown, False, path)
         return
     exact = shown(open_image(str(path), shown.colour))[None].numpy()
+    np.testing.assert_allclose(prepared(shown, False, path), exact, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "channels", "levels"),
+    [
+        ("deep.png", png(RAMP.astype(np.uint16)), 1, "all"),
+        ("deep.png", png(RAMP.astype(np.uint16)), 3, "all"),
+        ("colour.png", png(np.stack([RAMP, RAMP // 90, RAMP // 9], -1).astype(np.uint16)), 3, "all"),
+        ("grey.pgm", b"P5 64 64 1023\n" + (RAMP // 70).astype(">u2").tobytes(), 1, "all"),
+        ("plain.png", None, 3, "all"),
+        ("alpha.png", None, 4, "256"),
+    ],
+)
+def test_the_card_of_a_network_for_arrays_reads_what_pillow_reads(tmp_path, name, content, channels, levels):
+    path = str(tmp_path / name)
+    shown = Preprocessing(64, 64, (0.5,) * channels, (0.3,) * channels, 1.0, "center", "bilinear", levels=levels)
+    if content is None:
+        image = photograph(64, 64)
+        image.putalpha(image.getchannel("R")) if channels == 4 else None
+        image.save(path)
+    else:
+        Path(path).write_bytes(content)
+    pixels = decode_crop(path, shown.view(64), shown.colour)
+    exact = shown.evaluation_transform.evaluation(pixels[None]).numpy()
     np.testing.assert_allclose(prepared(shown, False, path), exact, atol=1e-5)
 
 
