@@ -103,7 +103,7 @@ def carry_over(
     optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     differences = resume_point.differences(args)
     shaped = {OPTIONS[name].metadata["shapes"] for name in differences}
-    data = resume_point.data_differences(classes, fingerprint)
+    data = resume_point.data_differences(classes, fingerprint, resume_point.multilabel)  # see ``refuse_other_head``
     values = args.result_values()
     changes = [f"{line}; going on without it" for line in resume_point.gone]
     changes += [f"{line}; going on with {as_flag(name, values[name])}" for name, line in differences.items()]

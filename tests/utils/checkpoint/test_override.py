@@ -18,10 +18,10 @@ from utils.optim.optimizers import build_optimizer
 STEPS = 23
 
 
-def carried(progress, flags, fingerprint="f"):
+def carried(progress, flags, fingerprint="f", **of_run):
     """The progress of a default run of two classes that goes on with ``flags``, and the lines about it."""
     state = {"settings": parse([]).values(), "classes": ["a", "b"], "fingerprint": "f", "progress": progress.state()}
-    point = ResumePoint(Path("last.pt"), {**state, "optimizer": []}, "digest")
+    point = ResumePoint(Path("last.pt"), {**state, "optimizer": [], **of_run}, "digest")
     state, lines = carry_over(point, parse(flags), ("a", "b"), fingerprint, STEPS, [])
     return Progress.from_state(state["progress"]), lines
 
@@ -64,6 +64,12 @@ def test_a_validation_stands_for_the_weights_only_while_it_is_of_the_same_settin
     progress = Progress(epoch=2, step=2 * STEPS, validated_step=2 * STEPS, last_validation=[0.5, 90.0, 99.0, 360.0])
     found, _ = carried(progress, flags.split(), fingerprint)
     assert (found.validated_step == found.step) is kept
+
+
+def test_a_run_of_several_labels_keeps_its_position_and_its_best_where_only_settings_change():
+    progress = Progress(epoch=1, step_in_epoch=7, step=STEPS + 7, best_epoch=1, best_value=90.0)
+    found, (line,) = carried(progress, ["--lr", "0.2"], multilabel=True)
+    assert found == progress and line.startswith("--lr 0.2: ")
 
 
 WITH_BETAS = pytest.mark.skipif(
