@@ -71,6 +71,25 @@ def signals_are_handled_as_before():
     assert after == before, f"the test left other handlers: {dict(zip(numbers, after, strict=True))}"
 
 
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """An empty folder, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """Writes a recipe and gives its path as text."""
+
+    def write(content, name="recipe.yaml"):
+        path = tmp_path / name
+        path.write_text(content, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory):
     """Function of flags: the folder of such a small run, trained once for all files and xdist workers. Only to copy."""

@@ -26,6 +26,20 @@ def image_tree(root, counts, classes="ab", size=8, ending="png"):
     return root
 
 
+def run_in(output):
+    """The folder of the only run below ``output``."""
+    (config,) = Path(output).rglob("config.yaml")
+    return config.parent
+
+
+def trained(output, *flags):
+    """Train on a CPU into ``output``; gives the run's folder."""
+    from main import main
+
+    assert main(["--device", "cpu", "--no-progress", "--output", str(output), *map(str, flags)]) == 0
+    return run_in(output)
+
+
 def altered(run, path, **changes):
     """Save the last checkpoint of ``run`` at ``path``, with parts replaced and what is None left out, also in dicts."""
 
@@ -67,6 +81,18 @@ def csv_rows(path):
     """The rows of a table with a header, each a dict of texts."""
     with open(path, newline="", encoding="utf-8", errors="surrogateescape") as file:
         return list(csv.DictReader(file))
+
+
+def points_of(folder):
+    """Each (tag, step) of a run's event files, as often as it is there, with its value."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    return [
+        ((value.tag, event.step), value)
+        for path in sorted(folder.glob("events.out.tfevents.*"))
+        for event in EventFileLoader(str(path)).Load()
+        for value in event.summary.value
+    ]
 
 
 def equal(left, right):

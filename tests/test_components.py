@@ -35,12 +35,6 @@ def shown(capsys, *flags):
     return rows
 
 
-@pytest.fixture
-def workplace(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 @pytest.mark.parametrize("name", [name for name in SHAPES_RESULT if name not in ELSEWHERE | OF_A_TEACHER])
 def test_each_setting_that_shapes_the_result_changes_the_plan(name, workplace, capsys):
     if name in ("weights", "new_head"):

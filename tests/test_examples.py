@@ -143,9 +143,8 @@ def test_an_own_mistake_in_the_loop_keeps_its_traceback(tmp_path):
         1 / 0  # noqa: B018 - it raises
 
 
-def test_a_notebook_goes_from_images_to_a_network_and_its_page(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    image_tree(tmp_path / "photographs", {"train": 8, "val": 4}, size=16)
+def test_a_notebook_goes_from_images_to_a_network_and_its_page(workplace, monkeypatch):
+    image_tree(workplace / "photographs", {"train": 8, "val": 4}, size=16)
     tiny = "--arch timm/test_vit --no-pretrained --no-new-head --image-size 32 --epochs 2 --warmup-epochs 1".split()
     monkeypatch.setattr(sys, "argv", ["", "photographs", *tiny, *FLAGS])
     made = runpy.run_path(str(EXAMPLES / "finetune_in_a_notebook.py"))

@@ -28,11 +28,10 @@ def test_the_page_shows_the_example_as_it_stands():
 
 
 @pytest.mark.parametrize("page", ["docs/python.md", "README.md"])
-def test_the_blocks_run_one_after_the_other(page, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_the_blocks_run_one_after_the_other(page, workplace, capsys):
     flags = ["--arch", "fc", "--epochs", "1", "--device", "cpu", "--no-progress", "--output", "made"]
     assert main.main(flags) == 0
-    next(tmp_path.glob("made/digits/fc/*")).rename(tmp_path / "RUN")
+    next(workplace.glob("made/digits/fc/*")).rename(workplace / "RUN")
     for name in ("cat.png", "dog.png"):
         Image.fromarray(np.zeros((8, 8), np.uint8)).save(name)
     found = python_blocks(page)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-import main
 from models.airbench import Airbench, whitening_filters
 from tests.end_to_end.processes import load
+from tests.helpers import trained
 from tests.utils.test_train_validation import make
 
 
@@ -75,14 +75,12 @@ def test_it_has_as_many_weights_as_airbench94():
     assert sum(parameter.numel() for parameter in Airbench(10, 3, 32).parameters()) == sum(sizes) + norms
 
 
-FLAGS = ["--device", "cpu", "--arch", "airbench", "--max-steps", "1", "--no-progress", "--optimizer", "muon-sgd"]
+FLAGS = ("--arch", "airbench", "--max-steps", 1, "--optimizer", "muon-sgd")
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("airbench")
-    assert main.main([*FLAGS, "--output", str(folder)]) == 0
-    return next(folder.glob("digits/airbench/*"))
+    return trained(tmp_path_factory.mktemp("airbench"), *FLAGS)
 
 
 def test_a_run_begins_with_filters_of_its_training_images(run):
@@ -97,8 +95,8 @@ def test_weights_that_are_given_keep_their_own_filters(run, tmp_path):
     weights = load(run, "last.pt")
     weights["model"]["whitening.weight"] = torch.full_like(weights["model"]["whitening.weight"], 0.5)
     torch.save({"model": weights["model"]}, tmp_path / "weights.pt")
-    assert main.main([*FLAGS, "--weights", str(tmp_path / "weights.pt"), "--output", str(tmp_path)]) == 0
-    begun = load(next(tmp_path.glob("digits/airbench/*")), "initial.pt")["model"]["whitening.weight"]
+    begun = load(trained(tmp_path, *FLAGS, "--weights", tmp_path / "weights.pt"), "initial.pt")
+    begun = begun["model"]["whitening.weight"]
     assert torch.equal(begun, torch.full_like(begun, 0.5))
 
 

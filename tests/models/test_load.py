@@ -10,10 +10,9 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from torch.nn import functional
 
-import main
 from models import load_model
 from tests.end_to_end.processes import FINAL_LINE
-from tests.helpers import altered
+from tests.helpers import altered, trained
 from tests.models.test_pretrained import tree  # noqa: F401 - a fixture
 from utils.checkpoint.checkpoint import FORMAT
 from utils.config.arguments import parse
@@ -24,12 +23,11 @@ ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 
 
-def trained(capsys, output, *flags):
+def reported(capsys, output, *flags):
     """Train; gives the run's folder, the figures of its last line, and its validation images as files or pixels."""
-    flags = ["--device", "cpu", "--no-progress", "--output", str(output), *map(str, flags)]
-    assert main.main(flags) == 0
+    folder = trained(output, *flags)
     line = FINAL_LINE.match(capsys.readouterr().out.splitlines()[-1])
-    return Path(line["run"]), line, get_data(parse(flags).data, CPU).validation
+    return folder, line, get_data(parse([*map(str, flags)]).data, CPU).validation
 
 
 def images_of(validation):
@@ -65,7 +63,7 @@ SHORT = ("--epochs", 1, "--max-steps", 3, "--batch-size", 8)
     ids=lambda flags: flags[1],
 )
 def test_it_predicts_what_the_run_reported_on_the_digits(tmp_path, capsys, flags):
-    folder, line, validation = trained(capsys, tmp_path, *flags)
+    folder, line, validation = reported(capsys, tmp_path, *flags)
     check_figures(folder / "checkpoints/final.pt", line, validation)
 
 
@@ -79,18 +77,14 @@ def test_it_predicts_what_the_run_reported_on_the_digits(tmp_path, capsys, flags
 )
 def test_it_predicts_what_the_run_reported_on_photographs(tree, tmp_path, capsys, flags):  # noqa: F811
     data = ("--dataname", "folder", "--datapath", tree, "--workers", 0)
-    folder, line, validation = trained(capsys, tmp_path, *data, *flags, "--lr", 0.001, *SHORT)
+    folder, line, validation = reported(capsys, tmp_path, *data, *flags, "--lr", 0.001, *SHORT)
     check_figures(folder, line, validation)
     assert load_model(str(folder)).classes == ("china", "flower")
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    output = tmp_path_factory.mktemp("runs")
-    flags = ["--device", "cpu", "--no-progress", "--output", str(output), "--arch", "fc", "--epochs", "3"]
-    assert main.main(flags) == 0
-    (folder,) = output.glob("digits/fc/*")
-    return folder
+    return trained(tmp_path_factory.mktemp("runs"), "--arch", "fc", "--epochs", 3)
 
 
 def test_the_readmes_example_names_the_digit(run, capsys, monkeypatch, tmp_path):
@@ -155,7 +149,7 @@ def test_the_random_numbers_stay_as_they_were(run):
 
 def test_an_average_whose_statistics_are_not_computed_is_warned_of(tmp_path, capsys):
     flags = ("--arch", "timm/test_resnet", "--ema-decay", 0.9, "--save-every-steps", 2, *SHORT)
-    folder, *_ = trained(capsys, tmp_path, *flags)
+    folder, *_ = reported(capsys, tmp_path, *flags)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load_model(folder)

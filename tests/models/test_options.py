@@ -84,11 +84,10 @@ def test_what_a_network_does_not_take_is_one_line(arch, settings, words):
     assert words in line
 
 
-def test_a_checkpoint_is_loaded_evaluated_and_resumed_with_its_options(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_checkpoint_is_loaded_evaluated_and_resumed_with_its_options(workplace, capsys):
     options = "--arch timm/test_vit --image-size 32 --drop 0.1 --drop-path 0.1 --model-kwargs qk_norm=true"
     assert told(capsys, (*FLAGS, *options.split())) == (0, [])
-    (run,) = tmp_path.glob("runs/digits/*/*")
+    (run,) = workplace.glob("runs/digits/*/*")
     assert "blocks.0.attn.q_norm.weight" in load_model(run).network.state_dict()
     assert told(capsys, (*FLAGS[:3], "--resume", run, "--max-steps", 3)) == (0, [])
     assert told(capsys, (*FLAGS[:3], "--evaluate", "--resume", run)) == (0, [])
@@ -119,14 +118,12 @@ def test_checkpointed_gradients_and_statistics_are_bit_for_bit_those_without(arc
 
 
 @pytest.mark.parametrize("arch", ["conv2", "torchvision/squeezenet1_1"])
-def test_networks_without_such_blocks_are_refused(arch, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_networks_without_such_blocks_are_refused(arch, workplace, capsys):
     code, (line,) = told(capsys, (*FLAGS, "--arch", arch, "--image-size", "32", "--grad-checkpointing"))
     assert code == 2 and f"--grad-checkpointing: {arch} cannot; networks of timm" in line
 
 
-def test_synchronised_batch_norm_needs_gpus(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_synchronised_batch_norm_needs_gpus(workplace, capsys):
     code, (line,) = told(capsys, (*FLAGS, "--arch", "vgg11", "--sync-bn"))
     assert code == 2 and "--sync-bn needs GPUs" in line
 

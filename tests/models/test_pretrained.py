@@ -324,19 +324,18 @@ def test_a_stem_for_small_images_that_replaces_pretrained_weights_is_told(tree, 
 
 
 def test_a_run_from_pretrained_weights_keeps_their_preprocessing_whatever_the_library_says_later(
-    tree, tmp_path, monkeypatch, capsys
+    tree, workplace, monkeypatch, capsys
 ):
-    monkeypatch.chdir(tmp_path)
-    _, config = timm_weights(monkeypatch, tmp_path, "test_vit")
+    _, config = timm_weights(monkeypatch, workplace, "test_vit")
     place = ["--device", "cpu", "--dataname", "folder", "--datapath", str(tree), "--workers", "0"]
     flags = "--arch test_vit --epochs 2 --batch-size 4 --lr 0.001 --no-progress --image-size 64 --pretrained"
     assert main.main([*place, *flags.split(), "--max-steps", "2"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     run = last.rpartition("run=")[2]
-    log = (tmp_path / run / "log.txt").read_text()
+    log = (workplace / run / "log.txt").read_text()
     assert "crop share 0.95, center, bicubic, mean 0.5 0.5 0.5, std 0.5 0.5 0.5 (timm's test_vit.r160_in1k)" in log
     assert "64 pixels (as set)" in log
-    held = torch.load(tmp_path / run / "checkpoints/last.pt", weights_only=True)["preprocessing"]
+    held = torch.load(workplace / run / "checkpoints/last.pt", weights_only=True)["preprocessing"]
     shown = {"crop_pct": 0.95, "crop_mode": "center", "interpolation": "bicubic", "stored_size": None}
     sizes = {"channels": 3, "image_size": 64, "val_image_size": 64}
     assert held == sizes | shown | {"mean": [0.5] * 3, "std": [0.5] * 3}
@@ -350,7 +349,7 @@ def test_a_run_from_pretrained_weights_keeps_their_preprocessing_whatever_the_li
         assert out.splitlines()[-1].split()[:3] == last.split()[:3]
         assert "64 pixels (as set); crop share 0.95, center, bicubic, mean 0.5" in out and "last.pt)" in out
     assert main.main(["--device", "cpu", "--resume", run]) == 0
-    assert torch.load(tmp_path / run / "checkpoints/last.pt", weights_only=True)["preprocessing"] == held
+    assert torch.load(workplace / run / "checkpoints/last.pt", weights_only=True)["preprocessing"] == held
     # Its weights bring it to another run, too.
     assert main.main([*place, "--arch", "test_vit", "--weights", f"{run}/checkpoints/last.pt", "--dry-run"]) == 0
     assert f"mean 0.5 0.5 0.5, std 0.5 0.5 0.5 ({run}/checkpoints/last.pt)" in capsys.readouterr().out

@@ -13,21 +13,18 @@ from models import load_model
 from models.training_loss import build_teacher
 from tests.end_to_end.processes import differences, load, rows
 from tests.faults.small_run import told
-from tests.helpers import altered
+from tests.helpers import altered, trained
 from tests.models.test_pretrained import timm_weights
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.datasets import get_data
 
 CPU = torch.device("cpu")
-SHORT = ("--device", "cpu", "--no-progress", "--arch", "fc", "--epochs", "1", "--deterministic")
 
 
 def train(output, *more):
     """A short run of the digits; gives its folder."""
-    assert main.main([*SHORT, "--output", str(output), *map(str, more)]) == 0
-    (folder,) = output.glob("digits/fc/*")
-    return folder
+    return trained(output, "--arch", "fc", "--epochs", 1, "--deterministic", *more)
 
 
 @pytest.fixture(scope="module")
@@ -143,8 +140,7 @@ def test_another_teacher_at_the_same_path_is_refused_or_taken_on_request_and_eva
     assert main.main(["--device", "cpu", "--evaluate", "--resume", str(run)]) == 0
 
 
-def test_the_plan_says_how_it_distils_and_what_memory_the_teacher_takes(teacher, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_plan_says_how_it_distils_and_what_memory_the_teacher_takes(teacher, workplace, capsys):
 
     def plan(*flags):
         assert main.main(["--device", "cpu", "--dry-run", *flags]) == 0

@@ -136,8 +136,7 @@ def test_a_pretrained_last_layer_for_as_many_classes_begins_anew_too(tmp_path, m
     assert changed == {"head.weight"} and not begun["head.bias"].any() and begun["head.weight"].std() > 0
 
 
-def test_a_run_says_in_log_plan_and_refusal_what_happens_to_the_last_layer(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_says_in_log_plan_and_refusal_what_happens_to_the_last_layer(workplace, capsys):
     assert main.main([*DIGITS, "--arch", "fc", "--dataname", "synthetic", "--image-size", "8"]) == 0
     start = next(Path("runs/synthetic/fc").glob("*/checkpoints/final.pt"))
     flags = ("--arch", "fc", "--dataname", "digits", "--weights", start)
@@ -165,9 +164,8 @@ def test_a_run_says_in_log_plan_and_refusal_what_happens_to_the_last_layer(tmp_p
     assert "anew" not in capsys.readouterr().out
 
 
-def test_weights_of_another_stem_are_named_in_the_plan_and_refused_where_they_do_not_fit(tmp_path, monkeypatch, capsys):
+def test_weights_of_another_stem_are_named_in_the_plan_and_refused_where_they_do_not_fit(workplace, capsys):
     """Trained on small images, a network has a 3x3 stem without max-pool; the weights of a deep stem fit both."""
-    monkeypatch.chdir(tmp_path)
     small = (*DIGITS, "--dataname", "synthetic", "--image-size", "16", "--max-val-batches", "1", "--max-steps", "1")
     assert main.main([*small, "--arch", "timm/test_resnet"]) == 0
     assert "\nStem: 3x3 without max-pool, as for all training images of at most 64 " in capsys.readouterr().out
@@ -183,11 +181,8 @@ def test_weights_of_another_stem_are_named_in_the_plan_and_refused_where_they_do
     assert line.endswith("the weights fit --image-size 64 or less")
 
 
-def test_a_network_is_evaluated_with_the_stem_that_it_was_trained_with_whatever_images_it_sees(
-    tmp_path, monkeypatch, capsys
-):
+def test_a_network_is_evaluated_with_the_stem_that_it_was_trained_with_whatever_images_it_sees(workplace, capsys):
     """Its weights fit both, so that the figures of a network that nobody has trained looked well."""
-    monkeypatch.chdir(tmp_path)
     flags = ("--device", "cpu", "--no-progress", "--max-val-batches", "1")
     assert main.main([*flags, "--image-size", "16", "--arch", "timm/test_resnet", "--max-steps", "1"]) == 0
     path = str(next(Path("runs").glob("*/*/*/checkpoints/final.pt")))

@@ -13,7 +13,7 @@ from main import main
 from models import load_model
 from scripts.evaluate import main as evaluate
 from tests.end_to_end.processes import curves, differences, train
-from tests.helpers import csv_rows, equal
+from tests.helpers import csv_rows, equal, run_in, trained
 from utils.config import plugins
 from utils.config.arguments import parse
 from utils.config.groups.loss import LOSSES
@@ -35,22 +35,12 @@ def written(folder, text, name="mine.py"):
     return str(file)
 
 
-def run_of(folder):
-    (run,) = (path.parent for path in folder.rglob("config.yaml"))
-    return run
-
-
-def trained(folder, *flags):
-    assert main([*FLAGS, "--device", "cpu", "--no-progress", "--output", str(folder), *flags]) == 0
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run of two epochs with all parts of the example."""
-    folder = tmp_path_factory.mktemp("whole")
-    trained(folder, "--epochs", "2")
+    run = trained(tmp_path_factory.mktemp("whole"), *FLAGS, "--epochs", 2)
     plugins.load(())  # else only the first test to ask for the run would know the parts
-    return run_of(folder)
+    return run
 
 
 # ------------------------------------------------------------------------------------------ they act
@@ -76,7 +66,7 @@ def test_the_metric_does_not_depend_on_the_number_of_processes(tmp_path):
     parts = ("--plugin", EXAMPLE, *PARTS, "--augment", "brightness", "--global-batch-size", 66)
     for folder, processes in ((one, 1), (three, 3)):
         train(*parts, "--max-steps", 2, "--no-progress", "--output", folder, processes=processes)
-    values = [float(csv_rows(run_of(folder) / "metrics.csv")[-1]["val_margin"]) for folder in (one, three)]
+    values = [float(csv_rows(run_in(folder) / "metrics.csv")[-1]["val_margin"]) for folder in (one, three)]
     assert values[0] == pytest.approx(values[1], abs=1e-5)  # of the gradients' rounding in another order
 
 
@@ -178,10 +168,9 @@ def test_a_data_set_is_read_and_one_of_a_fixed_size_stays_in_memory(tmp_path):
 
 
 def test_a_run_in_two_parts_ends_in_the_same_bits(whole, tmp_path):
-    trained(tmp_path, "--epochs", "2", "--max-steps", "30")
-    trained(tmp_path, "--epochs", "2", "--resume", "auto")
-    assert differences(whole, run_of(tmp_path)) == []
-    assert curves(whole) == curves(run_of(tmp_path))
+    trained(tmp_path, *FLAGS, "--epochs", 2, "--max-steps", 30)
+    run = trained(tmp_path, *FLAGS, "--epochs", 2, "--resume", "auto")
+    assert differences(whole, run) == [] and curves(whole) == curves(run)
 
 
 def test_a_file_that_changed_or_is_missing_is_refused_at_a_resume_and_named(tmp_path, capsys):
@@ -189,7 +178,7 @@ def test_a_file_that_changed_or_is_missing_is_refused_at_a_resume_and_named(tmp_
     file = written(tmp_path, text)
     flags = ["--plugin", file, *PARTS, "--device", "cpu", "--no-progress", "--output", str(tmp_path), "--epochs", "2"]
     assert main([*flags, "--max-steps", "3"]) == 0
-    run = run_of(tmp_path)
+    run = run_in(tmp_path)
     Path(file).write_text(text.replace("depth=4", "depth=4 + 0"))
     for resume in ("auto", str(run)):
         capsys.readouterr()
@@ -234,7 +223,7 @@ def test_a_tool_that_needs_more_than_the_network_names_the_file_to_give(flags, t
     )
     more = ["--arch", "fc", "--device", "cpu", "--no-progress", "--max-steps", "1", "--output", str(tmp_path / "runs")]
     assert main(["--plugin", file, *flags, *more]) == 0
-    run = str(run_of(tmp_path))
+    run = str(run_in(tmp_path))
     plugins.load(())  # as a new process
     load_model(run)  # the network alone needs no file
     with pytest.raises(UserError, match=f"was trained with {' '.join(flags)} of mine.py; give that file by --plugin"):
@@ -333,10 +322,9 @@ def test_files_that_cannot_be_read_or_have_one_name_are_refused(tmp_path, capsys
     assert "has the same name; rename one" in capsys.readouterr().err
 
 
-def test_a_recipe_names_files_relative_to_itself(tmp_path, monkeypatch):
+def test_a_recipe_names_files_relative_to_itself(tmp_path, recipe):
     written(tmp_path, "from utils.plugin import loss\n@loss('mine')\ndef f(a, b): ...\n")
-    recipe = tmp_path / "own.yaml"
-    recipe.write_text("plugin: mine.py\nloss: mine\n")
+    path = recipe("plugin: mine.py\nloss: mine\n")
     with contextlib.chdir("/"):
-        args = parse(["--config", str(recipe)])
+        args = parse(["--config", path])
     assert args.loss.loss == "mine" and args.run.plugin == (str(tmp_path / "mine.py"),)

@@ -268,25 +268,20 @@ WRONG_RECIPES = [
 @pytest.mark.parametrize(
     ("content", "expected"), [(content, words) for content, *words in WRONG_RECIPES], ids=lambda value: str(value)[:30]
 )
-def test_wrong_recipe_gives_a_line_a_mistake_that_names_the_file(content, expected, tmp_path):
-    path = tmp_path / "recipe.yaml"
-    path.write_text(content, encoding="utf-8")
-    lines = mistakes_of(["--config", str(path)])
+def test_wrong_recipe_gives_a_line_a_mistake_that_names_the_file(content, expected, recipe):
+    path = recipe(content)
+    lines = mistakes_of(["--config", path])
     assert len(lines) == len(expected), lines
-    assert all(str(path) in line for line in lines)
+    assert all(path in line for line in lines)
     for words in expected:
         assert any(all(word in found for word in words) for found in lines), (words, lines)
 
 
-def test_a_setting_that_is_gone_is_refused_where_it_did_something_and_else_passed_over(tmp_path):
-    recipe = tmp_path / "older.yaml"
-    recipe.write_text(
-        "local-sgd-steps: null\nlocal-sgd-after-epochs: 0.0\nlocal-sgd-group: machine\nepochs: 3\n"
-        "matmul-weight-grad: [features.3.conv2]\n"
-    )
-    assert arguments.parse(["--config", str(recipe)]).optimisation.epochs == 3
-    recipe.write_text("local-sgd-steps: 4\n")
-    for argv in (["--config", str(recipe)], ["--local-sgd-steps", "4"]):
+def test_a_setting_that_is_gone_is_refused_where_it_did_something_and_else_passed_over(recipe):
+    older = "local-sgd-steps: null\nlocal-sgd-after-epochs: 0.0\nlocal-sgd-group: machine\nepochs: 3\n"
+    older += "matmul-weight-grad: [features.3.conv2]\n"
+    assert arguments.parse(["--config", recipe(older)]).optimisation.epochs == 3
+    for argv in (["--config", recipe("local-sgd-steps: 4\n")], ["--local-sgd-steps", "4"]):
         with pytest.raises(UserError, match=r"local-sgd-steps'? is gone; CHANGELOG\.md says what to use instead"):
             arguments.parse(argv)
 
@@ -300,10 +295,8 @@ def test_unknown_recipe_is_answered_with_the_nearest_and_where_all_are(tmp_path,
     assert "did you mean mnist/fc?" in line and "launch.sh --list" in line
 
 
-def test_mistakes_of_recipe_flags_and_contradictions_come_together(tmp_path):
-    path = tmp_path / "recipe.yaml"
-    path.write_text("epoch: 3\nwarmup-epochs: 50\n")
-    lines = mistakes_of(["--config", str(path), "--amp", "fp8", "--evalute"])
+def test_mistakes_of_recipe_flags_and_contradictions_come_together(recipe):
+    lines = mistakes_of(["--config", recipe("epoch: 3\nwarmup-epochs: 50\n"), "--amp", "fp8", "--evalute"])
     assert len(lines) == 4
     for word in ("'epoch'", "--warmup-epochs", "--amp", "--evaluate?"):
         assert sum(word in line for line in lines) == 1

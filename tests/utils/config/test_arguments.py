@@ -23,18 +23,6 @@ FLAGS = """
 
 
 @pytest.fixture
-def recipe(tmp_path):
-    """Writes a recipe and gives its path as text."""
-
-    def write(content, name="recipe.yaml"):
-        path = tmp_path / name
-        path.write_text(content, encoding="utf-8")
-        return str(path)
-
-    return write
-
-
-@pytest.fixture
 def configs(tmp_path, monkeypatch):
     """An empty folder that stands in for configs/."""
     folder = tmp_path / "configs"

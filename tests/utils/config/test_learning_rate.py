@@ -39,25 +39,22 @@ def test_with_a_global_batch_the_processes_do_not_matter():
     assert rates == {0.2}
 
 
-def test_the_flag_of_one_replaces_the_other_in_a_recipe_and_in_the_same_place_they_contradict(tmp_path):
-    (tmp_path / "lr.yaml").write_text("lr: 0.7\n")
-    (tmp_path / "base.yaml").write_text("lr-base: 0.7\nbatch-size: 128\n")
-    (tmp_path / "both.yaml").write_text("lr-base: 0.7\nlr: 0.1\n")
-    assert parse(["--config", str(tmp_path / "lr.yaml"), "--lr-base", "0.4"]).optimisation.lr == 0.1
-    replaced = parse(["--config", str(tmp_path / "base.yaml"), "--lr", "0.4"]).optimisation
+def test_the_flag_of_one_replaces_the_other_in_a_recipe_and_in_the_same_place_they_contradict(recipe):
+    assert parse(["--config", recipe("lr: 0.7\n"), "--lr-base", "0.4"]).optimisation.lr == 0.1
+    replaced = parse(["--config", recipe("lr-base: 0.7\nbatch-size: 128\n"), "--lr", "0.4"]).optimisation
     assert (replaced.lr, replaced.lr_base) == (0.4, None)
-    for line in (("--lr", "0.1", "--lr-base", "0.1"), ("--config", str(tmp_path / "both.yaml"))):
+    for line in (("--lr", "0.1", "--lr-base", "0.1"), ("--config", recipe("lr-base: 0.7\nlr: 0.1\n"))):
         (mistake,) = mistakes(*line)
         assert "--lr and --lr-base" in mistake
 
 
-def test_the_saved_recipe_gives_the_same_rate_and_follows_another_batch(tmp_path):
+def test_the_saved_recipe_gives_the_same_rate_and_follows_another_batch(recipe):
     args = parse(["--lr-base", "0.4", "-b", "64"])
-    (tmp_path / "config.yaml").write_text(as_recipe(args, "a run"))
-    again = parse(["--config", str(tmp_path / "config.yaml")])
+    saved = recipe(as_recipe(args, "a run"))
+    again = parse(["--config", saved])
     assert again.values() | {"config": None} == args.values() and args.optimisation.lr == 0.1
     assert "lr-base, linear" in args.origins["lr"]
-    other = parse(["--config", str(tmp_path / "config.yaml"), "--global-batch-size", "256"])
+    other = parse(["--config", saved, "--global-batch-size", "256"])
     assert other.optimisation.lr == 0.4
 
 
@@ -76,14 +73,12 @@ def test_the_saved_recipe_gives_the_same_rate_and_follows_another_batch(tmp_path
         ),
     ],
 )
-def test_what_was_left_to_a_schedule_follows_another_one_and_what_was_chosen_stays(begun, then, expected, tmp_path):
-    path = tmp_path / "config.yaml"
-    path.write_text(as_recipe(parse(begun.split()), "a run"))
-    again = parse(["--config", str(path)])
+def test_what_was_left_to_a_schedule_follows_another_one_and_what_was_chosen_stays(begun, then, expected, recipe):
+    path = recipe(as_recipe(parse(begun.split()), "a run"))
+    again = parse(["--config", path])
     assert again.values() | {"config": None} == parse(begun.split()).values()
-    other = parse(["--config", str(path), *then.split()])
-    path.write_text(as_recipe(other, "a run with other settings"))
-    for args in (other, parse(["--config", str(path)])):
+    other = parse(["--config", path, *then.split()])
+    for args in (other, parse(["--config", recipe(as_recipe(other, "a run with other settings"))])):
         assert {name: getattr(args.optimisation, name) for name in expected} == expected
 
 

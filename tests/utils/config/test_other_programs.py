@@ -315,10 +315,9 @@ def test_a_flag_of_many_scripts_decides_where_no_flag_of_one_program_does(name, 
     assert ("images per step" in meant(name, FLAGS, others.split())) == is_torchvisions
 
 
-def test_keys_of_timms_yaml_are_answered_as_its_flags_are(tmp_path):
-    path = tmp_path / "args.yaml"
-    path.write_text("lr_base: 0.1\nsmoothing: 0.1\nbn_momentum: null\nscale: [0.5, 1]\n")
-    lines = [line.partition(f"{path}: ")[2] for line in arguments.read(["--config", str(path)]).mistakes]
+def test_keys_of_timms_yaml_are_answered_as_its_flags_are(recipe):
+    path = recipe("lr_base: 0.1\nsmoothing: 0.1\nbn_momentum: null\nscale: [0.5, 1]\n")
+    lines = [line.partition(f"{path}: ")[2] for line in arguments.read(["--config", path]).mistakes]
     assert lines[0] == "'smoothing' is not a setting (did you mean label-smoothing?)"
     assert lines[1].startswith("'bn_momentum' is not a setting and has no equivalent")
     assert lines[2].startswith("'scale' is not a setting: write --crop-min-area")

@@ -81,15 +81,14 @@ OVERRIDES = [
 
 
 @pytest.mark.parametrize("flags", OVERRIDES, ids=" ".join)
-def test_what_a_run_of_any_recipe_saves_can_be_read_back_whatever_a_flag_has_replaced(flags, tmp_path):
+def test_what_a_run_of_any_recipe_saves_can_be_read_back_whatever_a_flag_has_replaced(flags, recipe):
     read = 0
     for path in sorted(arguments.CONFIGS.rglob("*.yaml")):
         try:
             args = arguments.parse(["--config", str(path), "--datapath", "DATA", *flags])
         except UserError:  # what contradicts the recipe, or a recipe for any data
             continue
-        (tmp_path / "config.yaml").write_text(arguments.as_recipe(args, "main.py"))
-        again = arguments.parse(["--config", str(tmp_path / "config.yaml")])
+        again = arguments.parse(["--config", recipe(arguments.as_recipe(args, "main.py"))])
         assert again.result_values() == args.result_values(), path
         read += 1
     assert read > 20

@@ -20,6 +20,7 @@ from scripts import check_data
 from scripts.exporting.card import preparation
 from scripts.serving.uploads import Limits, decode
 from tests.faults.small_run import told
+from tests.helpers import trained
 from tests.utils.data.deep_files import png, tiff
 from tests.utils.data.loading import make, steps_of
 from utils.config.arguments import parse
@@ -242,10 +243,8 @@ def test_noise_of_many_channels_is_independent_and_that_of_four_as_ever():
 
 def test_a_run_on_five_bands_ends_in_a_checkpoint_that_every_tool_reads(bands, tmp_path):
     folder, _ = bands
-    line = flags(folder, "--epochs", 1, "--output", tmp_path, "--no-progress", "--random-erase", 0.5, "--workers", 0)
-    assert main.main([*line, "--mixup", "0.2"]) == 0
-    (run,) = tmp_path.glob("folder/conv2a/*")
-    loaded = load_model(run)
+    more = ("--epochs", 1, "--random-erase", 0.5, "--workers", 0, "--mixup", 0.2)
+    loaded = load_model(trained(tmp_path, *flags(folder, *more)))
     assert loaded.preprocessing.channels == 5 and loaded.preprocessing.levels == "all"
     path = folder / "val" / "a" / "0.npy"
     names = {"np": np, "Image": Image}

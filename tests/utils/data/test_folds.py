@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
-import main
 from scripts import pack
+from tests.helpers import trained
 from tests.utils.data.test_val_split import read as read_tree
 from utils.checkpoint import checkpoint
 from utils.checkpoint.resume import ResumePoint
@@ -244,11 +244,8 @@ def test_a_class_too_small_for_the_folds_is_told(tree):
 
 def trained_on(tree, tmp_path, *flags):
     """A run of one epoch, by its folder."""
-    line = ["--dataname", "folder", "--datapath", str(tree), "--arch", "fc", "--image-size", "4", "--epochs", "1"]
-    line += ["--device", "cpu", "--no-progress", "--batch-size", "8", *flags]
-    code = main.main([*line, "--output", str(tmp_path / "runs")])
-    assert code == 0
-    return max((tmp_path / "runs" / "folder" / "fc").iterdir())
+    line = ("--dataname", "folder", "--datapath", tree, "--arch", "fc", "--image-size", 4, "--epochs", 1)
+    return trained(tmp_path / "runs", *line, "--batch-size", 8, *flags)
 
 
 def test_the_checkpoint_holds_the_folds_and_added_images_move_none_of_another_fold(tree, tmp_path, capsys):

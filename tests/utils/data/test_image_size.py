@@ -34,11 +34,9 @@ def coordinates():
 @pytest.mark.parametrize(
     ("flags", "size"), [(("16",), 16), (("16", "16"), 16), (("12", "20"), (12, 20)), (("20", "12"), (20, 12))]
 )
-def test_one_number_is_a_square_and_two_are_height_and_width(flags, size, tmp_path):
+def test_one_number_is_a_square_and_two_are_height_and_width(flags, size, recipe):
     assert parse(["--image-size", *flags], 1).data.image_size == size
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(f"image-size: [{', '.join(flags)}]\n")
-    assert parse(["--config", str(recipe)], 1).data.image_size == size
+    assert parse(["--config", recipe(f"image-size: [{', '.join(flags)}]\n")], 1).data.image_size == size
     assert size_of(*sides(size)) == size
 
 

@@ -1,4 +1,4 @@
-"""Mixup and CutMix against their formulas, the papers' code and torchvision; alike on any ranks and passes."""
+"""Mixup and CutMix against their formulas and timm's class; alike on any ranks and passes."""
 
 import numpy as np
 import pytest

@@ -7,11 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 from scipy import stats
 from timm.data.distributed_sampler import RepeatAugSampler
 
 import main
+from tests.helpers import image_tree
 from tests.utils.data import loading
 from utils.data.sample_plan import SamplePlan, sample_uniforms
 from utils.data.sampling import Sampling
@@ -215,11 +215,7 @@ def test_copies_of_an_image_are_augmented_differently_by_either_loader(loader):
 
 
 def test_files_are_cropped_differently_for_each_copy(tmp_path):
-    for name in "ab":
-        for split in ("train", "val"):
-            (tmp_path / split / name).mkdir(parents=True)
-            pixels = np.random.default_rng(ord(name)).integers(0, 255, (40, 40, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / split / name / "0.png")
+    image_tree(tmp_path, {"train": 1, "val": 1}, size=40)
     flags = ("--dataname", "folder", "--datapath", tmp_path, "--image-size", 16, "--augment", "resized-crop")
     train = make(*flags, "--repeated-augmentation", 2, "-b", 2)
     batch = next(train.batches(0))
@@ -236,8 +232,7 @@ def test_the_first_samples_are_those_of_the_first_epochs_plan_and_no_others():
         make("--train-samples", 5000)
 
 
-def test_the_plan_says_how_many_images_of_each_class_are_left(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_plan_says_how_many_images_of_each_class_are_left(capsys, workplace):
     assert main.main(["--dry-run", "--device", "cpu", "--arch", "fc", "--train-samples", "100"]) == 0
     row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("Sampling"))
     assert "of 100 of the 1,437 training images: " in row

@@ -1,4 +1,4 @@
-"""The view of a photograph in evaluation is that of the evaluation transforms of timm and torchvision."""
+"""The view of a photograph in evaluation is that of timm's evaluation transform."""
 
 import math
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 import main
 from tests.end_to_end.processes import rows
+from tests.helpers import points_of, trained
 from utils.checkpoint.override import carry_over
 from utils.checkpoint.progress import Progress
 from utils.checkpoint.resume import ResumePoint
@@ -25,10 +25,7 @@ SAYS_SO = re.compile(r"\(cut: --max-val-batches 3\)| max_val_batches=3 |cut to 6
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    output = tmp_path_factory.mktemp("cut")
-    assert main.main([*FLAGS, *CUT, "--output", str(output)]) == 0
-    (folder,) = Path(output).glob("digits/fc/*")
-    return folder
+    return trained(tmp_path_factory.mktemp("cut"), *FLAGS, *CUT)
 
 
 def numbers(*flags, rank=0, world_size=1):
@@ -45,8 +42,7 @@ def test_every_line_about_a_validation_says_that_it_is_cut(run, capsys):
     assert len(about) == 5, "the images, both epochs, the best and the last line"
     assert [line for line in about if not SAYS_SO.search(f"{line} ")] == []
     assert [(row["val_count"], row["max_val_batches"]) for row in rows(run)] == [("60", "3")] * 2
-    (events,) = run.glob("events.*")
-    points = [value for event in EventFileLoader(str(events)).Load() for value in event.summary.value]
+    points = [value for _, value in points_of(run)]
     said = {point.tag: point.metadata.summary_description for point in points if point.metadata.summary_description}
     assert {"Loss/Test", "Top1/Test", "Top5/Test"} <= said.keys()
     assert {*said.values()} == {"of some of the images (cut: --max-val-batches 3)"}

@@ -211,22 +211,16 @@ def test_what_is_given_as_off_asks_for_nothing():
 # ------------------------------------------------------------------------------------------ who is told
 
 
-def recipe(tmp_path, text):
-    path = tmp_path / "recipe.yaml"
-    path.write_text(text)
-    return str(path)
-
-
-def test_a_recipe_is_told_of_what_it_sets_otherwise_than_the_default(tmp_path):
-    path = recipe(tmp_path, "lr-gamma: 0.5\nmomentum: 0.9\noptimizer: lion\ninit-scale: 4\n")
+def test_a_recipe_is_told_of_what_it_sets_otherwise_than_the_default(recipe):
+    path = recipe("lr-gamma: 0.5\nmomentum: 0.9\noptimizer: lion\ninit-scale: 4\n")
     assert lines_of(f"--config {path}", has_momentum=False, precision="off") == [
         f"recipe {path}: lr-gamma: 0.5 does nothing: it needs --lr-policy multistep or step",
         f"recipe {path}: init-scale: 4 does nothing: it needs --amp fp16",
     ]
 
 
-def test_the_saved_configuration_of_a_run_has_nothing_to_be_told(tmp_path):
-    saved = recipe(tmp_path, arguments.as_recipe(arguments.parse(["--optimizer", "lion"]), "main.py"))
+def test_the_saved_configuration_of_a_run_has_nothing_to_be_told(recipe):
+    saved = recipe(arguments.as_recipe(arguments.parse(["--optimizer", "lion"]), "main.py"))
     assert lines_of(f"--config {saved}", has_momentum=False, precision="off", on_gpu=False, augmentation=()) == []
 
 
@@ -235,8 +229,8 @@ def test_a_checkpoints_settings_are_not_told():
     assert without_effect(args, RICH | {"precision": "off"}) == []
 
 
-def test_a_flag_wins_over_what_the_recipe_sets_for_another_choice(tmp_path):
-    path = recipe(tmp_path, "lr-policy: multistep\nlr-milestones: [3, 6]\nlr-gamma: 0.2\nnesterov: true\n")
+def test_a_flag_wins_over_what_the_recipe_sets_for_another_choice(recipe):
+    path = recipe("lr-policy: multistep\nlr-milestones: [3, 6]\nlr-gamma: 0.2\nnesterov: true\n")
     assert lines_of(f"--config {path} --lr-policy cosine --optimizer adamw") == [
         f"recipe {path}: nesterov: true does nothing: it needs --optimizer sgd or muon-sgd",
         f"recipe {path}: lr-milestones: 3 6 does nothing: it needs --lr-policy multistep, not cosine",
@@ -246,11 +240,11 @@ def test_a_flag_wins_over_what_the_recipe_sets_for_another_choice(tmp_path):
         with pytest.raises(UserError):
             arguments.parse(line.split())
     with pytest.raises(UserError):
-        arguments.parse(["--config", recipe(tmp_path, "lr-milestones: [3, 6]\n")])
+        arguments.parse(["--config", recipe("lr-milestones: [3, 6]\n")])
 
 
-def test_evaluation_is_told_of_each_flag_that_only_trains_and_not_of_its_recipe(tmp_path):
-    path = recipe(tmp_path, "lr: 0.3\nmixup: 0.2\nsave-every-steps: 5\nworkers: 0\n")
+def test_evaluation_is_told_of_each_flag_that_only_trains_and_not_of_its_recipe(recipe):
+    path = recipe("lr: 0.3\nmixup: 0.2\nsave-every-steps: 5\nworkers: 0\n")
     flags = f"--config {path} --evaluate --pretrained --epochs 3 --cutout 2 --seed 4 --print-freq 5 --val-batch-size 7"
     assert lines_of(flags) == [
         f"{flag} does nothing with --evaluate" for flag in ("--seed 4", "--cutout 2", "--epochs 3", "--print-freq 5")
@@ -295,12 +289,6 @@ def test_layers_whose_forward_is_never_called_are_found_without_touching_the_net
 
 
 # -------------------------------------------------------------------------------------------- real runs
-
-
-@pytest.fixture
-def workplace(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 import main
 from tests.end_to_end.processes import load, points
-from tests.helpers import csv_rows
+from tests.helpers import csv_rows, trained
 from utils.loop import validation
 from utils.record.metrics import Report
 
@@ -31,9 +31,7 @@ def validate(monkeypatch):
 def run(tmp_path, validate):
     """The folder of a run of 5 epochs, of which the third and the last are validated; top-1 is 50 and 40."""
     validate[:] = [50.0, 40.0]
-    assert main.main([*FLAGS, "--epochs", "5", "--val-every-epochs", "3", "--output", str(tmp_path)]) == 0
-    (folder,) = tmp_path.glob("digits/fc/*")
-    return folder
+    return trained(tmp_path, *FLAGS, "--epochs", 5, "--val-every-epochs", 3)
 
 
 def table(run):
@@ -81,10 +79,8 @@ def test_early_stopping_goes_by_it(run, validate, capsys, top1, epochs):
 
 def test_without_its_row_as_in_a_new_folder_the_row_says_nothing_of_its_training(run, validate, tmp_path):
     checkpoint = (run / "checkpoints" / "previous.pt").rename(tmp_path / "elsewhere.pt")
-    cut = ["--resume", str(checkpoint), "--max-steps", str(4 * STEPS), "--output", str(tmp_path / "new")]
     validate[:] = [60.0]
-    assert main.main([*FLAGS, *cut]) == 0
-    (folder,) = tmp_path.glob("new/digits/fc/*")
+    folder = trained(tmp_path / "new", *FLAGS, "--resume", checkpoint, "--max-steps", 4 * STEPS)
     (row,) = table(folder)
     assert (row["epoch"], row["step"], row["val_top1"]) == ("4", str(4 * STEPS), "60.0")
     assert row.keys().isdisjoint(("train_loss", "train_top1", "train_top5", "images_per_second"))

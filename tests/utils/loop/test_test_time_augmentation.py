@@ -27,27 +27,20 @@ def airbench(model, images):
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_logits_are_the_mean_that_airbench_takes(memory_format):
+@pytest.mark.parametrize("together", [False, True], ids=["a pass each", "one pass"])
+def test_logits_are_the_mean_that_airbench_takes_and_views_that_fit_take_one_pass(memory_format, together, monkeypatch):
+    monkeypatch.setattr(test_time_augmentation, "views_fit_together", lambda views: together)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 4 * 6, 5)).eval()
     images = torch.randn(7, 3, 6, 8).contiguous(memory_format=memory_format)
-    torch.testing.assert_close(in_views(model, "flip")(images), mirror(model, images))
-    torch.testing.assert_close(in_views(model, "flip-shift")(images), airbench(model, images))
-    assert in_views(model, "none") is model
-
-
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_views_that_fit_take_one_pass(memory_format, monkeypatch):
-    monkeypatch.setattr(test_time_augmentation, "views_fit_together", lambda views: True)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 4 * 6, 5)).eval()
-    images = torch.randn(7, 3, 6, 8).contiguous(memory_format=memory_format)
+    expected = [mirror(model, images), airbench(model, images)]
     passes = []
     model.register_forward_pre_hook(lambda _, inputs: passes.append(inputs[0]))
-    logits = in_views(model, "flip-shift")(images)
-    (one,) = passes
-    assert one.is_contiguous(memory_format=memory_format) and len(one) == 42
-    torch.testing.assert_close(logits, airbench(model, images))
+    for tta, logits in zip(("flip", "flip-shift"), expected, strict=True):
+        torch.testing.assert_close(in_views(model, tta)(images), logits)
+    assert [len(one) for one in passes] == ([14, 42] if together else [7] * 8)
+    assert passes[-1].is_contiguous(memory_format=memory_format) or not together
+    assert in_views(model, "none") is model
 
 
 def test_large_views_and_those_on_a_cpu_take_a_pass_each():
@@ -86,13 +79,12 @@ def test_half_precision_logits_are_averaged_in_float32():
     assert in_views(model, "flip")(images).tolist() == [[1024.5, 1024.5]]
 
 
-def test_training_and_evaluation_use_it_and_say_so(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_training_and_evaluation_use_it_and_say_so(workplace, capsys):
     flags = ("--device", "cpu", "--no-progress")
     begun = (*flags, "--arch", "fc", "--max-steps", "8", "--ema-decay", "0.9", "--tta", "flip-shift")
     assert main.main([*begun]) == 0
     trained = capsys.readouterr().out
-    (folder,) = (tmp_path / "runs/digits/fc").iterdir()
+    (folder,) = (workplace / "runs/digits/fc").iterdir()
     shown = {}
     for more in ((), ("--tta", "none"), ("--tta", "flip")):
         assert main.main([*flags, "--evaluate", "--resume", str(folder), *more]) == 0

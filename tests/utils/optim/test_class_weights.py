@@ -86,19 +86,18 @@ def test_the_training_images_alone_count():
     torch.testing.assert_close(parts.criterion.weights, torch.from_numpy(expected).float())
 
 
-def test_a_run_goes_on_with_the_weights_that_it_began_with(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    file = tmp_path / "weights.csv"
+def test_a_run_goes_on_with_the_weights_that_it_began_with(workplace, monkeypatch, capsys):
+    file = workplace / "weights.csv"
     file.write_text("".join(f"{name},{1 + name}\n" for name in range(10)))
     flags = ("--device", "cpu", "--no-progress", "--arch", "fc", "--class-weights", "weights.csv", "--max-steps")
     assert main.main([*flags, "2"]) == 0
-    (folder,) = (tmp_path / "runs/digits/fc").iterdir()
+    (folder,) = (workplace / "runs/digits/fc").iterdir()
     state = load(folder, "last.pt")
     assert state["settings"]["class_weights"] == str(file)
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
+    (workplace / "elsewhere").mkdir()
+    monkeypatch.chdir(workplace / "elsewhere")
     assert main.main(["--device", "cpu", "--no-progress", "--max-steps", "2", "--resume", str(folder)]) == 0
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(workplace)
     point = ResumePoint.of(folder / "checkpoints/last.pt", state, folder)
     point.state["settings"]["class_weights"] = "weights.csv"  # as earlier versions saved it
     assert point.differences(arguments.parse(list(flags[:-1]))) == {}
@@ -117,11 +116,10 @@ def test_a_run_goes_on_with_the_weights_that_it_began_with(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("loss", [("--loss", "bce"), ("--label-smoothing", "0.1")])
-def test_a_run_of_an_older_version_does_not_change_its_loss_unasked(tmp_path, monkeypatch, capsys, loss):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_of_an_older_version_does_not_change_its_loss_unasked(workplace, capsys, loss):
     flags = ("--device", "cpu", "--no-progress", "--arch", "fc", "--class-weights", "balanced", *loss, "--max-steps")
     assert main.main([*flags, "2"]) == 0
-    (folder,) = (tmp_path / "runs/digits/fc").iterdir()
+    (folder,) = (workplace / "runs/digits/fc").iterdir()
     older = as_older(folder, "weighs_images")
     capsys.readouterr()
     code, (line,) = told(capsys, (*flags, "3", "--resume", older))

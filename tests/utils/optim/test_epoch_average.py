@@ -123,13 +123,12 @@ def test_what_was_saved_between_the_average_and_its_statistics_is_known():
     assert not average_moved_since_validation(state | {"ema": {}, "progress": {"averaged_step": "x"}})
 
 
-def test_a_run_saves_evaluates_and_refuses_to_drop_it(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_saves_evaluates_and_refuses_to_drop_it(workplace, capsys):
     flags = ["--device", "cpu", "--arch", "fc", "--no-progress"]
     assert main.main([*flags, "--epochs", "2", "--swa-start-epoch", "2", "--batch-size", "240"]) == 0
     *lines, last = capsys.readouterr().out.splitlines()
     assert "Weight average: mean of the weights after each epoch from epoch 2 on" in lines
-    (run,) = tmp_path.glob("runs/digits/*/*")
+    (run,) = workplace.glob("runs/digits/*/*")
     assert "raw_val_top1" in rows(run)[0] and load(run, "final.pt")["ema"] is not None
     assert main.main(["--evaluate", "--resume", f"{run}/checkpoints/final.pt", "--device", "cpu"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == last.partition(" val_epoch")[0]
@@ -139,8 +138,7 @@ def test_a_run_saves_evaluates_and_refuses_to_drop_it(tmp_path, monkeypatch, cap
     assert "the checkpoint holds an average that has begun" in capsys.readouterr().err
 
 
-def test_a_run_that_ends_before_its_average_begins_says_so(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_that_ends_before_its_average_begins_says_so(workplace, capsys):
     line = ["--device", "cpu", "--arch", "fc", "--no-progress", "--swa-start-epoch", "15", "--max-steps", "2"]
     assert main.main(line) == 0
     assert "warning: no weights were averaged: --swa-start-epoch begins in epoch 15" in capsys.readouterr().out

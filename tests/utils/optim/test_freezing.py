@@ -304,11 +304,10 @@ def finals(run):
 
 
 @pytest.mark.parametrize("flag", ["--freeze-epoch", "--unfreeze-epoch"])
-def test_the_change_may_come_at_another_epoch_by_override(tmp_path, monkeypatch, capsys, flag):
-    monkeypatch.chdir(tmp_path)
+def test_the_change_may_come_at_another_epoch_by_override(workplace, capsys, flag):
     line = [*DIGITS, "--arch", "fc", "--freeze", "layers.1", flag, "3", "--max-steps", "4"]
     assert main.main(line) == 0
-    (run,) = tmp_path.glob("runs/digits/fc/*")
+    (run,) = workplace.glob("runs/digits/fc/*")
     weights = [load(run, "last.pt")["model"]["layers.1.weight"]]
     flags = ("--device", "cpu", "--no-progress", "--resume", run, "--resume-override")
     code, (warning,) = told(capsys, (*flags, flag, 2, "--max-steps", 6))
@@ -320,8 +319,7 @@ def test_the_change_may_come_at_another_epoch_by_override(tmp_path, monkeypatch,
     assert (first, second) == ((False, True) if flag == "--freeze-epoch" else (True, False))
 
 
-def test_ranks_train_as_one_process_and_resume_to_the_same_bits(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_ranks_train_as_one_process_and_resume_to_the_same_bits(workplace):
     flags = (
         "--no-progress --arch timm/test_resnet --epochs 4 --deterministic --freeze all-but-head --freeze-epoch 1 "
         "--unfreeze-epoch 3 --global-batch-size 64 --train-samples 192 --freeze-bn --lr 0.01"
@@ -335,7 +333,7 @@ def test_ranks_train_as_one_process_and_resume_to_the_same_bits(tmp_path, monkey
         run.communicate()
     resumed = Forked(*flags, "--output", "cut", "--resume", "auto", processes=2)
     assert resumed.communicate()[1] == "" and [run.returncode for run in (*runs, resumed)] == [0, 0, 0]
-    one, two, cut = (next(tmp_path.glob(f"{name}/digits/*/*")) for name in ("one", "two", "cut"))
+    one, two, cut = (next(workplace.glob(f"{name}/digits/*/*")) for name in ("one", "two", "cut"))
     assert equal(finals(two), finals(cut))
     for row, other in zip(rows(one), rows(two), strict=True):
         assert float(row["train_loss"]) == pytest.approx(float(other["train_loss"]), rel=1e-4)

@@ -135,11 +135,10 @@ def test_head_and_backbone_step_at_their_own_rates(arch, head):
     torch.testing.assert_close(parameters(model), [p.detach() for p in plain.parameters()], rtol=1e-6, atol=1e-7)
 
 
-def test_another_scale_by_override_is_what_the_run_goes_on_with(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_another_scale_by_override_is_what_the_run_goes_on_with(workplace, capsys):
     flags = ["--device", "cpu", "--no-progress", "--arch", "fc", "--max-steps"]
     assert main.main([*flags, "2", "--backbone-lr-scale", "0.5"]) == 0
-    (run,) = tmp_path.glob("runs/digits/fc/*")
+    (run,) = workplace.glob("runs/digits/fc/*")
     line = [*flags[:3], "--resume", str(run), "--resume-override", "--backbone-lr-scale", "0.25", "--max-steps", "3"]
     assert main.main(line) == 0
     state = torch.load(run / "checkpoints/last.pt", weights_only=True)
@@ -154,11 +153,10 @@ def test_another_scale_by_override_is_what_the_run_goes_on_with(tmp_path, monkey
         (("--lr-scale", "layers.1.bias=2"), ("--lr-scale", "layers.3.bias=2")),
     ],
 )
-def test_other_groups_of_parameters_are_refused_by_an_override(begun, other, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_other_groups_of_parameters_are_refused_by_an_override(begun, other, workplace, capsys):
     flags = ["--device", "cpu", "--no-progress", "--arch", "fc", "--max-steps"]
     assert main.main([*flags, "2", *begun]) == 0
-    (run,) = tmp_path.glob("runs/digits/fc/*")
+    (run,) = workplace.glob("runs/digits/fc/*")
     before = torch.load(run / "checkpoints/last.pt", weights_only=True)["optimizer"]["state"]
     capsys.readouterr()
     line = [*flags[:3], "--resume", str(run), "--resume-override", *other, "--max-steps", "3"]

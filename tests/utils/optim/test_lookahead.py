@@ -1,4 +1,4 @@
-"""Lookahead against the paper's algorithm and timm's class."""
+"""Lookahead against the algorithm of its paper."""
 
 import pytest
 import torch

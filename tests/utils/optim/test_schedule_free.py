@@ -1,7 +1,6 @@
 """Schedule-free optimizers against the paper's algorithm and the uninterrupted run."""
 
 import copy
-from functools import partial
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from torch import nn
 import main
 from models.load import load_model
 from tests.end_to_end.processes import load, rows
-from tests.helpers import equal
+from tests.helpers import equal, trained
 from tests.utils.loop.test_between_steps import THREE_STEPS, watched
 from tests.utils.optim.test_epoch_average import with_batch_norm
 from tests.utils.test_train_validation import Overflow, make, parameters, steps
@@ -174,9 +173,7 @@ def test_a_skipped_step_moves_nothing(optimizer):
 
 
 def test_each_parameter_that_is_frozen_at_first_begins_when_it_is_released(tmp_path):
-    flags = (*CPU, *ADAMW, "--epochs", "2", "--freeze", "layers.1", "--unfreeze-epoch", "1", "--output", str(tmp_path))
-    assert main.main([*flags]) == 0
-    (run,) = tmp_path.glob("digits/fc/*")
+    run = trained(tmp_path, *CPU, *ADAMW, "--epochs", 2, "--freeze", "layers.1", "--unfreeze-epoch", 1)
     first = load(run, "initial.pt")
     last = load(run, "final.pt")
     assert sorted(group["steps"] for group in last["optimizer"]["param_groups"]) == [6, 12]
@@ -184,11 +181,9 @@ def test_each_parameter_that_is_frozen_at_first_begins_when_it_is_released(tmp_p
 
 
 def test_a_run_evaluates_begins_another_and_continues_with_x(tmp_path, capsys):
-    flags = (*CPU, *SGD, "--epochs", "1", "--output", str(tmp_path))
-    assert main.main([*flags]) == 0
+    run = trained(tmp_path / "runs", *CPU, *SGD, "--epochs", 1)
     *lines, last = capsys.readouterr().out.splitlines()
     assert "Weight average: that of the schedule-free optimizer" in lines
-    (run,) = tmp_path.glob("digits/fc/*")
     state = load(run, "final.pt")
     x = [entry["x"] for entry in state["optimizer"]["state"].values()]
     for name in ("final.pt", "best.pt"):
@@ -203,20 +198,16 @@ def test_a_run_evaluates_begins_another_and_continues_with_x(tmp_path, capsys):
     assert main.main([*CPU, *other]) == 0
     (group,) = load(run, "final.pt")["optimizer"]["param_groups"]
     assert (group["steps"], group["lr_max"], group["lr"], group["momentum"]) == (12, 1.0, 0.5, 0.8)
-    begun = ("--weights", f"{run}/checkpoints/best.pt", "--max-steps", "1", "--output", str(tmp_path / "more"))
-    assert main.main([*CPU, *begun]) == 0
-    (more,) = (tmp_path / "more").glob("digits/fc/*")
+    more = trained(tmp_path / "more", *CPU, "--weights", run / "checkpoints/best.pt", "--max-steps", 1)
     assert equal(load(more, "initial.pt")["model"], load(run, "best.pt")["ema"]["model"])
 
 
 # --------------------------------------------------------------------------------------- settings
 
 
-def test_the_schedule_is_constant_by_default_and_after_the_warm_up(tmp_path):
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("lr-policy: cosine\n")
-    read = partial(parse, [*SGD, "--config", str(recipe)])
-    for args in (parse([*SGD]), read(), parse([*SGD, "--lr-policy", "constant", "--warmup-epochs", "2"])):
+def test_the_schedule_is_constant_by_default_and_after_the_warm_up(recipe):
+    cosine = [*SGD, "--config", recipe("lr-policy: cosine\n")]
+    for args in (parse([*SGD]), parse(cosine), parse([*SGD, "--lr-policy", "constant", "--warmup-epochs", "2"])):
         assert (args.optimisation.lr_policy, args.optimisation.lr) == ("constant", 1.0)
     assert parse([*ADAMW]).optimisation.lr == 0.001
     assert parse([]).optimisation.lr_policy == "cosine"

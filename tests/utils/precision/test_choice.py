@@ -54,17 +54,16 @@ def test_measuring_changes_neither_network_nor_random_state():
 FLAGS = ["--device", "cpu", "--arch", "fc", "--amp", "auto", "--epochs", "2", "--no-progress", "--resume", "auto"]
 
 
-def test_a_run_says_and_records_the_choice_and_a_resume_keeps_it(units, monkeypatch, tmp_path, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_says_and_records_the_choice_and_a_resume_keeps_it(units, monkeypatch, workplace, capsys):
     monkeypatch.setattr(choice, "seconds_of_passes", lambda *_: [1.0, 0.5])
     assert main.main([*FLAGS, "--max-steps", "5"]) == 0
-    (run,) = tmp_path.glob("runs/digits/fc/*")
+    (run,) = workplace.glob("runs/digits/fc/*")
     assert "--amp auto: bf16, in bfloat16 forward and backward pass take 0.50" in capsys.readouterr().out
     assert load(run, "last.pt")["settings"]["amp"] == "bf16" and "\namp: bf16" in (run / "config.yaml").read_text()
     monkeypatch.setattr(choice, "seconds_of_passes", lambda *_: [0.5, 1.0])
     assert main.main(FLAGS) == 0
     assert "--amp auto" not in capsys.readouterr().out
-    assert len([*tmp_path.glob("runs/digits/fc/*")]) == 1 and load(run, "final.pt")["settings"]["amp"] == "bf16"
+    assert len([*workplace.glob("runs/digits/fc/*")]) == 1 and load(run, "final.pt")["settings"]["amp"] == "bf16"
 
 
 def test_a_plan_says_that_the_format_will_be_measured(capsys):

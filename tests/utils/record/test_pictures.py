@@ -11,14 +11,13 @@ import torch
 from google.protobuf import text_format
 from PIL import Image, ImageFont
 from sklearn.metrics import confusion_matrix
-from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.plugins.projector import projector_plugin
 from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
 from torch import nn
 from torch.utils.tensorboard import summary
 
 import main
-from tests.helpers import csv_rows
+from tests.helpers import csv_rows, points_of, trained
 from utils.checkpoint.progress import Progress
 from utils.config.arguments import parse
 from utils.loop import validation
@@ -267,16 +266,6 @@ TAGS = {"Confusion_Matrix/Test", "Worst_Mistakes/Test", "Precision_Recall/of all
 FLAGS = tuple("--device cpu --no-progress --arch fc --batch-size 96 --epochs 3 --ema-decay 0.8".split())
 
 
-def points_of(folder):
-    """Each (tag, step) of a run's event files, as often as it is there, with its value."""
-    return [
-        ((value.tag, event.step), value)
-        for path in sorted(folder.glob("events.out.tfevents.*"))
-        for event in EventFileLoader(str(path)).Load()
-        for value in event.summary.value
-    ]
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run with pictures after each epoch, which a stop after the second has divided; and all that was gathered."""
@@ -285,9 +274,7 @@ def run(tmp_path_factory):
     patch = pytest.MonkeyPatch()
     gather = Collector.gather
     patch.setattr(Collector, "gather", lambda self, distributed: kept.append(gather(self, distributed)) or kept[-1])
-    line = [*FLAGS, "--picture-epochs", "1", "--output", str(place)]
-    assert main.main([*line, "--max-steps", "32"]) == 0  # two epochs and two steps
-    (folder,) = place.glob("digits/fc/*")
+    folder = trained(place, *FLAGS, "--picture-epochs", 1, "--max-steps", 32)  # two epochs and two steps
     assert main.main(["--resume", str(folder), "--no-progress"]) == 0
     patch.undo()
     return folder, kept
@@ -362,8 +349,7 @@ def test_the_charts_lay_over_another_what_the_run_has(run):
 
 def test_without_pictures_nothing_looks_on(tmp_path, monkeypatch):
     monkeypatch.setattr(validation, "Collector", type("Unwanted", (), {}))
-    assert main.main([*FLAGS, "--max-steps", "2", "--picture-epochs", "off", "--output", str(tmp_path)]) == 0
-    (folder,) = tmp_path.glob("digits/fc/*")
+    folder = trained(tmp_path, *FLAGS, "--max-steps", 2, "--picture-epochs", "off")
     assert not {tag for (tag, _), _ in points_of(folder)} & TAGS and not (folder / "projector").exists()
 
 

@@ -53,19 +53,8 @@ def test_the_name_is_silent_of_what_does_not_shape_the_result_and_of_flags_that_
     assert named(*argv.split()) == named()
 
 
-@pytest.fixture
-def recipe(tmp_path):
-    """Writes a recipe of the name and gives its path as text."""
-
-    def write(name, content):
-        (tmp_path / name).write_text(content, encoding="utf-8")
-        return str(tmp_path / name)
-
-    return write
-
-
 def test_beside_a_recipe_the_name_says_what_differs_from_it(recipe):
-    path = recipe("conv2.yaml", "arch: conv2\nmixup: 0.2\nnesterov: true\nbatch-size: 32\n")
+    path = recipe("arch: conv2\nmixup: 0.2\nnesterov: true\nbatch-size: 32\n", "conv2.yaml")
     assert named("--config", path, "--mixup", "0.2") == "b32-sgd-lr0.1-cosine-e20", "the recipe says it"
     assert named("--config", path, "--mixup", "0", "--no-nesterov") == "b32-sgd-lr0.1-cosine-e20-mixup0-no_nesterov"
 
@@ -74,7 +63,7 @@ def test_beside_a_recipe_the_name_says_what_differs_from_it(recipe):
     "name, shown", [("conv2_long.yaml", "-long"), ("of_mine.yaml", "-of_mine"), ("config.yaml", ""), ("conv2.yaml", "")]
 )
 def test_the_name_of_a_recipe_is_told_where_the_network_does_not_tell_it(recipe, name, shown):
-    assert named("--config", recipe(name, "mixup: 0.2\n")) == f"b64-sgd-lr0.1-cosine-e20{shown}"
+    assert named("--config", recipe("mixup: 0.2\n", name)) == f"b64-sgd-lr0.1-cosine-e20{shown}"
 
 
 def test_the_name_of_class_folders_says_which(tmp_path):

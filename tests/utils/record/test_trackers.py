@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import main
 from tests.end_to_end.processes import differences, start
-from tests.helpers import csv_rows, wait_for
+from tests.helpers import csv_rows, trained, wait_for
 from utils.checkpoint import checkpoint
 from utils.record import trackers, tracking
 from utils.record.trackers import FINISHED, STOPPED, Job, mirror
@@ -28,10 +28,7 @@ def lacking(*packages):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """The folder of a run without trackers."""
-    output = tmp_path_factory.mktemp("mirrored")
-    assert main.main([*FLAGS, "--epochs", "3", "--print-freq", "10", "--output", str(output)]) == 0
-    (folder,) = output.glob("digits/fc/*")
-    return folder
+    return trained(tmp_path_factory.mktemp("mirrored"), *FLAGS, "--epochs", 3, "--print-freq", 10)
 
 
 def logged(folder):
