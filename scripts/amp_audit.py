@@ -43,7 +43,7 @@ TOP = 10
 def main(argv: list[str]) -> int:
     """Run the tool; return its exit code."""
     own, others = build_parser().parse_known_args(argv)
-    args, source = from_saved_step(own, others) if own.batch is not None else settings_and_point(others, NAME)
+    args, source = from_saved_step(own, others) if own.batch is not None else settings_and_point(others)
     from utils.runtime.distributed import Distributed
 
     with Distributed(RankInfo(), args.run) as distributed:

@@ -56,7 +56,7 @@ may be: tolerance = 2 x nudged + 2 x roundoff x sqrt(layers in half precision), 
 def main(argv: list[str]) -> int:
     """Run the tool and return its exit code."""
     _, flags = ToolParser(NAME, DESCRIPTION, training_flags=True).parse_known_args(argv)
-    args, resume_point = settings_and_point(flags, NAME)
+    args, resume_point = settings_and_point(flags)
     from utils.runtime.distributed import Distributed
 
     with Distributed(RankInfo(), args.run) as distributed:

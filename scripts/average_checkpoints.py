@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.common.command_line import ToolParser, run_tool, table
+from scripts.common.command_line import ToolParser, run_tool, table, warn
 from scripts.common.trained import add_best
 from utils.config import arguments
 from utils.config.settings import Settings, UserError, flag_of
@@ -267,11 +267,6 @@ def statistics(soup: Soup, kitchen: Kitchen) -> list[str]:
     if not batches:
         return ["warning: --ema-bn-batches 0: the mean of batch-norm statistics does not fit the mean of the weights"]
     return [f"Batch-norm statistics of the soup: computed over {batches} training batches"]
-
-
-def warn(line: str) -> None:
-    """Print a warning about a damaged checkpoint of a run."""
-    print(f"{NAME}: warning: {line}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ def build_parser() -> ToolParser:
 
 def settings(flags: Sequence[str]) -> Settings:
     """Training settings for a fresh network; from a run to resume, only the settings are used."""
-    args, resume_point = settings_and_point(flags, NAME, required=False)
+    args, resume_point = settings_and_point(flags, required=False)
     return dataclasses.replace(
         args,
         run=dataclasses.replace(args.run, resume=None, evaluate=False, dry_run=False, max_steps=None),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.common.command_line import ToolParser, run_tool
+from scripts.common.command_line import ToolParser, run_tool, warn
 from utils.config.settings import UserError
 
 NAME = "join_shards.py"
@@ -43,11 +43,6 @@ def build_parser() -> ToolParser:
     parser.add_argument("run", metavar="RUN", help="a checkpoint file, or a run folder, of which the newest is taken")
     parser.add_argument("--output", required=True, metavar="FILE", help="the file to write; must not exist")
     return parser
-
-
-def warn(line: str) -> None:
-    """Print a warning about a damaged checkpoint of a run."""
-    print(f"{NAME}: warning: {line}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -117,8 +117,8 @@ class Terminated(BaseException):
 
 
 @contextmanager
-def termination_raises(error: type[BaseException] = Terminated) -> Iterator[None]:
-    """Context in which the first SIGTERM raises ``error`` and a second one ends the process.
+def termination_raises() -> Iterator[None]:
+    """Context in which the first SIGTERM raises ``Terminated`` and a second one ends the process.
 
     The handler from before is restored afterwards. A process forked within the block is ended by its first SIGTERM.
     """
@@ -128,7 +128,7 @@ def termination_raises(error: type[BaseException] = Terminated) -> Iterator[None
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if os.getpid() != process:
             signal.raise_signal(signal.SIGTERM)
-        raise error
+        raise Terminated
 
     before = signal.signal(signal.SIGTERM, end)
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import sys
 import warnings
 from collections.abc import Sequence
 from datetime import datetime
@@ -90,7 +89,7 @@ def add_views(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tta", choices=tuple(VIEWS), help=text)
 
 
-def settings_and_point(flags: Sequence[str], tool: str, required: bool = True) -> tuple[Settings, ResumePoint | None]:
+def settings_and_point(flags: Sequence[str], required: bool = True) -> tuple[Settings, ResumePoint | None]:
     """Training settings from ``flags``, and the checkpoint they come from if --resume is given.
 
     Raises ``UserError`` if --resume auto finds no checkpoint and one is ``required``.
@@ -100,7 +99,7 @@ def settings_and_point(flags: Sequence[str], tool: str, required: bool = True) -
         return args, None
     from utils.checkpoint.resume import find
 
-    point = find(args, folder_of_runs(args), lambda line: print(f"{tool}: warning: {line}", file=sys.stderr))
+    point = find(args, folder_of_runs(args), warn)
     if point is not None:
         return arguments.parse(flags, checkpoint=point.settings), point
     if required:

@@ -33,16 +33,7 @@ from typing import IO, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from scripts.common.command_line import (
-    Terminated,
-    ToolParser,
-    make_folder,
-    run_tool,
-    seconds,
-    table,
-    termination_raises,
-    whole,
-)
+from scripts.common.command_line import ToolParser, make_folder, run_tool, table, whole
 from scripts.common.output import write_text
 from scripts.lab.gpu_table.collect import HEADERS, Line
 from scripts.lab.gpu_table.pieces import PIECES, Piece
@@ -54,7 +45,6 @@ TESTS = ROOT / "tests"
 LEFT = 75  # exit code that asks for another call
 LEAST_SECONDS = 60  # at least this much time must be left to start a piece that can resume
 SAVING_SECONDS = 20  # for a training run to save and end after SIGTERM
-STATE = "clocks.sm,temperature.gpu,power.draw,utilization.gpu,memory.used"
 
 
 class OutOfTime(RuntimeError):
@@ -73,17 +63,13 @@ def main(argv: list[str]) -> int:
     make_folder(str(own.folder / "pieces"))
     if not own.tiny and not has_gpu():
         raise UserError("torch sees no GPU here; --tiny tries everything out on the CPU")
-    try:
-        # Scratch is below the system's folder, because the sockets that data workers make in it need short paths.
-        with termination_raises(), TemporaryDirectory(prefix="gpu-", ignore_cleanup_errors=True) as own.scratch:
-            if own.tiny:
-                from scripts.lab.benchmarks.data import cifar10_tree
+    # Scratch is below the system's folder, because the sockets that data workers make in it need short paths.
+    with TemporaryDirectory(prefix="gpu-", ignore_cleanup_errors=True) as own.scratch:
+        if own.tiny:
+            from scripts.lab.benchmarks.data import cifar10_tree
 
-                own.cifar10 = own.imagenette = str(cifar10_tree(None, Path(own.scratch)))
-            return measure(own)
-    except Terminated:
-        print(f"{NAME}: stopped; the same command goes on", file=sys.stderr)
-        return LEFT
+            own.cifar10 = own.imagenette = str(cifar10_tree(None, Path(own.scratch)))
+        return measure(own)
 
 
 def build_parser() -> ToolParser:
@@ -103,8 +89,6 @@ def build_parser() -> ToolParser:
     parser.add_argument("--timm-train", metavar="FILE", help="timm's train.py")
     parser.add_argument("--airbench", metavar="DIR", help="a checkout of cifar10-airbench")
     parser.add_argument("--hiverge", metavar="DIR", help="a checkout of Hiverge's cifar10-speedrun")
-    parser.add_argument("--rounds", type=whole(1, 100), default=2, metavar="N", help="measurements of each side [2]")
-    parser.add_argument("--seconds", type=seconds, default=6.0, metavar="X", help="about how long one takes [6]")
     parser.add_argument(
         "--tiny", action="store_true", help="on the CPU with so little work that the figures mean nothing"
     )
@@ -200,12 +184,13 @@ def take(own: argparse.Namespace, piece: Piece, about: dict[str, str]) -> dict[s
         shutil.rmtree(out, ignore_errors=True)
     make_folder(str(out))
     (out / "log.txt").unlink(missing_ok=True)
-    result: dict[str, Any] = {"tiny": own.tiny, "machine": about, "gpu before": nvidia_smi(STATE)}
+    state = nvidia_smi("clocks.sm,temperature.gpu,power.draw,utilization.gpu,memory.used")
     began = time.monotonic()
     for text in piece.commands:
         run(own, command(own, piece, text, out), out / "log.txt", (0, 1) if piece.may_fail else (0,))
     lines = piece.lines(out)
-    result |= {"lines": lines, "seconds": round(time.monotonic() - began, 1), "gpu after": nvidia_smi(STATE)}
+    took = round(time.monotonic() - began, 1)
+    result = {"tiny": own.tiny, "machine": about, "gpu before": state, "seconds": took, "lines": lines}
     write_text(own.folder / "pieces" / f"{piece.name}.json", json.dumps(result, indent=1))
     for line in lines:
         print(f"    {'  '.join(filter(None, line.cells()))}", flush=True)
@@ -214,8 +199,7 @@ def take(own: argparse.Namespace, piece: Piece, about: dict[str, str]) -> dict[s
 
 def command(own: argparse.Namespace, piece: Piece, text: str, out: Path) -> list[str]:
     """Arguments of one of the piece's commands. Values are filled in word by word, as a path may hold spaces."""
-    values = {**vars(own), "device": "cpu" if own.tiny else "cuda", "out": out, "fewer": max(1, own.rounds - 1)}
-    values |= {"twice": 2 * own.rounds, "four_times": 4 * own.rounds}
+    values = {**vars(own), "device": "cpu" if own.tiny else "cuda", "out": out}
     words = [sys.executable]
     for word in [*text.split(), *(piece.tiny or "").split() * own.tiny]:
         if word == "{gpu_tests}":
@@ -315,8 +299,7 @@ def machine() -> dict[str, str]:
 
     return {
         "gpu": torch.cuda.get_device_name() if has_gpu() else "none",
-        "memory": nvidia_smi("memory.total"),
-        "driver": nvidia_smi("driver_version"),
+        "memory, driver": nvidia_smi("memory.total,driver_version"),
         "processor": f"{processor()}, {cores()} core(s)",
         "cuda": torch.version.cuda or "",
         "cudnn": str(torch.backends.cudnn.version() or ""),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
+import io
 import json
 import tarfile
 import zlib
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -18,6 +17,7 @@ from utils.data.formats.readers import ImageFiles
 from utils.data.formats.shards.index import BLOCK, Shard
 from utils.data.images.decoding import UnreadableImage
 from utils.data.kept import whole_file
+from utils.runtime.files import sha256
 
 
 class ShardMaker(Dataset):
@@ -32,17 +32,15 @@ class ShardMaker(Dataset):
         path = self.plan.folder / name
         sources = self.plan.sources(split, number)  # before the files are read: later changes will show
         try:
-            with whole_file(path) as file:
-                tar = _Tar(file)
+            with whole_file(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
                 numbers, rows, left_out = self._write(tar, split, number)
-                tar.end()
+            shard = Shard(name, path.stat().st_size, len(rows), sha256(path))
         except OSError as error:
             raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
         records = np.array(rows, dtype=self.plan.records)
-        shard = Shard(name, tar.bytes, len(rows), tar.digest.hexdigest())
         return split, number, Part(shard, np.array(numbers, dtype=np.int64), records, left_out, sources)
 
-    def _write(self, tar: _Tar, split: str, shard: int) -> tuple[list[int], list[tuple], list[str]]:
+    def _write(self, tar: tarfile.TarFile, split: str, shard: int) -> tuple[list[int], list[tuple], list[str]]:
         images = self.plan.splits[split]
         labels = images.labels.cpu()
         encoding = self.plan.encodings[split]
@@ -59,16 +57,16 @@ class ShardMaker(Dataset):
                 continue
             key = f"{number:09}"
             label = labels[number].tolist()
-            offset, head = tar.add(f"{key}.{ending}", content)
+            offset, head = _add(tar, f"{key}.{ending}", content)
             if isinstance(label, int):
-                tar.add(f"{key}.cls", str(label).encode())
+                _add(tar, f"{key}.cls", str(label).encode())
                 about = {"class": self.plan.classes[label], "label": label}
             else:
                 named = list(zip(self.plan.classes, label, strict=True))
                 about = {"labels": [name for name, own in named if own == 1]}
                 about["missing"] = [name for name, own in named if own < 0]
             about["name"] = _name(images, split, number)
-            tar.add(f"{key}.json", json.dumps(about, sort_keys=True).encode())
+            _add(tar, f"{key}.json", json.dumps(about, sort_keys=True).encode())
             numbers.append(number)
             label = label if isinstance(label, int) else tuple(label)
             rows.append((offset, len(content), shard, label, head, zlib.crc32(content), f"{key}.{ending}".encode()))
@@ -80,31 +78,13 @@ def _name(images: object, split: str, number: int) -> str:
     return "/".join(Path(images.paths[number]).parts[-2:]) if isinstance(images, ImageFiles) else f"{split}[{number}]"
 
 
-class _Tar:
-    """A tar file being written, without times and owners, so that equal contents give equal bytes."""
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> tuple[int, int]:
+    """Append a file without times and owners, so that equal contents give equal bytes.
 
-    def __init__(self, file: BinaryIO) -> None:
-        self.file = file
-        self.bytes = 0
-        self.digest = hashlib.sha256()
-
-    def add(self, name: str, content: bytes) -> tuple[int, int]:
-        """Append a file; return the offset of its content, and the CRC-32 of its header."""
-        info = tarfile.TarInfo(name)
-        info.size = len(content)
-        head = info.tobuf(tarfile.USTAR_FORMAT)
-        self._write(head)
-        offset = self.bytes
-        self._write(content)
-        self._write(bytes(-len(content) % BLOCK))
-        return offset, zlib.crc32(head)
-
-    def end(self) -> None:
-        """End the file with two empty blocks, and more up to a whole record, as ``tar`` does."""
-        self._write(bytes(2 * BLOCK))
-        self._write(bytes(-self.bytes % tarfile.RECORDSIZE))
-
-    def _write(self, data: bytes) -> None:
-        self.file.write(data)
-        self.digest.update(data)
-        self.bytes += len(data)
+    Returns the offset of its content, and the CRC-32 of its header.
+    """
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    offset = tar.offset + BLOCK
+    tar.addfile(info, io.BytesIO(content))
+    return offset, zlib.crc32(info.tobuf(tarfile.USTAR_FORMAT))

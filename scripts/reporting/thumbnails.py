@@ -45,12 +45,12 @@ class Thumbnails:
         return self._places[key]
 
 
-def data_uri(image: Image.Image, side: int = SIDE) -> str:
-    """Data URI of a picture of any mode and size, as a PNG or JPEG of at most ``side`` x ``side`` pixels."""
+def data_uri(image: Image.Image) -> str:
+    """Data URI of a picture of any mode and size, as a PNG or JPEG of at most ``SIDE`` x ``SIDE`` pixels."""
     image = image if image.mode in ("L", "RGB") else image.convert("RGB")
-    if max(image.size) > side:
+    if max(image.size) > SIDE:
         image = image.copy()
-        image.thumbnail((side, side))
+        image.thumbnail((SIDE, SIDE))
     return _uri(image, "png" if max(image.size) <= EXACT_SIDE else "jpeg", optimize=True)
 
 

@@ -12,8 +12,8 @@ from scripts.lab.gpu_table.collect import Line
 
 AMP = "scripts/lab/benchmark_amp.py --device {device} --output {out}"
 BENCHMARK = (
-    "scripts/lab/benchmark.py --device {device} --output {out} --seconds {seconds} --cifar10={cifar10} "
-    "--images={imagenette} --timm-train={timm_train} --rounds "
+    "scripts/lab/benchmark.py --device {device} --output {out} --seconds 6 --cifar10={cifar10} "
+    "--images={imagenette} --timm-train={timm_train}"
 )
 TINY_MLP = "--width 32 --layers 2 --batch-size 8 --steps 2 --rounds 1"
 TINY_RUN = "--seeds 1 --epochs 1 --amp off --global-batch-size 8 --train-samples 16 --max-val-batches 1"
@@ -41,10 +41,11 @@ class Piece:
     resumes: bool = False
 
 
-def speed(part: str, what: str, seconds: int, rounds: str = "{rounds}", needs: tuple[str, ...] = ()) -> Piece:
+def speed(part: str, what: str, seconds: int, rounds: int = 2, needs: tuple[str, ...] = ()) -> Piece:
     """Piece that runs ``part`` of benchmark.py. ``rounds``: its --rounds; all else as in ``Piece``."""
-    command = f"{BENCHMARK}{rounds} --only {part}"
-    return Piece(part, what, seconds, (command,), collect.benchmark, "--tiny --rounds 1", needs, may_fail=True)
+    command = f"{BENCHMARK} --rounds {rounds} --only {part}"
+    tiny = "--tiny --rounds 1 --seconds 0.01"
+    return Piece(part, what, seconds, (command,), collect.benchmark, tiny, needs, may_fail=True)
 
 
 def training(name: str, what: str, seconds: int, recipe: str, tiny: str = "", **aims: object) -> Piece:
@@ -85,8 +86,8 @@ PIECES = (
         "PyTorch's AMP recipe in each dtype, also as a graph",
         140,
         (
-            f"{AMP}/published --rounds {{twice}}",
-            f"{AMP}/larger --rounds {{rounds}} --width 8192 --batch-size 4096 --steps 10",
+            f"{AMP}/published --rounds 4",
+            f"{AMP}/larger --rounds 2 --width 8192 --batch-size 4096 --steps 10",
         ),
         collect.amp,
         TINY_MLP,
@@ -106,7 +107,7 @@ PIECES = (
         "accounting",
         "what main.py's step adds to a bare loop, and to the GPU's own work",
         90,
-        (f"{AMP} --accounting --batch-size 512 --ema-decay 0.999 --rounds {{four_times}}",),
+        (f"{AMP} --accounting --batch-size 512 --ema-decay 0.999 --rounds 8",),
         collect.accounting,
         "--arch conv2 --image-size 8 --batch-size 8 --steps 2 --rounds 1",
     ),
@@ -126,8 +127,8 @@ PIECES = (
         "--arch fc",
         aim=95.28,
     ),
-    speed("jpeg-resnet18", "resnet18 from JPEG files, decoded by CPU and GPU", 150, "{fewer}", ("imagenette",)),
-    speed("jpeg-resnet50", "resnet50 from JPEG files, decoded by CPU and GPU", 210, "{fewer}", ("imagenette",)),
+    speed("jpeg-resnet18", "resnet18 from JPEG files, decoded by CPU and GPU", 150, 1, ("imagenette",)),
+    speed("jpeg-resnet50", "resnet50 from JPEG files, decoded by CPU and GPU", 210, 1, ("imagenette",)),
     training(
         "imagenette",
         "resnet50 on Imagenette, the whole recipe",

@@ -5,22 +5,10 @@ const FIRST_CARDS = 21;
 const MAP = { width: 900, height: 620, margin: 24 };
 const MOST_NAMED = 30; // classes whose names stand on the map
 
-/** A picture with lines below it; `row` is a place in the run's `rows`. */
+/** A card of an image; `row` is a place in the run's `rows`. */
 function featureCard(of, row, lines) {
   const [id, picture, label, size] = of.rows[row];
-  return make("li", { class: "sample" }, pictureOf(picture, null, size, id, `an image of ${of.classes[label]}`),
-    make("div", { class: "words" }, lines, make("p", { class: "id", title: id }, make("bdi", {}, id))));
-}
-
-/** A list of cards of which the first are shown, or words why there is none. */
-function cards(id, all, none) {
-  if (!all.length) return byId(id).replaceChildren(make("p", { class: "soft" }, none));
-  const list = make("ul", { class: "gallery" }, all.slice(0, FIRST_CARDS).map((card) => card()));
-  const more = all.slice(FIRST_CARDS);
-  const button = make("button", {
-    class: "plain more", type: "button", onclick: () => { list.append(...more.map((card) => card())); button.remove(); },
-  }, `Show ${more.length} more`);
-  return byId(id).replaceChildren(list, ...(more.length ? [button] : []));
+  return card(pictureOf(picture, null, size, id, `an image of ${of.classes[label]}`), id, lines);
 }
 
 function neighbourRow(of, [row, near]) {
@@ -35,14 +23,10 @@ function neighbourRow(of, [row, near]) {
 }
 
 function doubtCard(of, [row, label, likely, own, share, votes, split, confident]) {
-  const bars = [[label, own, "var(--miss)"], [likely, share, "var(--hit)"]].map(([one, part, bar]) => [
-    make("span", { class: "class", title: of.classes[one], style: { "--p": cssPercent(part), "--bar": bar } }, named(of.classes[one])),
-    make("span", { class: "number" }, odds(part)),
-  ]);
   return () => featureCard(of, row, [
     make("p", { class: "verdict" }, make("b", { class: "wrong-ink" }, named(of.classes[label])), ", or rather ",
       make("b", { class: "right-ink" }, named(of.classes[likely])), "?"),
-    make("div", { class: "odds" }, bars),
+    bars(of.classes, [[label, own, "var(--miss)"], [likely, share, "var(--hit)"]]),
     make("p", { class: "soft small facts" }, `${votes} of ${of.neighbourCount} neighbours agree; ${split}${confident ? ", confident joint" : ""}`),
   ]);
 }
@@ -100,10 +84,9 @@ function showFeatures(of) {
     ...of.notes.map((note) => make("p", { class: "note" }, note)));
   byId("neighbours").replaceChildren(...of.neighbours.map((one) => neighbourRow(of, one)));
   byId("doubtful-words").textContent = of.doubtfulWords;
-  cards("doubtful-list", of.doubtful.map((one) => doubtCard(of, one)), "No label is doubted.");
+  fill("doubtful-list", of.doubtful.map((one) => doubtCard(of, one)), FIRST_CARDS, "No label is doubted.");
   byId("duplicates-words").textContent = of.duplicatesWords;
-  cards("duplicates-list", of.duplicates.map((one) => duplicatePair(of, one)), "There are none.");
-  byId("duplicates-list").firstElementChild.classList.toggle("copies", of.duplicates.length > 0);
+  fill("duplicates-list", of.duplicates.map((one) => duplicatePair(of, one)), FIRST_CARDS, "There are none.", "copies");
   byId("map-words").textContent = of.mapWords;
   drawMap(of);
 }

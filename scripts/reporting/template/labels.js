@@ -13,13 +13,10 @@ function labelCard(detail, row) {
   });
   const wrong = labels.some(([, , state]) => state === 1 || state === 2);
   if (!wrong) words.unshift(make("p", { class: "verdict" }, make("b", { class: "right-ink" }, count ? plural(count, "label") : "no label")));
-  const bars = labels.map(([label, share, state]) => [
-    make("span", { class: "class", title: detail.classes[label], style: { "--p": cssPercent(share), "--bar": `var(${STATES[state][0]})` } }, named(detail.classes[label])),
-    make("span", { class: "number" }, odds(share)),
-  ]);
+  const answers = labels.map(([label, share, state]) => [label, share, `var(${STATES[state][0]})`]);
   const more = count > labels.length ? make("p", { class: "soft" }, `and ${count - labels.length} more`) : null;
-  return make("li", { class: "sample" }, pictureOf(picture, heat, size, id, labels.map(([label]) => detail.classes[label]).join(", ") || "an image without a label"),
-    make("div", { class: "words" }, words, make("div", { class: "odds" }, bars), more, make("p", { class: "id", title: id }, make("bdi", {}, id))));
+  const names = labels.map(([label]) => detail.classes[label]).join(", ") || "an image without a label";
+  return card(pictureOf(picture, heat, size, id, names), id, words, bars(detail.classes, answers), more);
 }
 
 /** Both tables of labels that are together, in one scale of colours, and the pairs whose numbers differ most. */
@@ -45,22 +42,18 @@ function startTogether(detail) {
 }
 
 function togetherTable(detail, counts, most, words) {
-  const { labels } = detail.together, names = labels.map((label) => detail.classes[label]);
-  const longest = Math.max(...names.map((name) => name.length)), width = Math.min(8 * longest + 8, innerWidth < 620 ? 72 : 130);
-  const size = Math.max(22, Math.min(52, Math.floor((byId("together-true").clientWidth - width - 12) / labels.length - 2)));
+  const names = detail.together.labels.map((label) => detail.classes[label]);
   const cell = (row, column) => {
     const count = counts[row][column], alpha = row === column ? 0 : strength(count / most);
     const text = row === column ? [named(names[row]), `: ${plural(count, "image")}`] : [named(names[row]), " and ", named(names[column]), `: ${plural(count, "image")} ${words}`];
-    return make("td", {}, make("span", {
+    return make("span", {
       class: row === column ? "cell own" : "cell",
       style: alpha ? { background: `rgb(var(--hit) / ${alpha.toFixed(3)})`, color: inkOn("--hit", alpha) } : {},
       onpointermove: (event) => showTip(event.clientX, event.clientY, make("span", {}, text)), onpointerleave: hideTip,
-    }, count ? (count > 9999 ? compact(count) : String(count)) : ""));
+    }, count ? (count > 9999 ? compact(count) : String(count)) : "");
   };
-  const title = (name) => make("span", {}, named(name));
-  return make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Labels together: ${words}` }, make("table", { class: `matrix-table ${longest > 3 ? "turned" : ""} ${size < 28 ? "small" : ""}`, style: { "--cell": `${size}px`, "--labels": `${width}px` } },
-    make("thead", {}, make("tr", {}, make("td", {}), names.map((name) => make("th", { scope: "col", title: name }, title(name))))),
-    make("tbody", {}, names.map((name, row) => make("tr", {}, make("th", { scope: "row", title: name }, title(name)), names.map((_, column) => cell(row, column)))))));
+  return make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Labels together: ${words}` },
+    matrixTable(names, byId("together-true").clientWidth, 130, 52, cell));
 }
 
 /** Rows of the table of labels from predictions. */

@@ -39,6 +39,22 @@ function cellWords(detail, truth, predicted) {
   return [...what, `: ${plural(count, "image")}${share}`];
 }
 
+/** A table with `cell(row, column)` in each cell, at most `largest` pixels wide, and names at most `widest` wide. */
+function matrixTable(names, room, widest, largest, cell) {
+  const longest = Math.max(...names.map((name) => name.length)), labels = Math.min(8 * longest + 8, innerWidth < 620 ? 72 : widest);
+  const size = Math.max(22, Math.min(largest, Math.floor((room - labels - 12) / names.length - 2)));
+  const title = (name, scope) => make("th", { scope, title: name }, make("span", {}, named(name)));
+  return make("table", {
+    class: `matrix-table ${longest > 3 ? "turned" : ""} ${size < 28 ? "small" : ""}`, style: { "--cell": `${size}px`, "--labels": `${labels}px` },
+  }, make("thead", {}, make("tr", {}, make("td", {}), names.map((name) => title(name, "col")))),
+  make("tbody", {}, names.map((name, row) => make("tr", {}, title(name, "row"), names.map((_, column) => make("td", {}, cell(row, column)))))));
+}
+
+/** Press the button of one key, and no other. */
+function press(buttons, key) {
+  for (const [one, button] of buttons) button.setAttribute("aria-pressed", String(one === key));
+}
+
 class TableMatrix {
   constructor(detail) {
     this.detail = detail;
@@ -46,20 +62,9 @@ class TableMatrix {
   }
 
   render(order) {
-    const { detail } = this, head = make("tr", {}, make("td", {}));
     this.buttons = new Map();
-    for (const predicted of order) head.append(make("th", { scope: "col", title: detail.classes[predicted] }, make("span", {}, named(detail.classes[predicted]))));
-    const rows = order.map((truth) => {
-      const cells = order.map((predicted) => make("td", {}, this.button(truth, predicted)));
-      return make("tr", {}, make("th", { scope: "row", title: detail.classes[truth] }, make("span", {}, named(detail.classes[truth]))), cells);
-    });
-    const longest = Math.max(...detail.classes.map((name) => name.length));
-    const labels = Math.min(8 * longest + 8, innerWidth < 620 ? 72 : 150);
-    const room = (byId("matrix").clientWidth - labels - 12) / order.length - 2;
-    const size = Math.max(22, Math.min(66, Math.floor(room)));
-    this.box.replaceChildren(make("table", {
-      class: `matrix-table ${longest > 3 ? "turned" : ""} ${size < 28 ? "small" : ""}`, style: { "--cell": `${size}px`, "--labels": `${labels}px` },
-    }, make("caption", { hidden: true }, "Confusion matrix"), make("thead", {}, head), make("tbody", {}, rows)));
+    const names = order.map((one) => this.detail.classes[one]), button = (row, column) => this.button(order[row], order[column]);
+    this.box.replaceChildren(matrixTable(names, byId("matrix").clientWidth, 150, 66, button));
     if (this.marked) this.mark(this.marked);
   }
 
@@ -81,8 +86,7 @@ class TableMatrix {
 
   mark(cell) {
     this.marked = cell;
-    for (const button of this.buttons.values()) button.setAttribute("aria-pressed", "false");
-    if (cell) this.buttons.get(this.detail.key(...cell))?.setAttribute("aria-pressed", "true");
+    press(this.buttons, cell && this.detail.key(...cell));
   }
 }
 
@@ -292,7 +296,7 @@ function shortened(paint, text, width) {
 function startMatrix(detail) {
   const few = detail.classes.length <= FEW;
   const matrix = few ? new TableMatrix(detail) : new CanvasMatrix(detail);
-  detail.mark = (cell) => { matrix.mark(cell); markPair(detail, cell); };
+  detail.mark = (cell) => { matrix.mark(cell); press(detail.pairs, cell && detail.key(...cell)); };
   const tools = byId("matrix-tools");
   // Among many classes, a picture of which ones are confused needs these to stand together.
   const orders = few ? ORDERS : [ORDERS[1], ORDERS[0], ...ORDERS.slice(2)];
@@ -336,9 +340,4 @@ function startPairs(detail) {
     return make("li", {}, button);
   });
   byId("pairs").replaceChildren(...(items.length ? items : [make("li", { class: "soft" }, "No image is taken for another class.")]));
-}
-
-function markPair(detail, cell) {
-  for (const button of detail.pairs.values()) button.setAttribute("aria-pressed", "false");
-  if (cell) detail.pairs.get(detail.key(...cell))?.setAttribute("aria-pressed", "true");
 }

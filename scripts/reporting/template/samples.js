@@ -1,26 +1,30 @@
 "use strict";
 // Pictures with the network's answers: the galleries, and the images of a cell of the confusion matrix.
 
+/** A card: a picture with lines below it, and the image's name. */
+function card(picture, id, ...words) {
+  return make("li", { class: "sample" }, picture,
+    make("div", { class: "words" }, words, make("p", { class: "id", title: id }, make("bdi", {}, id))));
+}
+
+/** Probabilities as bars; `answers` holds a class, its probability and the bar's colour each. */
+function bars(classes, answers) {
+  return make("div", { class: "odds" }, answers.map(([one, share, colour]) => [
+    make("span", { class: "class", title: classes[one], style: { "--p": cssPercent(share), "--bar": colour } }, named(classes[one])),
+    make("span", { class: "number" }, odds(share)),
+  ]));
+}
+
 /** A picture with its truth and likeliest classes. `detail` is the run's data, `row` a place in its `rows`. */
 function sampleCard(detail, row) {
   if (detail.several) return labelCard(detail, row);
   const [id, picture, truth, likely, ofTruth, size, heat] = detail.rows[row];
-  const predicted = likely[0][0], right = truth === predicted;
+  const predicted = likely[0][0];
   const answers = likely.some(([one]) => one === truth) ? likely : [...likely.slice(0, 2), [truth, ofTruth]];
-  const bars = answers.map(([one, share]) => [
-    make("span", {
-      class: "class", title: detail.classes[one],
-      style: { "--p": cssPercent(share), "--bar": one === truth ? "var(--hit)" : "var(--miss)" },
-    }, named(detail.classes[one])),
-    make("span", { class: "number" }, odds(share)),
-  ]);
-  const words = right
-    ? make("p", { class: "verdict" }, make("b", { class: "right-ink" }, named(detail.classes[truth])))
-    : make("p", { class: "verdict" }, make("b", { class: "right-ink" }, named(detail.classes[truth])), " taken for ",
-      make("b", { class: "wrong-ink" }, named(detail.classes[predicted])));
-  return make("li", { class: "sample" }, pictureOf(picture, heat, size, id, `an image of ${detail.classes[truth]}`),
-    make("div", { class: "words" }, words, make("div", { class: "odds" }, bars),
-      make("p", { class: "id", title: id }, make("bdi", {}, id))));
+  const words = [make("b", { class: "right-ink" }, named(detail.classes[truth]))];
+  if (truth !== predicted) words.push(" taken for ", make("b", { class: "wrong-ink" }, named(detail.classes[predicted])));
+  return card(pictureOf(picture, heat, size, id, `an image of ${detail.classes[truth]}`), id, make("p", { class: "verdict" }, words),
+    bars(detail.classes, answers.map(([one, share]) => [one, share, one === truth ? "var(--hit)" : "var(--miss)"])));
 }
 
 function pictureOf(picture, heat, size, id, words) {
@@ -38,16 +42,20 @@ function gallery(detail, rows, kind = "") {
   return make("ul", { class: `gallery ${kind} ${wide}` }, rows.map((row) => sampleCard(detail, row)));
 }
 
-/** Fill a part of the page with a gallery, of which the first rows are shown, or with why there is none. */
-function fillGallery(id, detail, rows, none) {
-  if (!rows.length) return byId(id).replaceChildren(make("p", { class: "soft" }, none));
-  const first = innerWidth < 620 ? 8 : detail.rows[rows[0]].at(-1) === null ? 16 : 15; // whole rows, also of wider cards
-  const list = gallery(detail, rows.slice(0, first)), more = rows.slice(first);
+/** Fill a part of the page with cards, made by functions, of which the first are shown, or with why there is none. */
+function fill(id, cards, first, none, kind = "") {
+  if (!cards.length) return byId(id).replaceChildren(make("p", { class: "soft" }, none));
+  const list = make("ul", { class: `gallery ${kind}` }, cards.slice(0, first).map((one) => one())), more = cards.slice(first);
   const button = make("button", {
-    class: "plain more", type: "button",
-    onclick: () => { list.append(...more.map((row) => sampleCard(detail, row))); button.remove(); },
+    class: "plain more", type: "button", onclick: () => { list.append(...more.map((one) => one())); button.remove(); },
   }, `Show ${more.length} more`);
   return byId(id).replaceChildren(list, ...(more.length ? [button] : []));
+}
+
+function fillGallery(id, detail, rows, none) {
+  const wide = rows.some((row) => detail.rows[row].at(-1) !== null);
+  const first = innerWidth < 620 ? 8 : wide ? 15 : 16; // whole rows, also of wider cards
+  fill(id, rows.map((row) => () => sampleCard(detail, row)), first, none, wide ? "wide" : "");
 }
 
 /** The images of the cell (truth, predicted) under the matrix. */

@@ -141,7 +141,7 @@ def measured(tmp_path_factory, scripts):
         "import pytest\n@pytest.mark.gpu\ndef test_one(): pass\n@pytest.mark.gpu\ndef test_two(): assert 1 == 2\n"
     )
     (tests / "test_b.py").write_text("import no_such_package\n")
-    flags = ["--tiny", "--seconds", "0.01", "--output", str(folder), "--timm-train", str(scripts / "train.py")]
+    flags = ["--tiny", "--output", str(folder), "--timm-train", str(scripts / "train.py")]
     with pytest.MonkeyPatch.context() as patch:
         in_this_process(patch)
         patch.setattr(gpu_results, "TESTS", tests)
