@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import argparse
 import copy
-import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -30,9 +28,10 @@ from utils.runtime.process import RankInfo
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
+    from utils.data.loaders import Batch
     from utils.runtime.distributed import Distributed
+    from utils.train_validation import TraVal
 
 NAME = "lab/benchmark_amp.py"
 ACCOUNTING = "--accounting"
@@ -193,17 +192,14 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 def account(own: argparse.Namespace, distributed: Distributed) -> int:
     """Compare main.py's training step with a bare loop: same weights, same batch, rounds interleaved."""
-    from models.build import unknown_arch
     from scripts.common.timing import Spread, busy_seconds, ratios, timed, warm_up
 
-    if mistake := unknown_arch(own.arch):
-        raise UserError(mistake)
     device = distributed.device
     settings = accounting_settings(own, device)
+    sides = loops(settings, distributed)
     folder = make_folder(own.output)
     size = f"images 3x{own.image_size}x{own.image_size}, batch {own.batch_size}"
     about = begin(own, f"{own.arch}, {size}, mixed precision {settings[OURS].precision.amp}", device)
-    sides = loops(own, settings, distributed)
     for run in sides.values():
         warm_up(run, device)
     runs = {name: partial(timed, partial(run, own.steps), device) for name, run in sides.items()}
@@ -237,67 +233,43 @@ def accounting_settings(own: argparse.Namespace, device: torch.device) -> dict[s
     from utils.precision.amp import resolve_amp
 
     amp = resolve_amp(PrecisionSettings(amp=own.amp), device)
-    line = f"--amp {amp} --init-scale 1024 --device {device.type} --batch-size {own.batch_size}".split()
-    line += ["--print-freq", str(max(own.steps, WARM_UP_STEPS))]
+    line = "--dataname synthetic --channels-last off --lr 0.001 --momentum 0.9 --weight-decay 0 --lr-policy constant"
+    line += f" --image-size {own.image_size} --batch-size {own.batch_size} --print-freq {max(own.steps, WARM_UP_STEPS)}"
+    line += f" --device {device.type} --amp {amp} --init-scale 1024"
     sides: dict[str, list[str]] = {OURS: []}
     if device.type == "cuda":
         sides["as CUDA graphs"] = ["--cuda-graph", "auto"]
     if own.ema_decay:
         sides["with a moving average"] = ["--ema-decay", own.ema_decay]
-    return {name: arguments.parse([*line, *flags]) for name, flags in sides.items()}
+    return {name: arguments.parse([f"--arch={own.arch}", *line.split(), *flags]) for name, flags in sides.items()}
 
 
-def loops(
-    own: argparse.Namespace, settings: dict[str, Settings], distributed: Distributed
-) -> dict[str, Callable[[int], None]]:
-    """By side, a function that runs a given number of steps; all sides begin with the same weights."""
-    from scripts.lab.benchmarks.steps import Training, classification
+def loops(settings: dict[str, Settings], distributed: Distributed) -> dict[str, Callable[[int], None]]:
+    """By side, a function that runs a given number of steps; all begin with the same weights and see one batch."""
+    from components import build, build_traval
+    from scripts.lab.benchmarks.steps import Training
+    from utils.run import Run
 
-    device = distributed.device
-    network, batches = classification(own.arch, own.image_size, own.batch_size, device)
-    fused = device.type == "cuda" or None
-    bare = Training(copy.deepcopy(network), batches, settings[OURS].precision, momentum=0.9, fused=fused)
-    return {BARE: bare.run} | {
-        name: accounted(args, copy.deepcopy(network), *batches[0], distributed) for name, args in settings.items()
-    }
+    sides: dict[str, Callable[[int], None]] = {}
+    for name, args in settings.items():
+        run = Run(args, distributed)
+        components = build(run)
+        (batch,) = components.train_loader.replay_step(0, 0)
+        if not sides:
+            network = copy.deepcopy(components.model)
+            bare = Training(network, [(batch.images, batch.targets)], args.precision, momentum=0.9, fused=True)
+            sides[BARE] = bare.run
+        sides[name] = repeated(build_traval(run, components), batch)
+    return sides
 
 
-def accounted(
-    args: Settings, network: nn.Module, images: torch.Tensor, targets: torch.Tensor, distributed: Distributed
-) -> Callable[[int], None]:
+def repeated(traval: TraVal, batch: Batch) -> Callable[[int], None]:
     """A function that takes a given number of main.py's training steps on one batch, then reads the sums of metrics."""
-    import numpy as np
-    import torch
-
-    from scripts.lab.benchmarks.steps import LR
-    from utils.data.loaders import Batch
-    from utils.optim.ema import build_average
-    from utils.precision.amp import build_scaler
-    from utils.train_validation import Extras, TraVal
-
-    batch = Batch(images, targets, np.arange(len(images)), 0)
-    loader = SimpleNamespace(
-        image_shape=tuple(images.shape[1:]),
-        replay_step=lambda *_: [batch],  # together with the plan, for a step that is skipped after all
-        plan=SimpleNamespace(step_indices=lambda *_: batch.indices),
-    )
-    traval = TraVal(
-        network,
-        loader,
-        torch.optim.SGD(network.parameters(), lr=LR, momentum=0.9, fused=images.is_cuda or None),
-        torch.nn.CrossEntropyLoss(),
-        build_scaler(args.precision, distributed.device),
-        args,
-        None,
-        extras=Extras(
-            distributed=distributed,
-            ema=build_average(network, args.average, args.optimisation.epochs),
-        ),
-    )
 
     def run(steps: int) -> None:
-        for number in range(steps):
-            traval.training_step([dataclasses.replace(batch, number=number)])
+        for _ in range(steps):
+            traval.progress.step_in_epoch = 0  # from where a step skipped after all reads its batch again
+            traval.training_step([batch])
             if traval.sums.full:
                 traval.collect()
         traval.collect()  # as train() does every --print-freq steps: a synchronisation point

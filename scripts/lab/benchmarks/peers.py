@@ -8,16 +8,16 @@ benchmark.py starts a new process for each round, so that thread pools and alloc
 from __future__ import annotations
 
 import argparse
+import io
 import re
 import runpy
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 from torch import nn
@@ -36,15 +36,10 @@ STD = 0.3081
 TIMM_RATE = re.compile(r"Train: (\d+) \[.*\(\d+\.\d+s, +([\d.]+)/s\)")  # epoch, and its images per second so far
 GIVEN_RATE = "given batches: epoch {} at {} images/s"
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-TIMM_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 GPU_WARM_UP_BATCHES = 20  # to compile, choose convolution algorithms and raise the clock
 
 
 def main(argv: list[str]) -> None:
-    if argv[:1] == ["timm-script"]:
-        script, arch, image_size, given_batches, *flags = argv[1:]
-        run_timm_script(script, arch, int(image_size), int(given_batches), flags)
-        return
     parser = argparse.ArgumentParser(prog="peers.py", allow_abbrev=False)
     parser.add_argument("name", choices=("bare", "torchvision-mnist", "timm"))
     for name, default in {"arch": "fc", "batch-size": 128, "image-size": 28, "channels": 1, "classes": 10}.items():
@@ -155,22 +150,34 @@ def timm(own: argparse.Namespace) -> float:
     defaults, except that ``plain_crops`` makes the augmentation ours. Without a ``tree`` it gets random batches,
     already on the device.
     """
-    command = [sys.executable, __file__, "timm-script", own.train_script, own.arch, own.image_size, own.given_batches]
-    command += ["--data-dir", own.tree or ".", "--num-classes", own.classes, "--batch-size", own.batch_size]
-    command += ["--input-size", own.channels, own.image_size, own.image_size, "--device", own.device]
-    command += ["--epochs", 3 if own.given_batches else 2]
-    command += ["--val-split", "val", "--model", "benchmark_network", "--warmup-epochs", "0", "--cooldown-epochs", "0"]
-    command += ["--checkpoint-hist", 1]
-    command += ["--amp", "--amp-dtype", TIMM_DTYPES[own.amp]] if own.amp != "off" else []
-    command += ["--channels-last"] * own.channels_last + ["--torchcompile"] * own.compile
-    command += ["--workers", own.workers] if own.workers else []
-    command += ["--color-jitter", 0, "--train-interpolation", "bilinear"] * own.plain_crops
-    with TemporaryDirectory() as output:
-        command = [*map(str, command), "--output", output]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"timm's train.py: {(done.stderr.strip().splitlines() or ['it said nothing'])[-1]}")
-    return timm_rate(done.stdout + done.stderr, own.given_batches > 0)
+    sys.path.insert(0, str(Path(own.train_script).resolve().parent))  # as for any script: timm may be beside it
+    import timm.data
+    from timm.models import register_model
+
+    @register_model
+    def benchmark_network(pretrained: bool = False, **_: object) -> nn.Module:
+        return network(own)
+
+    if own.given_batches:
+        timm.data.create_dataset = lambda *_, **__: ()  # train.py only needs a dataset that is not None
+        timm.data.create_loader = lambda _, **options: GivenBatches(own, options["is_training"])
+    flags = ["--data-dir", own.tree or ".", "--num-classes", own.classes, "--batch-size", own.batch_size]
+    flags += ["--input-size", own.channels, own.image_size, own.image_size, "--device", own.device]
+    flags += ["--epochs", 3 if own.given_batches else 2, "--warmup-epochs", 0, "--cooldown-epochs", 0]
+    flags += ["--val-split", "val", "--model", "benchmark_network", "--checkpoint-hist", 1]
+    flags += ["--amp", "--amp-dtype", str(DTYPES[own.amp]).partition(".")[2]] if own.amp != "off" else []
+    flags += ["--channels-last"] * own.channels_last + ["--torchcompile"] * own.compile
+    flags += ["--workers", own.workers] if own.workers else []
+    flags += ["--color-jitter", 0, "--train-interpolation", "bilinear"] * own.plain_crops
+    said = io.StringIO()
+    with TemporaryDirectory() as output, redirect_stdout(said), redirect_stderr(said):
+        sys.argv = [own.train_script, *map(str, flags), "--output", output]
+        try:
+            runpy.run_path(own.train_script, run_name="__main__")
+        except SystemExit as error:  # argparse says why on stderr
+            if error.code:
+                raise RuntimeError((said.getvalue().strip().splitlines() or ["train.py said nothing"])[-1]) from error
+    return timm_rate(said.getvalue(), own.given_batches > 0)
 
 
 def timm_rate(log: str, given_batches: bool) -> float:
@@ -183,29 +190,8 @@ def timm_rate(log: str, given_batches: bool) -> float:
     return statistics.harmonic_mean([float(rate) for epoch, rate in last_of_epoch.items() if epoch != "0"])
 
 
-def run_timm_script(script: str, arch: str, image_size: int, given_batches: int, flags: list[str]) -> None:
-    """Run timm's train.py with our network registered, and with ``GivenBatches`` if ``given_batches`` is not 0."""
-    sys.path.insert(0, str(Path(script).resolve().parent))  # as for any script: its folder may contain a timm package
-    import timm.data
-    from timm.models import register_model
-
-    from models import build_model
-
-    @register_model
-    def benchmark_network(pretrained: bool = False, num_classes: int = 10, in_chans: int = 3, **_: object) -> nn.Module:
-        return build_model(ModelSettings(arch=arch), classes=num_classes, channels=in_chans, image_size=image_size)
-
-    if given_batches:
-        classes = int(flags[flags.index("--num-classes") + 1])
-        channels_last = "--channels-last" in flags
-        timm.data.create_dataset = lambda *_, **__: ()  # train.py only needs a dataset that is not None
-        timm.data.create_loader = lambda _, **options: GivenBatches(given_batches, classes, channels_last, options)
-    sys.argv = [script, *flags]
-    runpy.run_path(script, run_name="__main__")
-
-
 class GivenBatches:
-    """Replaces timm's loader: the same random batch on the device, ``count`` times per epoch.
+    """Replaces timm's loader: the same random batch on the device, ``given_batches`` times per epoch.
 
     Prints each training epoch's speed; synchronises the device only at the epoch's start and end.
     """
@@ -213,15 +199,12 @@ class GivenBatches:
     dataset = sampler = batch_sampler = None
     mixup_enabled = False
 
-    def __init__(self, count: int, classes: int, channels_last: bool, options: dict[str, Any]) -> None:
-        self.device = torch.device(options["device"])
-        self.training = options["is_training"]
-        self.count = count if self.training else 1
+    def __init__(self, own: argparse.Namespace, training: bool) -> None:
+        self.device = own.device
+        self.training = training
+        self.count = own.given_batches if training else 1
         self.epoch = 0
-        layout = torch.channels_last if channels_last else torch.contiguous_format
-        images = torch.randn(options["batch_size"], *options["input_size"], device=self.device)
-        targets = torch.randint(classes, (options["batch_size"],), device=self.device)
-        self.batch = images.contiguous(memory_format=layout), targets
+        self.batch = next(one(own))
 
     def __len__(self) -> int:
         return self.count

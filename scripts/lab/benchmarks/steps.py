@@ -1,4 +1,4 @@
-"""Bare training steps: PyTorch's AMP recipe in each dtype, and a classification network to compare others with.
+"""Bare training steps: PyTorch's AMP recipe in each dtype.
 
 On a GPU the recipe's whole step is also recorded as a CUDA graph, in each dtype. The recipe, "Automatic Mixed
 Precision", trains an MLP of linear layers with ReLU between them, with mean squared error and SGD.
@@ -14,9 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from models import build_model
 from scripts.common.timing import timed, warm_up
-from utils.config.groups.model import ModelSettings
 from utils.config.groups.precision import PrecisionSettings
 from utils.loop.step_graph import WARM_UP, CudaGraph
 from utils.precision.amp import autocast, build_scaler
@@ -24,7 +22,6 @@ from utils.precision.amp import autocast, build_scaler
 GRAPH = " as a graph"  # appended to the name of a format
 AMP = {"fp32": "off", "tf32": "off", "fp16": "fp16", "bf16": "bf16"}
 LR = 0.001
-CLASSES = 10
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -99,18 +96,6 @@ def mlp(width: int, layers: int, batch_size: int, steps: int, device: torch.devi
     batches = [(torch.randn(shape, device=device), torch.randn(shape, device=device)) for _ in range(steps)]
     modules = [module for _ in range(layers) for module in (nn.Linear(width, width), nn.ReLU())]
     return nn.Sequential(*modules[:-1]).to(device), batches
-
-
-def classification(arch: str, image_size: int, batch_size: int, device: torch.device) -> tuple[nn.Module, Batches]:
-    """main.py's network ``arch``, and one batch of random images, from seed 0.
-
-    Images: float32 (batch_size, 3, image_size, image_size), standard normal. Targets: int64 (batch_size,).
-    """
-    torch.manual_seed(0)
-    images = torch.randn(batch_size, 3, image_size, image_size, device=device)
-    targets = torch.randint(CLASSES, (batch_size,), device=device)
-    network = build_model(ModelSettings(arch=arch), classes=CLASSES, channels=3, image_size=image_size)
-    return network.to(device), [(images, targets)]
 
 
 class Round(NamedTuple):

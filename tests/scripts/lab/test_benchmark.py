@@ -118,8 +118,9 @@ def test_a_warm_run_is_all_images_over_all_seconds_of_the_epochs_after_the_first
 def test_given_batches_are_timed_from_the_first_to_the_end_of_the_last_step(monkeypatch, capsys):
     now = [0.0]
     monkeypatch.setattr(peers, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    options = {"device": CPU, "is_training": True, "batch_size": 8, "input_size": (3, 4, 4)}
-    batches = peers.GivenBatches(5, 10, True, options)
+    shape = {"batch_size": 8, "channels": 3, "image_size": 4, "classes": 10, "channels_last": True}
+    own = SimpleNamespace(device=CPU, given_batches=5, **shape)
+    batches = peers.GivenBatches(own, training=True)
     for seconds in (100.0, 2.0, 1.0):  # a step of the first epoch, which compiles, and of two more
         for images, targets in batches:
             assert images.shape == (8, 3, 4, 4) and targets.shape == (8,) and targets.max() < 10
@@ -128,7 +129,7 @@ def test_given_batches_are_timed_from_the_first_to_the_end_of_the_last_step(monk
     log = "Train: 1 [ ...  (0.812s,  157.64/s)\n" + capsys.readouterr().out
     assert peers.timm_rate(log, given_batches=True) == pytest.approx(80 / 15)  # 40 images in 10 s and in 5 s
     assert peers.timm_rate(log, given_batches=False) == 157.64
-    assert len(list(peers.GivenBatches(5, 10, False, options | {"is_training": False}))) == 1
+    assert len(list(peers.GivenBatches(own, training=False))) == 1
     assert capsys.readouterr().out == "", "validation is not timed"
 
 

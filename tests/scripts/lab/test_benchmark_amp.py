@@ -10,14 +10,15 @@ import pytest
 import torch
 from torch import nn
 
+from models import build_model
 from scripts.lab import benchmark_amp
 from scripts.lab.benchmarks import steps
-from scripts.lab.benchmarks.steps import AMP, Round, Training, classification, mlp, tf32
+from scripts.lab.benchmarks.steps import AMP, Round, Training, mlp, tf32
 from tests.helpers import answer, csv_rows
 from tests.utils.loop.test_step_graph import Tape
+from utils.config.groups.model import ModelSettings
 from utils.config.groups.precision import PrecisionSettings
 from utils.config.groups.run import RunSettings
-from utils.optim import ema
 from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")
@@ -187,7 +188,13 @@ def test_tf32_is_as_before_afterwards_also_after_an_error():
 # ------------------------------------------------------------------------------------------ the step
 
 
-WORKLOADS = {"mlp": lambda: mlp(16, 3, 4, 2, CPU), "network": lambda: classification("conv2", 8, 4, CPU)}
+def network():
+    torch.manual_seed(0)
+    batch = torch.randn(4, 3, 8, 8), torch.randint(10, (4,))
+    return build_model(ModelSettings(arch="conv2"), classes=10, channels=3, image_size=8), [batch]
+
+
+WORKLOADS = {"mlp": lambda: mlp(16, 3, 4, 2, CPU), "network": network}
 
 
 def vector(network):
@@ -234,17 +241,29 @@ def test_the_steps_of_every_format_are_those_of_a_plain_loop(kind, loss, momentu
 ACCOUNTING = "--accounting --amp off --steps 3 --arch conv2 --image-size 8 --batch-size 4 --device cpu".split()
 
 
-def test_accounting_compares_two_loops_that_train_alike():
-    own = benchmark_amp.read_flags(ACCOUNTING)
-    (args,) = benchmark_amp.accounting_settings(own, CPU).values()
-    network, batches = WORKLOADS["network"]()
-    twin = copy.deepcopy(network)
-    start = vector(network)
-    ours = benchmark_amp.accounted(args, twin, *batches[0], Distributed(RankInfo(), RunSettings(device="cpu")))
-    ours(3)
-    Training(network, batches, PrecisionSettings(amp="off"), momentum=0.9).run(3)
-    assert torch.equal(vector(network), vector(twin))
-    assert not torch.equal(vector(network), start)
+@pytest.fixture
+def travals(monkeypatch):
+    """The ``TraVal`` of each side that has one, in order."""
+    made = []
+    own = benchmark_amp.repeated
+    monkeypatch.setattr(benchmark_amp, "repeated", lambda traval, batch: made.append(traval) or own(traval, batch))
+    return made
+
+
+def sides(*flags):
+    settings = benchmark_amp.accounting_settings(benchmark_amp.read_flags([*ACCOUNTING, *flags]), CPU)
+    return benchmark_amp.loops(settings, Distributed(RankInfo(), RunSettings(device="cpu")))
+
+
+def test_accounting_compares_two_loops_that_train_alike(travals, monkeypatch):
+    bare = []
+    monkeypatch.setattr(steps, "Training", lambda *given, **more: bare.append(Training(*given, **more)) or bare[-1])
+    runs = sides()
+    start = vector(bare[0].network)
+    for run in runs.values():
+        run(3)
+    assert torch.equal(vector(bare[0].network), vector(travals[0].network))
+    assert not torch.equal(vector(bare[0].network), start)
 
 
 def test_accounting_prints_each_side_and_leaves_every_round(tmp_path, capsys):
@@ -263,16 +282,11 @@ def test_accounting_prints_each_side_and_leaves_every_round(tmp_path, capsys):
             assert row["beyond the bare loop"].startswith(f"{100 * (np.median(ratios) - 1):+.2f} % (")
 
 
-def test_only_the_side_with_an_average_keeps_one(monkeypatch):
-    own = benchmark_amp.read_flags([*ACCOUNTING, "--ema-decay", "0.9"])
-    made = []
-    make = ema.build_average
-    monkeypatch.setattr(ema, "build_average", lambda *given: made.append(make(*given)) or made[-1])
-    settings = benchmark_amp.accounting_settings(own, CPU)
-    sides = benchmark_amp.loops(own, settings, Distributed(RankInfo(), RunSettings(device="cpu")))
-    without, average = made
-    before = vector(average.module).clone()
-    for run in sides.values():
+def test_only_the_side_with_an_average_keeps_one(travals):
+    runs = sides("--ema-decay", "0.9")
+    without, average = (traval.ema for traval in travals)
+    before = vector(average.module)
+    for run in runs.values():
         run(3)
     assert without is None and not torch.equal(vector(average.module), before)
 

@@ -105,12 +105,6 @@ def in_this_process(patch):
         with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
             return program(line)()
 
-    def run_timm(line, **_):
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out):
-            peers.main(line[2:])
-        return SimpleNamespace(returncode=0, stdout=out.getvalue(), stderr="")
-
     def train_all(trials, folder, places, ended):
         for trial in trials:
             flags = [*trial.flags, "--output", str(folder / "runs"), "--resume", "auto", "--no-progress"]
@@ -122,7 +116,6 @@ def in_this_process(patch):
     own_wait = gpu_results.wait
     patch.setattr(gpu_results, "wait", wait)
     patch.setattr(measure, "run_command", run_command)
-    patch.setattr(peers, "subprocess", SimpleNamespace(run=run_timm))
     patch.setattr(sweep, "run_all", train_all)
     patch.setattr(torch.nn.Module, "compile", lambda module, **_: None)  # as TORCHDYNAMO_DISABLE would
     patch.setattr(sys, "argv", sys.argv)  # and these two: what a timm script changes is put back
