@@ -6,13 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from main import main
 from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import FINAL_LINE, load, rows
-from utils.config.arguments import parse
 
 SCALARS = set(
     "Loss/Training Loss/Test Top1/Training Top1/Test Top5/Training Top5/Test Optim/lr Optim/Gradient_Norm "
@@ -71,16 +69,6 @@ def test_the_curves_hold_each_step_once_and_add_up_to_the_epochs_rows(run):
         sizes = [64] * 21 + [47, 46]  # the last two share what is left of 1437
         assert np.average(curves["loss"][steps], weights=sizes) == pytest.approx(float(row["train_loss"]), rel=5e-6)
         assert np.average(curves["top1"][steps], weights=sizes) == pytest.approx(float(row["train_top1"]), rel=5e-6)
-
-
-def test_the_saved_settings_give_the_same_run_again(run):
-    text = (run[0] / "config.yaml").read_text()
-    assert "epochs: 2  # flag" in text
-    assert "seed: 0  # default" in text
-    again = parse(["--config", str(run[0] / "config.yaml")])
-    stored = load(run[0], "final.pt")["settings"]
-    assert {name: stored[name] for name in again.result_values()} == again.result_values()
-    assert yaml.safe_load(text)["ema-decay"] == 0.9
 
 
 def test_the_checkpoint_has_clean_names_and_all_that_is_needed_without_the_code_that_made_it(run):

@@ -3,11 +3,9 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from main import main
 from tests.end_to_end.processes import curves, differences, load, points, rows
-from tests.faults.small_run import with_contents
 from tests.helpers import image_tree
 from utils.loop.hooks import Hooks
 
@@ -81,33 +79,6 @@ def test_a_cut_run_that_goes_on_leaves_the_same_bits_curves_and_points(mixture, 
     assert all(len(values) == len(dict(values)) for values in found.values()), "a step is there twice"
     assert all(set(values) <= set(found[tag]) for tag, values in points(whole).items())
     assert load(whole, "final.pt")["progress"]["skipped_steps"] > 0 or "--init-scale" not in flags
-
-
-def test_a_checkpoint_from_before_there_were_arguments_goes_on_as_it_was_and_takes_others_on_request(tmp_path, capsys):
-    """Their settings were not in it: the same as a run that has none."""
-    ends = []
-    for name in ("whole", "older"):
-        run = in_process(capsys, "--optimizer", "adamw", "--output", tmp_path / name, "--max-steps", 10)
-        state = load(run, "last.pt")
-        for setting in ("opt_eps", "opt_betas", "opt_kwargs") if name == "older" else ():
-            del state["settings"][setting]
-        torch.save(with_contents(state), tmp_path / f"{name}.pt")
-        resumed = ("--resume", tmp_path / f"{name}.pt", "--max-steps", 12)
-        ends.append(in_process(capsys, *resumed, "--output", tmp_path / f"{name} on"))
-    assert differences(*ends) == []
-    other = [*FLAGS, *map(str, resumed), "--output", str(tmp_path / "other")]
-    other += "--opt-eps 0.5 --opt-betas 0.8 0.9".split()
-    assert main(other) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split(": ")[1] for line in lines] == ["--opt-eps 0.5", "--opt-betas 0.8 0.9"]
-    assert main([*other, "--resume-override"]) == 0
-    (on,) = (tmp_path / "other").glob("digits/fc/*")
-    group = load(on, "final.pt")["optimizer"]["param_groups"][0]
-    assert (group["eps"], tuple(group["betas"])) == (0.5, (0.8, 0.9))
-    assert "opt_eps0.5-opt_betas0.8_0.9" in on.name
-    capsys.readouterr()
-    assert main([*other, "--resume-override", "--opt-kwargs", "amsgrad=true"]) == 2
-    assert "--opt-kwargs amsgrad=true" in capsys.readouterr().err, "whose state is another"
 
 
 def test_a_run_that_meets_a_bad_image_goes_on_with_skip_bad_images(tmp_path, capsys):

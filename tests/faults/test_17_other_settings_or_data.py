@@ -185,6 +185,8 @@ def test_in_the_last_epoch_that_epoch_begins_again(run, capsys):
 IMPOSSIBLE = [
     (("--arch", "conv2"), ("--arch conv2",)),
     (("--optimizer", "adamw"), ("--optimizer adamw",)),
+    (("--ema-decay", "none"), ("was made with --ema-decay 0.9; ",)),
+    (("--opt-kwargs", "dampening=0.1"), ("--opt-kwargs dampening=0.1",)),
     (("--arch", "conv4", "--optimizer", "lamb", "--lr", "1"), ("--arch conv4", "--optimizer lamb")),
     (("--no-decay-norm-bias",), ("--decay-norm-bias",)),
     (("--layer-decay", "0.5"), ("--layer-decay",)),
@@ -205,14 +207,6 @@ def test_what_the_state_cannot_follow_is_refused_all_the_same(run, capsys, flags
     assert [name for name in before if not name.startswith("events")] == sorted(
         path.name for path in run.rglob("*") if not path.name.startswith("events")
     )
-
-
-def test_a_moving_average_neither_begins_nor_ends_by_override(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main.main([*CPU, "--arch", "fc", "--max-steps", "2"]) == 0
-    (run,) = (tmp_path / "runs/digits/fc").iterdir()
-    code, (line,) = told(capsys, (*CPU, "--resume", run, "--resume-override", "--ema-decay", 0.9))
-    assert code == 2 and "--ema-decay 0.9: " in line and "was made with no --ema-decay; " in line
 
 
 def test_a_scaler_begins_and_ends_by_override(run, capsys):
