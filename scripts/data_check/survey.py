@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -193,7 +193,7 @@ def class_names(tree: Path) -> tuple[str, ...]:
 def _images_of(tree: Path, classes: Sequence[str], colour: str) -> ImageFiles:
     """Images of ``tree`` as found; findings.py reports classes without images."""
     try:
-        return class_folders.image_files(tree, classes, colour, LISTER, may_lack=True)[0]
+        return replace(class_folders.image_files(tree, classes, LISTER, may_lack=True)[0], colour=colour)
     except UserError:
         return ImageFiles([], torch.empty(0, dtype=torch.int64), colour)
 

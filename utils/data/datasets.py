@@ -42,7 +42,7 @@ from utils.data.formats.shards.index import read_contents
 from utils.data.formats.shards.members import holds_shards, read_shards
 from utils.data.formats.table import read_labels
 from utils.data.images.arrays import Header, array_header
-from utils.data.images.levels import Colour, grey_of
+from utils.data.images.levels import grey_of
 from utils.data.images.look import header
 from utils.data.images.stored import NumberedImages, opened
 from utils.data.preprocessing import KnownPreprocessing, Preprocessing, resolve
@@ -447,9 +447,8 @@ def _read_test_folder(
     else:
         whose = training_folder(folder.parent) or folder
         classes = class_folders.class_names(whose)
-    colour = SPECS[settings.dataname].colour
     return class_folders.read_test_folder(
-        folder, classes, colour, str(whose), leave_out_unknown=leave_out_unknown, lister=lister
+        folder, classes, str(whose), leave_out_unknown=leave_out_unknown, lister=lister
     )
 
 
@@ -688,7 +687,6 @@ def _splits(
     if settings.is_table:
         splits = read_labels(
             settings,
-            _colour(settings),
             classes=known.classes if known else None,
             whose=str(known.path) if known else "",
             evaluate=evaluate,
@@ -701,12 +699,6 @@ def _splits(
             raise UserError(f"--datapath {root}: {_what_is_missing(root, name, evaluate)}")
         splits = reader()
     return splits if settings.class_map is None else in_order_of(Path(settings.class_map), splits)
-
-
-def _colour(settings: DataSettings) -> Colour:
-    """The mode and range in which files are read."""
-    given = settings.pixel_range
-    return Colour(SPECS[settings.dataname].colour, None if given is None else (given[0], given[1]))
 
 
 def _what_is_missing(root: Path, name: str, evaluate: bool) -> str:
@@ -740,14 +732,13 @@ def _reader(settings: DataSettings, lister: Lister = LISTER) -> Callable[[], Spl
     """A function that reads the files at ``--datapath``; None if they are missing. Raises ``UserError``."""
     root = Path(settings.datapath or ".")
     name = settings.dataname
-    colour = _colour(settings)
     if name == "shards" or holds_shards(root):
         ensure_index(root, silent)  # for tools; main.py has called ``prepare``
     if holds_shards(root):
         _refuse_two_sets(root, name)
         if settings.val_split is not None:
             raise UserError(f"--val-split: the shards in {root} already have validation images; remove the flag")
-        return lambda: read_shards(root, colour, settings.skip_bad_images)
+        return lambda: read_shards(root, settings.pixel_range, settings.skip_bad_images)
     if name == "shards":
         return None
     splits = find_splits(root)
@@ -760,12 +751,12 @@ def _reader(settings: DataSettings, lister: Lister = LISTER) -> Callable[[], Spl
         for folder in splits:
             archives.refuse_half_unpacked(folder)
     if splits and settings.folds is None:
-        return lambda: class_folders.read_class_folders(*splits, colour, lister, tells_of_test=name == "folder")
+        return lambda: class_folders.read_class_folders(*splits, lister, tells_of_test=name == "folder")
     if splits or (name == "folder" and settings.divides_training):
         tree = training_folder(root) or root
         if not any(path.is_dir() for path in class_folders.visible(tree)):
             return None
-        return lambda: class_folders.read_tree(tree, colour, lister)
+        return lambda: class_folders.read_tree(tree, lister)
     own = OWN_FILES.get(name)
     place = own.find(root) if own else None
     return None if own is None or place is None else partial(own.read, place)

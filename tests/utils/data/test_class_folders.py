@@ -220,7 +220,7 @@ def test_archives_of_imagenet_that_a_dry_run_leaves_packed_are_said(tmp_path):
 def test_of_a_test_folder_only_its_own_folders_are_read_whatever_the_checkpoint_calls_its_classes(root, tmp_path):
     plant(tmp_path / "outside")
     classes = ("../../outside", "bees", str(tmp_path / "outside"), "ants", "cats")
-    images = class_folders.read_test_folder(root / "val", classes, "RGB", "x.pt").validation
+    images = class_folders.read_test_folder(root / "val", classes, "x.pt").validation
     assert [path.split("/")[-2] for path in images.paths] == ["bees"] * 2 + ["ants"] * 2 + ["cats"] * 2
     assert images.labels.tolist() == [1, 1, 3, 3, 4, 4]
 

@@ -240,10 +240,10 @@ def test_two_trees_with_alike_files_do_not_share_a_file(tree, tmp_path, folder, 
 def test_readers_do_not_see_the_cache_in_the_data_folder(tmp_path):
     write_tree(tmp_path)
     folder = cache.folder_for(parse(["--dataname", "folder", "--datapath", str(tmp_path)]).data)
-    before = class_folders.read_tree(tmp_path, "RGB")
+    before = class_folders.read_tree(tmp_path)
     decoded(before.train, folder)
     assert folder.parent == tmp_path and len(names(folder)) == 1
-    after = class_folders.read_tree(tmp_path, "RGB")
+    after = class_folders.read_tree(tmp_path)
     assert [*before.train.paths] == [*after.train.paths] and before.classes == after.classes
 
 

@@ -59,7 +59,7 @@ def lister(tree, said=None, **options):
 
 
 def files_of(tree, its_lister=None):
-    return class_folders.image_files(tree, class_folders.class_names(tree), "RGB", its_lister or Lister())
+    return class_folders.image_files(tree, class_folders.class_names(tree), its_lister or Lister())
 
 
 def kept_file(tree):
@@ -260,9 +260,7 @@ def test_evaluating_some_of_the_classes_neither_lists_nor_forgets_the_others(tre
     listed = []
     real = listing._list_class_folder
     monkeypatch.setattr(listing, "_list_class_folder", lambda *a: (listed.append(a[1]), real(*a))[1])
-    splits = class_folders.read_test_folder(
-        tree, ("bees", "ants"), "RGB", "it", leave_out_unknown=True, lister=lister(tree)
-    )
+    splits = class_folders.read_test_folder(tree, ("bees", "ants"), "it", leave_out_unknown=True, lister=lister(tree))
     assert sorted(listed) == ["ants", "bees"] and kept_file(tree).read_bytes() == content
     assert [Path(path).relative_to(tree).parts[0] for path in splits.validation.paths] == ["bees"] * 14 + ["ants"] * 13
 

@@ -64,9 +64,7 @@ def visible(root: Path) -> Iterator[Path]:
 # --------------------------------------------------------------------------------------------- splits
 
 
-def read_class_folders(
-    train: Path, validation: Path, colour: str, lister: Lister = LISTER, tells_of_test: bool = False
-) -> Splits:
+def read_class_folders(train: Path, validation: Path, lister: Lister = LISTER, tells_of_test: bool = False) -> Splits:
     """Read two trees with one folder per class; the classes are those of ``train``, in alphabetical order.
 
     With ``tells_of_test``, warn if the validation folder is named test. Raises ``UserError``.
@@ -78,8 +76,8 @@ def read_class_folders(
         alike = [f"{name} for {known[name.casefold()]}" for name in unknown if name.casefold() in known]
         perhaps = f"; perhaps {some(alike)}" if alike else ""
         raise UserError(f"--datapath: {validation} has classes that {train} lacks: {some(unknown)}{perhaps}")
-    images, unread = image_files(train, classes, colour, lister)
-    validation_images, also_unread = image_files(validation, classes, colour, lister, may_lack=True)
+    images, unread = image_files(train, classes, lister)
+    validation_images, also_unread = image_files(validation, classes, lister, may_lack=True)
     on_test = [
         f"--datapath: there is no val/ beside {train}, so {validation.name}/ chooses best.pt and the end of "
         f"--early-stopping; to keep it for the end: --datapath {train} --val-split 0.2, then scripts/evaluate.py RUN "
@@ -96,7 +94,6 @@ def read_class_folders(
 def read_test_folder(
     folder: Path,
     classes: Sequence[str],
-    colour: str,
     whose: str,
     *,
     leave_out_unknown: bool = False,
@@ -115,17 +112,17 @@ def read_test_folder(
             f"{some(classes)}"
         )
     labels = [label for label, name in enumerate(classes) if name in there]
-    images, unread = image_files(folder, [classes[label] for label in labels], colour, lister, may_lack=True)
+    images, unread = image_files(folder, [classes[label] for label in labels], lister, may_lack=True)
     images = dataclasses.replace(images, labels=torch.tensor(labels)[images.labels])
     left_out = [f"--datapath {folder}: folders that are no classes of {whose} are left out: {some(unknown)}"]
     return Splits(None, images, tuple(classes), (*(left_out if unknown else ()), *_left_out(unread, folder)))
 
 
-def read_tree(root: Path, colour: str, lister: Lister = LISTER) -> Splits:
+def read_tree(root: Path, lister: Lister = LISTER) -> Splits:
     """Read a tree of training images, some of which will later be taken for validation. Raises ``UserError``."""
     classes = class_names(root)
     _refuse_split_among(root, classes)
-    images, unread = image_files(root, classes, colour, lister)
+    images, unread = image_files(root, classes, lister)
     return Splits(images, None, classes, (*_deeper(root, images, classes), *_left_out(unread, root)))
 
 
@@ -155,7 +152,7 @@ def class_names(root: Path) -> tuple[str, ...]:
 
 
 def image_files(
-    root: Path, classes: Sequence[str], colour: str, lister: Lister, may_lack: bool = False
+    root: Path, classes: Sequence[str], lister: Lister, may_lack: bool = False
 ) -> tuple[ImageFiles, Counter[str]]:
     """List the images below the folders ``classes`` of ``root``, by class and name; count unread images by ending.
 
@@ -170,7 +167,7 @@ def image_files(
     if len(empty) and (not may_lack or not len(paths)):
         place = root if may_lack else root / classes[empty[0]]
         raise UserError(f"--datapath: {place} holds no images ({', '.join(IMAGE_ENDINGS)})")
-    return ImageFiles(paths, torch.from_numpy(labels), colour), unread
+    return ImageFiles(paths, torch.from_numpy(labels)), unread
 
 
 def holds_images(folder: Path) -> bool:

@@ -59,7 +59,7 @@ def read_tables(settings: DataSettings, lister: Lister, evaluate: bool = False) 
         tables = [_read(root, split, flags, lister) for split in found]
         labels, classes = _of_one_column(root, tables, label, settings.label_separator)
     images = [
-        ImageFiles(Rows(dataset, image, f"{root}/{name}", str(root)), torch.from_numpy(own), SPECS["hf"].colour)
+        ImageFiles(Rows(dataset, image, f"{root}/{name}", str(root)), torch.from_numpy(own))
         for (name, dataset), own in zip(tables, labels, strict=True)
     ]
     return Splits(images[0] if train else None, images[-1] if validation else None, classes)

@@ -90,7 +90,7 @@ def read_own(entry: Entry, settings: DataSettings) -> Splits:
     for name, dataset in zip(("train", "val"), datasets, strict=True):
         labels = _labels(dataset, len(classes), f"{where}, {name}")
         images = Items(dataset, f"{entry.name}/{name}", entry.file)
-        splits.append(_in_memory(images, labels, spec) if spec.fixed_size else ImageFiles(images, labels, spec.colour))
+        splits.append(_in_memory(images, labels, spec) if spec.fixed_size else ImageFiles(images, labels))
     return Splits(splits[0], splits[1], classes)
 
 

@@ -58,6 +58,7 @@ class MemoryImages:
 class ImageFiles:
     """Images of any size in files: ``paths`` and ``labels``, read in ``colour`` (see ``levels.Colour``).
 
+    ``Data`` sets the colour, that of its preprocessing, whatever a reader gives.
     ``labels``: int64 (n,), or of multi-label images int8 (n, classes): 1 shown, 0 not shown, -1 missing. ``groups``:
     str (n,), the group of each image, such as a patient, which is never divided between training and validation.
     ``weights``: float64 (n,), how much each image counts in the training loss. Both are None if the data set has none.
@@ -65,7 +66,7 @@ class ImageFiles:
 
     paths: Sequence[str]
     labels: torch.Tensor
-    colour: str
+    colour: str = "RGB"
     groups: np.ndarray | None = None
     weights: torch.Tensor | None = None
 

@@ -529,7 +529,6 @@ def _parquet_names(file: Path) -> tuple[str, ...]:
 
 def read_labels(
     settings: DataSettings,
-    colour: str,
     *,
     classes: Sequence[str] | None = None,
     whose: str = "",
@@ -568,7 +567,7 @@ def read_labels(
         warnings = (*warnings, f"{line}; they are left out")
         train, validation = (rows[~unknown[rows]] for rows in (train, validation))
     origin = table.words + (f"; {len(unused):,} rows of val and test are not used" if len(unused) else "")
-    images = [_images(table, rows, labels, colour) if len(rows) else None for rows in (train, validation)]
+    images = [_images(table, rows, labels) if len(rows) else None for rows in (train, validation)]
     return Splits(images[0], images[1], names, warnings, origin)
 
 
@@ -650,7 +649,7 @@ def class_names(labels: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(names, key=int) if numbers else sorted(names))
 
 
-def _images(table: Table, rows: np.ndarray, labels: np.ndarray, colour: str) -> ImageFiles:
+def _images(table: Table, rows: np.ndarray, labels: np.ndarray) -> ImageFiles:
     """The images of ``rows``, ordered by class and path, as in class folders; multi-label images by path alone."""
     rows = rows[np.argsort(table.file[rows])]
     if labels.ndim == 1:
@@ -658,7 +657,6 @@ def _images(table: Table, rows: np.ndarray, labels: np.ndarray, colour: str) -> 
     return ImageFiles(
         TablePaths.of(table.root, table.files.take(table.file[rows])),
         torch.from_numpy(labels[rows]),
-        colour,
-        None if table.group is None else table.group[rows],
-        None if table.weight is None else torch.from_numpy(table.weight[rows]),
+        groups=None if table.group is None else table.group[rows],
+        weights=None if table.weight is None else torch.from_numpy(table.weight[rows]),
     )

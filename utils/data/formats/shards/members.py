@@ -18,7 +18,6 @@ from utils.config.spelling import some
 from utils.data.formats.readers import ImageFiles, Splits
 from utils.data.formats.shards.foreign import FOREIGN
 from utils.data.formats.shards.index import ANEW, BLOCK, CONTENTS, Contents, Split, read_contents
-from utils.data.images.levels import range_of
 from utils.data.images.stored import NumberedImages
 
 COPY = ".shard"  # the ending of a shard's copy in a local folder
@@ -30,7 +29,7 @@ def holds_shards(root: Path) -> bool:
     return (root / CONTENTS).is_file()
 
 
-def read_shards(root: Path, colour: str, skip_bad: bool = False) -> Splits:
+def read_shards(root: Path, pixel_range: tuple[float, ...] | None, skip_bad: bool = False) -> Splits:
     """Read the images of the shards in ``root``, which has an index. Raises ``UserError`` if the index does not fit.
 
     With ``skip_bad``, samples of foreign tar files that lack an image or a label are left out, with a warning.
@@ -42,7 +41,7 @@ def read_shards(root: Path, colour: str, skip_bad: bool = False) -> Splits:
         if name not in contents.splits or not len(contents.splits[name].records):
             raise UserError(f"--datapath {root}: has no {name} images; {ANEW}")
     packed = contents.made.get("pixel_range")
-    if packed is not None and tuple(packed) != range_of(colour):
+    if packed is not None and tuple(packed) != pixel_range:
         words = "{:g} {:g}".format(*packed)
         raise UserError(f"--pixel-range: the shards in {root} were packed with {words}; give --pixel-range {words}")
     problems = contents.made.get("problems", ())
@@ -55,7 +54,7 @@ def read_shards(root: Path, colour: str, skip_bad: bool = False) -> Splits:
         warnings = (f"--datapath {root}: left out: {told}",)
     if contents.made.get(FOREIGN) and not contents.made.get("listed"):
         _refuse_classes_of_validation_alone(contents)
-    train, validation = (images_of(contents, name, colour) for name in ("train", "val"))
+    train, validation = (images_of(contents, name) for name in ("train", "val"))
     return Splits(train, validation, contents.classes, warnings)
 
 
@@ -70,12 +69,12 @@ def _refuse_classes_of_validation_alone(contents: Contents) -> None:
         )
 
 
-def images_of(contents: Contents, name: str, colour: str) -> ImageFiles:
-    """The images of split ``name``, to be read in ``colour``."""
+def images_of(contents: Contents, name: str) -> ImageFiles:
+    """The images of split ``name``."""
     split = contents.splits[name]
     numbers = split.records["label"]
     labels = torch.from_numpy(numbers.astype(np.int8 if numbers.ndim > 1 else np.int64))
-    return ImageFiles(Members(contents.folder, name, split), labels, colour)
+    return ImageFiles(Members(contents.folder, name, split), labels)
 
 
 class Members(NumberedImages):
