@@ -123,7 +123,8 @@ def test_files_of_one_name_in_several_folders_are_told_apart(tmp_path):
 def test_groups_stay_on_one_side_of_val_split(flat, tmp_path):
     folder, rows = flat
     grouped = [(path, label, f"patient {number % 9}") for number, (path, label, _) in enumerate(rows)]
-    labels = write(tmp_path / "labels.csv", grouped, ("path", "label", "patient_id"))
+    typed = [(*row, group + " " * (number > 13)) for number, (*row, group) in enumerate(grouped)]
+    labels = write(tmp_path / "labels.csv", typed, ("path", "label", "patient_id"))
     data = read(folder, labels, "--val-split", "0.3")
     train, validation = (set(images.groups) for images in (data.train, data.validation))
     assert train and validation and not train & validation

@@ -210,7 +210,7 @@ def _splits(cells: pyarrow.ChunkedArray, mistakes: _Mistakes) -> np.ndarray:
 def _groups(cells: pyarrow.ChunkedArray, mistakes: _Mistakes) -> np.ndarray:
     numbers, names = _coded(cells)
     mistakes.add("group", _blank(numbers, names), "is empty")
-    return np.array([*names, None], dtype=object)[numbers]
+    return np.array([*map(str.strip, names), None], dtype=object)[numbers]  # a blank must not divide a patient's images
 
 
 def _weights(cells: pyarrow.ChunkedArray, mistakes: _Mistakes) -> np.ndarray:
