@@ -124,7 +124,8 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 def benchmark(own: argparse.Namespace, machine: str) -> int:
     """Measure all parts, print each part's rows when measured, and write them to a folder. Returns the exit code."""
     from scripts.common.output import write_csv
-    from scripts.lab.benchmarks.measure import HEADERS, cells, play
+    from scripts.lab.benchmarks.lines import HEADERS
+    from scripts.lab.benchmarks.measure import play
 
     folder = make_folder(own.output)
     print(f"{machine}\nRounds: {own.rounds}, about {own.seconds:g} s a measurement", flush=True)
@@ -135,22 +136,24 @@ def benchmark(own: argparse.Namespace, machine: str) -> int:
             print(f"{part} is skipped: {reason}")
             continue
         _, module, function, arguments = PARTS[part]
-        measured = len(rows)
+        shown = []
         for match in getattr(import_module(f"scripts.lab.benchmarks.{module}"), function)(own, **arguments):
             if isinstance(match, str):
                 print(match, flush=True)
                 continue
-            rows += play(part, match, own.rounds)
-            write_csv(folder / "benchmark.csv", [row | about for row in rows])
-        if rows[measured:]:
-            print(f"\n{table(HEADERS, [cells(row) for row in rows[measured:]])}\n", flush=True)
+            lines = play(match, own.rounds)
+            shown += [line.cells() for line in lines]
+            rows += [{"part": part} | line._asdict() | about for line in lines]
+            write_csv(folder / "benchmark.csv", rows)
+        if shown:
+            print(f"\n{table(HEADERS, shown)}\n", flush=True)
     if not rows:
         raise UserError("nothing could be measured; see the lines above")
     print(
         "Ratio: median of the rounds' own ratios, ours / the other; of seconds the difference, ours - the other. "
         f"Min - max: of the rounds. File: {folder / 'benchmark.csv'}"
     )
-    return 1 if any(row["failure"] for row in rows) else 0
+    return 1 if any(row["result"] is None for row in rows) else 0
 
 
 def unfit(part: str, own: argparse.Namespace) -> str:

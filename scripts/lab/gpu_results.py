@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from scripts.common.command_line import ToolParser, make_folder, run_tool, table, whole
 from scripts.common.output import write_text
-from scripts.lab.gpu_table.collect import HEADERS, Line
+from scripts.lab.benchmarks.lines import HEADERS, Line
 from scripts.lab.gpu_table.pieces import PIECES, Piece
 from utils.config.settings import UserError
 
@@ -265,7 +265,7 @@ def wait(own: argparse.Namespace, words: Sequence[str], log: IO[str]) -> int:
 def page(about: dict[str, str], done: dict[str, dict[str, Any]], reasons: dict[str, str]) -> str:
     """Markdown text of the machine and of the table; a piece that is not ``done`` has one row with the reason."""
     head = "\n".join(f"- {name}: {value}" for name, value in about.items() if value)
-    rows = [HEADERS, ["---"] * len(HEADERS), *table_rows(about, done, reasons)]
+    rows = [["piece", *HEADERS], ["---"] * (1 + len(HEADERS)), *table_rows(about, done, reasons)]
     lines = ["| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows]
     return f"# GPU results\n\n{head}\n\n" + "\n".join(lines) + "\n"
 

@@ -18,11 +18,10 @@ from torchvision.datasets.folder import pil_loader
 
 from scripts.common.timing import timed
 from scripts.lab.benchmarks.data import cifar10_tree
+from scripts.lab.benchmarks.lines import RATE, SECONDS
 from scripts.lab.benchmarks.measure import (
     BARE,
     MAIN,
-    RATE,
-    SECONDS,
     TIMM,
     WITHOUT_TIMM,
     CommandFailure,

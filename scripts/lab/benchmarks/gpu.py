@@ -12,7 +12,8 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from scripts.lab.benchmarks.measure import BARE, RATE, TIMM, WITHOUT_TIMM, Match, Rival, main_run, peer
+from scripts.lab.benchmarks.lines import RATE
+from scripts.lab.benchmarks.measure import BARE, TIMM, WITHOUT_TIMM, Match, Rival, main_run, peer
 
 SYNTHETIC_IMAGES = 12_800  # main.py's, of as many classes as ImageNet
 RGB = ("--channels", 3, "--classes", 1000)

@@ -7,7 +7,6 @@ round, and compared within each round, so that what slows the machine for a whil
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import statistics
 import subprocess
@@ -16,22 +15,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from scripts.common.timing import Spread, interleaved, ratios, synchronise
+from scripts.lab.benchmarks.lines import RATE, Line, read_csv
 
 ROOT = Path(__file__).resolve().parents[3]
 MAIN = ROOT / "main.py"
 PEERS = ROOT / "scripts" / "lab" / "benchmarks" / "peers.py"
-RATE = "images/s"
-SECONDS = "s"
 COMMAND_SECONDS = 1800  # no command here takes nearly as long
 BARE = "bare loop"
 TIMM = "timm's train.py"
 WITHOUT_TIMM = "timm's train.py is left out: give --timm-train PATH, the file of a checkout of timm"
-HEADERS = ("what", "against", "ours", "the other", "result", "min - max", "target", "")
 
 Measure = Callable[[], float]
 OURS = -1  # key of our side; a rival's key is its index
@@ -62,8 +59,8 @@ class Match(NamedTuple):
     rivals: Sequence[Rival]
 
 
-def play(part: str, match: Match, rounds: int) -> list[dict[str, Any]]:
-    """Measure ``match`` and return a CSV row for each rival: unrounded figures, None where one is missing.
+def play(match: Match, rounds: int) -> list[Line]:
+    """Measure ``match`` and return a line for each rival.
 
     A rival that fails is not measured again, but the others are. If ours fails, so do all rows.
     """
@@ -76,26 +73,16 @@ def play(part: str, match: Match, rounds: int) -> list[dict[str, Any]]:
         figures, failures = interleaved(sides, rounds, failure_of=failure_of)
     except CommandFailure as error:
         figures, failures = {}, dict.fromkeys(range(len(match.rivals)), str(error))
-    rows = []
-    for number, rival in enumerate(match.rivals):
-        ours, other, result = [], None, (None, None, None)
-        if number not in failures:
-            ours, other = figures[OURS], figures.get(number)
-            result = compare(ours, other, match.unit)
-        rows.append(
-            {
-                "part": part,
-                "what": match.what,
-                "unit": match.unit,
-                "against": rival.name,
-                "ours": statistics.median(ours) if ours else None,
-                "other": statistics.median(other) if other else None,
-                **dict(zip(("result", "result_min", "result_max"), result, strict=True)),
-                "target": rival.target,
-                "failure": failures.get(number, ""),
-            }
-        )
-    return rows
+    lines = []
+    for place, rival in enumerate(match.rivals):
+        about = (match.what, match.unit, rival.name)
+        if place in failures:
+            lines.append(Line(*about, aim=rival.target, note=f"failed: {failures[place]}"))
+            continue
+        ours, other = figures[OURS], figures.get(place)
+        middle = (statistics.median(ours), statistics.median(other) if other else None)
+        lines.append(Line(*about, *middle, *compare(ours, other, match.unit), rival.target))
+    return lines
 
 
 def compare(ours: Sequence[float], other: Sequence[float] | None, unit: str) -> Spread:
@@ -105,31 +92,6 @@ def compare(ours: Sequence[float], other: Sequence[float] | None, unit: str) -> 
     if unit == RATE:
         return ratios(ours, other)
     return Spread.of([a - b for a, b in zip(ours, other, strict=True)])
-
-
-def cells(row: Mapping[str, Any]) -> list[str]:
-    """Text cells of a row, in the order of ``HEADERS``; the last says that the target is missed, or why it failed."""
-    what = [f"{row['what']} ({row['unit']})", row["against"]]
-    is_rate = row["unit"] == RATE
-    target = "" if row["target"] is None else f"{'at least' if is_rate else 'at most'} {row['target']:g}"
-    if row["failure"]:
-        return [*what, "", "", "", "", target, f"failed: {row['failure']}"]
-    form = "{:.2f}x" if is_rate else "{:.2f}" if row["other"] is None else "{:+.2f}"
-    result, low, high = (form.format(row[name]) for name in ("result", "result_min", "result_max"))
-    ours, other = (number(row[name]) for name in ("ours", "other"))
-    return [*what, ours, other, result, f"{low} - {high}", target, "MISSED" * misses(row)]
-
-
-def number(value: float | None) -> str:
-    """``value`` as text with at least three digits; '' for None."""
-    return "" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def misses(row: Mapping[str, Any]) -> bool:
-    """True if the median lies on the wrong side of the target."""
-    if row["target"] is None:
-        return False
-    return row["result"] < row["target"] if row["unit"] == RATE else row["result"] > row["target"]
 
 
 # ---------------------------------------------------------------------------------- in this process
@@ -197,6 +159,5 @@ def main_run(own: argparse.Namespace, *flags: object) -> Measure:
 
 def warm_images_per_second(path: Path) -> float:
     """Images per second in a metrics.csv, over the training parts of all epochs after the first."""
-    with open(path, newline="", encoding="utf-8") as file:
-        rates = [float(row["images_per_second"]) for row in csv.DictReader(file)]
+    rates = [float(row["images_per_second"]) for row in read_csv(path)]
     return statistics.harmonic_mean(rates[1:])

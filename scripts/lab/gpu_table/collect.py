@@ -2,79 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import statistics
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from scripts.common.runs import reach
-from scripts.common.timing import ratios
-from scripts.lab.benchmarks.measure import RATE, number
+from scripts.lab.benchmarks.lines import PERCENT, RATE, RUN_SECONDS, SECONDS, Line, read_csv
 
 PUBLISHED_SPEED_UP = 2.44  # the AMP recipe's workload on an RTX 2060: 8.063 s in float32, 3.298 s with autocast
 BUSY_AIM = 1.1  # largest ratio of a step's time to the GPU's own work in it
 CIFAR_IMAGES = 50_000
-HEADERS = ("piece", "what", "against", "ours", "the other", "result", "min - max", "aim", "")
-
-
-class Line(NamedTuple):
-    """A line of the table. ``result``: ours / other, or ours if there is no other.
-
-    ``low`` and ``high``: smallest and largest ``result`` of the rounds, runs or seeds. ``aim``: bound of ``result``,
-    from below for images per second and percent, otherwise from above; None: only reported. ``note``: why there are no
-    figures, or a remark on them.
-    """
-
-    what: str
-    unit: str = ""
-    against: str = ""
-    ours: float | None = None
-    other: float | None = None
-    result: float | None = None
-    low: float | None = None
-    high: float | None = None
-    aim: float | None = None
-    note: str = ""
-
-    @property
-    def at_least(self) -> bool:
-        return self.unit in (RATE, "%")
-
-    @property
-    def verdict(self) -> str:
-        """Whether the aim is met; '' without an aim or a result."""
-        if self.aim is None or self.result is None:
-            return ""
-        return "met" if (self.result >= self.aim if self.at_least else self.result <= self.aim) else "MISSED"
-
-    def cells(self) -> list[str]:
-        """Texts of a table row, in the order of ``HEADERS`` without the piece."""
-        result, low, high = (number(value) for value in (self.result, self.low, self.high))
-        if self.other is not None:
-            result, low, high = (value and f"{value:.3f}x" for value in (self.result, self.low, self.high))
-        return [
-            f"{self.what} ({self.unit})" if self.unit else self.what,
-            self.against,
-            number(self.ours),
-            number(self.other),
-            result,
-            f"{low} - {high}" if low else "",
-            "" if self.aim is None else f"{'at least' if self.at_least else 'at most'} {self.aim:g}",
-            "; ".join(filter(None, (self.verdict, self.note))),
-        ]
 
 
 def figure(what: str, unit: str, values: Sequence[float], aim: float | None = None) -> Line:
     """Line of several runs' own figures: mean, smallest and largest."""
     mean = statistics.fmean(values)
     return Line(what, unit, "", mean, None, mean, min(values), max(values), aim)
-
-
-def read_csv(path: Path) -> list[dict[str, str]]:
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def tests(out: Path) -> list[Line]:
@@ -113,6 +57,8 @@ def amp(out: Path) -> list[Line]:
 
 def accounting(out: Path) -> list[Line]:
     """Lines about what main.py's training step adds to a bare loop on one batch, and how busy it keeps the GPU."""
+    from scripts.common.timing import ratios
+
     rows = read_csv(out / "accounting.csv")
     bare = [float(row["ms"]) for row in rows if row["step"] == rows[0]["step"]]
     lines = []
@@ -133,9 +79,9 @@ def benchmark(out: Path) -> list[Line]:
     """Lines from the rows of benchmark.py's CSV file."""
     lines = []
     for row in read_csv(out / "benchmark.csv"):
-        names = ("ours", "other", "result", "result_min", "result_max", "target")
+        names = ("ours", "other", "result", "low", "high", "aim")
         figures = (float(row[name]) if row[name] else None for name in names)
-        lines.append(Line(row["what"], row["unit"], row["against"], *figures, row["failure"]))
+        lines.append(Line(row["what"], row["unit"], row["against"], *figures, row["note"]))
     if all(line.result is None for line in lines):
         raise ValueError(lines[0].note)
     return lines
@@ -147,13 +93,13 @@ def recipe(out: Path, name: str, aim: float | None = None, clocked: bool = False
     top1 = [float(row["val_top1"]) for row in rows]
     interval = f", its mean within {reach(top1):.2f} (95 %)" if len(top1) > 1 else ""
     lines = [
-        figure(f"{name}, {len(rows)} seed(s): top-1{interval}", "%", top1, aim),
-        figure(f"{name}: all epochs with validation", "s", [float(row["seconds"]) for row in rows]),
+        figure(f"{name}, {len(rows)} seed(s): top-1{interval}", PERCENT, top1, aim),
+        figure(f"{name}: all epochs with validation", SECONDS, [float(row["seconds"]) for row in rows]),
     ]
     if clocked:
         warm, cold = zip(*(clocked_seconds(out / row["folder"]) for row in rows), strict=True)
-        lines.append(figure(f"{name}: as airbench's clock counts", "s", warm))
-        lines.append(figure(f"{name}: warm-up beside it, in the first epoch", "s", cold))
+        lines.append(figure(f"{name}: as airbench's clock counts", SECONDS, warm))
+        lines.append(figure(f"{name}: warm-up beside it, in the first epoch", SECONDS, cold))
     return lines
 
 
@@ -180,9 +126,9 @@ def airbench(out: Path, script: str, aim: float | None = None) -> list[Line]:
     (_, cold), *runs = airbench_runs(log)  # the first run is a warm-up, whatever its name
     top1, seconds = zip(*runs, strict=True)
     lines = [
-        figure(f"{script}, {len(top1)} run(s): top-1", "%", [100 * value for value in top1]),
-        figure(f"{script}: its clock", "s", seconds),
-        figure(f"{script}: its first run, which compiles and warms up", "s", [cold]),
+        figure(f"{script}, {len(top1)} run(s): top-1", PERCENT, [100 * value for value in top1]),
+        figure(f"{script}: its clock", SECONDS, seconds),
+        figure(f"{script}: its first run, which compiles and warms up", SECONDS, [cold]),
     ]
     theirs = statistics.median(seconds)
     for piece in ("fast", "fast-graphs"):
@@ -190,7 +136,7 @@ def airbench(out: Path, script: str, aim: float | None = None) -> list[Line]:
         sweep = out.parent / piece / "sweep.csv"
         if sweep.exists():
             ours = statistics.median(clocked_seconds(sweep.parent / row["folder"])[0] for row in read_csv(sweep))
-            lines.append(Line(what, "s", script, ours, theirs, ours / theirs, aim=aim))
+            lines.append(Line(what, RUN_SECONDS, script, ours, theirs, ours / theirs, aim=aim))
         else:
             lines.append(Line(what, note=f"left out: the piece '{piece}' has no runs"))
     return lines

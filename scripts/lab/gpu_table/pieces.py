@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from scripts.lab.benchmarks.lines import Line
 from scripts.lab.gpu_table import collect
-from scripts.lab.gpu_table.collect import Line
 
 AMP = "scripts/lab/benchmark_amp.py --device {device} --output {out}"
 BENCHMARK = (

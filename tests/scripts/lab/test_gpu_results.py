@@ -19,9 +19,10 @@ from scripts import sweep
 from scripts.common.runs import read_run, run_folders
 from scripts.lab import benchmark, benchmark_amp, gpu_results
 from scripts.lab.benchmarks import data, measure, peers
+from scripts.lab.benchmarks.lines import Line
 from scripts.lab.gpu_results import OutOfTime
 from scripts.lab.gpu_table import airbench, collect
-from scripts.lab.gpu_table.collect import Line, figure
+from scripts.lab.gpu_table.collect import figure
 from scripts.lab.gpu_table.pieces import PIECES, Piece
 from scripts.verification.processes import processes
 from tests.helpers import wait_for
@@ -347,7 +348,7 @@ def test_an_aim_is_a_least_rate_or_percentage_and_a_largest_time():
 
 
 def test_a_row_of_the_benchmark_becomes_a_line(tmp_path):
-    columns = "part,what,unit,against,ours,other,result,result_min,result_max,target,failure"
+    columns = "part,what,unit,against,ours,other,result,low,high,aim,note"
     failed = "p,net,images/s,timm,,,,,,1.2,no timm"
     measured = "p,net,images/s,bare,98,100,0.98,0.97,0.99,0.98,"
     (tmp_path / "benchmark.csv").write_text("\n".join([columns, measured, failed]) + "\n")
