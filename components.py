@@ -74,36 +74,25 @@ class Components(NamedTuple):
         args = run.args
         distributed = run.distributed
         rows = self.data.describe(args.data, self.validation_loader.num_images)
-        if self.train_loader is not None:
-            rows |= self.train_loader.describe(args, self.data)
-        else:
+        if self.train_loader is None:
             rows["Batch"] = f"{args.data.val_batch_size or args.data.batch_size} a process"
-        rows |= {"Loader": self.loader_choice, **self.network.describe(args.model)}
-        if self.train_loader is not None:
-            rows |= distributed.describe(self.model, args.exchange)
-            rows |= self._describe_training(args) | run.describe()
         else:
-            rows |= distributed.describe(self.model, None)
+            rows |= self.train_loader.describe(args, self.data)
+        rows |= {"Loader": self.loader_choice, **self.network.describe(args.model)}
+        rows |= distributed.describe(self.model, None if self.train_loader is None else args.exchange)
+        if self.lr_policy is not None:  # of a training
+            settings = args.optimisation
+            rows["Loss"] = criterion.describe(args.loss, settings.grad_penalty)
+            if isinstance(self.criterion, Distillation):
+                rows["Teacher"] = str(self.criterion)
+            rows["Optimizer"] = optimizers.describe(settings, self.optimizer)
+            rows["Clipping"] = clipping.describe(settings)
+            rows["Learning rate"] = lr_policy.describe(self.lr_policy, args.data.global_batch_size)
+            average = ema.describe(args.average, settings.epochs, settings.optimizer, self.model)
+            rows |= {"Weight average": average, **run.describe()}
         rows |= plugins.describe()
         rows["Precision"] = amp.describe(args.precision, distributed.device)
         return rows
-
-    def _describe_training(self, args: Settings) -> dict[str, str]:
-        settings = args.optimisation
-        assert self.lr_policy is not None
-        distilled = isinstance(self.criterion, Distillation)
-        return {
-            "Loss": criterion.describe(args.loss, settings.grad_penalty),
-            **({"Teacher": str(self.criterion)} if distilled else {}),
-            "Optimizer": optimizers.describe(settings, self.optimizer),
-            "Clipping": clipping.describe(settings),
-            "Learning rate": lr_policy.describe(self.lr_policy, args.data.global_batch_size),
-            "Weight average": ema.describe(args.average, settings.epochs, settings.optimizer, self.model),
-        }
-
-    def multiply_adds(self, device: torch.device) -> dict[str, str]:
-        """The plan's row about the cost of a forward pass, counted in a pass made here."""
-        return {"Multiply-adds": f"{self.network.multiply_adds(self.data.image_shape, device):,} an image"}
 
     def warn_of_doubts(self, run: Run) -> None:
         """Warn of doubtful data, a doubtful network and settings without effect. Call it on one process."""

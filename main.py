@@ -109,7 +109,9 @@ def plan(run: Run) -> int:
 
     components = built(run)
     if run.is_main:
-        rows = components.describe(run) | components.multiply_adds(run.distributed.device)
+        rows = components.describe(run)
+        count = components.network.multiply_adds(components.data.image_shape, run.distributed.device)
+        rows["Multiply-adds"] = f"{count:,} an image"
         if not run.args.run.evaluate:
             folder = run.folder_to_resume
             planned = f"{folder} (continues there)" if folder else f"{planned_folder(run.args)} (not created)"

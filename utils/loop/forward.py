@@ -49,18 +49,13 @@ def forward(
         logits = network(batch.images)[:count]
         given = _loss(criterion, logits, batch) if count else logits.sum()
     losses = dict(given) if isinstance(given, dict) else {}
-    loss = _sum_of(given)
+    loss: Any = sum(given.values()) if isinstance(given, dict) else given
     if penalty and count:
         assert isinstance(network, torch.nn.Module) and scaler is not None
         losses = losses or {"criterion": loss}
         losses["grad_penalty"] = penalty * gradient_norm(loss, network.parameters(), scaler)
         loss = loss + losses["grad_penalty"]
     return Outputs(logits, loss, losses)
-
-
-def _sum_of(loss: Loss) -> torch.Tensor:
-    total: Any = sum(loss.values()) if isinstance(loss, dict) else loss
-    return total
 
 
 def _loss(criterion: Callable[..., Loss], logits: torch.Tensor, batch: Batch) -> Loss:

@@ -62,7 +62,9 @@ class GradientClipper:
         """
         # nn.utils.get_total_norm without its sorting by devices and types, which took as long as the norms themselves.
         present = [[parameter for parameter in part if parameter.grad is not None] for part in self._parts]
-        own: Sequence[Sequence[Any]] = present if self._over_ranks is None else [_own_parts(part) for part in present]
+        own: Sequence[Sequence[Any]] = present
+        if self._over_ranks is not None:  # stand-ins, whose ``grad`` is this process's part of a sharded gradient
+            own = [[SimpleNamespace(grad=local(p.grad)) for p in part if p.grad is not None] for part in present]
         measured = [torch._foreach_norm([holder.grad for holder in part]) for part in own]
         self.measured = [*zip(present, measured, strict=True)]
         totals = [torch.linalg.vector_norm(torch.stack(norms)) for norms in measured]
@@ -82,11 +84,6 @@ class GradientClipper:
         norms = [norm for _, norms in measured for norm in norms]
         finite = torch.isfinite(torch.stack(norms)).tolist()
         return [name for name, is_finite in zip(names, finite, strict=True) if not is_finite]
-
-
-def _own_parts(parameters: Iterable[nn.Parameter]) -> list[Any]:
-    """Stand-ins for sharded parameters: the ``grad`` of each is this process's part of the gradient."""
-    return [SimpleNamespace(grad=local(p.grad)) for p in parameters if p.grad is not None]
 
 
 def _over_finite(norms: list[torch.Tensor]) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:

@@ -259,11 +259,13 @@ class Reporter:
         self.writer.scalars(
             {tag: points[tag] for tag in points if self.with_top5 or "Top5" not in tag}, int(row["step"])
         )
+        # the figures that decide on best.pt and on early stopping, unless the line shows them anyway
+        deciding = "".join(f"  {name.removeprefix(PREFIX)} {row[name]:.4f}" for name in self.deciding)
         what = "epoch" if "train_loss" in row else "took"  # the late validation of an epoch, alone
-        raw_text = f"  (raw weights {self._text(raw)})" if raw is not None and raw is not result else ""
+        raw_text = f"  (raw weights {raw.text(self.with_top5)})" if raw is not None and raw is not result else ""
         self.writer.log(
-            f"epoch {row['epoch']}/{self.epochs}  validation{self.cut} {self._text(result)}{raw_text}"
-            f"{self._best_text(row)}  {what} {row['seconds']:.1f} s{'  best so far' if best else ''}"
+            f"epoch {row['epoch']}/{self.epochs}  validation{self.cut} {result.text(self.with_top5)}{raw_text}"
+            f"{deciding}  {what} {row['seconds']:.1f} s{'  best so far' if best else ''}"
         )
         if not math.isfinite(result.loss):
             self.writer.log(
@@ -294,13 +296,6 @@ class Reporter:
         if isinstance(report, MultilabelReport):
             return {} if math.isnan(report.micro_f1) else {"Micro_F1/Training": report.micro_f1}
         return {"Top1/Training": report.top1, **({"Top5/Training": report.top5} if self.with_top5 else {})}
-
-    def _text(self, report: AnyReport) -> str:
-        return report.text(self.with_top5)
-
-    def _best_text(self, row: dict[str, float]) -> str:
-        """The figures that decide on best.pt and on early stopping, unless an epoch's log line shows them anyway."""
-        return "".join(f"  {name.removeprefix(PREFIX)} {row[name]:.4f}" for name in self.deciding)
 
     def _pace(self, mark: Mark, progress: Progress, now: float) -> tuple[float, float]:
         """Images per second and percentage of time spent waiting for data since ``mark``; NaN without a step."""
