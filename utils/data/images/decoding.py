@@ -22,8 +22,8 @@ from utils.config.image_size import Size
 from utils.config.settings import UserError
 from utils.data.images import jpeg
 from utils.data.images.arrays import levels_of, of_colour
-from utils.data.images.levels import do_not_map, in_colour, is_array, keeps_levels, numbers_of, range_of, to_8_bits
-from utils.data.images.stored import RAW, NamedBytes, content_of, opened
+from utils.data.images.levels import in_colour, is_array, keeps_levels, numbers_of, range_of, to_8_bits
+from utils.data.images.stored import RAW, NamedBytes, content_of
 from utils.data.images.view import LEAST_AREA, Box, Placement, View, resized
 
 CROP_RATIO = (3 / 4, 4 / 3)  # random-resized-crop of Szegedy et al., Going deeper with convolutions, 2014
@@ -73,11 +73,12 @@ def dtype_of(colour: str) -> torch.dtype:
     return torch.float32 if keeps_levels(colour) else torch.uint8
 
 
-def _read(path: str | BinaryIO, read: Callable[[str | BinaryIO], Any]) -> Any:
+def _read(path: str | BinaryIO, read: Callable[[BinaryIO], Any]) -> Any:
+    """Apply ``read`` to the file's content in memory, which several readers then read once."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's warnings concern metadata and large images, not the pixels
-            return read(opened(path))
+            return read(NamedBytes(path, content_of(path)) if isinstance(path, str) else path)
     except Exception as error:  # each of Pillow's readers fails in its own ways on a damaged file
         if isinstance(error, UserError):  # such as that a shard was replaced
             raise
@@ -93,19 +94,16 @@ def why_unreadable(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _open_image(path: str | BinaryIO, colour: str, formats: list[str] | tuple[str, ...] | None) -> Image.Image:
+def _open_image(file: BinaryIO, colour: str, formats: list[str] | tuple[str, ...] | None) -> Image.Image:
     if is_array(colour):
-        return for_people(levels_of(path, colour, formats))
-    if isinstance(path, str) and path.lower().endswith(".npy"):
-        path = NamedBytes(path, content_of(path))
-    if isinstance(path, NamedBytes) and path.getbuffer()[: len(RAW)] == RAW:
-        return in_colour(_raw_image(path, colour), colour)
-    with Image.open(path, formats=formats) as image:
+        return for_people(levels_of(file, colour, formats))
+    if isinstance(file, NamedBytes) and file.getbuffer()[: len(RAW)] == RAW:
+        return in_colour(_raw_image(file, colour), colour)
+    with Image.open(file, formats=formats) as image:
         if image.format == "EPS":
             raise ValueError("is PostScript, a program, which is not run")  # Pillow would, in Ghostscript
-        do_not_map(image)
         pixel_range = range_of(colour)
-        if pixel_range is not None and (numbers := numbers_of(image, path)) is not None:
+        if pixel_range is not None and (numbers := numbers_of(image, file)) is not None:
             return in_colour(Image.fromarray(to_8_bits(numbers, pixel_range)), colour)
         image.load()
         ImageOps.exif_transpose(image, in_place=True)
@@ -179,26 +177,16 @@ def decoder() -> str:
     return f"torchvision {metadata.version('torchvision')}, whole images"
 
 
-def loaded(path: str | NamedBytes) -> str | NamedBytes:
-    """Load the content of a ``Stored`` image; return any other ``path`` itself. Raises what ``open_image`` raises."""
+def loaded(path: str | NamedBytes) -> NamedBytes:
+    """Load the content of an image file. Raises what ``open_image`` raises."""
     return _read(path, lambda file: file)
 
 
-def read_plain_jpeg(path: str | NamedBytes, colour: str) -> tuple[bytes, int, int] | None:
+def read_plain_jpeg(file: NamedBytes, colour: str) -> tuple[bytes, int, int] | None:
     """Read a plain JPEG file: its content, width and height; None for any other file, which Pillow must read."""
     if colour != "RGB" or is_array(colour):
         return None  # Pillow makes grey from rounded RGB
-    if isinstance(path, NamedBytes):
-        data = path.getvalue()
-    else:
-        try:
-            with open(path, "rb", buffering=0) as file:
-                if file.read(len(jpeg.START)) != jpeg.START:
-                    return None
-                file.seek(0)
-                data = file.read()
-        except OSError:
-            return None
+    data = file.getvalue()
     size = jpeg.plain_size(data)
     if size is None or size[0] * size[1] > (Image.MAX_IMAGE_PIXELS or math.inf):
         return None  # Pillow warns of large images and refuses enormous ones
