@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
     data = get_data(args.data, torch.device("cpu"))
     for line in (*data.warnings, *lost(data)):
         warn(line)
-    refuse_to_keep(encodings, data)
+    refuse_formats(encodings, data)
     folder = make_folder(own.output)
     plan = Plan.of(folder, data, encodings, own.shard_samples, args.data.skip_bad_images)
     contents = completed(plan, workers, progress)
@@ -160,13 +160,21 @@ def lost(data: Data) -> list[str]:
     return [f"--labels: shards do not keep the images' {' and '.join(known)}, only their labels"] if known else []
 
 
-def refuse_to_keep(encodings: dict[str, Encoding], data: Data) -> None:
-    """Raise ``UserError`` if files are to be kept, but the images are in memory."""
+def refuse_formats(encodings: dict[str, Encoding], data: Data) -> None:
+    """Raise ``UserError`` if images in memory are to be kept as files, or files made anew lose channels or bits."""
     from utils.data.formats.readers import MemoryImages
+    from utils.data.images.levels import is_array
 
     for split, images in (("train", data.train), ("val", data.validation)):
-        if isinstance(images, MemoryImages) and encodings[split].format == "keep":
-            raise UserError("--format keep is for files, and these images are in memory; use raw, png or jpeg")
+        form = encodings[split].format
+        if isinstance(images, MemoryImages):
+            if form == "keep":
+                raise UserError("--format keep is for files, and these images are in memory; use raw, png or jpeg")
+        elif form != "keep" and is_array(images.colour):
+            raise UserError(
+                f"--format {form}: holds grey or RGB of 8 bits, and these images have other channels or all levels "
+                "(--in-channels, --levels); use --format keep, without --resize"
+            )
 
 
 def completed(plan: Plan, workers: int, progress: ProgressLog) -> Contents:

@@ -213,6 +213,14 @@ def test_odd_images_are_made_anew_as_pillow_shows_them(tree, tmp_path, kind):
     assert [Path(path).read_bytes() == member.content() for path, member in contents] == kept
 
 
+@pytest.mark.parametrize("flags", [("--format", "raw", "--levels", "all"), ("--resize", "24", "--in-channels", "4")])
+def test_channels_and_bits_that_images_made_anew_cannot_hold_are_refused(tree, tmp_path, flags):
+    with pytest.raises(UserError, match="holds grey or RGB of 8 bits.*use --format keep, without --resize"):
+        packed(tree, tmp_path / "shards", *flags)
+    assert not (tmp_path / "shards").exists()
+    packed(tree, tmp_path / "kept", *flags[2:])
+
+
 @pytest.mark.parametrize("flags", [(), ("--format", "png"), ("--resize-validation",)])
 def test_validation_files_keep_their_bytes_beside_training_images_that_are_made_smaller(tree, tmp_path, flags):
     output = packed(tree, tmp_path, "--resize", 24, *flags)
