@@ -17,7 +17,7 @@ from utils.data import decoded as cache
 from utils.data import progress_log
 from utils.data.formats import class_folders
 from utils.data.formats.readers import ImageFiles
-from utils.data.images.decoding import decode_crop, decode_whole
+from utils.data.images.decoding import decode_crop
 from utils.data.images.levels import Colour
 from utils.data.images.view import View
 from utils.data.progress_log import ProgressLog
@@ -91,7 +91,10 @@ def test_pixels_are_those_of_the_files_decoded_now_or_read_from_the_cache(tmp_pa
 def test_images_of_other_sizes_are_resampled_as_the_decoder_does(tree, fixed_size):
     images = files_of(tree, "L")
     view = View(5)
-    expected = [decode_whole(path, 5, "L") if fixed_size else decode_crop(path, view, "L") for path in images.paths]
+    expected = [
+        decode_crop(path, View(5, whole=True), "L") if fixed_size else decode_crop(path, view, "L")
+        for path in images.paths
+    ]
     expected = torch.stack(expected)
     assert torch.equal(decoded(images, None, size=5, fixed_size=fixed_size), expected)
 

@@ -21,7 +21,7 @@ from torchvision.transforms import v2
 from tests.utils.data.deep_files import png, tiff
 from utils.config.settings import UserError
 from utils.data.images import decoding, jpeg
-from utils.data.images.decoding import UnreadableImage, decode_crop, decode_whole, decoder, open_image, random_box
+from utils.data.images.decoding import UnreadableImage, decode_crop, decoder, open_image, random_box
 from utils.data.images.levels import Colour
 from utils.data.images.view import View
 from utils.data.preprocessing import Preprocessing
@@ -133,7 +133,7 @@ def test_any_region_has_the_bits_of_pillows_whole_image_up_to_its_border(tmp_pat
 def test_crops_lie_in_memory_pixel_by_pixel(tmp_path, way):
     (path, *_) = photographs(tmp_path, (120, 90), {})
     crop = decode_crop(path, View(48), "RGB", UNIFORMS[0])
-    assert crop.stride() == decode_whole(path, 48, "RGB").stride() == (1, 3 * 48, 3)
+    assert crop.stride() == decode_crop(path, View(48, whole=True), "RGB").stride() == (1, 3 * 48, 3)
     assert decode_crop(path, View(48), "RGB").stride()[::2] == (1, 3)  # lines of a wider image
 
 
@@ -179,7 +179,7 @@ def test_levels_of_32_bits_are_those_of_8_bits_or_refused(tmp_path):
     ):
         path = written(tmp_path / f"{number}.tif", Image.fromarray(odd))
         with pytest.raises(UnreadableImage, match=f"{number}.tif: .* levels, {found}.* have no known range"):
-            decode_whole(path, 8, "RGB")
+            decode_crop(path, View(8, whole=True), "RGB")
         with pytest.raises(ValueError, match="have no known range"):
             show(16)(Image.open(path))
 
@@ -363,14 +363,14 @@ def test_enormous_dimensions_are_refused_on_every_way(tmp_path, way, monkeypatch
 @pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.bmp"])
 def test_a_stored_image_of_the_wanted_size_keeps_its_bits(tmp_path, name, colour):
     path = written(tmp_path / name, PHOTOGRAPHS[1].crop((300, 200, 332, 232)).convert(colour))
-    assert torch.equal(decode_whole(path, 32, colour), pillow_pixels(path, colour))
+    assert torch.equal(decode_crop(path, View(32, whole=True), colour), pillow_pixels(path, colour))
 
 
 @pytest.mark.parametrize("colour", ["RGB", "L"])
 def test_a_stored_image_of_another_size_is_resized_as_by_torchvision(tmp_path, colour):
     path = written(tmp_path / "a.png", PHOTOGRAPHS[1].crop((300, 200, 340, 250)))
     expected = v2.functional.resize(pillow_pixels(path, colour), [32, 32], antialias=True)
-    assert difference(decode_whole(path, 32, colour), expected)[0] <= 1
+    assert difference(decode_crop(path, View(32, whole=True), colour), expected)[0] <= 1
 
 
 # ------------------------------------------------------------------------- threads, processes, noise

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from utils.config.image_size import Size
 from utils.config.settings import UserError
 from utils.data.images import jpeg
 from utils.data.images.arrays import levels_of, of_colour
@@ -134,10 +133,11 @@ def decode_crop(path: str | NamedBytes, view: View, colour: str, uniforms: np.nd
     """Decode a crop of an image file: (channels, h, w), dtype as from ``read_pixels``, in channels-last memory.
 
     With ``uniforms`` (22 numbers in [0, 1)) it is a random-resized-crop for training, otherwise what ``view`` shows in
-    evaluation; with ``view.whole``, it is always the whole image. Raises what ``open_image`` raises.
+    evaluation; with ``view.whole``, it is always the whole image, resampled only if its size is not the view's. Raises
+    what ``open_image`` raises.
     """
     if view.whole:
-        return decode_whole(path, view.size, colour)
+        return resized(read_pixels(path, colour), view.size, "bilinear")
     pixels, place = decode_box(path, view, colour, uniforms)
     shown = cropped(pixels, view, place)
     return shown.clamp(0, 255) if shown.is_floating_point() else shown  # bicubic overshoots; bytes cannot
@@ -160,14 +160,6 @@ def decode_box(
     box, place = boxes(view, width, height, uniforms)
     left, top, right, bottom = box
     return pixels[:, top:bottom, left:right], place
-
-
-def decode_whole(path: str | NamedBytes, size: Size, colour: str) -> torch.Tensor:
-    """Decode a whole image file: (channels, h, w), dtype as from ``read_pixels``, in channels-last memory.
-
-    It is resampled only if its size is not ``size``. Raises what ``open_image`` raises.
-    """
-    return resized(read_pixels(path, colour), size, "bilinear")
 
 
 def decoder() -> str:
