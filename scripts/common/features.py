@@ -231,7 +231,7 @@ def key_of(loaded: Loaded, args: Settings, images: Images, device: torch.device)
     if isinstance(images, MemoryImages):
         digest.update(images.pixels.cpu().numpy().tobytes())
     elif isinstance(images.paths, NumberedImages):
-        digest.update(images.paths.identity.encode())
+        digest.update(images.paths.identity)
     else:
         for path in images.paths:
             digest.update(os.fsencode(path) + b"\0" + _state_of(path))

@@ -44,7 +44,7 @@ from utils.data.formats.table import read_labels
 from utils.data.images.arrays import Header, array_header
 from utils.data.images.levels import grey_of
 from utils.data.images.look import header
-from utils.data.images.stored import NumberedImages, opened
+from utils.data.images.stored import ImagePaths, NumberedImages, opened
 from utils.data.preprocessing import KnownPreprocessing, Preprocessing, resolve
 from utils.data.progress_log import Log, ProgressLog, silent
 from utils.runtime.distributed import Distributed
@@ -246,7 +246,8 @@ class Data:
             if images.weights is not None:
                 digest.update(images.weights.numpy().tobytes())
             if isinstance(images, ImageFiles):
-                digest.update(_names(images))
+                assert isinstance(images.paths, ImagePaths)
+                digest.update(images.paths.identity)
                 if not isinstance(images.paths, NumberedImages):
                     contents = (contents or []) + _some_contents(images.paths)
             else:
@@ -270,15 +271,6 @@ def in_colour_of(preprocessing: Preprocessing, images: Images) -> Images:
         )
     pixels = images.pixels.expand(-1, 3, -1, -1) if held == 1 else grey_of(images.pixels)
     return dataclasses.replace(images, pixels=pixels.contiguous())
-
-
-def _names(images: ImageFiles) -> bytes:
-    """Folder and name of each file, joined by zero bytes; for images inside a larger file, their identity."""
-    if isinstance(images.paths, NumberedImages):
-        return images.paths.identity.encode()
-    if isinstance(images.paths, FilePaths):
-        return images.paths.ends_of_paths()
-    return os.fsencode("\0".join("/".join(Path(path).parts[-2:]) for path in images.paths))
 
 
 def _some_contents(paths: Sequence[str]) -> list[bytes]:

@@ -97,7 +97,7 @@ def test_paths_are_a_sequence_like_the_list_of_them(tree):
         with pytest.raises(IndexError):
             paths[place]
     assert len(FilePaths.joined(tree, b"")) == 0 and [*FilePaths.joined(tree, b"")] == []
-    assert paths.ends_of_paths().split(b"\0") == [os.fsencode("/".join(Path(path).parts[-2:])) for path in expected]
+    assert paths.identity.split(b"\0") == [os.fsencode("/".join(Path(path).parts[-2:])) for path in expected]
 
 
 def test_names_that_are_no_text_are_listed_kept_and_fingerprinted(tree, slow):
@@ -105,7 +105,7 @@ def test_names_that_are_no_text_are_listed_kept_and_fingerprinted(tree, slow):
     plant(tree / "bees" / odd)
     assert same(files_of(tree, lister(tree)), files_of(tree, lister(tree)))
     paths = files_of(tree, lister(tree))[0].paths
-    assert str(tree / "bees" / odd) in [*paths] and b"bees/\xff\xfe.png" in paths.ends_of_paths()
+    assert str(tree / "bees" / odd) in [*paths] and b"bees/\xff\xfe.png" in paths.identity
 
 
 def test_a_second_start_reads_the_list_and_no_folder(tree, slow, monkeypatch):
@@ -113,7 +113,7 @@ def test_a_second_start_reads_the_list_and_no_folder(tree, slow, monkeypatch):
     first = files_of(tree, lister(tree, said))
     monkeypatch.setattr(listing, "_list_class_folder", None)  # any listing would fail
     second = files_of(tree, lister(tree, said))
-    assert same(first, second) and second[0].paths.ends_of_paths() == first[0].paths.ends_of_paths()
+    assert same(first, second) and second[0].paths.identity == first[0].paths.identity
     assert "51 files in" in said[-2] and "51 files, read in" in said[-1]
     (tree.parent / ".decoded").rename(tree.parent.parent / "elsewhere")
     assert len([*tree.parent.iterdir()]) == 1, "nothing else is left behind"

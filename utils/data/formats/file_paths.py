@@ -59,7 +59,8 @@ class FilePaths(ImagePaths):
         """True if all files lie directly in the tree's folders, none deeper."""
         return np.count_nonzero(self.names == ord("/")) == len(self)  # each path has at least one
 
-    def ends_of_paths(self) -> bytes:
+    @property
+    def identity(self) -> bytes:
         """The last two parts of each path, folder and file name; the paths are joined by zero bytes."""
         if self.in_one_level:
             return self.names.tobytes()

@@ -438,9 +438,9 @@ class Rows(NumberedImages):
         return self._dataset.with_format("arrow")[:].column(self._column)
 
     @property
-    def identity(self) -> str:
-        """Text that depends only on the images' sizes in bytes and their order, not on where they are stored."""
-        return hashlib.sha256(self._lengths[self.places].tobytes()).hexdigest()
+    def identity(self) -> bytes:
+        """A digest that depends only on the images' sizes in bytes and their order, not on where they are stored."""
+        return hashlib.sha256(self._lengths[self.places].tobytes()).hexdigest().encode()
 
     @cached_property
     def _lengths(self) -> np.ndarray:

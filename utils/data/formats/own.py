@@ -31,11 +31,11 @@ class Items(NumberedImages):
         self._file = file
 
     @property
-    def identity(self) -> str:
-        """Text made of the split's name, a digest of the images' numbers, and digests of the content of some images."""
+    def identity(self) -> bytes:
+        """The split's name, a digest of the images' numbers, and digests of the content of some images, as bytes."""
         places = np.linspace(0, len(self) - 1, min(len(self), LOOKED_AT)).round().astype(int)
         contents = map(self._digest, self.places[places].tolist())
-        return "\0".join((self.name, hashlib.sha256(self.places.tobytes()).hexdigest(), *contents))
+        return "\0".join((self.name, hashlib.sha256(self.places.tobytes()).hexdigest(), *contents)).encode()
 
     def _digest(self, number: int) -> str:
         try:

@@ -93,7 +93,8 @@ class TablePaths(FilePaths):
         ends = np.frombuffer(offsets, dtype=np.int64)[1 : len(files) + 1] - 1
         return cls(root, np.frombuffer(names, dtype=np.uint8)[: ends[-1]], ends)
 
-    def ends_of_paths(self) -> bytes:
+    @property
+    def identity(self) -> bytes:
         return self.names.tobytes()
 
 

@@ -44,6 +44,11 @@ class ImagePaths(Sequence[str], ABC):
     def take(self, places: np.ndarray) -> ImagePaths:
         """The images at ``places``, int64 (m,), in that order."""
 
+    @property
+    @abstractmethod
+    def identity(self) -> bytes:
+        """Bytes that are the same for the same images in the same order, wherever they are stored."""
+
 
 class NumberedImages(ImagePaths):
     """The images of a split called ``name``, as a sequence of ``Stored`` names, each made only when it is asked for.
@@ -70,11 +75,6 @@ class NumberedImages(ImagePaths):
     def name_of(self, number: int) -> str:
         """The name of an image in messages, SPLIT[NUMBER] by default."""
         return f"{self.name}[{number}]"
-
-    @property
-    @abstractmethod
-    def identity(self) -> str:
-        """Text that is the same for the same images in the same order, wherever they are stored."""
 
     @abstractmethod
     def read(self, number: int) -> bytes:

@@ -139,8 +139,8 @@ class Members(NumberedImages):
         return self.split.records["name"][self.places]
 
     @property
-    def identity(self) -> str:
-        return self._identity
+    def identity(self) -> bytes:
+        return self._identity.encode()
 
     def take(self, places: np.ndarray) -> Members:
         taken = super().take(places)
