@@ -47,12 +47,11 @@ def test_the_rates_are_those_of_the_runs_that_they_name():
     rows, _ = result_rows(
         [recipe for recipe in recipes() if recipe.name == "imagenette/resnet10t"], finished_runs([KEPT])
     )
-    (row,) = rows
-    (run,) = row.runs
-    known = read_machines().known
+    machines = read_machines()
+    (run,) = (run for row in rows for run in row.runs if machines.letter(run) == "A")
     measured = estimates.training_multiply_adds("imagenette/resnet10t") / run.seconds
-    assert float(known["A"]["multiply_adds_per_second"]) == pytest.approx(measured, rel=0.01)
+    assert float(machines.known["A"]["multiply_adds_per_second"]) == pytest.approx(measured, rel=0.01)
     page = (collect_results.ROOT / "docs" / "benchmarks" / "h100.md").read_text(encoding="utf-8")
     assert "3,306 images/s" in page
     resnet50 = estimates.training_multiply_adds("imagenet/resnet50") / (1_281_167 * 90)
-    assert float(known["D"]["multiply_adds_per_second"]) == pytest.approx(3306 * resnet50, rel=0.01)
+    assert float(machines.known["D"]["multiply_adds_per_second"]) == pytest.approx(3306 * resnet50, rel=0.01)
