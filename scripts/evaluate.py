@@ -228,7 +228,6 @@ def describe(
     from scripts.common.predictions import Chosen, settings_of, validated_on
     from utils.precision.amp import resolve_amp
 
-    place = loaded.settings.get("datapath")
     others = other and settings_of(other, Chosen.of(own))  # each network runs as in its training, unless flags differ
     return {
         "checkpoint": str(loaded.path),
@@ -245,7 +244,7 @@ def describe(
         "compared_tta": other and others.data.tta,
         "compared_amp": other and resolve_amp(others.precision, distributed.device),
         "chosen_by_these_images": chosen_by_these_images(own, loaded, other),
-        **({"thresholds_of_these_images": validated_on(own, place)} if loaded.reading.several else {}),
+        **({"thresholds_of_these_images": validated_on(own, loaded.settings)} if loaded.reading.several else {}),
         "torch": torch.__version__,
     }
 
@@ -254,7 +253,7 @@ def chosen_by_these_images(own: argparse.Namespace, loaded: Loaded, other: Loade
     """Paths of the checkpoints that their runs chose as the best epoch, judging by the images evaluated here."""
     from scripts.common.predictions import validated_on
 
-    if not validated_on(own, loaded.settings.get("datapath")):
+    if not validated_on(own, loaded.settings):
         return []
     of_these = [one for one in (loaded, other) if one is not None and same_images(one.fingerprint, loaded.fingerprint)]
     return [str(one.path) for one in of_these if one.path.name == BEST]

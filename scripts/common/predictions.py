@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -351,17 +351,20 @@ def _tree(settings: DataSettings, chosen: Chosen) -> Path | None:
     return tree
 
 
-def validated_on(own: argparse.Namespace, place: object) -> bool:
-    """True if the images to evaluate are those that the run validated on, whichever flags choose them.
+def validated_on(own: argparse.Namespace, settings: Mapping[str, Any]) -> bool:
+    """True if the images to evaluate are those that the run with these ``settings`` validated on.
 
-    ``place``: the folder of the run's data, if it has one.
+    It does not matter which flags choose them. A run with --folds validated on a part of its training images.
     """
     if own.datapath is None and own.split == "val":
         return True
+    place = settings.get("datapath")
     if own.split == "train" or not isinstance(place, str):
         return False
     root = Path(own.datapath or place)
     its_root = Path(place)
+    if settings.get("folds") is not None:
+        return own.split == "val" and os.path.realpath(root) == os.path.realpath(its_root)
     read = test_folder(root) if own.split == "test" else validation_folder(root) or root
     theirs = validation_folder(its_root) or its_root  # test/ if there is no val/
     return read is not None and os.path.realpath(read) == os.path.realpath(theirs)

@@ -132,7 +132,7 @@ class PredictionParts:
             found = doubts_of(predictions.report, step, str(loaded.settings.get("dataname")))
             record.predicted_doubts = [doubt.sign for doubt in found]
         said = [(words, agrees)]
-        if loaded.path.name == BEST and validated_on(self.own, loaded.settings.get("datapath")):
+        if loaded.path.name == BEST and validated_on(self.own, loaded.settings):
             said.append((f"{BEST} was chosen by its result on these images, which favours it.", False))
         self.checks += [(f"{record.name}: {words}" if runs > 1 else words, agrees) for words, agrees in said]
         self.notes += [

@@ -305,6 +305,16 @@ def test_of_a_comparison_each_network_that_its_images_chose_is_named(digits_run)
     ]
 
 
+def test_of_a_run_with_folds_val_and_test_chose_nothing(digits_run, tmp_path):
+    (tmp_path / "train/0").mkdir(parents=True)
+    (tmp_path / "test/0").mkdir(parents=True)  # without a val/, other runs validate on it
+    best = load_model(Path(digits_run, "checkpoints/best.pt"))
+    best.settings.update(datapath=str(tmp_path), folds=5, fold=0)
+    for line, favoured in (([], True), (["--datapath", str(tmp_path)], True), (["--split", "test"], False)):
+        own = evaluate.build_parser().parse_args([digits_run, *line])
+        assert bool(evaluate.chosen_by_these_images(own, best, None)) == favoured
+
+
 @pytest.mark.parametrize(
     ("splits", "line", "favoured"),
     [
