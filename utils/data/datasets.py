@@ -40,7 +40,7 @@ from utils.data.formats.readers import IN_MEMORY, OWN_FILES, ImageFiles, Images,
 from utils.data.formats.shards.foreign import ensure_index
 from utils.data.formats.shards.index import read_contents
 from utils.data.formats.shards.members import holds_shards, read_shards
-from utils.data.formats.table import read_labels
+from utils.data.formats.table import lacks_rows_of_val, read_labels
 from utils.data.images.arrays import Header, array_header
 from utils.data.images.levels import grey_of
 from utils.data.images.look import header
@@ -370,6 +370,9 @@ def get_test_data(
     """
     notes: tuple[str, ...] = ()
     if of_test:
+        is_whole = not settings.divides_training
+        if trained and is_whole and is_at(trained.state, settings) and lacks_rows_of_val(settings):
+            notes = (f"{trained.path}: its run validated on these images, as none are of val; they chose best.pt",)
         settings = dataclasses.replace(settings, val_split=None, folds=None, fold=None)
     if settings.divides_training and not division_is_explicit:
         assert trained is not None  # whose division it is

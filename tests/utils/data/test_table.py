@@ -15,6 +15,7 @@ from pyarrow import parquet
 from main import main
 from scripts import check_data, evaluate, pack
 from tests.helpers import image_tree
+from utils.checkpoint.resume import ResumePoint
 from utils.config import arguments
 from utils.config.settings import UserError
 from utils.data.datasets import get_data, get_test_data
@@ -156,6 +157,11 @@ def test_rows_of_test_that_are_validated_on_are_told_with_how_to_keep_them_for_t
     kept = read(folder, tests, "--val-split", "0.2")
     assert not any("best.pt" in line for line in kept.warnings)
     assert len(kept.train) + len(kept.validation) == sum(split == "train" for *_, split in rows)
+    for flags, told in (((), True), (("--val-split", "0.2"), False)):
+        own = settings(folder, tests, *flags)
+        run = {"settings": {"datapath": str(folder), "labels": str(tests)}, "classes": ["a", "b", "c"]}
+        data = get_test_data(own, CPU, ResumePoint(Path("best.pt"), run, ""), of_test=True)
+        assert any("its run validated on these images" in line for line in data.warnings) is told
 
 
 def test_numbers_as_labels_keep_their_order(flat, tmp_path):

@@ -179,6 +179,12 @@ def table_of_names(settings: DataSettings) -> Table:
     )
 
 
+def lacks_rows_of_val(settings: DataSettings) -> bool:
+    """True if the table says which images are for what, and none are of val: training validates on those of test."""
+    table = table_of_names(settings) if settings.labels is None else read_table(settings)
+    return table.split is not None and not (table.split == VALIDATION).any()
+
+
 def _coded(cells: pyarrow.ChunkedArray) -> tuple[np.ndarray, list[str]]:
     """The number of each row's text, int64 (n,), -1 for a missing text; and the list of distinct texts."""
     coded = cells.combine_chunks().dictionary_encode()
