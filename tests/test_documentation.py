@@ -409,6 +409,7 @@ FIGURES = {
         RESULTS: r"\| imagenette/resnet10t \| 40 \| ([\d.]+) % \(1\) \|  \| none known \| \d+ min \| B",
         "docs/report.md": r"([\d.]+) % of Imagenette's",
         "docs/run_folder.md": r"seed 1: ([\d.]+) % after 40 epochs",
+        CPU: r"40 \| not reached: ([\d.]+) % after",
     },
     "the digits after python main.py": {
         "README.md": r"val_top1=(99.72)22",

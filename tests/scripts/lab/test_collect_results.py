@@ -1,5 +1,6 @@
 """docs/results.md is what the kept runs say: each figure from metrics.csv, config.yaml and the log's last line."""
 
+import csv
 import re
 import statistics
 from functools import partial
@@ -255,3 +256,14 @@ def test_a_kept_run_that_stopped_early_is_still_finished(tmp_path, monkeypatch):
 def test_a_folder_that_is_not_there_is_one_line(tmp_path, capsys, monkeypatch):
     code, said = collect([tmp_path / "none", tmp_path], capsys, monkeypatch)
     assert (code, said.err) == (2, f"lab/collect_results.py: {tmp_path / 'none'}: no such folder\n")
+
+
+def test_the_times_to_85_percent_of_imagenette_are_those_of_the_kept_runs():
+    said = []
+    for path in sorted((collect_results.KEPT / "imagenette/resnet10t").glob("*/metrics.csv")):
+        with path.open() as file:
+            rows = list(csv.DictReader(file))
+        first = next(number for number, row in enumerate(rows) if float(row["val_top1"]) >= 85)
+        minutes = sum(float(row["seconds"]) for row in rows[: first + 1]) / 60
+        said.append(f"epoch {rows[first]['epoch']}, {minutes:.0f} min")
+    assert f"| 85 % | {' | '.join(said)} |" in (collect_results.ROOT / "docs/benchmarks/cpu.md").read_text()
