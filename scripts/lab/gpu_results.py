@@ -167,10 +167,12 @@ def earlier(own: argparse.Namespace) -> dict[str, dict[str, Any]]:
     done = {}
     for path in sorted((own.folder / "pieces").glob("*.json")):
         try:
-            done[path.stem] = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise UserError(f"{path}: is not a whole result ({error}); delete it") from error
-        if done[path.stem]["tiny"] != own.tiny:
+            one = json.loads(path.read_text(encoding="utf-8"))
+            done[path.stem] = one | {"lines": [Line(*fields) for fields in one["lines"]]}
+            is_tiny = one["tiny"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise UserError(f"{path}: is not a whole result of this version ({error}); delete it") from error
+        if is_tiny != own.tiny:
             kind = "that were measured, not tried out with --tiny" if own.tiny else "of --tiny, which mean nothing"
             raise UserError(f"--output {own.folder}: holds figures {kind} ({path.stem}); give another folder")
     return done
@@ -278,8 +280,8 @@ def table_rows(about: dict[str, str], done: dict[str, dict[str, Any]], reasons: 
             continue
         its_own = done[piece.name]["machine"]
         other = ", ".join(f"{key} {value}" for key, value in its_own.items() if value != about.get(key))
-        for fields in done[piece.name]["lines"]:
-            *cells, last = Line(*fields).cells()
+        for line in done[piece.name]["lines"]:
+            *cells, last = line.cells()
             yield [piece.name, *cells, "; ".join(filter(None, (last, other and f"with {other}")))]
 
 

@@ -400,9 +400,19 @@ def test_without_a_gpu_only_the_tiny_form_can_be_measured(tmp_path, monkeypatch)
         gpu_results.main(["--output", str(tmp_path)])
 
 
-def test_a_damaged_result_is_the_users_to_delete(made_up, tmp_path):
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"state"',
+        "[]",
+        # as an earlier version wrote it
+        '{"tiny": false, "machine": {}, "lines": [{"what": "w", "unit": "", "against": "", "ours": 1, "other": 2, '
+        '"result": 0.5, "low": 0.4, "high": 0.6, "kind": "ratio", "aim": null, "at_least": true, "note": ""}]}',
+    ],
+)
+def test_a_damaged_or_older_result_is_the_users_to_delete(made_up, tmp_path, content):
     (tmp_path / "pieces").mkdir()
-    (tmp_path / "pieces" / "a.json").write_text('{"state"')
+    (tmp_path / "pieces" / "a.json").write_text(content)
     with pytest.raises(UserError, match=r"a\.json: is not a whole result"):
         gpu_results.main(["--output", str(tmp_path)])
 
