@@ -294,7 +294,7 @@ def test_an_image_that_could_not_be_read_for_a_time_is_shown_once_it_can(clean, 
     root = copied(clean, tmp_path / "data")
     path = path_of(root, "train", 6)
     flags = ("--loader", "resident", "--workers", 0)
-    plain = decoding.opened
+    plain = decoding.content_of
 
     def down(asked):
         if str(asked) == str(path):
@@ -302,7 +302,7 @@ def test_an_image_that_could_not_be_read_for_a_time_is_shown_once_it_can(clean, 
         return plain(asked)
 
     with monkeypatch.context() as network:
-        network.setattr(decoding, "opened", down)
+        network.setattr(decoding, "content_of", down)
         batches = make(root, *flags, "--skip-bad-images")[0].batches(0)
         assert [path for batch in batches for path in batch.unreadable] == [str(path)]
     for more in (("--skip-bad-images",), ()):
