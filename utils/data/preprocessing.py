@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, BinaryIO, NamedTuple
@@ -102,13 +103,13 @@ class Preprocessing(Channels):
             crop_pct=self.crop_pct if self.stored_size else 1.0,
         )
 
-    def __call__(self, image: Image.Image | np.ndarray | str | BinaryIO) -> torch.Tensor:
+    def __call__(self, image: Image.Image | np.ndarray | str | os.PathLike[str] | BinaryIO) -> torch.Tensor:
         """Prepare an image for the network as validation does: float32 (channels, h, w) of ``val_image_size``.
 
         ``image``: Pillow's, an array (h, w) or (h, w, channels), a path or an open file. Raises ``ValueError`` for
         levels without a known range, see ``in_colour``.
         """
-        pixels = self._pixels(image)
+        pixels = self._pixels(os.fspath(image) if isinstance(image, os.PathLike) else image)
         if self.stored_size:
             pixels = resized(pixels, self.stored_size, "bilinear")
         else:

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -207,8 +208,9 @@ def test_channels_and_levels_are_found_and_loaders_agree(bands):
             assert all(torch.equal(*pair) for pair in zip(parts, other[step], strict=True))
     _, validation, _ = make(*flags(folder, "--workers", 0))
     shown = torch.cat([batch.images for batch in validation.batches()])
-    alone = torch.stack([data.preprocessing(path) for path in data.validation.paths])
-    torch.testing.assert_close(shown, alone)
+    for kind in (str, Path):
+        alone = torch.stack([data.preprocessing(kind(path)) for path in data.validation.paths])
+        torch.testing.assert_close(shown, alone)
 
 
 def test_another_number_of_channels_in_one_file_is_one_line_that_names_it(bands, tmp_path, capsys):
