@@ -121,9 +121,9 @@ def test_a_class_that_only_validation_has_and_a_split_without_labels_are_refused
 
 
 def test_words_for_yes_and_no_are_read_and_others_are_told():
-    labels, wrong = of_column(["1", "0", "", None, "True", "NO", "-1", "0.0", "x", float("nan")])
-    assert labels.tolist() == [1, 0, -1, -1, 1, 0, -1, 0, -1, -1]
-    assert wrong.tolist() == [8]
+    labels, wrong = of_column(["1", "0", "", None, "True", "NO", "-1", "0.0", "x", float("nan"), ["a"], {"bytes": b""}])
+    assert labels.tolist() == [1, 0, -1, -1, 1, 0, -1, 0, -1, -1, -1, -1]
+    assert wrong.tolist() == [8, 10, 11]
     lists = LabelLists.split(["b; a", "", " ; ", "a"], ";")
     numbers = np.array(["ab".index(name) for name in lists.values])
     assert lists.matrix(numbers, 2).tolist() == [[1, 1], [-1, -1], [0, 0], [1, 0]]

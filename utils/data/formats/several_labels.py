@@ -55,7 +55,6 @@ class LabelLists(NamedTuple):
 
 def of_column(cells: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
     """Labels of a class, from its own column: int8 (n,), 1, 0, or -1 if missing; and the invalid cells' rows, int64."""
-    words = {cell: CELLS.get(str(cell if cell is not None else "").strip().lower()) for cell in set(cells)}
-    found = [words[cell] for cell in cells]
+    found = [CELLS.get(str("" if cell is None else cell).strip().lower()) for cell in cells]
     wrong = np.array([row for row, label in enumerate(found) if label is None], dtype=np.int64)
     return np.array([MISSING if label is None else label for label in found], dtype=np.int8), wrong
