@@ -289,9 +289,8 @@ def print_memory(task: dict[str, Any], args: Settings, distributed: Distributed)
 
     run = Run(args.with_values(**task["measured"]), distributed)
     data = run.images.to_train_on(args.data, None).shown_to(None, args.data)
-    train = training_on_random(
-        run.args, data, build_loss(run.args, data, distributed.device, None, run.warn), distributed
-    )
+    args = run.args.of_several_labels() if data.multilabel else run.args
+    train = training_on_random(args, data, build_loss(args, data, distributed.device, None, run.warn), distributed)
     room = FitsOnCpu(train, task["room"], task["seconds"])
     size = args.data.batch_size
     room(size)

@@ -40,6 +40,8 @@ def train_on_random(traval: TraVal, size: int, classes: int, channels_last: bool
     if channels_last:
         images = images.contiguous(memory_format=torch.channels_last)
     targets = torch.randint(classes, (size,), device=traval.device)
+    if traval.multilabel:
+        targets = torch.nn.functional.one_hot(targets, classes).float()
     batch = Batch(images, targets, np.arange(size), 0)
     traval.train_loader.replay_step = lambda *_: [batch]  # for a step that the scaler skips
     *_, seconds = [timed(lambda: traval.training_step([batch]), traval.device)[0] for _ in range(STEPS)]

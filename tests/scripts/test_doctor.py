@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from scripts import doctor
 from scripts.common.timing import PEAK_RESET, Spread
@@ -517,6 +518,18 @@ def test_the_process_that_measures_memory_trains_as_the_one_that_started_it(monk
     if os.access(PEAK_RESET, os.W_OK):
         assert step_bytes > 3 * weights > LEAST_BYTES, "with gradients and momentum"
     assert built[0].autocast.fast_dtype == torch.bfloat16 and built[0].criterion.weights is not None
+
+
+def test_the_memory_of_a_step_is_measured_with_several_labels_an_image_too(tmp_path, capsys):
+    for number in range(4):
+        Image.new("RGB", (8, 8), (60 * number, 0, 0)).save(tmp_path / f"{number}.png")
+    table = tmp_path / "labels.csv"
+    table.write_text("path,label,split\n0.png,a;b,train\n1.png,b,train\n2.png,c,train\n3.png,c,val\n")
+    flags = ["--device", "cpu", "--dataname", "folder", "--datapath", tmp_path, "--labels", table, "--arch", "fc"]
+    args = doctor.settings([*map(str, flags), "--label-separator", ";", "--image-size", "8", "--batch-size", "2"])
+    task = {"measured": {}, "room": 10**12, "seconds": 60.0, "largest": True}
+    assert doctor.print_memory(task, args, Distributed(RankInfo(), args.run)) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["largest"]["size"] == 3
 
 
 class Pretended:
