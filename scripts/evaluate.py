@@ -267,7 +267,7 @@ def present(own: argparse.Namespace, loaded: Loaded, description: dict[str, Any]
 
     predictions = found.predictions
     if kept := loaded.confidence:
-        fitted = {"fitted": kept.fitted, "fitted_on_some_of_these_images": kept.images == found.images}
+        fitted = {"fitted": kept.fitted, "fitted_on_some_of_these_images": kept.images == predictions.digest}
         description["kept"] = {"temperature": kept.temperature, **fitted}
     write = partial(write_all, description=description, found=found)
     names = [] if own.output is None else save(Path(own.output), write)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -104,6 +105,13 @@ class PredictedImages:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def digest(self) -> str:
+        """Digest of the images' classes and names, without the folders above the class folders."""
+        labels = self.labels.tolist()
+        rows = (f"{'/'.join(Path(one).parts[-2:])}\0{label}" for one, label in zip(self.ids, labels, strict=True))
+        return hashlib.sha256("\n".join([*self.classes, *rows]).encode("utf-8", "surrogateescape")).hexdigest()
 
     def picture(self, place: int) -> Image.Image:
         """Whole image at ``place`` among the n, upright, in mode 'L' or 'RGB'."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,14 +30,6 @@ class Evaluation:
     rejection: Rejection | None = None
     distance: Distance | None = None
     others: Others | None = None
-
-    @property
-    def images(self) -> str:
-        """Digest of the images' classes and names, without the folders above the class folders."""
-        of = self.predictions
-        labels = of.labels.tolist()
-        rows = (f"{'/'.join(Path(one).parts[-2:])}\0{label}" for one, label in zip(of.ids, labels, strict=True))
-        return hashlib.sha256("\n".join([*of.classes, *rows]).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def store(path: Path, loaded: Loaded, found: Evaluation, description: dict[str, Any]) -> str:
@@ -69,7 +60,7 @@ def store(path: Path, loaded: Loaded, found: Evaluation, description: dict[str, 
         )
     weights = "average" if loaded.has_average and not description["raw_weights"] else "trained"
     temperature = fit and fit.temperature
-    kept = Confidence(temperature, weights, description["tta"], fitted, found.images, distance)
+    kept = Confidence(temperature, weights, description["tta"], fitted, found.predictions.digest, distance)
     entries = {KEY: kept.state(), **({"thresholds": found.predictions.by_class.thresholds.tolist()} if several else {})}
     try:
         checkpoint.write_whole(path, {**checkpoint.load(loaded.path), **entries})

@@ -134,6 +134,11 @@ class PredictionParts:
         said = [(words, agrees)]
         if loaded.path.name == BEST and validated_on(self.own, loaded.settings):
             said.append((f"{BEST} was chosen by its result on these images, which favours it.", False))
+        kept = loaded.confidence
+        if kept is not None and kept.temperature is not None and kept.images == predictions.digest:
+            said.append(
+                ("The temperature was fitted on some of these images, which favours loss and calibration.", False)
+            )
         self.checks += [(f"{record.name}: {words}" if runs > 1 else words, agrees) for words, agrees in said]
         self.notes += [
             f"{record.name}: {note}" if runs > 1 else note for note in (*predictions.notes, *predicted.notes)

@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from scripts import report
+from scripts import evaluate, report
 from scripts.common.answers import Answers
 from scripts.common.predictions import Chosen, predict_split
 from scripts.common.trained import open_run
@@ -316,6 +316,14 @@ def test_of_best_it_is_said_that_these_images_chose_it_unless_others_are_shown(d
     for line, favoured in (([], False), (["--best"], True), (["--best", "--split", "train"], False)):
         text = made(tmp_path, digits_run, *line).text
         assert ("best.pt was chosen by its result on these images, which favours it" in text) == favoured, line
+
+
+def test_of_a_calibrated_copy_it_is_said_that_its_temperature_was_fitted_on_these_images(digits_run, tmp_path):
+    copy = tmp_path / "copy.pt"
+    assert evaluate.main([str(digits_run), "--device", "cpu", "--store", str(copy), "--output", str(tmp_path)]) == 0
+    words = "The temperature was fitted on some of these images, which favours loss and calibration"
+    for line, favoured in (([copy], True), ([copy, "--split", "train"], False), ([digits_run], False)):
+        assert (words in made(tmp_path, *map(str, line)).text) == favoured, line
 
 
 @pytest.mark.parametrize("without", ["checkpoints", "data", "everything else"])
