@@ -31,8 +31,6 @@ from utils.record.multilabel import AnyReport, report_of
 from utils.record.reporter import Reporter
 from utils.record.writer import Bar, Writer
 from utils.runtime.devices import runs_ahead
-from utils.runtime.distributed import Distributed
-from utils.runtime.process import RankInfo
 
 __all__ = ["Extras", "TraVal"]
 
@@ -74,7 +72,7 @@ class TraVal:
         self.criterion = criterion
         self.scaler = scaler
         self.args = args
-        self.distributed = extras.distributed or Distributed(RankInfo(), args.run, args.precision.tf32)
+        self.distributed = extras.processes(args)
         self.device = self.distributed.device
         self.lr_policy = extras.lr_policy
         self.run_name = curr_scen_name
