@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scripts.reporting.run_record import RunRecord, Setting
+from scripts.reporting.run_record import RunRecord, Setting, as_text
 from scripts.reporting.thumbnails import picture_uri
+from utils.config.arguments import OPTIONS
+from utils.config.field import CHECKPOINT
 
 UNKNOWN = "\u2013"
 RECORDED = (
@@ -26,7 +28,7 @@ RECORDED = (
     ("AUROC", "val_auroc", "%"),
     ("Calibration error", "val_ece", "%"),
 )
-UNCHOSEN = ("default", "checkpoint", "")  # origins of settings that nobody chose for the run
+UNCHOSEN = ("default", "")  # origins of settings that nobody chose for the run
 DERIVED = re.compile(r"batch-size x \d+$")
 OF_NO_INTEREST = {"output", "name", "progress", "print-freq"}  # differences that mean nothing
 BATCH_BYTES = 900_000  # for all first batches together
@@ -136,7 +138,7 @@ def differing_settings(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
 def _setting_row(runs: Sequence[RunRecord], name: str) -> SettingRow:
     values = [run.settings.get(name, Setting("", "", "")) for run in runs]
     group = next((value.group for value in values if value.group), "")
-    cells = [(value.value or UNKNOWN, _is_chosen(value)) for value in values]
+    cells = [(value.value or UNKNOWN, _is_chosen(name, value)) for value in values]
     return SettingRow(name, group, cells, values[0].origin)
 
 
@@ -153,7 +155,9 @@ def legend(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
     repetitions are numbered. If no group would have several runs, each run has its own name and no group.
     """
     chosen = [
-        name for name in differing(runs) if any(name in run.settings and _is_chosen(run.settings[name]) for run in runs)
+        name
+        for name in differing(runs)
+        if any(name in run.settings and _is_chosen(name, run.settings[name]) for run in runs)
     ]
     own = [("", run.name) for run in runs]
     if not 0 < len(chosen) <= MOST_IN_LEGEND:
@@ -173,7 +177,11 @@ def legend(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
     return made if len({group for group, _ in made}) < len(runs) else own
 
 
-def _is_chosen(setting: Setting) -> bool:
+def _is_chosen(name: str, setting: Setting) -> bool:
+    """True if somebody chose the setting. A checkpoint does not say it: there, what differs from the default counts."""
+    if setting.origin == CHECKPOINT:
+        option = OPTIONS.get(name.replace("-", "_"))
+        return option is None or setting.value != as_text(option.default)
     return setting.origin not in UNCHOSEN and not DERIVED.match(setting.origin)
 
 

@@ -18,6 +18,8 @@ import numpy as np
 
 from scripts.common.runs import header
 from utils.checkpoint.resume import BEGINS_ANEW
+from utils.config.arguments import OPTIONS
+from utils.config.field import CHECKPOINT
 from utils.config.settings import GROUPS, Settings
 from utils.record import curves
 from utils.record.doubts import doubts
@@ -27,7 +29,6 @@ T = TypeVar("T")
 SETTING = re.compile(r"^(#? ?)([a-z0-9-]+): (.*?)  # (.+)$")
 FIRST_BATCH = "First_Training_Batch"
 LARGEST_BYTES = 2**31  # size of a file, or of its uncompressed content: larger ones are not read
-OLD_SETTINGS = "checkpoint"  # origin of settings known only from a checkpoint
 
 
 class Setting(NamedTuple):
@@ -117,8 +118,9 @@ def from_settings(name: str, values: dict[str, Any]) -> RunRecord:
     record = RunRecord(name, None, missing=["Curves: the checkpoint does not lie in its run's folder"])
     of_group = {name: group for group in GROUPS for name in vars(getattr(Settings(), group))}
     record.settings = {
-        name.replace("_", "-"): Setting(as_text(value), OLD_SETTINGS, of_group.get(name, "other"))
+        name.replace("_", "-"): Setting(as_text(value), CHECKPOINT, of_group.get(name, "other"))
         for name, value in values.items()
+        if name not in OPTIONS or OPTIONS[name].metadata["in_recipe"]  # those that config.yaml has
     }
     return record
 

@@ -20,7 +20,7 @@ from scripts import evaluate, report
 from scripts.common.answers import Answers
 from scripts.common.predictions import Chosen, predict_split
 from scripts.common.trained import open_run
-from scripts.reporting import assemble, details, run_parts, thumbnails
+from scripts.reporting import assemble, details, run_parts, run_record, thumbnails
 from scripts.reporting.page import PageContent, as_json, grouped, page_data, render
 from scripts.reporting.run_record import RunRecord, Setting
 from tests.helpers import altered
@@ -324,6 +324,17 @@ def test_of_a_calibrated_copy_it_is_said_that_its_temperature_was_fitted_on_thes
     words = "The temperature was fitted on some of these images, which favours loss and calibration"
     for line, favoured in (([copy], True), ([copy, "--split", "train"], False), ([digits_run], False)):
         assert (words in made(tmp_path, *map(str, line)).text) == favoured, line
+
+
+def test_of_settings_known_from_a_checkpoint_those_that_differ_from_the_defaults_were_chosen(digits_run):
+    loaded = open_run(digits_run, device="cpu")
+    alone, run = run_record.from_settings("alone", loaded.settings), run_record.read(Path(digits_run), "run")
+    assert run_parts.differing([alone, run]) == [], "a checkpoint and its run have the same settings"
+    given = {name for name, setting in run.settings.items() if setting.origin == "flag"} - {"output"}
+    few = {row.name: row.cells[0] for row in run_parts.differing_settings([alone])["few"]}
+    assert given <= few.keys() and len(few) < len(alone.settings) / 4
+    alone.settings["lr"] = alone.settings["lr"]._replace(value="0.123")
+    assert ("0.123", True) in (row.cells[0] for row in run_parts.differing_settings([alone])["few"])
 
 
 @pytest.mark.parametrize("without", ["checkpoints", "data", "everything else"])
