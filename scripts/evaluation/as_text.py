@@ -144,8 +144,9 @@ def calibration(bins: Sequence[Bin], temperature: Temperature | None) -> str:
     ]
     if temperature.at_limit:
         lines.append("warning: the fitted images determine no temperature, so this one means nothing")
-    elif fit.loss_after > fit.loss_before:
-        both = " and the calibration error" if fit.calibration_error_after > fit.calibration_error_before else ""
+    elif round(fit.loss_after - fit.loss_before, 4) > 0:  # by more than what is printed
+        higher = round(fit.calibration_error_after - fit.calibration_error_before, 2) > 0
+        both = " and the calibration error" if higher else ""
         lines.append(f"warning: on the others it raises the loss{both}; more images would determine it better")
     if temperature.not_fitted_on:
         lines.append(f"warning: it is fitted on no image of these classes: {some(temperature.not_fitted_on)}")

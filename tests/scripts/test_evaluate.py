@@ -155,6 +155,7 @@ def test_a_temperature_of_perfect_answers_or_of_a_few_says_nothing():
         text = as_text.calibration([], harms._replace(calibration_error_after=error))
         assert f"warning: on the others it raises {raised}" in text
     assert "raises" not in as_text.calibration([], harms._replace(loss_after=0.8, calibration_error_after=10.0))
+    assert "raises" not in as_text.calibration([], harms._replace(loss_after=0.900001, calibration_error_after=9.001))
     few = answers(*guesses(0, n=10))
     assert fit_temperature(few) is None and "to so few" in as_text.calibration([], None)
 
