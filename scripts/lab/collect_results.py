@@ -51,8 +51,8 @@ PAGE = ROOT / "docs" / "results.md"
 KEPT_FILES = ("config.yaml", "metrics.csv", "log.txt")
 HEAD = """# Results
 
-Made by `python scripts/lab/collect_results.py` from the runs in `results/`; only which runs had their machine to
-themselves is noted by hand, in `results/machines.yaml`.
+Made by `python scripts/lab/collect_results.py` from the runs in `results/`; only what the machines are, and which runs
+had one to themselves, is noted by hand, in `results/machines.yaml`.
 
 `python main.py --config mnist/fc --datapath DATA --seed 0` trains what a row shows: its recipe still has the settings
 of its runs, except for settings that were removed since (CHANGELOG.md). Even the same seed gives another figure, as
@@ -71,7 +71,7 @@ format than the row's, give `--amp fp16`, `bf16`, or `off` for float32.
   (`--tta flip-shift`); all other recipes answer from one.
 - **Literature** is the nearest published figure. It often belongs to another network or training: each figure links to
   the recipe whose header names the source and the difference. Only that of `airbench` is of the same training. Recipes
-  that end in `a` average their last feature maps; those of `conv2a` see only 6 x 6 pixels, so it stays far behind.
+  that end in `a` average their last feature maps; those of `conv2a` see only 6 x 6 pixels, too few except for digits.
 - **Time** is the mean over the seeds: of all epochs with their validations, without the start.
 - **Evidence** is *full* if at least three seeds ran with the machine to themselves, from committed code. Otherwise it
   is *half*, with the reasons. *Few seeds* makes the accuracy uncertain, *shared machine* only the time, which may be

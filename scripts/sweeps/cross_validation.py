@@ -188,7 +188,7 @@ def _doubts(result: RunResult) -> list[str]:
     """Lines about settings that flatter the figures or make them incomplete."""
     args = result.args
     lines = []
-    if args.run.early_stopping is not None:
+    if args.run.early_stopping is not None and args.run.early_stopping < args.optimisation.epochs:
         lines.append("  --early-stopping chose each run's end by the fold that it is scored on, which flatters")
     if args.data.max_val_batches is not None:
         lines.append("  --max-val-batches: the mean is over some images of each fold, the pooled figure over all")

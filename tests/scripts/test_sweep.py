@@ -18,7 +18,7 @@ from scripts import sweep
 from scripts.common.command_line import table
 from scripts.common.output import write_csv
 from scripts.common.runs import identity, read_run
-from scripts.sweeps import jobs, outcomes
+from scripts.sweeps import cross_validation, jobs, outcomes
 from scripts.sweeps.cross_validation import corrected_interval, cross_validate
 from scripts.sweeps.grid import Trial, trials
 from tests.helpers import answer, csv_rows, image_tree, wait_for
@@ -119,6 +119,14 @@ def test_the_best_of_a_run_is_that_of_its_best_checkpoint_if_it_has_one(tmp_path
         keep_run(tmp_path / "runs" / str(number), trial.flags, [90.0], best=best)
     shown = table_of(outcomes.finished(tmp_path / "runs", planned)).splitlines()[2].split()
     assert shown[-8:-2] == ["90.00", "+-", "0.00", "nan", "+-", "nan"]
+
+
+@pytest.mark.parametrize(("patience", "flatters"), [(1, True), (2, True), (3, False)])
+def test_early_stopping_flatters_a_fold_if_it_can_end_a_run(tmp_path, patience, flatters):
+    run = read_run(
+        keep_run(tmp_path / "run", ["--arch", "fc", "--epochs", "3", f"--early-stopping={patience}"], [90.0] * 3)
+    )
+    assert any("by the fold that it is scored on" in line for line in cross_validation._doubts(run)) == flatters
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.csv", "log.txt"])
