@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import tarfile
 import zlib
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -17,7 +19,6 @@ from utils.data.formats.readers import ImageFiles
 from utils.data.formats.shards.index import BLOCK, Shard
 from utils.data.images.decoding import UnreadableImage
 from utils.data.kept import whole_file
-from utils.runtime.files import sha256
 
 
 class ShardMaker(Dataset):
@@ -32,11 +33,13 @@ class ShardMaker(Dataset):
         path = self.plan.folder / name
         sources = self.plan.sources(split, number)  # before the files are read: later changes will show
         try:
-            with whole_file(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-                numbers, rows, left_out = self._write(tar, split, number)
-            shard = Shard(name, path.stat().st_size, len(rows), sha256(path))
+            with whole_file(path) as file:
+                hashed = _Hashed(file)
+                with tarfile.open(fileobj=hashed, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+                    numbers, rows, left_out = self._write(tar, split, number)
         except OSError as error:
             raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
+        shard = Shard(name, hashed.bytes, len(rows), hashed.digest.hexdigest())
         records = np.array(rows, dtype=self.plan.records)
         return split, number, Part(shard, np.array(numbers, dtype=np.int64), records, left_out, sources)
 
@@ -76,6 +79,23 @@ class ShardMaker(Dataset):
 def _name(images: object, split: str, number: int) -> str:
     """Image's folder and file name, or its number in the split."""
     return "/".join(Path(images.paths[number]).parts[-2:]) if isinstance(images, ImageFiles) else f"{split}[{number}]"
+
+
+class _Hashed:
+    """A file to write, with the number and the SHA-256 of the bytes meant for it: a disk's mistakes will show."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.bytes = 0
+        self.digest = hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self.digest.update(data)
+        self.bytes += len(data)
+        return self.file.write(data)
+
+    def tell(self) -> int:
+        return self.bytes
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> tuple[int, int]:
