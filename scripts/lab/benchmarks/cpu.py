@@ -45,6 +45,7 @@ from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")
 COMMON = ("--batch-size", 128, "--device", "cpu")
+AS_OURS = ("--channels-last", "--plain-crops")  # what main.py chooses, and cheap augmentation
 # of the images that are decoded
 SIZE = 224
 RESIZED = 256
@@ -82,6 +83,8 @@ def loop(own: argparse.Namespace) -> Iterator[Match | str]:
     if own.timm_train:
         timm = peer(own, "timm", "--tree", tree, "--train-script", own.timm_train, *shape, *COMMON)
         rivals.append(Rival(f"{TIMM}, its defaults", timm, 1.2))
+        fair = peer(own, "timm", "--tree", tree, "--train-script", own.timm_train, *shape, *COMMON, *AS_OURS)
+        rivals.append(Rival(f"{TIMM}, channels-last, no color jitter", fair, 1.0))
     else:
         yield WITHOUT_TIMM
     run = ("--dataname", "cifar10", "--datapath", tree, "--arch", "resnet18", *COMMON, "--lr", 0.01, "--epochs", 2)
