@@ -288,12 +288,13 @@ def test_the_example_for_users_of_another_program_asks_for_all_that_it_does_unas
 
 # Each figure that stands on several pages: where, and the words around it; brackets hold what must agree.
 CPU = "docs/benchmarks/cpu.md"
+REMOVED = "docs/benchmarks/removed_programs.md"
 H100 = "docs/benchmarks/h100.md"
 RESULTS = "docs/results.md"
 ROW = r"\| {} \| \d+ \| ([\d.]+)(?: ± [\d.]+)? % \({}\) .*\| {} \|"
 FIGURES = {
     "cifar10/fast with AMX": {
-        CPU: r"B, torch 2.14 \| bfloat16 \| ([\d.]+) %",
+        CPU: r"B, commit 4095f7d \| bfloat16 \| ([\d.]+) %",
         RESULTS: ROW.format("cifar10/fast", 5, "B"),
         "configs/cifar10/fast.yaml": r"Measured: ([\d.]+) %",
     },
@@ -343,7 +344,7 @@ FIGURES = {
         "configs/cifar10/resnet18_short.yaml": r"Literature: ([\d.]+) %",
     },
     "images that a core decodes": {
-        CPU: r"one worker: (\d+) images/s",
+        CPU: r"of 224, one worker: (\d+) images/s",
         "docs/distributed.md": r"that a core decodes: (\d+) of",
     },
     "ResNet-50 on an H100": {
@@ -368,15 +369,15 @@ FIGURES = {
         "docs/serve.md": r"Pillow's own limit of ([\d,]+)\)",
     },
     "a second listing": {
-        CPU: r"folders looked at\s+([\d.]+) .*? a worker that looks at all of them\s+[\d.]+\s+([\d.]+)",
+        REMOVED: r"folders looked at\s+([\d.]+) .*? a worker that looks at all of them\s+[\d.]+\s+([\d.]+)",
         "docs/shards.md": r"second start takes ([\d.]+) s, and a worker needs ([\d.]+) MB",
     },
     "gradients over a slow link": {
-        CPU: r"link of (\d+) Mbit.*\| float32 \| [\d.]+ \| ([\d.]+) .*?bf16` \| [\d.]+ \| ([\d.]+) ",
+        REMOVED: r"link of (\d+) Mbit.*\| float32, 25 MiB .*? \| [\d.]+ \| ([\d.]+) .*?bf16` \| [\d.]+ \| ([\d.]+) ",
         "docs/distributed.md": r"joined by (\d+) Mbit/s, bf16 raised two machines from ([\d.]+) to ([\d.]+) ",
     },
     "requests that come together": {
-        CPU: r"32 clients,? the server handled ([\d.]+) times",
+        REMOVED: r"32 clients,? the server handled ([\d.]+) times",
         "docs/serve.md": r"32 clients,? the server handled ([\d.]+) times",
     },
     "FashionMNIST on two processes": {
