@@ -55,10 +55,8 @@ def main(argv: list[str]) -> int:
     if mistake := wrong_name("--output", own.output, "a .png", ".png"):
         raise UserError(mistake)
     find_run(own.run)
-    from scripts.common.heat_map import need_captum
     from scripts.common.image_stream import image_names
 
-    need_captum()
     names = image_names(own.images)
     shown = list(islice(names, MOST_IMAGES))
     if next(names, None) is not None:

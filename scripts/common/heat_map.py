@@ -1,4 +1,4 @@
-"""Heat maps of the pixels that support a class, computed by captum.
+"""Heat maps of the pixels that support a class.
 
 Grad-CAM (Selvaraju et al., 2017) weights the channels of a late feature map by the mean gradient of the class's logit
 and sums them. A transformer's patch tokens are laid out as such a map, each weighted by its own gradient (HiResCAM,
@@ -10,8 +10,7 @@ the plain gradient with respect to the pixels (Simonyan et al., 2013), which is 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -56,15 +55,6 @@ class Layer(NamedTuple):
             return patches.transpose(1, 2).unflatten(2, (rows, -1))
         return output.permute(0, 3, 1, 2) if self.layout == "nhwc" else output
 
-    def from_map(self, seen: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-        """Inverse of ``to_map``: the map ``seen`` in the layer's layout.
-
-        What is not part of a map, such as a class token, is taken from the layer's original ``output``.
-        """
-        if self.layout == "tokens":
-            return torch.cat([output[:, : self.prefix], seen.flatten(2).transpose(1, 2)], dim=1)
-        return seen.permute(0, 2, 3, 1) if self.layout == "nhwc" else seen
-
 
 def rows_of(patches: int, height: int, width: int) -> int:
     """Number of rows in which ``patches`` patches cover an image of ``height`` x ``width``; 0 if none fits."""
@@ -87,27 +77,26 @@ def heat_map(loaded: Loaded, images: torch.Tensor, class_indices: Sequence[int])
     map is scaled by its own maximum, so brightness does not compare between images; it is 0 everywhere if nothing
     supports the class. Computed in float32, with gradients even if the caller has switched them off, and in the
     network's present mode, which should be evaluation mode. No other pass of the network may run at the same time.
-    Raises ``UserError`` if captum is missing or outputs are not finite.
+    Raises ``UserError`` if outputs or gradients are not finite.
     """
-    need_captum()
-    from captum.attr import LayerAttribution, LayerGradCam, LayerGradientXActivation, Saliency
-
     network = loaded.network
-    targets = [int(index) for index in class_indices]
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(images.device.type, enabled=False):
         images = images.detach().clone().float()  # a leaf tensor that can have a gradient, even from inference mode
+        targets = torch.tensor([int(index) for index in class_indices], device=images.device)[:, None]
         layer = explained_layer(network, images)
         if layer is None:
-            maps = Saliency(network).attribute(images.requires_grad_(), target=targets).amax(1, keepdim=True)
+            logits = network(images.requires_grad_())
+            (gradient,) = torch.autograd.grad(logits.gather(1, targets).sum(), images)
+            maps = gradient.abs().amax(1)
         else:
-            with _exposed(network, layer) as place:
-                if layer.layout == "nchw":
-                    maps = LayerGradCam(network, place).attribute(images, target=targets)
-                else:
-                    maps = LayerGradientXActivation(network, place).attribute(images, target=targets)
-            maps = maps.sum(1, keepdim=True).relu()
-            maps = LayerAttribution.interpolate(maps, tuple(images.shape[2:]), "bilinear")
-        maps = maps[:, 0].detach().float()
+            logits, output = _logits_and_output(network, layer.name, images)
+            (gradient,) = torch.autograd.grad(logits.gather(1, targets).sum(), output)
+            weights = layer.to_map(gradient)
+            if layer.layout == "nchw":
+                weights = weights.mean((2, 3), keepdim=True)
+            maps = (weights * layer.to_map(output)).sum(1, keepdim=True).relu()
+            maps = nn.functional.interpolate(maps, images.shape[2:], mode="bilinear")[:, 0]
+        maps = maps.detach().float()
     if not maps.isfinite().all():
         raise UserError("no heat map: the network's outputs or gradients for this image are not finite")
     largest = maps.amax((1, 2), keepdim=True)
@@ -120,14 +109,6 @@ def method(loaded: Loaded, images: torch.Tensor) -> str:
     if layer is None:
         return "gradient with respect to the pixels (the network has no feature map)"
     return f"{'Grad-CAM' if layer.layout == 'nchw' else 'HiResCAM of the patch tokens'} at {layer.name}"
-
-
-def need_captum() -> None:
-    """Raise ``UserError`` with the installation command if captum is missing."""
-    try:
-        import captum  # noqa: F401
-    except ImportError as error:
-        raise UserError("heat maps need captum: python -m pip install -r requirements-tools.txt") from error
 
 
 def explained_layer(network: nn.Module, images: torch.Tensor) -> Layer | None:
@@ -207,18 +188,17 @@ def _layer(name: str, output: torch.Tensor, least: int, prefix: int | None, heig
     return None
 
 
-@contextmanager
-def _exposed(network: nn.Module, layer: Layer) -> Iterator[nn.Module]:
-    """Context that gives a module through which the feature map passes as (n, channels, h, w), for captum to use."""
-    place = nn.Identity()
+def _logits_and_output(network: nn.Module, name: str, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logits, and the output of the layer ``name``."""
+    kept: list[torch.Tensor] = []
 
-    def pass_through(module: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
-        seen = place(layer.to_map(output).clone())
-        return layer.from_map(seen.clone(), output)  # a copy: the next layer may work in place
+    def keep(module: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
+        kept.append(output)
+        return output.clone()  # the next layer may work in place
 
-    handle = network.get_submodule(layer.name).register_forward_hook(pass_through)
+    handle = network.get_submodule(name).register_forward_hook(keep)
     try:
-        yield place
+        return network(images), kept[0]
     finally:
         handle.remove()
 

@@ -15,7 +15,6 @@ from models.load import BEST, Loaded
 from scripts.common.answers import FIGURES, wilson_interval
 from scripts.common.command_line import make_folder, say, warn
 from scripts.common.features import embed
-from scripts.common.heat_map import need_captum
 from scripts.common.predictions import AnyPredictions, Chosen, Predictions, predict_split, validated_on
 from scripts.common.trained import open_run
 from scripts.reporting import details, label_details
@@ -39,8 +38,6 @@ DETAIL_BYTES = 2_200_000  # JSON about the predictions of all runs, beside the p
 
 def assemble(sources: Sequence[RunSource], own: argparse.Namespace) -> PageContent:
     """Content of the page. Whatever cannot be read or predicted is named on it."""
-    if own.heat_maps:
-        need_captum()
     say(f"reading {len(sources)} run{'s' * (len(sources) > 1)}")
     records = [read(source.folder, source.name) if source.folder else None for source in sources]
     gathered = PredictionParts(Thumbnails(budget=0), own)

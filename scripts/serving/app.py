@@ -106,7 +106,7 @@ class Service:
         async with self._image_of(request) as (_, tensor):
             try:
                 seen, looked = await self.batcher.alone(self._pictures, tensor, index)
-            except UserError as error:  # captum is missing, or an output is not finite
+            except UserError as error:  # an output is not finite
                 raise Refused(501, str(error)) from error
         return Json({"class": self.loaded.classes[index], "seen": _as_url(seen), "heat": _as_url(looked)})
 

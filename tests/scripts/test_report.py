@@ -408,7 +408,6 @@ def test_an_image_that_has_gone_is_left_out(predictions):
 
 
 def test_heat_maps_stand_beside_mistakes(digits_run, tmp_path):
-    pytest.importorskip("captum")
     page = made(tmp_path, digits_run, "--heat-maps")
     (detail,) = page.data["details"]
     shown = {*detail["mistakes"], *detail["unsure"]}

@@ -162,7 +162,6 @@ def test_a_failure_of_the_network_is_an_answer_and_the_next_request_works(server
 
 
 def test_the_heat_map_is_two_pictures_of_what_the_network_sees(server):
-    pytest.importorskip("captum")
     status, _, content = server.ask("/heat_map?class=3", encoded(size=(40, 20)))
     answer = json.loads(content)
     assert status == 200 and answer["class"] == "3"
