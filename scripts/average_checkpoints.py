@@ -126,7 +126,7 @@ def settings(flags: Sequence[str], first: Ingredient) -> Settings:
         model=model,
         loss=type(args.loss)(**({"loss": "bce"} if first.description.get("multilabel") else {})),
         average=dataclasses.replace(args.average, ema_decay=None, swa_start_epoch=None),
-        optimisation=type(args.optimisation)(lr=1.0),
+        optimisation=type(args.optimisation)(lr=1.0, epochs=args.optimisation.epochs),
     )
 
 
@@ -200,7 +200,8 @@ class Kitchen:
     def validate(self, weights: StateDict, mixed: bool, images: ValidationLoader) -> AnyReport:
         """Validate ``weights`` on ``images``.
 
-        ``mixed``: whether the weights are a mean, for which batch-norm statistics are computed first.
+        ``mixed``: whether the weights are a mean, for which batch-norm statistics are computed first: over samples of
+        the last epoch, whose images have their final size and, with --mixup-off-epoch, are not mixed.
         """
         from utils.checkpoint.checkpoint import load_weights
         from utils.optim.batch_norm_statistics import recompute
@@ -210,7 +211,7 @@ class Kitchen:
             recompute(
                 self.model,
                 self.components.train_loader,
-                0,
+                self.args.optimisation.epochs - 1,
                 self.args.average.ema_bn_batches,
                 self.distributed,
                 self.traval.autocast,

@@ -174,20 +174,30 @@ def test_halves_share_no_image_and_the_soup_is_reported_on_the_one_that_did_not_
     assert f"val_top1={report.top1:.4f} " in lines[-1]
 
 
-@pytest.mark.parametrize("of_run", [{}, {"freeze": ["features.1"], "unfreeze_epoch": 1}], ids=["trained", "unfrozen"])
-def test_its_batch_norm_statistics_are_those_of_torchs_update_bn(runs, tmp_path, monkeypatch, capsys, of_run):
+@pytest.mark.parametrize(
+    ("arch", "of_run"),
+    [
+        ("vgg11", {}),
+        ("vgg11", {"freeze": ["features.1"], "unfreeze_epoch": 1}),
+        ("timm/test_resnet", {"epochs": 7, "progressive_size": 4}),
+    ],
+    ids=["trained", "unfrozen", "grown"],
+)
+def test_its_batch_norm_statistics_are_those_of_torchs_update_bn_over_the_last_epochs_images(
+    runs, tmp_path, monkeypatch, capsys, arch, of_run
+):
     monkeypatch.chdir(tmp_path)
     state = checkpoint.load(checkpoint.Path(runs[0]) / "checkpoints/final.pt")
     for seed in (1, 2):
         torch.manual_seed(seed)
-        weights = build_model(ModelSettings(arch="vgg11"), classes=10, channels=1, image_size=8).state_dict()
-        settings = state["settings"] | {"arch": "vgg11", "weights": None} | of_run
-        torch.save(state | {"arch": "vgg11", "model": weights, "ema": None, "settings": settings}, f"{seed}.pt")
+        weights = build_model(ModelSettings(arch=arch), classes=10, channels=1, image_size=8).state_dict()
+        settings = state["settings"] | {"arch": arch, "weights": None} | of_run
+        torch.save(state | {"arch": arch, "model": weights, "ema": None, "settings": settings}, f"{seed}.pt")
     cooked(capsys, "--checkpoints", "1.pt", "2.pt", "--output", "soup.pt", "--ema-bn-batches", "1", "--augment", "none")
     soup = checkpoint.load(checkpoint.Path("soup.pt"))["model"]
-    traval = make("--arch", "vgg11", "--batch-size", "240")
+    traval = make("--arch", arch, "--batch-size", "240")
     checkpoint.load_weights(traval.model, soup, "")
-    images = torch.cat([batch.images for batch in traval.train_loader.shared_out(0, 1)[1]])
+    images = torch.cat([batch.images for batch in traval.train_loader.shared_out(of_run.get("epochs", 1) - 1, 1)[1]])
     model = copy.deepcopy(traval.model)
     update_bn([images], model)  # only its first layer's inputs do not depend on how images are batched
     name = next(name for name in soup if "running_mean" in name).removesuffix("mean")
