@@ -149,8 +149,10 @@ def _calibrated(
 
     With ``calibrated``, makes ``network`` divide its logits by the temperature, if there is one.
     """
-    reading = reading_of(state, len(state["classes"]), path)
     confidence = _confidence(state, path)
+    if confidence is None and state.get(CONFIDENCE) is not None:  # its thresholds are of the other weights, too
+        state = {**state, "thresholds": None}
+    reading = reading_of(state, len(state["classes"]), path)
     if not calibrated or confidence is None or confidence.temperature is None:
         return reading, confidence
     divide_logits(network, confidence.temperature)
@@ -163,7 +165,9 @@ def _confidence(state: Mapping[str, Any], path: Path) -> Confidence | None:
     if confidence is None:
         return None
     if confidence.weights != ("trained" if state.get("ema") is None else "average"):
-        warnings.warn(f"{path}: its temperature and distances are of other weights and left out", stacklevel=3)
+        warnings.warn(
+            f"{path}: its temperature, distances and thresholds are of other weights and left out", stacklevel=3
+        )
         return None
     return confidence
 

@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
         other = open_run(own.compare, own.raw, "cpu", best=own.best) if own.compare else None
         args = settings_of(loaded, Chosen.of(own))
         refuse_rejection(own.reject_below, loaded)
-        refuse_for_several_labels(own, loaded, other)
+        refuse_other_reading(own, loaded, other)
         if own.store and loaded.confidence is not None:
             raise UserError(
                 f"--store: {loaded.path} is such a copy already; evaluate the checkpoint that it is made of"
@@ -136,15 +136,10 @@ def refuse_mistakes(own: argparse.Namespace) -> None:
         raise UserError(*mistakes)
 
 
-def refuse_for_several_labels(own: argparse.Namespace, loaded: Loaded, other: Loaded | None) -> None:
-    """Raise ``UserError`` for a comparison or flags that a multi-label network does not allow."""
-    mistakes = []
+def refuse_other_reading(own: argparse.Namespace, loaded: Loaded, other: Loaded | None) -> None:
+    """Raise ``UserError`` for the comparison of a single-label with a multi-label network."""
     if other is not None and other.reading.several != loaded.reading.several:
-        mistakes.append(f"--compare {own.compare}: one of the two gives one label an image, the other several")
-    if loaded.reading.several and own.store and own.raw and loaded.has_average:
-        mistakes.append("--store with --raw: the thresholds would be applied to the average of the weights")
-    if mistakes:
-        raise UserError(*mistakes)
+        raise UserError(f"--compare {own.compare}: one of the two gives one label an image, the other several")
 
 
 def evaluate(own: argparse.Namespace, loaded: Loaded, other: Loaded | None, distributed: Distributed) -> Evaluation:
@@ -225,7 +220,7 @@ def describe(
     """Facts for JSON about the network, the images, and how the network was run on them."""
     import torch
 
-    from scripts.common.predictions import Chosen, settings_of, validated_on
+    from scripts.common.predictions import Chosen, settings_of
     from utils.precision.amp import resolve_amp
 
     others = other and settings_of(other, Chosen.of(own))  # each network runs as in its training, unless flags differ
@@ -244,7 +239,6 @@ def describe(
         "compared_tta": other and others.data.tta,
         "compared_amp": other and resolve_amp(others.precision, distributed.device),
         "chosen_by_these_images": chosen_by_these_images(own, loaded, other),
-        **({"thresholds_of_these_images": validated_on(own, loaded.settings)} if loaded.reading.several else {}),
         "torch": torch.__version__,
     }
 
@@ -266,9 +260,13 @@ def present(own: argparse.Namespace, loaded: Loaded, description: dict[str, Any]
     from utils.record.summary import figures as last_line
 
     predictions = found.predictions
-    if kept := loaded.confidence:
-        fitted = {"fitted": kept.fitted, "fitted_on_some_of_these_images": kept.images == predictions.digest}
+    kept = loaded.confidence
+    of_these = kept is not None and kept.images == predictions.digest
+    if kept is not None:
+        fitted = {"fitted": kept.fitted, "fitted_on_some_of_these_images": of_these}
         description["kept"] = {"temperature": kept.temperature, **fitted}
+    if predictions.reading.several:
+        description["thresholds_of_these_images"] = of_these
     write = partial(write_all, description=description, found=found)
     names = [] if own.output is None else save(Path(own.output), write)
     parts = [*parts_of(own.output, description, found)]

@@ -20,7 +20,7 @@ def summary(predictions: LabelPredictions) -> dict[str, Any]:
     """Metrics over all images, in percent except for counts and loss; F1 and exact match at a threshold of 0.5.
 
     ``tuned_...``: F1 if each half of the images is judged with thresholds chosen on the other half. ``given_...``: F1
-    with the checkpoint's own thresholds; on which images these were chosen is unknown.
+    with the checkpoint's own thresholds.
     """
     report = predictions.report
     by_class = predictions.by_class

@@ -174,6 +174,30 @@ def test_calibrated_evaluation_has_the_same_map_and_files_hold_the_reliability(k
     assert sum(one["images"] for one in content["reliability"]) == content["figures"]["known_labels"]
 
 
+def test_own_thresholds_are_said_to_favour_the_images_that_chose_them_and_no_others(runs, table, tmp_path, capsys):
+    text = (table / "labels.csv").read_text().replace("val,val", "test,val").replace("train,", "val,")
+    (tmp_path / "others.csv").write_text(text)  # val has the images that the run was trained on
+    others = ["--datapath", str(table), "--labels", str(tmp_path / "others.csv")]
+    copy = str(tmp_path / "copy.pt")
+    assert evaluate.main([runs[0], *others, "--store", copy, *QUIET]) == 0
+    said = []
+    for images in ([], others):
+        capsys.readouterr()
+        assert evaluate.main([copy, *images, *QUIET]) == 0
+        said += [line for line in capsys.readouterr().out.splitlines() if line.startswith("macro F1, own")]
+    assert ["chosen on these images" in line for line in said] == [False, True]
+
+
+def test_thresholds_of_other_weights_are_left_out(kept, tmp_path):
+    stored = checkpoint.load(kept)
+    torch.save(stored | {"ema": {"model": stored["model"]}}, tmp_path / "averaged.pt")
+    with pytest.warns(UserWarning, match="are of other weights and left out"):
+        average = load_model(tmp_path / "averaged.pt")
+    assert average.reading.thresholds == (0.5, 0.5, 0.5) != tuple(stored["thresholds"])
+    raw = load_model(tmp_path / "averaged.pt", raw=True, calibrated=False)
+    assert raw.reading.thresholds == tuple(stored["thresholds"])
+
+
 def test_a_comparison_matches_labels_by_name_where_two_runs_order_their_columns_differently(runs, tmp_path):
     state = checkpoint.load(Path(runs[1]) / "checkpoints/last.pt")
     last = {name: value.flip(0) for name, value in state["model"].items() if len(value) == len(NAMES)}
