@@ -55,9 +55,9 @@ def shards(whole, tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_kept(monkeypatch):
-    """Open files and the place of copies are the process's."""
-    monkeypatch.setattr(members, "_open_shards", members._OpenShards())
+def nothing_is_kept():
+    """A process keeps shards open."""
+    members.opened.cache_clear()
 
 
 def flags_of(root, *more):
@@ -190,15 +190,14 @@ class SlowStore:
             return open(path, *args, **kwargs)
 
         monkeypatch.setattr(read_ahead, "open", slow, raising=False)
-        file_of = members._OpenShards._file
 
-        def noted(shards, path):
-            if path.startswith(self.root):
-                time.sleep(seconds)
-                self.opened.append(path)
-            return file_of(shards, path)
+        def noted(path):
+            time.sleep(seconds)
+            self.opened.append(path)
+            return opened(path)
 
-        monkeypatch.setattr(members._OpenShards, "_file", noted)
+        opened = members.opened
+        monkeypatch.setattr(members, "opened", noted)
 
 
 def test_from_a_slow_store_training_sees_the_same_images_and_the_copies_stay_within_their_bound(

@@ -213,6 +213,8 @@ def test_a_stale_index_is_made_again_with_a_line_about_it(foreign):
     assert reds(read(foreign).train)[:5] == list(range(20, 25))
     write_tar(foreign / "my-train-002.tar", samples(30, 1))
     assert len(read(foreign).train) == 11
+    (foreign / "val.index.npy").write_bytes(b"damaged")
+    assert reds(read(foreign).validation) == list(range(10, 14))
 
 
 def test_an_index_that_went_stale_is_made_again_by_whatever_name_the_shards_are_read(foreign):

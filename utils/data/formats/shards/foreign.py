@@ -16,13 +16,23 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
 from utils.config.settings import UserError
 from utils.data.formats.class_folders import IMAGE_ENDINGS, TRAINING_FOLDERS, VALIDATION_FOLDERS, visible
-from utils.data.formats.shards.index import BLOCK, CONTENTS, KIND, PARTS, Shard, Split, record_type, write_contents
+from utils.data.formats.shards.index import (
+    BLOCK,
+    CONTENTS,
+    KIND,
+    PARTS,
+    Shard,
+    Split,
+    read_contents,
+    record_type,
+    write_contents,
+)
 from utils.data.kept import claimed
 from utils.data.progress_log import Log, ProgressLog
 
@@ -92,40 +102,27 @@ def ensure_index(root: Path, log: Log) -> None:
         ) from error
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        contents = json.loads(path.read_bytes())
-        return contents if isinstance(contents, dict) and contents.get("kind") == KIND else None
-    except (OSError, ValueError):
-        return None
-
-
 def _is_ours_to_make(path: Path) -> bool:
     """True if ``path`` has no index, or one of foreign tar files; an index of our packed shards is never replaced."""
-    if not path.exists():
+    try:
+        contents = json.loads(path.read_bytes())
+        return contents["kind"] == KIND and bool(contents["made"].get(FOREIGN))
+    except FileNotFoundError:
         return True
-    contents = _read_json(path)
-    return contents is not None and bool(contents.get("made", {}).get(FOREIGN))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def _fits(root: Path, shards: dict[str, list[Path]]) -> bool:
     """True if the index in ``root`` agrees with the tar files ``shards`` as they are now, and with any class file."""
-    contents = _read_json(root / CONTENTS)
-    if contents is None:
-        return False
     try:
-        listed = {
-            name: {shard["file"]: (shard["bytes"], shard["changed"]) for shard in contents["splits"][name]["shards"]}
-            for name in shards
-        }
-        classes = contents["made"]["listed"]
-    except (KeyError, TypeError):
+        contents = read_contents(root)
+    except UserError:  # it is damaged, or one of its tar files has changed
         return False
-    there = {
-        name: {path.relative_to(root).as_posix(): _look_of(path) for path in paths} for name, paths in shards.items()
-    }
-    whole = all((root / f"{name}.index.npy").exists() for name in shards)
-    return whole and classes == _listed_classes(root) and listed == there
+    if contents is None or contents.made.get("listed") != _listed_classes(root):
+        return False
+    indexed = {name: {shard.file for shard in split.shards} for name, split in contents.splits.items()}
+    return indexed == {name: {path.relative_to(root).as_posix() for path in paths} for name, paths in shards.items()}
 
 
 def _look_of(path: Path) -> tuple[int, int]:

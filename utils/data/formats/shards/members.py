@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import zlib
-from collections import OrderedDict
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -78,7 +78,12 @@ def images_of(contents: Contents, name: str) -> ImageFiles:
 
 
 class Members(NumberedImages):
-    """The images of a split in shards, each named SHARD/MEMBER; their records stay in the mapped index file."""
+    """The images of a split in shards, each named SHARD/MEMBER; their records stay in the mapped index file.
+
+    ``copies``: a folder that may hold copies of the shards, which are then read instead.
+    """
+
+    copies: str | None = None
 
     def __init__(self, folder: Path, name: str, split: Split) -> None:
         super().__init__(name, len(split.records))
@@ -110,10 +115,11 @@ class Members(NumberedImages):
         record = self.split.records[number]
         shard = self.files[record["shard"]]
         place = int(record["offset"]) - BLOCK, BLOCK + int(record["size"])
-        if (copies := _open_shards.copies) is not None:
-            with suppress(OSError, UserError):  # no copy, or a wrong one: only slower
-                return self._checked(number, _open_shards.read(copy_of(shard, copies), *place))
-        return self._checked(number, _open_shards.read(shard, *place))
+        if self.copies is not None:
+            # No copy, or a wrong one, is only slower. A copy that stayed open would keep its disk space when removed.
+            with suppress(OSError, UserError), open(copy_of(shard, self.copies), "rb", buffering=0) as copy:
+                return self._checked(number, _read(copy, *place))
+        return self._checked(number, _read(opened(shard), *place))
 
     def _checked(self, number: int, data: bytes) -> bytes:
         record = self.split.records[number]
@@ -151,46 +157,20 @@ class Members(NumberedImages):
 # ------------------------------------------------------------------------------------ open files and copies
 
 
-class _OpenShards:
-    """The shards that this process keeps open; the least recently read one is closed first.
-
-    Reads are positioned, so forked processes may share a file. ``copies``: a folder that may hold copies of shards.
-    """
-
-    def __init__(self) -> None:
-        self._files: OrderedDict[str, int] = OrderedDict()
-        self.copies: str | None = None
-
-    def read(self, path: str, offset: int, count: int) -> bytes:
-        """Read ``count`` bytes from ``offset`` on, fewer at the file's end. Raises ``OSError``."""
-        file = self._file(path)
-        parts = []
-        while count and (part := os.pread(file, count, offset)):
-            parts.append(part)
-            count -= len(part)
-            offset += len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def _file(self, path: str) -> int:
-        if path in self._files:
-            self._files.move_to_end(path)
-            return self._files[path]
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        if path.endswith(COPY):  # a removed copy that stays open would keep its disk space
-            copies = [name for name in self._files if name.endswith(COPY)]
-            for name in [name for name in copies if not os.fstat(self._files[name]).st_nlink]:
-                self._close(name)
-        self._files[path] = file
-        while len(self._files) > MOST_OPEN:
-            self._close(next(iter(self._files)))
-        return file
-
-    def _close(self, path: str) -> None:
-        with suppress(OSError):
-            os.close(self._files.pop(path))
+@lru_cache(maxsize=MOST_OPEN)
+def opened(path: str) -> BinaryIO:
+    """The shard at ``path``, kept open; reads are positioned, so that forked processes may share it."""
+    return open(path, "rb", buffering=0)
 
 
-_open_shards = _OpenShards()
+def _read(file: BinaryIO, offset: int, count: int) -> bytes:
+    """Read ``count`` bytes from ``offset`` on, fewer at the file's end. Raises ``OSError``."""
+    parts = []
+    while count and (part := os.pread(file.fileno(), count, offset)):
+        parts.append(part)
+        count -= len(part)
+        offset += len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 @lru_cache(maxsize=4096)
@@ -199,8 +179,3 @@ def copy_of(path: str, folder: str) -> str:
     status = os.stat(path)
     text = f"{path}\0{status.st_size}\0{status.st_mtime_ns}".encode("utf-8", "surrogateescape")
     return os.path.join(folder, hashlib.sha256(text).hexdigest()[:32] + COPY)
-
-
-def look_for_copies_in(folder: str | None) -> None:
-    """Let this process, and those that it starts, read a shard's copy in ``folder`` if there is one."""
-    _open_shards.copies = folder

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from utils.config.settings import UserError
-from utils.data.formats.shards.members import COPY, Members, copy_of, look_for_copies_in
+from utils.data.formats.shards.members import COPY, Members, copy_of
 from utils.data.kept import claimed, remove_abandoned, whole_file
 from utils.data.progress_log import Log
 
@@ -35,7 +35,8 @@ class ReadAhead:
     """Copies of the shards of ``members`` in ``folder``, of at most ``limit_bytes`` in total.
 
     On each host, the process with ``is_first`` makes and removes the copies; all processes read them. Must be created
-    before the worker processes, which inherit the folder's name. Raises ``UserError`` if ``folder`` cannot be used.
+    before the worker processes, which get ``members`` as they are then. Raises ``UserError`` if ``folder`` cannot be
+    used.
     """
 
     def __init__(self, members: Members, folder: Path, limit_bytes: int, *, is_first: bool, log: Log) -> None:
@@ -56,7 +57,7 @@ class ReadAhead:
             raise UserError(
                 f"--shard-cache {folder}: cannot be used ({error.strerror}); choose another folder"
             ) from error
-        look_for_copies_in(str(folder))
+        members.copies = str(folder)
 
     @contextmanager
     def of(self, batches: Sequence[np.ndarray]) -> Iterator[ReadAhead]:
