@@ -90,14 +90,13 @@ class WorkerPool:
             self._processes = []  # drops those of the previous read
         before = multiprocessing.active_children()
         try:
-            with run_signals_blocked():  # until the workers are ready to ignore them
+            with signals_for_workers():
                 iterator = self._await(lambda: iter(self._loader))
         except OSError as error:  # no process, or no semaphore in shared memory
             raise UserError(
                 f"--workers {self._loader.num_workers}: processes that read images cannot be started "
                 f"({error.strerror or error}); use fewer, or --workers 0"
             ) from error
-        child_handler.install()
         kill_workers_at_exit()
         started = [process for process in multiprocessing.active_children() if process not in before]
         self._processes = started or self._processes  # none starts if they were kept
@@ -107,21 +106,17 @@ class WorkerPool:
         """Return the result of ``call``, which waits for the workers; raises ``UserError`` if one has ended."""
         self._refuse_ended()
         try:
-            with child_handler.raising_if(lambda: bool(self._ended)):
-                return call()
+            return call()
         except (RuntimeError, OSError, EOFError):  # torch's report, or a pipe that lost its other end
             connection.wait([process.sentinel for process in self._processes], END_SECONDS)
             self._refuse_ended()
             raise
 
-    @property
-    def _ended(self) -> list[multiprocessing.process.BaseProcess]:
-        """Workers that have exited, which none does by itself while there are items to read."""
-        return [process for process in self._processes if process.exitcode is not None]
-
     def _refuse_ended(self) -> None:
-        if self._ended:
-            raise UserError(_end_of(self._ended[0]))
+        """Raise ``UserError`` if a worker has exited, which none does by itself while there are items to read."""
+        for process in self._processes:
+            if process.exitcode is not None:
+                raise UserError(_end_of(process))
 
 
 _END = object()
@@ -200,12 +195,20 @@ def in_shared_memory(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def run_signals_blocked() -> Iterator[None]:
-    """Context in which new processes start with the run's signals blocked; this process answers them afterwards."""
+def signals_for_workers() -> Iterator[None]:
+    """Context in which new processes start with the run's signals blocked; this process answers them afterwards.
+
+    It also puts back the handler of SIGCHLD that torch replaces: torch's raises an error wherever this process is, even
+    while it writes a checkpoint. Without it, the end of a worker is noticed before the next batch or, by DataLoader
+    itself, after seconds of waiting for that worker.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_RUN if CAN_WAIT else set())
+    handler = signal.getsignal(signal.SIGCHLD)
     try:
         yield
     finally:
+        if signal.getsignal(signal.SIGCHLD) is not handler:
+            signal.signal(signal.SIGCHLD, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
@@ -213,7 +216,7 @@ def ignore_run_signals(training: int, _: int) -> None:
     """Make a worker end with process ``training``, or at its command, but not on a signal meant for the whole run.
 
     The training process answers such signals: it finishes its step, for which it may need another batch, and saves. In
-    a worker they are blocked from the start (see ``run_signals_blocked``).
+    a worker they are blocked from the start (see ``signals_for_workers``).
     """
     if not CAN_WAIT:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -249,43 +252,3 @@ def _kill_children() -> None:
     for process in multiprocessing.active_children():
         if process.daemon:
             process.kill()
-
-
-class ChildHandler:
-    """Handler of SIGCHLD; torch's own handler raises an error at arbitrary points, even while a checkpoint is written.
-
-    This handler wraps torch's and raises only while the process waits for a pool one of whose workers has ended. At
-    other times nothing is lost, as the worker's end is noticed before the next batch.
-    """
-
-    def __init__(self) -> None:
-        self._torchs: Callable[..., Any] | None = None
-        self._worker_ended: Callable[[], bool] | None = None
-
-    def install(self) -> None:
-        """Install this handler over torch's; to be called once torch has installed its own."""
-        if threading.current_thread() is threading.main_thread():  # no other may
-            present = signal.getsignal(signal.SIGCHLD)
-            if callable(present) and present is not self:
-                self._torchs = present
-                signal.signal(signal.SIGCHLD, self)
-
-    def __call__(self, number: int, frame: Any) -> None:
-        assert self._torchs is not None  # ``install`` found it
-        try:
-            self._torchs(number, frame)
-        except RuntimeError:
-            if self._worker_ended is not None and self._worker_ended():
-                raise
-
-    @contextmanager
-    def raising_if(self, worker_ended: Callable[[], bool]) -> Iterator[None]:
-        """Context in which the handler raises if ``worker_ended()`` is true."""
-        self._worker_ended = worker_ended
-        try:
-            yield
-        finally:
-            self._worker_ended = None
-
-
-child_handler = ChildHandler()
