@@ -185,11 +185,8 @@ def code(one: Exported) -> str:
     shown = one.subject.loaded.preprocessing
     return _filled(
         "code",
+        loading=loading(one.name, one.subject, one.model),
         format=one.name,
-        model=json.dumps(one.model),
-        beside=json.dumps(metadata_beside(Path(one.model)).name),
-        metadata=METADATA,
-        name=one.subject.name,
         shown=shown,
         reading=one.subject.reading,
         inside=one.subject.inside,
@@ -199,6 +196,19 @@ def code(one: Exported) -> str:
         is_array=levels.is_array(shown.colour),
         image="image.npy" if levels.is_array(shown.colour) else "image.jpg",
     )
+
+
+def loading(name: str, subject: Subject, model: str) -> str:
+    """Beginning of ``code``: source that loads the export of format ``name`` from its folder and file ``model``."""
+    return _filled(
+        "load",
+        format=name,
+        model=json.dumps(model),
+        beside=json.dumps(metadata_beside(Path(model)).name),
+        metadata=METADATA,
+        name=subject.name,
+        is_array=levels.is_array(subject.loaded.preprocessing.colour),
+    ).rstrip("\n")
 
 
 def preparation(shown: Preprocessing, inside: bool) -> str:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from scripts.exporting.formats import FORMATS
-from scripts.exporting.reload import WHY_NOT
 from scripts.exporting.subject import Subject
 from utils.record.reading import OneLabel
 
@@ -70,26 +68,20 @@ def compare(
     return Check(loader, source, float(difference.max()), agree, len(outputs), subject.loaded.reading.answer)
 
 
-def reloaded(requests: Sequence[dict[str, Any]], inputs: Sequence[np.ndarray]) -> list[np.ndarray | str]:
-    """Outputs of each export for its ``inputs``, or why it gives none; all are loaded in one fresh process.
-
-    Raises ``ExportFailure`` if that process dies.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        asked = []
-        for place, (request, its_inputs) in enumerate(zip(requests, inputs, strict=True)):
-            files = {"inputs": f"{folder}/{place}_inputs.npy", "outputs": f"{folder}/{place}_outputs.npy"}
-            np.save(files["inputs"], its_inputs, allow_pickle=False)
-            asked.append({**request, **files})
-        Path(folder, "requests.json").write_text(json.dumps(asked), encoding="utf-8")
-        line = [sys.executable, "-m", "scripts.exporting.reload", f"{folder}/requests.json"]
-        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)
+def reloaded(program: str, folder: Path, inputs: np.ndarray) -> np.ndarray | str:
+    """Outputs of the export in ``folder``, which ``program`` loads in a fresh process, or why there are none."""
+    with tempfile.TemporaryDirectory() as place:
+        np.save(f"{place}/inputs.npy", inputs, allow_pickle=False)
+        Path(place, "load.py").write_text(program, encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, "-m", "scripts.exporting.reload", place],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))},
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
         if done.returncode:
-            reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-            raise ExportFailure(f"the process that loads it again failed ({reason[:300]})")
-        return [_outputs(one["outputs"]) for one in asked]
-
-
-def _outputs(file: str) -> np.ndarray | str:
-    reason = Path(file + WHY_NOT)
-    return reason.read_text(encoding="utf-8") if reason.exists() else np.load(file, allow_pickle=False)
+            return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return np.load(f"{place}/outputs.npy", allow_pickle=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +11,7 @@ import torch
 from scripts.common.answers import FIGURES
 from scripts.common.predictions import Chosen, Predictions, predict_split, settings_of
 from scripts.exporting import checking, onnx_files, writers
+from scripts.exporting.card import loading
 from scripts.exporting.images import to_calibrate_on
 from scripts.exporting.reload import in_batches
 from scripts.exporting.subject import Subject, figures_of
@@ -92,19 +92,11 @@ def expected_outputs(subject: Subject, inputs: np.ndarray, quantised: Path | Non
     return outputs
 
 
-def request(name: str, subject: Subject, path: Path) -> dict[str, Any]:
-    """Request with which ``scripts/exporting/reload.py`` loads the export at ``path``."""
-    asked = {"to": name, "path": str((path.parent if name == "timm" else path).absolute())}
-    if name == "torchvision":
-        asked |= {"name": subject.name, "arguments": subject.arguments}
-    return asked
-
-
 def check(name: str, subject: Subject, path: Path, images: torch.Tensor, quantised: bool = False) -> checking.Check:
     """Load the export with the weights in ``path`` in a fresh process, and compare. Raises ``ExportFailure``."""
     inputs = subject.inputs(images).numpy()
     expected = expected_outputs(subject, inputs, path if quantised else None)
-    (outputs,) = checking.reloaded([request(name, subject, path)], [inputs])
+    outputs = checking.reloaded(loading(name, subject, path.name), path.parent, inputs)
     source = "the 8-bit file that was scored" if quantised else "the network"
     return checking.compare(name, outputs, expected, subject, source)
 

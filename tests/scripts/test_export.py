@@ -287,22 +287,21 @@ def test_what_a_library_cannot_make_is_one_line(arch, shown, name, words, tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["network.pt"]
 
 
-def test_all_formats_of_torchs_load_in_a_fresh_process(fresh_process, trees, tmp_path):
-    shown = None
-    asked = []
-    expected = []
-    for file, names in (("timm.pt", ["timm"]), ("torchvision.pt", ["torchvision", "torch-export", "safetensors"])):
-        subject = subject_of(load_model(trees / file))
-        shown = images.noise(subject.shape)
-        for name in names:
-            path = tmp_path / name / FORMATS[name].file
-            path.parent.mkdir()
-            steps.write(name, subject, path, shown)
-            asked.append(steps.request(name, subject, path))
-            expected.append((steps.expected_outputs(subject, shown.numpy()), subject))
-    found = checking.reloaded(asked, [shown.numpy()] * len(asked))
-    for one, outputs, exact in zip(asked, found, expected, strict=True):
-        assert checking.compare(one["to"], outputs, *exact).largest < 1e-4, one["to"]
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("timm.pt", "timm"),
+        ("torchvision.pt", "torchvision"),
+        ("torchvision.pt", "torch-export"),
+        ("torchvision.pt", "safetensors"),
+    ],
+)
+def test_each_format_of_torchs_loads_in_a_fresh_process(file, name, fresh_process, trees, tmp_path):
+    subject = subject_of(load_model(trees / file))
+    shown = images.noise(subject.shape)
+    path = tmp_path / FORMATS[name].file
+    steps.write(name, subject, path, shown)
+    assert steps.check(name, subject, path, shown).largest < 1e-4
 
 
 def test_timm_makes_a_network_for_grey_images(tmp_path):
