@@ -18,10 +18,7 @@ from utils.train_validation import TrainingFailure
 
 FP16 = "--amp fp16 --init-scale 64 --max-skipped-steps 4"
 BATCHES = "--batch-size 128 --epochs 2 --lr-policy cosine --lr 0.01"  # twelve steps an epoch
-PATTERNS = {
-    "none": (),
-    "the first, some, a row over an epoch's end, the last": (0, 4, 7, 9, 10, 11, 12, 23),
-}
+SKIPPED = (0, 4, 7, 9, 10, 11, 12, 23)  # the first, some, a row over an epoch's end, the last
 CASES = {
     "sgd": "--optimizer sgd --ema-decay 0.9",
     "adamw": "--optimizer adamw --clip-grad-norm 1 --ema-decay 0.9",
@@ -71,19 +68,18 @@ def run(flags, hooks, at_once=False):
     return traval
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("case", CASES)
-def test_it_changes_no_bit_and_no_word(case, pattern, request):
+def test_it_changes_no_bit_and_no_word(case, request):
     flags = f"{BATCHES} {FP16} {CASES[case]}"
-    expected = run(flags, overflowing(PATTERNS[pattern]), at_once=True)
+    expected = run(flags, overflowing(SKIPPED), at_once=True)
     request.getfixturevalue("on_device")
-    late = run(flags, overflowing(PATTERNS[pattern]))
+    late = run(flags, overflowing(SKIPPED))
     assert not any(isinstance(own, HeldByHost) for own in late.active)
-    assert late.progress.skipped_steps == expected.progress.skipped_steps == len(PATTERNS[pattern])
+    assert late.progress.skipped_steps == expected.progress.skipped_steps == len(SKIPPED)
     for name, value in expected.state().items():
         if name != "progress":
             assert equal(late.state()[name], value), name
-    assert told_of(late) == told_of(expected) and len(told_of(late)) == len(PATTERNS[pattern])
+    assert told_of(late) == told_of(expected) and len(told_of(late)) == len(SKIPPED)
 
 
 def told_of(traval):
@@ -177,7 +173,7 @@ class HostReads(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("precision", ["--amp fp16 --init-scale 64", "--amp bf16", "--amp off"])
+@pytest.mark.parametrize("precision", ["--amp fp16 --init-scale 64", "--amp off"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_reads_nothing(case, precision, on_device):
     traval, *_ = watched(*f"{BATCHES} {CASES[case]} {precision}".split(), model=Net())

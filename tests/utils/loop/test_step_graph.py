@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.helpers import equal
 from tests.utils.loop.test_between_steps import watched
-from tests.utils.loop.test_late_verdict import BATCHES, CASES, FP16, PATTERNS, Net, told_of
+from tests.utils.loop.test_late_verdict import BATCHES, CASES, FP16, SKIPPED, Net, told_of
 from utils.config.settings import UserError
 from utils.loop import step_graph, verdict
 from utils.loop.hooks import Hooks
@@ -108,18 +108,17 @@ def built(flags, graph, bad=()):
     return traval, saver
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("case", CASES)
-def test_graphs_change_no_bit_and_no_word(case, pattern, recording):
+def test_graphs_change_no_bit_and_no_word(case, recording):
     """An epoch's last step is smaller and launched as it is, so it comes between recorded ones."""
     flags = f"{BATCHES} {FP16} {CASES[case]}"
-    plain, graphs = (built(flags, graph, PATTERNS[pattern])[0] for graph in ("off", "auto"))
+    plain, graphs = (built(flags, graph, SKIPPED)[0] for graph in ("off", "auto"))
     for own in plain.active:  # a rate on the device is a float32; a number of the host is not
         getattr(own, "rates_on_device", lambda: None)()
     plain.launcher = WithRates(plain)
     plain.fit()
     graphs.fit()
-    assert graphs.progress.skipped_steps == len(PATTERNS[pattern])
+    assert graphs.progress.skipped_steps == len(SKIPPED)
     for name, value in plain.state().items():
         if name != "progress":
             assert equal(graphs.state()[name], value), name
@@ -148,7 +147,9 @@ class WithRates:
         return self.step.launch_update(gradient)
 
 
-@pytest.mark.parametrize("last", range(4, 12))
+@pytest.mark.parametrize(
+    "last", [4, 6, 7, 11]
+)  # one was just recorded, within a row of skips, after it, before a ragged one
 def test_a_run_that_is_resumed_at_any_step_is_recorded_anew_and_ends_with_the_same_bits(last, recording):
     flags = f"{BATCHES} {FP16} --ema-decay 0.9 --max-skipped-steps 9"
     whole, _ = built(flags, "auto", (5, 6))

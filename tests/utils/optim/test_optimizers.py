@@ -325,21 +325,6 @@ def test_an_argument_that_an_optimizer_does_not_take_is_one_line(settings, words
     assert words in line
 
 
-# kron compiles for a minute; our muon is two optimizers, see test_mixed_precision.py
-@pytest.mark.parametrize("name", timm.optim.list_optimizers(exclude_filters=["kron*", "muon"]))
-def test_every_optimizer_of_timm_steps_or_is_refused_in_one_line(name):
-    assert unknown_optimizer(name) is None
-    model = network()
-    try:
-        optimizer = build_optimizer(OptimisationSettings(optimizer=name, lr=0.01), model)
-    except UserError as error:
-        assert len(error.mistakes) == 1 and f"--optimizer {name}" in error.mistakes[0]
-    else:
-        assert all(group["lr"] == 0.01 for group in optimizer.param_groups)
-        before = network().parameters()
-        assert not any(torch.equal(a, b) for a, b in zip(weights_after_steps(model, optimizer), before, strict=True))
-
-
 # ------------------------------------------------------------------------------------------ muon-sgd
 
 # Muon's polynomial, three times, brings singular values from 0.05 up to between 0.68 and 1.20; of random matrices of
