@@ -1,6 +1,6 @@
 """Faults to plant into a training process, and the points where they can strike.
 
-    ACTION POINT [step=N] [epoch=N] [pass=N] [batch=N] [nth=N] [when=WHEN] [name=NAME] [rank=N] [times=N]
+    ACTION POINT [step=N] [epoch=N] [pass=N] [batch=N] [when=WHEN] [name=NAME] [rank=N] [times=N]
 
 ``kill forward step=7 rank=1`` kills rank 1, and without ``rank`` every one, after a forward pass of step 7. Steps and
 epochs count from 1; at the points of validation and of a save, ``step`` is the number of steps done. Without ``step``
@@ -24,9 +24,7 @@ IN_TRAINING = {  # and what is said about them besides their step
 }
 IN_A_SAVE = (
     "write",  # half of the file is written
-    "manifest",  # when=before and after the digests are entered, nth=1 and 2
-    "prune",  # when=before and after last.pt becomes previous.pt
-    "rename",  # when=before and after a checkpoint (name=last) gets its name
+    "rename",  # when=before and after a new checkpoint (name=last) gets its name
 )
 
 

@@ -75,10 +75,9 @@ def wrap(owner, name, hooked):
 
 
 class _Save(threading.local):
-    """The save that a thread is writing: the step it is of, and how often the manifest was written."""
+    """The save that a thread is writing: the step it is of."""
 
     step = 0
-    manifests = 0
 
 
 def wrap_saves(reach):
@@ -89,7 +88,6 @@ def wrap_saves(reach):
         if not (isinstance(state, dict) and "progress" in state):  # not a checkpoint
             return original(state, file, *args, **options)
         now.step = state["progress"]["step"]
-        now.manifests = 0
         memory = io.BytesIO()
         original(state, memory, *args, **options)
         content = memory.getvalue()
@@ -100,17 +98,11 @@ def wrap_saves(reach):
 
     def replace(original, source, target, **options):
         path = Path(os.fspath(target))
-        if path.parent.name != "checkpoints":
+        if path.parent.name != "checkpoints" or path.name in (MANIFEST, "previous.pt"):
             return original(source, target, **options)
-        point, details = "rename", {"name": path.stem}
-        if path.name == MANIFEST:
-            now.manifests += 1
-            point, details = "manifest", {"nth": now.manifests}
-        elif path.name == "previous.pt":
-            point, details = "prune", {}
-        reach(point, now.step, when="before", **details)
+        reach("rename", now.step, when="before", name=path.stem)
         original(source, target, **options)
-        return reach(point, now.step, when="after", **details)
+        return reach("rename", now.step, when="after", name=path.stem)
 
     wrap(torch, "save", save)
     wrap(os, "replace", replace)

@@ -15,14 +15,10 @@ FLAGS = "--device cpu --deterministic --arch fc --epochs 2 --ema-decay 0.9 --sav
 STEPS_AN_EPOCH = 23
 LEFT = {"initial.pt", "last.pt", "previous.pt", "best.pt", "final.pt", "manifest.json"}
 # Where the save is cut, and the step of the checkpoint that is then the newest one whole. Between any two operations on
-# files: tests/utils/checkpoint/test_checkpoint.py.
+# files: tests/utils/checkpoint/test_checkpoint.py; with final.pt there and last.pt not: test_10_stop_signals.py.
 POINTS = {
     "write step=8": 4,
-    "manifest step=8 nth=1 when=after": 4,
-    "prune step=8 when=after": 4,
-    "rename step=8 when=after": 8,
     "rename step=23 name=best when=after": 23,  # best.pt is there, last.pt is not
-    "prune step=46 when=after": 46,  # final.pt is there, last.pt is not
 }
 
 

@@ -105,8 +105,7 @@ def test_the_others_wait_longer_than_the_timeout_and_it_is_said_for_whom(begin):
     assert all(re.fullmatch(r".*: \d+ s so far, waiting for rank 0(, 1, 2)?", line) for line in preparing), err
 
 
-@pytest.mark.parametrize("fault", [signal.SIGSTOP, signal.SIGKILL])
-@pytest.mark.parametrize("work", ["prepare", "decode"])
+@pytest.mark.parametrize(("work", "fault"), [("prepare", signal.SIGSTOP), ("decode", signal.SIGKILL)])
 def test_a_process_that_is_lost_at_its_work_is_noticed_within_the_timeout(begin, tree, work, fault):
     run, worker = begin(*tree, work=work)
     time.sleep(1)  # for the other one to wait
