@@ -76,7 +76,7 @@ def test_small_vgg_is_torchvisions_convolutions_without_biases_and_one_linear_la
 
 
 @pytest.mark.parametrize("arch", OWN)
-@pytest.mark.parametrize(("channels", "image_size"), [(1, 1), (1, 28), (3, 32)])
+@pytest.mark.parametrize(("channels", "image_size"), [(1, 1), (3, 32)])  # 28 pixels: tests/end_to_end/test_recipes.py
 def test_own_network_takes_images_of_any_size_and_colour(arch, channels, image_size):
     model = build(arch, channels=channels, image_size=image_size, classes=7)
     assert answer(model, channels, image_size).shape == (2, 7)

@@ -31,7 +31,6 @@ ORIGINS = {
     "torchvision/squeezenet1_1": "classifier.1",
     "torchvision/resnet18": "fc",
 }
-SMALL = ("fc", "timm/test_resnet", "torchvision/squeezenet1_1")
 
 
 def build(arch, classes, size=32, **settings):
@@ -75,17 +74,19 @@ def test_without_it_other_classes_are_refused_with_both_numbers_and_nothing_is_l
     assert equal(own, model.state_dict())
 
 
+OTHER_ROWS = "xaycb", "2 of the last layer's 5 classes (x, y), whose other rows go to the classes of their names"
+
+
 @pytest.mark.parametrize(
-    ("names", "words"),
+    ("arch", "names", "words"),
     [
-        ("abc", ""),
-        ("cab", "no class of the last layer, whose rows go to the classes of their names"),
-        ("abx", "1 of the last layer's 3 classes (x), whose other rows go to the classes of their names"),
-        ("xaycb", "2 of the last layer's 5 classes (x, y), whose other rows go to the classes of their names"),
-        ("ca", "no class of the last layer, whose rows go to the classes of their names"),
+        ("fc", "abc", ""),
+        ("fc", "cab", "no class of the last layer, whose rows go to the classes of their names"),
+        ("fc", "abx", "1 of the last layer's 3 classes (x), whose other rows go to the classes of their names"),
+        ("fc", "ca", "no class of the last layer, whose rows go to the classes of their names"),
+        *((arch, *OTHER_ROWS) for arch in ORIGINS),
     ],
 )
-@pytest.mark.parametrize("arch", ORIGINS)
 def test_rows_of_the_last_layer_go_to_the_classes_of_their_names(arch, names, words):
     trained = build(arch, 3)
     model = build(arch, len(names))
@@ -213,11 +214,9 @@ WRAPPED = {
 }
 
 
-@pytest.mark.parametrize("arch", SMALL)
 @pytest.mark.parametrize("wrap", WRAPPED)
-def test_weights_are_found_however_a_program_has_wrapped_them(tmp_path, arch, wrap):
-    trained = build(arch, 3)
-    model = build(arch, 3)
+def test_weights_are_found_however_a_program_has_wrapped_them(tmp_path, wrap):
+    trained, model = (build("timm/test_resnet", 3) for _ in range(2))
     torch.save(WRAPPED[wrap](trained), tmp_path / "some.pth")
     load_start(model, checkpoint.load(tmp_path / "some.pth"), Path("some.pth"), new_head=False)
     assert equal(model.state_dict(), trained.state_dict())
@@ -231,10 +230,8 @@ def test_a_compiled_layer_within_the_network_is_found():
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.bin"])
-@pytest.mark.parametrize("arch", SMALL)
-def test_safetensors_are_read_whatever_the_files_name(tmp_path, arch, name):
-    trained = build(arch, 3)
-    model = build(arch, 3)
+def test_safetensors_are_read_whatever_the_files_name(tmp_path, name):
+    trained, model = (build("timm/test_resnet", 3) for _ in range(2))
     safetensors.torch.save_file(trained.state_dict(), tmp_path / name)
     load_start(model, checkpoint.load(tmp_path / name), Path(name), new_head=False)
     assert equal(model.state_dict(), trained.state_dict())
