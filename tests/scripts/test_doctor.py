@@ -643,9 +643,6 @@ def test_each_limit_has_a_verdict():
     assert "computes for 30 %" in said(400, 100, gpu=True, busy=0.3)[0]
     assert "4.0 times as much" in said(100, 400)[0]
     assert "varied" in said(400, 100, together=Spread(100, 80, 110))[1]
-    assert said(100, 400, together=exactly(50)) == [
-        "Limit: the cores, which loader and network share (100 and 400 images/s alone, 50 together)"
-    ]
     assert said(400, 100, together=exactly(75), workers=0)[0].startswith("Limit: loader and network, which take turns")
 
 

@@ -285,22 +285,7 @@ def test_what_needs_a_gpu_or_a_cpu_is_skipped_with_a_line(own, tmp_path, capsys)
     assert "measures the CPU" in benchmark.unfit("decode", own)
 
 
-def test_a_part_prints_the_machine_and_a_row_for_each_comparison_and_leaves_a_file(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(cpu, "BATCH_SIZE", 4)
-    folder = tmp_path / "new" / "folder"
-    flags = ["--only", "decode", "--rounds", "1", "--seconds", "0.01", "--device", "cpu", "--output", str(folder)]
-    assert benchmark.main(flags) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert f"torch {torch.__version__}" in lines[0] and "thread(s) a side" in lines[0]
-    rule = next(number for number, line in enumerate(lines) if line.startswith("---"))
-    assert all(line.startswith("JPEG to ") for line in lines[rule + 1 : rule + 4])
-    rows = csv_rows(folder / "benchmark.csv")
-    assert len(rows) == 3
-    for row in rows:
-        assert float(row["result"]) == pytest.approx(float(row["ours"]) / float(row["other"]))
-
-
-def test_csv_and_table_hold_ratios_differences_and_figures(tmp_path, monkeypatch, capsys):
+def test_the_machine_is_named_and_csv_and_table_hold_ratios_differences_and_figures(tmp_path, monkeypatch, capsys):
     def made_up(own):
         yield "something is left out: give --flag"
         yield Match("a ratio", RATE, figures(100.0), [Rival("r", figures(200.0), 0.9)])
@@ -308,11 +293,12 @@ def test_csv_and_table_hold_ratios_differences_and_figures(tmp_path, monkeypatch
         yield Match("a figure", SECONDS, figures(1.5), [Rival(target=2.0)])
 
     monkeypatch.setattr(cpu, "loop", made_up)
-    flags = ["--only", "loop", "--rounds", "1", "--device", "cpu", "--output", str(tmp_path)]
+    flags = ["--only", "loop", "--rounds", "1", "--device", "cpu", "--output", str(tmp_path / "new" / "folder")]
     assert benchmark.main(flags) == 0
-    rows = csv_rows(tmp_path / "benchmark.csv")
+    rows = csv_rows(tmp_path / "new/folder/benchmark.csv")
     assert [float(row["result"]) for row in rows] == [0.5, 0.5, 1.5]
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert f"torch {torch.__version__}" in lines[0] and "thread(s) a side" in lines[0]
     assert "something is left out: give --flag" in lines
     assert "a ratio (images/s) r 100 200 0.500x 0.500x - 0.500x at least 0.9 MISSED" in lines
     assert "a difference (s) s 5 4.5 +0.50 +0.50 - +0.50 at most 1 met" in lines

@@ -247,13 +247,6 @@ def test_the_numbers_of_a_pair_depend_on_seed_epoch_and_its_samples_alone():
     assert all((kept() != other).any() for other in (kept(seed=1), kept(epoch=1), kept(first=6)))
 
 
-def test_it_says_how_it_mixes():
-    assert str(mixing_of(0.2, 0.0, CLASSES, seed=0)) == "mixup alpha 0.2"
-    both = mixing_of(0.2, 1.0, CLASSES, seed=0, prob=0.7, switch=0.3, mode="batch")
-    shares = "drawn once a step; CutMix with probability 0.3, otherwise mixup; 70 % of the steps"
-    assert str(both) == f"mixup alpha 0.2, cutmix alpha 1; {shares}"
-
-
 # ---------------------------------------------------------------------------------- through the loader
 
 

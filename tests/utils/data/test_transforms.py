@@ -111,16 +111,6 @@ def test_without_augmentation_training_and_evaluation_see_the_same():
     assert torch.equal(transform().training(images, np.arange(5), 3), transform().evaluation(images))
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.integers(0, 99), min_size=1, max_size=12), st.integers(0, 5), st.integers(0, 5))
-def test_augmentation_of_a_sample_does_not_depend_on_its_batch(indices, seed, epoch):
-    images = images_of(100)
-    numbers = np.array(indices)
-    augment = transform(("shift", "flip", "resized-crop"), seed=seed)
-    whole = augment.training(images, np.arange(100), epoch)
-    torch.testing.assert_close(augment.training(images[numbers], numbers, epoch), whole[numbers], rtol=0, atol=1e-6)
-
-
 def test_alternating_flip_shows_every_image_both_ways_in_two_epochs():
     images = images_of(400)
     first, second, third = (transform(("alternating-flip",)).training(images, np.arange(400), e) for e in range(3))

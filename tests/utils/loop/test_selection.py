@@ -58,12 +58,6 @@ def test_an_unknown_metric_is_answered_with_the_nearest_names():
         best_metric(parse(["--best-metric", "count"]).run)
 
 
-def test_the_highest_top1_is_the_best_by_default_and_the_first_of_equals():
-    progress, best = judged(tops(50.0, 60.0, 60.0, 55.0))
-    assert best == [True, True, False, False]
-    assert (progress.best_epoch, progress.best_top1, progress.best_value) == (2, 60.0, 60.0)
-
-
 def test_by_loss_the_lowest_is_the_best_and_best_top1_is_the_top1_of_that_epoch():
     rows = [{"val_loss": loss, "val_top1": top1} for loss, top1 in ((2.0, 80.0), (1.0, 70.0), (1.5, 90.0))]
     progress, best = judged(rows, "--best-metric", "loss")
