@@ -12,19 +12,25 @@ from typing import Any, NamedTuple
 
 import torch
 
+from models.confidence import KEY as CONFIDENCE
 from models.load import read_checkpoint
 from scripts.common.command_line import say
 from scripts.common.trained import find_run
 from utils.checkpoint import checkpoint
+from utils.config import hub_networks
 from utils.config.settings import UserError, shaping
 
-DESCRIPTION = ("format", "arch", "classes", "preprocessing", "settings", "versions", "fingerprint")
+NEEDED = ("format", "arch", "classes", "preprocessing", "settings", "versions", "fingerprint")
+OF_ITS_WEIGHTS = {"model", "ema", "optimizer", "scaler", "progress", "soup", CONFIDENCE, "thresholds"}
 SAME = {"arch": "network", "classes": "classes", "preprocessing": "preprocessing", "multilabel": "kinds of labels"}
 StateDict = dict[str, torch.Tensor]
 
 
 class Ingredient(NamedTuple):
-    """A checkpoint to average: its path, the weights that its run reports metrics of, and what describes them."""
+    """A checkpoint to average: its path, the weights that its run reports metrics of, and the rest of its content.
+
+    ``description`` leaves out what holds for its weights alone, such as progress and temperature.
+    """
 
     path: Path
     weights: StateDict
@@ -36,16 +42,17 @@ def read(text: str, best: bool | None, warn: Callable[[str], None]) -> Ingredien
     path, state, chosen = read_checkpoint(find_run(text), best, warn)
     if chosen:
         say(f"{path} is taken: {chosen}")
-    lacking = [key for key in DESCRIPTION if key not in state]
+    lacking = [key for key in NEEDED if key not in state]
     if lacking or not isinstance(state["settings"], dict) or state["format"] != checkpoint.FORMAT:
         raise UserError(f"--checkpoints {path}: is not a checkpoint that this version of main.py saves")
+    hub_networks.remember(state.get(hub_networks.KEY))
     weights = checkpoint.weights_of(state, path)
     if checkpoint.average_moved_since_validation(state) and any(name.endswith("running_mean") for name in weights):
         warn(
             f"{path} was saved between two validations: the batch-norm statistics of its average are of other weights, "
             "so its own figure, by which a greedy soup chooses, may be much too low"
         )
-    return Ingredient(path, weights, {key: state[key] for key in (*DESCRIPTION, "seen", "multilabel") if key in state})
+    return Ingredient(path, weights, {key: value for key, value in state.items() if key not in OF_ITS_WEIGHTS})
 
 
 def refuse_differences(ingredients: Sequence[Ingredient]) -> None:

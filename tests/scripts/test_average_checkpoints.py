@@ -106,6 +106,20 @@ def test_a_uniform_soup_is_the_mean_and_evaluates_as_printed(runs, tmp_path, cap
     assert [path.name for path in tmp_path.iterdir()] == ["soup.pt"], "nothing else is left"
 
 
+def test_a_soup_keeps_all_that_describes_network_and_data_and_nothing_that_was_fitted_to_other_weights(
+    runs, tmp_path, capsys
+):
+    state = checkpoint.load(checkpoint.Path(runs[0]) / "checkpoints/final.pt")
+    described = {"folds": {"count": 2, "seed": 0}, "hub": {"hf_hub:a/b": {"revision": "c"}}, "max_shift": None}
+    for name in "ab":
+        fitted = {"confidence": {"temperature": 2.0}, "thresholds": [0.1]}
+        torch.save(state | described | fitted, tmp_path / f"{name}.pt")
+    cooked(capsys, "--checkpoints", tmp_path / "a.pt", tmp_path / "b.pt", "--output", tmp_path / "soup.pt")
+    soup = checkpoint.load(tmp_path / "soup.pt")
+    assert {name: soup[name] for name in described} == described
+    assert soup.keys() == (state | described).keys() - {"optimizer", "scaler", "progress"} | {"soup"}
+
+
 def test_a_soup_that_flags_show_other_pixels_evaluates_as_printed(runs, tmp_path, capsys):
     flags = ("--mean", "0.9", "--tta", "flip")
     lines = cooked(capsys, "--checkpoints", *runs[:2], "--output", tmp_path / "soup.pt", *flags)
