@@ -38,13 +38,14 @@ def main(argv: list[str]) -> int:
     from components import build, build_traval
     from scripts.lr_range import measure
     from scripts.lr_range.advice import advise
+    from utils.record.writer import Writer
     from utils.run import Run
 
     ramp = measure.Ramp(own.start_lr, own.end_lr, own.steps)
     from utils.runtime.distributed import Distributed
 
     with Distributed(RankInfo(), args.run, args.precision.tf32) as distributed:
-        run = Run(args, distributed, writer=measure.KeptCurves())
+        run = Run(args, distributed, writer=Writer(silent=True))
         components = build(run)._replace(lr_policy=ramp, ema=None)  # an average of weights changes no loss
         title = describe(run.args)
         print(title)

@@ -46,7 +46,7 @@ def summary(predictions: LabelPredictions) -> dict[str, Any]:
         "exact_match_interval_bootstrap": bootstrap_interval(hits, int(judged.sum())) if judged.any() else None,
         "exact_match_interval_wilson": wilson_interval(hits, int(judged.sum())) if judged.any() else None,
         "exact_match_images": int(judged.sum()),
-        "classes_with_positives": by_class.counted,
+        "classes_with_positives": by_class.counted_classes,
         "known_labels": int(by_class.known.sum()),
         "positive_labels": int(by_class.support.sum()),
         "not_a_number": not_a_number,

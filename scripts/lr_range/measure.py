@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from utils.loop.stop_signals import TrainingFailure
 from utils.record.curves import StepRecord
-from utils.record.writer import Writer
 from utils.train_validation import TraVal
 
 SMOOTHING = 0.9  # weight of the past in the running mean of the loss
@@ -62,17 +61,6 @@ class RangeTest:
             self.diverged = lr
 
 
-class KeptCurves(Writer):
-    """Writer that only keeps the records of the steps."""
-
-    def __init__(self) -> None:
-        super().__init__(silent=True)
-        self.records: list[StepRecord] = []
-
-    def curves(self, rows: Sequence[Any]) -> None:
-        self.records += rows
-
-
 def run(traval: TraVal, ramp: Ramp, show: Callable[[RangePoint], None]) -> RangeTest:
     """Train with the rates of ``ramp``, which is ``traval``'s lr policy, until its end or until the loss diverges.
 
@@ -80,7 +68,6 @@ def run(traval: TraVal, ramp: Ramp, show: Callable[[RangePoint], None]) -> Range
     more consecutive skips than --max-skipped-steps count as divergence.
     """
     test = RangeTest()
-    writer = traval.writer
     progress = traval.progress
     traval.network.train()
     for passes in _steps(traval):
@@ -94,7 +81,8 @@ def run(traval: TraVal, ramp: Ramp, show: Callable[[RangePoint], None]) -> Range
         if progress.skipped_in_row > traval.args.precision.max_skipped_steps:
             test.diverged = ramp(progress.updates)
         elif progress.skipped_steps == skipped:
-            test.add(writer.records[-1].lr, writer.records[-1].loss)
+            last = StepRecord.of(progress.last_step)
+            test.add(last.lr, last.loss)
             show(test.points[-1])
         if test.diverged is not None or progress.updates >= ramp.steps:
             break

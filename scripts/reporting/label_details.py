@@ -93,7 +93,7 @@ def metrics_of(predictions: LabelPredictions) -> list[ShownMetric]:
     there = of.support > 0
     guessing = 100 * float(np.mean(of.support[there] / of.known[there])) if there.any() else 0.0
     total = len(predictions.classes)
-    counted = f"{total} labels" if of.counted == total else f"{of.counted} of {total} labels are there"
+    counted = f"{total} labels" if of.counted_classes == total else f"{of.counted_classes} of {total} labels are there"
     return [
         ShownMetric("mAP", shown(report.map, "%"), f"{words['map']}; guessing: {guessing:.1f}"),
         ShownMetric("Macro F1 at 0.5", shown(report.macro_f1, "%"), words["macro_f1"]),

@@ -9,7 +9,7 @@ from PIL import Image
 from scripts import find_lr
 from scripts.lr_range import measure
 from scripts.lr_range.advice import RateAdvice, advise
-from scripts.lr_range.measure import SMOOTHING, KeptCurves, Ramp, RangePoint, RangeTest, run
+from scripts.lr_range.measure import SMOOTHING, Ramp, RangePoint, RangeTest, run
 from tests.utils.test_train_validation import Overflow, make
 from utils.precision import choice
 
@@ -19,7 +19,7 @@ FAST = ["--device", "cpu", "--arch", "fc", "--batch-size", "480", "--no-progress
 def ranged(*flags, ramp=None, **more):
     """A range test of the digits, and what trained in it."""
     ramp = ramp or Ramp(1e-3, 1.0, 7)
-    traval = make(*FAST, "--amp", "off", *flags, writer=KeptCurves(), **more)
+    traval = make(*FAST, "--amp", "off", *flags, **more)
     traval.lr_policy = ramp
     return run(traval, ramp, lambda point: None), traval
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from utils.checkpoint.progress import Progress
 from utils.config import plugins
 from utils.config.settings import RunSettings, UserError, flag_of
 from utils.config.spelling import or_nearest
-from utils.record.curves import StepRecord
 from utils.record.multilabel import AnyReport
 
 ONE, SEVERAL, EITHER = "one", "several", "either"
@@ -19,35 +16,16 @@ PREFIX = "val_"
 COUNTS = ("val_count", "val_counted_classes")  # neither good nor bad
 
 
-class Epoch(NamedTuple):
-    """The source of an epoch's scalars.
-
-    ``training`` is None, and ``images_per_second`` meaningless, if the epoch has its row already and is only validated
-    late. ``validation`` is None for an epoch that is not validated. ``raw``: the result of the raw weights if
-    ``validation`` is that of their average.
-    """
-
-    progress: Progress
-    last: StepRecord
-    training: AnyReport | None
-    validation: AnyReport | None
-    raw: AnyReport | None
-    images_per_second: float
-    seconds: float
-    skips_bad_images: bool
-    max_val_batches: int | None
-
-
 class EpochScalar(NamedTuple):
-    """A column of metrics.csv, and a TensorBoard point if it has a ``tag``; neither if ``value`` gives None.
+    """A column of metrics.csv, and a TensorBoard point if it has a ``tag``; neither in an epoch without such a value.
 
+    The column's name says whose value it is: ``train_loss`` is the loss of training, ``val_macro_f1`` a validation's.
     --best-metric and --early-stopping-metric offer every column that begins with ``val_``, and ``lower_is_better`` says
     in which direction it improves. ``labels``: the data that have the column: single-label (``ONE``), multi-label
     (``SEVERAL``), or ``EITHER``.
     """
 
     column: str
-    value: Callable[[Epoch], float | None]
     tag: str | None = None
     lower_is_better: bool = False
     labels: str = EITHER
@@ -69,55 +47,45 @@ class EpochScalar(NamedTuple):
         return f"{'lowest' if self.lower_is_better else 'highest'} {self.column}"
 
 
-def _of(report: str, name: str) -> Callable[[Epoch], float | None]:
-    """Getter of the figure ``name`` from an epoch's ``report``: 'training', 'validation' or 'raw'; None if missing."""
-    return lambda epoch: getattr(getattr(epoch, report), name, None)
-
-
-def _by_class(name: str) -> Callable[[Epoch], float | None]:
-    """Getter of the figure ``name`` from the validation's report by class; None if missing."""
-    return lambda epoch: getattr(getattr(epoch.validation, "by_class", None), name, None)
-
-
 EPOCH_SCALARS = (
-    EpochScalar("epoch", lambda epoch: epoch.last.epoch),
-    EpochScalar("step", lambda epoch: epoch.progress.step),
-    EpochScalar("lr", lambda epoch: epoch.last.lr),
-    EpochScalar("train_loss", _of("training", "loss")),
-    EpochScalar("train_top1", _of("training", "top1"), labels=ONE),
-    EpochScalar("train_top5", _of("training", "top5"), labels=ONE),
-    EpochScalar("train_micro_f1", _of("training", "micro_f1"), labels=SEVERAL),
-    EpochScalar("val_loss", _of("validation", "loss"), "Loss/Test", lower_is_better=True),
-    EpochScalar("val_top1", _of("validation", "top1"), "Top1/Test", labels=ONE),
-    EpochScalar("val_top5", _of("validation", "top5"), "Top5/Test", labels=ONE),
-    EpochScalar("val_map", _of("validation", "map"), "MAP/Test", labels=SEVERAL),
-    EpochScalar("val_count", _of("validation", "count")),
-    EpochScalar("max_val_batches", lambda epoch: epoch.max_val_batches if epoch.validation else None),
-    EpochScalar("images_per_second", lambda epoch: round(epoch.images_per_second, 1) if epoch.training else None),
-    EpochScalar("seconds", lambda epoch: round(epoch.seconds, 3)),
-    EpochScalar("skipped_steps", lambda epoch: epoch.progress.skipped_steps),
-    EpochScalar("partly_skipped_steps", lambda epoch: epoch.progress.partly_skipped_steps),
-    EpochScalar("unreadable_images", lambda epoch: epoch.progress.replaced_images if epoch.skips_bad_images else None),
-    EpochScalar("val_macro_precision", _by_class("macro_precision"), "Macro_Precision/Test", labels=ONE),
-    EpochScalar("val_macro_recall", _by_class("macro_recall"), "Macro_Recall/Test", labels=ONE),
-    EpochScalar("val_macro_f1", _by_class("macro_f1"), "Macro_F1/Test"),
-    EpochScalar("val_micro_f1", _by_class("micro_f1"), "Micro_F1/Test", labels=SEVERAL),
-    EpochScalar("val_tuned_macro_f1", _by_class("tuned_macro_f1"), "Tuned_Macro_F1/Test", labels=SEVERAL),
-    EpochScalar("val_tuned_micro_f1", _by_class("tuned_micro_f1"), "Tuned_Micro_F1/Test", labels=SEVERAL),
-    EpochScalar("val_auroc", _by_class("auroc"), "AUROC/Test", labels=SEVERAL),
-    EpochScalar("val_counted_classes", _by_class("counted"), labels=SEVERAL),
-    EpochScalar("val_balanced_accuracy", _by_class("balanced_accuracy"), "Balanced_Accuracy/Test", labels=ONE),
-    EpochScalar("val_ece", _by_class("ece"), "Calibration_Error/Test", lower_is_better=True, labels=ONE),
+    EpochScalar("epoch"),
+    EpochScalar("step"),
+    EpochScalar("lr"),
+    EpochScalar("train_loss"),
+    EpochScalar("train_top1", labels=ONE),
+    EpochScalar("train_top5", labels=ONE),
+    EpochScalar("train_micro_f1", labels=SEVERAL),
+    EpochScalar("val_loss", "Loss/Test", lower_is_better=True),
+    EpochScalar("val_top1", "Top1/Test", labels=ONE),
+    EpochScalar("val_top5", "Top5/Test", labels=ONE),
+    EpochScalar("val_map", "MAP/Test", labels=SEVERAL),
+    EpochScalar("val_count"),
+    EpochScalar("max_val_batches"),
+    EpochScalar("images_per_second"),
+    EpochScalar("seconds"),
+    EpochScalar("skipped_steps"),
+    EpochScalar("partly_skipped_steps"),
+    EpochScalar("unreadable_images"),
+    EpochScalar("val_macro_precision", "Macro_Precision/Test", labels=ONE),
+    EpochScalar("val_macro_recall", "Macro_Recall/Test", labels=ONE),
+    EpochScalar("val_macro_f1", "Macro_F1/Test"),
+    EpochScalar("val_micro_f1", "Micro_F1/Test", labels=SEVERAL),
+    EpochScalar("val_tuned_macro_f1", "Tuned_Macro_F1/Test", labels=SEVERAL),
+    EpochScalar("val_tuned_micro_f1", "Tuned_Micro_F1/Test", labels=SEVERAL),
+    EpochScalar("val_auroc", "AUROC/Test", labels=SEVERAL),
+    EpochScalar("val_counted_classes", labels=SEVERAL),
+    EpochScalar("val_balanced_accuracy", "Balanced_Accuracy/Test", labels=ONE),
+    EpochScalar("val_ece", "Calibration_Error/Test", lower_is_better=True, labels=ONE),
     # What ``doubts.py`` judges by, besides the loss; without 'val_', so that --best-metric does not offer them.
-    EpochScalar("guessing_loss", _by_class("guessing_loss")),
-    EpochScalar("answers_nats", _by_class("answers_nats")),
-    EpochScalar("commonest_answer", _by_class("commonest_answer")),
+    EpochScalar("guessing_loss"),
+    EpochScalar("answers_nats"),
+    EpochScalar("commonest_answer"),
 )
 RAW_SCALARS = (
-    EpochScalar("raw_val_loss", _of("raw", "loss"), "Loss/Test_raw"),
-    EpochScalar("raw_val_top1", _of("raw", "top1"), "Top1/Test_raw", labels=ONE),
-    EpochScalar("raw_val_top5", _of("raw", "top5"), "Top5/Test_raw", labels=ONE),
-    EpochScalar("raw_val_map", _of("raw", "map"), "MAP/Test_raw", labels=SEVERAL),
+    EpochScalar("raw_val_loss", "Loss/Test_raw"),
+    EpochScalar("raw_val_top1", "Top1/Test_raw", labels=ONE),
+    EpochScalar("raw_val_top5", "Top5/Test_raw", labels=ONE),
+    EpochScalar("raw_val_map", "MAP/Test_raw", labels=SEVERAL),
 )
 
 
@@ -127,26 +95,41 @@ def validation_tags(multilabel: bool) -> list[str]:
     return [scalar.tag for scalar in (*EPOCH_SCALARS, *RAW_SCALARS) if scalar.tag and scalar.labels in labels]
 
 
-def _own(name: str, epoch: Epoch) -> float | None:
-    return epoch.validation.own.get(name) if epoch.validation else None
-
-
 def _of_plugins() -> Iterator[EpochScalar]:
     """Scalars for the metrics that users' files add."""
     for name, metric in plugins.added("metric").items():
-        yield EpochScalar(
-            f"{PREFIX}{name}",
-            partial(_own, name),
-            f"{name}/Test",
-            metric.options["lower_is_better"],
-        )
+        yield EpochScalar(f"{PREFIX}{name}", f"{name}/Test", metric.options["lower_is_better"])
 
 
-def row_of(epoch: Epoch) -> dict[str, float]:
-    """The epoch's row: its scalars, the named training losses, then the scalars of the raw weights."""
-    named = epoch.progress.named_losses(epoch.progress.epoch_sums)
-    losses = {f"train_{name}": loss for name, loss in named.items()}
-    return _columns((*EPOCH_SCALARS, *_of_plugins()), epoch) | losses | _columns(RAW_SCALARS, epoch)
+def row_of(
+    facts: Mapping[str, float | None],
+    training: AnyReport | None,
+    validation: AnyReport | None,
+    raw: AnyReport | None,
+    losses: Mapping[str, float],
+) -> dict[str, float]:
+    """An epoch's row: its scalars, the named training ``losses``, then the scalars of the ``raw`` weights.
+
+    ``facts``: by column, what no report holds. ``training`` is None if the epoch has its row already and is only
+    validated late; ``validation``, if it is not validated; ``raw``, unless ``validation`` is that of an average.
+    """
+    reports = {"raw_val_": raw, PREFIX: validation, "train_": training, "": validation}
+
+    def value(column: str) -> float | None:
+        prefix = next(prefix for prefix in reports if column.startswith(prefix))
+        return facts[column] if column in facts else _figure(reports[prefix], column.removeprefix(prefix))
+
+    scalars = {scalar.column: value(scalar.column) for scalar in (*EPOCH_SCALARS, *_of_plugins())}
+    scalars |= {f"train_{name}": loss for name, loss in losses.items()}
+    scalars |= {scalar.column: value(scalar.column) for scalar in RAW_SCALARS}
+    return {column: value for column, value in scalars.items() if value is not None}
+
+
+def _figure(report: AnyReport | None, name: str) -> float | None:
+    """The figure ``name`` of a report: a user's own, one over all images, or one by class; None if missing."""
+    if report is None:
+        return None
+    return report.own[name] if name in report.own else getattr(report, name, getattr(report.by_class, name, None))
 
 
 def points_of(row: dict[str, float]) -> dict[str, float]:
@@ -159,11 +142,6 @@ def points_of(row: dict[str, float]) -> dict[str, float]:
 def tagged_columns() -> list[str]:
     """Columns of metrics.csv that are TensorBoard points as well."""
     return [scalar.column for scalar in (*EPOCH_SCALARS, *RAW_SCALARS, *_of_plugins()) if scalar.tag]
-
-
-def _columns(scalars: Iterable[EpochScalar], epoch: Epoch) -> dict[str, float]:
-    values = {scalar.column: scalar.value(epoch) for scalar in scalars}
-    return {column: value for column, value in values.items() if value is not None}
 
 
 # ---------------------------------------------------------------------------------- the columns that decide

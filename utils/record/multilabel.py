@@ -2,7 +2,7 @@
 
 A score is the sigmoid of a logit. A target is 1, 0, or -1 where the label is missing: such a cell enters no figure. A
 class without a positive label has no recall, and thus neither average precision nor F1: its figures are NaN and enter
-no mean; ``counted`` says how many classes the means are over. All figures are in percent.
+no mean; ``counted_classes`` says how many classes the means are over. All figures are in percent.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class MultilabelClasses:
         return self.counts[0]
 
     @property
-    def counted(self) -> int:
+    def counted_classes(self) -> int:
         """Number of classes with a positive label: those whose values the means over classes average."""
         return int((self.support > 0).sum())
 
@@ -196,7 +196,11 @@ class MultilabelClasses:
             }
 
     def __str__(self) -> str:
-        missing = "" if self.counted == len(self.known) else f" (means of {self.counted} of {len(self.known)} classes)"
+        missing = (
+            ""
+            if self.counted_classes == len(self.known)
+            else f" (means of {self.counted_classes} of {len(self.known)} classes)"
+        )
         return (
             f"mAP {self.map:.2f}  macro F1 {self.macro_f1:.2f}  micro F1 {self.micro_f1:.2f}  "
             f"AUROC {self.auroc:.2f}  at chosen thresholds: macro F1 {self.tuned_macro_f1:.2f}  "

@@ -18,7 +18,6 @@ from utils.record.curves import StepRecord
 from utils.record.doubts import doubts
 from utils.record.epoch_scalars import (
     PREFIX,
-    Epoch,
     best_metric,
     points_of,
     row_of,
@@ -229,23 +228,23 @@ class Reporter:
         training figures. ``raw``: the result of the raw weights if ``result`` is that of their average. The epoch's
         sums must still be in ``progress``. The speed is that of this process's steps; NaN if it did none.
         """
-        training = self.kind.from_sums(progress.epoch_sums)
         assert self._trained is not None  # by ``end_training``
-        images_per_second, _ = self._pace(self._epoch_mark, progress, self._trained)
+        trained = progress.step_in_epoch > 0
+        speed, _ = self._pace(self._epoch_mark, progress, self._trained)
         last = StepRecord.of(progress.last_step)
-        return row_of(
-            Epoch(
-                progress,
-                last,
-                training if progress.step_in_epoch else None,
-                result,
-                raw,
-                images_per_second,
-                self.epoch_seconds(),
-                self.skips_bad_images,
-                self.max_val_batches,
-            )
-        )
+        facts = {
+            "epoch": last.epoch,
+            "step": progress.step,
+            "lr": last.lr,
+            "max_val_batches": self.max_val_batches if result else None,
+            "images_per_second": round(speed, 1) if trained else None,
+            "seconds": round(self.epoch_seconds(), 3),
+            "skipped_steps": progress.skipped_steps,
+            "partly_skipped_steps": progress.partly_skipped_steps,
+            "unreadable_images": progress.replaced_images if self.skips_bad_images else None,
+        }
+        training = self.kind.from_sums(progress.epoch_sums) if trained else None
+        return row_of(facts, training, result, raw, progress.named_losses(progress.epoch_sums))
 
     def epoch(self, row: dict[str, float], result: AnyReport | None, raw: AnyReport | None, best: bool) -> None:
         """Write points and log line of an epoch from its ``row`` and results. ``best``: True if it is the best so far.

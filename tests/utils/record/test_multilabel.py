@@ -64,7 +64,7 @@ def test_the_figures_are_scikit_learns_and_classes_without_a_positive_label_are_
     assert report.map == pytest.approx(np.mean(precision), abs=1e-6)
     assert report.macro_f1 == pytest.approx(np.mean(f1), abs=1e-6)
     assert found.auroc == pytest.approx(np.mean(areas), abs=1e-6)
-    assert found.counted == 6
+    assert found.counted_classes == 6
     assert "means of 6 of 7 classes" in str(found)
     known = ~targets.isnan()
     labels, scores = targets[known].numpy(), torch.sigmoid(logits[known].double()).numpy()
@@ -138,7 +138,7 @@ def test_of_no_image_and_of_no_known_label_nothing_is_known():
     logits, targets = answers(10)
     assert MultilabelReport.of(logits[:0], targets[:0]).count == 0
     nothing = MultilabelReport.of(logits, torch.full_like(targets, math.nan))
-    assert math.isnan(nothing.map) and math.isnan(nothing.micro_f1) and nothing.by_class.counted == 0
+    assert math.isnan(nothing.map) and math.isnan(nothing.micro_f1) and nothing.by_class.counted_classes == 0
 
 
 @pytest.mark.parametrize("kind", ["one", "several"])
