@@ -42,7 +42,6 @@ MIXTURES = {
         f"{RESNET} {RELEASED} --arch fc --optimizer muon --lr 0.001 --amp fp16 --ema-decay 0.9",
         [2, 6, 7],
     ),
-    "released, accumulation": (f"{RESNET} {RELEASED} --batch-size 16 --accumulate 4 --freeze-bn", [2, 6, 7]),
     "frozen, scaler, average, muon": (
         f"{RESNET} {FROZEN} --arch fc --optimizer muon-sgd --lr 0.01 --amp fp16 --ema-decay 0.9",
         [2, 6, 7],

@@ -141,12 +141,6 @@ def test_another_top1_than_the_run_recorded_is_said():
     assert not agrees and "which no epoch of the run recorded" in words
 
 
-def test_figures_of_other_images_say_so(digits_run, tmp_path):
-    page = made(tmp_path, digits_run, "--split", "train")
-    assert sum(page.data["details"][0]["support"]) == 1437
-    assert "on the training images" in page.text and "that the run recorded" not in page.text
-
-
 def test_raw_weights_are_compared_with_the_raw_weights_figure(digits_run, tmp_path):
     assert "the top-1 that the run recorded for epoch 1" in made(tmp_path, digits_run, "--raw").text
 
@@ -312,18 +306,22 @@ def test_a_dead_run_is_said_beside_its_figure_and_in_a_box():
     assert "Doubtful: the network" not in text and "doubtful;" not in text
 
 
-def test_of_best_it_is_said_that_these_images_chose_it_unless_others_are_shown(digits_run, tmp_path):
-    for line, favoured in (([], False), (["--best"], True), (["--best", "--split", "train"], False)):
-        text = made(tmp_path, digits_run, *line).text
-        assert ("best.pt was chosen by its result on these images, which favours it" in text) == favoured, line
+def test_of_best_it_is_said_that_these_images_chose_it_unless_others_are_shown_which_is_said(
+    page, digits_run, tmp_path
+):
+    best, others = (made(tmp_path, digits_run, "--best", *line) for line in ([], ["--split", "train"]))
+    words = "best.pt was chosen by its result on these images, which favours it"
+    assert [words in one.text for one in (page, best, others)] == [False, True, False]
+    assert sum(others.data["details"][0]["support"]) == 1437
+    assert "on the training images" in others.text and "that the run recorded" not in others.text
 
 
-def test_of_a_calibrated_copy_it_is_said_that_its_temperature_was_fitted_on_these_images(digits_run, tmp_path):
+def test_of_a_calibrated_copy_it_is_said_that_its_temperature_was_fitted_on_these_images(page, digits_run, tmp_path):
     copy = tmp_path / "copy.pt"
     assert evaluate.main([str(digits_run), "--device", "cpu", "--store", str(copy), "--output", str(tmp_path)]) == 0
     words = "The temperature was fitted on some of these images, which favours loss and calibration"
-    for line, favoured in (([copy], True), ([copy, "--split", "train"], False), ([digits_run], False)):
-        assert (words in made(tmp_path, *map(str, line)).text) == favoured, line
+    copies = [made(tmp_path, str(copy), *line) for line in ([], ["--split", "train"])]
+    assert [words in one.text for one in (*copies, page)] == [True, False, False]
 
 
 def test_of_settings_known_from_a_checkpoint_those_that_differ_from_the_defaults_were_chosen(digits_run):
