@@ -139,7 +139,7 @@ def of_architecture(arch: str, flags: Sequence[str]) -> Loaded:
     weights = read_weights(args.model)
     data = get_data(args.data, torch.device("cpu"))
     data = data.shown_to(known_preprocessing(args, None, weights, evaluates=True), args.data)
-    shape = {"channels": data.spec.channels, "image_size": data.image_size}
+    shape = {"channels": data.preprocessing.channels, "image_size": data.image_size}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(args.run.seed)
         network = build_model(args.model, classes=len(data.classes), **shape)

@@ -1,6 +1,7 @@
 """features.py: the features are those of the network in validation, its figures say what they are of, errors are a line."""
 
 import csv
+import itertools
 import os
 import shutil
 from dataclasses import replace
@@ -75,6 +76,15 @@ def test_features_are_what_enters_the_classifier_in_evaluation_mode_image_by_ima
     assert np.abs(found.features - expected.numpy()).max() < 1e-4 * max(1, expected.abs().max().item())
     one = embed(untrained(arch, tmp_path, "--val-batch-size", "1"), chosen_of(loaded, "train"), None)
     assert np.abs(one.features - found.features).max() < 1e-4 * max(1, expected.abs().max().item())
+
+
+def test_a_librarys_network_takes_images_of_any_number_of_channels(tmp_path):
+    for split, name in itertools.product(("train", "val"), "ab"):
+        (tmp_path / split / name).mkdir(parents=True)
+        for number in range(2):
+            np.save(tmp_path / split / name / f"{number}.npy", np.full((32, 32, 5), 9 * number, np.uint8))
+    loaded = untrained("timm/test_resnet", tmp_path, "--in-channels", "5")
+    assert len(embed(loaded, chosen_of(loaded, "val"), None)) == 4
 
 
 def test_features_are_reused_until_weights_preprocessing_or_images_differ(tmp_path, monkeypatch, capsys):
