@@ -32,7 +32,6 @@ from utils.data.formats.readers import ImageFiles
 from utils.data.formats.shards.index import BLOCK, Shard, Split, record_type
 from utils.data.images.decoding import UnreadableImage, open_image
 from utils.data.images.gpu_decoding import decode_batch, read_for_gpu
-from utils.data.images.gpu_decoding import pack as batch_of
 from utils.data.images.stored import Stored
 from utils.data.images.view import View
 from utils.data.progress_log import ProgressLog
@@ -245,8 +244,8 @@ def test_files_in_shards_are_handed_to_another_device_for_decoding_like_others(t
     seen = []
     for name, root in (("folder", tree), ("shards", shards)):
         paths = read(name, root).train.paths
-        items = [read_for_gpu(path, View(16), "RGB") for path in paths]
-        seen.append(decode_batch(pickle.loads(pickle.dumps(batch_of(items, View(16), "RGB"))), CPU))
+        batch = read_for_gpu(paths, View(16), "RGB", [None] * len(paths))
+        seen.append(decode_batch(pickle.loads(pickle.dumps(batch)), CPU))
     assert torch.equal(*seen)
     member = read("shards", shards).train.paths[3]
     assert pickle.loads(pickle.dumps(member)).content() == member.content()

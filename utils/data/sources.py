@@ -17,7 +17,7 @@ from utils.data.augmentations import CROP_NUMBERS
 from utils.data.formats.readers import ImageFiles, Images, MemoryImages
 from utils.data.formats.shards.read_ahead import ReadAhead
 from utils.data.images.decoding import UnreadableImage, decode_crop
-from utils.data.images.gpu_decoding import MixedBatch, decode_batch, pack, read_for_gpu
+from utils.data.images.gpu_decoding import MixedBatch, decode_batch, read_for_gpu
 from utils.data.images.unreadable import REFUSE, read_micro_batch
 from utils.data.images.view import View
 from utils.data.resolution import Resolution
@@ -223,8 +223,7 @@ class MicroBatchReader(Dataset):
             draws = sample_uniforms(self.seed, micro_batch.epoch, micro_batch.keys, Stream.CROP, CROP_NUMBERS)
         if self.as_files:
             paths = [files.paths[index] for index in micro_batch.indices]
-            items = [read_for_gpu(path, view, files.colour, draw) for path, draw in zip(paths, draws, strict=True)]
-            return micro_batch, pack(items, view, files.colour), micro_batch.indices
+            return micro_batch, read_for_gpu(paths, view, files.colour, draws), micro_batch.indices
         batch = empty_batch(len(micro_batch.indices), files.channels, view.size, files.dtype)
 
         def read(image: int, sample: int, place: int) -> None:

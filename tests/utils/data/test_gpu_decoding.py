@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from utils.config.settings import UserError
 from utils.data.images.decoding import decode_crop
-from utils.data.images.gpu_decoding import JpegFile, decode_batch, pack, read_for_gpu, require_decoder
+from utils.data.images.gpu_decoding import decode_batch, read_for_gpu, require_decoder
 from utils.data.images.view import View
 from utils.data.sample_plan import sample_uniforms
 
@@ -33,8 +33,8 @@ def paths(tmp_path):
     return [str(tmp_path / name) for name in NAMES]
 
 
-def read(paths, colour="RGB", size=64):
-    return [read_for_gpu(path, View(size), colour, draw) for path, draw in zip(paths, UNIFORMS, strict=False)]
+def read(paths, colour="RGB"):
+    return read_for_gpu(paths, View(64), colour, UNIFORMS[: len(paths)])
 
 
 def on_cpu(paths, colour="RGB"):
@@ -47,23 +47,23 @@ def level_difference(found, expected):
 
 
 def test_a_mixed_batch_keeps_its_order_and_agrees_with_decode_crop(paths):
-    items = read(paths)
-    assert [isinstance(item, JpegFile) for item in items] == [Path(path).stem in ("a", "c", "d") for path in paths]
-    gap = level_difference(decode_batch(pack(items, View(64), "RGB"), CPU), on_cpu(paths))
+    batch = read(paths)
+    assert [length > 0 for length in batch.lengths] == [Path(path).stem in ("a", "c", "d") for path in paths]
+    gap = level_difference(decode_batch(batch, CPU), on_cpu(paths))
     assert gap.max() <= 1 and gap.float().mean() < 0.05  # resized in floats and in integers
 
 
 @pytest.mark.gpu
 def test_a_gpu_agrees_with_decode_crop_within_some_levels(paths):
-    found = decode_batch(pack(read(paths), View(64), "RGB"), torch.device("cuda"))
+    found = decode_batch(read(paths), torch.device("cuda"))
     assert found.device.type == "cuda"
     assert level_difference(found, on_cpu(paths)).float().mean() < 2  # nvJPEG magnifies colour in another way
 
 
 def test_grey_images_arrive_decoded(paths):
-    items = read(paths, "L")
-    assert not any(isinstance(item, JpegFile) for item in items)
-    assert torch.equal(decode_batch(pack(items, View(64), "L"), CPU), on_cpu(paths, "L"))
+    batch = read(paths, "L")
+    assert not any(batch.lengths)
+    assert torch.equal(decode_batch(batch, CPU), on_cpu(paths, "L"))
 
 
 class Packed(torch.utils.data.Dataset):
@@ -71,7 +71,7 @@ class Packed(torch.utils.data.Dataset):
         self.paths = paths
 
     def __getitem__(self, number):
-        return pack(read(self.paths), View(64), "RGB")
+        return read(self.paths)
 
     def __len__(self):
         return 1
@@ -79,7 +79,7 @@ class Packed(torch.utils.data.Dataset):
 
 def test_a_batch_passes_through_a_worker_process(paths):
     (batch,) = DataLoader(Packed(paths), batch_size=None, num_workers=1)
-    assert torch.equal(decode_batch(batch, CPU), decode_batch(pack(read(paths), View(64), "RGB"), CPU))
+    assert torch.equal(decode_batch(batch, CPU), decode_batch(read(paths), CPU))
 
 
 def test_a_file_found_damaged_on_the_device_is_named(paths):
@@ -87,13 +87,13 @@ def test_a_file_found_damaged_on_the_device_is_named(paths):
     table = data.find(b"\xff\xc4")
     data[table + 5 : table + 13] = b"\xff" * 8  # more codes than a Huffman table can have
     Path(paths[2]).write_bytes(data)
-    batch = pack(read(paths), View(64), "RGB")
+    batch = read(paths)
     with pytest.raises(UserError, match=r"c\.jpg: cannot be read as an image"):
         decode_batch(batch, CPU)
 
 
 def test_what_only_the_device_cannot_decode_is_decoded_by_pillow(paths, monkeypatch):
-    expected = decode_batch(pack(read(paths), View(64), "RGB"), CPU)
+    expected = decode_batch(read(paths), CPU)
     calls = []
     decode_jpeg = torchvision.io.decode_jpeg
 
@@ -104,7 +104,7 @@ def test_what_only_the_device_cannot_decode_is_decoded_by_pillow(paths, monkeypa
         return decode_jpeg(files, mode, device)
 
     monkeypatch.setattr("torchvision.io.decode_jpeg", picky)
-    assert torch.equal(decode_batch(pack(read(paths), View(64), "RGB"), CPU), expected)
+    assert torch.equal(decode_batch(read(paths), CPU), expected)
     assert calls == [3, 1, 1, 1]
 
 

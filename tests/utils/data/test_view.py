@@ -12,7 +12,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from utils.data.images.decoding import decode_crop
-from utils.data.images.gpu_decoding import decode_batch, pack, read_for_gpu
+from utils.data.images.gpu_decoding import decode_batch, read_for_gpu
 from utils.data.images.view import LONGEST, View
 
 PHOTOGRAPHS = [Image.fromarray(pixels) for pixels in load_sample_images().images]
@@ -161,8 +161,7 @@ def test_of_an_image_without_end_the_middle_is_shown_in_little_memory(tmp_path, 
 )
 def test_a_device_shows_the_same_view(photographs, mode, interpolation):
     view = view_of(96, 0.9, mode, interpolation)
-    items = [read_for_gpu(path, view, "RGB") for path in photographs]
-    found = decode_batch(pack(items, view, "RGB"), CPU)
+    found = decode_batch(read_for_gpu(photographs, view, "RGB", [None] * len(photographs)), CPU)
     expected = torch.stack([decode_crop(path, view, "RGB") for path in photographs])
     largest, mean = gap(found, expected)  # floats are rounded once, bytes after each direction
     assert largest <= 12 and mean <= 0.25

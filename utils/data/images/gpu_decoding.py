@@ -23,63 +23,49 @@ from utils.data.images.view import Box, Placement, View
 from utils.data.worker_pool import in_shared_memory
 
 
-class JpegFile(NamedTuple):
-    """A plain JPEG file, not yet decoded: ``data``, uint8 (bytes,), and the box and place that ``boxes`` returns."""
-
-    path: str
-    data: torch.Tensor
-    box: Box
-    place: Placement | None
-
-
 class MixedBatch(NamedTuple):
     """A batch on its way from a worker to the device: some images in JPEG files, the others decoded.
 
     ``data``: uint8 (bytes,), the JPEG files concatenated, because each tensor sent takes a file descriptor.
     ``lengths``: for each image of the batch, the bytes of its file, or 0 if it is the next one of ``decoded``, uint8
-    (m, channels, h, w). ``paths``, ``boxes`` and ``places``: one item per JPEG file.
+    (m, channels, h, w). ``files``: each JPEG file's path, and the box and place that ``boxes`` returns.
     """
 
     data: torch.Tensor
     lengths: list[int]
     decoded: torch.Tensor
-    paths: list[str]
-    boxes: list[Box]
-    places: list[Placement | None]
+    files: list[tuple[str, Box, Placement | None]]
     view: View
 
 
-def read_for_gpu(path: str, view: View, colour: str, uniforms: np.ndarray | None = None) -> JpegFile | torch.Tensor:
-    """Read a plain JPEG file undecoded; decode, crop and resize any other file: uint8 (channels, h, w).
+def read_for_gpu(paths: Sequence[str], view: View, colour: str, draws: Sequence[np.ndarray | None]) -> MixedBatch:
+    """Read plain JPEG files undecoded; decode, crop and resize all other files.
 
-    ``uniforms`` as in ``decode_crop``. Raises ``UserError`` with the path if the file cannot be read.
+    ``draws``: for each file, ``uniforms`` as in ``decode_crop``. Raises ``UserError`` with the path of a file that
+    cannot be read.
     """
-    source = loaded(path)
-    plain = read_plain_jpeg(source, colour)
-    if plain is None:
-        return decode_crop(source, view, colour, uniforms)
-    data, width, height = plain
-    return JpegFile(
-        str(path), torch.frombuffer(bytearray(data), dtype=torch.uint8), *boxes(view, width, height, uniforms)
-    )
-
-
-def pack(items: Sequence[JpegFile | torch.Tensor], view: View, colour: str) -> MixedBatch:
-    """Pack the images of a batch, as ``read_for_gpu`` returned them, into two tensors."""
-    files = [item for item in items if isinstance(item, JpegFile)]
-    images = [item for item in items if isinstance(item, torch.Tensor)]
-    nothing = torch.empty(0, dtype=torch.uint8)
-    return MixedBatch(
-        data=in_shared_memory(torch.cat([file.data for file in files])) if files else nothing,
-        lengths=[len(item.data) if isinstance(item, JpegFile) else 0 for item in items],
-        decoded=in_shared_memory(torch.stack(images))
-        if images
-        else nothing.view(0, channels_of(colour), *sides(view.size)),
-        paths=[file.path for file in files],
-        boxes=[file.box for file in files],
-        places=[file.place for file in files],
-        view=view,
-    )
+    contents = []
+    lengths = []
+    decoded = []
+    files = []
+    for path, uniforms in zip(paths, draws, strict=True):
+        source = loaded(path)
+        plain = read_plain_jpeg(source, colour)
+        if plain is None:
+            decoded.append(decode_crop(source, view, colour, uniforms))
+            lengths.append(0)
+        else:
+            content, width, height = plain
+            contents.append(content)
+            lengths.append(len(content))
+            files.append((str(path), *boxes(view, width, height, uniforms)))
+    data = torch.empty(0, dtype=torch.uint8)
+    images = data.view(0, channels_of(colour), *sides(view.size))
+    if contents:
+        data = in_shared_memory(torch.frombuffer(bytearray(b"".join(contents)), dtype=torch.uint8))
+    if decoded:
+        images = in_shared_memory(torch.stack(decoded))
+    return MixedBatch(data, lengths, images, files, view)
 
 
 def decode_batch(batch: MixedBatch, device: torch.device) -> torch.Tensor:
@@ -88,8 +74,8 @@ def decode_batch(batch: MixedBatch, device: torch.device) -> torch.Tensor:
     Raises ``UserError`` with the path of a damaged file.
     """
     finished = iter(batch.decoded.to(device, non_blocking=True))
-    files = list(batch.data.split([length for length in batch.lengths if length])) if batch.paths else []
-    images = _decode_files(files, batch.paths, device)
+    files = list(batch.data.split([length for length in batch.lengths if length])) if batch.files else []
+    images = _decode_files(files, [path for path, *_ in batch.files], device)
     crops = iter(_crop_and_resize(images, batch)) if files else iter(())
     return torch.stack([next(crops) if length else next(finished) for length in batch.lengths])
 
@@ -147,6 +133,6 @@ def _crop_and_resize(images: list[torch.Tensor], batch: MixedBatch) -> torch.Ten
     """Crop and resize images to uint8 (n, 3, h, w), in float32 because torch has no such GPU kernel for uint8."""
     crops = [
         cropped(image[:, top:bottom, left:right].float(), batch.view, place)
-        for image, (left, top, right, bottom), place in zip(images, batch.boxes, batch.places, strict=True)
+        for image, (_, (left, top, right, bottom), place) in zip(images, batch.files, strict=True)
     ]
     return torch.stack(crops).round_().clamp_(0, 255).to(torch.uint8)
