@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -345,7 +345,7 @@ def get_data(
     Only synthetic data is made on ``device``; a loader moves other data there. ``lister`` lists class folders and keeps
     its lists in this data set's folder. Images stay in the folds that the run of checkpoint ``trained`` gave them.
     """
-    splits = _splits(settings, device, _in_its_folder(lister, settings))
+    splits = _splits(settings, device, lister)
     folds = None
     if settings.divides_training:
         splits, folds = hold_out(splits, settings, trained)
@@ -383,49 +383,31 @@ def get_test_data(
     if settings.divides_training:
         data = get_data(settings, device, lister, trained).known_to(trained, settings, lister)
         return dataclasses.replace(data, train=None)
-    folder = _test_folder(settings, trained)
-    its_lister = _in_its_folder(lister, settings)
-    if folder is not None:
-        data = _data(settings, _read_test_folder(settings, folder, trained, its_lister, leave_out_unknown))
-        if trained is not None:
-            data = dataclasses.replace(data, seen=_changed_since_validated(data, settings, trained))
-    else:
-        splits = _splits(
-            settings,
-            device,
-            its_lister,
-            evaluate=True,
-            known=trained,
-            of_test=of_test,
-            leave_out_unknown=leave_out_unknown,
-        )
-        data = _data(settings, splits)
-        if data.train is not None:
-            data = data.known_to(trained, settings, lister)
+    splits = _splits(
+        settings,
+        device,
+        lister,
+        evaluate=True,
+        known=trained,
+        of_test=of_test,
+        leave_out_unknown=leave_out_unknown,
+    )
+    data = _data(settings, splits)
+    if data.train is not None:
+        data = data.known_to(trained, settings, lister)
+    elif trained is not None:
+        data = dataclasses.replace(data, seen=_changed_since_validated(data, settings, trained))
     return dataclasses.replace(data, train=None, warnings=(*notes, *data.warnings))
 
 
-def _in_its_folder(lister: Lister, settings: DataSettings) -> Lister:
-    return dataclasses.replace(lister, folder=folder_for(settings))
-
-
-def _test_folder(settings: DataSettings, trained: ResumePoint | None) -> Path | None:
-    """The folder of class folders to evaluate; None if ``_splits`` finds what to read, or reports it missing."""
-    elsewhere = settings.dataname in (*IN_MEMORY, "hf", *plugins.added("dataset"))
-    if settings.datapath is None or elsewhere:
-        return None
-    root = Path(settings.datapath)
-    if settings.is_table:
-        return None
-    if holds_shards(root):
-        _refuse_two_sets(root, settings.dataname)
-        return None
+def _test_folder(settings: DataSettings, root: Path, trained: ResumePoint | None) -> Path | None:
+    """The folder of class folders in ``root`` to evaluate; None if ``_read_files`` finds what to read."""
     classes = trained.classes if trained is not None and trained.classes is not None else ()
     if class_folders.is_tree_of(root, classes):
         return root
     if folder := validation_folder(root):
         return folder
-    if training_folder(root) or _reader(settings):
+    if training_folder(root) or _own_files(settings, root):
         return None
     folders = (path for path in class_folders.visible(root) if path.is_dir())
     return root if any(path.name in classes or class_folders.holds_images(path) for path in folders) else None
@@ -488,12 +470,14 @@ def _flags_of(division: Mapping[str, Any]) -> str:
 def _changed_since_validated(data: Data, settings: DataSettings, trained: ResumePoint) -> str:
     """Warning if the validation images have changed since ``trained`` used them; otherwise ``trained.seen``.
 
-    '' if ``trained`` did not use images from this place.
+    '' if ``trained`` did not use images from this place, or if they do not lie in class folders.
     """
     if trained.fingerprint is None or not is_at(trained.state, settings):
         return ""
-    assert isinstance(data.validation, ImageFiles)  # of class folders
-    if ends_with(trained.fingerprint, _some_contents(data.validation.paths)):
+    images = data.validation
+    if settings.is_table or not isinstance(images, ImageFiles) or not isinstance(images.paths, FilePaths):
+        return ""
+    if ends_with(trained.fingerprint, _some_contents(images.paths)):
         return trained.seen
     return f"the validation images have changed since {trained.path} was trained, perhaps on some of these"
 
@@ -662,12 +646,13 @@ def _splits(
     settings: DataSettings,
     device: torch.device,
     lister: Lister,
-    evaluate: bool = False,
     *,
+    evaluate: bool = False,
     known: ResumePoint | None = None,
     of_test: bool = False,
     leave_out_unknown: bool = False,
 ) -> Splits:
+    """Read the images that the settings name; ``known``: the checkpoint to evaluate. See also ``get_test_data``."""
     name = settings.dataname
     if name in IN_MEMORY:
         return IN_MEMORY[name](settings, device)
@@ -677,8 +662,10 @@ def _splits(
     if not root.is_dir():
         what = f"the paths in {settings.labels} are below it" if settings.labels else f"{name}: {SPECS[name].source}"
         raise UserError(f"--datapath {root}: no such folder; {what}")
+    lister = dataclasses.replace(lister, folder=folder_for(settings))
     if name == "hf":
         return read_tables(settings, lister, evaluate)
+    splits: Splits | None
     if settings.is_table:
         splits = read_labels(
             settings,
@@ -688,12 +675,15 @@ def _splits(
             of_test=of_test,
             leave_out_unknown=leave_out_unknown,
         )
+    elif evaluate and not holds_shards(root) and (folder := _test_folder(settings, root, known)):
+        splits = _read_test_folder(settings, folder, known, lister, leave_out_unknown)
     else:
-        reader = _reader(settings, lister)
-        if reader is None:
+        splits = _read_files(settings, root, lister)
+        if splits is None:
             raise UserError(f"--datapath {root}: {_what_is_missing(root, name, evaluate)}")
-        splits = reader()
-    return splits if settings.class_map is None else in_order_of(Path(settings.class_map), splits)
+    if settings.class_map is None or (known is not None and splits.classes == known.classes):
+        return splits
+    return in_order_of(Path(settings.class_map), splits)
 
 
 def _what_is_missing(root: Path, name: str, evaluate: bool) -> str:
@@ -723,9 +713,8 @@ def _refuse_two_sets(root: Path, name: str) -> None:
             )
 
 
-def _reader(settings: DataSettings, lister: Lister = LISTER) -> Callable[[], Splits] | None:
-    """A function that reads the files at ``--datapath``; None if they are missing. Raises ``UserError``."""
-    root = Path(settings.datapath or ".")
+def _read_files(settings: DataSettings, root: Path, lister: Lister) -> Splits | None:
+    """Read the shards, class folders or own files of a data set in ``root``; None if they are missing."""
     name = settings.dataname
     if name == "shards" or holds_shards(root):
         ensure_index(root, silent)  # for tools; main.py has called ``prepare``
@@ -733,7 +722,7 @@ def _reader(settings: DataSettings, lister: Lister = LISTER) -> Callable[[], Spl
         _refuse_two_sets(root, name)
         if settings.val_split is not None:
             raise UserError(f"--val-split: the shards in {root} already have validation images; remove the flag")
-        return lambda: read_shards(root, settings.pixel_range, settings.skip_bad_images)
+        return read_shards(root, settings.pixel_range, settings.skip_bad_images)
     if name == "shards":
         return None
     splits = find_splits(root)
@@ -746,12 +735,16 @@ def _reader(settings: DataSettings, lister: Lister = LISTER) -> Callable[[], Spl
         for folder in splits:
             archives.refuse_half_unpacked(folder)
     if splits and settings.folds is None:
-        return lambda: class_folders.read_class_folders(*splits, lister, tells_of_test=name == "folder")
+        return class_folders.read_class_folders(*splits, lister, tells_of_test=name == "folder")
     if splits or (name == "folder" and settings.divides_training):
         tree = training_folder(root) or root
-        if not any(path.is_dir() for path in class_folders.visible(tree)):
-            return None
-        return lambda: class_folders.read_tree(tree, lister)
-    own = OWN_FILES.get(name)
-    place = own.find(root) if own else None
-    return None if own is None or place is None else partial(own.read, place)
+        holds_folders = any(path.is_dir() for path in class_folders.visible(tree))
+        return class_folders.read_tree(tree, lister) if holds_folders else None
+    place = _own_files(settings, root)
+    return None if place is None else OWN_FILES[name].read(place)
+
+
+def _own_files(settings: DataSettings, root: Path) -> Path | None:
+    """The place of the data set's own files in ``root``; None if they are missing."""
+    own = OWN_FILES.get(settings.dataname)
+    return own.find(root) if own else None

@@ -267,6 +267,11 @@ def test_a_class_map_orders_the_classes_of_folders_and_tables(tree, flat, tmp_pa
     assert contents(folders.train) == contents(table.train)
     assert list(folders.train.paths) == list(plain.train.paths)
     assert folders.train.labels.tolist() == [(1, 2, 0)[label] for label in plain.train.labels.tolist()]
+    evaluated = get_test_data(
+        arguments.parse(["--dataname", "folder", "--datapath", str(tree), *flags]).data, CPU, None
+    )
+    assert evaluated.classes == folders.classes
+    assert evaluated.validation.labels.tolist() == folders.validation.labels.tolist()
 
 
 def test_classes_that_a_map_does_not_name_are_left_out_with_a_warning(tree, tmp_path):
