@@ -35,7 +35,7 @@ from utils.data.mixing import Mixing
 from utils.data.progress_log import ProgressLog
 from utils.data.resolution import Resolution, build_resolution
 from utils.data.sample_plan import MicroBatch, SamplePlan, validation_batches
-from utils.data.sampling import build_sampling, first_samples
+from utils.data.sampling import build_sampling, described, first_samples
 from utils.data.sources import MicroBatchReader, ResidentSource, Source, StreamSource, keys_of
 from utils.data.transforms import BatchTransform
 from utils.runtime.cpu import cores_per_process
@@ -117,7 +117,7 @@ class TrainLoader:
             "Mixing": str(self.mixing or "none"),
         }
         if plan.sampling is not None and data.train is not None:
-            rows["Sampling"] = plan.sampling.describe(data.train.labels.cpu(), data.classes)
+            rows["Sampling"] = described(plan.sampling, data.train.labels.cpu(), data.classes)
         if self.resolution is not None:
             rows["Training size"] = self.resolution.table(epochs)
         rows["Batch"] = (

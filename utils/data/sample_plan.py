@@ -9,14 +9,11 @@ step sees.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-
-if TYPE_CHECKING:
-    import torch
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _BITS = 2**64 - 1
@@ -57,22 +54,26 @@ class MicroBatch:
         return self.indices if self.copies is None else self.indices + (self.copies << _COPY_BIT)
 
 
-class Epochs(Protocol):
-    """The interface of epochs that are not simply all samples, shuffled; see utils/data/sampling.py."""
+class Epochs(ABC):
+    """Epochs that are not simply all samples, shuffled; see utils/data/sampling.py.
+
+    ``available``: int64 (n,), the numbers of the samples to choose from. ``repeats``: how often an epoch holds each.
+    """
+
+    available: np.ndarray
+    repeats: int
 
     @property
-    def repeats(self) -> int: ...
+    def num_samples(self) -> int:
+        """The length of an epoch."""
+        return len(self.available)
 
-    def __hash__(self) -> int: ...
-
-    def describe(self, labels: torch.Tensor, classes: tuple[str, ...]) -> str: ...
-
+    @abstractmethod
     def epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray | None]:
         """The samples in order, int64 (num_samples,), and for repeated samples which copy each is.
 
         The copies are numbered from 0, int64 (num_samples,); None if no sample is repeated.
         """
-        ...
 
 
 @dataclass(frozen=True)

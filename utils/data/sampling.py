@@ -15,7 +15,7 @@ import torch
 from utils.config.settings import Settings, UserError
 from utils.data.formats.readers import ImageFiles, Images, class_counts
 from utils.data.formats.shards.members import Members
-from utils.data.sample_plan import hashed, permutation
+from utils.data.sample_plan import Epochs, hashed, permutation
 
 BALANCE_STREAM = 40
 WINDOW_STREAM = 41
@@ -24,7 +24,7 @@ MOST_CLASSES = 20  # for which a plan lists the images of each class
 
 
 @dataclass(frozen=True, eq=False)
-class Sampling:
+class Sampling(Epochs):
     """The samples of each epoch, and their order.
 
     ``available``: int64 (n,), the numbers of the samples to choose from. By default, each occurs once per epoch.
@@ -46,11 +46,9 @@ class Sampling:
 
     @property
     def num_samples(self) -> int:
-        """The length of an epoch."""
         return len(self.available) if self.labels is None else len(self._classes) * self._of_each_class
 
     def epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """The samples in order, int64 (num_samples,), and each one's copy number, from 0 (None if none repeats)."""
         order = permutation(self.num_samples, self.seed, epoch)
         if self.labels is not None:
             samples, copies = self._balanced(epoch)
@@ -59,10 +57,6 @@ class Sampling:
             places = np.arange(self.num_samples)
             return self.available[order[places // self.repeats]], places % self.repeats
         return self.available[order], None
-
-    def describe(self, labels: torch.Tensor, classes: tuple[str, ...]) -> str:
-        """Describe the content of an epoch and the training images, with ``labels``, that it is drawn from."""
-        return f"{self}{_share_of_images(self.available, labels, classes)}"
 
     def __str__(self) -> str:
         if self.labels is not None:
@@ -99,19 +93,20 @@ class Sampling:
         return np.concatenate(samples), np.concatenate(copies)
 
 
-def _share_of_images(available: np.ndarray, labels: torch.Tensor, classes: tuple[str, ...]) -> str:
-    """Text on how many training images, per class, epochs are drawn from; '' if from all of them."""
-    if len(available) == len(labels):
-        return ""
-    counts = class_counts(labels[available], len(classes)).tolist()
+def described(epochs: Epochs, labels: torch.Tensor, classes: tuple[str, ...]) -> str:
+    """Text on the content of an epoch and, if not all training images can be in it, on those that can, per class."""
+    count = len(epochs.available)
+    if count == len(labels):
+        return str(epochs)
+    counts = class_counts(labels[epochs.available], len(classes)).tolist()
     each = f", {min(counts):,} to {max(counts):,} a class"
     if len(counts) <= MOST_CLASSES:
         each = ": " + ", ".join(f"{count:,} {name}" for name, count in zip(classes, counts, strict=True))
-    return f"; of {len(available):,} of the {len(labels):,} training images{each}"
+    return f"{epochs}; of {count:,} of the {len(labels):,} training images{each}"
 
 
 @dataclass(frozen=True, eq=False)
-class WindowedOrder:
+class WindowedOrder(Epochs):
     """Epochs that hold each sample once, shuffled within windows of shards: a function of (seed, epoch) alone.
 
     ``shards``: int64 (n,), the shard of each sample. The shards come in a random order, cut into windows of at most
@@ -128,13 +123,7 @@ class WindowedOrder:
     labels: np.ndarray | None = None
     repeats: int = 1
 
-    @property
-    def num_samples(self) -> int:
-        """The length of an epoch."""
-        return len(self.available)
-
     def epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """The samples in order, int64 (num_samples,), and None, as none is repeated."""
         windows = self.windows(epoch)
         window_of = np.empty(int(self.shards.max()) + 1, dtype=np.int64)
         for number, shards in enumerate(windows):
@@ -148,10 +137,6 @@ class WindowedOrder:
         present = np.unique(self.shards[self.available])
         order = present[permutation(len(present), hashed(self.seed, WINDOW_STREAM, 0), epoch)]
         return np.array_split(order, -(-len(order) // self.window))
-
-    def describe(self, labels: torch.Tensor, classes: tuple[str, ...]) -> str:
-        """Describe the content of an epoch, as ``Sampling.describe`` does."""
-        return f"{self}{_share_of_images(self.available, labels, classes)}"
 
     def __str__(self) -> str:
         count = len(np.unique(self.shards[self.available]))
@@ -184,7 +169,7 @@ class WindowedOrder:
         return float(np.mean(excesses)), float(np.mean(distances))
 
 
-def build_sampling(images: Images, args: Settings) -> Sampling | WindowedOrder | None:
+def build_sampling(images: Images, args: Settings) -> Epochs | None:
     """The sampling of training ``images`` that the settings ask for; None if each comes once per epoch, fully shuffled.
 
     Raises ``UserError`` for settings that do not suit the images.

@@ -18,6 +18,7 @@ from utils.data.formats.several_labels import LabelLists, of_column
 from utils.data.loaders import targets_of
 from utils.data.mixing import Mixing
 from utils.data.sample_plan import MicroBatch
+from utils.data.sampling import described
 
 CPU = torch.device("cpu")
 NAMES = ("ant", "bee", "cow")
@@ -191,6 +192,6 @@ def test_a_share_of_the_training_images_is_described_by_the_images_of_each_class
     chosen = train.plan.sampling
     counts = [sum(ROWS[number][place] == 1 for number in chosen.available) for place in range(3)]
     words = ", ".join(f"{count} {name}" for count, name in zip(counts, NAMES, strict=True))
-    assert chosen.describe(torch.tensor(stored(ROWS), dtype=torch.int8), NAMES).endswith(
+    assert described(chosen, torch.tensor(stored(ROWS), dtype=torch.int8), NAMES).endswith(
         f"of 7 of the 8 training images: {words}"
     )

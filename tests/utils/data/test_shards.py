@@ -20,7 +20,7 @@ from utils.data.datasets import get_data, prepare
 from utils.data.images.decoding import UnreadableImage, open_image
 from utils.data.loaders import loaders, sample_plan
 from utils.data.progress_log import ProgressLog
-from utils.data.sampling import WindowedOrder
+from utils.data.sampling import WindowedOrder, described
 from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")
@@ -163,8 +163,8 @@ def test_tar_files_for_test_are_no_validation_images_where_there_are_some_for_va
 def test_windows_over_fewer_samples_say_so():
     labels = torch.arange(8) % 2
     order = WindowedOrder(0, np.arange(8) // 2, 2, np.arange(5))
-    assert order.describe(labels, ("cat", "dog")).endswith("; of 5 of the 8 training images: 3 cat, 2 dog")
-    assert "of the 8" not in WindowedOrder(0, np.arange(8) // 2, 2, np.arange(8)).describe(labels, ("cat", "dog"))
+    assert described(order, labels, ("cat", "dog")).endswith("; of 5 of the 8 training images: 3 cat, 2 dog")
+    assert "of the 8" not in described(WindowedOrder(0, np.arange(8) // 2, 2, np.arange(8)), labels, ("cat", "dog"))
 
 
 def test_hidden_tar_files_are_left_out(foreign):
