@@ -111,9 +111,7 @@ def read_test_folder(
             f"--datapath: {folder} has folders that are no classes of {whose}: {some(unknown)}; those are "
             f"{some(classes)}"
         )
-    labels = [label for label, name in enumerate(classes) if name in there]
-    images, unread = image_files(folder, [classes[label] for label in labels], lister, may_lack=True)
-    images = dataclasses.replace(images, labels=torch.tensor(labels)[images.labels])
+    images, unread = image_files(folder, classes, lister, may_lack=True)
     left_out = [f"--datapath {folder}: folders that are no classes of {whose} are left out: {some(unknown)}"]
     return Splits(None, images, tuple(classes), (*(left_out if unknown else ()), *_left_out(unread, folder)))
 
