@@ -57,7 +57,7 @@ def shards(whole, tmp_path):
 @pytest.fixture(autouse=True)
 def nothing_is_kept():
     """A process keeps shards open."""
-    members.opened.cache_clear()
+    members.open_shard.cache_clear()
 
 
 def flags_of(root, *more):
@@ -194,10 +194,10 @@ class SlowStore:
         def noted(path):
             time.sleep(seconds)
             self.opened.append(path)
-            return opened(path)
+            return open_shard(path)
 
-        opened = members.opened
-        monkeypatch.setattr(members, "opened", noted)
+        open_shard = members.open_shard
+        monkeypatch.setattr(members, "open_shard", noted)
 
 
 def test_from_a_slow_store_training_sees_the_same_images_and_the_copies_stay_within_their_bound(

@@ -119,7 +119,7 @@ class Members(NumberedImages):
             # No copy, or a wrong one, is only slower. A copy that stayed open would keep its disk space when removed.
             with suppress(OSError, UserError), open(copy_of(shard, self.copies), "rb", buffering=0) as copy:
                 return self._checked(number, _read(copy, *place))
-        return self._checked(number, _read(opened(shard), *place))
+        return self._checked(number, _read(open_shard(shard), *place))
 
     def _checked(self, number: int, data: bytes) -> bytes:
         record = self.split.records[number]
@@ -158,7 +158,7 @@ class Members(NumberedImages):
 
 
 @lru_cache(maxsize=MOST_OPEN)
-def opened(path: str) -> BinaryIO:
+def open_shard(path: str) -> BinaryIO:
     """The shard at ``path``, kept open; reads are positioned, so that forked processes may share it."""
     return open(path, "rb", buffering=0)
 
