@@ -103,14 +103,12 @@ def default_folder(loaded: Loaded, is_run: bool) -> str:
 
 
 def embed_parts(loaded: Loaded, own: argparse.Namespace, folder: Path) -> dict[str, object]:
-    """Features by split: training and validation images, and test images if there are any or --split asks for them."""
-    from scripts.common.features import chosen_of, embed
-    from utils.data.formats.class_folders import test_folder
+    """Features by split."""
+    from scripts.common.features import chosen_of, embed, splits_of
 
-    place = loaded.settings.get("datapath")
-    has_test = own.split == "test" or (isinstance(place, str) and test_folder(Path(place)) is not None)
-    splits = ["train", "val"] + ["test"] * has_test
-    return {split: embed(loaded, chosen_of(loaded, split), folder, own.format) for split in splits}
+    return {
+        split: embed(loaded, chosen_of(loaded, split), folder, own.format) for split in splits_of(loaded, own.split)
+    }
 
 
 def short(text: str) -> str:

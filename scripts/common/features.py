@@ -30,7 +30,8 @@ from utils.config.groups.data import DataSettings
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import Settings, UserError, flag_of
 from utils.data.datasets import Data, get_data
-from utils.data.formats.readers import ImageFiles, Images, MemoryImages
+from utils.data.formats.class_folders import test_folder, validation_folder
+from utils.data.formats.readers import IN_MEMORY, ImageFiles, Images, MemoryImages
 from utils.data.images.stored import NumberedImages
 from utils.data.preprocessing import Preprocessing
 from utils.optim.head import output_layers
@@ -178,6 +179,21 @@ def chosen_of(loaded: Loaded, split: str) -> Chosen:
         skip_bad_images=bool(values.get("skip_bad_images")),
         progress=values.get("progress") is not False,
     )
+
+
+def splits_of(loaded: Loaded, scored: str) -> list[str]:
+    """Splits to study, among them ``scored``: training and validation images, and those of a folder test/.
+
+    If a run validates on test/, as there is no val/, its images are not taken twice. Of a table of labels, or a data
+    set with a reader of its own, test images are studied only if they are to be scored.
+    """
+    settings = settings_of(loaded, Chosen()).data
+    in_folders = settings.labels is None and settings.dataname not in (*IN_MEMORY, "hf")
+    root = Path(settings.datapath or ".")
+    test = test_folder(root) if settings.datapath is not None and in_folders else None
+    is_val = test is not None and not settings.divides_training and validation_folder(root) == test
+    wanted = {"train": True, "val": scored == "val" or not is_val, "test": scored == "test" or (test and not is_val)}
+    return [split for split, is_wanted in wanted.items() if is_wanted]
 
 
 # ------------------------------------------------------------------------------------ the features

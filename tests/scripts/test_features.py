@@ -18,7 +18,7 @@ from sklearn.preprocessing import StandardScaler
 from scripts import features as tool
 from scripts import report
 from scripts.common import features as module
-from scripts.common.features import chosen_of, embed, of_architecture, on_data
+from scripts.common.features import chosen_of, embed, of_architecture, on_data, splits_of
 from scripts.common.trained import open_run
 from scripts.reporting.feature_study import accuracies, study
 from tests.scripts.common.test_predictions import tree_of_digits
@@ -76,6 +76,15 @@ def test_features_are_what_enters_the_classifier_in_evaluation_mode_image_by_ima
     assert np.abs(found.features - expected.numpy()).max() < 1e-4 * max(1, expected.abs().max().item())
     one = embed(untrained(arch, tmp_path, "--val-batch-size", "1"), chosen_of(loaded, "train"), None)
     assert np.abs(one.features - found.features).max() < 1e-4 * max(1, expected.abs().max().item())
+
+
+def test_the_images_of_a_test_folder_without_val_are_studied_once(tmp_path):
+    loaded = untrained("conv2a", tree(tmp_path, counts=(("train", 2), ("test", 2))))
+    assert splits_of(loaded, "val") == ["train", "val"] and splits_of(loaded, "test") == ["train", "test"]
+    folds = replace(loaded, settings=loaded.settings | {"folds": 2, "fold": 0})
+    assert splits_of(folds, "val") == ["train", "val", "test"]
+    (tmp_path / "val").mkdir()
+    assert splits_of(loaded, "val") == ["train", "val", "test"]
 
 
 def test_a_librarys_network_takes_images_of_any_number_of_channels(tmp_path):
