@@ -109,6 +109,7 @@ No run of these recipes is kept. To help you plan one, here is the literature's 
   recipes measured above need less than 2 GB.
 """
 GPUS = {1: "one GPU", 8: "each of eight"}
+CORES = re.compile(r", \d+ core\(s\)")
 # The rows shown in README: recipe and machine.
 IN_README = (
     ("digits/conv2", "B"),
@@ -244,7 +245,8 @@ def result_rows(known: Sequence[Recipe], found: Sequence[RunResult]) -> tuple[li
         same = [run for run in found if matches(run.args, args)]
         kinds: dict[tuple[str, ...], list[RunResult]] = {}
         for run in sorted(same, key=lambda run: run.folder.name):
-            kinds.setdefault((run.machine, run.name, *of_its_own(run, args)), []).append(run)
+            machine = CORES.sub("", run.machine)  # the threads compute, however many cores there are
+            kinds.setdefault((machine, run.name, *of_its_own(run, args)), []).append(run)
         for kind in sorted(kinds):
             rivals = [other for other in kinds if other[:2] == kind[:2]]
             telling = [value for *values, value in zip(*rivals, kind, strict=True) if {value} != set(values)]

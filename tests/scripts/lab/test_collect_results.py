@@ -129,6 +129,16 @@ def test_a_row_names_the_format_that_its_runs_computed_in(flags, machine, told, 
     assert collect_results.number_format(read_run(run)) == told
 
 
+def test_runs_with_as_many_threads_share_a_row_however_many_cores_there_were(tmp_path, capsys, monkeypatch):
+    for cores in (1, 2):
+        path = keep_run(tmp_path / "runs" / str(cores), [*RUN, "--seed", str(cores)], [98.0] * 20) / "config.yaml"
+        machine = f"machine: 1 process(es) on cpu, 1 thread(s) each (EPYC, {cores} core(s))"
+        path.write_text(path.read_text().replace("machine: a computer", machine))
+    page = tmp_path / "results.md"
+    collect([tmp_path / "runs", "--output", page], capsys, monkeypatch)
+    assert cells(page, "digits/fc")[2].endswith("(2)")
+
+
 @pytest.mark.parametrize("second, time", [("00-01-20", "30 s"), ("00-00-20", "30 s, several at once")])
 def test_runs_that_overlap_say_so_beside_their_time(second, time, tmp_path, capsys, monkeypatch):
     for seed, start in enumerate(("00-00-00", second)):  # each takes 30 s
