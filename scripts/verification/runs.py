@@ -153,5 +153,7 @@ class WatchedRun:
         """Times of the latest start, which has come to its end."""
         ended = (self.latest / "output.txt").stat().st_mtime  # its last line comes when all is saved
         marks = training_marks.read(self.latest / "rank0.txt")
-        clocks = [mark.seconds for mark in marks if mark.point == "after_update"]
-        return Timeline(clocks[0] - self.began, [clock - clocks[0] for clock in clocks], ended - clocks[0])
+        first = {mark.done: mark.seconds for mark in reversed(marks)}  # when a mark first said that so many are done
+        clocks = [seconds for done, seconds in first.items() if done]
+        begin = min(clocks)
+        return Timeline(begin - self.began, sorted(clock - begin for clock in clocks), ended - begin)

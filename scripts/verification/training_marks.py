@@ -22,11 +22,10 @@ if TYPE_CHECKING:
 
 FOLDER = "VERIFICATION_RECORD"
 BEGINNING = "before the first step"
-POINTS = {  # in words
+POINTS = {  # in words; not after_update, for which the loop would wait for each step, as it does for no user's training
     "before_forward": "at the beginning of step {next}",
     "after_forward": "in step {next}, after a forward pass",
     "before_update": "in step {next}, before the update",
-    "after_update": "after step {done}",  # before what is due then: a log line, a checkpoint
     "before_validation_batch": "in validation after step {done}",
     "after_validation": "after validation at step {done}",  # before the epoch's row and checkpoints
 }
@@ -77,6 +76,8 @@ class Recorder:
     def mark(self, point: str, traval: Caller, *given: Any) -> None:
         """Write a mark; called at ``point`` with what that hook is given."""
         done = traval.progress.step
+        if done < self._done:  # a step without a finite gradient is repeated, within the next one, to be explained
+            return
         if point == "before_forward":
             batch = given[0]
             again = done == self._done

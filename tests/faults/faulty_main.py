@@ -22,8 +22,9 @@ def main(argv):
     rank = RankInfo.from_environment().rank
     fault = Fault.from_text(os.environ["HOOK_FAULT"])
     concerned = fault.concerns(rank)
-    points = Points(fault.reached if concerned else lambda *_: False)  # all ranks settle their steps at one point
-    code = program.main(argv, ends_process=True, hooks=points.hooks())
+    points = Points(fault.reached if concerned else lambda *_: False)
+    hooks = points.hooks(after_step=fault.point == "after_step")  # on all ranks, so that they settle steps together
+    code = program.main(argv, ends_process=True, hooks=hooks)
     if code == 0 and concerned and not fault.struck:
         print(f"HOOK_FAULT={os.environ['HOOK_FAULT']!r} met no such point on rank {rank}", file=sys.stderr)
         return NOT_STRUCK

@@ -27,12 +27,12 @@ class Points:
     def reach(self, point, step, **details):
         return self._reached(point, step, details)
 
-    def hooks(self):
-        """The hooks for ``main.main``."""
+    def hooks(self, after_step):
+        """The hooks for ``main.main``. ``after_step``: also of that point, for which the loop waits for each step."""
         return Hooks(
             before_forward=[self._before_forward],
             after_forward=[self._after_forward],
-            after_update=[lambda traval: self.reach("after_step", traval.progress.step, epoch=_epoch(traval))],
+            after_update=[self._after_update] * after_step,
             before_validation_batch=[self._before_validation_batch],
             after_validation=[self._after_validation],
         )
@@ -49,6 +49,9 @@ class Points:
         if self.reach("forward", self._step, epoch=_epoch(traval), **{"pass": self._pass}):
             outputs.loss.mul_(math.nan)
         self._pass = 0 if batch.ends_step else self._pass  # repeating a step begins with its first pass again
+
+    def _after_update(self, traval):
+        self.reach("after_step", traval.progress.step, epoch=_epoch(traval))
 
     def _before_validation_batch(self, traval, batch):
         self._batch += 1

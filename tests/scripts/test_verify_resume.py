@@ -47,17 +47,42 @@ def test_marks_are_read_as_they_were_written(tmp_path):
     marks = training_marks.read(path)
     assert [(place.point, place.done) for place in marks] == [(point, 11) for point in training_marks.POINTS]
     assert training_marks.read(path, latest=True)[-1] == marks[-1]
-    beginning, forward, _, after, *validation = marks
+    beginning, forward, _, *validation = marks
     assert str(beginning) == "at the beginning of step 12"
     assert str(forward) == "in step 12, after a forward pass" and forward.kind == "in training"
-    assert str(after) == "after step 11"
     assert {place.kind for place in validation} == {"in validation or saving"}
     saving = forward._replace(saving=True)
     assert str(saving) == "in step 12, after a forward pass, saving" and saving.kind == "in validation or saving"
 
 
-def test_a_mark_can_be_at_points_of_the_training_alone():
-    assert training_marks.POINTS.keys() <= {point.name for point in fields(Hooks)}
+def test_a_mark_can_be_at_points_of_the_training_alone_and_makes_the_loop_wait_for_no_step():
+    assert training_marks.POINTS.keys() <= {point.name for point in fields(Hooks)} - {"after_update"}
+
+
+def test_a_step_that_is_repeated_within_the_next_one_to_be_explained_leaves_no_mark(tmp_path):
+    checksums = []
+    for repeated in (False, True):
+        folder = tmp_path / str(repeated)
+        folder.mkdir()
+        recorder = training_marks.Recorder(folder)
+        for done in (0, 1):
+            mark(recorder, "before_forward", done, batch(done))
+        for point in ("before_forward", "after_forward") if repeated else ():
+            mark(recorder, point, 0, batch(0))
+        mark(recorder, "before_update", 1, None)
+        checksums.append([place.crc for place in training_marks.read(folder / "rank0.txt")])
+    assert checksums[0] == checksums[1]
+
+
+def test_a_timeline_counts_a_step_as_done_from_the_first_mark_that_says_so(tmp_path):
+    run = WatchedRun(tmp_path, [], 1, starts=1, began=10.0)
+    run.latest.mkdir()
+    (run.latest / "output.txt").touch()
+    os.utime(run.latest / "output.txt", (20, 20))
+    places = ("before_forward 0 12", "before_update 0 13", "before_forward 1 14", "before_update 1 15")
+    places = (*places, "before_validation_batch 2 17", "after_validation 2 19")
+    (run.latest / "rank0.txt").write_text("".join(f"{place}.0 00c0ffee\n" for place in places))
+    assert run.timeline() == Timeline(4.0, [0.0, 3.0], 6.0)
 
 
 def given(folder, *passes):
@@ -101,8 +126,8 @@ def test_a_file_that_is_being_written_says_that_a_kill_met_a_save_and_what_an_ea
 
 def test_a_line_that_a_kill_cut_is_left_out(tmp_path):
     path = tmp_path / "rank1.txt"
-    path.write_text("before_update 1 10.5 00c0ffee\nafter_update 2 11.5 00c0ffee\nbefore_update 2 11.75 0ba")
-    expected = [("before_update", 1, 10.5, "00c0ffee", False), ("after_update", 2, 11.5, "00c0ffee", False)]
+    path.write_text("before_update 1 10.5 00c0ffee\nbefore_forward 2 11.5 00c0ffee\nbefore_update 2 11.75 0ba")
+    expected = [("before_update", 1, 10.5, "00c0ffee", False), ("before_forward", 2, 11.5, "00c0ffee", False)]
     assert [tuple(place) for place in training_marks.read(path)] == expected
     assert training_marks.read(path, latest=True)[-1] == expected[-1]
 
