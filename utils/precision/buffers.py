@@ -23,7 +23,8 @@ class Vectors:
         self.tensors: list[list[torch.Tensor]] = []
         by_unit: dict[torch.dtype, list[torch.Tensor]] = {}
         # The widest numbers first, so that each part of a vector is aligned; of equal width the largest tensors last.
-        for tensor in sorted(tensors, key=lambda tensor: (-tensor.itemsize, tensor.numel())):
+        some = filter(torch.Tensor.numel, tensors)  # of a sharded parameter, a process may hold nothing
+        for tensor in sorted(some, key=lambda tensor: (-tensor.itemsize, tensor.numel())):
             by_unit.setdefault(UNITS.get(tensor.itemsize, torch.int32), []).append(tensor)
         for unit, alike in by_unit.items():
             size = TOGETHER
@@ -56,7 +57,7 @@ class Vectors:
         """Set the tensors to their copies in ``vectors`` if ``flag``, a tensor (), is not 0; no host reads it."""
         if not self._parts:
             return
-        restored = flag != 0
+        restored = flag if flag.dtype == torch.bool else flag != 0
         for parts, sizes, before in zip(self._parts, self._sizes, vectors, strict=True):
             if len(parts) == 1:
                 torch.where(restored, before, parts[0], out=parts[0])

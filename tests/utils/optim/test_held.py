@@ -85,6 +85,18 @@ def test_a_flag_holds_each_in_the_cheapest_way_that_it_allows():
     assert type(held(built("adamw")[1][0], CPU)) is HeldByHost, "where reading costs nothing"
 
 
+def test_a_process_that_holds_nothing_of_a_sharded_parameter_takes_part():
+    parameters = [nn.Parameter(torch.ones(0, 3)), nn.Parameter(torch.ones(2, 3))]
+    hold = held(torch.optim.SGD(parameters, lr=0.5), GPU)
+    assert isinstance(hold, HeldBySelection)
+    for flag, expected in ((1.0, 1.0), (0.0, 0.5)):
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        hold.found_inf = torch.tensor(flag)
+        hold.step()
+        assert torch.equal(parameters[1], torch.full((2, 3), expected)) and len(parameters[0]) == 0
+
+
 class Foreign(torch.optim.SGD):
     """Of a package that cannot be tried here."""
 

@@ -1,0 +1,35 @@
+"""Two processes whose optimizers are held as on a GPU end with the bits of those that read their flags on the host."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.forked import Forked
+from tests.end_to_end.processes import FINAL_LINE, differences
+
+# Twelve steps; the first loss scales skip some.
+FLAGS = (
+    "--arch timm/test_vit --image-size 32 --amp fp16 --init-scale 400000 --max-skipped-steps 9 --train-samples 90 --epochs 4 "
+    "--global-batch-size 30 --accumulate 2 --clip-grad-norm 1 --ema-decay 0.9 --val-batch-size 120 --deterministic "
+    "--no-progress"
+).split()
+
+
+def run(output, program, flags):
+    """The folder of a run, and what its log says about skipped steps."""
+    process = Forked(*FLAGS, *flags.split(), "--output", output, processes=2, program=program)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    folder = FINAL_LINE.fullmatch(out.splitlines()[-1])["run"]
+    return folder, [
+        line[20:] for line in (Path(folder) / "log.txt").read_text().splitlines() if " skipped, not " in line
+    ]
+
+
+@pytest.mark.parametrize("flags", ["--optimizer adamw --shard-model"])
+def test_flags_on_the_device_hold_all_processes_alike(flags, tmp_path):
+    """A sharded network has parameters of which one process holds nothing."""
+    on_host, told = run(tmp_path / "host", "main.py", flags)
+    on_device, told_too = run(tmp_path / "device", "tests/gpu_step/held_main.py", flags)
+    assert set(differences(on_host, on_device)) <= {"/shards/folder"}
+    assert told == told_too and 1 <= len(told) <= 9
