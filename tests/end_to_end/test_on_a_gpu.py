@@ -44,7 +44,15 @@ def test_a_deterministic_run_that_was_cut_ends_with_the_same_bits(tmp_path):
     assert differences(whole["run"], resumed["run"]) == []
 
 
-@pytest.mark.parametrize("flags", ["--amp fp16 --ema-decay 0.9", "--optimizer adamw --amp bf16", "--optimizer muon"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--amp fp16 --ema-decay 0.9",
+        "--optimizer adamw --amp bf16",
+        "--optimizer muon",
+        "--optimizer muon-sgd --amp fp16",
+    ],
+)
 def test_steps_as_graphs_end_with_the_bits_of_steps_that_are_launched_as_they_are(flags, tmp_path):
     """A rate of 2^-6 is the same number on the device and on the host."""
     same = ("--deterministic", "--arch", "resnet18", "--epochs", 2, "--lr", 2**-6, "--lr-policy", "constant")

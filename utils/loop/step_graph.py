@@ -24,7 +24,6 @@ from utils.loop.attachments import Loop, Passed
 from utils.loop.forward import Outputs
 from utils.loop.verdict import Gradient
 from utils.optim.clipping import Measured
-from utils.optim.held import HeldByKernel
 from utils.runtime.sharding import is_sharded
 
 WARM_UP = 3  # steps in a row: the first makes what is made once, the others must launch the same operations
@@ -119,7 +118,7 @@ class StepGraphs:
         self._operations: Operations | None = None
         self._random: set[str] = set()
         self._gives_up = False
-        self._rates = [own for own in loop.verdicts.optimizers if isinstance(own, HeldByKernel)]
+        self._rates = [own for own in loop.verdicts.optimizers if own.can_be_recorded]
         for own in self._rates:
             own.rates_on_device()
 
@@ -157,7 +156,7 @@ class StepGraphs:
             except NotRecorded as error:
                 self._give_up(f"an update cannot be recorded: {error}")
                 _noted(self._loop.scaler).update(noted)
-        with (updates_by_kernels(self._loop) and self._operations) or nullcontext():
+        with (update_can_be_recorded(self._loop) and self._operations) or nullcontext():
             return self._loop.launch_update(gradient)
 
     def _watch_or_record(self, shape: tuple[Any, ...]) -> None:
@@ -190,13 +189,14 @@ class StepGraphs:
 class Recorded:
     """Graphs of the two parts of a step for batches of one shape, and the memory that batches are copied to.
 
-    The update is recorded only if torch's own kernels do it; other optimizers may compute with numbers on the host.
+    The update is recorded only if torch's own kernels or our Muon do it; other optimizers compute with numbers on the
+    host, such as a count of steps.
     """
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._of_passes = CudaGraph()
-        self._of_update = CudaGraph() if updates_by_kernels(loop) else None
+        self._of_update = CudaGraph() if update_can_be_recorded(loop) else None
         self._made: Gradient | None = None
         self._flags: torch.Tensor | None = None
 
@@ -281,9 +281,9 @@ def _pass_on(batches: Sequence[Batch], made: Sequence[Outputs], passed: Passed) 
         passed(batch, outputs)
 
 
-def updates_by_kernels(loop: Loop) -> bool:
-    """True if the update of a step can be recorded."""
-    return all(isinstance(own, HeldByKernel) for own in loop.verdicts.optimizers)
+def update_can_be_recorded(loop: Loop) -> bool:
+    """True if a graph can stand for the update of a step."""
+    return all(own.can_be_recorded for own in loop.verdicts.optimizers)
 
 
 def _noted(scaler: torch.amp.GradScaler) -> dict[int, dict[str, Any]]:

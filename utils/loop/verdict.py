@@ -102,7 +102,7 @@ class Verdicts:
             return None
         of_each = [optimizer.flag for optimizer in self.optimizers]
         flags = torch.stack(of_each) if len(of_each) > 1 else of_each[0].view(1)
-        buffers.restore_where(flags.amin() if len(of_each) > 1 else of_each[0])
+        buffers.restore_where(flags.all() if len(of_each) > 1 else of_each[0])
         return flags
 
     def send(self, flags: torch.Tensor | None, gradient: Gradient) -> None:

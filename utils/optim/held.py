@@ -6,6 +6,7 @@ import copy
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,17 +27,24 @@ class Held(ABC):
     ``torch.amp.GradScaler`` gives its flag to an optimizer with ``_step_supports_amp_scaling``; for any other it reads
     the flag on the host, which drains a GPU's queue in every step. Without a scaler, set ``found_inf``, a float32
     tensor (), before each step. ``flag``: its value for the latest step.
+
+    A CUDA graph cannot take a number from the host: after ``rates_on_device``, the optimizer reads each group's
+    learning rate from the device, in float32, and ``send_rates`` must copy the rates there before each step.
+    ``can_be_recorded``: True if no other number of the host changes from step to step, so that a graph can stand for a
+    step.
     """
 
     _step_supports_amp_scaling = True
     reads_flag = False
+    can_be_recorded = False
+    rates: Sequence[torch.Tensor] = ()
     found_inf: Any  # where the host has read the flag already, a bool
     flag: torch.Tensor
     was_held: bool  # only if ``reads_flag``
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
-        self._put_back: Callable[[], None] = lambda: None
+        self._put_back: Callable[[], None] = _nothing
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -55,6 +63,34 @@ class Held(ABC):
         """Undo what a step that was ``held`` changed on the host. Call it before the next step."""
         if held:
             self._put_back()
+        self._put_back = _nothing  # a graph that repeats the step changes nothing on the host
+
+    def rates_on_device(self) -> None:
+        """Read learning rates from the device from now on."""
+        self.rates = [group["params"][0].new_empty((), dtype=torch.float32) for group in self.param_groups]
+
+    def send_rates(self) -> None:
+        """Copy the groups' learning rates to the device."""
+        for rate, group in zip(self.rates, self.param_groups, strict=True):
+            rate.fill_(group["lr"])
+
+    @contextmanager
+    def _with_rates(self) -> Iterator[None]:
+        """Context in which the groups hold the learning rates on the device, if there are any."""
+        numbers = [group["lr"] for group in self.param_groups]
+        self._set_rates(self.rates or numbers)
+        try:
+            yield
+        finally:
+            self._set_rates(numbers)
+
+    def _set_rates(self, rates: Sequence[Any]) -> None:
+        for group, rate in zip(self.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+
+def _nothing() -> None:
+    pass
 
 
 class HeldByHost(Held):
@@ -72,37 +108,18 @@ class HeldByHost(Held):
 
 
 class HeldByKernel(Held):
-    """One of torch's fused optimizers, whose kernel reads the flag.
+    """One of torch's fused optimizers, whose kernel reads the flag."""
 
-    A CUDA graph cannot take a number from the host: after ``rates_on_device``, the kernel reads each group's learning
-    rate from the device, in float32, and ``send_rates`` must copy the rates there before each step.
-    """
-
-    rates: Sequence[torch.Tensor] = ()
-
-    def rates_on_device(self) -> None:
-        """Read learning rates from the device from now on."""
-        self.rates = [group["params"][0].new_empty((), dtype=torch.float32) for group in self.param_groups]
-
-    def send_rates(self) -> None:
-        """Copy the groups' learning rates to the device."""
-        for rate, group in zip(self.rates, self.param_groups, strict=True):
-            rate.fill_(group["lr"])
+    can_be_recorded = True
 
     def _step(self, flag: torch.Tensor) -> None:
         self._begin_momentum()
-        numbers = [group["lr"] for group in self.param_groups]
-        self._set_rates(self.rates or numbers)
         vars(self.optimizer)["found_inf"] = flag
         try:
-            self.optimizer.step()
+            with self._with_rates():
+                self.optimizer.step()
         finally:
             del vars(self.optimizer)["found_inf"]
-            self._set_rates(numbers)
-
-    def _set_rates(self, rates: Sequence[Any]) -> None:
-        for group, rate in zip(self.param_groups, rates, strict=True):
-            group["lr"] = rate
 
     def _begin_momentum(self) -> None:
         """Set SGD's momentum to zeros before its first step; a skipped first step would leave it uninitialised.
@@ -124,11 +141,14 @@ class HeldBySelection(Held):
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(optimizer)
+        self.can_be_recorded = getattr(optimizer, "can_be_recorded", False) and not self._lookahead
         self._seen: list[torch.Tensor] = []
         self._vectors = Vectors(())
 
     @torch.no_grad()
     def _step(self, flag: torch.Tensor) -> None:
+        if self.can_be_recorded:  # a graph must find the state that it moves
+            self.optimizer.begin_state()  # type: ignore[attr-defined]
         tensors = [*self._tensors()]
         if len(tensors) != len(self._seen) or any(map(operator.is_not, tensors, self._seen)):
             self._seen = tensors
@@ -149,7 +169,8 @@ class HeldBySelection(Held):
             for name, value in state.items()
             if _is_many(value)
         ]
-        self.optimizer.step()
+        with self._with_rates():
+            self.optimizer.step()
         for state, name, value in tensors:
             if state[name] is not value:
                 state[name] = value.copy_(state[name])

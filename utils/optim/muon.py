@@ -7,7 +7,13 @@ from typing import Any
 
 import timm.optim
 import torch
-from timm.optim.muon import _COEFFICIENTS, get_lr_scale, resolve_ns_coefficients, zeropower_via_newtonschulz
+from timm.optim.muon import (
+    _COEFFICIENTS,
+    _is_suitable_for_muon,
+    get_lr_scale,
+    resolve_ns_coefficients,
+    zeropower_via_newtonschulz,
+)
 from torch import nn
 from torch.nn import functional
 
@@ -23,6 +29,24 @@ class Muon(timm.optim.Muon):
     or that is sharded. On a CPU, matrices are orthogonalised one by one, which gives timm's bits; batched products may
     be split differently across threads. On a GPU results may differ by bfloat16 rounding.
     """
+
+    @property
+    def can_be_recorded(self) -> bool:
+        """True if a step computes with no number of the host that changes, but learning rates.
+
+        For weights that are no matrices, timm's AdamW counts the steps on the host.
+        """
+        return all(
+            (group["algo"], group["conv_mode"]) == ("muon", "flatten")
+            and (group.get("use_muon") or all(map(_is_suitable_for_muon, group["params"])))
+            for group in self.param_groups
+        )
+
+    def begin_state(self) -> None:
+        """Make what timm makes in a parameter's first step, if all are matrices (``can_be_recorded``)."""
+        for parameter in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            if "use_muon" not in self.state[parameter]:
+                self.state[parameter] |= {"use_muon": True, "momentum_buffer": torch.zeros_like(parameter)}
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # hidden steps take no closure
@@ -63,7 +87,8 @@ class Muon(timm.optim.Muon):
             shapes.setdefault(alike, []).append((parameter, direction))
         moves: dict[float, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}  # by the factor of the steps
         directions = [[direction for _, direction in pairs] for pairs in shapes.values()]
-        updates = orthogonalised(directions, group, together=parameters[0].device.type != "cpu")
+        on_cpu = parameters[0].device.type == "cpu"
+        updates = orthogonalised(directions, group, together=not on_cpu)
         for pairs, update in zip(shapes.values(), updates, strict=True):
             own = [parameter for parameter, _ in pairs]
             factor = -group["lr"] * (
@@ -80,6 +105,9 @@ class Muon(timm.optim.Muon):
             moved += own
             by += steps.unbind()
         for factor, (moved, by) in moves.items():
+            if not on_cpu and factor != 1:  # rounded like a product with a factor on the device, as a graph needs it
+                torch._foreach_mul_(by, factor)
+                factor = 1
             torch._foreach_add_(moved, by, alpha=factor)
 
 

@@ -11,10 +11,12 @@ from torch.utils._pytree import tree_leaves
 from tests.helpers import equal
 from tests.utils.loop.test_between_steps import watched
 from tests.utils.loop.test_late_verdict import BATCHES, CASES, FP16, SKIPPED, Net, told_of
+from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.loop import step_graph, verdict
 from utils.loop.hooks import Hooks
 from utils.optim import held
+from utils.optim.freezing import build_freezing
 from utils.train_validation import TrainingFailure
 
 
@@ -78,14 +80,14 @@ def recording(monkeypatch):
     return tapes
 
 
-def spoil_images(traval, bad):
-    """Make the first image of the steps ``bad``, counted from 0 over all epochs, infinite, also when they are repeated."""
+def spoil_images(traval, bad, value):
+    """Fill the first image of the steps ``bad``, counted from 0 over all epochs, with ``value``, also when repeated."""
     loader = traval.train_loader
     batches, replay = loader.batches, loader.replay_step
 
     def spoiled(epoch, batch):
         if epoch * loader.steps_per_epoch + batch.number in bad:
-            batch.images[0] = torch.inf
+            batch.images[0] = value
         return batch
 
     loader.batches = lambda epoch, first=0: (spoiled(epoch, batch) for batch in batches(epoch, first))
@@ -100,33 +102,67 @@ class Certain(Net):
         self.apply(lambda layer: setattr(layer, "p", 0.0) if isinstance(layer, torch.nn.Dropout) else None)
 
 
-def built(flags, graph, bad=()):
+class Marked(Net):
+    """Where an image holds 100, the gradient of ``mark`` overflows, and no other."""
+
+    def __init__(self):
+        super().__init__()
+        self.mark = torch.nn.Parameter(torch.zeros(10))
+
+    def forward(self, images):
+        return super().forward(images) + self.mark * torch.where(images.amax() > 50, 3e38, 0.0) * 1e6
+
+
+def built(flags, graph, bad=(), kind=Net, value=torch.inf):
     torch.manual_seed(0)
-    model = Certain() if "--sam-rho" in flags else Net()  # SAM's second pass is recorded only if it draws nothing
-    traval, _, saver = watched(*flags.split(), "--cuda-graph", graph, model=model)
-    spoil_images(traval, bad)
+    model = Certain() if "--sam-rho" in flags else kind()  # SAM's second pass is recorded only if it draws nothing
+    freezing = build_freezing(parse(flags.split()).model, model)
+    traval, _, saver = watched(*flags.split(), "--cuda-graph", graph, model=model, freezing=freezing)
+    spoil_images(traval, bad, value)
     return traval, saver
+
+
+def plain_and_graphs(*arguments):
+    """Two loops that have trained through, with learning rates on the device: as they are, and as graphs."""
+    plain, graphs = (built(arguments[0], graph, *arguments[1:])[0] for graph in ("off", "auto"))
+    for own in plain.active:  # a rate on the device is a float32; a number of the host is not
+        if own.can_be_recorded:
+            own.rates_on_device()
+    plain.launcher = WithRates(plain)
+    plain.fit()
+    graphs.fit()
+    for name, value in plain.state().items():
+        if name != "progress":
+            assert equal(graphs.state()[name], value), name
+    assert told_of(graphs) == told_of(plain) and curves(graphs) == curves(plain)
+    return plain, graphs
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_graphs_change_no_bit_and_no_word(case, recording):
     """An epoch's last step is smaller and launched as it is, so it comes between recorded ones."""
     flags = f"{BATCHES} {FP16} {CASES[case]}"
-    plain, graphs = (built(flags, graph, SKIPPED)[0] for graph in ("off", "auto"))
-    for own in plain.active:  # a rate on the device is a float32; a number of the host is not
-        getattr(own, "rates_on_device", lambda: None)()
-    plain.launcher = WithRates(plain)
-    plain.fit()
-    graphs.fit()
+    _, graphs = plain_and_graphs(flags, SKIPPED)
     assert graphs.progress.skipped_steps == len(SKIPPED)
-    for name, value in plain.state().items():
-        if name != "progress":
-            assert equal(graphs.state()[name], value), name
-    assert told_of(graphs) == told_of(plain) and curves(graphs) == curves(plain)
-    by_kernels = case in ("sgd", "adamw", "accumulation", "sharpness-aware")
+    # The case muon has filters for AdamW.
+    whole = case in ("sgd", "adamw", "muon-sgd", "accumulation", "sharpness-aware")
     replayed = [tape.replayed for tape in recording]
-    assert len(replayed) == 1 + by_kernels, "one for the passes, and one for the update where torch's kernels make it"
+    assert len(replayed) == 1 + whole, "one for the passes, and one for the update unless it counts steps on the host"
     assert min(replayed) >= 10, "of 24 steps, 3 come before, one records, and 2 are ragged"
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "muon-sgd"])
+def test_of_two_optimizers_a_graph_holds_each_on_its_own(optimizer, recording):
+    flags = f"{BATCHES} {FP16} --optimizer {optimizer} --ema-decay 0.9"
+    _, graphs = plain_and_graphs(flags, (3, 5, 8, 14), Marked, 100.0)
+    assert (graphs.progress.partly_skipped_steps, graphs.progress.skipped_steps) == (4, 0)
+    assert all("not finite: gradient of mark" in line for line in told_of(graphs)) and len(told_of(graphs)) == 4
+
+
+def test_other_parameters_that_train_are_recorded_anew(recording):
+    _, graphs = plain_and_graphs(f"{BATCHES} {FP16} --freeze features --freeze-epoch 1", (5, 17))
+    assert not graphs.model.features[0].weight.requires_grad
+    assert len(recording) == 4 and all(tape.replayed >= 6 for tape in recording)
 
 
 def curves(traval):
@@ -143,7 +179,8 @@ class WithRates:
 
     def launch_update(self, gradient):
         for own in self.step.active:
-            getattr(own, "send_rates", lambda: None)()
+            if own.can_be_recorded:
+                own.send_rates()
         return self.step.launch_update(gradient)
 
 
