@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from scripts.common.recipes import recipes
 from tests.gpu_step.counting import TABLE, TORCH, counts, figures
 from tests.gpu_step.fake_cuda import Unavailable
 
@@ -27,6 +28,10 @@ def grown(names):
             if value > written[key] and comparable:
                 larger[name, key] = (value, written[key], counted[name])
     return larger
+
+
+def test_the_table_names_every_recipe():
+    assert WRITTEN["recipes"].keys() == {recipe.name for recipe in recipes()}
 
 
 def test_nothing_launches_more_or_waits_more_often_than_it_did():
