@@ -18,17 +18,8 @@ from utils.train_validation import TrainingFailure
 
 FP16 = "--amp fp16 --init-scale 64 --max-skipped-steps 4"
 BATCHES = "--batch-size 128 --epochs 2 --lr-policy cosine --lr 0.01"  # twelve steps an epoch
-SKIPPED = (
-    0,
-    3,
-    4,
-    7,
-    9,
-    10,
-    11,
-    12,
-    23,
-)  # the first, the one a graph records, some, a row over an epoch's end, the last
+# The first, the one that a graph records, some, a row over an epoch's end, the last.
+SKIPPED = (0, 3, 4, 7, 9, 10, 11, 12, 23)
 CASES = {
     "sgd": "--optimizer sgd --ema-decay 0.9",
     "adamw": "--optimizer adamw --clip-grad-norm 1 --ema-decay 0.9",
