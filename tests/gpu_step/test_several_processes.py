@@ -26,7 +26,7 @@ def run(output, program, flags):
     ]
 
 
-@pytest.mark.parametrize("flags", ["--optimizer adamw --shard-model"])
+@pytest.mark.parametrize("flags", ["--optimizer adamw --shard-model", "--optimizer lamb"])
 def test_flags_on_the_device_hold_all_processes_alike(flags, tmp_path):
     """A sharded network has parameters of which one process holds nothing."""
     on_host, told = run(tmp_path / "host", "main.py", flags)
