@@ -118,8 +118,8 @@ def settings(flags: Sequence[str], first: Ingredient) -> Settings:
     if mistakes := [f"{flag_of(name)} is not for averaging" for name in NOT_HERE if getattr(args.run, name)]:
         raise UserError(*mistakes)
     model = args.model
-    if model.freeze_epoch or model.unfreeze_epoch:  # trained in some epochs, so the mean needs its own statistics
-        model = dataclasses.replace(model, freeze=None, freeze_epoch=None, unfreeze_epoch=None)
+    if model.freezing_changes:  # what trained in some epochs differs, so the mean needs statistics of its own
+        model = dataclasses.replace(model, freeze=None)
     return dataclasses.replace(
         args,
         run=dataclasses.replace(args.run, resume_override=True),  # other images of the same classes may be given

@@ -85,8 +85,7 @@ def refuse_mistakes(own: argparse.Namespace) -> None:
 
 def describe(args: Settings) -> str:
     """Description of network, data, optimizer and batch in one line."""
-    changes = args.model.freeze_epoch or args.model.unfreeze_epoch
-    frozen = ", frozen throughout as in the first epoch" if changes else ""
+    frozen = ", frozen throughout as in the first epoch" if args.model.freezing_changes else ""
     return (
         f"{args.model.arch} on {args.data.dataname}, {args.optimisation.optimizer}, batch {args.data.global_batch_size}"
         f"{frozen}"

@@ -190,6 +190,11 @@ class ModelSettings:
         example="xavier_normal",
     )
 
+    @property
+    def freezing_changes(self) -> bool:
+        """True if what --freeze names trains in some epochs."""
+        return bool(self.freeze_epoch or self.unfreeze_epoch)
+
     @staticmethod
     def contradictions(v: Any) -> Iterator[object]:
         yield (
