@@ -44,7 +44,10 @@ def test_each_setting_that_shapes_the_result_changes_the_plan(name, workplace, c
     without = context(name)
     if without not in PLANS:  # most settings have the same context
         PLANS[without] = shown(capsys, *without.split())
-    assert PLANS[without] != shown(capsys, *without.split(), *example(name).split())
+    assert PLANS[without] != shown(capsys, *without.split(), *example(name).split()), (
+        f"{example(name)} is not in the plan{f' of {without}' * bool(without)}: name it in the describe() of the part "
+        "that reads it, or in the plan of its field. If it acts only with another flag, declare that as its effect"
+    )
 
 
 def test_of_images_in_files_the_share_kept_for_validation_and_the_crop_are_in_the_plan(workplace, capsys):

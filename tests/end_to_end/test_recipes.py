@@ -78,13 +78,14 @@ def test_a_recipe_opens_with_its_source_its_command_and_its_figures(name):
     lines = header(name)
     data = "" if name.startswith("digits/") else " --datapath DATA"
     launcher = r"(scripts/torchrun\.py --nproc-per-node 8 )?"
-    assert re.fullmatch(rf"python {launcher}main\.py --config {name}{data}", recipe.command)
+    command = re.fullmatch(rf"python {launcher}main\.py --config {name}{data}", recipe.command)
+    assert command, f"its header has the command python main.py --config {name}{data}"
     assert f"#   {recipe.command}" in lines
     assert len(recipe.source) > 40
-    assert sum(line.startswith(f"# {REFERENCE} ") for line in lines) == 1
+    assert sum(line.startswith(f"# {REFERENCE} ") for line in lines) == 1, f"its header has a line # {REFERENCE}"
     assert recipe.reference.startswith("none known") or re.search(r"\d % top-1", recipe.reference)
     said = [line for line in lines if line.startswith((f"# {MEASURED} ", f"# {NOT_MEASURED}"))]
-    assert len(said) == 1
+    assert len(said) == 1, f"its header has a line # {MEASURED} or # {NOT_MEASURED}"
     assert bool(recipe.measured) == said[0].startswith(f"# {MEASURED} ")
     assert not recipe.measured or re.search(r"\d % top-1", recipe.measured)
 

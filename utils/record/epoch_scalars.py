@@ -77,9 +77,9 @@ EPOCH_SCALARS = (
     EpochScalar("val_balanced_accuracy", "Balanced_Accuracy/Test", labels=ONE),
     EpochScalar("val_ece", "Calibration_Error/Test", lower_is_better=True, labels=ONE),
     # What ``doubts.py`` judges by, besides the loss; without 'val_', so that --best-metric does not offer them.
-    EpochScalar("guessing_loss"),
-    EpochScalar("answers_nats"),
-    EpochScalar("commonest_answer"),
+    EpochScalar("guessing_loss", labels=ONE),
+    EpochScalar("answers_nats", labels=ONE),
+    EpochScalar("commonest_answer", labels=ONE),
 )
 RAW_SCALARS = (
     EpochScalar("raw_val_loss", "Loss/Test_raw"),

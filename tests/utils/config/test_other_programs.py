@@ -412,6 +412,14 @@ def test_a_flag_and_a_value_of_another_program_are_answered_at_once(flag, value,
     assert meant(flag, FLAGS, value=value).startswith(answer)
 
 
+def test_no_value_that_a_setting_takes_is_answered_with_what_to_write_instead():
+    values = other_programs()
+    for choices in (set(option.metadata["choices"]) for _, option in all_settings()):
+        stale = {value for value, (choice, _) in values.values_instead.items() if choice in choices} & choices
+        assert stale == set(), "its row of values_instead in utils/config/other_programs.yaml goes"
+        assert choices & {value for value, ours in values.values.items() if ours in choices} == set(), "likewise values"
+
+
 # ---------------------------------------------------------------------------------------- spelling
 
 

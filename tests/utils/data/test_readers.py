@@ -56,10 +56,11 @@ def write_folders(root, images, labels, names, mode="L"):
 
 
 def test_what_the_table_says_of_a_data_set_is_what_its_reader_does():
-    assert {name for name, spec in SPECS.items() if not spec.needs_datapath} == set(IN_MEMORY)
-    assert {name for name, spec in SPECS.items() if spec.can_be_fetched} == {
-        name for name, own in OWN_FILES.items() if own.download is not None
-    }
+    made = {name for name, spec in SPECS.items() if not spec.needs_datapath}
+    assert made == set(IN_MEMORY), "without files: IN_MEMORY, and needs_datapath=False in SPECS"
+    fetched = {name for name, spec in SPECS.items() if spec.can_be_fetched}
+    of_torchvision = {name for name, own in OWN_FILES.items() if own.download is not None}
+    assert fetched == of_torchvision, "with a download in OWN_FILES, and FETCHED as the source in SPECS"
     assert set(OWN_FILES) < set(SPECS)
     assert len({own.folder for own in OWN_FILES.values()}) == len(OWN_FILES)
 

@@ -18,6 +18,7 @@ from utils.data import augmentations, transforms
 from utils.data.augment.base import Stream
 from utils.data.augmentations import (
     AUGMENTATIONS,
+    BY_FLAG,
     CROP_NUMBERS,
     Context,
     build_augmentations,
@@ -171,7 +172,7 @@ def test_compiled_augmentation_is_one_graph_and_shows_the_same(monkeypatch):
 
 
 def test_the_registry_holds_exactly_the_augmentations_that_can_be_set():
-    assert tuple(AUGMENTATIONS) == CHOICES
+    assert tuple(AUGMENTATIONS) == CHOICES, "that of utils/config/groups/augmentation.py names the same in one order"
 
 
 @pytest.mark.parametrize("name", [*AUGMENTATIONS, "cutout"])
@@ -189,6 +190,29 @@ def test_each_augmentation_draws_rows_that_belong_to_the_sample_and_leaves_pixel
     numbers = augmentation.prepared(8, 8, *whole)
     assert not torch.equal(augmentation.apply(given, *numbers).float(), before.float())
     assert augmentation.normalised or torch.equal(given, before)
+
+
+def test_each_augmentation_draws_from_a_random_stream_of_its_own(monkeypatch):
+    """Otherwise it would depend on what another one draws. The two flips are alternatives, and share one."""
+    on = {"rotation": 9.0, "auto_augment": "ra", "color_jitter": (0.4,), "grayscale_prob": 0.5}
+    on |= {"gaussian_blur_prob": 0.5, "random_erase": 0.5, "cutout": 2}
+    assert set(on) == set(BY_FLAG)
+    context = Context(AugmentationSettings(**on), 2, 8, mean=(0.5,) * 3)
+    names = [name for name in AUGMENTATIONS if name != "alternating-flip"]
+    streams = []
+    monkeypatch.setattr(
+        augmentations.Samples,
+        "uniforms",
+        lambda own, stream, count: streams.append(stream) or sample_uniforms(0, 0, own.indices, stream, count),
+    )
+    owners = {}
+    for augmentation in build_augmentations(names, context):
+        streams.clear()
+        augmentation.draw(augmentations.Samples(0, 0, np.arange(3)), 8, 8)
+        for stream in set(streams):
+            owners.setdefault(stream, []).append(str(augmentation))
+    assert {stream: names for stream, names in owners.items() if len(names) > 1} == {}
+    assert len(owners) >= len(names) + len(on)
 
 
 @pytest.mark.parametrize("padding", ["zero", "reflect"])

@@ -15,7 +15,7 @@ from utils.optim.optimizers import OWN
 
 
 def test_the_flags_offer_what_the_registries_hold():
-    assert tuple(CRITERIA) == LOSSES
+    assert tuple(CRITERIA) == LOSSES, "CRITERIA and LOSSES (utils/config/groups/loss.py) name the same in one order"
     assert tuple(POLICIES) == LR_POLICIES
     help_of_optimizer = OptimisationSettings.__dataclass_fields__["optimizer"].metadata["help"]
     assert set(OWN) <= set(re.findall(r"[\w-]+", help_of_optimizer))

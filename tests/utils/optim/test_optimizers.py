@@ -1,6 +1,7 @@
 """Optimizers against torch's and timm's own, and against closed formulas."""
 
 import dataclasses
+import re
 from functools import partial
 
 import pytest
@@ -168,14 +169,21 @@ def test_unknown_optimizer_is_answered_with_the_nearest_names_once_each(wrong, n
     assert near in names and len(set(names)) == len(names)
 
 
+def test_the_help_of_the_flag_names_each_of_ours():
+    (declared,) = (option.metadata for option in dataclasses.fields(OptimisationSettings) if option.name == "optimizer")
+    assert set(OWN) - set(re.findall(r"[\w-]+", declared["help"])) == set()
+
+
 def test_optimizers_of_torch_by_their_class_are_ours_or_said_to_be_none():
     """Every optimizer of torch, and torchvision's sgd_nesterov."""
+    offered = {*OWN, *timm.optim.list_optimizers()}
+    assert "adamw" in offered and "lbfgs" not in offered
     for name in (name for name in dir(torch.optim) if isinstance(getattr(torch.optim, name), type)):
         line = unknown_optimizer(name)
-        if name in ("ASGD", "LBFGS", "Rprop", "SparseAdam"):
-            assert line.startswith(f"--optimizer {name}: is torch's, but")
-        elif name != "Optimizer":
+        if name.lower() in offered:
             assert line == f"--optimizer '{name}': did you mean {name.lower()}?"
+        elif name != "Optimizer":
+            assert line.startswith(f"--optimizer {name}: is torch's, but")
     assert unknown_optimizer("sgd_nesterov").endswith("write --optimizer sgd --nesterov")
     assert unknown_optimizer("auto").startswith("--optimizer auto: no equivalent")
 

@@ -4,9 +4,11 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
-from utils.record.epoch_scalars import points_of, row_of
+from utils.record.epoch_scalars import EITHER, EPOCH_SCALARS, ONE, RAW_SCALARS, SEVERAL, points_of, row_of
 from utils.record.metrics import BINS, UNIT, ClassReport, Report
+from utils.record.multilabel import MultilabelReport
 
 FACTS = {
     "epoch": 2,
@@ -85,6 +87,20 @@ def test_a_validation_by_class_has_five_further_columns_and_points_in_percent_an
     tags = ("Macro_Precision", "Macro_Recall", "Macro_F1", "Balanced_Accuracy", "Calibration_Error")
     points = {f"{tag}/Test": row[f"val_{name}"] for tag, name in zip(tags, expected, strict=True)}
     assert points_of(row) == TEST | points
+
+
+@pytest.mark.parametrize(
+    ("labels", "training", "validation"),
+    [
+        (ONE, TRAINING, Report(0.5, 80.0, 99.0, 4, ClassReport.of(torch.eye(4), torch.arange(4)))),
+        (SEVERAL, MultilabelReport.of(torch.eye(4), torch.eye(4)), MultilabelReport.of(torch.eye(4), torch.eye(4))),
+    ],
+)
+def test_every_column_has_a_figure(labels, training, validation):
+    facts = FACTS | {"max_val_batches": 2, "unreadable_images": 3}
+    wanted = {scalar.column for scalar in (*EPOCH_SCALARS, *RAW_SCALARS) if scalar.labels in (labels, EITHER)}
+    row = row_of(facts, training, validation, validation, {})
+    assert wanted - row.keys() == set(), "neither Reporter.row (utils/record/reporter.py) nor a report has that figure"
 
 
 def test_a_late_validations_row_has_no_figure_of_the_training_that_was_counted_before():
