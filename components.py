@@ -55,7 +55,7 @@ class Components(NamedTuple):
     network: Prepared
     criterion: torch.nn.Module
     scaler: torch.amp.GradScaler
-    optimizer: optimizers.Optimizers = ()
+    optimizers: optimizers.Optimizers = ()
     ema: ema.WeightAverage | None = None
     lr_policy: lr_policy.LRPolicy | None = None
 
@@ -85,7 +85,7 @@ class Components(NamedTuple):
             rows["Loss"] = criterion.describe(args.loss, settings.grad_penalty)
             if isinstance(self.criterion, Distillation):
                 rows["Teacher"] = str(self.criterion)
-            rows["Optimizer"] = optimizers.describe(settings, self.optimizer)
+            rows["Optimizer"] = optimizers.describe(settings, self.optimizers)
             rows["Clipping"] = clipping.describe(settings)
             rows["Learning rate"] = lr_policy.describe(self.lr_policy, args.data.global_batch_size)
             average = ema.describe(args.average, settings.epochs, settings.optimizer, self.model)
@@ -239,7 +239,7 @@ def build_traval(run: Run, components: Components, extras: Extras | None = None)
     return TraVal(
         components.model,
         components.train_loader,
-        components.optimizer,
+        components.optimizers,
         components.criterion,
         components.scaler,
         run.args,

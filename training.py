@@ -70,7 +70,7 @@ class Parts(NamedTuple):
 
     model: torch.nn.Module
     train_loader: TrainLoader
-    optimizer: Optimizers
+    optimizer: torch.optim.Optimizer | Optimizers
     criterion: torch.nn.Module
     scaler: torch.amp.GradScaler
     validation_loader: ValidationLoader
@@ -101,7 +101,8 @@ class Training:
     def parts(self) -> Parts:
         own = self.components
         assert own.train_loader is not None
-        return Parts(own.model, own.train_loader, own.optimizer, own.criterion, own.scaler, own.validation_loader)
+        optimizer = own.optimizers if len(own.optimizers) > 1 else own.optimizers[0]
+        return Parts(own.model, own.train_loader, optimizer, own.criterion, own.scaler, own.validation_loader)
 
     def begin(self, traval: TraVal) -> None:
         """Begin the run with ``traval``, or load into it the state of the run to continue.
@@ -133,7 +134,7 @@ class Training:
         """Rows of the plan about parts that the user's program has made, in place of those that the settings name."""
         made = {
             "Loss": (traval.criterion, self.parts.criterion),
-            "Optimizer": (traval.optimizers, _several(self.parts.optimizer)),
+            "Optimizer": (traval.optimizers, self.components.optimizers),
         }
         own = {title: _name(own) for title, (own, named) in made.items() if own != named}
         return {title: f"{name}, which the program made, not what the settings name" for title, name in own.items()}
@@ -173,10 +174,6 @@ class Training:
         traval.save_now("last")
         step = traval.progress.step
         self.writer.log(f"Run {self.run.own_folder} was left after step {step}; --resume auto continues")
-
-
-def _several(optimizer: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
-    return optimizer if isinstance(optimizer, tuple) else (optimizer,)
 
 
 def _name(made: Any) -> str:
@@ -225,7 +222,7 @@ def _override(run: Run, components: Components) -> bool:
     with point.fitting():
         refuse_other_groups(point, run.args, lambda own: parameter_groups(own, components.model))
         state, differences = carry_over(
-            point, run.args, data.classes, data.fingerprint, components.steps_per_epoch, components.optimizer
+            point, run.args, data.classes, data.fingerprint, components.steps_per_epoch, components.optimizers
         )
     run.resume_point = dataclasses.replace(point, state=state)
     for line in differences:

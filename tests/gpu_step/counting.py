@@ -166,7 +166,9 @@ def build(*flags: str):
         lr_policy=LRPolicy(args.optimisation, train_loader.steps_per_epoch, args.average),
     )
     criterion = build_criterion(args.loss)
-    return TraVal(model, train_loader, parts.optimizer, criterion, parts.scaler, args, validation_loader, extras=extras)
+    return TraVal(
+        model, train_loader, parts.optimizers, criterion, parts.scaler, args, validation_loader, extras=extras
+    )
 
 
 def count_steps(traval) -> dict[str, int | dict[str, int]]:

@@ -16,7 +16,7 @@ from utils.data.loaders import Batch, loaders
 from utils.optim.criterion import build_criterion
 from utils.optim.ema import build_average
 from utils.optim.lr_policy import LRPolicy
-from utils.optim.optimizers import build_optimizer
+from utils.optim.optimizers import build_optimizers
 from utils.precision.amp import build_scaler
 from utils.runtime.distributed import Distributed, RankInfo
 from utils.train_validation import Extras, TraVal
@@ -34,11 +34,11 @@ def make(*flags, model=None, criterion=None, device="cpu", writer=None, distribu
     train_loader, validation_loader, _ = loaders(data, args, distributed, channels_last=channels_last)
     torch.manual_seed(0)
     model = (model or build_model(args.model, classes=10, channels=1, image_size=8)).to(device)
-    optimizer = build_optimizer(args.optimisation, model)
+    optimizers = build_optimizers(args.optimisation, model)
     return TraVal(
         model,
         train_loader,
-        optimizer,
+        optimizers,
         criterion or build_criterion(args.loss),
         build_scaler(args.precision, device),
         args,
@@ -46,7 +46,7 @@ def make(*flags, model=None, criterion=None, device="cpu", writer=None, distribu
         writer=writer,
         extras=Extras(
             distributed=distributed,
-            ema=build_average(model, args.average, args.optimisation.epochs, optimizer),
+            ema=build_average(model, args.average, args.optimisation.epochs, optimizers),
             lr_policy=LRPolicy(args.optimisation, train_loader.steps_per_epoch, args.average),
             **more,
         ),

@@ -93,14 +93,13 @@ def carry_over(
     classes: tuple[str, ...],
     fingerprint: str,
     steps_per_epoch: int,
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    optimizers: Sequence[torch.optim.Optimizer],
 ) -> tuple[dict[str, Any], list[str]]:
     """The state from which to continue with ``args`` and this data, and a line for each change.
 
     The settings of ``args`` replace those in the optimizers' state. If steps now see other samples, the rest of an
     unfinished epoch is skipped, and the learning rate is that of the beginning of an epoch. Raises ``UserError``.
     """
-    optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     differences = resume_point.differences(args)
     shaped = {OPTIONS[name].metadata["shapes"] for name in differences}
     data = resume_point.data_differences(classes, fingerprint, resume_point.multilabel)  # see ``refuse_other_head``

@@ -11,7 +11,6 @@ import os
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 from torch import nn
 
 from utils.config.field import FLAG, RECIPE
@@ -34,7 +33,7 @@ def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bo
     data = parts.data
     device = distributed.device
     train = parts.train_loader is not None
-    trained, scales = _trained(parts.optimizer) if train else (set(), set())
+    trained, scales = _trained(parts.optimizers) if train else (set(), set())
     return {
         "continues": continues,  # the run goes on in an existing folder
         "on_gpu": device.type == "cuda",
@@ -78,8 +77,7 @@ def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bo
 
 def _trained(optimizers: Optimizers) -> tuple[set[nn.Parameter], set[float]]:
     """Parameters that train in some epoch, and the multiples of --lr that they have as learning rates."""
-    each = (optimizers,) if isinstance(optimizers, torch.optim.Optimizer) else optimizers
-    groups = [group for optimizer in each for group in optimizer.param_groups]
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     parameters = {parameter for group in groups for parameter in group["params"]}
     return parameters, {group.get("lr_scale", 1.0) for group in groups}
 

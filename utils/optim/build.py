@@ -20,7 +20,7 @@ from utils.config.groups.optimisation import OptimisationSettings
 from utils.config.settings import Settings, UserError
 from utils.optim.ema import WeightAverage, build_average
 from utils.optim.freezing import Freezing
-from utils.optim.optimizers import OWN, Optimizers, build_optimizer
+from utils.optim.optimizers import OWN, Optimizers, build_optimizers
 from utils.precision.amp import DTYPES, build_scaler, resolve_amp
 from utils.runtime import sharding
 from utils.runtime.devices import memory_bytes
@@ -28,9 +28,9 @@ from utils.runtime.distributed import Distributed
 
 
 class OptimizerParts(NamedTuple):
-    """The optimizer, or several, each for its own parameters; the average of the weights, if any; and the scaler."""
+    """The optimizers, each for its own parameters; the average of the weights, if any; and the scaler."""
 
-    optimizer: Optimizers
+    optimizers: Optimizers
     ema: WeightAverage | None
     scaler: torch.amp.GradScaler
 
@@ -44,10 +44,10 @@ def build_optimizer_parts(
         dtype = DTYPES.get(resolve_amp(args.precision, distributed.device))
         twin = sharding.spread(model, distributed.device, dtype, with_copy=args.average.ema_decay is not None)
     refuse_beyond_memory(args.optimisation, model, distributed.device)
-    optimizer = freezing.separate(build_optimizer(args.optimisation, model))
+    optimizers = freezing.separate(build_optimizers(args.optimisation, model))
     epochs = args.optimisation.epochs
-    average = build_average(model, args.average, epochs, optimizer, twin)
-    return OptimizerParts(optimizer, average, build_scaler(args.precision, distributed.device))
+    average = build_average(model, args.average, epochs, optimizers, twin)
+    return OptimizerParts(optimizers, average, build_scaler(args.precision, distributed.device))
 
 
 # ------------------------------------------------------------------------------------ memory of the first step
@@ -101,8 +101,7 @@ def step_bytes(settings: OptimisationSettings, model: nn.Module) -> int:
     with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
         warnings.simplefilter("ignore")
         twin = copy.deepcopy(model, memo)
-        built = build_optimizer(settings, twin)
-        optimizers = built if isinstance(built, tuple) else (built,)
+        optimizers = build_optimizers(settings, twin)
         for parameter in twin.parameters():
             parameter.grad = torch.empty_like(parameter)
         old = [*twin.parameters(), *twin.buffers(), *(one.grad for one in twin.parameters() if one.grad is not None)]

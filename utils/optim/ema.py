@@ -165,15 +165,15 @@ def build_average(
     model: nn.Module,
     settings: AverageSettings,
     epochs: int,
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),
+    optimizers: Sequence[torch.optim.Optimizer] = (),
     module: nn.Module | None = None,
 ) -> WeightAverage | None:
-    """The average of ``model``'s weights that its ``optimizer`` keeps or ``settings`` ask for; None if neither.
+    """The average of ``model``'s weights that one of its ``optimizers`` keeps or ``settings`` ask for; None if neither.
 
     ``epochs``: of the whole run. ``module``: a copy of ``model`` for a moving average, if there is one already.
     """
-    if isinstance(optimizer, ScheduleFreeSGD):
-        return ScheduleFreeAverage(model, optimizer)
+    if optimizers and isinstance(optimizers[0], ScheduleFreeSGD):
+        return ScheduleFreeAverage(model, optimizers[0])
     if settings.ema_decay is not None:
         return MovingAverage(model, settings, module)
     first = settings.first_averaged_epoch(epochs)

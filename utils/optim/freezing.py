@@ -80,7 +80,7 @@ class Freezing:
         In a common group, torch's fused SGD would begin the momentum of all parameters at once, and other optimizers
         would count the same steps for all.
         """
-        for optimizer in (optimizers,) if isinstance(optimizers, torch.optim.Optimizer) else optimizers:
+        for optimizer in optimizers:
             for group in list(optimizer.param_groups):
                 changing = [parameter for parameter in group["params"] if parameter in self._changing]
                 if changing and len(changing) < len(group["params"]):

@@ -108,9 +108,8 @@ def _hint(pattern: str, names: Sequence[str]) -> str:
     return or_nearest(pattern, names, f"some are {', '.join(names[:6])}", cutoff=0.3)
 
 
-def lr_scales(optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer]) -> dict[str, float]:
+def lr_scales(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, float]:
     """Scale of each named rate, lowest first; empty if all parameters have the schedule's rate."""
-    optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     named = [group for each in optimizers for group in each.param_groups if "name" in group]
     return dict(sorted({group["name"]: group["lr_scale"] for group in named}.items(), key=lambda item: item[1]))
 

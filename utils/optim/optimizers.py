@@ -29,7 +29,7 @@ AIRBENCH_ITERATIONS = 3
 OWN_FLAGS = {"lr": "--lr", "weight_decay": "--weight-decay", "eps": "--opt-eps", "betas": "--opt-betas"}
 CHOSEN = {"params", "groups", "foreach", "fused", "capturable", "differentiable"}
 
-Optimizers = torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...]
+Optimizers = tuple[torch.optim.Optimizer, ...]  # each for its own parameters
 
 
 class OptimizerArguments:
@@ -111,7 +111,7 @@ def _mistake(value: Any, parameter: inspect.Parameter) -> str | None:
     return "cannot be given on a command line"
 
 
-def build_optimizer(settings: OptimisationSettings, model: nn.Module) -> Optimizers:
+def build_optimizers(settings: OptimisationSettings, model: nn.Module) -> Optimizers:
     """Build the optimizer, or for ``muon`` and ``muon-sgd`` the two, for the trainable parameters of ``model``.
 
     With ``lookahead`` each has slow weights of its own. Raises ``UserError`` for an unknown name, one that needs a
@@ -134,7 +134,7 @@ def build_optimizer(settings: OptimisationSettings, model: nn.Module) -> Optimiz
         raise UserError(f"--optimizer {settings.optimizer}: cannot be built ({reason})") from error
     arguments.refuse_others()
     if settings.lookahead is not None:
-        for optimizer in built if isinstance(built, tuple) else (built,):
+        for optimizer in built:
             Lookahead(optimizer, int(settings.lookahead[0]), settings.lookahead[1])
     return built
 
@@ -149,7 +149,7 @@ def _of_plugin(make: plugins.Entry) -> Builder:
         closure = inspect.signature(optimizer.step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:
             raise UserError(f"{whose} needs the loss again in its step, which has it once")
-        return optimizer
+        return (optimizer,)
 
     return build
 
@@ -171,16 +171,14 @@ def _one(kind: type[torch.optim.Optimizer], *own: str) -> Builder:
     """Return the builder of a single optimizer, which takes the settings named ``own`` besides the learning rate."""
     make: Callable[..., Any] = partial(_fused, kind) if kind.__module__.startswith("torch.") else kind
 
-    def build(settings: OptimisationSettings, model: nn.Module, arguments: OptimizerArguments) -> torch.optim.Optimizer:
+    def build(settings: OptimisationSettings, model: nn.Module, arguments: OptimizerArguments) -> Optimizers:
         given = {name: getattr(settings, name) for name in own} | arguments.of(kind)
-        return make(parameter_groups(settings, model), lr=settings.lr, **given)
+        return (make(parameter_groups(settings, model), lr=settings.lr, **given),)
 
     return build
 
 
-def _muon(
-    settings: OptimisationSettings, model: nn.Module, arguments: OptimizerArguments
-) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+def _muon(settings: OptimisationSettings, model: nn.Module, arguments: OptimizerArguments) -> Optimizers:
     """Build Muon for hidden matrices and convolution filters, AdamW for output layers, norms, biases and embeddings.
 
     Jordan et al., Muon: an optimizer for hidden layers in neural networks, 2024; filters are treated as matrices (out,
@@ -200,9 +198,7 @@ def _muon(
     )
 
 
-def _muon_sgd(
-    settings: OptimisationSettings, model: nn.Module, arguments: OptimizerArguments
-) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+def _muon_sgd(settings: OptimisationSettings, model: nn.Module, arguments: OptimizerArguments) -> Optimizers:
     """Build Muon for hidden matrices and filters, which keep their norm, and SGD with momentum for everything else.
 
     As in airbench94 (Jordan, 94% on CIFAR-10 in 3.29 seconds on a single GPU, 2024; the variant with Muon): before each
@@ -248,7 +244,7 @@ def _matrices_and_others(model: nn.Module, optimizer: str) -> tuple[list[nn.Para
     return matrices, [parameter for parameter in model.parameters() if id(parameter) not in taken]
 
 
-def _timm(settings: OptimisationSettings, model: nn.Module, arguments: OptimizerArguments) -> torch.optim.Optimizer:
+def _timm(settings: OptimisationSettings, model: nn.Module, arguments: OptimizerArguments) -> Optimizers:
     import timm.optim
 
     info = timm.optim.get_optimizer_info(settings.optimizer)
@@ -257,7 +253,7 @@ def _timm(settings: OptimisationSettings, model: nn.Module, arguments: Optimizer
     # timm silently drops these arguments if its registry says that the optimizer does not have them.
     dropped = [name for name, is_taken in (("eps", info.has_eps), ("betas", info.has_betas)) if not is_taken]
     given = arguments.of(timm.optim.get_optimizer_class(settings.optimizer, bind_defaults=False), without=dropped)
-    return timm.optim.create_optimizer_v2(
+    optimizer = timm.optim.create_optimizer_v2(
         parameter_groups(settings, model),
         opt=settings.optimizer,
         lr=settings.lr,
@@ -265,6 +261,7 @@ def _timm(settings: OptimisationSettings, model: nn.Module, arguments: Optimizer
         momentum=settings.momentum,
         **given,
     )
+    return (optimizer,)
 
 
 # Every other name is timm's. Those that use --momentum stand in MOMENTUM too.
@@ -322,9 +319,9 @@ def load_states(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], s
         optimizer.load_state_dict(with_own_kernels(optimizer, its_state))
 
 
-def describe(settings: OptimisationSettings, optimizer: Optimizers) -> str:
+def describe(settings: OptimisationSettings, optimizers: Optimizers) -> str:
     """Describe the optimizer and what shapes its steps, besides the learning rate."""
-    scales = lr_scales(optimizer)
+    scales = lr_scales(optimizers)
     phrases = [settings.optimizer]
     if has_momentum(settings.optimizer):
         nesterov = " (Nesterov)" if settings.nesterov and settings.optimizer in WITH_NESTEROV else ""

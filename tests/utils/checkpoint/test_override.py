@@ -13,7 +13,7 @@ from utils.checkpoint.resume import ResumePoint
 from utils.config.arguments import parse
 from utils.config.groups.optimisation import OptimisationSettings
 from utils.config.settings import UserError
-from utils.optim.optimizers import build_optimizer
+from utils.optim.optimizers import build_optimizers
 
 STEPS = 23
 
@@ -86,8 +86,7 @@ def test_other_betas_and_eps_are_those_that_the_next_step_takes(name):
     def stepped(settings, state=None):
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
-        optimizers = build_optimizer(settings, model)
-        optimizers = optimizers if isinstance(optimizers, tuple) else (optimizers,)
+        optimizers = build_optimizers(settings, model)
         for optimizer, old in zip(optimizers, _with_settings_of(optimizers, state) if state else (), strict=False):
             optimizer.load_state_dict(old)
         for parameter in model.parameters():
@@ -113,7 +112,7 @@ def test_other_betas_and_eps_are_those_that_the_next_step_takes(name):
 def test_adafactor_neither_begins_nor_ends_to_keep_a_momentum():
     model = torch.nn.Linear(4, 3)
     without = OptimisationSettings(optimizer="adafactor", lr=0.1)
-    built = [build_optimizer(one, model) for one in (without, dataclasses.replace(without, opt_betas=(0.8, 0.9)))]
+    built = [build_optimizers(one, model) for one in (without, dataclasses.replace(without, opt_betas=(0.8, 0.9)))]
     for now, begun in (built, built[::-1]):
         with pytest.raises(UserError, match="--opt-betas"):
-            _with_settings_of([now], [begun.state_dict()])
+            _with_settings_of(now, [begun[0].state_dict()])

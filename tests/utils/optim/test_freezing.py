@@ -21,7 +21,7 @@ from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError
 from utils.optim.batch_norm_statistics import layers_with_statistics
 from utils.optim.freezing import Freezing
-from utils.optim.optimizers import build_optimizer
+from utils.optim.optimizers import build_optimizers
 
 # A network of each origin: a part of it, and its last layer.
 ORIGINS = {
@@ -183,7 +183,7 @@ def test_freezing_and_unfreezing_is_a_plain_loop_that_does_not_train_these_param
     flags = ("--optimizer", optimizer, "--lr", "0.01", *THREE_STEPS)
     traval = make(*flags, model=model, freezing=freezing)
     freezing.separate(traval.optimizers)
-    theirs = build_optimizer(parse([*flags]).optimisation, plain)
+    (theirs,) = build_optimizers(parse([*flags]).optimisation, plain)
     if optimizer == "sgd":  # fused, it begins the momentum of all parameters at once
         theirs = torch.optim.SGD(plain.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4, foreach=False)
     for epoch in range(end + 1):

@@ -15,7 +15,7 @@ from tests.utils.test_train_validation import make, parameters
 from utils.config.groups.model import ModelSettings
 from utils.config.groups.optimisation import OptimisationSettings
 from utils.optim.groups import layer_numbers, lr_scales, parameter_groups
-from utils.optim.optimizers import build_optimizer
+from utils.optim.optimizers import build_optimizers
 
 SETTINGS = OptimisationSettings(lr=0.1, weight_decay=0.05, decay_norm_bias=False, layer_decay=0.7)
 TIMM = ["test_resnet", "test_vit", "test_convnext", "test_efficientnet", "swin_tiny_patch4_window7_224", "resnet18"]
@@ -88,8 +88,8 @@ def test_layers_of_other_networks_are_their_blocks_in_order():
 def test_every_trainable_parameter_is_stepped_with_once_at_the_rate_of_its_layer(name, arch):
     model = timm.create_model(arch)
     model.get_parameter("norm.weight" if arch == "test_vit" else "bn1.weight").requires_grad_(False)
-    built = build_optimizer(dataclasses.replace(SETTINGS, optimizer=name), model)
-    groups = [group for each in (built if isinstance(built, tuple) else (built,)) for group in each.param_groups]
+    built = build_optimizers(dataclasses.replace(SETTINGS, optimizer=name), model)
+    groups = [group for each in built for group in each.param_groups]
     scale_of = [(id(parameter), group["lr_scale"]) for group in groups for parameter in group["params"]]
     layers = layer_numbers(model)
     last = max(layers.values())

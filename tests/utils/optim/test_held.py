@@ -11,7 +11,7 @@ from tests.helpers import equal
 from utils.config.groups.optimisation import OptimisationSettings
 from utils.config.settings import UserError
 from utils.optim.held import HeldByHost, HeldByKernel, HeldBySelection, held
-from utils.optim.optimizers import OWN, build_optimizer, unknown_optimizer
+from utils.optim.optimizers import OWN, build_optimizers, unknown_optimizer
 
 GPU = torch.device("cuda")
 CPU = torch.device("cpu")
@@ -28,11 +28,11 @@ def built(name, **settings):
     model = network()
     settings = OptimisationSettings(**{"optimizer": name, "lr": 0.01, "weight_decay": 0.01, **settings})
     try:
-        optimizers = build_optimizer(settings, model)
+        optimizers = build_optimizers(settings, model)
     except UserError as error:
         assert len(error.mistakes) == 1 and f"--optimizer {name}" in error.mistakes[0]
         pytest.skip(str(error))
-    return model, optimizers if isinstance(optimizers, tuple) else (optimizers,)
+    return model, optimizers
 
 
 def trained(name, skipped, by_flag, **settings):

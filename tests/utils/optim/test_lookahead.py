@@ -7,7 +7,7 @@ from torch import nn
 from tests.utils.optim.test_optimizers import network, weights_after_steps
 from tests.utils.test_train_validation import make, parameters, steps
 from utils.config.groups.optimisation import OptimisationSettings
-from utils.optim.optimizers import build_optimizer, unknown_optimizer
+from utils.optim.optimizers import build_optimizers, unknown_optimizer
 
 
 def same(found, expected):
@@ -20,8 +20,8 @@ def test_steps_are_those_of_the_papers_algorithm(name, every, alpha, count):
     settings = OptimisationSettings(optimizer=name, lr=0.1, lookahead=(float(every), alpha))
     ours = network()
     reference = network()
-    found = weights_after_steps(ours, build_optimizer(settings, ours), count)
-    plain = build_optimizer(OptimisationSettings(optimizer=name, lr=0.1), reference)
+    found = weights_after_steps(ours, build_optimizers(settings, ours), count)
+    (plain,) = build_optimizers(OptimisationSettings(optimizer=name, lr=0.1), reference)
     slow = parameters(reference)
     generator = torch.Generator().manual_seed(1)
     for step in range(1, count + 1):
@@ -36,15 +36,15 @@ def test_steps_are_those_of_the_papers_algorithm(name, every, alpha, count):
     torch.testing.assert_close(found, parameters(reference), rtol=1e-5, atol=1e-6)
     if alpha < 1:
         without = network()
-        weights_after_steps(without, build_optimizer(OptimisationSettings(optimizer=name, lr=0.1), without), count)
+        weights_after_steps(without, build_optimizers(OptimisationSettings(optimizer=name, lr=0.1), without), count)
         assert not same(found, parameters(without))
 
 
 def test_it_begins_and_ends_with_a_state_that_lacks_or_has_it():
     model = network()
-    plain = build_optimizer(OptimisationSettings(lr=0.1), model)
-    weights_after_steps(model, plain, 2)
-    ahead = build_optimizer(OptimisationSettings(lr=0.1, lookahead=(1.0, 0.5)), network())
+    (plain,) = build_optimizers(OptimisationSettings(lr=0.1), model)
+    weights_after_steps(model, [plain], 2)
+    (ahead,) = build_optimizers(OptimisationSettings(lr=0.1, lookahead=(1.0, 0.5)), network())
     ahead.load_state_dict(plain.state_dict())
     plain.load_state_dict(ahead.state_dict())
     assert "lookahead" in ahead.state_dict() and "lookahead" not in plain.state_dict()

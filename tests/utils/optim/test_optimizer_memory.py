@@ -9,7 +9,7 @@ from utils.config.arguments import parse
 from utils.config.groups.model import ModelSettings
 from utils.optim import build
 from utils.optim.build import step_bytes
-from utils.optim.optimizers import build_optimizer
+from utils.optim.optimizers import build_optimizers
 
 
 @pytest.mark.parametrize("name", ["lamb", "adafactor", "adamp", "novograd", "madgrad"])  # some look at numbers
@@ -21,7 +21,7 @@ def test_the_need_is_the_state_of_a_true_step_and_what_one_operation_holds_besid
     needed = step_bytes(settings, model)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random) and all(one.grad is None for one in model.parameters())
-    optimizer = build_optimizer(settings, model)
+    (optimizer,) = build_optimizers(settings, model)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()

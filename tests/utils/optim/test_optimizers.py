@@ -14,7 +14,7 @@ from tests.helpers import equal
 from utils.config.groups.optimisation import OptimisationSettings
 from utils.config.settings import UserError
 from utils.optim.groups import parameter_groups
-from utils.optim.optimizers import OWN, _one, build_optimizer, has_momentum, unknown_optimizer
+from utils.optim.optimizers import OWN, _one, build_optimizers, has_momentum, unknown_optimizer
 
 
 def network():
@@ -31,7 +31,7 @@ def weights_after_steps(model, optimizers, steps=4):
     for _ in range(steps):
         for parameter in model.parameters():
             parameter.grad = torch.randn(parameter.shape, generator=generator)
-        for optimizer in optimizers if isinstance(optimizers, tuple) else (optimizers,):
+        for optimizer in optimizers:
             optimizer.step()
     return [parameter.detach() for parameter in model.parameters()]
 
@@ -39,8 +39,8 @@ def weights_after_steps(model, optimizers, steps=4):
 def assert_same_steps(settings, make_reference):
     ours = network()
     reference = network()
-    found = weights_after_steps(ours, build_optimizer(settings, ours))
-    expected = weights_after_steps(reference, make_reference(reference))
+    found = weights_after_steps(ours, build_optimizers(settings, ours))
+    expected = weights_after_steps(reference, [make_reference(reference)])
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     assert not torch.equal(found[0], next(network().parameters()))
 
@@ -66,8 +66,8 @@ def test_steps_equal_those_of_torchs_optimizer(settings, make):
     assert_same_steps(settings, lambda model: make(model.parameters(), fused=True))
     ours = network()
     plain = network()
-    found = weights_after_steps(ours, build_optimizer(settings, ours))
-    torch.testing.assert_close(found, weights_after_steps(plain, make(plain.parameters())), rtol=1e-5, atol=1e-6)
+    found = weights_after_steps(ours, build_optimizers(settings, ours))
+    torch.testing.assert_close(found, weights_after_steps(plain, [make(plain.parameters())]), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -76,7 +76,7 @@ def test_momentum_changes_the_steps_of_those_that_are_said_to_use_it_and_of_no_o
     for momentum in (0.5, 0.9):
         model = network()
         settings = OptimisationSettings(optimizer=name, lr=0.01, momentum=momentum)
-        found.append(weights_after_steps(model, build_optimizer(settings, model)))
+        found.append(weights_after_steps(model, build_optimizers(settings, model)))
     assert equal(*found) is not has_momentum(name)
 
 
@@ -162,7 +162,7 @@ def test_a_name_that_no_parameter_has_is_a_mistake():
 )
 def test_unknown_optimizer_is_answered_with_the_nearest_names_once_each(wrong, near):
     with pytest.raises(UserError) as caught:
-        build_optimizer(OptimisationSettings(optimizer=wrong, lr=0.1), network())
+        build_optimizers(OptimisationSettings(optimizer=wrong, lr=0.1), network())
     (line,) = caught.value.mistakes
     assert f"--optimizer '{wrong}'" in line
     names = line.split("did you mean ")[1].rstrip("?").split(", ")
@@ -228,9 +228,9 @@ def test_steps_with_arguments_are_those_of_an_optimizer_that_was_made_with_them(
     plain = network()
     ours = network()
     expected = weights_after_steps(
-        plain, build_optimizer(dataclasses.replace(settings, **dict.fromkeys(changed)), plain)
+        plain, build_optimizers(dataclasses.replace(settings, **dict.fromkeys(changed)), plain)
     )
-    found = weights_after_steps(ours, build_optimizer(settings, ours))
+    found = weights_after_steps(ours, build_optimizers(settings, ours))
     assert not all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
@@ -238,42 +238,31 @@ def test_betas_that_timm_would_drop_are_refused(monkeypatch):
     info = dataclasses.replace(timm.optim.get_optimizer_info("lamb"), has_betas=False)
     monkeypatch.setattr(timm.optim, "get_optimizer_info", lambda name: info)
     with pytest.raises(UserError, match=r"--opt-betas 0\.8 0\.9: --optimizer lamb has no betas; remove it"):
-        build_optimizer(OptimisationSettings(optimizer="lamb", lr=0.1, opt_betas=(0.8, 0.9)), network())
+        build_optimizers(OptimisationSettings(optimizer="lamb", lr=0.1, opt_betas=(0.8, 0.9)), network())
 
 
 def test_each_of_several_optimizers_gets_the_arguments_that_it_has():
     settings = OptimisationSettings(
         optimizer="muon", lr=0.01, weight_decay=0.0, **ARGUMENTS, opt_kwargs=("ns_steps=2",)
     )
-    muon, adamw = build_optimizer(settings, model := deeper_network())
+    muon, adamw = build_optimizers(settings, model := deeper_network())
     matrices = [id(p) for group in muon.param_groups for p in group["params"]]
-    found = weights_after_steps(model, Both(muon, adamw))
+    found = weights_after_steps(model, [muon, adamw])
     reference = deeper_network()
     split = {True: [], False: []}
     for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
         split[id(ours) in matrices].append(theirs)
     expected = weights_after_steps(
         reference,
-        Both(
+        [
             timm.optim.Muon(split[True], 0.01, **GIVEN, ns_steps=2, adjust_lr_fn="match_rms_adamw"),
             torch.optim.AdamW(split[False], 0.01, weight_decay=0.0, **GIVEN, fused=True),
-        ),
+        ],
     )
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     muon, sgd = muon_sgd(deeper_network(), opt_eps=1e-3, opt_kwargs=("dampening=0.1", "ns_steps=7"), nesterov=False)
     assert muon.param_groups[0]["eps"] == 1e-3 and muon.param_groups[0]["ns_steps"] == 7
     assert sgd.param_groups[0]["dampening"] == 0.1 and "eps" not in sgd.param_groups[0]
-
-
-class Both:
-    """Two optimizers that step together."""
-
-    def __init__(self, *optimizers):
-        self.optimizers = optimizers
-
-    def step(self):
-        for optimizer in self.optimizers:
-            optimizer.step()
 
 
 def deeper_network():
@@ -286,14 +275,14 @@ def test_the_schedule_free_adamw_takes_its_betas_and_eps():
     settings = OptimisationSettings(optimizer="schedulefree-adamw", lr=0.01, weight_decay=0.0, **ARGUMENTS)
     model = network()
     start = network()
-    found = weights_after_steps(model, build_optimizer(settings, model), steps=1)
+    found = weights_after_steps(model, build_optimizers(settings, model), steps=1)
     gradients = torch.Generator().manual_seed(1)
     for after, before in zip(found, start.parameters(), strict=True):
         gradient = torch.randn(before.shape, generator=gradients)
         # After one step, x = z and so is y; the bias-corrected square is the gradient's own.
         expected = before.detach() - 0.01 * gradient / (gradient.abs() + 1e-3)
         torch.testing.assert_close(after, expected, rtol=1e-5, atol=1e-7)  # a few roundings of a step of 0.01
-    optimizer = build_optimizer(settings, network())
+    (optimizer,) = build_optimizers(settings, network())
     assert optimizer.param_groups[0]["momentum"] == 0.8 and optimizer.beta2 == 0.97
 
 
@@ -328,7 +317,7 @@ def test_the_schedule_free_adamw_takes_its_betas_and_eps():
 )
 def test_an_argument_that_an_optimizer_does_not_take_is_one_line(settings, words):
     with pytest.raises(UserError) as caught:
-        build_optimizer(OptimisationSettings(lr=0.01, **settings), deeper_network())
+        build_optimizers(OptimisationSettings(lr=0.01, **settings), deeper_network())
     (line,) = caught.value.mistakes
     assert words in line
 
@@ -343,7 +332,7 @@ MUON_NORM = 0.8, 1.0
 
 def muon_sgd(model, **more):
     more = {"lr": 0.24, "momentum": 0.85, "nesterov": True, "weight_decay": 0.02} | more
-    return build_optimizer(OptimisationSettings(optimizer="muon-sgd", **more), model)
+    return build_optimizers(OptimisationSettings(optimizer="muon-sgd", **more), model)
 
 
 def orthogonal(matrix):
@@ -406,9 +395,9 @@ def test_muon_sgd_is_nesterov_sgd_for_the_rest_and_decays_it_alike_at_any_scale(
 
 def test_the_first_pattern_that_fits_scales_a_rate_and_one_that_fits_none_is_a_mistake():
     model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 4))
-    built = build_optimizer(OptimisationSettings(lr=0.1, lr_scale=("1.*=3", "*.bias=2")), model)
+    (built,) = build_optimizers(OptimisationSettings(lr=0.1, lr_scale=("1.*=3", "*.bias=2")), model)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     scales = {names[id(p)]: group["lr_scale"] for group in built.param_groups for p in group["params"]}
     assert scales == {"0.weight": 1.0, "0.bias": 2.0, "1.weight": 3.0, "1.bias": 3.0}
     with pytest.raises(UserError, match=r"--lr-scale 2\.weight=3: no parameter is left .* did you mean [01]\.weight"):
-        build_optimizer(OptimisationSettings(lr=0.1, lr_scale=("2.weight=3",)), model)
+        build_optimizers(OptimisationSettings(lr=0.1, lr_scale=("2.weight=3",)), model)

@@ -11,7 +11,7 @@ from utils.config.arguments import parse
 from utils.config.groups.optimisation import OptimisationSettings
 from utils.optim.clipping import GradientClipper
 from utils.optim.head import output_layers
-from utils.optim.optimizers import build_optimizer
+from utils.optim.optimizers import build_optimizers
 
 CLASSES = 7  # so few outputs has no other layer of these networks
 
@@ -85,7 +85,7 @@ def test_where_the_classifier_is_nothing_the_last_layer_counts():
 @pytest.mark.parametrize("arch", HEADS)
 def test_muon_leaves_all_heads_to_adamw(arch):
     model = on_no_device(arch)
-    muon, adamw = build_optimizer(OptimisationSettings(optimizer="muon", lr=0.01), model)
+    muon, adamw = build_optimizers(OptimisationSettings(optimizer="muon", lr=0.01), model)
     taken = [{id(p) for group in optimizer.param_groups for p in group["params"]} for optimizer in (muon, adamw)]
     heads = [parameter for name in HEADS[arch] for parameter in model.get_submodule(name).parameters()]
     assert all(id(parameter) in taken[1] and id(parameter) not in taken[0] for parameter in heads)

@@ -15,7 +15,7 @@ from tests.utils.optim.test_epoch_average import with_batch_norm
 from tests.utils.test_train_validation import Overflow, make, parameters, steps
 from utils.config.arguments import parse
 from utils.config.groups.optimisation import SCHEDULE_FREE, OptimisationSettings
-from utils.optim.optimizers import build_optimizer
+from utils.optim.optimizers import build_optimizers
 from utils.optim.schedule_free import ScheduleFreeAdamW
 
 CPU = ("--device", "cpu", "--no-progress", "--arch", "fc", "--batch-size", "240")
@@ -45,7 +45,7 @@ def ours(name, lr, momentum):
     settings = OptimisationSettings(
         optimizer=name, lr=lr, momentum=momentum, weight_decay=DECAY, decay_norm_bias=False, layer_decay=0.5
     )
-    optimizer = build_optimizer(settings, model)
+    (optimizer,) = build_optimizers(settings, model)
     for factor, loss in zip(FACTORS, losses(len(FACTORS)), strict=True):
         for group in optimizer.param_groups:
             group["lr"] = lr * factor * group["lr_scale"]
