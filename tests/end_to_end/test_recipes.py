@@ -22,13 +22,11 @@ OF_A_SET = [name for name in FOUND if "/" in name]  # the others are for any dat
 MANY_GPUS = [name for name in OF_A_SET if name.startswith("imagenet/")]
 IDX = {"mnist", "fashionmnist"}
 SMALL = ("fc", "conv2", "conv4", "conv6", "conv2a", "conv4a", "conv6a")
-OF_ANY_SIZE = {"imagenet", "imagenette"}
-CLASS_FOLDERS = (
-    ("cifar10", 10, "png", (32, 32, 3)),
-    ("cifar100", 100, "png", (32, 32, 3)),
-    ("imagenet", 1000, "jpg", (40, 48, 3)),
-    ("imagenette", 10, "jpg", (40, 48, 3)),
-)
+# Class folders, as any data set with files may come in; what no data set is called is read as --dataname folder.
+IN_FOLDERS = sorted({name.split("/")[0] for name in OF_A_SET} - IDX - {"digits"})
+CLASS_FOLDERS = {dataname: SPECS.get(dataname, SPECS["folder"]) for dataname in IN_FOLDERS}
+OF_ANY_SIZE = {name for name, spec in CLASS_FOLDERS.items() if not spec.fixed_size}
+CLASSES_OF_A_FOLDER = 10
 # What has no effect on so few images, or without half precision.
 IDLE_HERE = ("warmup-epochs: ", "drop-last: ", "init-scale: ", "fp32-layers: ", "--ema-bn-batches")
 VGG = ("vgg11", "vgg13", "vgg16", "vgg19")
@@ -135,9 +133,11 @@ def data(tmp_path_factory):
     labels = np.arange(16, dtype=np.uint8) % 10
     for name in IDX:
         write_idx(root / name, (pixels(16, 28, 28), labels), (pixels(4, 28, 28), labels[:4]))
-    for name, classes, ending, shape in CLASS_FOLDERS:
-        Image.fromarray(pixels(*shape)).save(root / f"image.{ending}")
-        for number in range(classes):
+    for name, spec in CLASS_FOLDERS.items():
+        ending = "png" if spec.fixed_size else "jpg"
+        size = (spec.image_size,) * 2 if spec.fixed_size else (40, 48)
+        Image.fromarray(pixels(*size, 3)).convert(spec.colour).save(root / f"image.{ending}")
+        for number in range(spec.classes or CLASSES_OF_A_FOLDER):
             for split in ("train", "val") if number < 4 else ("train",):
                 folder = root / name / split / f"{number:04}"
                 folder.mkdir(parents=True)

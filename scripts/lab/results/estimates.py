@@ -65,7 +65,9 @@ def training_multiply_adds(recipe: str) -> int:
 
     Assumes --image-size throughout, although --progressive-size starts smaller; excludes validation.
     """
-    images = TRAINING_IMAGES[recipe.partition("/")[0]] * settings(recipe).optimisation.epochs
+    dataname = recipe.partition("/")[0]
+    assert dataname in TRAINING_IMAGES, f"TRAINING_IMAGES lacks the number of {dataname}"
+    images = TRAINING_IMAGES[dataname] * settings(recipe).optimisation.epochs
     return cost(recipe).multiply_adds * PASSES * images
 
 

@@ -97,7 +97,8 @@ def is_advice(answer):
 def test_each_flag_of_a_program_is_ours_or_answered_with_what_to_do(name, count):
     program = other_programs().programs[name]
     names = program.synonyms | program.instead.keys() | program.same
-    assert len(names) == count and {f"-{one}" if len(one) == 1 else f"--{one}" for one in program.same} <= {*FLAGS}
+    assert len(names) == count, f"other_programs.yaml holds each of {name}'s flags: in `same`, `instead` or `synonyms`"
+    assert {f"-{one}" if len(one) == 1 else f"--{one}" for one in program.same} <= {*FLAGS}
     for one, found in answers([one for one in names - program.same if len(one) > 1]).items():
         assert found != OURS, f"--{one} is a flag of ours now: move it to `same` in other_programs.yaml"
         is_synonym = one in program.synonyms and one not in program.instead
