@@ -250,7 +250,7 @@ def known_preprocessing(
     testing = evaluates and not (args.data.image_size or args.data.val_image_size)
     known_from = resume_point or weights
     if known_from is None:
-        return _of_library(args.model.arch, testing) if args.model.pretrained else None
+        return preprocessing_of(args.model.arch, testing) if args.model.pretrained else None
     state, path = known_from.state, known_from.path
     values = state.get("preprocessing")
     if values is None and "format" not in state:
@@ -273,11 +273,7 @@ def _assumed_preprocessing(args: Settings, path: Path, testing: bool) -> KnownPr
     if library not in ("timm", "torchvision") or (fixed_size and not args.model.new_head):
         return None
     try:
-        return _of_library(args.model.arch, testing, f", assumed for {path}")
+        known = preprocessing_of(args.model.arch, testing)
+        return known._replace(source=f"{known.source}, assumed for {path}")
     except UserError:
         return None
-
-
-def _of_library(arch: str, testing: bool, words: str = "") -> KnownPreprocessing:
-    values, source = preprocessing_of(arch, testing)
-    return KnownPreprocessing(Preprocessing.from_state(values, source), source + words)

@@ -29,13 +29,14 @@ from utils.config.groups.model import ModelSettings
 from utils.config.image_size import Size, size_of, size_text
 from utils.config.settings import UserError
 from utils.config.spelling import some
+from utils.data.preprocessing import KnownPreprocessing, Preprocessing
 from utils.optim.head import head_parameters, output_layers, outputs_of
 
 AUXILIARY = {"GoogLeNet": ("aux1.", "aux2."), "Inception3": ("AuxLogits.",)}  # torchvision's, used in training only
 
 
-def preprocessing_of(arch: str, testing: bool) -> tuple[dict[str, Any], str]:
-    """Preprocessing that the weights of ``--pretrained`` were trained with, as a checkpoint stores it; their name.
+def preprocessing_of(arch: str, testing: bool = False) -> KnownPreprocessing:
+    """Preprocessing that the weights of ``--pretrained`` were trained with, and their name.
 
     It comes from timm's data config or torchvision's transforms; nothing is downloaded. With ``testing``, timm's image
     size and crop for validation are those for testing, which may differ. Raises ``UserError`` for a network without
@@ -44,7 +45,8 @@ def preprocessing_of(arch: str, testing: bool) -> tuple[dict[str, Any], str]:
     library, name = located(arch)
     if library == "own":
         raise UserError(f"--pretrained: there are no pretrained weights of {name}")
-    return _of_timm(name, testing) if library == "timm" else _of_torchvision(name)
+    values, source = _of_timm(name, testing) if library == "timm" else _of_torchvision(name)
+    return KnownPreprocessing(Preprocessing.from_state(values, source), source)
 
 
 def begins_anew(model: nn.Module, settings: ModelSettings, classes: int, image_size: Size) -> str:

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from models.build import build_model, located, unknown_arch
+from models.build import build_model, classes_of, located, unknown_arch
 from models.load import Loaded, load_model
-from models.starting_weights import classes_of, preprocessing_of
+from models.starting_weights import preprocessing_of
 from utils.checkpoint.resume import ResumePoint
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import Settings, UserError
@@ -109,8 +109,7 @@ def _of_library(name: str) -> LibraryNetwork:
         raise UserError(f"is no file or folder, and {mistake.partition(': ')[2].replace('own, ', '', 1)}")
     if located(name)[0] == "own":
         raise UserError("has no pretrained weights; give the path of a checkpoint that you have trained")
-    values, weights = preprocessing_of(name, testing=False)
-    preprocessing = Preprocessing.from_state(values, weights)
+    preprocessing = preprocessing_of(name).preprocessing
     import timm
 
     count = classes_of(name)

@@ -18,15 +18,15 @@ from utils.config import spelling
 from utils.config.image_size import sides, size_text
 from utils.config.spelling import printable
 from utils.data.decoded import FOLDER
-from utils.data.first_look import Seen, counted, of_classes, remarks
+from utils.data.first_look import LONG, Seen, counted, of_classes, remarks
 from utils.data.formats.listing import is_image, unread_ending
+from utils.data.formats.readers import class_counts
 
 EXAMPLES = 3  # named in a line
 RANDOM_SHARE = 0.2  # share of images validated in a random split, as a user might draw it
 TOO_SMALL = 0.5  # ratio of shorter side to --image-size below which an image is noted
 LOST = ("few levels", "cut off", "only alpha")  # kinds of remarks that spoil training
 HUGE_PIXELS = 20_000_000
-EXTREME_RATIO = 4.0  # ratio of longer to shorter side
 NO_ENDING = "no image ending"
 LOOSE = "loose image"
 OTHER_FORMAT = "format that is not read"
@@ -114,17 +114,14 @@ some = partial(spelling.some, shown=EXAMPLES)
 # --------------------------------------------------------------------------------------------- classes
 
 
-def class_counts(survey: Survey) -> np.ndarray:
+def counts_of(survey: Survey) -> np.ndarray:
     """Number of images of each class, int (2, classes): training and validation."""
-    splits = (survey.labels[: survey.training], survey.labels[survey.training :])
-    if survey.several:
-        return np.stack([(labels == 1).sum(0) for labels in splits])
-    return np.stack([np.bincount(labels, minlength=len(survey.classes)) for labels in splits])
+    return np.stack([class_counts(images.labels, len(survey.classes)) for images in survey.images])
 
 
 def _classes(survey: Survey, findings: Findings) -> None:
     """Add findings about classes that are empty, missing in one split, or apparently one class under two names."""
-    counts = class_counts(survey)
+    counts = counts_of(survey)
     folders = [set(class_names(tree)) for tree in survey.trees]
     for number, (tree, names) in enumerate(zip(survey.trees, folders, strict=True)):
         empty = [name for name in sorted(names) if not counts[number][survey.classes.index(name)]]
@@ -354,10 +351,10 @@ def _sizes(survey: Survey, records: np.ndarray, findings: Findings) -> None:
             "; shrink them once, and each epoch is faster",
         )
         add(
-            long > EXTREME_RATIO * short,
+            long > LONG * short,
             findings.notes,
             "extreme ratio",
-            f"more than {EXTREME_RATIO:.0f} times as long as wide",
+            f"more than {LONG:g} times as long as wide",
             "; a crop shows little of them",
         )
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from scripts.common.command_line import table
 from scripts.common.output import write_csv, write_text
-from scripts.data_check.findings import Findings, class_counts
+from scripts.data_check.findings import Findings, counts_of
 from scripts.data_check.survey import HASH_BYTES, Inspected, Survey, hexadecimal
 from utils.config.spelling import printable
 from utils.data.first_look import counted
@@ -49,7 +49,7 @@ def damage_lines(survey: Survey, damage: dict[int, str]) -> str:
 
 def class_table(survey: Survey) -> str:
     """Table of the images per class and split, largest class first; one line if all classes have the same counts."""
-    counts = class_counts(survey)
+    counts = counts_of(survey)
     if all(len(set(row)) == 1 for row in counts):
         each = " and ".join(f"{row[0]:,} {kind}" for row, kind in zip(counts, ("training", "validation"), strict=True))
         return f"Class balance: each of the {len(survey.classes):,} classes has {each} images"

@@ -27,6 +27,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from scripts.common.command_line import ToolParser, run_tool
+from scripts.common.output import write_text
 from scripts.common.recipes import Recipe, recipes
 from scripts.common.runs import (
     STOPPED_EARLY,
@@ -182,8 +183,8 @@ def main(argv: list[str]) -> int:
         before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
         readme = before + BEGIN + readme_rows(rows, machines) + END + rest.partition(END)[2]
         draw(rows, machines, PICTURE)
-        write(README, readme)
-    write(path, page(rows, unmeasured, machines))
+        write_text(README, readme)
+    write_text(path, page(rows, unmeasured, machines))
     names = {recipe for recipe, _ in counted}
     plural = "" if len(names) == 1 else "s"
     print(f"{len(found)} finished runs, {len(counted)} of them of {len(names)} recipe{plural}: {path}")
@@ -218,14 +219,6 @@ def read_machines() -> Machines:
     """Facts about the machines that the runs themselves do not record."""
     said = yaml.safe_load((ROOT / "results" / "machines.yaml").read_text(encoding="utf-8"))
     return Machines(said["machines"], set(said["alone"]))
-
-
-def write(path: Path, text: str) -> None:
-    """Write a page. Raises ``UserError`` if that fails."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--output {path}: cannot be written ({error.strerror})") from error
 
 
 def result_rows(known: Sequence[Recipe], found: Sequence[RunResult]) -> tuple[list[Row], list[Recipe]]:

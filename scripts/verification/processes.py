@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,10 +37,10 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
-def kill_tree(pid: int, sparing: Iterable[int] = ()) -> None:
-    """Kill ``pid`` and its descendants at once, except ``sparing``; return when they have ended."""
+def kill_tree(pid: int) -> None:
+    """Kill ``pid`` and its descendants at once; return when they have ended."""
     stopped: set[int] = set()
-    while new := {pid, *descendants(pid)} - stopped - {*sparing}:  # one that is stopped starts no other
+    while new := {pid, *descendants(pid)} - stopped:  # one that is stopped starts no other
         stopped |= _send(new, signal.SIGSTOP)
     _send(stopped, signal.SIGKILL)
     deadline = time.monotonic() + SECONDS_TO_END

@@ -29,7 +29,6 @@ from utils.config import arguments
 from utils.config.groups.model import ModelSettings
 from utils.config.image_size import sides
 from utils.config.settings import UserError
-from utils.data.preprocessing import Preprocessing
 from utils.run import Run
 from utils.runtime.distributed import Distributed, RankInfo
 
@@ -273,8 +272,7 @@ def test_what_timm_says_of_all_its_weights_is_taken_over():
         config = timm.get_pretrained_cfg(name)
         for testing in (False, True):
             theirs = timm.data.resolve_data_config(pretrained_cfg=config.to_dict(), use_test_size=testing)
-            values, source = preprocessing_of(f"timm/{name}", testing)
-            made = Preprocessing.from_state(values, source)
+            made, source, *_ = preprocessing_of(f"timm/{name}", testing)
             assert sides(made.view(made.val_image_size).size) == tuple(theirs["input_size"][1:])
             assert sides(made.image_size) == tuple(config.input_size[1:])
             not_square += not isinstance(made.image_size, int)
@@ -287,8 +285,7 @@ def test_what_timm_says_of_all_its_weights_is_taken_over():
 def test_what_torchvision_says_of_all_its_weights_is_taken_over():
     for name in torchvision.models.list_models(module=torchvision.models):
         theirs = torchvision.models.get_model_weights(name).DEFAULT.transforms()
-        values, source = preprocessing_of(f"torchvision/{name}", testing=False)
-        made = Preprocessing.from_state(values, source)
+        made = preprocessing_of(f"torchvision/{name}").preprocessing
         assert [made.image_size, made.val_image_size] == theirs.crop_size * 2
         assert math.floor(made.image_size / made.crop_pct) == theirs.resize_size[0]
         assert (made.interpolation, made.crop_mode) == (theirs.interpolation.value, "center")
@@ -300,7 +297,7 @@ def test_what_torchvision_says_of_all_its_weights_is_taken_over():
 @pytest.mark.parametrize("arch", ["conv2", "test_vit4"])
 def test_a_network_without_weights_is_one_line(arch):
     with pytest.raises(UserError, match="--pretrained: .*no pretrained weights of"):
-        preprocessing_of(arch, testing=False)
+        preprocessing_of(arch)
 
 
 def test_a_last_layer_that_nobody_has_trained_is_not_evaluated(tree, tmp_path, monkeypatch, capsys):

@@ -155,14 +155,6 @@ def test_a_tree_is_found_through_sessions_and_killed_at_once(tree):
     assert not found & processes.processes().keys()
 
 
-def test_a_tree_can_be_killed_but_for_one(tree):
-    spared = min(processes.descendants(tree.pid), key=lambda pid: len(processes.descendants(pid)))
-    processes.kill_tree(tree.pid, sparing=[spared])
-    assert tree.wait(10) == -signal.SIGKILL
-    assert spared in processes.processes()
-    processes.kill_tree(spared)
-
-
 def test_ps_tells_the_same_as_proc(tree, monkeypatch):
     expected = processes.processes()
     monkeypatch.setattr(processes.Path, "glob", lambda self, pattern: iter(()))

@@ -56,14 +56,14 @@ def open_image(path: str | BinaryIO, colour: str, formats: list[str] | tuple[str
     return _read(path, lambda file: _open_image(file, colour, formats))
 
 
-def read_pixels(path: str | BinaryIO, colour: str, formats: list[str] | tuple[str, ...] | None = None) -> torch.Tensor:
+def read_pixels(path: str | BinaryIO, colour: str) -> torch.Tensor:
     """Read the pixels of an image at a path or in a binary file, upright: (channels, h, w) in channels-last memory.
 
     The dtype is uint8, or float32 (0 to 255) for a ``Colour`` that keeps all levels. Raises what ``open_image`` raises.
     """
     if not is_array(colour):
-        return to_tensor(open_image(path, colour, formats))
-    levels = _read(path, lambda file: levels_of(file, colour, formats))
+        return to_tensor(open_image(path, colour))
+    levels = _read(path, lambda file: levels_of(file, colour))
     return torch.from_numpy(np.require(levels, requirements=["C", "W"])).permute(2, 0, 1)
 
 
