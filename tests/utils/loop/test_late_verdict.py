@@ -17,7 +17,7 @@ from utils.optim.held import HeldByHost
 from utils.train_validation import TrainingFailure
 
 FP16 = "--amp fp16 --init-scale 64 --max-skipped-steps 4"
-BATCHES = "--batch-size 128 --epochs 2 --lr-policy cosine --lr 0.01"  # twelve steps an epoch
+BATCHES = "--batch-size 128 --epochs 2 --print-freq 5 --lr-policy cosine --lr 0.01"  # twelve steps an epoch
 # The first, the one that a graph records, some, a row over an epoch's end, the last.
 SKIPPED = (0, 3, 4, 7, 9, 10, 11, 12, 23)
 CASES = {

@@ -184,20 +184,45 @@ class WithRates:
         return self.step.launch_update(gradient)
 
 
-@pytest.mark.parametrize(
-    "last", [4, 6, 7, 11]
-)  # one was just recorded, within a row of skips, after it, before a ragged one
-def test_a_run_that_is_resumed_at_any_step_is_recorded_anew_and_ends_with_the_same_bits(last, recording):
-    flags = f"{BATCHES} {FP16} --ema-decay 0.9 --max-skipped-steps 9"
-    whole, _ = built(flags, "auto", (5, 6))
-    whole.fit()
-    cut, saver = built(f"{flags} --max-steps {last}", "auto", (5, 6))
-    cut.train(0)
-    cut.save_now("last")
-    resumed, _ = built(flags, "auto", (5, 6))
-    resumed.load_state(saver.states[-1])
-    resumed.fit()
-    assert all(equal(resumed.state()[name], value) for name, value in whole.state().items() if name != "progress")
+def saved_after_every_step(*arguments):
+    """A run as graphs that is asked to save after every step, as a signal asks, and what it saved first after each."""
+    traval, saver = built(*arguments)
+    traval.stop_if_requested = lambda: traval.save_now("last")
+    traval.fit()
+    states = {state["progress"]["step"]: state for state in reversed(saver.states)}
+    return [states[step] for step in sorted(states)]
+
+
+def resumed_after_every_step_ends_alike(flags, bad, *arguments):
+    """After the last step of an epoch its validation is still to come."""
+    plain, _ = plain_and_graphs(flags, bad, *arguments)
+    for last, state in enumerate(saved_after_every_step(flags, "auto", bad, *arguments), start=1):
+        resumed, _ = built(flags, "auto", bad, *arguments)
+        resumed.load_state(state)
+        resumed.fit()
+        assert equal(resumed.state(), plain.state()), last
+        assert told_of(resumed) == told_of(plain)[sum(step < last for step in bad) :]
+        assert curves(resumed) == curves(plain)[last:]
+    assert last == plain.progress.step
+
+
+def test_a_run_that_is_resumed_after_any_step_is_recorded_anew_and_ends_with_the_same_bits(recording):
+    eight_an_epoch = "--batch-size 180"
+    flags = f"{BATCHES} {FP16} {CASES['sgd']} {eight_an_epoch}"
+    resumed_after_every_step_ends_alike(flags, (0, 3, 4, 6, 7, 8, 15))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("case", CASES)
+def test_so_is_any_other_run(case, recording):
+    resumed_after_every_step_ends_alike(f"{BATCHES} {FP16} {CASES[case]}", SKIPPED)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("optimizer", ["muon", "muon-sgd"])
+def test_so_is_one_whose_two_optimizers_skip_other_steps(optimizer, recording):
+    flags = f"{BATCHES} {FP16} --optimizer {optimizer} --ema-decay 0.9"
+    resumed_after_every_step_ends_alike(flags, (3, 5, 8, 11, 12, 14), Marked, 100.0)
 
 
 def test_without_a_scaler_a_graphs_step_that_is_not_finite_leaves_the_state_before_it(recording):
