@@ -159,6 +159,14 @@ def test_of_two_optimizers_a_graph_holds_each_on_its_own(optimizer, recording):
     assert all("not finite: gradient of mark" in line for line in told_of(graphs)) and len(told_of(graphs)) == 4
 
 
+def test_an_update_in_which_the_host_reads_one_of_the_flags_is_launched_as_it_is(recording, monkeypatch):
+    monkeypatch.setattr(held, "READ_BY_HOST", ("SGD",))
+    _, graphs = plain_and_graphs(f"{BATCHES} {FP16} {CASES['muon-sgd']}", SKIPPED)
+    assert sorted(own.reads_flag for own in graphs.active) == [False, True]
+    (passes,) = recording
+    assert passes.replayed >= 10
+
+
 def test_other_parameters_that_train_are_recorded_anew(recording):
     _, graphs = plain_and_graphs(f"{BATCHES} {FP16} --freeze features --freeze-epoch 1", (5, 17))
     assert not graphs.model.features[0].weight.requires_grad

@@ -76,7 +76,9 @@ def test_after_an_overflow_in_one_optimizer_which_is_told_the_other_steps_as_if_
     ((batch,),) = steps(traval, 1)
     skipped = type(traval.optimizers[overflowed]).__name__
     assert lines[-1][0].startswith(f"step 1 skipped by {skipped}, not finite: gradient of {name}; loss scale 1024")
-    assert f"parameters with such a gradient: {name}\n" in texts["AMP/non_finite", 1], "before it was clipped"
+    text = texts["AMP/non_finite", 1]
+    assert text.startswith("step 1, epoch 1, loss scale 1024\n")
+    assert f"parameters with such a gradient: {name}\n" in text, "before it was clipped"
 
     mine = taken_by(traval.optimizers[1 - overflowed])
     taken = [id(parameter) in mine for parameter in traval.model.parameters()]

@@ -12,6 +12,7 @@ from utils.config.groups.optimisation import OptimisationSettings
 from utils.config.settings import UserError
 from utils.optim.held import HeldByHost, HeldByKernel, HeldBySelection, held
 from utils.optim.optimizers import OWN, build_optimizers, unknown_optimizer
+from utils.precision import buffers
 
 GPU = torch.device("cuda")
 CPU = torch.device("cpu")
@@ -95,6 +96,21 @@ def test_a_process_that_holds_nothing_of_a_sharded_parameter_takes_part():
         hold.found_inf = torch.tensor(flag)
         hold.step()
         assert torch.equal(parameters[1], torch.full((2, 3), expected)) and len(parameters[0]) == 0
+
+
+def test_small_tensors_are_selected_together_up_to_a_size_and_a_large_one_alone(monkeypatch):
+    """Packing takes memory, and for a large tensor more time than a launch."""
+    monkeypatch.setattr(buffers, "ALONE", 16)
+    monkeypatch.setattr(buffers, "TOGETHER", 24)
+    tensors = [torch.zeros(size) for size in (5, 2, 3, 1, 2)]
+    vectors = buffers.Vectors(tensors)
+    assert [[*map(len, part)] for part in vectors.tensors] == [[1, 2, 2], [3], [5]]
+    before = vectors.copied()
+    for flag in (0.0, 1.0):
+        for tensor in tensors:
+            tensor.fill_(7)
+        vectors.restore_where(torch.tensor(flag), before)
+        assert all((tensor == 7 * (1 - flag)).all() for tensor in tensors)
 
 
 class Foreign(torch.optim.SGD):
