@@ -32,6 +32,7 @@ LEAST_CELLS_OF_SMALL = 2
 SMALL = 16
 MOST_PREFIX_TOKENS = 8  # class, distillation and register tokens before the patch tokens
 PROBES = 2  # noise images with which the layer is found
+STRENGTH = 0.75  # opacity of a map where it is hottest
 
 
 class Layer(NamedTuple):
@@ -203,7 +204,7 @@ def _logits_and_output(network: nn.Module, name: str, images: torch.Tensor) -> t
         handle.remove()
 
 
-def overlay(pixels: torch.Tensor, heat: np.ndarray, strength: float = 0.75) -> Image.Image:
+def overlay(pixels: torch.Tensor, heat: np.ndarray) -> Image.Image:
     """Picture of an image with its heat map laid over it: hotter pixels show more of the map's colour.
 
     ``pixels``: the image as the network sees it, float (channels, h, w) between 0 and 1. ``heat``: float (h, w) between
@@ -213,6 +214,6 @@ def overlay(pixels: torch.Tensor, heat: np.ndarray, strength: float = 0.75) -> I
     from PIL import Image
 
     colours = torch.from_numpy(colormaps["inferno"](0.25 + 0.75 * heat)[..., :3]).float()
-    share = strength * torch.from_numpy(heat).sqrt()[..., None]
+    share = STRENGTH * torch.from_numpy(heat).sqrt()[..., None]
     image = for_people(pixels).detach().cpu().float().clamp(0, 1).expand(3, -1, -1).permute(1, 2, 0)
     return Image.fromarray(((1 - share) * image + share * colours).mul(255).round().byte().numpy())

@@ -73,7 +73,7 @@ def refuse_other_groups(
         raise UserError(*(f"{difference}; {words}" for difference in changed), on_all_ranks=True)
 
 
-def refuse_other_head(resume_point: ResumePoint, classes: tuple[str, ...], multilabel: bool = False) -> None:
+def refuse_other_head(resume_point: ResumePoint, classes: tuple[str, ...], multilabel: bool) -> None:
     """Raise ``UserError`` if data set and checkpoint differ in number of classes or in being multi-label."""
     if len(classes) != len(resume_point.state["classes"]) or multilabel != resume_point.multilabel:
         difference = resume_point.data_differences(classes, None, multilabel)[0]

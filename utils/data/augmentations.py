@@ -299,8 +299,8 @@ def select_rows(images: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return images.reshape(-1, width).index_select(0, chosen).view(count, channels, rows.shape[1], width)
 
 
-def flip_some(images: torch.Tensor, flips: torch.Tensor, axis: int = 3) -> torch.Tensor:
-    """Flip the images (n, c, h, w) that the mask ``flips`` (n,) marks, left to right or, with ``axis`` 2, upside down.
+def flip_some(images: torch.Tensor, flips: torch.Tensor, axis: int) -> torch.Tensor:
+    """Flip the images (n, c, h, w) that the mask ``flips`` (n,) marks: left to right (``axis`` 3) or upside down (2).
 
     Flipping all images and then copying those marked is several times as fast as choosing pixel by pixel.
     """

@@ -233,7 +233,7 @@ class MicroBatchReader(Dataset):
         return micro_batch, batch[: len(shown)], shown
 
 
-def empty_batch(count: int, channels: int, size: Size, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+def empty_batch(count: int, channels: int, size: Size, dtype: torch.dtype) -> torch.Tensor:
     """Uninitialised tensor (count, channels, h, w), channels-last as decoders write it; in a worker, in shared memory.
 
     A tensor allocated in shared memory is not copied on its way to the training process.

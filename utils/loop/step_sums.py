@@ -21,7 +21,7 @@ MOST_PENDING = 1000  # steps; each takes memory, and one synchronisation for so 
 class StepSums:
     """Sums of at most ``steps`` or ``MOST_PENDING`` optimizer steps, collected over all ranks when ``TraVal`` asks."""
 
-    def __init__(self, steps: int, distributed: Distributed, multilabel: bool = False) -> None:
+    def __init__(self, steps: int, distributed: Distributed, multilabel: bool) -> None:
         self.steps = min(steps, MOST_PENDING)
         self.distributed = distributed
         self.multilabel = multilabel

@@ -101,7 +101,7 @@ class StopConsensus:
     numbers that all ranks share, so all ranks skip the same calls.
     """
 
-    def __init__(self, distributed: Distributed, signals: StopSignals | None = None) -> None:
+    def __init__(self, distributed: Distributed, signals: StopSignals | None) -> None:
         self.distributed = distributed
         self.signals = signals or StopSignals()
         self.begin()

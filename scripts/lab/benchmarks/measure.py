@@ -101,7 +101,7 @@ def throughput(
     batches: Iterator[int],
     seconds: float,
     device: torch.device,
-    warm_up: int = 3,
+    warm_up: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
     """Images per second of ``batches``, an iterator that makes batches when read and yields their sizes.

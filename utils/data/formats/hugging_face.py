@@ -35,7 +35,7 @@ MOST_CLASSES = 1_000_000  # of a data set whose labels are bare numbers
 _PART = re.compile(r"(.+)-\d+-of-\d+")  # how the Hub names the parts of a split
 
 
-def read_tables(settings: DataSettings, lister: Lister, evaluate: bool = False) -> Splits:
+def read_tables(settings: DataSettings, lister: Lister, evaluate: bool) -> Splits:
     """Read the training and validation images at ``--datapath``; with ``evaluate``, training images may be missing.
 
     ``lister`` has the folder for converted files and the log. Raises ``UserError``.

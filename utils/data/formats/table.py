@@ -537,11 +537,11 @@ def _parquet_names(file: Path) -> tuple[str, ...]:
 def read_labels(
     settings: DataSettings,
     *,
-    classes: Sequence[str] | None = None,
-    whose: str = "",
-    evaluate: bool = False,
-    of_test: bool = False,
-    leave_out_unknown: bool = False,
+    classes: Sequence[str] | None,
+    whose: str,
+    evaluate: bool,
+    of_test: bool,
+    leave_out_unknown: bool,
 ) -> Splits:
     """Read the images of the table that ``--labels`` or ``--class-from-name`` gives. Raises ``UserError``.
 

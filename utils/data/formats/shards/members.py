@@ -29,7 +29,7 @@ def holds_shards(root: Path) -> bool:
     return (root / CONTENTS).is_file()
 
 
-def read_shards(root: Path, pixel_range: tuple[float, ...] | None, skip_bad: bool = False) -> Splits:
+def read_shards(root: Path, pixel_range: tuple[float, ...] | None, skip_bad: bool) -> Splits:
     """Read the images of the shards in ``root``, which has an index. Raises ``UserError`` if the index does not fit.
 
     With ``skip_bad``, samples of foreign tar files that lack an image or a label are left out, with a warning.
