@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
-from scripts.common.command_line import as_training
 from utils.config.settings import Settings
 
 if TYPE_CHECKING:
@@ -19,7 +19,8 @@ def build_trained(args: Settings, distributed: Distributed, point: ResumePoint |
     from utils.checkpoint import checkpoint
     from utils.run import Run
 
-    components = build(Run(as_training(args), distributed, resume_point=point))
+    args = dataclasses.replace(args, run=dataclasses.replace(args.run, evaluate=False))  # a training's, in any case
+    components = build(Run(args, distributed, resume_point=point))
     if point is not None:
         checkpoint.load_weights(components.model, point.read()["model"], str(point.path))
         return components, f"weights of {point.path}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import math
 import os
 import signal
@@ -105,11 +104,6 @@ def each_of(read: Callable[[str], T], texts: Iterable[str]) -> list[T]:
     if mistakes:
         raise UserError(*mistakes)
     return found
-
-
-def as_training(args: Settings) -> Settings:
-    """A copy of ``args`` as for training, even if --evaluate is set, since tools inspect training."""
-    return dataclasses.replace(args, run=dataclasses.replace(args.run, evaluate=False))
 
 
 class Terminated(BaseException):
