@@ -357,8 +357,9 @@ def newest_run(
 ) -> ResumePoint | None:
     """The newest run below ``parent`` that has the settings ``wanted`` and a checkpoint that verifies.
 
-    ``is_wanted`` judges a run by its checkpoint's state: a run that it refuses is passed over. If no run is found,
-    calls ``warn`` with the reason why a new one begins although there are others.
+    ``is_wanted`` judges a run by its checkpoint's state: a run that it refuses is passed over. Calls ``warn`` about
+    newer runs that cannot be judged and, if no run is found, with the reason why a new one begins although there are
+    others.
     """
     if not os.path.isdir(parent) or os.path.islink(parent) or os.path.islink(parent.parent):
         return None
@@ -368,7 +369,10 @@ def newest_run(
     others = {}
     for folder in sorted(_run_folders(parent), reverse=True):
         settings = _settings_of(folder, wanted)
-        if settings is not None and settings != wanted:
+        if settings is None and any((folder / "checkpoints").glob("*.pt")):
+            lost.append(folder)
+            warn(f"{folder}: passed over, as its config.yaml cannot be read; --resume {folder} continues it")
+        elif settings is not None and settings != wanted:
             others[folder] = {name: value for name, value in settings.items() if value != wanted[name]}
         if settings != wanted:
             continue

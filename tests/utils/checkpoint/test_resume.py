@@ -148,11 +148,18 @@ def test_what_a_runs_optimizer_and_schedule_do_not_use_makes_it_no_other_one(run
     [None, "", "lr", "lr: [", "- lr", "lr: {a: 1}", "lr: [[1]]", "lr: !!python/name:os.system", "[" * 3000, "\xff"],
     ids=["none", "empty", "a word", "cut off", "a list", "a mapping", "nested", "an object", "deep", "no UTF-8"],
 )
-def test_a_folder_that_is_no_run_of_ours_is_passed_over_without_a_word(runs, config):
-    runs("2024-01-02", config)
+def test_a_run_whose_settings_cannot_be_read_is_passed_over_with_a_word_and_a_folder_without_checkpoints_without(
+    runs, config
+):
+    strange = runs("2024-01-02", config, checkpoint=None)
     assert newest(runs) == (None, [])
-    older = runs("2024-01-01")
-    assert newest(runs) == (older, [])
+    shutil.copyfile(runs("2024-01-01") / "checkpoints/last.pt", strange / "checkpoints/last.pt")
+    line = f"{strange}: passed over, as its config.yaml cannot be read; --resume {strange} continues it"
+    assert newest(runs) == (runs.parent / "2024-01-01", [line])
+    shutil.rmtree(runs.parent / "2024-01-01")
+    begins = f"--resume auto: begins a new run; repair {strange} or move it away to silence these lines"
+    assert newest(runs) == (None, [line, begins])
+    assert from_path(strange, pytest.fail).folder == strange
 
 
 def test_files_links_and_names_that_cannot_be_shown_are_passed_over(runs, tmp_path):
