@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from components import Components, built, extras_of
-from utils.checkpoint.checkpoint import Checkpointer
+from utils.checkpoint.checkpoint import IF_GONE, Checkpointer
 from utils.checkpoint.override import carry_over, refuse_other_groups, settings_to_go_on
 from utils.checkpoint.resume import ResumePoint, find
 from utils.config import arguments, hub_networks
@@ -204,7 +204,7 @@ def opened(run: Run, stop_signals: StopSignals, hooks: Hooks | None = None) -> I
         raise
     except OSError as error:  # of the log, TensorBoard or the metrics files
         folder = run.own_folder
-        advice = "--resume auto continues" if folder.is_dir() else "it was removed; begin the run anew"
+        advice = "--resume auto continues" if folder.is_dir() else f"it was removed or renamed; {IF_GONE}"
         raise UserError(f"--output: cannot write {folder} ({error}); {advice}") from error
     finally:
         with suppress(OSError):  # what matters was flushed before

@@ -49,6 +49,7 @@ KEYS = (
     "fingerprint",
 )
 MANIFEST = "manifest.json"
+IF_GONE = "give its new place to --resume, or begin the run anew"
 NOT_OURS = "it is damaged, or not a file of torch.save"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NEWEST_FIRST = ("last.pt", "previous.pt", "final.pt", "best.pt", "initial.pt")
@@ -136,7 +137,7 @@ class Checkpointer:
     def _failure(self, names: tuple[str, ...], error: OSError | RuntimeError) -> str:
         """Advice about a checkpoint that cannot be written, with the system's reason."""
         if not self.folder.is_dir():
-            return f"--output: {self.folder} was removed while the run was writing there; begin the run anew"
+            return f"--output: {self.folder} was removed or renamed while the run was writing there; {IF_GONE}"
         cause = _cause(error)
         advice = "free some space" if cause.errno in (None, *FULL) else "let this process write there"
         before = "" if names == ("initial",) else "; the checkpoints before it are whole, and --resume continues"

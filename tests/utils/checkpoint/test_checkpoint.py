@@ -223,11 +223,12 @@ def test_a_folder_that_was_removed_is_made_again_and_said_and_one_that_is_gone_a
     assert line.startswith(
         f"{folder} was removed while the run was writing there, with all its checkpoints; it is made"
     )
-    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "new place")
     with pytest.raises(UserError) as caught:
         save(saver, state(3), "last")
     assert caught.value.mistakes == [
-        f"--output: {folder} was removed while the run was writing there; begin the run anew"
+        f"--output: {folder} was removed or renamed while the run was writing there; "
+        "give its new place to --resume, or begin the run anew"
     ]
 
 
