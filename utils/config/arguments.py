@@ -347,7 +347,7 @@ def convert(option: dataclasses.Field, raw: Any) -> tuple[Any, str | None]:
         return None, "needs a value" + (f": {', '.join(choices)}" if choices else "")
     if meta["many"]:
         raw = _as_items(meta, raw)
-        if mistake := _unseparated(raw):
+        if not meta["verbatim"] and (mistake := _unseparated(raw)):
             return None, mistake
         items = raw if isinstance(raw, list | tuple) else [raw]
         pairs = [_scalar(option, item) for item in items]

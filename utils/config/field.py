@@ -134,6 +134,7 @@ class Declaration:
     synonyms: str = ""  # what other programs call it (other_programs.yaml holds the rest)
     choices: tuple[str, ...] = ()
     words: tuple[str, ...] = ()  # allowed instead of a number
+    verbatim: bool = False  # one of several values may hold blanks and commas, as names of columns and files do
     bare: str = ""  # the value if the flag is given without one; --no-FLAG is then 'off'
     # Without a check, text must be a choice or not empty, a whole number positive, any other number not negative.
     check: Check | None = None

@@ -40,7 +40,7 @@ from utils.data.formats.readers import IN_MEMORY, OWN_FILES, ImageFiles, Images,
 from utils.data.formats.shards.foreign import ensure_index
 from utils.data.formats.shards.index import read_contents
 from utils.data.formats.shards.members import holds_shards, read_shards
-from utils.data.formats.table import lacks_rows_of_val, read_labels
+from utils.data.formats.table import class_names, lacks_rows_of_val, read_labels
 from utils.data.images.arrays import Header, array_header
 from utils.data.images.levels import grey_of
 from utils.data.images.look import header
@@ -419,7 +419,7 @@ def _read_test_folder(
     if settings.dataname == "imagenet":
         archives.refuse_half_unpacked(folder)
     if trained is not None and trained.classes is not None:
-        classes = trained.classes
+        classes = trained.classes if settings.class_map is None else sorted(trained.classes)
         whose = trained.path
     else:
         whose = training_folder(folder.parent) or folder
@@ -666,10 +666,14 @@ def _splits(
     if name == "hf":
         return read_tables(settings, lister, evaluate)
     splits: Splits | None
+    classes = listed = known.classes if known else None
+    if classes and settings.class_map is not None:  # list and leave out images as in training, which numbers them later
+        listed = class_names(classes)
+        leave_out_unknown = True
     if settings.is_table:
         splits = read_labels(
             settings,
-            classes=known.classes if known else None,
+            classes=listed,
             whose=str(known.path) if known else "",
             evaluate=evaluate,
             of_test=of_test,
@@ -681,9 +685,7 @@ def _splits(
         splits = _read_files(settings, root, lister)
         if splits is None:
             raise UserError(f"--datapath {root}: {_what_is_missing(root, name, evaluate)}")
-    if settings.class_map is None or (known is not None and splits.classes == known.classes):
-        return splits
-    return in_order_of(Path(settings.class_map), splits)
+    return splits if settings.class_map is None else in_order_of(Path(settings.class_map), splits, classes)
 
 
 def _what_is_missing(root: Path, name: str, evaluate: bool) -> str:

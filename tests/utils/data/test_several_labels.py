@@ -73,6 +73,18 @@ def test_a_column_a_class_gives_1_0_and_missing_in_the_order_of_the_flag(tree):
     assert torch.equal(turned.train.labels, data.train.labels[:, [2, 0, 1]])
 
 
+def test_columns_may_have_blanks_and_commas_in_their_names(tree):
+    table = tree / "columns.csv"
+    table.write_text(table.read_text().replace("ant,bee", 'lung opacity,"bee, queen"', 1))
+    names = ("lung opacity", "bee, queen", "cow")
+    data = read(*flags(tree, labels=("--label-columns", *names)))
+    assert data.classes == names
+    assert data.train.labels.tolist() == stored(ROWS)
+    recipe = tree / "recipe.yaml"
+    recipe.write_text("label-columns: [lung opacity, 'bee, queen', cow]\n")
+    assert read("--config", recipe, *flags(tree, labels=())).classes == names
+
+
 def test_lists_in_a_cell_give_all_labels_an_empty_one_none_and_a_separator_alone_no_class(tree):
     data = read(*flags(tree, "lists.csv", ("--label-separator", ";")))
     assert data.classes == NAMES

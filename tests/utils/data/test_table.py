@@ -189,6 +189,8 @@ MISTAKES = {
     "missing files": (GOOD.replace(".png", ".jpg"), "", "a.jpg is no file below --datapath DIR (3 more rows like it)"),
     "duplicate row": (GOOD + "a.png,cat,train\n", "", "line 6, column path: a.png stands in line 2, too"),
     "label twice": (GOOD + "a.png,dog,train\n", "", "line 6, column path: a.png has another label in line 2"),
+    "duplicate spelt otherwise": (GOOD + ".//a.png,cat,train\n", "", ".//a.png stands in line 2, too"),
+    "label twice, spelt otherwise": (GOOD + "./a.png,dog,train\n", "", "./a.png has another label in line 2"),
     "column twice": (replaced("split", "label"), "", "two columns are called label; rename one"),
     "no label": (replaced("dog,train", ",train"), "", "line 3, column label: is empty"),
     "blank label": (replaced("dog,train", "  ,train"), "", "line 3, column label: is empty"),
@@ -282,6 +284,20 @@ def test_classes_that_a_map_does_not_name_are_left_out_with_a_warning(tree, tmp_
     assert data.warnings == (
         f"--class-map {tmp_path}/map.txt: does not name b, so {sum(COUNTS.values())} images are left out",
     )
+
+
+def test_a_run_with_a_class_map_is_evaluated_on_the_images_that_it_validated_on(tree, flat, tmp_path):
+    (tmp_path / "map.txt").write_text("c\na\n")
+    labels = write(tmp_path / "labels.csv", flat[1])
+    for folder, more in ((tree, ()), (flat[0], ("--labels", str(labels)))):
+        flags = ["--dataname", "folder", "--datapath", str(folder), "--class-map", str(tmp_path / "map.txt"), *more]
+        args = arguments.parse(flags)
+        data = get_data(args.data, CPU)
+        state = {"fingerprint": data.fingerprint, "settings": args.values(), "classes": [*data.classes]}
+        evaluated = get_test_data(args.data, CPU, ResumePoint(Path("old.pt"), state, digest=""))
+        assert set(contents(evaluated.validation)) == set(contents(data.validation))
+        assert any("left out" in line for line in evaluated.warnings)
+        assert evaluated.seen == "", "none of these images has changed since the training"
 
 
 @pytest.mark.parametrize(

@@ -225,6 +225,7 @@ class DataSettings:
     label_columns: tuple[str, ...] | None = setting(
         "columns of several labels, one a class, which hold 1, 0, or nothing where the label is missing",
         metavar="NAME",
+        verbatim=True,
         effect=Needs("--dataname hf or --labels"),
         example="a b",
         within="--dataname hf --datapath D",

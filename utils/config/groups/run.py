@@ -29,6 +29,7 @@ class RunSettings:
     plugin: tuple[str, ...] | None = setting(
         "files of your own that add networks, losses, data sets and more (docs/plugins.md); in a recipe relative to it",
         metavar="FILE",
+        verbatim=True,
         inherited=False,
         synonyms="user-dir custom-module",
         example="examples/plugin.py",

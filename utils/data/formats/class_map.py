@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,9 +44,12 @@ def read_class_map(file: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def in_order_of(file: Path, splits: Splits) -> Splits:
-    """Relabel the images by the class map in ``file``; leave out those of other classes, as timm does, and warn."""
-    classes = read_class_map(file)
+def in_order_of(file: Path, splits: Splits, classes: Sequence[str] | None = None) -> Splits:
+    """Relabel the images by the class map in ``file``; leave out those of other classes, as timm does, and warn.
+
+    ``classes``: those of a checkpoint, whose numbers count in place of the file's.
+    """
+    classes = tuple(classes or read_class_map(file))
     number = {name: label for label, name in enumerate(classes)}
     labels = torch.tensor([number.get(name, -1) for name in splits.classes])
     if (labels < 0).all():

@@ -127,7 +127,7 @@ def read_table(settings: DataSettings) -> Table:
         if settings.label_separator is None:
             mistakes.add("label", _blank(label, texts), "is empty")
     mistakes.refuse()
-    _refuse_repeated(file, label, cells["path"], mistakes)
+    _refuse_repeated(_first_spelling(files)[file], label, cells["path"], mistakes)
     split = _splits(cells["split"], mistakes) if "split" in cells else None
     group = _groups(cells["group"], mistakes) if "group" in cells else None
     weight = _weights(cells["weight"], mistakes) if "weight" in cells else None
@@ -316,8 +316,19 @@ def _there(root: Path, folders: list[bytes]) -> pyarrow.LargeBinaryArray:
     return pyarrow.array(sorted(chain.from_iterable(found)), pyarrow.large_binary())  # quick, as parts are sorted
 
 
+def _first_spelling(files: pyarrow.LargeBinaryArray) -> np.ndarray:
+    """For each of ``files``, the index of the first that differs at most as a.png, ./a.png and .//a.png do: int64."""
+    import pyarrow.compute as compute
+
+    if not len(_where(compute.match_substring_regex(files, r"(^\.|/\.?)/"))):
+        return np.arange(len(files))
+    names = compute.replace_substring_regex(files, r"/(\.?/)+", "/")
+    names = compute.replace_substring_regex(names, r"^(\./)+", "")
+    return _places(names, names)
+
+
 def _refuse_repeated(file: np.ndarray, label: np.ndarray, cells: pyarrow.ChunkedArray, mistakes: _Mistakes) -> None:
-    """Raise ``UserError`` if two rows name the same file; ``file`` and ``label`` as in ``Table``."""
+    """Raise ``UserError`` if two rows name the same file; ``file`` and ``label`` as in ``Table``, but for spelling."""
     order = np.argsort(file, kind="stable")
     begins = np.diff(file[order], prepend=-1) > 0
     if begins.all():
