@@ -253,7 +253,7 @@ class Writer:
         if gathered.mistakes:
             made[MISTAKES] = drawing.worst_mistakes(gathered.mistakes, classes)
         for tag in self._new(made, step):
-            self._events.add(self._events.summary.image(tag, made[tag], dataformats="HWC"), step)
+            self._events.add(board.picture(tag, made[tag]), step)
         names = [ALL_CLASSES, *(name.encode(errors="backslashreplace").decode() for name in classes)]
         curves_of = {f"{CURVE}/{name}": counts for name, counts in zip(names, gathered.curves, strict=False)}
         for tag in self._new(curves_of, step):

@@ -1,6 +1,7 @@
 """Pictures of a validation: right against scikit-learn and TensorBoard, the same on any ranks, once a tag and step."""
 
 import csv
+import io
 import re
 import shutil
 from types import SimpleNamespace
@@ -296,6 +297,10 @@ def test_the_pictures_are_of_the_result_that_counts(run):
     assert float(last["val_top1"]) == pytest.approx(100 * np.trace(matrix) / matrix.sum(), abs=1e-3)
     assert matrix.sum() == int(last["val_count"]) == len(kept[-1].points)
     assert (folder / "projector" / "features.tsv").is_file()
+    width, height, png = dict(points_of(folder))["Confusion_Matrix/Test", 45].tensor.string_val
+    drawn = drawing.confusion_matrix(matrix, [str(digit) for digit in range(10)])
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(png))), drawn)
+    assert (int(height), int(width)) == drawn.shape[:2]
 
 
 def test_the_best_so_far_is_charted(run):
