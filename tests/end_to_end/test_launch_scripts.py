@@ -207,11 +207,12 @@ case "$*" in
   "-m pip install "*)
     echo "install ${!#}" >> "$LOG"
     [[ ! -e $FAIL ]] && touch "$here/has_all" ;;
+  "-m ruff "* | "-m mypy" | "-m pytest "*) echo "$*" && [[ $FAILS != "$2" ]] ;;
   "main.py"*) mkdir -p runs && echo "$*" && echo "val_top1=99.0000" ;;
   *) echo "$*" ;;
 esac
 """
-TOOLS = ("bash", "dirname", "mkdir", "cp", "rm", "touch", "sed")
+TOOLS = ("bash", "cat", "dirname", "mkdir", "mktemp", "cp", "rm", "touch", "sed")
 
 
 class Place:
@@ -262,11 +263,15 @@ def test_quickstart_makes_an_environment_once(place):
     assert place.done() == ["venv", "install requirements.txt"]
 
 
-def test_test_sh_lints_and_hands_its_flags_to_pytest(place):
-    done = place.run("test.sh", "tests/utils", "-x")
+@pytest.mark.parametrize(("fails", "code"), [("", 0), ("ruff", 1), ("mypy", 1), ("pytest", 1)])
+def test_test_sh_lints_and_hands_its_flags_to_pytest(fails, code, place):
+    done = place.run("test.sh", "tests/utils", "-x", FAILS=fails, code=code)
     assert place.done() == ["venv", "install requirements-dev.txt"]
-    *lints, tests = done.stdout.splitlines()[-4:]
-    assert lints == ["-m ruff check", "-m ruff format --check", "-m mypy"]
+    if fails == "ruff":
+        assert done.stdout.splitlines()[-1] == "-m ruff check"
+        return
+    *lints, tests, types = done.stdout.splitlines()[-4:]
+    assert [*lints, types] == ["-m ruff check", "-m ruff format --check", "-m mypy"]
     assert re.fullmatch(r"-m pytest -n [2-8] --dist loadfile --no-loadscope-reorder tests/utils -x", tests)
 
 
