@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from main import main
+from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import FINAL_LINE, ROOT, curves, differences, rows
 from tests.helpers import image_tree
 from training import open_run
@@ -28,9 +29,10 @@ SMALL = (*FLAGS, "--epochs", 4, "--batch-size", 32)
 
 
 def loop(*words, processes=1):
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
-    line = [sys.executable, *launcher, LOOP, *SMALL, *words]
-    return subprocess.Popen([*map(str, line)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    """The exit code, and what the loop printed on stdout and on stderr, when it has ended."""
+    process = Forked(*SMALL, *words, processes=processes, program=LOOP)
+    out, err = process.communicate()
+    return process.returncode, out, err
 
 
 def run_of(folder):
@@ -43,17 +45,16 @@ def test_an_own_loop_that_is_killed_or_stopped_goes_on_to_the_bits_of_main_py_wi
     assert main([*map(str, (*PARTS, *SMALL, *long, "--output", tmp_path / "straight"))]) == 0
     words = (*long, "--resume", "auto", "--save-every-steps", 5, "--output", tmp_path / "killed")
     for epoch, number, code in ((1, signal.SIGKILL, -signal.SIGKILL), (2, signal.SIGTERM, TRY_AGAIN)):
-        process = loop(*words)
-        for line in process.stdout:
-            if f"epoch {epoch}/4  validation" in line:
-                process.send_signal(number)
-        process.communicate()
+        line = [sys.executable, LOOP, *SMALL, *words]
+        with subprocess.Popen([*map(str, line)], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+            for line in process.stdout:
+                if f"epoch {epoch}/4  validation" in line:
+                    process.send_signal(number)
         assert process.returncode == code
     assert not [*tmp_path.glob("killed/bars/small/*/checkpoints/final.pt")]
     for said in ("Continuing ", " is finished: 4 epochs, 500 steps"):
-        again = loop(*words)
-        out, err = again.communicate()
-        assert again.returncode == 0 and said in out, err
+        code, out, err = loop(*words)
+        assert code == 0 and said in out, err
     runs = [run_of(tmp_path / folder) for folder in ("straight", "killed")]
     assert differences(*runs) == []
     assert rows(runs[0]) == rows(runs[1])
@@ -62,9 +63,8 @@ def test_an_own_loop_that_is_killed_or_stopped_goes_on_to_the_bits_of_main_py_wi
 
 
 def test_an_own_loop_on_two_processes_validates_each_image_once(tmp_path, capsys):
-    process = loop("--max-steps", 3, "--output", tmp_path, processes=2)
-    out, err = process.communicate()
-    assert process.returncode == 0, err
+    code, out, err = loop("--max-steps", 3, "--output", tmp_path, processes=2)
+    assert code == 0, err
     two = FINAL_LINE.fullmatch(out.splitlines()[-1])
     assert main([*map(str, ("--plugin", LOOP, *FLAGS, "--evaluate", "--resume", run_of(tmp_path)))]) == 0
     one = FINAL_LINE.fullmatch(capsys.readouterr().out.splitlines()[-1])

@@ -12,6 +12,7 @@ from models import build_model, load_model
 from models.load import read_checkpoint
 from scripts import export
 from tests.models.test_pretrained import tree  # noqa: F401 - a fixture
+from tests.scripts.test_export_zoo import reloads_in_this_process  # noqa: F401 - a fixture
 from utils.config import hub_networks
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError

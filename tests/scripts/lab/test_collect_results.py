@@ -10,6 +10,7 @@ import pytest
 from scripts.common.recipes import recipes
 from scripts.common.runs import read_run
 from scripts.lab import collect_results
+from scripts.lab.results import estimates
 from tests.helpers import answer
 from tests.scripts.test_sweep import DEAD, EARLY, keep_run
 from utils.config.settings import UserError
@@ -28,10 +29,16 @@ def cells(page, recipe):
 
 @pytest.fixture(autouse=True)
 def quick(request, monkeypatch):
-    """Estimates without building every recipe's network, but where the page itself is compared."""
-    if request.function is not test_page_readme_and_headers_show_what_the_kept_runs_give:
+    """Estimates without building every recipe's network, but where they are compared with what is written."""
+    if "kept" not in request.fixturenames:
         monkeypatch.setattr(collect_results.estimates, "training_multiply_adds", lambda recipe: 10**15)
         monkeypatch.setattr(collect_results.estimates, "training_bytes", lambda recipe, gpus: 10**9)
+
+
+@pytest.fixture(scope="module")
+def kept():
+    """The rows of the page that the kept runs give, and the recipes without one."""
+    return collect_results.result_rows(recipes(), collect_results.finished_runs([str(collect_results.KEPT)]))
 
 
 @pytest.fixture
@@ -188,12 +195,10 @@ def test_the_picture_has_a_dot_for_each_row(runs, tmp_path, monkeypatch):
     assert (tmp_path / "picture.png").stat().st_size > 1000
 
 
-def test_page_readme_and_headers_show_what_the_kept_runs_give():
+def test_page_readme_and_headers_show_what_the_kept_runs_give(kept):
     page = collect_results.PAGE.read_text()
     readme = collect_results.README.read_text()
-    rows, unmeasured = collect_results.result_rows(
-        recipes(), collect_results.finished_runs([str(collect_results.KEPT)])
-    )
+    rows, unmeasured = kept
     machines = collect_results.read_machines()
     assert page == collect_results.page(rows, unmeasured, machines), (
         "python scripts/lab/collect_results.py makes it anew"
@@ -213,6 +218,23 @@ def test_page_readme_and_headers_show_what_the_kept_runs_give():
             assert re.search(
                 rf"^\| {recipe.name} .*\| {figure[:-2]}( ± \S+)? % \({count}\) .*{time}", page, flags=re.MULTILINE
             ), (recipe.name, figure)
+
+
+def test_the_measured_recipes_need_less_memory_than_the_page_says(kept):
+    _, unmeasured = kept
+    rest = [recipe.name for recipe in recipes() if "/" in recipe.name and recipe not in unmeasured]
+    assert len(rest) > 20 and max(estimates.training_bytes(name, 1) for name in rest) < 2e9
+
+
+def test_the_rates_are_those_of_the_runs_that_they_name(kept):
+    rows = [row for row in kept[0] if row.recipe.name == "imagenette/resnet10t"]
+    machines = collect_results.read_machines()
+    (run,) = (run for row in rows for run in row.runs if machines.letter(run) == "A")
+    measured = estimates.training_multiply_adds("imagenette/resnet10t") / run.seconds
+    assert float(machines.known["A"]["multiply_adds_per_second"]) == pytest.approx(measured, rel=0.01)
+    assert "3,306 images/s" in (collect_results.ROOT / "docs/benchmarks/h100.md").read_text(encoding="utf-8")
+    resnet50 = estimates.training_multiply_adds("imagenet/resnet50") / (1_281_167 * 90)
+    assert float(machines.known["D"]["multiply_adds_per_second"]) == pytest.approx(3306 * resnet50, rel=0.01)
 
 
 def test_a_row_of_the_readme_without_kept_runs_is_one_line():

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from scripts.common.recipes import recipes
-from scripts.lab import collect_results
-from scripts.lab.collect_results import KEPT, finished_runs, read_machines, result_rows
 from scripts.lab.results import estimates
 
 
@@ -35,23 +30,3 @@ def numbers_that_resnet50_keeps():
         kept += 2 * width * (first**2 + (2 * blocks - 1) * size**2)  # the 1x1 and 3x3 convolutions
         kept += (2 * blocks + 1) * 4 * width * size**2  # the wide 1x1, each block's sum, the shortcut's convolution
     return kept + 2048  # the last layer's input
-
-
-def test_the_measured_recipes_need_less_memory_than_the_page_says():
-    _, unmeasured = result_rows(recipes(), finished_runs([KEPT]))
-    rest = [recipe.name for recipe in recipes() if "/" in recipe.name and recipe not in unmeasured]
-    assert len(rest) > 20 and max(estimates.training_bytes(name, 1) for name in rest) < 2e9
-
-
-def test_the_rates_are_those_of_the_runs_that_they_name():
-    rows, _ = result_rows(
-        [recipe for recipe in recipes() if recipe.name == "imagenette/resnet10t"], finished_runs([KEPT])
-    )
-    machines = read_machines()
-    (run,) = (run for row in rows for run in row.runs if machines.letter(run) == "A")
-    measured = estimates.training_multiply_adds("imagenette/resnet10t") / run.seconds
-    assert float(machines.known["A"]["multiply_adds_per_second"]) == pytest.approx(measured, rel=0.01)
-    page = (collect_results.ROOT / "docs" / "benchmarks" / "h100.md").read_text(encoding="utf-8")
-    assert "3,306 images/s" in page
-    resnet50 = estimates.training_multiply_adds("imagenet/resnet50") / (1_281_167 * 90)
-    assert float(machines.known["D"]["multiply_adds_per_second"]) == pytest.approx(3306 * resnet50, rel=0.01)

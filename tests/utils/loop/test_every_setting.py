@@ -95,10 +95,15 @@ def save_networks():
         )
 
 
-def outcome(line):
-    """What a run ends with: weights, average, figures of each validation and the best one; and its warnings.
+class Differs(Exception):
+    """An epoch ended with another state than that of the run to compare with."""
 
-    None where it is refused.
+
+def outcome(line, other=None):
+    """The state after each validation of a run, then how it ended; and its warnings. None where it is refused.
+
+    A state: weights, average, and the validation's figures. With the states of an ``other`` run it ends at the first
+    that is not the other's, which shows that they differ as well as the rest would.
     """
     try:
         args = arguments.parse(line.split())
@@ -109,13 +114,24 @@ def outcome(line):
         return None
     components.warn_of_doubts(run)
     traval = built.build_traval(run, components)
-    validations = []
-    traval.hooks.after_validation.append(lambda _, report: validations.append((report.loss, report.top1, report.count)))
-    traval.fit()
-    progress = traval.progress
-    modules = [traval.model, *([traval.ema.module] if traval.ema else [])]
-    tensors = [value.numpy().tobytes() for module in modules for value in module.state_dict().values()]
-    return (tensors, validations, progress.step, progress.best_epoch, progress.best_value), run.warnings
+    states = []
+
+    def note(state):
+        states.append(state)
+        if other is not None and other[: len(states)] != states:
+            raise Differs
+
+    def after_validation(traval, report):
+        modules = [traval.model, *([traval.ema.module] if traval.ema else [])]
+        tensors = [value.numpy().tobytes() for module in modules for value in module.state_dict().values()]
+        note((tensors, report.loss, report.top1, report.count))
+
+    traval.hooks.after_validation.append(after_validation)
+    with contextlib.suppress(Differs):
+        traval.fit()
+        progress = traval.progress
+        note((progress.step, progress.best_epoch, progress.best_value))
+    return states, run.warnings
 
 
 def settings(line):
@@ -132,12 +148,11 @@ def judged(context, name, kept):
     base = f"{BASE} {re.sub('--arch (?!timm/test_vit)[^ ]+', '', context_of(name))} {CONTEXTS[context]}"
     if settings(base) == settings(f"{base} {added}"):
         return None
-    for line in (base, f"{base} {added}"):
-        if line not in kept:
-            kept[line] = outcome(line)
+    if base not in kept:
+        kept[base] = outcome(base)
     before = kept[base]
-    after = kept[f"{base} {added}"]
-    if before is None or after is None:
+    after = before and outcome(f"{base} {added}", before[0])
+    if after is None:
         return None
     lines = [line for line in after[1] if line.startswith(f"{added.split()[0]} ")]
     if before[0] == after[0]:
