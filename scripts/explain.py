@@ -11,6 +11,7 @@ Heavy imports are inside the functions.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from itertools import islice
@@ -61,6 +62,8 @@ def main(argv: list[str]) -> int:
     shown = list(islice(names, MOST_IMAGES))
     if next(names, None) is not None:
         warn(f"the picture shows the first {MOST_IMAGES} images; name fewer to choose others")
+    if would_replace(own.output, [*own.images, *shown]):
+        raise UserError(f"--output {own.output}: is one of the images to explain; choose another name")
     explained, title = explain(own, shown)
     if not explained:
         raise UserError("IMAGES: none of them can be read and explained")
@@ -78,6 +81,12 @@ def build_parser() -> ToolParser:
     )
     parser.add_argument("--output", metavar="FILE.png", default="explain.png", help="the picture [explain.png]")
     return parser
+
+
+def would_replace(output: str, images: Sequence[str]) -> bool:
+    """True if the file ``output`` exists and is one of the ``images``, or in one that is a folder."""
+    place = Path(os.path.realpath(output))
+    return place.exists() and any(place.is_relative_to(os.path.realpath(image)) for image in images)
 
 
 def explain(own: argparse.Namespace, names: Sequence[str]) -> tuple[list[Explained], str]:

@@ -66,6 +66,16 @@ def test_each_image_has_its_prediction_and_the_map_of_it(digits_run, images, tmp
     assert list(tmp_path.iterdir()) == [output], "no temporary file is left"
 
 
+@pytest.mark.parametrize("named", ["a.png", "*.png", ".", "@list"])
+def test_no_image_is_replaced_by_its_own_picture(digits_run, images, tmp_path, monkeypatch, named):
+    monkeypatch.chdir(tmp_path)
+    image = shutil.copy(images / "0.png", "a.png")
+    (tmp_path / "list").write_text("a.png\n")
+    with pytest.raises(UserError, match=r"^--output \./a\.png: is one of the images to explain; choose another name$"):
+        explain.main([digits_run, named, "--output", "./a.png"])
+    assert (tmp_path / image).read_bytes() == (images / "0.png").read_bytes()
+
+
 def test_names_that_are_no_text_in_any_encoding_are_shown_as_far_as_they_are(digits_run, images, tmp_path, capsys):
     run = tmp_path / "named.pt"
     image = tmp_path / os.fsdecode(b"caf\xe9.png")

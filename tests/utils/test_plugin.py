@@ -264,6 +264,8 @@ MISTAKES = {
     "import no_such_package\n": "mine.py, line 1: ModuleNotFoundError",
     "\n\n1 / 0\n": "mine.py, line 3: ZeroDivisionError",
     "from utils.plugin import nothing\n": "mine.py, line 1: ImportError",
+    "\nraise SystemExit\n": "mine.py, line 2: SystemExit",
+    NETWORK + "exit(0)\n": "mine.py, line 4: network mine: SystemExit: 0",
     "from utils.plugin import loss\n@loss('focal')\ndef f(a, b): ...\n": "line 2: there is a loss focal already",
     "from utils.plugin import loss\n@loss('a b')\ndef f(a, b): ...\n": "the name 'a b' of a loss must be",
     "from utils.plugin import hook\n@hook('after_updates')\ndef f(t): ...\n": "no point after_updates for a hook; did you",

@@ -156,13 +156,14 @@ def _load(path: Path) -> None:
 def mistakes_of(file: Path, what: str = "", but: type[Exception] = UserError) -> Iterator[None]:
     """Context that turns an error in a user's ``file``, except one of type ``but``, into a ``UserError`` with its line.
 
+    An exit is an error, too: with the code 0 it would look like a training that is done.
     ``what``: the entry that is called; '' while the file is loaded, which fails on all ranks alike.
     """
     try:
         yield
     except (UserError, but):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if type(error).__name__ == "OutOfMemoryError":  # torch's, which main.py explains
             raise
         raise UserError(_line(file, error, what), on_all_ranks=not what) from error
