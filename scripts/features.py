@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from scripts.common.command_line import ToolParser, make_folder, run_tool, table, whole
 from scripts.common.output import whole_file, write_csv
 from scripts.common.trained import AUTO, add_best, find_run, open_run
+from utils.config import arguments
 from utils.config.settings import UserError
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def open_network(own: argparse.Namespace, flags: list[str], is_run: bool) -> Loa
     from scripts.common.features import of_architecture, on_data
     from scripts.common.trained import chosen_device
 
+    arguments.read(flags)  # loads the files of --plugin, one of which may hold the run's network
     if not is_run and (mistake := unknown_arch(own.network)):
         raise UserError(f"{own.network}: no such run or checkpoint; {mistake}")
     if is_run:

@@ -153,6 +153,20 @@ def test_a_run_on_its_own_images_and_on_those_of_other_classes(digits_run, tmp_p
     assert theirs.labels.tolist() == np.repeat([0, 1, 2], 20).tolist()
 
 
+def test_layers_that_a_run_kept_in_float32_stay_so_on_images_of_other_classes(digits_run, tmp_path):
+    loaded = open_run(digits_run, device="cpu")
+    names = [name for name, layer in loaded.network.named_modules() if isinstance(layer, torch.nn.Linear)]
+    loaded = replace(loaded, settings=loaded.settings | {"amp": "bf16", "fp32_layers": names})
+    for split in ("train", "val"):
+        tree_of_digits(tmp_path / split, {"nought": 0, "one": 1}, count=4)
+    other = on_data(loaded, [*QUIET, "--dataname", "folder", "--datapath", str(tmp_path)])
+    kinds = []
+    layer = dict(loaded.network.named_modules())[names[-1]]
+    layer.register_forward_hook(lambda _, __, logits: kinds.append(logits.dtype))
+    assert len(embed(other, chosen_of(other, "val"), None)) == 8
+    assert set(kinds) == {torch.float32}
+
+
 def test_a_table_gives_a_runs_images_other_labels(tmp_path):
     root = tree(tmp_path / "data")
     trained = untrained("conv2a", root)
