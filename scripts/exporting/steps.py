@@ -12,20 +12,26 @@ from scripts.common.answers import FIGURES
 from scripts.common.predictions import Chosen, Predictions, predict_split, settings_of
 from scripts.exporting import checking, onnx_files, writers
 from scripts.exporting.card import loading
+from scripts.exporting.formats import FORMATS
 from scripts.exporting.images import to_calibrate_on
 from scripts.exporting.reload import in_batches
 from scripts.exporting.subject import Subject, figures_of
+from utils.config import plugins
 from utils.config.settings import UserError
 
 
 def refuse_other_networks(name: str, subject: Subject) -> None:
     """Raise ``UserError`` if format ``name`` is for another library's networks, or cannot describe this one."""
+    arch = subject.loaded.arch
+    if arch in plugins.added("network") and not FORMATS[name].holds_code:
+        advice = "use --to onnx or torch-export"
+        raise UserError(f"--to {name}: {arch} is in a --plugin file, and weights alone would need it; {advice}")
     if name not in ("timm", "torchvision"):
         return
     advice = "use --to onnx, torch-export or safetensors"
     if subject.library != name:
         owner = "this repository" if subject.library == "own" else subject.library
-        raise UserError(f"--to {name}: {subject.loaded.arch} is a network of {owner}; {advice}")
+        raise UserError(f"--to {name}: {arch} is a network of {owner}; {advice}")
     try:
         _ = subject.arguments
     except UserError as error:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from main import main
 from models import load_model
-from scripts import features
+from scripts import export, features
 from scripts.evaluate import main as evaluate
 from tests.end_to_end.processes import curves, differences, train
 from tests.helpers import csv_rows, equal, run_in, trained
@@ -51,6 +51,13 @@ def test_features_are_studied_of_a_network_that_is_in_a_users_file(whole):
     own, flags = features.build_parser().parse_known_args([str(whole), "--plugin", EXAMPLE, "--device", "cpu"])
     loaded = features.open_network(own, flags, is_run=True)
     assert type(loaded.network).__name__ == "MLPMixer" and len(loaded.classes) == 10
+
+
+def test_weights_alone_are_not_exported_of_a_network_that_is_in_a_users_file(whole, tmp_path):
+    line = "--to safetensors: mixer is in a --plugin file, .* use --to onnx or torch-export"
+    with pytest.raises(UserError, match=line):
+        export.main([str(whole), "--plugin", EXAMPLE, "--to", "safetensors", "--output", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_metric_is_the_mean_over_the_validation_images_of_what_the_function_gives(whole):
