@@ -68,12 +68,11 @@ def test_a_network_without_such_a_convolution_is_told(tmp_path, capsys):
 
 
 def test_a_checkpoint_is_evaluated_loaded_and_exported_with_its_blur(tmp_path, capsys):
-    some = "--val-batch-size 32 --max-val-batches 2 --device cpu --no-progress".split()
-    flags = ["--arch", "timm/test_resnet", "--image-size", "72", *some]
+    flags = ["--arch", "timm/test_resnet", "--image-size", "72", "--device", "cpu", "--no-progress"]
     assert train([*flags, "--blur-pool", "--max-steps", "2", "--output", str(tmp_path)]) == 0
     (run,) = tmp_path.glob("digits/*/*")
     trained = capsys.readouterr().out.split("val_loss=")[1].split()[0]
-    assert train(["--evaluate", "--resume", str(run), *some]) == 0
+    assert train(["--evaluate", "--resume", str(run), "--device", "cpu", "--no-progress"]) == 0
     assert f"val_loss={trained}" in capsys.readouterr().out
     weights = [*flags, "--weights", str(run / "checkpoints/final.pt")]
     assert train(["--evaluate", *weights]) == 0 and f"val_loss={trained}" in capsys.readouterr().out
