@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from scripts.sweeps.grid import Trial, trials
 from scripts.sweeps.jobs import Slots, run_all
 from scripts.sweeps.space import Space
 from utils.config.settings import UserError
+from utils.data.kept import claimed
 from utils.runtime.console import INTERRUPTED, log, outlive_terminal
 
 NAME = "sweep.py"
@@ -43,7 +45,7 @@ def main(argv: list[str]) -> int:
     own, planned = read_flags(argv)
     folder = make_folder(own.output)
     try:
-        with termination_raises():
+        with termination_raises(), alone_in(folder):
             if isinstance(planned, Space):
                 return search(own, planned, folder)
             return sweep(own, planned, folder)
@@ -124,6 +126,17 @@ def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Trial] | S
     space = Space.of(own.recipe, training_flags, own.varied, own.folds or 5)
     own.pruner = space.pruner(own.pruner)
     return own, space
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Context of the only sweep in ``folder``: two at once would each train what the other has not finished yet."""
+    with ExitStack() as claims:
+        try:
+            claims.enter_context(claimed(folder / "sweep", f"Waiting for another sweep into {folder}", log))
+        except OSError as error:
+            raise UserError(f"--output {folder}: cannot be written ({error.strerror or error})") from error
+        yield
 
 
 def sweep(own: argparse.Namespace, planned: Sequence[Trial], folder: Path) -> int:

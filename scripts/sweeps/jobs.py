@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -118,6 +119,7 @@ def _start(trial: Trial, folder: Path, slots: Slots, slot: int) -> RunningTraini
     flags = [*trial.flags, "--output", str(folder / trial.room), "--resume", "auto", "--no-progress"]
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
+        _need_room(output.parent)
         file = open(output, "ab")  # noqa: SIM115 - added to: the training of a sweep that was killed may still write
     except OSError as error:
         raise UserError(f"--output {folder}: {output} cannot be written ({error.strerror})") from error
@@ -132,6 +134,12 @@ def _start(trial: Trial, folder: Path, slots: Slots, slot: int) -> RunningTraini
             preexec_fn=end_with_parent,  # noqa: PLW1509 - there is one thread; a new sweep would wait for its folder
         )
     return RunningTraining(trial, process, slot, output, begins)
+
+
+def _need_room(folder: Path) -> None:
+    """Raise ``OSError`` if the disk of ``folder`` is full: main.py's line that says so would be lost, too."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(bytes(1))
 
 
 def _file_name(trial: Trial) -> str:
@@ -159,7 +167,7 @@ def _outcome(job: RunningTraining) -> RunResult | str:
         return result or f"it ended without a result (see {job.output})"
     if code == -signal.SIGKILL:
         return f"it was killed, perhaps because memory ran out (SIGKILL; see {job.output})"
-    return f"{_reason(said)} (exit code {code}; see {job.output})"
+    return f"{_reason(said, job.output.parent)} (exit code {code}; see {job.output})"
 
 
 def _said(job: RunningTraining) -> str:
@@ -171,8 +179,17 @@ def _last_line(job: RunningTraining) -> str:
     return (_said(job).split("\n")[:-1] or ["nothing said yet"])[-1]
 
 
-def _reason(said: str) -> str:
-    """Last error that main.py printed, even if libraries printed something after it; else its last line."""
+def _reason(said: str, folder: Path) -> str:
+    """Last error that main.py printed, even if libraries printed something after it; else its last line.
+
+    If its output in ``folder`` met a full disk, its last line is not the reason.
+    """
     lines = [line for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(OWN_LINE) and not line.startswith(f"{OWN_LINE}warning: ")]
-    return (errors or lines or ["it said nothing"])[-1].removeprefix(OWN_LINE)
+    if errors:
+        return errors[-1].removeprefix(OWN_LINE)
+    try:
+        _need_room(folder)
+    except OSError as error:
+        return f"nothing can be written to {folder} ({error.strerror}); free some space, and the same command continues"
+    return (lines or ["it said nothing"])[-1].removeprefix(OWN_LINE)

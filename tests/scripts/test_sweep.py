@@ -7,6 +7,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 from functools import partial
 
 import pytest
@@ -25,6 +26,7 @@ from tests.helpers import answer, csv_rows, image_tree, wait_for
 from utils.config import arguments
 from utils.config.settings import UserError
 from utils.data.datasets import get_data
+from utils.data.kept import claimed
 from utils.runtime import heartbeat
 
 MAIN_ENDS_WITH = "import sys; print('first'); print('main.py: what it said', file=sys.stderr); sys.exit({code})"
@@ -36,6 +38,7 @@ pathlib.Path(sys.argv[sys.argv.index('--output') + 1]).with_name('began').touch(
 time.sleep(60)
 """
 
+ROOT = sweep.Path(sweep.__file__).parent.parent
 
 EARLY = "Stopped early: no better val_top1"
 DEAD = {"val_loss": 2.3026, "val_count": 1000, "guessing_loss": 2.30259, "answers_nats": 0.0, "commonest_answer": 99.8}
@@ -269,6 +272,15 @@ def fake_main(tmp_path, monkeypatch):
     return (tmp_path / "main.py").write_text
 
 
+def line_with_fake_main(folder):
+    """The command line of a sweep into ``out`` of the folder, whose trainings are of the fake main.py there."""
+    program = (
+        "import pathlib, runpy\nfrom scripts.sweeps import jobs\n"
+        f"jobs.MAIN = pathlib.Path({str(folder / 'main.py')!r})\nrunpy.run_path({sweep.__file__!r}, run_name='__main__')"
+    )
+    return [sys.executable, "-c", program, "digits/fc", "--processes", "2", "--output", str(folder / "out")]
+
+
 def test_a_training_that_fails_is_named_and_the_others_go_on(fake_main, tmp_path):
     fake_main(MAIN_ENDS_WITH.format(code=1))
     ended = []
@@ -335,6 +347,45 @@ def test_an_output_that_cannot_be_written_is_one_line(fake_main, tmp_path, capsy
     assert said.err.count("\n") == 1
 
 
+@pytest.fixture
+def fill_disk(monkeypatch):
+    """Call it for a disk without room for another byte."""
+    return lambda: monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: open("/dev/full", "wb"))
+
+
+def test_a_full_disk_is_told_before_a_training_whose_own_line_would_be_lost(
+    fill_disk, fake_main, tmp_path, capsys, monkeypatch
+):
+    fake_main("import sys; sys.exit(1)")
+    fill_disk()
+    code, said = told(["digits/fc", "--output", tmp_path / "out"], capsys, monkeypatch)
+    assert code == 2 and said.err.count("\n") == 1 and "cannot be written (No space left on device)" in said.err
+
+
+def test_a_disk_that_runs_full_is_the_reason_and_not_the_last_line_that_found_room(
+    fill_disk, fake_main, tmp_path, monkeypatch
+):
+    fake_main("import sys; print('epoch 1/9'); sys.exit(1)")
+    original = jobs._outcome
+    monkeypatch.setattr(jobs, "_outcome", lambda job: fill_disk() or original(job))
+    (failure,) = trained(tmp_path)
+    reason = f"nothing can be written to {tmp_path / 'output'} (No space left on device)"
+    assert failure.startswith(f"seed=0: {reason}; free some space, and the same command continues (exit code 1; see ")
+
+
+def test_of_two_sweeps_into_a_folder_the_second_waits_for_the_first(fake_main, tmp_path):
+    fake_main(MAIN_WAITS)
+    (output := tmp_path / "out").mkdir()
+    with claimed(output / "sweep"):  # as a sweep under way does
+        process = subprocess.Popen(line_with_fake_main(tmp_path), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        assert process.stdout.readline() == f"Waiting for another sweep into {output}\n"
+        assert not (output / "output").exists()
+    wait_for((output / "began").exists)
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 75 and not list(output.glob("*.lock"))
+
+
 def test_a_training_that_ends_without_a_result_has_failed(fake_main, tmp_path, capsys, monkeypatch):
     fake_main("print('a run is finished')")
     code, said = told(["digits/fc", "--seeds", "1", "--output", tmp_path / "out"], capsys, monkeypatch)
@@ -381,12 +432,7 @@ def test_a_mistake_that_a_training_finds_ends_the_sweep(fake_main, tmp_path):
 )
 def test_a_signal_reaches_the_trainings_and_is_the_sweeps_exit_code(signals, code, fake_main, tmp_path):
     fake_main(MAIN_WAITS)
-    program = (
-        "import pathlib, runpy\nfrom scripts.sweeps import jobs\n"
-        f"jobs.MAIN = pathlib.Path({str(tmp_path / 'main.py')!r})\nrunpy.run_path({sweep.__file__!r}, run_name='__main__')"
-    )
-    line = [sys.executable, "-c", program, "digits/fc", "--processes", "2", "--output", str(tmp_path / "out")]
-    process = subprocess.Popen(line, cwd=sweep.Path(sweep.__file__).parent.parent, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(line_with_fake_main(tmp_path), cwd=ROOT, stderr=subprocess.PIPE, text=True)
     wait_for((tmp_path / "out" / "began").exists)
     for number in signals:
         process.send_signal(number)
