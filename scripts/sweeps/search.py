@@ -63,7 +63,10 @@ class Search:
             )
         except Exception as error:  # a damaged file raises many kinds of errors
             reason = " ".join(str(error).split())[:200]
-            raise UserError(f"{self.folder / DATABASE}: cannot be read ({reason}); choose another --output") from error
+            raise UserError(
+                f"{self.folder / DATABASE}: cannot be read or written ({reason}); free some space if the disk is full, "
+                "or choose another --output"
+            ) from error
 
     def refuse_other(self, images: str) -> None:
         """Raise ``UserError`` if the folder holds a search with other settings or other ``images`` (a fingerprint)."""

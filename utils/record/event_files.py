@@ -61,10 +61,7 @@ def _next_time(folder: Path) -> int:
 
 
 def rewind(folder: Path, steps: int) -> set[tuple[int, str]]:
-    """Leave in ``folder`` one event file that holds each tag and step up to ``steps`` once.
-
-    Returns the (step, tag) pairs in it that a resumed run may try to log again: those of step ``steps``, and those of
-    step 0, which has everything that is logged only once.
+    """Leave in ``folder`` one event file that holds each tag and step up to ``steps`` once; return its (step, tag).
 
     Whatever a killed run logged after its last checkpoint will be logged again. Not all of TensorBoard's readers honour
     TensorBoard's mark for that (``purge_step``), so the points are removed. The new file replaces the oldest before the
@@ -85,7 +82,7 @@ def rewind(folder: Path, steps: int) -> set[tuple[int, str]]:
     _replace(paths[0], [*([header] if header else []), *kept.values()])
     for path in paths[1:]:
         path.unlink()
-    return {(int(step), tag) for step, *tags in kept if int(step) in (0, steps) for tag in tags}
+    return {(int(step), tag) for step, *tags in kept for tag in tags}
 
 
 def forget(folder: Path, tags: Container[str], in_use: Path) -> None:

@@ -97,7 +97,9 @@ class Writer:
         if once_locked is not None:
             once_locked()
         epochs, steps = resumed or (0, 0)
-        self._there = rewind(folder, steps) if resumed else set()
+        recorded = rewind(folder, steps) if resumed else set()
+        # What a resumed run may write again: the points of its step, and those of step 0, which come only once.
+        self._there = {(step, tag) for step, tag in recorded if step in (0, steps)}
         self._descriptions: dict[str, str] = {}
         self._events = EventFile(folder)
         earlier = self._read(
@@ -109,6 +111,16 @@ class Writer:
         last_row = int(self.rows[-1]["epoch"]) if self.rows else 0  # an override within an epoch leaves its row out
         if last_row != epochs or restored != steps:
             self.log(f"warning: {folder}: metrics.csv or metrics.npz lacks what was recorded before; it stays lost")
+        if resumed:
+            self._warn_of_lost_points({step for step, _ in recorded}, steps)
+
+    def _warn_of_lost_points(self, recorded: set[int], steps: int) -> None:
+        """Warn if event files were deleted or cut: each row of metrics.csv has points at its step, of ``recorded``."""
+        there = {str(step) for step in recorded}
+        lost = [row["epoch"] for row in self.rows if row.get("step", "0") not in there]
+        if lost or (steps and not recorded):
+            which = f"epochs {', '.join(lost)}" if lost else f"the first {steps} steps"
+            self.log(f"warning: {self.folder}: TensorBoard's event files lack the points of {which}; they stay lost")
 
     def _own_folder(self) -> Path:
         assert self.folder is not None

@@ -1,7 +1,9 @@
 """TensorBoard files against those of torch's own SummaryWriter."""
 
+import os
 import threading
 import time
+from contextlib import closing
 
 import pytest
 import torch
@@ -88,3 +90,27 @@ def test_a_full_disk_raises_where_a_point_is_written_and_no_thread_reports_it(tm
     with pytest.raises(OSError, match="No space left"):
         events.add(summary.scalar("Optim/lr", 0.1), 1)
     assert reported == []
+
+
+@pytest.mark.parametrize("lost", ["nothing", "the end", "all", "all, and metrics.csv"])
+def test_a_continued_run_names_the_points_that_are_lost(lost, tmp_path, capsys):
+    with closing(Writer(tmp_path, progress=False, resumed=(0, 0))) as writer:
+        writer.text("Settings", "seed: 0")
+        for epoch in (1, 2, 3):
+            if epoch == 2:
+                whole = writer._events.path.stat().st_size
+            writer.scalars({"Loss/Training": 1.0}, 10 * epoch)
+            writer.epoch({"epoch": epoch, "step": 10 * epoch, "seconds": 1.0})
+    (path,) = tmp_path.glob("events.*")
+    if lost == "the end":
+        os.truncate(path, whole + 5)
+    elif lost != "nothing":
+        path.unlink()
+    if "metrics" in lost:
+        (tmp_path / "metrics.csv").unlink()
+    capsys.readouterr()
+    Writer(tmp_path, progress=False, resumed=(3, 30)).close()
+    warnings = [line for line in capsys.readouterr().out.splitlines() if "event files" in line]
+    which = {"the end": "epochs 2, 3", "all": "epochs 1, 2, 3", "all, and metrics.csv": "the first 30 steps"}
+    said = f"warning: {tmp_path}: TensorBoard's event files lack the points of {which.get(lost)}; they stay lost"
+    assert warnings == ([said] if lost in which else [])
