@@ -202,6 +202,8 @@ def test_from_the_off_epoch_on_no_pair_is_mixed_and_nothing_is_drawn(monkeypatch
         assert found.targets.dtype == torch.int64
     forever, _ = make("--mixup-off-epoch", 0)
     assert all(forever.mixing.settings.mixes(epoch) for epoch in (0, 10**6))
+    both = "mixup alpha 0.2, cutmix alpha 1; CutMix with probability 0.5, otherwise mixup"
+    assert (str(train.mixing), str(forever.mixing)) == (f"{both}; off after 2 epochs", both)
 
 
 def test_a_probability_leaves_the_numbers_of_the_pairs_that_are_mixed_as_they_were():

@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import math
 from pathlib import Path
+from signal import SIGTERM
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from torch import nn
 from tests.utils.test_train_validation import make, parameters
 from utils.config.settings import UserError
 from utils.loop import step_sums, validation
+from utils.loop.hooks import Hooks
+from utils.loop.stop_signals import Stopped, StopSignals
 from utils.record.metrics import Report
 from utils.record.writer import Writer
 from utils.runtime.distributed import Distributed
@@ -218,6 +221,20 @@ def test_a_checkpoint_that_could_not_be_written_ends_the_run_at_the_next_step():
     with pytest.raises(UserError, match="the disk is full"):
         traval.fit()
     assert traval.progress.step == 1 and names(recorder) == []
+
+
+def test_a_stop_signal_saves_last_at_the_next_step_and_the_message_says_after_which():
+    signals = StopSignals()
+
+    def arrives(loop):
+        if loop.progress.step == 4:
+            signals.received = SIGTERM
+
+    hooks = Hooks(after_update=[arrives])
+    traval, recorder, _ = watched(*THREE_STEPS, "--epochs", "3", stop_signals=signals, hooks=hooks)
+    with pytest.raises(Stopped, match=r"stopped by SIGTERM after step 4 \(epoch 2\)"):
+        traval.fit()
+    assert names(recorder)[-1] == ("last",) and ("SIGTERM: saving",) in recorder.of("log")
 
 
 # ---------------------------------------------------------------------------------------- going on
