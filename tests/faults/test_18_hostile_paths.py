@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from main import main
 from tests.end_to_end.processes import load
 from tests.faults.small_run import FLAGS, copy_of, told
-from tests.helpers import image_tree
+from tests.helpers import image_tree, trained
 
 SHORT = (*FLAGS, "--max-steps", "1")
 
@@ -207,3 +208,15 @@ def test_a_pipe_named_like_an_image_is_passed_over(data, capsys):
     """Reading one waits until somebody writes to it."""
     os.mkfifo(next((data / "train").iterdir()) / "pipe.jpg")
     assert told(capsys, ON_DATA)[0] == 0
+
+
+def test_a_folder_in_place_of_the_settings_is_named_with_advice(tmp_path, capsys):
+    run = trained(tmp_path, "--arch", "fc", "--epochs", 1, "--max-steps", 1)
+    (run / "config.yaml").unlink()
+    (run / "config.yaml").mkdir()
+    capsys.readouterr()
+    assert (
+        main(["--device", "cpu", "--resume", str(run), "--resume-override", "--epochs", "2", "--max-steps", "2"]) == 2
+    )
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "warning: " not in line]
+    assert line.startswith(f"main.py: {run / 'config.yaml'}: cannot be read or written (Is a directory); move it away")

@@ -171,7 +171,9 @@ class Distributed:
         except UserError as error:
             mistakes = error.mistakes
         except OSError as error:
-            mistakes = [str(error)]
+            path = error.filename2 or error.filename  # of two names, the one that a file was to get
+            advice = "move it away, give permission or free some space"
+            mistakes = [f"{path}: cannot be read or written ({error.strerror}); {advice}" if path else str(error)]
         mistakes = list(dict.fromkeys(itertools.chain.from_iterable(self.gather(mistakes))))
         if mistakes:
             raise UserError(*mistakes, on_all_ranks=True)
