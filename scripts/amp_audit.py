@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
 
 
 def build_parser() -> ToolParser:
-    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=True)
+    parser = ToolParser(NAME, __doc__, training_flags=True)
     parser.add_argument("--batches", type=whole(1), metavar="N", help=f"forward passes to audit [{BATCHES}]")
     parser.add_argument("--batch", metavar="FILE", help="repeat and audit a step that main.py --dump-bad-batch saved")
     parser.add_argument("--top", type=whole(0), default=TOP, metavar="N", help=f"layers in the table [{TOP}]")

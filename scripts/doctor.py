@@ -114,7 +114,7 @@ def begin(what: str) -> None:
 
 
 def build_parser() -> ToolParser:
-    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=True)
+    parser = ToolParser(NAME, __doc__, training_flags=True)
     parser.add_argument(
         "--seconds",
         type=seconds,

@@ -90,7 +90,7 @@ def main(argv: list[str]) -> int:
 
 
 def build_parser() -> ToolParser:
-    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
+    parser = ToolParser(NAME, __doc__, training_flags=False)
     parser.usage = f"python scripts/{NAME} RUN [flag ...]"
     add_run_arguments(parser)
     add_images_of_data(parser)

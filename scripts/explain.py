@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
 
 
 def build_parser() -> ToolParser:
-    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
+    parser = ToolParser(NAME, __doc__, training_flags=False)
     add_run_arguments(parser)
     add_images(parser, f"; the first {MOST_IMAGES} are shown")
     parser.add_argument(

@@ -85,7 +85,7 @@ def main(argv: list[str]) -> int:
 
 
 def build_parser() -> ToolParser:
-    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
+    parser = ToolParser(NAME, __doc__, training_flags=False)
     add_run(parser)
     parser.add_argument("--to", required=True, choices=tuple(FORMATS), help="the format, named after what loads it")
     parser.add_argument(

@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
 
 
 def build_parser() -> ToolParser:
-    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=True)
+    parser = ToolParser(NAME, __doc__, training_flags=True)
     parser.usage = f"python scripts/{NAME} RUN_OR_ARCH [flag ...] [training flag ...]"
     parser.add_argument(
         "network",

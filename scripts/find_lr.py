@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
 
 
 def build_parser() -> ToolParser:
-    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=True)
+    parser = ToolParser(NAME, __doc__, training_flags=True)
     parser.add_argument("--start-lr", type=positive_number, default=1e-6, metavar="X", help="first rate [1e-6]")
     parser.add_argument("--end-lr", type=positive_number, default=10.0, metavar="X", help="last rate [10]")
     parser.add_argument("--steps", type=whole(10), default=100, metavar="N", help="optimizer steps at most [100]")

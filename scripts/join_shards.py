@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
 
 
 def build_parser() -> ToolParser:
-    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
+    parser = ToolParser(NAME, __doc__, training_flags=False)
     parser.add_argument("run", metavar="RUN", help="a checkpoint file, or a run folder, of which the newest is taken")
     parser.add_argument("--output", required=True, metavar="FILE", help="the file to write; must not exist")
     return parser

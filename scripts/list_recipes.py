@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
 
 
 def build_parser() -> ToolParser:
-    return ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
+    return ToolParser(NAME, __doc__, training_flags=False)
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def main(argv: list[str]) -> int:
 
 
 def build_parser() -> ToolParser:
-    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=True)
+    parser = ToolParser(NAME, __doc__, training_flags=True)
     parser.add_argument("--output", metavar="DIR", help="folder of the shards")
     parser.add_argument(
         "--format",

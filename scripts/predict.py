@@ -75,7 +75,7 @@ def main(argv: list[str]) -> int:
 
 
 def build_parser() -> ToolParser:
-    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
+    parser = ToolParser(NAME, __doc__, training_flags=False)
     add_run_arguments(parser)
     add_images(parser)
     parser.add_argument("--output", metavar="FILE", help="what to write; appears once all is written [standard output]")

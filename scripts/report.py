@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
 
 
 def build_parser() -> ToolParser:
-    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
+    parser = ToolParser(NAME, __doc__, training_flags=False)
     add_run_arguments(parser, several=True)
     parser.add_argument(
         "--output", metavar="FILE.html", help="the file to write [report.html in the run's folder; of several: here]"

@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
 
 
 def build_parser() -> ToolParser:
-    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
+    parser = ToolParser(NAME, __doc__, training_flags=False)
     add_run_arguments(parser)
     add_views(parser)
     add_rejection(parser)

@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
 
 
 def build_parser() -> ToolParser:
-    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=True)
+    parser = ToolParser(NAME, __doc__, training_flags=True)
     parser.add_argument("--kills", type=whole(1), default=KILLS, metavar="N", help=f"how often to kill [{KILLS}]")
     parser.add_argument("--ranks", type=whole(1), default=1, metavar="N", help="training processes [1]")
     seed = random.SystemRandom().randrange(10**6)

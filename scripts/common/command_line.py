@@ -25,15 +25,16 @@ TERMINATED = 128 + signal.SIGTERM  # the exit code that shells report for a proc
 class ToolParser(argparse.ArgumentParser):
     """Parser of a tool's own flags; every other flag is one of main.py's training flags.
 
-    A mistake raises ``UserError`` instead of printing usage and exiting.
+    ``documentation``: the tool's docstring, whose first line describes it; None under python -OO. A mistake raises
+    ``UserError`` instead of printing usage and exiting.
     """
 
-    def __init__(self, name: str, description: str, *, training_flags: bool) -> None:
+    def __init__(self, name: str, documentation: str | None, *, training_flags: bool) -> None:
         more = " [training flag ...]" if training_flags else ""
         super().__init__(
             prog=name,
             usage=f"python scripts/{name} [flag ...]{more}",
-            description=description,
+            description=(documentation or "").partition("\n")[0],
             epilog="Training flags (--arch, --dataname, --resume ...): see main.py --help." if training_flags else None,
             allow_abbrev=False,
         )

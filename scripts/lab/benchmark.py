@@ -85,7 +85,7 @@ def main(argv: list[str]) -> int:
 
 
 def build_parser() -> ToolParser:
-    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
+    parser = ToolParser(NAME, __doc__, training_flags=False)
     parts = "; ".join(f"{name}: {text}" for name, (text, *_) in PARTS.items())
     parser.add_argument(
         "--only", nargs="+", choices=PARTS, metavar="PART", help=f"{parts} [all that this machine can run]"

@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
 
 
 def build_parser() -> ToolParser:
-    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
+    parser = ToolParser(NAME, __doc__, training_flags=False)
     number = {"type": whole(1, 2**24), "metavar": "N"}
     parser.add_argument("--width", **number, help="inputs and outputs of each layer of the MLP [4096]")
     parser.add_argument("--layers", **number, help="linear layers of the MLP [3]")

@@ -197,7 +197,7 @@ def finished_runs(roots: Sequence[str]) -> list[RunResult]:
 
 
 def build_parser() -> ToolParser:
-    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
+    parser = ToolParser(NAME, __doc__, training_flags=False)
     parser.add_argument("runs", nargs="*", default=[str(KEPT)], metavar="RUNS", help="folders of runs [results]")
     parser.add_argument(
         "--keep", action="store_true", help="add what the table needs of the runs to results/, and take all of that"

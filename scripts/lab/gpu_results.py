@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
 
 
 def build_parser() -> ToolParser:
-    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
+    parser = ToolParser(NAME, __doc__, training_flags=False)
     names = [piece.name for piece in PIECES]
     parser.add_argument("--only", nargs="+", choices=names, metavar="PIECE", help="these pieces alone; see --list")
     parser.add_argument("--list", action="store_true", help="print the pieces and measure nothing")

@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
 
 
 def build_parser() -> ToolParser:
-    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
+    parser = ToolParser(NAME, __doc__, training_flags=False)
     parser.add_argument("package", metavar="PACKAGE", help="folder of the unpacked npm package")
     parser.add_argument("output", metavar="DATA", help="folder for the four files")
     return parser

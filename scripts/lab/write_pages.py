@@ -117,7 +117,7 @@ def main(argv: list[str]) -> int:
 
 
 def build_parser() -> ToolParser:
-    return ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
+    return ToolParser(NAME, __doc__, training_flags=False)
 
 
 def pages() -> dict[Path, str]:

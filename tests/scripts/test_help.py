@@ -34,6 +34,12 @@ def test_help_imports_nothing_slow(command):
     assert imported & set(SLOW) == set(), "functions import these, so that --help does not"
 
 
+def test_a_tool_needs_no_docstrings():
+    """python -OO, or PYTHONOPTIMIZE=2, leaves them out."""
+    text, _ = answer("-OO", ROOT / "scripts/list_recipes.py", "--help", code=0)
+    assert " scripts/list_recipes.py " in text
+
+
 def test_a_mistake_imports_nothing_slow():
     text, imported = answer(ROOT / "main.py", "--epochs", "0", code=2)
     assert text == "" and imported & set(SLOW) == set()
