@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ METADATA = "metadata.json"  # name inside a torch.export file
 def write_torch_export(subject: Subject, path: Path, images: torch.Tensor) -> None:
     """Write a torch.export file for batches of any size, with the metadata inside."""
     program = exported(subject, images, "torch-export")
-    torch.export.save(program, path, extra_files={METADATA: json.dumps(subject.metadata)})
+    content = io.BytesIO()  # torch's own writer of files aborts the process on a full disk
+    torch.export.save(program, content, extra_files={METADATA: json.dumps(subject.metadata)})
+    path.write_bytes(content.getbuffer())
 
 
 def exported(subject: Subject, images: torch.Tensor, name: str) -> torch.export.ExportedProgram:

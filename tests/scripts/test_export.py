@@ -9,6 +9,7 @@ import shutil
 import zipfile
 from contextlib import redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -25,7 +26,7 @@ from safetensors.torch import load_file
 from models import load_model
 from scripts import export
 from scripts.common.predictions import Chosen, predict_split
-from scripts.exporting import checking, images, onnx_files, steps
+from scripts.exporting import checking, images, onnx_files, steps, writers
 from scripts.exporting.card import Exported, card, code, preparation
 from scripts.exporting.formats import FORMATS, Place
 from scripts.exporting.subject import Subject
@@ -585,3 +586,10 @@ def test_a_card_never_replaces_another_file(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "a.onnx", "a.onnx.README.md"]
     assert (tmp_path / "README.md").read_text() == "mine"
     assert (tmp_path / "a.onnx").stat().st_mode == (tmp_path / "README.md").stat().st_mode, "others may read it, too"
+
+
+def test_a_full_disk_meets_no_writer_of_torchs_own_which_aborts(monkeypatch):
+    program = torch.export.export(torch.nn.Linear(2, 2), (torch.zeros(1, 2),))
+    monkeypatch.setattr(writers, "exported", lambda *_: program)
+    with pytest.raises(OSError, match="No space left on device"):
+        writers.write_torch_export(SimpleNamespace(metadata={}), Path("/dev/full"), torch.zeros(1))
