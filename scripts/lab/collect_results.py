@@ -319,7 +319,8 @@ def readme_rows(rows: Sequence[Row], machines: Machines) -> str:
             raise UserError(f"README.md: {len(same)} rows of {recipe} on {letter} are kept, not one; mend IN_README")
         (found,) = same
         measured = f"{spread([run.final for run in found.runs])} (n={len(found.runs)}), {duration(found.runs)}"
-        lines.append(f"| `{recipe}` | {measured} | {machines.known[letter]['short']} | {machines.evidence(found)} |")
+        machine = machines.tag(found).replace(letter, machines.known[letter]["short"], 1)
+        lines.append(f"| `{recipe}` | {measured} | {machine} | {machines.evidence(found)} |")
     return "\n".join(lines) + "\n"
 
 
