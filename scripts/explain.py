@@ -86,7 +86,7 @@ def build_parser() -> ToolParser:
 def would_replace(output: str, images: Sequence[str]) -> bool:
     """True if the file ``output`` exists and is one of the ``images``, or in one that is a folder."""
     place = Path(os.path.realpath(output))
-    return place.exists() and any(place.is_relative_to(os.path.realpath(image)) for image in images)
+    return os.path.exists(place) and any(place.is_relative_to(os.path.realpath(image)) for image in images)
 
 
 def explain(own: argparse.Namespace, names: Sequence[str]) -> tuple[list[Explained], str]:
