@@ -105,7 +105,7 @@ def default_folder(loaded: Loaded, is_run: bool) -> str:
 
 
 def embed_parts(loaded: Loaded, own: argparse.Namespace, folder: Path) -> dict[str, object]:
-    """Features by split."""
+    """Features of each split, by its name."""
     from scripts.common.features import chosen_of, embed, splits_of
 
     return {

@@ -130,7 +130,7 @@ def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Trial] | S
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Context of the only sweep in ``folder``: two at once would each train what the other has not finished yet."""
+    """Context in which no other sweep uses ``folder``, where both would train the same runs. Raises ``UserError``."""
     with ExitStack() as claims:
         try:
             claims.enter_context(claimed(folder / "sweep", f"Waiting for another sweep into {folder}", log))

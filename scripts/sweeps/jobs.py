@@ -137,7 +137,7 @@ def _start(trial: Trial, folder: Path, slots: Slots, slot: int) -> RunningTraini
 
 
 def _need_room(folder: Path) -> None:
-    """Raise ``OSError`` if the disk of ``folder`` is full: main.py's line that says so would be lost, too."""
+    """Raise ``OSError`` if the disk of ``folder`` is full, since main.py's own message would then be lost, too."""
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(bytes(1))
 

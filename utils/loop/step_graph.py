@@ -282,7 +282,7 @@ def _pass_on(batches: Sequence[Batch], made: Sequence[Outputs], passed: Passed) 
 
 
 def update_can_be_recorded(loop: Loop) -> bool:
-    """True if a graph can stand for the update of a step."""
+    """True if a graph can replace the update of a step."""
     return all(own.can_be_recorded for own in loop.verdicts.optimizers)
 
 

@@ -32,7 +32,7 @@ class Muon(timm.optim.Muon):
 
     @property
     def can_be_recorded(self) -> bool:
-        """True if a step computes with no number of the host that changes, but learning rates.
+        """True if a step uses no number from the host that changes from step to step, except learning rates.
 
         For weights that are no matrices, timm's AdamW counts the steps on the host.
         """

@@ -61,7 +61,7 @@ def _next_time(folder: Path) -> int:
 
 
 def rewind(folder: Path, steps: int) -> set[tuple[int, str]]:
-    """Leave in ``folder`` one event file that holds each tag and step up to ``steps`` once; return its (step, tag).
+    """Leave one event file in ``folder`` with each tag and step up to ``steps`` once; return its (step, tag) pairs.
 
     Whatever a killed run logged after its last checkpoint will be logged again. Not all of TensorBoard's readers honour
     TensorBoard's mark for that (``purge_step``), so the points are removed. The new file replaces the oldest before the

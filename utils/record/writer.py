@@ -115,7 +115,7 @@ class Writer:
             self._warn_of_lost_points({step for step, _ in recorded}, steps)
 
     def _warn_of_lost_points(self, recorded: set[int], steps: int) -> None:
-        """Warn if event files were deleted or cut: each row of metrics.csv has points at its step, of ``recorded``."""
+        """Warn if event files were deleted or cut: a row of metrics.csv has no points among the steps ``recorded``."""
         there = {str(step) for step in recorded}
         lost = [row["epoch"] for row in self.rows if row.get("step", "0") not in there]
         if lost or (steps and not recorded):

@@ -192,7 +192,7 @@ class ModelSettings:
 
     @property
     def freezing_changes(self) -> bool:
-        """True if what --freeze names trains in some epochs."""
+        """True if the layers that --freeze names train in some epochs."""
         return bool(self.freeze_epoch or self.unfreeze_epoch)
 
     @staticmethod

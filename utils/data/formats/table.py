@@ -317,7 +317,7 @@ def _there(root: Path, folders: list[bytes]) -> pyarrow.LargeBinaryArray:
 
 
 def _first_spelling(files: pyarrow.LargeBinaryArray) -> np.ndarray:
-    """For each of ``files``, the index of the first that differs at most as a.png, ./a.png and .//a.png do: int64."""
+    """For each of ``files``, the index (int64) of its first spelling: a.png, ./a.png and .//a.png are one file."""
     import pyarrow.compute as compute
 
     if not len(_where(compute.match_substring_regex(files, r"(^\.|/\.?)/"))):
@@ -328,7 +328,7 @@ def _first_spelling(files: pyarrow.LargeBinaryArray) -> np.ndarray:
 
 
 def _refuse_repeated(file: np.ndarray, label: np.ndarray, cells: pyarrow.ChunkedArray, mistakes: _Mistakes) -> None:
-    """Raise ``UserError`` if two rows name the same file; ``file`` and ``label`` as in ``Table``, but for spelling."""
+    """Raise ``UserError`` if two rows name one file. ``file``: see ``_first_spelling``; ``label``: see ``Table``."""
     order = np.argsort(file, kind="stable")
     begins = np.diff(file[order], prepend=-1) > 0
     if begins.all():
