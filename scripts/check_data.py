@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.common.command_line import ToolParser, make_folder, run_tool, say
+from scripts.common.command_line import ToolParser, make_folder, run_tool, say, warn
 from utils.config.datasets import SPECS
 from utils.config.groups.data import DataSettings
 from utils.runtime.cpu import cores_per_process
@@ -47,6 +47,8 @@ def main(argv: list[str]) -> int:
     began = time.monotonic()
     progress = ProgressLog(say, args.logging.progress)
     survey = take_survey(args.data, Lister(keeps=True, progress=progress))
+    for line in survey.warnings:
+        warn(line)
     folder = make_folder(own.output or default_folder(args.data))
     if own.statistics:
         from scripts.data_check.statistics import measure, written

@@ -19,7 +19,6 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,17 +74,11 @@ def main(argv: list[str]) -> int:
         error.on_all_ranks = True  # all ranks read the same
         raise
     with Distributed(RankInfo.from_environment(), args.run, args.precision.tf32) as distributed:
-        new = distributed.run_on_rank0(lambda: own.output is not None and not os.path.exists(own.output))
         if own.output is not None:
             distributed.run_on_rank0(lambda: make_folder(own.output))
-        try:
-            found = evaluate(own, loaded, other, distributed)
-            if distributed.is_main:
-                present(own, loaded, describe(own, loaded, other, args, distributed), found)
-        finally:
-            if new and distributed.is_main:
-                with suppress(OSError):  # the folder holds the files
-                    Path(own.output).rmdir()
+        found = evaluate(own, loaded, other, distributed)
+        if distributed.is_main:
+            present(own, loaded, describe(own, loaded, other, args, distributed), found)
     return 0
 
 
@@ -193,8 +186,8 @@ def measure_distance(
     fitted = len(found.predictions) if own.split == "train" else 0
     if distance is None:
         moved = not os.path.exists(str(loaded.settings.get("datapath") or "."))
-        place = own.datapath if moved else None
-        training = replace(chosen, split="train", datapath=place, most=MOST_FITTED)
+        place, labels = (own.datapath, own.labels) if moved else (None, None)  # the run's own
+        training = replace(chosen, split="train", datapath=place, labels=labels, most=MOST_FITTED)
         its = predict_split(loaded, training, distributed, features=True)
         distance = fit_distance(its.features, its.labels)
         distance = replace(distance, usual=usual(distance, found.predictions))

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from utils.runtime.console import INTERRUPTED, lacks_package, outlive_readers
 from utils.runtime.cpu import let_threads_wait_briefly
 
 T = TypeVar("T")
+_made: list[Path] = []  # folders that ``make_folder`` made, each before those that it lies in
 TERMINATED = 128 + signal.SIGTERM  # the exit code that shells report for a process ended by SIGTERM
 
 
@@ -135,6 +136,8 @@ def termination_raises() -> Iterator[None]:
 def run_tool(name: str, tool: Callable[[list[str]], int]) -> int:
     """Run ``tool`` on the command line and return its exit code; 2, with one line each, for mistakes a user can fix.
 
+    Removes folders that the tool has made and left empty, as on a full disk.
+
     SIGTERM ends a single process as Ctrl-C does, so that it removes half-written files; one of several ranks ends at
     once.
     """
@@ -155,6 +158,10 @@ def run_tool(name: str, tool: Callable[[list[str]], int]) -> int:
     except Terminated:
         print(f"{name}: ended by SIGTERM", file=sys.stderr)
         return TERMINATED
+    finally:
+        for folder in _made:
+            with suppress(OSError):  # it holds files
+                folder.rmdir()
 
 
 def say(line: str) -> None:
@@ -172,6 +179,7 @@ def make_folder(output: str, flag: str = "--output") -> Path:
     """Make the folder of ``flag`` and return it; done before the work, so that a mistake shows at once."""
     folder = Path(output)
     try:
+        _made[:0] = [path for path in (folder.absolute(), *folder.absolute().parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error

@@ -250,6 +250,7 @@ def key_of(loaded: Loaded, args: Settings, images: Images, device: torch.device)
         digest.update(images.pixels.cpu().numpy().tobytes())
     elif isinstance(images.paths, NumberedImages):
         digest.update(images.paths.identity)
+        digest.update(images.paths[0].version.encode("utf-8", "surrogateescape"))
     else:
         for path in images.paths:
             digest.update(os.fsencode(path) + b"\0" + _state_of(path))

@@ -234,6 +234,8 @@ def settings_of(loaded: Loaded, chosen: Chosen) -> Settings:
     line = [f"--{name}={value}" for name, value in flags if value is not None]
     line += ["--skip-bad-images"] * chosen.skip_bad_images
     begun = point_of(loaded).settings
+    if chosen.labels is not None:  # which say the classes instead
+        begun.pop("class_from_name", None)
     batch_size = begun.get("val_batch_size") or loaded.settings.get("batch_size")
     if batch_size is not None:  # otherwise one process would get the global batch, which the run's processes shared
         begun["val_batch_size"] = batch_size
@@ -302,6 +304,12 @@ def read_images(
         )
         images = data.validation
         notes = (*filter(None, [data.seen]), *data.warnings)
+    if data.multilabel != loaded.reading.several:
+        words = ("one label each", "several labels each")
+        raise UserError(
+            f"--datapath {settings.datapath}: its images have {words[data.multilabel]}, and {loaded.path} gives "
+            f"{words[loaded.reading.several]}"
+        )
     if data.classes != loaded.classes:
         raise UserError(f"{loaded.path}: its classes are not those of {settings.dataname}; give --datapath FOLDER")
     return in_colour_of(loaded.preprocessing, images), notes
@@ -364,6 +372,9 @@ def validated_on(own: argparse.Namespace, settings: Mapping[str, Any]) -> bool:
 
     It does not matter which flags choose them. A run with --folds validated on a part of its training images.
     """
+    labels = settings.get("labels")
+    if own.labels is not None and (labels is None or os.path.realpath(own.labels) != os.path.realpath(labels)):
+        return False
     if own.datapath is None and own.split == "val":
         return True
     place = settings.get("datapath")

@@ -122,7 +122,7 @@ def counts_of(survey: Survey) -> np.ndarray:
 def _classes(survey: Survey, findings: Findings) -> None:
     """Add findings about classes that are empty, missing in one split, or apparently one class under two names."""
     counts = counts_of(survey)
-    folders = [set(class_names(tree)) for tree in survey.trees]
+    folders = [set(class_names(tree)) & set(survey.classes) for tree in survey.trees]  # a class map may leave some out
     for number, (tree, names) in enumerate(zip(survey.trees, folders, strict=True)):
         empty = [name for name in sorted(names) if not counts[number][survey.classes.index(name)]]
         if empty:

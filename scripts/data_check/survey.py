@@ -71,7 +71,7 @@ class Survey:
     ``classes``: the classes of both splits. ``labels``: int64 (n,), indices into ``classes``, or for multi-label data
     int8 (n, classes): 1, 0, or -1 if missing. ``training``: the number of training images. ``images``: in memory, or
     files. ``trees``: the folders that hold class folders: one per split, one for both, or none. ``refusal``: why
-    training would not start, if so.
+    training would not start, if so. ``warnings``: training's, except for plain class folders, which findings.py judges.
     """
 
     spec: DatasetSpec
@@ -83,6 +83,7 @@ class Survey:
     training: int
     images: tuple[Images, Images]
     refusal: str | None = None
+    warnings: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -149,11 +150,14 @@ def take_survey(settings: DataSettings, lister: Lister = LISTER) -> Survey:
     root = Path(settings.datapath) if settings.datapath is not None and name != "digits" else None
     trees = _trees(settings, root)
     refusal = None
+    warnings: tuple[str, ...] = ()
     try:
         data = get_data(settings, torch.device("cpu"), lister)
         classes = data.classes
         images = (data.train, data.validation)
         trees = trees if isinstance(data.train, ImageFiles) else ()
+        if not trees or settings.class_map is not None:
+            warnings = data.warnings
     except UserError as error:
         classes, images = _listed(trees, Colour(spec.colour, settings.pixel_range))
         if not any(map(len, images)):
@@ -161,7 +165,7 @@ def take_survey(settings: DataSettings, lister: Lister = LISTER) -> Survey:
         refusal = str(error)
     labels = np.concatenate([split.labels.numpy() for split in images])
     size = settings.image_size or spec.image_size
-    return Survey(spec, size, root, trees, classes, labels, len(images[0]), images, refusal)
+    return Survey(spec, size, root, trees, classes, labels, len(images[0]), images, refusal, warnings)
 
 
 def _trees(settings: DataSettings, root: Path | None) -> tuple[Path, ...]:

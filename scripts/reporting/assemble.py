@@ -152,7 +152,7 @@ class PredictionParts:
             if folder is not None:
                 make_folder(str(folder))
             parts = {
-                TRAIN: embed(loaded, dataclasses.replace(chosen, split=TRAIN, datapath=None), folder),
+                TRAIN: embed(loaded, dataclasses.replace(chosen, split=TRAIN, datapath=None, labels=None), folder),
                 chosen.split: embed(loaded, chosen, None if chosen.datapath else folder),
             }
             found = study(parts, chosen.split, its_own=True)

@@ -4,6 +4,7 @@ import pytest
 
 import main
 from tests.end_to_end.forked import Forked
+from utils.runtime.process import RankInfo
 
 
 @pytest.fixture
@@ -86,6 +87,16 @@ def test_an_environment_that_cannot_be_is_one_line(rank, world_size, local_rank,
         monkeypatch.setenv(name, value)
     (answer,) = check_answer(main.main([]), *capsys.readouterr(), 1)
     assert words in answer and "torchrun" in answer
+
+
+def test_a_number_of_processes_without_a_rank_is_one_line(workplace, monkeypatch, capsys):
+    """As where a script for srun exports WORLD_SIZE: each process would train all by itself."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    (answer,) = check_answer(main.main(["--dry-run"]), *capsys.readouterr(), 1)
+    assert answer.startswith("environment: WORLD_SIZE is 2 and RANK is not set; start with torchrun, or unset")
+    for alone in ("1", ""):
+        monkeypatch.setenv("WORLD_SIZE", alone)
+        assert RankInfo.from_environment() == RankInfo()
 
 
 # ------------------------------------------------------------------------------- real processes

@@ -26,8 +26,9 @@ from scripts import (
     sweep,
     verify_resume,
 )
-from scripts.common.command_line import run_tool
+from scripts.common.command_line import make_folder, run_tool
 from tests.helpers import png_that_says
+from utils.config.settings import UserError
 
 LONG = "x" * 300  # longer than a file system lets a name be
 CODE = "it holds GLOBAL posix.system"
@@ -288,6 +289,20 @@ def told(tool, words, monkeypatch, capsys):
     return code, [
         line for line in lines if not line.startswith(("reading ", "validating ", "warning: ", "measuring: "))
     ]
+
+
+def test_a_folder_that_a_tool_makes_goes_with_its_failure(monkeypatch, capsys):
+    """As on a full disk; the fixture looks for what is left."""
+    monkeypatch.setattr("sys.argv", ["tool"])
+
+    def tool(_):
+        make_folder("made/inside")
+        make_folder("empty")
+        raise UserError("--output made/inside: cannot be written (No space left on device)")
+
+    Path("empty").mkdir(exist_ok=True)
+    assert run_tool("tool.py", tool) == 2 and "No space left" in capsys.readouterr().err
+    assert Path("empty").is_dir() and not Path("made").exists()
 
 
 @pytest.mark.parametrize("tool", REST)

@@ -448,7 +448,17 @@ def test_a_check_that_is_interrupted_leaves_no_report(tree, tmp_path, monkeypatc
     monkeypatch.setattr("scripts.data_check.survey.open_image", interrupted)
     line = ["--dataname", "folder", "--datapath", str(tree), "--workers", "0", "--output", str(tmp_path / "out")]
     code, said = answer(check_data, line, capsys, monkeypatch)
-    assert (code, said.err, list((tmp_path / "out").iterdir())) == (130, "check_data.py: interrupted\n", [])
+    assert (code, said.err, (tmp_path / "out").exists()) == (130, "check_data.py: interrupted\n", False)
+
+
+def test_folders_that_a_class_map_does_not_name_are_told_and_no_fault(tree, tmp_path, capsys):
+    names = sorted(folder.name for folder in (tree / "train").iterdir() if folder.is_dir())
+    (tree / "train" / "yak").mkdir()
+    shutil.copy(next((tree / "train" / names[0]).iterdir()), tree / "train" / "yak")
+    (tmp_path / "map.txt").write_text("\n".join(reversed(names)))
+    line = ["--dataname", "folder", "--datapath", str(tree), "--class-map", str(tmp_path / "map.txt")]
+    code = check_data.main([*line, "--workers", "0", "--output", str(tmp_path / "out")])
+    assert code == 0 and "does not name yak, so 1 images are left out" in capsys.readouterr().err
 
 
 def test_groups_in_both_splits_are_a_fault_and_how_far_a_random_split_flatters_a_note(tmp_path, capsys):

@@ -413,6 +413,20 @@ def test_other_images_are_told_apart_and_pictured(digits_run, photos, tmp_path, 
     assert not (tmp_path / "out/coverage.png").exists(), "an earlier evaluation's"
 
 
+def test_the_distance_is_of_the_runs_own_training_images_though_another_table_is_evaluated(digits_run, monkeypatch):
+    asked = []
+
+    def predict(_, chosen, *__, **___):
+        asked.append((chosen.split, chosen.datapath, chosen.labels))
+        raise UserError("that is enough")
+
+    monkeypatch.setattr("scripts.common.predictions.predict_split", predict)
+    own = evaluate.build_parser().parse_args([digits_run, "--labels", "other.csv", "--store", "a.pt", "--distance"])
+    with pytest.raises(UserError, match="enough"):
+        evaluate.measure_distance(own, load_model(digits_run), Chosen.of(own), None, None)
+    assert asked == [("train", None, None)]
+
+
 def test_a_kept_distance_is_used_without_the_training_images(kept, photos, tmp_path, capsys, monkeypatch):
     def refuse(*_):
         raise AssertionError("fitted again")

@@ -22,7 +22,7 @@ from scripts.evaluation.comparison import Comparison, mcnemar, with_data_setting
 from scripts.evaluation.result import Evaluation
 from scripts.evaluation.summary import class_rows, confusion_matrix, fit_temperature, reliability, summary
 from tests.end_to_end.forked import Forked
-from tests.helpers import altered
+from tests.helpers import altered, answer
 from tests.scripts.common.test_answers import random_answers
 from tests.scripts.common.test_predictions import tree_of_digits
 from utils.config.groups.data import DataSettings
@@ -403,13 +403,13 @@ def test_class_names_cannot_write_to_the_terminal():
     assert "\x1b" not in text and "two?lines" in text
 
 
-def test_nothing_half_written_is_left_where_writing_fails(digits_run, tmp_path, monkeypatch):
+def test_nothing_half_written_is_left_where_writing_fails(digits_run, tmp_path, monkeypatch, capsys):
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files, "_prediction_rows", full)
-    with pytest.raises(UserError, match="--output .*: cannot be written \\(No space left on device\\)"):
-        evaluate.main([digits_run, "--output", str(tmp_path / "new"), *CPU])
+    code, said = answer(evaluate, [digits_run, "--output", str(tmp_path / "new"), *CPU], capsys, monkeypatch)
+    assert code == 2 and "new: cannot be written (No space left on device)" in said.err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -412,6 +412,24 @@ def test_the_card_of_a_network_for_arrays_reads_what_pillow_reads(tmp_path, name
     np.testing.assert_allclose(prepared(shown, False, path), exact, atol=1e-5)
 
 
+@pytest.mark.parametrize("pixel_range", [None, (0.0, 180.0)])
+@pytest.mark.parametrize("dtype", ["u1", "i8", "u2", ">u2", "bool", "f4"])
+@pytest.mark.parametrize(("channels", "levels"), [(5, "all"), (5, "256"), (3, "all")])
+def test_the_card_reads_an_array_of_any_numbers_as_training_does(tmp_path, channels, levels, dtype, pixel_range):
+    """Whole numbers of any size from 0 to 255 are levels, too, and not those of 16 bits."""
+    path = str(tmp_path / "image.npy")
+    shown = Preprocessing(8, 8, (0.5,) * channels, (0.3,) * channels, 1.0, "center", "bilinear", levels=levels)
+    shown = dataclasses.replace(shown, pixel_range=pixel_range)
+    numbers = np.arange(8 * 8 * channels).reshape(8, 8, channels) % 256
+    np.save(path, (numbers * (257 if "u2" in dtype else 1) if dtype != "bool" else numbers > 99).astype(dtype))
+    if pixel_range is None and dtype == "f4":
+        with pytest.raises(ValueError, match="no known range"):
+            prepared(shown, False, path)
+        return
+    exact = shown(path)[None].numpy()
+    np.testing.assert_allclose(prepared(shown, False, path), exact, atol=1e-5)
+
+
 def test_the_card_states_figures_of_exactly_these_weights(digits_run):
     row = csv_rows(Path(digits_run) / "metrics.csv")[-1]
     loaded = load_model(digits_run)

@@ -18,13 +18,15 @@ from sklearn.preprocessing import StandardScaler
 from scripts import features as tool
 from scripts import report
 from scripts.common import features as module
-from scripts.common.features import chosen_of, embed, of_architecture, on_data, splits_of
+from scripts.common.features import chosen_of, embed, key_of, of_architecture, on_data, splits_of
+from scripts.common.predictions import settings_of
 from scripts.common.trained import open_run
 from scripts.reporting.feature_study import accuracies, study
 from tests.scripts.common.test_predictions import tree_of_digits
 from tests.scripts.test_report import Page
 from utils.config.settings import GONE, UserError
-from utils.data.formats.readers import read_digits
+from utils.data.formats.readers import ImageFiles, read_digits
+from utils.data.images.stored import NumberedImages
 
 QUIET = ["--device", "cpu", "--no-progress", "--workers", "0"]
 SMALL = ["--image-size", "32", "--batch-size", "7", *QUIET]
@@ -51,6 +53,30 @@ def untrained(arch, root, *flags):
 def shown(loaded, files):
     """The files as validation shows them to the network."""
     return torch.stack([loaded.preprocessing(Image.open(path)) for path in files])
+
+
+class OfOneSize(NumberedImages):
+    """Images of a table that does not compress them, of which only the table's file tells the content."""
+
+    identity = b"the same sizes"
+
+    def __init__(self, file):
+        super().__init__("train", 3)
+        self.file = file
+
+    def read(self, number):
+        raise AssertionError("no image is read to know whether its features are known")
+
+    def version_of(self, number):
+        return f"{self.file} {number}"
+
+
+def test_a_table_that_was_written_anew_has_features_of_its_own(tmp_path):
+    loaded = untrained("conv2a", tree(tmp_path))
+    args = settings_of(loaded, chosen_of(loaded, "train"))
+    labels = torch.zeros(3, dtype=torch.int64)
+    keys = [key_of(loaded, args, ImageFiles(OfOneSize(file), labels), torch.device("cpu")) for file in "aab"]
+    assert keys[0] == keys[1] != keys[2]
 
 
 @pytest.mark.parametrize(

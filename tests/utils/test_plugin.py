@@ -1,12 +1,17 @@
 """Users' own files: what they add trains, resumes exactly and is refused when it is wrong, has changed or is missing."""
 
 import contextlib
+import io
+import random
 import textwrap
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.nn import functional
 
 from main import main
@@ -17,11 +22,19 @@ from tests.end_to_end.processes import curves, differences, train
 from tests.helpers import csv_rows, equal, run_in, trained
 from utils.config import plugins
 from utils.config.arguments import parse
+from utils.config.datasets import SPECS
 from utils.config.groups.loss import LOSSES
 from utils.config.settings import UserError
 from utils.data.augment.base import Samples
 from utils.data.augmentations import Context, build_augmentations
 from utils.data.datasets import get_data
+from utils.data.formats.own import Items, read_own
+from utils.data.formats.own import _labels as own_labels
+from utils.data.formats.readers import ImageFiles
+from utils.data.images.decoding import read_pixels
+from utils.data.images.view import View
+from utils.data.sample_plan import MicroBatch
+from utils.data.sources import MicroBatchReader, StreamSource
 from utils.optim.lr_policy import LRPolicy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -176,6 +189,73 @@ def test_a_data_set_is_read_and_one_of_a_fixed_size_stays_in_memory(tmp_path):
     assert len(other.fingerprint) > 20 and other.fingerprint != data.fingerprint
     assert main(["--plugin", file, "--dataname", "streamed", "--arch", "fc", "--augment", "none", "--batch-size", "4",
                  "--epochs", "1", "--device", "cpu", "--workers", "1", "--output", str(tmp_path / "runs")]) == 0  # fmt: skip
+
+
+def test_images_of_a_fixed_size_are_read_as_those_in_files(tmp_path):
+    """Upright, and all 16 bits scaled instead of cut off."""
+    deep = io.BytesIO()
+    Image.fromarray((1000 * np.arange(64).reshape(8, 8)).astype(np.uint16)).save(deep, "PNG")
+    lying = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(np.repeat(np.arange(8, dtype=np.uint8)[None] * 30, 8, 0)).save(lying, "JPEG", exif=exif)
+    items = [(deep.getvalue(), 0), (lying.getvalue(), 1)]
+    entry = plugins.Entry("dataset", "mine", lambda path: (items, items, ("a", "b")), tmp_path / "mine.py")
+    spec = replace(SPECS["digits"], classes=None)
+    pixels = {}
+    for fixed in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(SPECS, "mine", replace(spec, fixed_size=fixed))
+            images = read_own(entry, parse([]).data).train
+        pixels[fixed] = images.pixels if fixed else torch.stack([read_pixels(path, "L") for path in images.paths])
+    assert torch.equal(pixels[True], pixels[False])
+    assert pixels[True][0, 0, 0].tolist() == [1000 * number // 256 for number in range(8)]
+
+
+def test_a_target_transform_makes_the_labels():
+    class Turned:
+        targets = (0, 1, 2)
+        target_transform = staticmethod(lambda label: (label + 1) % 3)
+
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            return None, self.target_transform(self.targets[index])
+
+    assert own_labels(Turned(), 3, "train").tolist() == [1, 2, 0]
+
+
+class Augmented:
+    """A data set whose items draw from the random numbers of Python, NumPy and torch."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        image = np.full((8, 8), 10 * index, dtype=np.uint8)
+        image[0, 0] = random.randrange(256)
+        image[0, 1] = np.random.randint(256)
+        image[0, 2] = torch.randint(256, ())
+        return image, 0
+
+
+def test_a_set_that_augments_its_items_is_recognised_and_goes_on_drawing():
+    one, again = (Items(Augmented(), "mine/train", Path("mine.py")) for _ in range(2))
+    drawn = one.read(1)
+    assert one.identity == again.identity and one.version_of(2) == again.version_of(2)
+    assert one.read(1) not in (drawn, again.read(1))
+
+
+def test_the_workers_of_all_ranks_and_seeds_draw_other_numbers():
+    images = ImageFiles(Items(Augmented(), "mine/train", Path("mine.py")), torch.zeros(4, dtype=torch.int64), "L")
+    micro_batches = [MicroBatch(0, 0, np.array([1]), 1, 1.0, True) for _ in range(2)]
+    drawn = []
+    for seed, rank in ((0, 0), (0, 1), (1, 0)):
+        reader = MicroBatchReader(images, View(8, whole=True), seed=seed)
+        source = StreamSource(reader, torch.device("cpu"), workers=2, cores=1, rank=rank)
+        drawn += [tuple(pixels[0, 0, 0, :3].tolist()) for _, pixels, _ in source.batches(micro_batches)]
+    assert len(set(drawn)) == len(drawn) == 6
 
 
 # --------------------------------------------------------------------------------------- they resume

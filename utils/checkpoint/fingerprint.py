@@ -47,8 +47,10 @@ def changed_files(one: str, other: str) -> tuple[int, int]:
 
 def of_all(fingerprints: Iterable[str]) -> str:
     """The fingerprint for weights trained on several data sets: the one that all share, or else one that no set has."""
-    different = sorted(set(fingerprints))
-    return different[0] if len(different) == 1 else hashlib.sha256("\0".join(different).encode()).hexdigest()
+    different = sorted(set(fingerprints), reverse=True)  # the first may hold contents where others do not
+    if all(same_images(different[0], other) for other in different):
+        return different[0]
+    return hashlib.sha256("\0".join(sorted(different)).encode()).hexdigest()
 
 
 def ends_with(fingerprint: str, contents: Sequence[bytes]) -> bool:

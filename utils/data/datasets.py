@@ -35,16 +35,16 @@ from utils.data.formats.file_paths import FilePaths
 from utils.data.formats.held_out import Folds, hold_out
 from utils.data.formats.hugging_face import SAVED, read_tables
 from utils.data.formats.listing import Lister
-from utils.data.formats.own import read_own
+from utils.data.formats.own import Items, read_own
 from utils.data.formats.readers import IN_MEMORY, OWN_FILES, ImageFiles, Images, Splits, class_counts
 from utils.data.formats.shards.foreign import ensure_index
 from utils.data.formats.shards.index import read_contents
-from utils.data.formats.shards.members import holds_shards, read_shards
+from utils.data.formats.shards.members import Members, holds_shards, read_shards
 from utils.data.formats.table import class_names, lacks_rows_of_val, read_labels
 from utils.data.images.arrays import Header, array_header
 from utils.data.images.levels import grey_of
 from utils.data.images.look import header
-from utils.data.images.stored import ImagePaths, NumberedImages, opened
+from utils.data.images.stored import ImagePaths, Stored, opened
 from utils.data.preprocessing import KnownPreprocessing, Preprocessing, resolve
 from utils.data.progress_log import Log, ProgressLog, silent
 from utils.runtime.distributed import Distributed
@@ -248,7 +248,7 @@ class Data:
             if isinstance(images, ImageFiles):
                 assert isinstance(images.paths, ImagePaths)
                 digest.update(images.paths.identity)
-                if not isinstance(images.paths, NumberedImages):
+                if not isinstance(images.paths, Members | Items):
                     contents = (contents or []) + _some_contents(images.paths)
             else:
                 digest.update(images.pixels.cpu().numpy().tobytes())
@@ -277,8 +277,13 @@ def _some_contents(paths: Sequence[str]) -> list[bytes]:
     """Size and first bytes of some files, evenly spaced from the first to the last."""
     parts = []
     for place in np.linspace(0, len(paths) - 1, min(len(paths), LOOKED_AT)).round().astype(int).tolist():
+        path = paths[place]
         try:
-            with open(paths[place], "rb", opener=_without_waiting) as file:
+            if isinstance(path, Stored):
+                content = path.content()
+                parts.append(b"%d %b" % (len(content), content[:FIRST_BYTES]))
+                continue
+            with open(path, "rb", opener=_without_waiting) as file:
                 parts.append(b"%d %b" % (os.fstat(file.fileno()).st_size, file.read(FIRST_BYTES)))
         except OSError:  # decoding the file reports the error
             parts.append(b"unreadable")

@@ -483,6 +483,7 @@ class _SourceBuilder:
             workers=0 if self.args.run.dry_run else workers,
             cores=cores,
             read_ahead=self._read_ahead(images) if training else None,
+            rank=self.distributed.rank,
         )
 
     def _read_ahead(self, images: Images) -> ReadAhead | None:

@@ -21,7 +21,7 @@ from utils.data.images.gpu_decoding import MixedBatch, decode_batch, read_for_gp
 from utils.data.images.unreadable import REFUSE, read_micro_batch
 from utils.data.images.view import View
 from utils.data.resolution import Resolution
-from utils.data.sample_plan import MicroBatch, sample_uniforms
+from utils.data.sample_plan import MicroBatch, hashed, sample_uniforms
 from utils.data.worker_pool import WorkerPool, in_shared_memory, shared_bytes
 from utils.runtime.devices import runs_ahead, to_device
 
@@ -121,6 +121,7 @@ class StreamSource:
 
     ``workers``: how many there are, or 'auto' to measure how many, at most ``cores``, are worthwhile. JPEG files that
     ``reader`` hands over undecoded are decoded on ``device``. ``read_ahead``: copies shards from slow storage ahead.
+    ``rank``: of this process, whose workers draw random numbers of their own.
     """
 
     stored_shape = None
@@ -133,12 +134,14 @@ class StreamSource:
         workers: int | str,
         cores: int,
         read_ahead: ReadAhead | None = None,
+        rank: int = 0,
     ) -> None:
         self.reader = reader
         self.device = device
         self.read_ahead = read_ahead
         self.workers = workers if isinstance(workers, int) else measured_workers(reader, cores)
-        self._pool = WorkerPool(reader, self.workers, pin=runs_ahead(device), keep=True)
+        seed = hashed(reader.seed, rank)
+        self._pool = WorkerPool(reader, self.workers, pin=runs_ahead(device), keep=True, seed=seed)
 
     def __len__(self) -> int:
         return len(self.reader.images)

@@ -38,10 +38,10 @@ class WorkerPool:
 
     Items are handed over unchanged, and arrays do not become tensors: arrays come through a pipe, tensors through
     shared memory (see ``in_shared_memory``). ``pin``: tensors arrive in pinned memory. ``keep``: the processes stay for
-    the next ``read``.
+    the next ``read``. ``seed``: gives each process random numbers of its own, which only a user's data set may need.
     """
 
-    def __init__(self, dataset: Dataset, count: int, *, pin: bool = False, keep: bool = False) -> None:
+    def __init__(self, dataset: Dataset, count: int, *, pin: bool = False, keep: bool = False, seed: int = 0) -> None:
         self._keys = _Keys()
         self._loader = DataLoader(
             _CatchingUserErrors(dataset),
@@ -53,7 +53,8 @@ class WorkerPool:
             worker_init_fn=partial(ignore_run_signals, os.getpid()),
             persistent_workers=keep and count > 0,
             prefetch_factor=AHEAD if count else None,
-            generator=torch.Generator(),  # so that the number of loaders does not change the run's random numbers
+            # its own, so that the number of loaders does not change the run's random numbers
+            generator=torch.Generator().manual_seed(seed),
         )
         self._processes: list[multiprocessing.process.BaseProcess] = []
         # Objects that hold the workers' queues must not become garbage together with this pool: the queues would be

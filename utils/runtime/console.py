@@ -38,6 +38,18 @@ def begin(program: str) -> None:
         signal.signal(signal.SIGINT, lambda number, frame: _end(program, frame))
 
 
+def say_interrupted(program: str) -> None:
+    """Let an interrupt that nothing catches, as Ctrl-C during imports, end the process without a traceback."""
+    before = sys.excepthook
+
+    def told(kind: Any, error: Any, trace: Any) -> None:
+        if issubclass(kind, KeyboardInterrupt):
+            _end(program, None)
+        before(kind, error, trace)
+
+    sys.excepthook = told
+
+
 def refuse_old_python(program: str) -> None:
     """End the process with exit code 2 and a line if this Python is too old."""
     if sys.version_info < OLDEST:

@@ -306,6 +306,10 @@ def _choose_device(settings: RunSettings, ranks: RankInfo) -> torch.device:
         raise UserError(
             f"{ranks.local_world_size} processes but {len(ids)} GPUs; lower torchrun's --nproc-per-node or --device cpu"
         )
+    if ranks.local_rank >= len(ids):  # as where srun --gpus-per-task shows each process a GPU of its own
+        raise UserError(
+            f"environment: LOCAL_RANK is {ranks.local_rank}, and this process sees {len(ids)} GPU(s): the first is 0"
+        )
     return torch.device(kind, ids[ranks.local_rank])
 
 

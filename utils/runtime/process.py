@@ -27,8 +27,17 @@ class RankInfo:
 
     @classmethod
     def from_environment(cls) -> RankInfo:
-        """The place set by torchrun, or that of a single process. Raises ``UserError`` for impossible variables."""
+        """The place set by torchrun, or that of a single process. Raises ``UserError`` for impossible variables.
+
+        torchrun and the operators of clusters set both RANK and WORLD_SIZE. A script for srun often sets WORLD_SIZE
+        alone, for programs that take their rank from SLURM_PROCID: here each process would train all by itself.
+        """
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        if "RANK" not in os.environ and (size := os.environ.get("WORLD_SIZE", "")).strip() not in ("", "1"):
+            raise UserError(
+                f"environment: WORLD_SIZE is {size} and RANK is not set; start with torchrun, or unset WORLD_SIZE for "
+                "a single process"
+            )
         if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
             return cls()
         try:

@@ -2,8 +2,10 @@
 
 import os
 import shutil
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -14,7 +16,7 @@ from torch.nn import functional
 
 import main
 from models import load_model
-from scripts.common.predictions import Chosen, predict_split, settings_of
+from scripts.common.predictions import Chosen, predict_split, settings_of, validated_on
 from scripts.common.trained import find_run, open_run
 from tests.helpers import altered
 from utils.config.arguments import parse
@@ -22,6 +24,7 @@ from utils.config.settings import UserError
 from utils.data.datasets import get_data
 from utils.data.formats.readers import read_digits
 from utils.data.loaders import sample_plan
+from utils.record.reading import SeveralLabels
 
 QUIET = ("--device", "cpu", "--no-progress")
 CPU = Chosen(device="cpu", progress=False)
@@ -167,6 +170,25 @@ def test_of_training_images_those_that_were_trained_on_are_read(digits_run):
         "--train-samples 100: 1,337 training images, on which the run did not train, are left out",
     )
     assert predict_split(loaded, CPU).report.count == 360
+
+
+def test_a_table_of_labels_replaces_the_names_of_files_and_chose_no_checkpoint(digits_run, tmp_path):
+    loaded = load_model(digits_run)
+    table = str(tmp_path / "labels.csv")
+    loaded.settings.update(dataname="folder", datapath=str(tmp_path), class_from_name="(.)")
+    data = settings_of(loaded, Chosen(labels=table)).data
+    assert (data.labels, data.class_from_name) == (table, None)
+    own = SimpleNamespace(datapath=None, split="val", labels=table)
+    assert not validated_on(own, loaded.settings) and not validated_on(own, {"labels": "other.csv", "datapath": "x"})
+    for same in (own, SimpleNamespace(datapath=None, split="val", labels=None)):
+        assert validated_on(same, {"labels": table, "datapath": str(tmp_path)})
+
+
+def test_images_of_one_label_are_refused_for_a_network_of_several(digits_run, tmp_path):
+    loaded = replace(load_model(digits_run), reading=SeveralLabels((0.5,) * 10))
+    chosen = Chosen(device="cpu", datapath=str(tree_of_digits(tmp_path, {"7": 7})), workers="0", progress=False)
+    with pytest.raises(UserError, match=r"its images have one label each, and .*last\.pt gives several labels each"):
+        predict_split(loaded, chosen)
 
 
 def test_class_folders_are_read_for_a_run_on_tables(digits_run, tmp_path):

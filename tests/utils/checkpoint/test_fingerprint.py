@@ -69,6 +69,7 @@ def test_what_several_weights_were_trained_on_is_one_set_or_none_of_theirs():
     one = joined("a", [b"x"])
     two = joined("b", [b"x"])
     assert of_all([one, one]) == one
+    assert of_all(["a", one]) == of_all([one, "a"]) == one, "of a version that looked into no file"
     both = of_all([one, two])
     assert both == of_all([two, one, one]) and not same_images(both, one) and not same_images(both, two)
 

@@ -15,6 +15,7 @@ from PIL import Image
 
 import main
 from scripts import check_data
+from utils.checkpoint.fingerprint import listing_of, same_images
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.datasets import get_data, get_test_data
@@ -136,6 +137,19 @@ def test_the_layouts_of_one_data_set_have_one_fingerprint_and_other_images_anoth
     for other in (table(24, 1), table(23)):
         root = save(tmp_path / f"other{len(other)}{other[0]['id']}", "saved", other, table(9, 100))
         assert read(root).fingerprint != read(saved).fingerprint
+
+
+def test_other_images_of_the_same_sizes_have_another_fingerprint(tmp_path):
+    """As those of formats that do not compress. An older version knew nothing of the content."""
+    sets = []
+    for first in (0, 3):
+        numbers = range(first, first + 24)
+        rows = table(24).remove_columns("photo").add_column("photo", [{"bytes": encoded(n, "BMP")} for n in numbers])
+        sets.append(read(save(tmp_path / str(first), "saved", rows.cast_column("photo", datasets.Image()), rows)))
+    one, other = (data.fingerprint for data in sets)
+    assert sets[0].train.paths.identity == sets[1].train.paths.identity
+    assert listing_of(one) == listing_of(other) and not same_images(one, other)
+    assert same_images(listing_of(one), other)
 
 
 def test_a_parquet_file_that_was_replaced_by_one_of_the_same_time_is_converted_again(tmp_path):
@@ -291,6 +305,16 @@ BAD = {
         change("kind", [None, *[0, 1] * 12][:24]),
         ("--label-column", "kind"),
         r"--label-column kind: 1 rows of train have no label",
+    ),
+    "lists that lack a label": (
+        change("kind", [["a", None], ["a", "b"]] * 12),
+        ("--label-column", "kind"),
+        r"--label-column kind: 12 labels in the lists of train are missing; leave them out of the lists",
+    ),
+    "lists of unknown labels": (
+        change("kind", [[0, 1, 1], [1, -1, -2]] * 12),
+        ("--label-column", "kind"),
+        r"12 rows of train have a label that is no class, the first -1 in row 1 ",
     ),
     "lists of what is no class": (
         change("kind", [[0.5, 1.0]] * 24),

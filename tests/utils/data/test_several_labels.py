@@ -85,6 +85,16 @@ def test_columns_may_have_blanks_and_commas_in_their_names(tree):
     assert read("--config", recipe, *flags(tree, labels=())).classes == names
 
 
+@pytest.mark.parametrize("name", ["weight", "group", "split", "photo"])
+def test_a_class_called_like_a_usual_column_is_only_a_class(tree, name):
+    """As a weight, it would keep images without it from training."""
+    text = (tree / "columns.csv").read_text().replace("cow", name, 1)
+    (tree / "columns.csv").write_text(text.replace("split", "set", 1))
+    data = read(*flags(tree, labels=("--label-columns", "ant", "bee", name)))
+    assert data.train.labels.tolist() == stored(ROWS) and data.classes == ("ant", "bee", name)
+    assert data.train.weights is data.train.groups is None
+
+
 def test_lists_in_a_cell_give_all_labels_an_empty_one_none_and_a_separator_alone_no_class(tree):
     data = read(*flags(tree, "lists.csv", ("--label-separator", ";")))
     assert data.classes == NAMES

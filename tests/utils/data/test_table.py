@@ -1,6 +1,7 @@
 """Labels in a table: the images behave as those of class folders, and a mistake names its row and column."""
 
 import csv
+import os
 import random
 import shutil
 from pathlib import Path
@@ -19,6 +20,8 @@ from utils.checkpoint.resume import ResumePoint
 from utils.config import arguments
 from utils.config.settings import UserError
 from utils.data.datasets import get_data, get_test_data
+from utils.data.formats.class_map import in_order_of
+from utils.data.formats.readers import MemoryImages, Splits
 
 CPU = torch.device("cpu")
 COUNTS = {"train": 6, "val": 3}
@@ -191,6 +194,8 @@ MISTAKES = {
     "label twice": (GOOD + "a.png,dog,train\n", "", "line 6, column path: a.png has another label in line 2"),
     "duplicate spelt otherwise": (GOOD + ".//a.png,cat,train\n", "", ".//a.png stands in line 2, too"),
     "label twice, spelt otherwise": (GOOD + "./a.png,dog,train\n", "", "./a.png has another label in line 2"),
+    "duplicate by the folder above": (GOOD + "x/../a.png,cat,train\n", "", "x/../a.png stands in line 2, too"),
+    "duplicate in a link to its folder": (GOOD + "link/a.png,dog,val\n", "", "link/a.png has another label in line 2"),
     "column twice": (replaced("split", "label"), "", "two columns are called label; rename one"),
     "no label": (replaced("dog,train", ",train"), "", "line 3, column label: is empty"),
     "blank label": (replaced("dog,train", "  ,train"), "", "line 3, column label: is empty"),
@@ -239,6 +244,8 @@ def six(tmp_path_factory):
     for number, name in enumerate(("a.png", "b.png", "c.png", "d.png", "t.png", "t.jpg")):
         Image.fromarray(np.full((8, 8, 3), 40 * number, dtype=np.uint8)).save(folder / name)
     (folder / "n.txt").write_text("")
+    (folder / "x").mkdir()
+    (folder / "link").symlink_to(".")
     return folder
 
 
@@ -352,6 +359,40 @@ def test_a_name_without_a_class_is_refused_and_told(tmp_path):
     flags = ["--dataname", "folder", "--datapath", str(tmp_path), "--class-from-name", "--val-split", "0.5"]
     with pytest.raises(UserError, match=r"--class-from-name: no class is in the name of 17\.png by "):
         get_data(arguments.parse(flags).data, CPU)
+
+
+def test_images_that_lie_where_names_are_not_read_are_told(tmp_path, monkeypatch):
+    data = tmp_path / "data"
+    for name in ("a/cat.1.png", "a/cat.2.png", "dog.1.png", "dog.2.png", "elsewhere/dog.3.png"):
+        file = (tmp_path if "elsewhere" in name else data) / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(file)
+    (data / "a" / "cat.3.heic").touch()
+    (data / "link").symlink_to(tmp_path / "elsewhere")
+    (data / "lost+found").mkdir()
+    flags = ["--dataname", "folder", "--datapath", str(data), "--class-from-name", "--val-split", "0.5"]
+    scandir = os.scandir
+    unreadable = data / "lost+found"
+
+    def scan(folder):
+        if str(folder) == str(unreadable):
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    linked, heic = get_data(arguments.parse(flags).data, CPU).warnings[-2:]
+    assert linked.startswith(f"--datapath: 1 link(s) to folders below {data} are not followed")
+    assert heic.startswith(f"--datapath: images below {data} are left out: 1 .heic")
+    unreadable = data / "a"
+    with pytest.raises(UserError, match=f"--datapath: {unreadable} cannot be read \\(Permission denied\\)"):
+        get_data(arguments.parse(flags).data, CPU)
+
+
+def test_a_class_map_is_for_one_label_an_image(tmp_path):
+    (tmp_path / "map.txt").write_text("b\na\n")
+    images = MemoryImages(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.tensor([[1, 0], [1, 1]], dtype=torch.int8))
+    with pytest.raises(UserError, match="map.txt: orders the classes of images that have one each, and these have"):
+        in_order_of(tmp_path / "map.txt", Splits(images, images, ("a", "b")))
 
 
 # --------------------------------------------------------------------------------------------- a run

@@ -1,6 +1,7 @@
 """A Python that cannot run the programs is told in a line."""
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,25 @@ def test_without_packages_each_program_is_one_line(tmp_path, line):
     assert told.startswith(f"{name}: the package ") and told.endswith("pip install -r requirements.txt")
     assert " torch " in told or " numpy " in told
     assert [path.name for path in tmp_path.iterdir()] == ["x.pt"]
+
+
+def test_an_interrupt_during_the_imports_of_a_tool_is_one_line(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        """
+import sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "utils.config.arguments":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+"""
+    )
+    line = [sys.executable, ROOT / "scripts/explain.py", "auto", "x.png"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "explain.py: interrupted\n")
 
 
 def test_a_module_of_ours_that_is_missing_is_no_package_to_install():

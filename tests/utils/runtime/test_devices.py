@@ -53,6 +53,8 @@ def test_another_kind_than_the_machine_s_is_refused_with_what_there_is(machine):
         chosen("cuda")
     with pytest.raises(UserError, match="2 processes but 1 GPUs"):
         chosen(processes=2)
+    with pytest.raises(UserError, match=r"environment: LOCAL_RANK is 2, and this process sees 1 GPU\(s\)"):
+        _choose_device(RunSettings(), RankInfo(rank=2, world_size=4, local_rank=2))
 
 
 def test_only_cuda_runs_ahead_and_only_apple_s_gpus_sum_on_the_host():

@@ -186,17 +186,7 @@ def _deeper(tree: Path, images: ImageFiles, classes: Sequence[str]) -> list[str]
 
 def _left_out(endings: Counter[str], *trees: Path) -> tuple[str, ...]:
     """Warnings about images in ``trees`` that are not read; ``endings``: how many unread images have each ending."""
-    warnings = []
-    where = " and ".join(map(str, trees))
-    linked = endings[LINKED]
-    if linked:
-        warnings.append(
-            f"--datapath: {linked:,} link(s) to folders inside the classes below {where} are not followed, as they may "
-            "loop, so the images there are left out; put folders in their place, or links to files"
-        )
-    if others := sorted((ending, count) for ending, count in endings.items() if ending != LINKED):
-        counts = ", ".join(f"{count:,} {ending}" for ending, count in others)
-        warnings.append(f"--datapath: images below {where} are left out: {counts}; convert them to JPEG or PNG")
+    warnings = [*unread_images(endings, " and ".join(map(str, trees)), "inside the classes ")]
     for tree in trees:
         loose = sum(is_image(path.name) and path.is_file() for path in visible(tree))
         if loose:
@@ -205,6 +195,21 @@ def _left_out(endings: Counter[str], *trees: Path) -> tuple[str, ...]:
                 "into the folder of its class"
             )
     return tuple(warnings)
+
+
+def unread_images(endings: Counter[str], where: str, inside: str = "") -> Iterator[str]:
+    """Yield warnings about images that are not read, by ``endings`` (see ``unread_ending`` and ``LINKED``).
+
+    ``where``: the folders, as text; ``inside``: words about where in these links are meant.
+    """
+    if linked := endings[LINKED]:
+        yield (
+            f"--datapath: {linked:,} link(s) to folders {inside}below {where} are not followed, as they may loop, so "
+            "the images there are left out; put folders in their place, or links to files"
+        )
+    if others := sorted((ending, count) for ending, count in endings.items() if ending != LINKED):
+        counts = ", ".join(f"{count:,} {ending}" for ending, count in others)
+        yield f"--datapath: images below {where} are left out: {counts}; convert them to JPEG or PNG"
 
 
 # ------------------------------------------------------------------------- what else lies in a wrong folder

@@ -49,6 +49,8 @@ def in_order_of(file: Path, splits: Splits, classes: Sequence[str] | None = None
 
     ``classes``: those of a checkpoint, whose numbers count in place of the file's.
     """
+    if any(images is not None and images.labels.ndim > 1 for images in (splits.train, splits.validation)):
+        raise UserError(f"--class-map {file}: orders the classes of images that have one each, and these have several")
     classes = tuple(classes or read_class_map(file))
     number = {name: label for label, name in enumerate(classes)}
     labels = torch.tensor([number.get(name, -1) for name in splits.classes])

@@ -123,8 +123,9 @@ def _of_one_column(
                 f"--label-column {column}: holds text in {tables[0].name} and numbers in {where}, which do not "
                 "say which classes they mean"
             )
-        numbers = numbered(own, classes, column, where)
-        labels.append(each.matrix(numbers, len(classes)) if isinstance(each, LabelLists) else numbers)
+        lists = each if isinstance(each, LabelLists) else None
+        numbers = numbered(own, classes, column, where, None if lists is None else lists.rows)
+        labels.append(numbers if lists is None else lists.matrix(numbers, len(classes)))
     return labels, classes
 
 
@@ -318,6 +319,7 @@ def labels_of(dataset: Any, column: str, where: str, separator: str | None) -> n
     With a ``separator``, lists of the names in each text.
     """
     import pyarrow
+    import pyarrow.compute
 
     values = dataset.select_columns([column]).with_format("arrow")[:].column(column)
     text = pyarrow.types.is_string(values.type) or pyarrow.types.is_large_string(values.type)
@@ -326,6 +328,9 @@ def labels_of(dataset: Any, column: str, where: str, separator: str | None) -> n
     if pyarrow.types.is_list(values.type) or pyarrow.types.is_large_list(values.type):
         item = values.type.value_type
         if pyarrow.types.is_integer(item) or pyarrow.types.is_string(item) or pyarrow.types.is_large_string(item):
+            if missing := pyarrow.compute.list_flatten(values).null_count:
+                words = "are missing; leave them out of the lists"
+                raise UserError(f"--label-column {column}: {missing:,} labels in the lists of {where} {words}")
             return LabelLists.of_arrow(values)
         raise UserError(f"--label-column {column}: holds lists of {item} in {where}; lists of classes are needed")
     if values.null_count:
@@ -355,17 +360,23 @@ def classes_of(kind: Any, values: np.ndarray, column: str) -> tuple[str, ...]:
     return tuple(map(str, range(count)))
 
 
-def numbered(values: np.ndarray, classes: tuple[str, ...], column: str, where: str) -> np.ndarray:
-    """The class number of each value, int64 (n,). Raises ``UserError`` for a value that is not among ``classes``."""
+def numbered(
+    values: np.ndarray, classes: tuple[str, ...], column: str, where: str, rows: np.ndarray | None = None
+) -> np.ndarray:
+    """The class number of each value, int64 (n,). Raises ``UserError`` for a value that is not among ``classes``.
+
+    ``rows``: int64 (n,), the row of each value, if a row may have several.
+    """
     labels = values
     if values.dtype == object:
         number = {name: label for label, name in enumerate(classes)}
         labels = np.array([number.get(value, -1) for value in values], dtype=np.int64)
     strange = np.flatnonzero((labels < 0) | (labels >= len(classes)))
     if len(strange):
+        theirs = strange if rows is None else rows[strange]
         raise UserError(
-            f"--label-column {column}: {len(strange):,} rows of {where} have a label that is no class, the first "
-            f"{values[strange[0]]!s:.40} in row {strange[0]:,} (-1 often stands for unknown)"
+            f"--label-column {column}: {len(np.unique(theirs)):,} rows of {where} have a label that is no class, the "
+            f"first {values[strange[0]]!s:.40} in row {theirs[0]:,} (-1 often stands for unknown)"
         )
     return labels
 

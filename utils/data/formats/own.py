@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import io
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from utils.config.groups.data import DataSettings
 from utils.config.plugins import Entry
 from utils.config.settings import UserError
 from utils.data.formats.readers import ImageFiles, Images, MemoryImages, Splits
+from utils.data.images.decoding import read_pixels
 from utils.data.images.stored import NumberedImages
 
 LOOKED_AT = 32  # images of a split whose content is part of the fingerprint
@@ -39,7 +43,8 @@ class Items(NumberedImages):
 
     def _digest(self, number: int) -> str:
         try:
-            return hashlib.sha256(self.read(number)).hexdigest()
+            with _same_random_numbers():
+                return hashlib.sha256(self.read(number)).hexdigest()
         except OSError:  # a damaged image, which decoding will report
             return "unreadable"
 
@@ -60,6 +65,24 @@ class Items(NumberedImages):
     def version_of(self, number: int) -> str:
         """Text that changes with the image: its name and a digest of its content."""
         return f"{self.name}[{number}]\0{self._digest(number)}"
+
+
+@contextmanager
+def _same_random_numbers() -> Iterator[None]:
+    """Context in which Python, NumPy and torch draw the same numbers each time; afterwards they go on as before.
+
+    The items of a data set may be augmented, and it is to be recognised all the same.
+    """
+    states = random.getstate(), np.random.get_state()
+    random.seed(0)
+    np.random.seed(0)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
 
 
 def _pixels(image: Any, where: str) -> np.ndarray:
@@ -98,20 +121,23 @@ def _in_memory(images: Items, labels: torch.Tensor, spec: DatasetSpec) -> Memory
     pixels = torch.empty(len(images), spec.channels, spec.image_size, spec.image_size, dtype=torch.uint8)
     for number in range(len(images)):
         image = images[number]
-        with Image.open(io.BytesIO(image.content())) as opened:
-            array = np.array(opened.convert(spec.colour))
-        if array.shape[:2] != pixels.shape[2:]:
+        read = read_pixels(image, spec.colour)
+        if read.shape[1:] != pixels.shape[2:]:
             raise UserError(
-                f"--plugin: image {image} has {array.shape[0]} x {array.shape[1]} pixels, and a data set of a "
-                f"fixed_size has {spec.image_size} x {spec.image_size}"
+                f"--plugin: image {image} has {read.shape[1]} x {read.shape[2]} pixels, and a data set of a fixed_size "
+                f"has {spec.image_size} x {spec.image_size}"
             )
-        pixels[number] = torch.from_numpy(array.reshape(*array.shape[:2], -1)).permute(2, 0, 1)
+        pixels[number] = read
     return MemoryImages(pixels, labels)
 
 
 def _labels(dataset: Any, classes: int, where: str) -> torch.Tensor:
-    """Labels, int64 (n,): ``dataset.targets`` if present, as in torchvision's data sets, or else each item's label."""
-    targets = getattr(dataset, "targets", None)
+    """Labels, int64 (n,): ``dataset.targets`` if present, as in torchvision's data sets, or else each item's label.
+
+    A ``target_transform``, as torchvision's data sets have it, changes the items' labels and not the targets.
+    """
+    changed = getattr(dataset, "target_transform", None) is not None
+    targets = None if changed else getattr(dataset, "targets", None)
     try:
         values = [dataset[number][1] for number in range(len(dataset))] if targets is None else list(targets)
         labels = torch.tensor([int(value) for value in values], dtype=torch.int64)

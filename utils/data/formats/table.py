@@ -10,6 +10,7 @@ import csv
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,10 +24,10 @@ import torch
 from utils.config.groups.data import BEFORE_THE_NUMBER, TABLE_COLUMNS, DataSettings
 from utils.config.settings import UserError
 from utils.config.spelling import printable, some
-from utils.data.formats.class_folders import TRAINING_FOLDERS, VALIDATION_FOLDERS
+from utils.data.formats.class_folders import TRAINING_FOLDERS, VALIDATION_FOLDERS, unread_images
 from utils.data.formats.file_paths import NUL, FilePaths
 from utils.data.formats.hugging_face import ENDING, LABEL_NAMES
-from utils.data.formats.listing import IMAGE_ENDINGS, THREADS, is_image
+from utils.data.formats.listing import IMAGE_ENDINGS, LINKED, THREADS, is_image, unread_ending
 from utils.data.formats.readers import ImageFiles, Splits
 from utils.data.formats.several_labels import LabelLists, of_column
 
@@ -61,6 +62,7 @@ class Table:
     each class int8 (n, classes). ``split``: int8 (n,), TRAIN, VALIDATION or TEST; ``group``: str (n,); ``weight``:
     float64 (n,); each is None if there is no such column. ``at(row, role)``: the place of the cell in the column for
     ``role``, for messages. ``flag``: the flag that gives the labels; ``words``: a description of the table for a plan.
+    ``warnings``: lines about images that are left out.
     """
 
     root: Path
@@ -74,6 +76,7 @@ class Table:
     split: np.ndarray | None = None
     group: np.ndarray | None = None
     weight: np.ndarray | None = None
+    warnings: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.file)
@@ -111,7 +114,7 @@ def read_table(settings: DataSettings) -> Table:
     several = settings.label_columns or ()
     if several:
         given["label"] = NO_COLUMN
-    columns = source.chosen(given)
+    columns = source.chosen(given, several)
     own = source.columns_of_classes(several)
     cells = source.read(columns | own)
     mistakes = _Mistakes(source, columns | own)
@@ -127,7 +130,7 @@ def read_table(settings: DataSettings) -> Table:
         if settings.label_separator is None:
             mistakes.add("label", _blank(label, texts), "is empty")
     mistakes.refuse()
-    _refuse_repeated(_first_spelling(files)[file], label, cells["path"], mistakes)
+    _refuse_repeated(_first_spelling(root, files)[file], label, cells["path"], mistakes)
     split = _splits(cells["split"], mistakes) if "split" in cells else None
     group = _groups(cells["group"], mistakes) if "group" in cells else None
     weight = _weights(cells["weight"], mistakes) if "weight" in cells else None
@@ -139,7 +142,8 @@ def read_table(settings: DataSettings) -> Table:
 def table_of_names(settings: DataSettings) -> Table:
     """List the images below ``--datapath``; the pattern ``--class-from-name`` finds the class in each file name.
 
-    If all lie in folders named after splits, the folder decides the split. Raises ``UserError``.
+    If all lie in folders named after splits, the folder decides the split. Links to folders are not followed. Raises
+    ``UserError``.
     """
     import pyarrow
 
@@ -147,10 +151,14 @@ def table_of_names(settings: DataSettings) -> Table:
     root = Path(settings.datapath)
     pattern = re.compile(settings.class_from_name)
     paths = []
-    for folder, inner, names in os.walk(root):
+    unread: Counter[str] = Counter()
+    for folder, inner, names in os.walk(root, onerror=_refuse_unreadable):
         inner[:] = [name for name in inner if not name.startswith(".")]
+        unread[LINKED] += sum(os.path.islink(os.path.join(folder, name)) for name in inner)
         below = os.path.relpath(folder, root)
-        images = [name for name in names if is_image(name) and not name.startswith(".")]
+        shown = [name for name in names if not name.startswith(".")]
+        unread.update(ending for name in shown for ending in unread_ending(name))
+        images = [name for name in shown if is_image(name)]
         paths += images if below == "." else [f"{below}/{name}" for name in images]
     paths.sort()
     if not paths:
@@ -176,7 +184,14 @@ def table_of_names(settings: DataSettings) -> Table:
         words,
         lambda row, role: f"--class-from-name: {printable(paths[row])}:",
         split if (split >= 0).all() else None,
+        warnings=tuple(unread_images(unread, str(root))),
     )
+
+
+def _refuse_unreadable(error: OSError) -> None:
+    """Raise ``UserError`` for a folder that cannot be read, except a disk's lost+found."""
+    if os.path.basename(error.filename) != "lost+found":
+        raise UserError(f"--datapath: {error.filename} cannot be read ({error.strerror})")
 
 
 def lacks_rows_of_val(settings: DataSettings) -> bool:
@@ -316,14 +331,30 @@ def _there(root: Path, folders: list[bytes]) -> pyarrow.LargeBinaryArray:
     return pyarrow.array(sorted(chain.from_iterable(found)), pyarrow.large_binary())  # quick, as parts are sorted
 
 
-def _first_spelling(files: pyarrow.LargeBinaryArray) -> np.ndarray:
-    """For each of ``files``, the index (int64) of its first spelling: a.png, ./a.png and .//a.png are one file."""
+def _first_spelling(root: Path, files: pyarrow.LargeBinaryArray) -> np.ndarray:
+    """For each of ``files`` below ``root``, the index (int64) of its first spelling.
+
+    a.png, .//a.png and b/../a.png are one file, and so is that in a link to its folder. Links to files are files.
+    """
+    import pyarrow
     import pyarrow.compute as compute
 
-    if not len(_where(compute.match_substring_regex(files, r"(^\.|/\.?)/"))):
+    coded = compute.replace_substring_regex(files, "[^/]*$", "").dictionary_encode()
+    folders = [os.path.join(os.fsencode(root), folder) for folder in coded.dictionary.to_pylist()]
+    known: dict[tuple[int, int], int] = {}
+    first = []
+    for number, folder in enumerate(folders):
+        status = os.stat(folder)
+        other = known.setdefault((status.st_dev, status.st_ino), number)
+        same = other == number or os.path.realpath(folder) == os.path.realpath(folders[other])
+        first.append(other if same else number)
+    if first == list(range(len(folders))):
         return np.arange(len(files))
-    names = compute.replace_substring_regex(files, r"/(\.?/)+", "/")
-    names = compute.replace_substring_regex(names, r"^(\./)+", "")
+    places = pyarrow.array(np.array(first)[coded.indices.to_numpy()])
+    names = compute.replace_substring_regex(files, "(?s)^.*/", "")
+    names = compute.binary_join_element_wise(
+        coded.dictionary.take(places), names, pyarrow.scalar(b"", pyarrow.large_binary())
+    )
     return _places(names, names)
 
 
@@ -416,13 +447,14 @@ class _Source:
             raise UserError(f"--labels {file}: two columns are called {printable(twice[0])}; rename one")
         return cls(file, names, separator)
 
-    def chosen(self, given: dict[str, str | None]) -> dict[str, str]:
+    def chosen(self, given: dict[str, str | None], of_classes: Sequence[str] = ()) -> dict[str, str]:
         """The column of each role: the name ``given`` for it or, if that is None, the first usual name of the columns.
 
-        Left out are roles without a column and those switched off. Raises ``UserError`` if a given column does not
-        exist, if none is found for paths or labels, or if two roles share one.
+        No guess are columns ``of_classes``, one of which may be called weight. Left out are roles without a column and
+        those switched off. Raises ``UserError`` if a given column does not exist, if none is found for paths or labels,
+        or if two roles share one.
         """
-        small = {name.lower(): name for name in reversed(self.names)}
+        small = {name.lower(): name for name in reversed(self.names) if name not in of_classes}
         columns = {}
         mistakes = []
         there = f"{self.file} has the columns {', '.join(map(printable, self.names))}"
@@ -564,9 +596,10 @@ def read_labels(
     train, validation, unused = _rows_of(table, settings, evaluate, of_test)
     names, labels, unknown = _numbered(table, settings, train if len(train) else validation, classes, whose)
     used = np.concatenate([train, validation])
-    warnings: tuple[str, ...] = ()
+    warnings = table.warnings
     if not evaluate and table.split is not None and len(validation) and (table.split[validation] == TEST).all():
         warnings = (
+            *warnings,
             f"{table.flag}: no row is of val, so those of test choose best.pt and the end of --early-stopping; to keep "
             "them for the end: --val-split 0.2, then scripts/evaluate.py RUN --split test",
         )
