@@ -17,6 +17,7 @@ from scripts.common.runs import RunResult, counts_for, deviation, doubtful, read
 from scripts.sweeps.grid import Trial
 from utils.checkpoint import checkpoint
 from utils.checkpoint.fingerprint import same_images
+from utils.config import plugins
 from utils.config.datasets import SPECS
 from utils.data.datasets import get_data
 from utils.record.metrics import cut_words
@@ -133,23 +134,28 @@ def draw(path: Path, title: str, results: Mapping[Trial, RunResult]) -> None:
 
 
 def finished(runs: Path, trials: Sequence[Trial]) -> dict[Trial, RunResult]:
-    """Results of those ``trials`` that have a finished run below ``runs``, trained on the images as they are now."""
+    """Results of those ``trials`` that have a finished run below ``runs``, with images and plug-ins as they are now."""
     found = {}
     fingerprint = cache(lambda data: get_data(data, torch.device("cpu")).fingerprint)
     for folder in run_folders(runs):
         result = read_run(folder)
         for trial in trials if result else ():
             if trial.seed == result.seed and counts_for(result, trial.args):
-                if _of_other_images(result, partial(fingerprint, trial.args.data)):
-                    print(f"{result.folder} does not count: the images have changed since", file=sys.stderr)
+                if changed := _changed_since(result, partial(fingerprint, trial.args.data)):
+                    print(f"{result.folder} does not count: {changed} have changed since", file=sys.stderr)
                 else:
                     found[trial] = result
     return found
 
 
-def _of_other_images(result: RunResult, fingerprint: Callable[[], str]) -> bool:
-    """True if the user's own images have changed since this run; False if they have not, or checkpoints are gone."""
-    if not SPECS[result.args.data.dataname].of_the_user:
-        return False
+def _changed_since(result: RunResult, fingerprint: Callable[[], str]) -> str:
+    """What of the user's own has changed since this run, as text; '' if nothing has, or checkpoints are gone."""
+    of_the_user = SPECS[result.args.data.dataname].of_the_user
+    if not of_the_user and result.args.run.plugin is None:
+        return ""
     newest = checkpoint.newest(result.folder / "checkpoints", lambda _: None)
-    return newest is not None and not same_images(newest[1]["fingerprint"], fingerprint())
+    if newest is None:
+        return ""
+    if newest[1].get("plugins", {}) != plugins.digests():  # those that reading the run has loaded
+        return "the files of --plugin"
+    return "" if not of_the_user or same_images(newest[1]["fingerprint"], fingerprint()) else "the images"

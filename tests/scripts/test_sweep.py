@@ -23,7 +23,7 @@ from scripts.sweeps import cross_validation, jobs, outcomes
 from scripts.sweeps.cross_validation import corrected_interval, cross_validate
 from scripts.sweeps.grid import Trial, trials
 from tests.helpers import answer, csv_rows, image_tree, wait_for
-from utils.config import arguments
+from utils.config import arguments, plugins
 from utils.config.settings import UserError
 from utils.data.datasets import get_data
 from utils.data.kept import claimed
@@ -191,6 +191,28 @@ def test_a_run_on_images_that_have_changed_since_is_no_finished_one(tmp_path, ca
     capsys.readouterr()
     assert not outcomes.finished(tmp_path / "runs", [trial])
     assert "does not count: the images have changed since" in capsys.readouterr().err
+
+
+def test_a_run_with_another_plug_in_of_the_same_name_is_no_finished_one(tmp_path, capsys):
+    file = tmp_path / "mine.py"
+    text = """
+from torch.nn.functional import cross_entropy
+from utils.plugin import loss
+
+@loss("mine")
+def mine(logits, targets):
+    return 1.0 * cross_entropy(logits, targets)
+"""
+    file.write_text(text)
+    more = ["--plugin", str(file), "--loss", "mine", "--epochs", "1", "--train-samples", "128", "--device", "cpu"]
+    (trial,) = trials("digits/fc", [], 1, more)
+    assert main.main([*trial.flags, "--no-progress", "--output", str(tmp_path / "runs")]) == 0
+    assert set(outcomes.finished(tmp_path / "runs", [trial])) == {trial}
+    file.write_text(text.replace("1.0", "2.0"))
+    capsys.readouterr()
+    assert not outcomes.finished(tmp_path / "runs", [trial])
+    assert "does not count: the files of --plugin have changed since" in capsys.readouterr().err
+    plugins.load(())
 
 
 def test_a_cut_table_of_a_run_that_has_not_ended_is_no_hindrance(tmp_path):
