@@ -170,6 +170,8 @@ def refuse_formats(encodings: dict[str, Encoding], data: Data) -> None:
         if isinstance(images, MemoryImages):
             if form == "keep":
                 raise UserError("--format keep is for files, and these images are in memory; use raw, png or jpeg")
+            if images.pixels.shape[1] not in (1, 3):
+                raise UserError(f"--format {form}: holds grey or RGB, and these have {images.pixels.shape[1]} channels")
         elif form != "keep" and is_array(images.colour):
             raise UserError(
                 f"--format {form}: holds grey or RGB of 8 bits, and these images have other channels or all levels "

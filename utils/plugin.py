@@ -102,11 +102,11 @@ def dataset(
     """Decorator for ``--dataname NAME``: a function of (path,) that returns (training, validation, classes).
 
     ``path``: ``--datapath``, or None without it. Training and validation are like a ``torch.utils.data.Dataset``, with
-    ``len`` and items (image, label): the image as a Pillow image, as uint8 of shape (height, width), (height, width,
-    channels) or (channels, height, width), or as the bytes of an image file; the label as a number below
-    ``len(classes)``. ``mean`` and ``std``: of pixel values between 0 and 1, a number per channel. ``fixed_size``: every
-    image has ``image_size`` pixels a side; then all are read once and stay in memory. ``augment``: training's default
-    augmentations.
+    ``len`` and items (image, label): the image as a Pillow image, as uint8 of shape (height, width), (height, width, 3)
+    or (3, height, width), or as the bytes of an image file, for other numbers of channels of a .npy or TIFF file; the
+    label as a number below ``len(classes)``. ``mean`` and ``std``: of pixel values between 0 and 1, a number per
+    channel. ``fixed_size``: every image has ``image_size`` pixels a side; then all are read once and stay in memory.
+    ``augment``: training's default augmentations.
     """
     centre, spread = MEAN_AND_STD
     spec = DatasetSpec(

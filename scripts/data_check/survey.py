@@ -350,7 +350,7 @@ def pixel_hash(colour: str, size: tuple[int, int], pixels: bytes) -> bytes:
 def _of_pixels(pixels: np.ndarray) -> np.ndarray:
     """Records of images in memory, uint8 (n, c, h, w), as ``RECORD`` (n,)."""
     _, channels, height, width = pixels.shape
-    mode = {1: "L", 3: "RGB"}[channels]
+    mode = {1: "L", 3: "RGB"}.get(channels, f"{channels}x8")
     rows = [
         (b"", pixel_hash(mode, (width, height), image.tobytes()), width, height, mode, b"", False) for image in pixels
     ]

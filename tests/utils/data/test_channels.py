@@ -4,6 +4,7 @@ import dataclasses
 import io
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,19 +18,25 @@ import main
 from models.build import build_model
 from models.load import load_model
 from models.starting_weights import of_other_channels
-from scripts import check_data
+from scripts import check_data, pack
+from scripts.common.predictions import picture
+from scripts.data_check.survey import _of_pixels
 from scripts.exporting.card import preparation
+from scripts.packing.encoding import Encoding
 from scripts.serving.uploads import Limits, decode
 from tests.faults.small_run import told
 from tests.helpers import trained
 from tests.utils.data.deep_files import png, tiff
 from tests.utils.data.loading import make, steps_of
 from utils.config.arguments import parse
+from utils.config.datasets import SPECS
 from utils.config.groups.model import ModelSettings
+from utils.config.plugins import Entry
 from utils.config.settings import UserError
 from utils.data.augment.erasing import normals
 from utils.data.augment.operations import Canvas, apply_layers
 from utils.data.datasets import get_data
+from utils.data.formats.own import read_own
 from utils.data.images.arrays import array_header, of_colour
 from utils.data.images.decoding import UnreadableImage, open_image, read_pixels
 from utils.data.images.levels import Colour
@@ -310,3 +317,19 @@ def test_channels_of_images_in_memory_become_grey_or_rgb_only():
     assert data.train.pixels.shape == (1437, 3, 8, 8) and data.preprocessing.mean == (0.3055,) * 3
     with pytest.raises(UserError, match="--in-channels 5: the images have 1"):
         get_data(parse(["--in-channels", "5"], 1).data, CPU)
+
+
+def test_images_of_five_channels_in_memory_are_shown_checked_and_refused_by_name_where_files_cannot_hold_them(tmp_path):
+    numbers = np.arange(8 * 8 * 5, dtype=np.uint8).reshape(8, 8, 5)
+    items = [(npy(numbers), 0), (npy(255 - numbers), 1)]
+    entry = Entry("dataset", "five", lambda path: (items, items, ("a", "b")), tmp_path / "mine.py")
+    spec = dataclasses.replace(SPECS["digits"], classes=None, mean=(0.5,) * 5, std=(0.3,) * 5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SPECS, "five", spec)
+        images = read_own(entry, parse([]).data).train
+    assert np.array_equal(images.pixels[0].permute(1, 2, 0), numbers)
+    assert np.array_equal(picture(images, 0), numbers[..., :3])
+    assert set(_of_pixels(images.pixels.numpy())["mode"]) == {b"5x8"}
+    encodings = dict.fromkeys(("train", "val"), Encoding("raw", None, 90, "5"))
+    with pytest.raises(UserError, match="--format raw: holds grey or RGB, and these have 5 channels"):
+        pack.refuse_formats(encodings, SimpleNamespace(train=images, validation=images))
