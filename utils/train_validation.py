@@ -30,6 +30,7 @@ from utils.precision.diagnosis import too_many_skips
 from utils.record.multilabel import AnyReport, report_of
 from utils.record.reporter import Reporter
 from utils.record.writer import Bar, Writer
+from utils.runtime.compiled import compile_in_place
 from utils.runtime.devices import runs_ahead
 
 __all__ = ["Extras", "TraVal"]
@@ -99,7 +100,7 @@ class TraVal:
         self._show_first_batch = True
         self.autocast = autocast(args.precision, self.device)
         if args.model.compile:
-            model.compile(mode=args.model.compile_mode)  # in place, so that names stay as they are
+            compile_in_place(model, args.model.compile_mode)
         if self.optimizers:
             self._prepare_training()
 

@@ -62,8 +62,8 @@ def reason_against(loop: Loop) -> str | None:
         return "several processes exchange gradients, which has not been tried; --cuda-graph on tries it"
     if hooks.before_forward or hooks.after_forward or hooks.before_backward or hooks.after_backward:
         return "hooks look at the passes"
-    if loop.args.model.compile and loop.args.model.compile_mode == "reduce-overhead":
-        return "--compile-mode reduce-overhead records graphs of its own"
+    if loop.args.model.compile and loop.args.model.compile_mode != "default":
+        return f"--compile-mode {loop.args.model.compile_mode} records graphs of its own"
     if loop.args.model.grad_checkpointing:
         return "--grad-checkpointing restores random numbers on the host"
     return None

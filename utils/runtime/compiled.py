@@ -14,6 +14,7 @@ import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,6 +23,18 @@ from utils.runtime.files import sha256, whole_file
 FOLDER = ".compiled"  # in --output
 LIST = "files.json"  # SHA-256 of each file, by its path within the folder
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+def compile_in_place(model: torch.nn.Module, mode: str) -> None:
+    """Compile ``model`` in place, so that names stay as they are.
+
+    All modes but 'default' launch CUDA graphs, whose next pass overwrites an output that sums of several steps still
+    need; torch refuses to read it then. So it is copied.
+    """
+    model.compile(mode=mode)
+    if mode != "default":
+        graphs: Any = model._compiled_call_impl
+        model._compiled_call_impl = lambda *arguments, **named: graphs(*arguments, **named).clone()
 
 
 class KeptCompilation:

@@ -255,6 +255,7 @@ def test_a_checkpoint_holds_learning_rates_as_numbers(recording):
 
 REFUSED = {
     "--compile --compile-mode reduce-overhead": "--compile-mode reduce-overhead records graphs of its own",
+    "--compile --compile-mode max-autotune": "--compile-mode max-autotune records graphs of its own",
     "--grad-checkpointing --arch timm/test_resnet --image-size 32": "--grad-checkpointing restores random numbers",
 }
 

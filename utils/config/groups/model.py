@@ -174,7 +174,8 @@ class ModelSettings:
         example="auto",
     )
     compile_mode: str = setting(
-        "mode of torch.compile for the network: reduce-overhead launches CUDA graphs, max-autotune tries kernels first",
+        "mode of torch.compile for the network: reduce-overhead launches CUDA graphs, max-autotune tries kernels first "
+        "and launches CUDA graphs, too",
         default="default",
         choices=("default", "reduce-overhead", "max-autotune"),
         synonyms="torchcompile-mode",
