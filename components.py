@@ -33,7 +33,7 @@ from utils.optim.build import build_optimizer_parts
 from utils.optim.distillation import Distillation
 from utils.precision import amp
 from utils.precision.choice import with_chosen_amp
-from utils.record.epoch_scalars import ONE, SEVERAL, strange_metrics
+from utils.record.epoch_scalars import ONE, SEVERAL, strange_metrics, taken_metrics
 from utils.record.provenance import machine
 from utils.record.summary import checkpoint_description
 from utils.record.tracking import missing_packages
@@ -141,7 +141,8 @@ def build(run: Run) -> Components:
                 data.classes, data.fingerprint, data.seen, data.changed_since, multilabel=data.multilabel
             )
         args = args.of_several_labels() if data.multilabel else args
-        if mistakes := strange_metrics(args.run, SEVERAL if data.multilabel else ONE):
+        labels = SEVERAL if data.multilabel else ONE
+        if mistakes := [*taken_metrics(labels), *strange_metrics(args.run, labels)]:
             raise UserError(*mistakes)
     data.refuse_differences(distributed)
     with distributed.raise_on_all_ranks(), distributed.without_timeout("Reading the images"):

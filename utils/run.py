@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import shlex
 import shutil
 import sys
@@ -223,8 +222,8 @@ class Run:
         headline = report.HEADLINE
         if progress.best_epoch:
             other = f", where {metric.column} is {progress.best_value:.4f}" if metric.name != headline else ""
-            log(f"Best {headline}{cut} {progress.best_top1:.2f} in epoch {progress.best_epoch}{other}")
-        elif math.isfinite(report.loss):
+            log(f"Best {headline}{cut} {progress.best_headline:.2f} in epoch {progress.best_epoch}{other}")
+        elif progress.best_value is not None:
             reached = f"{report.headline:.2f} after step {progress.step}"
             log(f"Best {headline}{cut} {reached}, where --max-steps cut the first epoch")
         inside = folder.absolute().is_relative_to(Path(args.run.output).absolute())

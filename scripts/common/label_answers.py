@@ -72,8 +72,12 @@ class LabelAnswers:
 
     @cached_property
     def right(self) -> np.ndarray:
-        """Whether an image is given all its labels and no superfluous one, missing labels aside: bool (n,)."""
-        return ~(self.missed | self.superfluous).any(1)
+        """Whether an image is given all its labels and no superfluous one, missing labels aside: bool (n,).
+
+        NaN, as a logit, answers nothing: an image with one for a known label is not right.
+        """
+        unanswered = np.isnan(self.scores) & (self.targets >= 0)
+        return ~(self.missed | self.superfluous | unanswered).any(1)
 
     @cached_property
     def by_class(self) -> MultilabelClasses:

@@ -20,7 +20,8 @@ def summary(predictions: LabelPredictions) -> dict[str, Any]:
     """Metrics over all images, in percent except for counts and loss; F1 and exact match at a threshold of 0.5.
 
     ``tuned_...``: F1 if each half of the images is judged with thresholds chosen on the other half. ``given_...``: F1
-    with the checkpoint's own thresholds.
+    with the checkpoint's own thresholds. NaN, as a logit, gives no label, and an image with one for a known label is no
+    exact match.
     """
     report = predictions.report
     by_class = predictions.by_class
@@ -29,7 +30,8 @@ def summary(predictions: LabelPredictions) -> dict[str, Any]:
     spans = intervals(resampled(predictions.scores, targets), figures)
     known = targets >= 0
     judged = known.any(1)
-    hits = int((((predictions.scores >= THRESHOLD) == (targets == 1)) | ~known)[judged].all(1).sum())
+    right = ((predictions.scores >= THRESHOLD) == (targets == 1)) & ~np.isnan(predictions.scores)
+    hits = int((right | ~known)[judged].all(1).sum())
     given = counts_at(predictions.scores, targets, np.array(predictions.reading.thresholds))
     not_a_number = int(predictions.logits.isnan().any(1).sum())
     return {

@@ -1,6 +1,7 @@
 """Tools on networks for several labels an image: figures against scikit-learn's, and files that can be trusted."""
 
 import csv
+import dataclasses
 import io
 import json
 
@@ -97,6 +98,22 @@ def test_a_summary_counts_every_known_label_once_and_says_how_many_classes_count
     assert found["given_micro_f1"] == pytest.approx(100 * metrics.f1_score(truth, own, average="micro"))
     text = labels_report.overall(made, DESCRIPTION)
     assert "4 of 5 classes have positive labels here" in text and "chosen on these images" in text
+
+
+def test_an_image_whose_logits_are_not_a_number_is_no_exact_match_though_it_shows_nothing():
+    made = answers(missing=0)
+    nothing = torch.zeros(1, len(NAMES))
+    unsure = torch.full_like(nothing, float("nan"))
+    one_unknown = torch.tensor([[float("nan"), 0.0, 0.0, 0.0, 0.0]])  # a missing label needs no answer
+    both = torch.cat([unsure, torch.where(one_unknown.isnan(), float("nan"), -9.0)])
+    more = dataclasses.replace(
+        made, logits=torch.cat([made.logits, both]), labels=torch.cat([made.labels, nothing, one_unknown])
+    )
+    before, after = summary(made), summary(more)
+    hits, images = before["exact_match"] * before["exact_match_images"] / 100, before["exact_match_images"]
+    assert after["exact_match"] == pytest.approx(100 * (hits + 1) / (images + 2))
+    assert more.right[-2:].tolist() == [False, True] and images in more.most_mistaken()
+    assert "for 2 images the network's output is not finite" in labels_report.overall(more, DESCRIPTION)
 
 
 def test_the_report_says_what_guessing_reaches_and_which_thresholds_a_figure_has():

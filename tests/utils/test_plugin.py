@@ -367,6 +367,8 @@ MISTAKES = {
     NETWORK + "raise ValueError('no')\n": "mine.py, line 4: network mine: ValueError: no",
     "from utils.plugin import loss\n@loss('mine')\ndef f(logits, targets):\n    return logits[targets]\n": "loss mine must return a tensor of one number, not a",
     METRIC + "return 1\n": "metric m must return a value for each of 64 images, a tensor of the shape (64,), not int",
+    METRIC.replace("'m'", "'top1'") + "return logits[:, 0]\n": "mine.py: there is a metric top1 already",
+    METRIC.replace("'m'", "'Top1'") + "return logits[:, 0]\n": "mine.py: there is a metric Top1 already",
     METRIC + "return logits\n": "a tensor of the shape (64,), not (64, 10)",
     "from utils.plugin import augmentation\n@augmentation('mine')\ndef f(images, numbers):\n    return images[:1, 0]\n": (
         "augmentation mine must return images of the shape"

@@ -65,6 +65,11 @@ class Progress:
     epoch_seconds: float = 0.0
 
     @property
+    def best_headline(self) -> float:
+        """``best_top1``; NaN if best.pt has none: mean average precision without any positive label."""
+        return self.best_top1 if self.best_top1 >= 0 else math.nan
+
+    @property
     def moved_steps(self) -> int:
         """Number of optimizer steps that moved any weights, which the moving average counts."""
         return self.step - self.skipped_steps

@@ -110,6 +110,7 @@ def row_of(
 ) -> dict[str, float]:
     """An epoch's row: its scalars, the named training ``losses``, then the scalars of the ``raw`` weights.
 
+    A loss that is named like a figure of training, such as 'loss', has no column: that column is the figure's.
     ``facts``: by column, what no report holds. ``training`` is None if the epoch has its row already and is only
     validated late; ``validation``, if it is not validated; ``raw``, unless ``validation`` is that of an average.
     """
@@ -119,17 +120,16 @@ def row_of(
         prefix = next(prefix for prefix in reports if column.startswith(prefix))
         return facts[column] if column in facts else _figure(reports[prefix], column.removeprefix(prefix))
 
-    scalars = {scalar.column: value(scalar.column) for scalar in (*EPOCH_SCALARS, *_of_plugins())}
-    scalars |= {f"train_{name}": loss for name, loss in losses.items()}
+    scalars = {scalar.column: value(scalar.column) for scalar in EPOCH_SCALARS}
+    scalars |= {f"{PREFIX}{name}": figure for name, figure in ({} if validation is None else validation.own).items()}
+    scalars |= {f"train_{name}": loss for name, loss in losses.items() if f"train_{name}" not in scalars}
     scalars |= {scalar.column: value(scalar.column) for scalar in RAW_SCALARS}
     return {column: value for column, value in scalars.items() if value is not None}
 
 
 def _figure(report: AnyReport | None, name: str) -> float | None:
-    """The figure ``name`` of a report: a user's own, one over all images, or one by class; None if missing."""
-    if report is None:
-        return None
-    return report.own[name] if name in report.own else getattr(report, name, getattr(report.by_class, name, None))
+    """The figure ``name`` of a report: one over all images, or one by class; None if missing."""
+    return None if report is None else getattr(report, name, getattr(report.by_class, name, None))
 
 
 def points_of(row: dict[str, float]) -> dict[str, float]:
@@ -178,6 +178,17 @@ def strange_metrics(settings: RunSettings, labels: str = EITHER) -> list[str]:
             except UserError as error:
                 mistakes += error.mistakes
     return mistakes
+
+
+def taken_metrics(labels: str) -> list[str]:
+    """Error messages for metrics of users' files that would take the column or tag of a figure of such data."""
+    scalars = [scalar for scalar in EPOCH_SCALARS if scalar.labels in (EITHER, labels)]
+    taken = {name for scalar in scalars for name in (scalar.column, scalar.tag)}
+    return [
+        f"--plugin {plugins.added('metric')[own.name].file}: there is a metric {own.name} already; choose another name"
+        for own in _of_plugins()
+        if own.column in taken or own.tag in taken
+    ]
 
 
 def _metric(setting: str, name: str, labels: str = EITHER) -> EpochScalar:

@@ -120,7 +120,7 @@ class Reporter:
         self.writer.log(
             f"epoch {last.epoch}/{self.epochs}  step {progress.step_in_epoch}/{self.steps_per_epoch}  "
             f"loss {last.loss:.4f}  first step after {now - self._began:.1f} s, {self._data_seconds:.1f} s of them for "
-            "its data",
+            "data",
             to_console=to_console,
         )
 
@@ -278,7 +278,7 @@ class Reporter:
     def best(self, progress: Progress) -> None:
         """Write points of the best whole epoch so far, which compare runs in the HPARAMS table."""
         if progress.best_epoch:
-            figures = {self.kind.HEADLINE: progress.best_top1, self.best_metric.name: progress.best_value}
+            figures = {self.kind.HEADLINE: progress.best_headline, self.best_metric.name: progress.best_value}
             self.writer.scalars(
                 {_best_tag(name): value for name, value in figures.items() if value is not None}, progress.step
             )

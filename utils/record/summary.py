@@ -85,15 +85,15 @@ def final_line(progress: Progress, folder: Path | None, args: Settings) -> str:
     precision and F1 replace top-1 and top-5.
 
     ``val_epoch``: the epoch of the last validation, even if --max-steps cut that epoch short. A first epoch that was
-    cut short counts as the best one while there is no whole one. If no validation loss was finite, there is no best
-    epoch: 'nan', epoch 0.
+    cut short counts as the best one while there is no whole one. If no validation had a finite loss and a finite metric
+    to choose by, there is no best.pt: 'nan', epoch 0.
     """
     report = report_of(progress.last_validation)
     headline = report.HEADLINE
     epoch = progress.epoch + (progress.step_in_epoch > 0)
-    best = (progress.best_top1, progress.best_epoch)
+    best = (progress.best_headline, progress.best_epoch)
     if not progress.best_epoch:
-        best = (report.headline, epoch) if math.isfinite(report.loss) else (math.nan, 0)
+        best = (math.nan, 0) if progress.best_value is None else (report.headline, epoch)
     name = best_metric(args.run).name
     value = math.nan if progress.best_value is None else progress.best_value
     other = f" best_{name}={value:.4f}" if name != headline else ""

@@ -50,6 +50,17 @@ def test_a_plain_epoch_has_these_columns_in_this_order_and_three_points():
     assert points_of(row) == TEST
 
 
+def test_a_loss_with_the_name_of_a_figure_leaves_the_figures_column_alone():
+    row = row_of(FACTS, TRAINING, VALIDATION, None, {"loss": 1.5, "top1": 0.4, "aux": 0.1})
+    assert list(row.items()) == list((ALWAYS | {"train_aux": 0.1}).items())
+
+
+def test_a_users_metric_has_its_own_column_and_changes_no_figure():
+    validation = Report(0.5, 80.0, 99.0, 360, own={"mine": 3.0, "guessing_loss": 4.0})
+    own = {"val_mine": 3.0, "val_guessing_loss": 4.0}
+    assert list(row_of(FACTS, TRAINING, validation, None, LOSSES).items()) == list((ALWAYS | own | NAMED).items())
+
+
 def test_raw_weights_and_unreadable_images_have_columns_where_there_can_be_some():
     row = row_of(FACTS | {"unreadable_images": 3}, TRAINING, VALIDATION, Report(0.0, 70.0, 98.0, 360), LOSSES)
     raw = {"raw_val_loss": 0.0, "raw_val_top1": 70.0, "raw_val_top5": 98.0}

@@ -23,6 +23,7 @@ from utils.checkpoint.progress import Progress
 from utils.config.arguments import parse
 from utils.loop import validation
 from utils.record import board
+from utils.record.metrics import ClassReport
 from utils.record.pictures import collector as collecting
 from utils.record.pictures import drawing, projector
 from utils.record.pictures.collector import Collector, Mistake, Point
@@ -104,6 +105,22 @@ def shares():
 
 def test_the_matrix_is_scikit_learns(gathered, shares):
     assert (gathered.confusion == confusion_matrix(TARGETS, shares.argmax(1))).all()
+
+
+def test_the_matrix_has_top1s_hits_also_where_logits_are_not_finite_or_have_equal_probabilities():
+    nan, inf = float("nan"), float("inf")
+    logits = torch.tensor([[nan, 1, 2, 0], [0, 1, inf, 0], [0, 1e-9, 0, 0], [0, 1, 2, 3]])
+    targets = torch.tensor([0, 2, 1, 0])
+    fixed = nn.Module()
+    fixed.forward = lambda images: logits
+    collector = Collector(fixed, fixed, CLASSES, len(logits), lambda images: images)
+    collector.before_batch(SimpleNamespace(targets=targets, indices=np.arange(len(logits))))
+    collector(torch.zeros(len(logits), 1, 6, 6))
+    found = collector.gather(Alone())
+    by_class = ClassReport.of(logits, targets)
+    assert (found.confusion.diagonal() == by_class.right).all() and by_class.right.sum() == 2
+    assert (found.confusion.sum(0) == by_class.predicted).all(), "NaN answers nothing"
+    assert [(one.index, one.predicted) for one in found.mistakes] == [(3, 3)]
 
 
 def test_the_curves_are_those_that_torch_writes_for_tensorboard(gathered, shares):

@@ -179,7 +179,7 @@ def test_the_speed_after_a_resume_is_that_of_the_processs_own_steps_without_its_
     assert writer.points[progress.step]["Speed/images_per_second"] == 20
     assert writer.points[progress.step]["Speed/data_wait_percent"] == 0
     (first,) = (line for line in writer.lines if "first step" in line)
-    assert first == "epoch 2/20  step 21/30  loss 2.0000  first step after 60.5 s, 60.0 s of them for its data"
+    assert first == "epoch 2/20  step 21/30  loss 2.0000  first step after 60.5 s, 60.0 s of them for data"
     assert "left 0" in writer.lines[-1], "the start-up is not to come again"
 
 
@@ -290,9 +290,19 @@ def test_the_last_line_says_which_epoch_was_validated_last_and_which_was_best():
 
 
 def test_a_cut_epoch_is_named_by_its_number_and_is_the_best_only_while_there_is_no_whole_one():
-    assert "val_epoch=1 best_top1=98.6111 best_epoch=1 run" in line_of(epoch=0, step_in_epoch=4, step=4)
+    cut = line_of(epoch=0, step_in_epoch=4, step=4, best_value=98.61111)
+    assert "val_epoch=1 best_top1=98.6111 best_epoch=1 run" in cut
     later = line_of(epoch=2, step_in_epoch=4, step=50, best_top1=90.0, best_epoch=2)
     assert "val_epoch=3 best_top1=90.0000 best_epoch=2 run" in later
+
+
+def test_without_a_best_pt_or_a_figure_of_it_the_last_lines_say_nan(tmp_path):
+    assert "best_top1=nan best_epoch=0 run" in line_of(epoch=2, step=46), "its metric was never finite, its loss was"
+    assert "best_top1=nan best_epoch=2 run" in line_of(epoch=2, step=46, best_top1=-1.0, best_epoch=2)
+    writer = Kept()
+    run = Run(parse(["--output", str(tmp_path)]), None, folder=tmp_path, writer=writer)
+    run.log_end(Progress(epoch=2, step=46, last_validation=[0.1, 99.0, 100.0, 360]), Report(0.1, 99.0, 100.0, 360))
+    assert not [line for line in writer.lines if line.startswith("Best")]
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

@@ -52,11 +52,11 @@ class Point(NamedTuple):
 class Gathered(NamedTuple):
     """Counts, mistakes and points of all n samples of a validation, over all ranks.
 
-    ``confusion``: int64 (classes, classes), a row for each true class; None for too many classes. ``curves``: int64 (1
-    + k, 2, THRESHOLDS), the number of samples by their probability of a class, in bins of equal width: of other classes
-    (0), and of this class (1); first summed over all classes, then for each of the first k. ``mistakes``: the most
-    confident first. ``points``: at most ``MOST_POINTS``, spread evenly over the set; empty if the network's features
-    could not be recorded.
+    ``confusion``: int64 (classes, classes), a row for each true class, without samples whose logits are NaN; None for
+    too many classes. ``curves``: int64 (1 + k, 2, THRESHOLDS), the number of samples by their probability of a class,
+    in bins of equal width: of other classes (0), and of this class (1); first summed over all classes, then for each of
+    the first k. ``mistakes``: the most confident first. ``points``: at most ``MOST_POINTS``, spread evenly over the
+    set; empty if the network's features could not be recorded.
     """
 
     confusion: np.ndarray | None
@@ -132,8 +132,9 @@ class Collector(nn.Module):
 
     def _answers(self, logits: torch.Tensor, targets: torch.Tensor) -> Answers:
         shares = logits.softmax(1)
-        predicted = shares.argmax(1)
-        sure = shares.amax(1).nan_to_num(0).masked_fill(predicted == targets, -1)
+        # As top-1 counts: different logits may have equal probabilities, and NaN, as a logit, answers nothing.
+        predicted = logits.argmax(1).masked_fill_(logits.isnan().any(1), NO_CLASS)
+        sure = shares.amax(1).nan_to_num(0).masked_fill((predicted == targets) | (predicted == NO_CLASS), -1)
         pair = (targets, predicted)
         return Answers(shares, functional.one_hot(targets, self.classes), sure, pair, pair)
 
@@ -153,8 +154,8 @@ class Collector(nn.Module):
             places.append(((2 * curve + is_target) * THRESHOLDS + bins).flatten())
             counts.append(known)
         if self._with_matrix:
-            places.append(self._numbers - self.classes**2 + targets * self.classes + predicted)
-            counts.append(torch.ones_like(targets))
+            places.append(self._numbers - self.classes**2 + targets * self.classes + predicted.clamp(min=0))
+            counts.append((predicted != NO_CLASS).long())
         self._counts.index_add_(0, torch.cat(places), torch.cat(counts))
 
     @property
