@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.checkpoint.progress import Progress
-from utils.checkpoint.resume import ResumePoint, is_at, last_of, take_as_last
+from utils.checkpoint.resume import DEFAULTS, ResumePoint, is_at, last_of, take_as_last
 from utils.checkpoint.sharded import bytes_of
 from utils.config import arguments
 from utils.config.field import FLAG
@@ -255,7 +255,9 @@ class Run:
             self.warn(
                 f"--datapath {self.args.data.datapath}: nothing was read there, for nothing remains to be trained"
             )
-        print(final_line(progress, point.folder, self.args))
+        begun = DEFAULTS | point.state["settings"]
+        of_figures = {name: begun[name] for name in ("best_metric", "max_val_batches")}  # --resume-override has others
+        print(final_line(progress, point.folder, self.args.with_values(**of_figures)))
 
     def _provenance(self) -> str:
         return f"{MACHINE}{machine(self.distributed)}\n{COMMIT}{commit()}"

@@ -182,7 +182,7 @@ class TraVal:
             for _, passes in itertools.groupby(self._batches(epoch), key=lambda batch: batch.number):
                 self.training_step(passes)
                 bar.update()
-                self._after_step(epoch, bar)
+                self._after_step(bar)
                 if self.progress.is_trained(self.args):
                     break
         self.collect()
@@ -344,7 +344,7 @@ class TraVal:
         """Reset the random numbers to those at the start of the step; its position seeds them."""
         self.watch.seed(self.progress)
 
-    def _after_step(self, epoch: int, bar: Bar) -> None:
+    def _after_step(self, bar: Bar) -> None:
         """Do what is due between two steps: a log line, a checkpoint, or the end after too many skipped steps."""
         logging = self.args.logging
         progress = self.progress

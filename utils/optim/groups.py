@@ -109,8 +109,12 @@ def _hint(pattern: str, names: Sequence[str]) -> str:
 
 
 def lr_scales(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, float]:
-    """Scale of each named rate, lowest first; empty if all parameters have the schedule's rate."""
-    named = [group for each in optimizers for group in each.param_groups if "name" in group]
+    """Scale of each named rate, lowest first; empty if all parameters have the schedule's rate.
+
+    The groups of a user's own optimizer may have names without a scale.
+    """
+    groups = [group for each in optimizers for group in each.param_groups]
+    named = [group for group in groups if "name" in group and "lr_scale" in group]
     return dict(sorted({group["name"]: group["lr_scale"] for group in named}.items(), key=lambda item: item[1]))
 
 

@@ -110,6 +110,11 @@ def test_the_rate_of_each_layer_is_charted(name, monkeypatch):
     assert layers == pytest.approx({f"Optim/lr_group_layer_{n}": 0.1 * 0.5 ** (2 - n) for n in range(3)})
 
 
+def test_groups_of_a_users_optimizer_may_have_names_without_a_scale():
+    weight = torch.nn.Parameter(torch.zeros(2))
+    assert lr_scales([torch.optim.SGD([{"params": [weight], "name": "mine"}], lr=0.1)]) == {}
+
+
 @pytest.mark.parametrize(
     ("arch", "head"),
     [("conv2", "classifier.5"), ("timm/test_vit", "head"), ("torchvision/squeezenet1_1", "classifier.1")],
