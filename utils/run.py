@@ -242,7 +242,11 @@ class Run:
         point = self.begun
         values = self.args.result_values()
         progress = Progress.from_state(point.state["progress"])
-        early = stopped_early(self.args, progress)
+        begun = DEFAULTS | point.state["settings"]
+        of_figures = ("best_metric", "early_stopping_metric", "early_stopping_delta", "max_val_batches")
+        # --resume-override may have others, which did not give the figures
+        args = self.args.with_values(**{name: begun[name] for name in of_figures})
+        early = stopped_early(args, progress)
         end = f"; it stopped early {early}" if early else ""
         print(f"{point.folder or point.path} is finished: {progress.epoch} epochs, {progress.step} steps{end}")
         if self.args.run.resume_override and (late := point.differences(self.args)):
@@ -255,9 +259,7 @@ class Run:
             self.warn(
                 f"--datapath {self.args.data.datapath}: nothing was read there, for nothing remains to be trained"
             )
-        begun = DEFAULTS | point.state["settings"]
-        of_figures = {name: begun[name] for name in ("best_metric", "max_val_batches")}  # --resume-override has others
-        print(final_line(progress, point.folder, self.args.with_values(**of_figures)))
+        print(final_line(progress, point.folder, args))
 
     def _provenance(self) -> str:
         return f"{MACHINE}{machine(self.distributed)}\n{COMMIT}{commit()}"

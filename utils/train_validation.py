@@ -43,10 +43,10 @@ class TraVal:
 
     ``train_loader`` and ``validation_loader`` yield ``Batch``es (see ``utils/data/loaders.py``). ``optimizer`` may be
     several, each for its own parameters: under one ``scaler`` each skips steps independently. ``criterion`` takes
-    logits (n, classes) and a batch's targets and returns their mean loss, or a dict of named losses, whose sum is
-    minimised and each of which is logged. ``scaler`` is a ``torch.amp.GradScaler``, disabled if the precision needs
-    none. ``curr_scen_name`` names the run, for hooks and subclasses. Without ``writer`` nothing is logged. ``extras``:
-    optional parts of a run.
+    logits (n, classes) and a batch's targets and returns their mean loss, or a dict of named losses, with the same
+    names in each step, whose sum is minimised and each of which is logged. ``scaler`` is a ``torch.amp.GradScaler``,
+    disabled if the precision needs none. ``curr_scen_name`` names the run, for hooks and subclasses. Without ``writer``
+    nothing is logged. ``extras``: optional parts of a run.
     """
 
     def __init__(

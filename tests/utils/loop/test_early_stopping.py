@@ -83,6 +83,15 @@ def test_resume_auto_reports_it_as_finished_and_more_patience_goes_on(stopped, c
     assert main.main(more) == 0 and len(rows(run)) == 4
 
 
+def test_another_metric_for_a_run_that_has_stopped_does_not_stand_beside_its_figures(stopped, capsys):
+    run, _ = stopped
+    told = []
+    for more in ([], ["--resume-override", "--best-metric", "top1", "--early-stopping-delta", "1"]):
+        assert main.main(["--resume", str(run), "--device", "cpu", *more]) == 0
+        told.append(capsys.readouterr().out)
+    assert told[0] == told[1] and "in which val_loss has not improved; the best, 1.0000, is that" in told[0]
+
+
 def test_a_run_whose_figure_never_was_finite_ends_as_others_do(tmp_path, monkeypatch, capsys):
     given = [Report(math.nan, 0.0, 0.0, 360)] * 2
     monkeypatch.setattr(validation, "validate", lambda *_: given.pop(0))
