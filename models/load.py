@@ -67,6 +67,12 @@ class Loaded:
     def __iter__(self) -> Iterator[Any]:
         return iter((self.network, self.classes, self.preprocessing))
 
+    @property
+    def fp32_layers(self) -> list[str]:
+        """Names of the layers that computed in float32 under autocast, for ``keep_in_fp32``."""
+        layers = self.settings.get("fp32_layers")
+        return [*map(str, layers)] if isinstance(layers, list) else []
+
 
 def load_model(
     path: str | os.PathLike[str],
@@ -133,7 +139,7 @@ def _named(state: Mapping[str, Any], path: Path) -> tuple[str, list[str]]:
     arch = state.get("arch")
     classes = state.get("classes")
     names = classes if isinstance(classes, list) and all(isinstance(name, str) for name in classes) else []
-    if not isinstance(arch, str) or len(names) < 2:
+    if not isinstance(arch, str) or not names:
         raise UserError(f"{path}: does not name its network and classes; give a checkpoint that main.py has saved")
     if state.get("format") != checkpoint.FORMAT:
         raise UserError(

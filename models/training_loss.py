@@ -26,6 +26,7 @@ from utils.data.sampling import first_samples
 from utils.optim.class_weights import class_weights, refuse_other_weights
 from utils.optim.criterion import build_criterion, mean_known
 from utils.optim.distillation import Distillation, Origin, Teacher
+from utils.precision.amp import keep_in_fp32
 
 
 def build_loss(
@@ -64,6 +65,7 @@ class LibraryNetwork(NamedTuple):
     arch: str
     classes: tuple[str, ...]
     preprocessing: Preprocessing
+    fp32_layers: Sequence[str] = ()
 
 
 def build_teacher(source: str, data: Data, device: torch.device) -> Teacher:
@@ -78,6 +80,7 @@ def build_teacher(source: str, data: Data, device: torch.device) -> Teacher:
     except UserError as error:
         reasons = (line.removeprefix("--pretrained: ").removeprefix(f"{source}: ") for line in error.mistakes)
         raise UserError(*(f"{flag}: {reason}" for reason in reasons)) from error
+    keep_in_fp32(known.network, known.fp32_layers, device)  # it runs under the student's autocast
     own = data.preprocessing
     theirs = known.preprocessing
     if own.channels != theirs.channels:

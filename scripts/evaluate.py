@@ -294,4 +294,4 @@ def parts_of(output: str | None, description: dict[str, Any], found: Evaluation)
 
 
 if __name__ == "__main__":
-    end_process(run_tool(NAME, main))
+    end_process(run_tool(NAME, main, takes_ranks=True))

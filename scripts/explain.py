@@ -24,7 +24,7 @@ from scripts.common.command_line import ToolParser, run_tool, warn
 from scripts.common.output import whole_file, wrong_name
 from scripts.common.trained import NOT_FINITE, add_images, add_run_arguments, find_run, open_run
 from utils.config.settings import UserError
-from utils.config.spelling import or_nearest
+from utils.config.spelling import or_nearest, printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -111,7 +111,6 @@ def explain(own: argparse.Namespace, names: Sequence[str]) -> tuple[list[Explain
 def explain_batch(predictor: Predictor, batch: ImageBatch, target: int | None) -> list[Explained]:
     """Images of a batch with their maps; warns of those that cannot be read or whose outputs are not finite."""
     from scripts.common.heat_map import heat_map
-    from utils.config.spelling import printable
 
     loaded = predictor.loaded
     classes = [printable(name) for name in loaded.classes]
@@ -185,8 +184,8 @@ def _side_by_side(one: Explained) -> np.ndarray:
 
 
 def _shortened(name: str) -> str:
-    printable = "".join(character if character.isprintable() else "?" for character in name)
-    return printable if len(printable) <= LONGEST_NAME else f"...{printable[-LONGEST_NAME:]}"
+    name = printable(name)
+    return name if len(name) <= LONGEST_NAME else f"...{name[-LONGEST_NAME:]}"
 
 
 if __name__ == "__main__":

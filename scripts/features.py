@@ -24,6 +24,7 @@ from scripts.common.output import whole_file, write_csv
 from scripts.common.trained import AUTO, add_best, find_run, open_run
 from utils.config import arguments
 from utils.config.settings import UserError
+from utils.config.spelling import printable
 
 if TYPE_CHECKING:
     from models.load import Loaded
@@ -114,7 +115,8 @@ def embed_parts(loaded: Loaded, own: argparse.Namespace, folder: Path) -> dict[s
 
 
 def short(text: str) -> str:
-    """Text cut at its beginning if it is long: a path's end distinguishes it from others."""
+    """Text in printable characters, cut at its beginning if it is long: a path's end distinguishes it from others."""
+    text = printable(text)
     return text if len(text) <= LONGEST else f"...{text[3 - LONGEST :]}"
 
 

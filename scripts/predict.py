@@ -258,7 +258,6 @@ def opened(output: str | None) -> Iterator[TextIO]:
     ``UserError`` if the file cannot be written.
     """
     if output is None:
-        sys.stdout.reconfigure(errors="surrogateescape")
         yield sys.stdout
         return
     path = Path(os.path.realpath(output))

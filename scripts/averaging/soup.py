@@ -6,6 +6,7 @@ inference time, 2022.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -132,7 +133,8 @@ def uniform(ingredients: Sequence[StateDict], score: Score) -> Soup:
 def greedy(ingredients: Sequence[StateDict], score: Score) -> Soup:
     """Start from the best ingredient; add each other that does not lower the mean's score (the paper's recipe 1)."""
     scores = [score(weights, False) for weights in ingredients]
-    first, *others = sorted(range(len(scores)), key=lambda place: -scores[place])  # of equal ones, the first given
+    # Of equal ones, the first given; mean average precision is NaN for a network that gives NaN.
+    first, *others = sorted(range(len(scores)), key=lambda place: (math.isnan(scores[place]), -scores[place]))
     kept = [first]
     best = scores[first]
     for place in others:

@@ -37,10 +37,9 @@ from utils.data.first_look import lost_levels
 from utils.data.formats.class_folders import find_splits, test_folder, training_folder, validation_folder
 from utils.data.formats.hugging_face import find
 from utils.data.formats.readers import IN_MEMORY, ImageFiles, Images
-from utils.data.images.decoding import open_image
+from utils.data.images.decoding import for_people, open_image
 from utils.data.loaders import Batch, ProgressLog, ValidationLoader, loaders, tried_out
 from utils.data.sampling import first_samples
-from utils.data.transforms import for_people
 from utils.loop.bad_images import BadImages
 from utils.loop.test_time_augmentation import in_views
 from utils.loop.validation import validate
@@ -261,8 +260,7 @@ def picture(images: Images, number: int) -> Image.Image:
     """Whole image ``number`` of a data set, upright, in mode 'L' or 'RGB'. Raises ``UnreadableImage``."""
     if isinstance(images, ImageFiles):
         return open_image(images.paths[number], images.colour)
-    pixels = for_people(images.pixels[number % len(images.pixels)]).cpu().numpy()
-    return Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+    return for_people(images.pixels[number % len(images.pixels)].permute(1, 2, 0).cpu().numpy())
 
 
 def read_images(

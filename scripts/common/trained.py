@@ -206,9 +206,8 @@ def open_run(
         say(f"{loaded.path}: {line}")
     place = chosen_device(device) if isinstance(device, str) else device
     loaded.network.to(place)
-    layers = loaded.settings.get("fp32_layers")
-    if for_autocast and isinstance(layers, list):
-        keep_in_fp32(loaded.network, [*map(str, layers)], place)
+    if for_autocast:
+        keep_in_fp32(loaded.network, loaded.fp32_layers, place)
     return loaded
 
 

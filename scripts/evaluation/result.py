@@ -36,7 +36,8 @@ def store(path: Path, loaded: Loaded, found: Evaluation, description: dict[str, 
     """Write a copy of ``loaded``'s checkpoint with the temperature and distance that were ``found``; return a summary.
 
     For multi-label data the copy also keeps each label's best threshold, for probabilities without the temperature.
-    Raises ``UserError`` if there is nothing to keep, or if the copy cannot be written.
+    Raises ``UserError`` if there is nothing to keep, if a run that goes on has replaced the checkpoint meanwhile, or if
+    the copy cannot be written.
     """
     several = found.predictions.reading.several
     fit = found.temperature
@@ -63,7 +64,11 @@ def store(path: Path, loaded: Loaded, found: Evaluation, description: dict[str, 
     kept = Confidence(temperature, weights, description["tta"], fitted, found.predictions.digest, distance)
     entries = {KEY: kept.state(), **({"thresholds": found.predictions.by_class.thresholds.tolist()} if several else {})}
     try:
-        checkpoint.write_whole(path, {**checkpoint.load(loaded.path), **entries})
+        state = checkpoint.load(loaded.path)
+        progress = state.get("progress")
+        if isinstance(progress, dict) and progress.get("step") != description["step"]:
+            raise UserError(f"{loaded.path} has other weights now than were evaluated; evaluate it again")
+        checkpoint.write_whole(path, {**state, **entries})
     except UserError as error:
         raise UserError(f"--store: {error}") from error
     words = [fitted, _thresholds(found.predictions)] if several else [fitted]

@@ -216,9 +216,10 @@ def against_record(
             f"Validated {checkpoint} again for this report: the {words} that the run recorded for epoch {epoch}.",
             True,
         )
+    recorded = recorded[np.isfinite(recorded)]  # not each epoch is validated
     return (
         f"Validated {checkpoint} for this report: {words} {value:.4f} %, which no epoch of the run recorded "
-        f"(last {recorded[-1]:.4f} %, best {np.nanmax(recorded):.4f} %). Other images, another precision or device, "
+        f"(last {recorded[-1]:.4f} %, best {recorded.max():.4f} %). Other images, another precision or device, "
         "the raw weights or a checkpoint between two epochs explain it.",
         False,
     )

@@ -15,7 +15,6 @@ from scripts.reporting.feature_study import NAMES, Doubt, Study, answers_of, hea
 from scripts.reporting.page import FEATURE_PARTS, fill
 from scripts.reporting.series import number, numbers
 from scripts.reporting.thumbnails import Thumbnails
-from utils.config.spelling import printable
 
 SHOWN_QUERIES = 12
 SHOWN_NEIGHBOURS = 6  # of each query
@@ -219,10 +218,10 @@ def doubt_rows(of: Study) -> list[dict[str, Any]]:
         part = of.parts[one.split]
         rows.append(
             {
-                "image": printable(part.ids[one.place]),
+                "image": part.ids[one.place],
                 "split": one.split,
-                "label": printable(names[one.label]),
-                "likely": printable(names[one.likely]),
+                "label": names[one.label],
+                "likely": names[one.likely],
                 "label_probability": f"{one.own_share:.4f}",
                 "likely_probability": f"{one.likely_share:.4f}",
                 "neighbours_of_label": f"{one.neighbours}/{of.places.shape[1]}",
@@ -239,8 +238,8 @@ def duplicate_rows(of: Study) -> list[dict[str, Any]]:
     for (first, second), found in of.duplicates.items():
         for one in found:
             sides = [(of.parts[first], one.first), (of.parts[second], one.second)]
-            names = [printable(part.ids[place]) for part, place in sides]
-            labels = [printable(label_names[own_labels[part.split][place]]) for part, place in sides]
+            names = [part.ids[place] for part, place in sides]
+            labels = [label_names[own_labels[part.split][place]] for part, place in sides]
             rows.append(
                 {
                     "image": names[0],

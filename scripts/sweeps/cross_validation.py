@@ -181,7 +181,7 @@ def corrected_interval(values: Sequence[float], ratio: float) -> tuple[float, fl
     """95 % interval of a mean of percentages over folds; ``ratio`` as in ``reach``."""
     around = reach(values, ratio)
     mean = statistics.fmean(values)
-    return max(0.0, mean - around), min(100.0, mean + around)
+    return tuple(np.clip([mean - around, mean + around], 0, 100).tolist())
 
 
 def _doubts(result: RunResult) -> list[str]:

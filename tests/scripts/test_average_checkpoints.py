@@ -1,6 +1,7 @@
 """Averaged checkpoints: the mean, the recipes, what is refused, and what is saved."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -90,6 +91,13 @@ def test_the_greedy_soup_is_that_of_the_papers_recipe(seed):
     assert [values[place] for place in soup.kept] == written_out(values, score)
     assert soup.weights["w"].item() == pytest.approx(np.mean([values[place] for place in soup.kept]))
     assert asked == [False] * 6 + [True] * 5 and soup.scores == [score(value) for value in values]
+
+
+def test_a_network_that_gives_nan_is_no_beginning_of_a_greedy_soup():
+    """Mean average precision is then NaN."""
+    scores = {0.0: math.nan, 1.0: 60.0, 2.0: 70.0}
+    soup = greedy([{"w": torch.tensor(one)} for one in scores], lambda w, mixed: scores.get(w["w"].item(), math.nan))
+    assert soup.kept == [2]
 
 
 def test_a_uniform_soup_is_the_mean_and_evaluates_as_printed(runs, tmp_path, capsys):

@@ -24,7 +24,7 @@ from scripts.evaluation import distance as distances
 from scripts.evaluation.distance import Separation, fit_distance
 from scripts.evaluation.rejection import Curve, Rejection
 from scripts.evaluation.summary import fit_temperature
-from tests.helpers import csv_rows, image_tree
+from tests.helpers import altered, csv_rows, image_tree
 from tests.scripts.common.test_predictions import CPU, tree_of_digits
 from tests.scripts.test_evaluate import answers, guesses
 from tests.scripts.test_export import (
@@ -154,6 +154,17 @@ def test_a_damaged_entry_is_one_line(kept, tmp_path, damage):
     torch.save({**state, KEY: {**state[KEY], **damage}}, tmp_path / "bad.pt")
     with pytest.raises(UserError, match="its confidence is not what evaluate.py --store writes"):
         load_model(tmp_path / "bad.pt")
+
+
+def test_a_teachers_layers_of_fp32_layers_compute_in_float32_under_the_students_autocast(digits_run, tmp_path):
+    path = altered(digits_run, tmp_path / "teacher.pt", settings={"fp32_layers": ["layers.3"]})
+    teacher = build_teacher(str(path), get_data(parse([]).data, torch.device("cpu")), torch.device("cpu"))
+    seen = []
+    for layer in (teacher.network.layers[1], teacher.network.layers[3]):
+        layer.register_forward_hook(lambda *found: seen.append(found[-1].dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        teacher(torch.zeros(2, 1, 8, 8))
+    assert seen == [torch.bfloat16, torch.float32]
 
 
 def test_a_teacher_keeps_its_own_logits(digits_run, kept):
@@ -444,6 +455,22 @@ def test_only_some_training_images_are_fitted_on_and_all_classes_are_among_them(
     assert isinstance(distance, Distance) and distance.fitted_on == 300 and len(distance.centres) == 10
     chosen = predict_split(load_model(digits_run), Chosen(split="train", most=300, device="cpu", progress=False))
     assert len(chosen) == 300 and len(set(chosen.numbers.tolist())) == 300 and np.ptp(chosen.numbers) > 1200
+
+
+def test_weights_that_the_run_has_replaced_meanwhile_get_no_temperature_of_the_ones_before(
+    digits_run, tmp_path, monkeypatch
+):
+    path = altered(digits_run, tmp_path / "last.pt")
+
+    def meanwhile(*given, evaluate=evaluate.evaluate):
+        found = evaluate(*given)
+        altered(digits_run, path, progress={"step": 31})
+        return found
+
+    monkeypatch.setattr(evaluate, "evaluate", meanwhile)
+    with pytest.raises(UserError, match=r"--store: .*last\.pt has other weights now than were evaluated"):
+        evaluate.main([str(path), "--store", str(tmp_path / "kept.pt"), *QUIET])
+    assert not (tmp_path / "kept.pt").exists()
 
 
 def test_a_copy_is_not_stored_again(kept, tmp_path):

@@ -229,7 +229,9 @@ def test_the_probe_is_fitted_on_training_images_alone_and_scored_on_the_others(d
 
 def test_copies_of_training_images_are_named_and_accuracy_is_given_without_them(tmp_path, capsys):
     root = tree(tmp_path / "data", counts=(("train", 12), ("val", 8), ("test", 6)))
-    shutil.copy(root / "train/a/3.png", root / "val/a/copy.png")
+    shutil.copy(
+        root / "train/a/3.png", root / "val/a/copy 9.41\u202fAM.png"
+    )  # so macOS names its pictures of the screen
     shutil.copy(root / "train/b/5.png", root / "test/a/copy.png")  # with another label
     shutil.copy(root / "val/b/2.png", root / "test/b/copy.png")
     line = ["conv2a", "--dataname", "folder", "--datapath", str(root), *SMALL, "--output", str(tmp_path / "out")]
@@ -241,6 +243,7 @@ def test_copies_of_training_images_are_named_and_accuracy_is_given_without_them(
     assert printed.out.splitlines()[-1].startswith("knn_top1=")
     assert f"val_count=17 output={tmp_path / 'out'}" in printed.out
     rows = list(csv.DictReader((tmp_path / "out/duplicates.csv").read_text().splitlines()))
+    assert all(Path(row[side]).is_file() for row in rows for side in ("image", "other"))
     assert [(Path(row["image"]).name, row["split"], row["other_split"]) for row in rows] == [
         ("3.png", "train", "val"),
         ("5.png", "train", "test"),

@@ -139,6 +139,8 @@ def test_another_top1_than_the_run_recorded_is_said():
     record.epochs["val_top1"][1] = 74.9
     words, agrees = details.against_record(answers.top1, "top1", record, "last.pt")
     assert not agrees and "which no epoch of the run recorded" in words
+    record.epochs = {"epoch": np.arange(1.0, 4), "val_top1": np.array([50.0, 74.9, np.nan])}  # not validated yet
+    assert "(last 74.9000 %, best 74.9000 %)" in details.against_record(answers.top1, "top1", record, "last.pt")[0]
 
 
 def test_raw_weights_are_compared_with_the_raw_weights_figure(digits_run, tmp_path):

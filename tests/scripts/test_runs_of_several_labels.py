@@ -77,6 +77,14 @@ def kept(runs, tmp_path_factory):
     return path
 
 
+def test_a_run_of_a_single_label_is_read_by_the_tools(flags, tmp_path, capsys):
+    line = [word for word in flags if word not in ("red", "blue")]
+    assert main([*line, "--max-steps", "1", "--output", str(tmp_path)]) == 0
+    reached = last_line(capsys)
+    assert evaluate.main([str(next(tmp_path.glob("*/*/*"))), *QUIET]) == 0
+    assert last_line(capsys).items() <= reached.items()
+
+
 def last_line(capsys):
     return dict(word.split("=") for word in capsys.readouterr().out.splitlines()[-1].split())
 

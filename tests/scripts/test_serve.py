@@ -203,6 +203,17 @@ def test_the_page_says_of_each_image_alone_why_it_has_no_heat_map(server):
     assert first == "No heat map: busy" and second.startswith("Click a class")
 
 
+@pytest.mark.skipif(bool(MISSING), reason=f"not installed: {MISSING}")
+def test_the_page_gives_height_and_width_of_what_the_network_sees(server, monkeypatch):
+    loaded = server.service.loaded
+    shown = dataclasses.replace(loaded.preprocessing, val_image_size=(8, 12))
+    monkeypatch.setattr(server.service, "loaded", dataclasses.replace(loaded, preprocessing=shown))
+    with Browser() as browser:
+        browser._send("POST", "/url", {"url": f"http://127.0.0.1:{server.port}/"})
+        about = browser.run("return begin().then(() => document.getElementById('about').textContent);")
+    assert "10 classes, 8 \u00d7 12 pixels, " in about
+
+
 def test_the_page_says_what_is_served(server):
     status, _, content = server.ask("/model")
     about = json.loads(content)

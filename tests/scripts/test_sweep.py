@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import math
 import shutil
 import signal
 import statistics
@@ -569,3 +570,4 @@ def test_the_interval_is_nadeau_and_bengios():
     reach = 2.776445 * (2.5 * (1 / 5 + 1 / 4)) ** 0.5
     assert corrected_interval([88, 89, 90, 91, 92], 1 / 4) == pytest.approx((90 - reach, 90 + reach), abs=1e-5)
     assert corrected_interval([99, 100, 100, 100], 1 / 3)[1] == 100
+    assert all(map(math.isnan, corrected_interval([99, math.nan], 1)))

@@ -28,8 +28,9 @@ async function begin() {
   $("arch").textContent = model.arch;
   document.title = `${model.arch}: try it out`;
   const views = model.tta === "none" ? "" : `, test-time augmentation ${model.tta}`;
+  const [height, width = height] = [model.image_size].flat();
   $("about").textContent =
-    `${model.classes.length} classes, ${model.image_size} × ${model.image_size} pixels${views}, ${model.checkpoint}`;
+    `${model.classes.length} classes, ${height} × ${width} pixels${views}, ${model.checkpoint}`;
 }
 
 // ---------------------------------------------------------------------------- an image

@@ -329,6 +329,8 @@ def test_images_of_five_channels_in_memory_are_shown_checked_and_refused_by_name
         images = read_own(entry, parse([]).data).train
     assert np.array_equal(images.pixels[0].permute(1, 2, 0), numbers)
     assert np.array_equal(picture(images, 0), numbers[..., :3])
+    shown = Preprocessing(8, 8, (0.0,) * 5, (1.0,) * 5, 1.0, "squash", "bilinear")(picture(images, 0))
+    assert np.array_equal((255 * shown).round().permute(1, 2, 0), numbers), "what a heat map and an export see"
     assert set(_of_pixels(images.pixels.numpy())["mode"]) == {b"5x8"}
     encodings = dict.fromkeys(("train", "val"), Encoding("raw", None, 90, "5"))
     with pytest.raises(UserError, match="--format raw: holds grey or RGB, and these have 5 channels"):
