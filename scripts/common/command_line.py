@@ -136,15 +136,13 @@ def termination_raises() -> Iterator[None]:
 def run_tool(name: str, tool: Callable[[list[str]], int], *, takes_ranks: bool = False) -> int:
     """Run ``tool`` on the command line and return its exit code; 2, with one line each, for mistakes a user can fix.
 
-    Removes folders that the tool has made and left empty, as on a full disk. Names are printed byte for byte, whatever
-    their encoding. ``takes_ranks``: whether a launcher may start the tool on several processes; for another, and what
-    it starts, the launcher's variables do not count.
+    Removes folders that the tool has made and left empty, as on a full disk. ``takes_ranks``: whether a launcher may
+    start the tool on several processes; for another, and what it starts, the launcher's variables do not count.
 
     SIGTERM ends a single process as Ctrl-C does, so that it removes half-written files; one of several ranks ends at
     once.
     """
     outlive_readers()
-    sys.stdout.reconfigure(errors="surrogateescape")
     let_threads_wait_briefly()  # as in main.py: measurements apply to training
     if not takes_ranks or "WORLD_SIZE" not in os.environ:  # as ``RankInfo`` reads them
         for variable in ("RANK", "WORLD_SIZE"):

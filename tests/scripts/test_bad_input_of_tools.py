@@ -305,8 +305,7 @@ def test_a_folder_that_a_tool_makes_goes_with_its_failure(monkeypatch, capsys):
     assert Path("empty").is_dir() and not Path("made").exists()
 
 
-def test_a_launchers_variables_silence_no_tool_of_one_process(monkeypatch, capsysbinary):
-    """A name may be any bytes, too."""
+def test_a_launchers_variables_silence_no_tool_of_one_process(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["tool"])
     for given, takes_ranks, said in ((("3", "8"), False, 2), (("3", None), True, 2), (("3", "8"), True, 0)):
         for name, value in zip(("RANK", "WORLD_SIZE"), given, strict=True):
@@ -314,13 +313,11 @@ def test_a_launchers_variables_silence_no_tool_of_one_process(monkeypatch, capsy
 
         def tool(_, took=takes_ranks and None not in given):
             assert ("RANK" in os.environ) is took
-            print("caf\udce9")
             warn("something")
             raise UserError("no", on_all_ranks=True)
 
         assert run_tool("tool.py", tool, takes_ranks=takes_ranks) == 2
-        out, err = capsysbinary.readouterr()
-        assert out == b"caf\xe9\n" and len(err.splitlines()) == said
+        assert len(capsys.readouterr().err.splitlines()) == said
 
 
 @pytest.mark.parametrize("tool", REST)

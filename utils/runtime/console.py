@@ -157,7 +157,7 @@ def _outliving(stream: TextIO | None, number: int) -> TextIO:
     return io.TextIOWrapper(
         raw if write_through else io.BufferedWriter(raw),
         encoding=stream.encoding,
-        errors=stream.errors,
+        errors="surrogateescape" if stream.errors == "strict" else stream.errors,  # names of files may be any bytes
         newline="\n",
         line_buffering=bool(stream.line_buffering),
         write_through=write_through,

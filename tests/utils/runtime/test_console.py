@@ -47,6 +47,13 @@ sys.meta_path.insert(0, Interrupt())
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "explain.py: interrupted\n")
 
 
+def test_a_name_that_is_no_text_in_any_encoding_is_printed_as_it_is():
+    line = [sys.executable, "-c", "from utils.runtime import console; console.outlive_readers(); print('caf\\udce9')"]
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == (b"caf\xe9\n", b"")
+
+
 def test_a_module_of_ours_that_is_missing_is_no_package_to_install():
     with pytest.raises(ModuleNotFoundError):
         console.lacks_package("main.py", ModuleNotFoundError("no such", name="utils.lost"))
