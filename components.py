@@ -148,7 +148,6 @@ def build(run: Run) -> Components:
     with distributed.raise_on_all_ranks(), distributed.without_timeout("Reading the images"):
         distributed.seed(args.run.seed)
         network = prepare_network(args, data, distributed.device, point, weights)
-        args = run.settle(with_chosen_amp(args, network.model, data.image_shape, distributed).with_absolute_paths())
         begins = point is None and weights is None and not args.run.dry_run
         del weights  # a checkpoint holds several times as much as the network
         train_loader, validation_loader, loader_choice = loaders(
@@ -157,7 +156,8 @@ def build(run: Run) -> Components:
         assert train_loader is not None
         if begins:
             start_from_images(network.model, train_loader)
-    # Apart from the reading: a process that has failed there would not take part in spreading.
+    # Apart from the reading: a process that has failed there would not take part in choosing and spreading.
+    args = run.settle(with_chosen_amp(args, network.model, data.image_shape, distributed).with_absolute_paths())
     with distributed.raise_on_all_ranks(), distributed.without_timeout("Preparing the training"):
         parts = build_optimizer_parts(args, network.model, network.freezing, distributed)
         return Components(

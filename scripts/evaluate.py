@@ -20,6 +20,7 @@ import os
 import sys
 from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,7 @@ def main(argv: list[str]) -> int:
         error.on_all_ranks = True  # all ranks read the same
         raise
     with Distributed(RankInfo.from_environment(), args.run, args.precision.tf32) as distributed:
+        refuse_other_files(distributed, loaded, *filter(None, [other]))
         if own.output is not None:
             distributed.run_on_rank0(lambda: make_folder(own.output))
         found = evaluate(own, loaded, other, distributed)
@@ -133,6 +135,14 @@ def refuse_other_reading(own: argparse.Namespace, loaded: Loaded, other: Loaded 
     """Raise ``UserError`` for the comparison of a single-label with a multi-label network."""
     if other is not None and other.reading.several != loaded.reading.several:
         raise UserError(f"--compare {own.compare}: one of the two gives one label an image, the other several")
+
+
+def refuse_other_files(distributed: Distributed, *loaded: Loaded) -> None:
+    """Raise ``UserError`` if the processes have read different checkpoints, as of a run that goes on meanwhile."""
+    read = distributed.gather([(str(one.path), (one.progress or {}).get("step")) for one in loaded])
+    if any(its != read[0] for its in read):
+        shown = " and ".join(f"{path} of step {step}" for path, step in dict.fromkeys(chain.from_iterable(read)))
+        raise UserError(f"the processes have read {shown}; evaluate a copy of the file", on_all_ranks=True)
 
 
 def evaluate(own: argparse.Namespace, loaded: Loaded, other: Loaded | None, distributed: Distributed) -> Evaluation:

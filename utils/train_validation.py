@@ -204,6 +204,7 @@ class TraVal:
         self.settle()  # the step before: the learning rate depends on whether it moved
         lr = self._set_learning_rate()
         call(self.hooks.before_update, self, gradient.norm)
+        self.watch.seed_update(self.progress)
         flags = self.launcher.launch_update(gradient)
         self.verdicts.send(flags, gradient)
         for parameter in self.clip.parameters:  # zero_grad(set_to_none=True), without walking through all modules

@@ -100,3 +100,24 @@ def test_a_mistake_of_one_process_ends_the_others_that_would_go_on_to_exchange_s
     assert (codes, second) == ([2, 2], ""), first
     (line,) = mistakes_in(first)
     assert line.startswith("main.py: --datapath data: no such folder")
+
+
+def test_a_network_that_one_process_cannot_build_ends_the_others_that_would_measure_with_it(tmp_path):
+    plugin = tmp_path / "own.py"
+    plugin.write_text(
+        """
+from torch import nn
+from utils.plugin import network
+
+
+@network("own")
+def own(classes, channels, image_size):
+    open("own.txt").close()
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * image_size**2, classes))
+"""
+    )
+    flags = ("--plugin", str(plugin), "--arch", "own", "--amp", "auto")
+    codes, (first, second) = on_own_disks(tmp_path, lambda _: (tmp_path / "0/own.txt").touch(), *flags)
+    assert (codes, second) == ([2, 2], ""), first
+    (line,) = mistakes_in(first)
+    assert "network own: FileNotFoundError" in line

@@ -20,6 +20,7 @@ trap 'heard=1; kill -USR1 "${pids[@]}"' USR1
 for ((node = 0; node < SLURM_NNODES; node++)); do
   "$@" & pids+=($!)
 done
+[[ ! $heard ]] || kill -USR1 "${pids[@]}" # it came before all process ids were noted
 highest=0
 for pid in "${pids[@]}"; do
   code=
@@ -118,6 +119,7 @@ while true; do sleep 0.05; done
         ("USR1", 75, 0, True),
         ("USR1 USR1", 75, 99, True),
         ("USR1", 75, 100, False),  # enough
+        ("USR1", 75, None, False),  # never, by MAX_REQUEUES
         ("USR1", 1, 0, False),  # it failed
         ("USR1", 0, 0, False),  # it had just finished
         ("TERM", 75, 0, False),  # cancelled
@@ -129,12 +131,13 @@ while true; do sleep 0.05; done
 def test_a_slurm_job_is_requeued_only_when_its_time_is_up_and_its_state_saved(signals, code, before, requeued, job):
     (job.folder / "scripts").mkdir()
     (job.folder / "scripts" / "launch.sh").write_text(FAKE_LAUNCHER)
+    count = {"MAX_REQUEUES": "0"} if before is None else {"SLURM_RESTART_COUNT": str(before)}
     process = job.start(
+        **count,
         CODE=str(code),
         AT_ONCE="" if signals else "1",
         SLURM_SUBMIT_DIR=str(job.folder),
         SLURM_NNODES="1",
-        SLURM_RESTART_COUNT=str(before),
     )
     wait_for(lambda: not signals or (job.folder / "started").exists())
     for name in signals.split():
@@ -143,4 +146,4 @@ def test_a_slurm_job_is_requeued_only_when_its_time_is_up_and_its_state_saved(si
     out, err = process.communicate(timeout=60)
     assert process.returncode == code, out + err
     assert job.requeues() == [f"requeue {job.id}"] * requeued
-    assert ("submit the job again" in err) == (before == 100)
+    assert ("submit the job again" in err) == (before in (None, 100))

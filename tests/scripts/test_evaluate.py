@@ -6,6 +6,7 @@ import json
 import math
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from tests.end_to_end.forked import Forked
 from tests.helpers import altered, answer
 from tests.scripts.common.test_answers import random_answers
 from tests.scripts.common.test_predictions import tree_of_digits
+from tests.utils.runtime.test_exchange import on_two
 from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError
 from utils.data.datasets import get_data
@@ -253,6 +255,16 @@ def test_ranks_change_no_bit(digits_run, capsys, tmp_path):
     assert out.replace("two", "one").splitlines() == alone
     for path in (tmp_path / "one").iterdir():
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name
+
+
+def check_other_files(distributed):
+    loaded = SimpleNamespace(path=Path("run/best.pt"), progress={"step": 5 + distributed.rank})
+    with pytest.raises(UserError, match="the processes have read run/best.pt of step 5 and run/best.pt of step 6; "):
+        evaluate.refuse_other_files(distributed, loaded)
+
+
+def test_ranks_that_have_read_different_checkpoints_of_a_run_under_way_refuse_to_mix_them():
+    on_two(check_other_files)
 
 
 def test_raw_weights_are_evaluated_on_request(digits_run, capsys, tmp_path):

@@ -42,7 +42,9 @@ class Hooks:
     ``after_validation`` before the epoch's row and checkpoints. ``before_save`` and ``after_save`` surround handing the
     state to the checkpointer, on rank 0 only.
 
-    A hook may change ``outputs.loss`` in place. It must not change anything else, nor synchronise with other ranks.
+    A hook may change ``outputs.loss`` in place. It must not change anything else, nor synchronise with other ranks. All
+    ranks need hooks on the same points: one on ``after_update`` makes its rank learn, and exchange, a step's outcome
+    at once.
     """
 
     before_forward: list[Callable[[Caller, Batch], Any]] = field(default_factory=list)

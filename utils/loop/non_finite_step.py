@@ -31,6 +31,7 @@ KEYS = (
     *("format", "arch", "settings", "classes", "image_shape", "model", "passes"),
     *("step", "epoch", "rank", "seed", "scale", "amp"),
 )
+OF_ALL_RANKS = -1  # in place of a rank, for random numbers that are the same on any number of ranks
 MOST_BAD_BATCHES = 10  # in a run; each holds the network's weights
 UPHILL = "nothing at the weights themselves, so SAM's second gradient; a lower --sam-rho helps"
 
@@ -74,6 +75,10 @@ class NonFiniteStepHandler:
     def seed(self, progress: Progress) -> None:
         """Seed the random numbers of the step after ``progress`` by its position."""
         self.distributed.seed(self._seed(progress))
+
+    def seed_update(self, progress: Progress) -> None:
+        """Seed what an optimizer draws in that step, as timm's Kron does: alike on all ranks, so the weights agree."""
+        self.distributed.seed(step_seed(self.args.run.seed, progress.step, OF_ALL_RANKS))
 
     def explain(
         self, progress: Progress, scale: torch.Tensor, forward: Callable[[nn.Module, Batch], Outputs]

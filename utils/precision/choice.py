@@ -34,7 +34,9 @@ def with_chosen_amp(
         return args
     device = distributed.device
     images = min(args.data.batch_size, MOST_IMAGES)
-    amp, why = distributed.run_on_rank0(lambda: choose(model, (images, *image_shape), device))
+    amp, why = distributed.run_on_rank0(
+        lambda: choose(model, (images, *image_shape), device), long_work="Measuring for --amp auto"
+    )
     if distributed.is_main:
         log(f"--amp auto: {amp}, {why}")
     return args.with_values(amp=amp)

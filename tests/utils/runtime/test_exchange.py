@@ -5,6 +5,7 @@ import socket
 import traceback
 
 import torch
+from timm.optim import kron
 from torch import nn
 
 from tests.end_to_end.forked import server
@@ -109,3 +110,16 @@ def check_steps(distributed):
 
 def test_steps_are_those_of_loops_written_out():
     on_two(check_steps)
+
+
+def check_an_optimizer_that_draws_random_numbers(distributed):
+    kron.has_dynamo = False  # compiling it takes a minute; this process ends with the test
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    traval = make("--optimizer", "kron", "--batch-size", "8", model=model, distributed=distributed)
+    steps(traval, 3)
+    assert torch.equal(*distributed.all_gather(model[1].weight.detach()))
+
+
+def test_an_optimizer_that_draws_random_numbers_draws_the_same_on_all_processes():
+    """timm's Kron moves its preconditioners by noise; the processes exchange gradients alone, never weights."""
+    on_two(check_an_optimizer_that_draws_random_numbers)
