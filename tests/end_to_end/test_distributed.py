@@ -20,14 +20,17 @@ def test_validation_within_training_and_evaluation_of_what_it_saved_agree_on_any
     )
     (row,) = rows(trained["run"])
     # Of the raw weights what is kept in the row, of their average the last line.
-    raw = tuple(f"{float(row[f'raw_val_{name}']):.4f}" for name in ("top1", "top5", "loss"))
+    raw = tuple(float(row[f"raw_val_{name}"]) for name in ("top1", "top5", "loss"))
+    averaged = tuple(map(float, trained.group("top1", "top5", "loss")))
     torch.save(load(trained["run"], "final.pt")["model"], tmp_path / "raw.pt")
     weights = {"--resume": Path(trained["run"], "checkpoints/best.pt"), "--weights": tmp_path / "raw.pt"}
-    assert raw != trained.group("top1", "top5", "loss")
-    for flag, expected in (("--resume", trained.group("top1", "top5", "loss")), ("--weights", raw)):
+    assert abs(raw[2] - averaged[2]) > 1e-2
+    for flag, expected in (("--resume", averaged), ("--weights", raw)):
         for processes in (1, 2):
             again = train("--evaluate", flag, weights[flag], *flags[:2], "--no-progress", processes=processes)
-            assert again.group("top1", "top5", "loss") == expected, (flag, processes)
+            found = tuple(map(float, again.group("top1", "top5", "loss")))
+            # Other batches add up in another order, which may change the last place of four.
+            assert found == pytest.approx(expected, rel=0, abs=1.1e-4), (flag, processes)
 
 
 def test_a_checkpoint_within_an_epoch_is_evaluated_with_a_warning_about_its_average(tmp_path, capsys):
