@@ -79,7 +79,7 @@ format than the row's, give `--amp fp16`, `bf16`, or `off` for float32.
   too long. *Changed code*: the files differed from the commit that the runs name, so nobody can check out what ran.
 
 `cifar10/airbench` was called `cifar10/fast` until commit 01a4bc0b, and its runs record that name. It reaches 0.22
-points more on A than on D (Welch's t 3.1): more than chance, but machine, code, torch and number format all differ.
+points more on A than on D (Welch's t 3.0): more than chance, but machine, code, torch and number format all differ.
 `results/` holds settings, versions, commit, curves and last line of each run.
 """
 ALT = "Wrong answers over time, a dot for each row: 94 % on CIFAR-10 take 6 s on an H100 and minutes on two cores"

@@ -21,6 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 from scripts.common.runs import RunResult, identity
 from scripts.sweeps.grid import Trial
 from scripts.sweeps.space import SearchTrial, Space
+from utils.config import plugins
 from utils.config.settings import UserError
 from utils.record.epoch_scalars import EpochScalar
 from utils.record.run_folder import read_table
@@ -69,7 +70,10 @@ class Search:
             ) from error
 
     def refuse_other(self, images: str) -> None:
-        """Raise ``UserError`` if the folder holds a search with other settings or other ``images`` (a fingerprint)."""
+        """Raise ``UserError`` if the folder holds a search with other settings, --plugin files or images.
+
+        ``images``: the fingerprint of the data set.
+        """
         varied = {dimension.name.replace("-", "_") for dimension in self.space.dimensions}
         ours = {
             "--set": sorted(self.space.texts),
@@ -77,6 +81,7 @@ class Search:
             "--pruner": self.pruner,
             "--best-metric": self.metric.name,
             "the images": images,
+            **({"the files of --plugin": files} if (files := plugins.digests()) else {}),
             **{name: str(value) for name, value in identity(self.space.first).items() if name not in varied},
         }
         kept = self.study.user_attrs.get(SEARCH)

@@ -25,6 +25,7 @@ from scripts.sweeps.search_report import draw
 from scripts.sweeps.space import Space
 from tests.helpers import answer, csv_rows, wait_for
 from utils.config import arguments
+from utils.config.settings import UserError
 from utils.data.datasets import get_data
 from utils.record.epoch_scalars import metrics
 from utils.record.run_folder import read_table
@@ -210,6 +211,22 @@ def test_a_folder_with_another_search_is_refused_and_says_what_differs(whole, mo
         code, said = answer(sweep, line, capsys, monkeypatch)
         assert code == 2
         assert said.err.startswith(f"sweep.py: --output {folder}: holds a search with other settings ({named})")
+
+
+def test_a_search_does_not_go_on_with_another_version_of_a_plugin(tmp_path):
+    """Trials of two versions of a loss cannot be compared, and the best would be trained anew with the second."""
+    file = tmp_path / "own.py"
+    for version in ("logits.sum()", "logits.sum() + 0"):
+        file.write_text(
+            f"from utils.plugin import loss\n\n\n@loss('own')\ndef own(logits, targets):\n    return {version}\n"
+        )
+        space = Space.of("digits/fc", ["--plugin", str(file), "--loss", "own"], ["lr=0.01..1:log"], folds=5)
+        search = Search(space, tmp_path, metrics()["top1"], "none", print)
+        if version == "logits.sum()":
+            search.refuse_other("images")
+            search.refuse_other("images")
+    with pytest.raises(UserError, match=r"holds a search with other settings \(the files of --plugin\)"):
+        search.refuse_other("images")
 
 
 def test_hyperband_prunes_and_a_loss_is_minimised(fake_main, tmp_path):

@@ -17,6 +17,7 @@ from torch.nn import functional
 from main import main
 from models import load_model
 from scripts import export, features
+from scripts.common.runs import read_run
 from scripts.evaluate import main as evaluate
 from tests.end_to_end.processes import curves, differences, train
 from tests.helpers import csv_rows, equal, run_in, trained
@@ -281,6 +282,10 @@ def test_a_file_that_changed_or_is_missing_is_refused_at_a_resume_and_named(tmp_
     assert main(["--resume", str(run)]) == 2
     assert "was trained with mine.py; add the flag" in capsys.readouterr().err
     assert main([*flags, "--resume", str(run), "--resume-override"]) == 0
+    (warning,) = [line for line in capsys.readouterr().err.splitlines() if "has changed" in line]
+    assert warning.endswith("; going on with the files as they are now")
+    told = []
+    assert read_run(run, told.append) is None and "were changed by --resume-override" in told[0], "in no table"
     Path(file).write_text(text)
     assert main(["--plugin", file, "--evaluate", "--resume", str(run)]) == 2  # it went on with the changed one
     assert "has changed" in capsys.readouterr().err

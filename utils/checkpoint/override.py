@@ -10,12 +10,17 @@ import torch
 
 from utils.checkpoint.progress import Progress
 from utils.checkpoint.resume import DEFAULTS, ResumePoint
+from utils.config import plugins
+from utils.config.groups.average import AverageSettings
 from utils.config.groups.optimisation import OptimisationSettings
 from utils.config.rules import OPTIONS
 from utils.config.settings import Settings, UserError, as_flag
 
 # of an optimizer's group, except the learning rate, which each step sets
-HYPERPARAMETERS = ("momentum", "nesterov", "eps", "betas", "beta1", "weight_decay", "lr_scale", "name")
+HYPERPARAMETERS = (
+    *("momentum", "nesterov", "eps", "betas", "betas_1d", "beta1", "weight_decay", "lr_scale", "name"),
+    "max_lr_snapshot",  # the peak rate, to which some of timm's relate the weight decay
+)
 
 
 def settings_to_go_on(point: ResumePoint, args: Settings) -> Settings:
@@ -37,10 +42,12 @@ def refuse_impossible(resume_point: ResumePoint, args: Settings) -> None:
     differences = resume_point.differences(args)
     for difference in _that_shape("state", differences):
         mistakes.append(f"{difference}; its state fits no other, also with --resume-override")
+    for difference in _that_shape("first weights", differences):
+        mistakes.append(f"{difference}; the run has begun, and goes on with its own weights; remove the flag")
     if "ema_decay" in differences and (resume_point.state["ema"] is None) != (args.average.ema_decay is None):
         mistakes.append(f"{differences['ema_decay']}; a moving average cannot begin or end there")
-    elif "swa_start_epoch" in differences and resume_point.state["ema"] is not None:
-        mistakes.append(f"{differences['swa_start_epoch']}; the checkpoint holds an average that has begun")
+    elif resume_point.state["ema"] is not None and (moved := _of_another_epoch(resume_point, args, differences)):
+        mistakes.append(moved)
     values = args.values()
     for name in differences:
         begun = resume_point.state["settings"].get(name)
@@ -48,6 +55,24 @@ def refuse_impossible(resume_point: ResumePoint, args: Settings) -> None:
             mistakes.append(f"{differences[name]}; only its number can change there")
     if mistakes:
         raise UserError(*mistakes, on_all_ranks=True)
+
+
+def _of_another_epoch(resume_point: ResumePoint, args: Settings, differences: dict[str, str]) -> str:
+    """Message if --swa-start-epoch now means another epoch than that in which the checkpoint's average began; or ''.
+
+    A fraction means another epoch with other --epochs: until that epoch, the average would stand still.
+    """
+    begun = DEFAULTS | resume_point.state["settings"]
+    start = AverageSettings(swa_start_epoch=begun["swa_start_epoch"]).first_averaged_epoch(begun["epochs"])
+    now = args.average.first_averaged_epoch(args.optimisation.epochs)
+    if start == now:
+        return ""
+    if "swa_start_epoch" in differences:
+        return f"{differences['swa_start_epoch']}; the checkpoint holds an average that has begun"
+    return (
+        f"{differences['epochs']}; --swa-start-epoch {args.average.swa_start_epoch:g} would mean epoch {now}, and the "
+        f"checkpoint holds an average that has begun in epoch {start}; add --swa-start-epoch {start}"
+    )
 
 
 def refuse_other_groups(
@@ -107,6 +132,9 @@ def carry_over(
     changes = [f"{line}; going on without it" for line in resume_point.gone]
     changes += [f"{line}; going on with {as_flag(name, values[name])}" for name, line in differences.items()]
     changes += [f"{line}; going on with these" for line in data]
+    others = resume_point.other_plugins
+    changes += [f"{line}; going on with the files as they are now" for line in others]
+    own_metrics = plugins.added("metric") if others else {}
     progress = Progress.from_state(resume_point.state["progress"])
     if (
         args.data.max_val_batches is not None
@@ -114,11 +142,11 @@ def carry_over(
         and "global_batch_size" in differences
     ):
         shaped.add("validation images")  # --max-val-batches then counts batches of this size
-    others = ("validation images", "views of the validation images")
-    of_others = "data" if data else next((what for what in others if what in shaped), None)
+    of_images = ("validation images", "views of the validation images")
+    of_others = "data" if data else next((what for what in of_images if what in shaped), None)
     if of_others or shaped & {"validation", "network"}:
         progress.validated_step = 0  # a checkpoint would show its figures beside settings that did not give them
-    if of_others or "best_metric" in differences:
+    if of_others or "best_metric" in differences or args.run.best_metric in own_metrics:
         progress.forget_best()
         what = f"other {of_others}" if of_others else "another metric"
         changes.append(f"the best result so far is of {what}, and is forgotten")
@@ -129,12 +157,14 @@ def carry_over(
     if 0 < progress.step_in_epoch < steps_per_epoch and "loss" in shaped:
         progress.forget_sums()
         changes.append(f"another loss: epoch {progress.epoch + 1}'s training figures are of its remaining steps")
-    if of_others or "stopping" in shaped:
+    if of_others or "stopping" in shaped or {args.run.best_metric, args.run.early_stopping_metric} & own_metrics.keys():
         progress.wait_anew()
     state = resume_point.state | {
         "progress": progress.state(),
         "optimizer": _with_settings_of(optimizers, resume_point.state["optimizer"]),
     }
+    if "init_scale" in differences and state["scaler"]:  # a disabled scaler has no state
+        state["scaler"] = state["scaler"] | {"scale": args.precision.init_scale, "_growth_tracker": 0}
     return state, changes
 
 
@@ -144,6 +174,7 @@ def _skip_rest(progress: Progress, args: Settings) -> str:
     if progress.epoch + 1 < args.optimisation.epochs:
         progress.finish_epoch()
     progress.step_in_epoch = 0
+    progress.epoch_seconds = 0.0
     progress.forget_sums()
     return f"steps have other samples now: after step {step} of an epoch, epoch {progress.epoch + 1} begins"
 

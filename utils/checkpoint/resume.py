@@ -30,6 +30,7 @@ from utils.runtime.files import sha256
 
 SHOWN_CLASSES = SHOWN_SETTINGS = 5  # in a message
 OF_ONE_STATE = ("best", "final")
+FIXED = ("state", "first weights")  # what --resume-override cannot change either
 ABANDONED = "abandoned_"
 # Values of settings that a run's checkpoint or config.yaml does not hold: the run may be older than the setting.
 DEFAULTS = {name: option.metadata["earlier"] for name, option in OPTIONS.items()}
@@ -155,7 +156,7 @@ class ResumePoint:
         chosen = {name: line for name, line in differences.items() if not self._follows(name, args)}
         mistakes = [f"{line}; to go on without it, {self._override}" for line in self.gone]
         mistakes += [
-            f"{difference}; {other_state if OPTIONS[name].metadata['shapes'] == 'state' else way_out}"
+            f"{difference}; {other_state if OPTIONS[name].metadata['shapes'] in FIXED else way_out}"
             for name, difference in (chosen or differences).items()
         ]
         if mistakes:
@@ -232,20 +233,26 @@ class ResumePoint:
         if mistakes := [f"{difference}; {advice}" for difference in differences]:
             raise UserError(*mistakes, on_all_ranks=True)
 
-    def refuse_other_plugins(self) -> None:
-        """Raise ``UserError`` with a line for each --plugin file that is missing, new or changed."""
+    @property
+    def other_plugins(self) -> dict[str, str]:
+        """A line for each --plugin file that is missing, new or changed, and how to have what the run had."""
         begun = self.state.get("plugins", {})
         now = plugins.digests()
         begun_with = f"{self.path} was trained with"
-        lines = [f"--plugin: {begun_with} {name}; add the flag, with its path" for name in begun if name not in now]
-        lines += [
-            f"--plugin {name}: has changed, {begun_with} {begun[name][:8]} and it is {now[name][:8]} now; put it back"
+        missing = {f"--plugin: {begun_with} {name}": "add the flag, with its path" for name in begun if name not in now}
+        changed = {
+            f"--plugin {name}: has changed, {begun_with} {begun[name][:8]} and it is {now[name][:8]} now": "put it back"
             for name in begun
             if now.get(name, begun[name]) != begun[name]
-        ]
-        lines += [f"--plugin {name}: {begun_with}out it; remove the flag" for name in now if name not in begun]
-        if lines:
-            raise UserError(*(f"{line}, or go on like this with {self._override}" for line in lines), on_all_ranks=True)
+        }
+        new = {f"--plugin {name}: {begun_with}out it": "remove the flag" for name in now if name not in begun}
+        return missing | changed | new
+
+    def refuse_other_plugins(self) -> None:
+        """Raise ``UserError`` with a line for each of ``other_plugins``."""
+        if others := self.other_plugins:
+            lines = (f"{line}; {advice}, or go on like this with {self._override}" for line, advice in others.items())
+            raise UserError(*lines, on_all_ranks=True)
 
     def refuse_strange_files(self) -> None:
         """Raise ``UserError`` for a link, pipe or device in the run's folder: writing there could go anywhere."""

@@ -159,6 +159,7 @@ SHAPED = {
     "state": "the optimizer's state fits no other value",
     "state at all": "the optimizer's state fits another number, but not its absence",
     "groups": "the parameters of an optimizer's groups",
+    "first weights": "the weights that a run begins with, and a continued one no longer",
     "network": "what the network computes with the same weights",
     "samples": "which samples a step sees",
     "loss": "what training minimises",

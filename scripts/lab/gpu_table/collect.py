@@ -107,14 +107,15 @@ def clocked_seconds(folder: Path) -> tuple[float, float]:
     """Seconds of a warmed-up run as airbench's clock would count them, and the seconds of the warm-up.
 
     The clock counts training and the last validation but no earlier one, after a separate run has compiled the network
-    and chosen algorithms. So the first epoch counts as the median of the others; what it took beyond that is the
-    warm-up.
+    and chosen algorithms. So the first epoch's training counts as the median of the others; what the epoch took beyond
+    that, and beyond its validation if it had one, is the warm-up. (Its images per second leave out its first step.)
     """
     rows = read_csv(folder / "metrics.csv")
     training = [CIFAR_IMAGES / float(row["images_per_second"]) for row in rows]
     validation = max(0.0, float(rows[-1]["seconds"]) - training[-1])
     warm = statistics.median(training[1:] or training)
-    return sum(training[1:]) + warm + validation, training[0] - warm
+    validated = validation if rows[0].get("val_count") else 0.0
+    return sum(training[1:]) + warm + validation, float(rows[0]["seconds"]) - warm - validated
 
 
 def airbench(out: Path, script: str, aim: float | None = None) -> list[Line]:

@@ -7,9 +7,9 @@ import pytest
 import timm.optim
 import torch
 
-from utils.checkpoint.override import _with_settings_of, carry_over
+from utils.checkpoint.override import _with_settings_of, carry_over, refuse_impossible
 from utils.checkpoint.progress import Progress
-from utils.checkpoint.resume import ResumePoint
+from utils.checkpoint.resume import ResumePoint, _completed
 from utils.config.arguments import parse
 from utils.config.groups.optimisation import OptimisationSettings
 from utils.config.settings import UserError
@@ -53,6 +53,7 @@ def test_training_figures_of_an_epoch_do_not_mix_two_losses(flags, done, kept):
     [
         ("--lr 0.2 --weight-decay 0.1 --loss focal --augment none --best-metric loss", "f", True),
         *((flags, "f", False) for flags in ("--tta flip", "--mean 0.5", "--crop-pct 0.5", "--max-val-batches 1")),
+        ("--pixel-range 0 1023", "f", False),
         *(
             (flags, "f", False)
             for flags in ("--amp bf16", "--val-image-size 16", "--blur-pool", "--fp32-layers fc", "--tf32")
@@ -72,13 +73,84 @@ def test_a_run_of_several_labels_keeps_its_position_and_its_best_where_only_sett
     assert found == progress and line.startswith("--lr 0.2: ")
 
 
+def test_the_best_by_a_metric_of_a_file_that_has_changed_is_forgotten(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from utils.plugin import metric\n\n\n@metric('own')\ndef own(logits, targets):\n    return targets\n"
+    )
+    progress = Progress(epoch=3, step=3 * STEPS, best_epoch=1, best_value=90.0, stopping_epoch=1, stopping_value=90.0)
+    for best_metric, kept in (("own", False), ("top1", True)):
+        flags = ["--plugin", str(file), "--best-metric", best_metric]
+        state = {"settings": parse(flags).values(), "classes": ["a", "b"], "fingerprint": "f", "optimizer": []}
+        state |= {"progress": progress.state(), "plugins": {"own.py": "another"}}
+        point = ResumePoint(Path("last.pt"), state, "digest")
+        after, (line, *_) = carry_over(point, parse(flags), ("a", "b"), "f", STEPS, [])
+        assert line.startswith("--plugin own.py: has changed, ")
+        found = Progress.from_state(after["progress"])
+        assert (found.best_value, found.stopping_epoch) == ((90.0, 1) if kept else (None, 3))
+
+
+def test_an_epoch_that_begins_again_takes_only_its_own_time():
+    """The last epoch, whose steps now have other samples, and whose figures are forgotten."""
+    progress = Progress(epoch=19, step_in_epoch=7, step=19 * STEPS + 7, epoch_seconds=500.0)
+    progress.add([90.0, 40.0, 60.0, 64.0])
+    found, _ = carried(progress, ["--seed", "3"])
+    assert (found.epoch, found.step_in_epoch, found.epoch_sums[3], found.epoch_seconds) == (19, 0, 0.0, 0.0)
+
+
+def test_another_initial_loss_scale_is_the_scale_from_there_on():
+    scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
+    state = {"settings": parse(["--amp", "fp16"]).values(), "classes": ["a", "b"], "fingerprint": "f"}
+    state |= {"progress": Progress().state(), "optimizer": [], "scaler": scaler.state_dict() | {"_growth_tracker": 9}}
+    args = parse(["--amp", "fp16", "--init-scale", "64"])
+    carried_over, _ = carry_over(ResumePoint(Path("last.pt"), state, "digest"), args, ("a", "b"), "f", STEPS, [])
+    scaler.load_state_dict(_completed(carried_over, state)["scaler"])
+    assert (scaler.get_scale(), scaler.state_dict()["_growth_tracker"]) == (64, 0)
+
+
+def refused(flags, begun=(), **state):
+    """The lines about what a run made with the flags ``begun`` cannot go on with; none if it can go on with all."""
+    point = ResumePoint(Path("last.pt"), {"settings": parse(begun).values(), "ema": None, **state}, "digest")
+    try:
+        refuse_impossible(point, parse(flags))
+    except UserError as error:
+        return error.mistakes
+    return []
+
+
+@pytest.mark.parametrize("flags", ["--init xavier_normal", "--pretrained", "--new-head"])
+def test_a_run_that_has_begun_takes_no_other_first_weights(flags):
+    (line,) = refused(flags.split())
+    assert line.startswith(f"{flags}: last.pt was made with ") and "goes on with its own weights" in line
+
+
+def test_an_average_that_has_begun_does_not_stand_still_until_another_epoch():
+    """A fraction of --epochs means another epoch where these change; it is refused as another epoch is."""
+    begun = ("--epochs", "4", "--swa-start-epoch", "0.5")  # from epoch 3 on
+    (line,) = refused(["--epochs", "12", "--swa-start-epoch", "0.5"], begun, ema={})
+    assert line.startswith("--epochs 12: last.pt was made with --epochs 4; --swa-start-epoch 0.5 would mean epoch 7")
+    assert line.endswith("has begun in epoch 3; add --swa-start-epoch 3")
+    assert not refused(["--epochs", "12", "--swa-start-epoch", "3"], begun, ema={})
+    assert not refused(["--epochs", "12", "--swa-start-epoch", "0.5"], begun), "it has not begun"
+    (line,) = refused(["--epochs", "4", "--swa-start-epoch", "2"], begun, ema={})
+    assert line.endswith("the checkpoint holds an average that has begun")
+
+
+def test_weight_decay_relates_to_the_peak_of_the_new_rate():
+    """timm's corrected weight decay keeps the peak in the groups, since version 1.0.31."""
+    begun, now = (OptimisationSettings(optimizer="lamb", lr=lr) for lr in (0.1, 0.05))
+    before, after = (build_optimizers(settings, torch.nn.Linear(4, 3)) for settings in (begun, now))
+    (state,) = _with_settings_of(after, [before[0].state_dict()])
+    assert {group.get("max_lr_snapshot", 0.05) for group in state["param_groups"]} == {0.05}
+
+
 WITH_BETAS = pytest.mark.skipif(
     not timm.optim.get_optimizer_info("adafactor").has_betas, reason="this version of timm drops Adafactor's betas"
 )
 
 
 @pytest.mark.parametrize(
-    "name", ["adamw", pytest.param("adafactor", marks=WITH_BETAS), "muon", "schedulefree-adamw", "lamb"]
+    "name", ["adamw", pytest.param("adafactor", marks=WITH_BETAS), "muon", "schedulefree-adamw", "lamb", "mars"]
 )
 def test_other_betas_and_eps_are_those_that_the_next_step_takes(name):
     """The state from before has the new ones in its groups, and the step is another than with the old ones."""
@@ -103,7 +175,7 @@ def test_other_betas_and_eps_are_those_that_the_next_step_takes(name):
     assert not all(torch.equal(a, b) for a, b in zip(found, kept, strict=True))
     _, fresh = stepped(other)
     for mine, theirs in zip(after, fresh, strict=True):
-        names = [{"eps", "betas", "beta1"} & group.keys() for group in theirs["param_groups"]]
+        names = [{"eps", "betas", "betas_1d", "beta1"} & group.keys() for group in theirs["param_groups"]]
         for group, wanted, own in zip(mine["param_groups"], theirs["param_groups"], names, strict=True):
             assert all(group[one] == wanted[one] for one in own)
 

@@ -312,7 +312,7 @@ class DataSettings:
         effect=_IMAGE_FILES,
         within="--dataname folder --datapath D",
     )
-    pixel_range: tuple[float, ...] | None = setting(
+    pixel_range: tuple[float, ...] | None = view_setting(
         "numbers of images of more than 8 bits that become black and white: 0 1023 for 10 of 16 bits [16 bits: 0 "
         "65535; 32 bits: refused; that of the weights]",
         check=_low_and_high,

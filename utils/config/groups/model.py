@@ -49,6 +49,7 @@ class ModelSettings:
     pretrained: bool = setting(
         "start from the library's pretrained weights (downloads them)",
         default=False,
+        shapes="first weights",
         effect=Needs("no other weights to evaluate", lambda v: not (v.evaluate and (v.resume or v.weights))),
     )
     weights: str | None = setting(
@@ -56,11 +57,13 @@ class ModelSettings:
         check=_is_file_name,
         metavar="PATH",
         synonyms="initial-checkpoint finetune",
+        shapes="first weights",
         example="weights.pt",
     )
     new_head: bool = training_setting(
         "begin the last layer anew, for other classes than those of --weights or --pretrained",
         default=False,
+        shapes="first weights",
         effect=Needs("--weights or --pretrained"),
     )
     drop: float | None = training_setting(
@@ -188,6 +191,7 @@ class ModelSettings:
         "sincos_positions: of a transformer's embedding of positions alone)",
         default="default",
         choices=INITIALISATIONS,
+        shapes="first weights",
         example="xavier_normal",
     )
 
