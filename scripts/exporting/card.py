@@ -217,7 +217,7 @@ def preparation(shown: Preprocessing, inside: bool) -> str:
     ``inside``: the export includes preprocessing. Pillow's pixels may differ from those of validation by a level or two
     if an image is resized.
     """
-    level = tuple(round(255 * mean) for mean in shown.mean)
+    level = shown.border
     return _filled(
         "prepare",
         shown=shown,

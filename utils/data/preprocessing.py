@@ -80,9 +80,14 @@ class Preprocessing(Channels):
         """True if some images are resized."""
         return {self.stored_size} != {self.image_size, self.val_image_size} or self.crop_pct != 1
 
+    @property
+    def border(self) -> tuple[int, ...]:
+        """Levels of the bars around an image in ``crop_mode`` 'border': those nearest to the mean, 0 to 255."""
+        return tuple(min(255, max(0, round(255 * mean))) for mean in self.mean)
+
     def view(self, size: Size) -> View:
         """The part of an image to read: all of it if images have one size, else what evaluation shows at ``size``."""
-        border = tuple(round(255 * mean) for mean in self.mean) if self.crop_mode == "border" else (0,)
+        border = self.border if self.crop_mode == "border" else (0,)
         return View(
             self.stored_size or size,
             self.crop_pct,

@@ -30,7 +30,6 @@ MEANT = {
     "clip-grad-norm": "clip-grad",
     "lr-policy": "sched lr-scheduler",
     "lr-min": "min-lr",
-    "lr-milestones": "decay-milestones",
     "lr-step-epochs": "decay-epochs lr-step-size",
     "random-erase": "reprob erasing",
     "random-erase-mode": "remode",
@@ -44,7 +43,6 @@ MEANT = {
     "distillation-temperature": "kd-temperature",
     "ema-decay": "model-ema-decay",
     "config": "c",
-    "ema-warmup": "model-ema-warmup",
     "print-freq": "log-interval",
     "val-every-epochs": "val-interval",
     "save-every-steps": "recovery-interval",
@@ -136,10 +134,10 @@ def test_what_an_advice_asks_for_is_accepted_as_it_stands():
     """The silent defaults of a program, all together, make a run."""
     for program in (TIMM, TORCHVISION, ULTRALYTICS):
         asked = {flags for silent in program.silent for flags in re.findall(r"\((--.*)\)", silent.words)}
-        asked -= {"--opt-eps 0.0316", "--lr-milestones 90 180 270"}  # of one optimizer, and of one schedule
+        asked -= {"--opt-eps 0.0316", "--lr-milestones 89 179 269"}  # of one optimizer, and of one schedule
         data = ["--dataname", "folder", "--datapath", "d"]
         arguments.parse([*data, *(word for flags in sorted(asked) for word in flags.split())])
-    arguments.parse("--lr-policy multistep --epochs 300 --lr-milestones 90 180 270".split())
+    arguments.parse("--lr-policy multistep --epochs 300 --lr-milestones 89 179 269".split())
 
 
 def test_a_name_has_one_meaning():
@@ -187,6 +185,10 @@ def test_what_a_program_does_unasked_is_said_once_when_several_of_its_flags_stan
     assert unasked("--model", "fc", "--csv", "a") == [] == unasked("--model", "fc", "-j", "4"), "two programs'"
     (said,) = unasked("--lr-scheduler", "steplr", "--lr-warmup-epochs", "5", "--wd", "1e-4")
     assert "--lr-step-epochs 30" in said and "--lr-policy" not in said
+    assert "drops that count from its end" in said and "begins at a hundredth" in said
+    (said,) = unasked("--wd", "0.1", "--opt", "adamw", "--lr-warmup-epochs", "5", "--lr-warmup-decay", "0.1", "--lr-scheduler", "cosineannealinglr", "--auto-augment", "ra")  # fmt: skip
+    assert "count from its end" not in said and "hundredth" not in said
+    assert "a learning rate of 0.1, too (--lr 0.1)" in said and "here nearest" in said
     (said,) = unasked("--test-only", "--train-crop-size", "176", "--wd", "1e-4")
     assert "--lr-policy step" in said and "--lr-step-epochs 30" in said and "weight decay" not in said
     assert "validation at 224 pixels" in said
@@ -224,10 +226,17 @@ def test_a_command_that_one_program_alone_has_is_told_its_defaults(command, prog
         ("--aa 3a", "(--color-jitter 0.4)", "no colour jitter"),
         ("--kd-model-name resnet50", "labels and teacher each weigh 1", ""),
         ("--kd-model-name resnet50 --distill-loss-weight 1", "", "each weigh 1"),
-        ("--sched multistep", "(--lr-milestones 90 180 270)", "(--lr-step-epochs 90)"),
-        ("--dataset torch/cifar10", "", "--dataname folder"),
+        ("--sched multistep", "(--lr-milestones 89 179 269)", "(--lr-step-epochs 90)"),
+        ("--sched poly", "(--lr-power 0.1)", ""),
+        ("--sched poly --decay-rate 0.5", "", "--lr-power"),
+        ("--warmup-prefix", "add them to --epochs", "--no-warmup-prefix"),
+        ("--aa augmix", "(--auto-augment augmix-m3)", ""),
+        ("--aa augmix-m5", "", "(--auto-augment augmix-m3)"),
+        ("--dataset torch/cifar10", "(--augment resized-crop flip)", "--dataname folder"),
+        ("--img-size 160", "interpolation, mean and std in timm", "image size in timm"),
+        ("--pretrained", "", "mean and std in timm"),
         ("--img-size 32", "here a 3x3 convolution without max-pool", ""),
-        ("--model-ema", "batch-norm statistics, too", "3x3"),
+        ("--model-ema", "batch-norm statistics, too (--ema-bn-batches 0)", "3x3"),
     ],
 )
 def test_a_default_of_timms_is_told_where_the_command_leaves_it(more, told, untold):
@@ -259,6 +268,8 @@ def test_a_word_without_a_flag_is_answered_as_the_data_that_it_may_be(tmp_path):
         ("model-dtype", " and has no equivalent: weights and the optimizer's state stay in float32"),
         ("clip-mode", ": write --clip-grad-value instead of --clip-grad for value, --clip-grad-agc for agc"),
         ("kd-distill-type", " and has no equivalent for feature and token"),
+        ("model-ema-warmup", " and has no equivalent: after n steps"),
+        ("decay-milestones", ": write --lr-milestones with each number less 1"),
     ],
 )
 def test_a_flag_that_changes_the_result_is_not_said_to_be_left_out(flag, answer):
@@ -401,6 +412,8 @@ def test_a_value_of_another_program_is_ours_or_answered_with_what_to_write(flag,
         ("--sched", "plateau", " (did you mean --lr-policy?); plateau has no equivalent: the learning rate is"),
         ("--sched", "exp", " (did you mean --lr-policy?); for exp write step with --lr-step-epochs 1"),
         ("--opt", "auto", " (did you mean --optimizer?); auto has no equivalent"),
+        ("--opt", "muon", " (did you mean --optimizer?); muon has no equivalent: in timm the last layer"),
+        ("--sched", "wsd", " (did you mean --lr-policy?); wsd has no equivalent: multistep is the nearest"),
         (
             "--opt",
             "lookahead_adam",

@@ -216,6 +216,14 @@ def test_an_image_of_any_kind_and_size_is_shown_as_in_validation(tree, flags):
             assert image.tobytes() == before  # it is the caller's
 
 
+@pytest.mark.parametrize(("mean", "level"), [(-0.1, 0), (0.2, 51), (1.3, 255)])
+def test_bars_have_the_level_nearest_to_the_mean(mean, level):
+    shown = dataclasses.replace(WEIGHTS, val_image_size=8, mean=(mean,) * 3, std=(1.0,) * 3, crop_pct=1.0)
+    shown = dataclasses.replace(shown, crop_mode="border")
+    bars = shown(Image.new("RGB", (8, 4), (9, 9, 9)))[:, 0]
+    assert torch.allclose(bars, torch.full((3, 8), level / 255 - mean))
+
+
 @pytest.mark.parametrize("flags", ["", "--image-size 20", "--image-size 20 --crop-pct 0.8 --interpolation bicubic"])
 def test_an_image_of_a_set_of_one_size_is_shown_as_in_validation(flags):
     data, shown = validation_images(*flags.split())

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from timm.utils import ModelEmaV3
 from torch import nn
 
 from utils.config.groups.average import AverageSettings
@@ -62,6 +63,22 @@ def test_buffers_that_are_no_running_statistics_are_copied_bit_for_bit():
     assert average.module[1].num_batches_tracked == 3
     assert torch.equal(average.module[3].mask, torch.tensor([0.0, -math.inf], dtype=torch.float64))
     assert not torch.equal(average.module[1].running_mean, model[1].running_mean)
+
+
+def test_without_warm_up_and_statistics_computed_anew_the_average_is_timms():
+    """What main.py answers on timm's --model-ema: --no-ema-warmup --ema-bn-batches 0."""
+    model = network()
+    average = MovingAverage(model, AverageSettings(ema_decay=0.9, ema_warmup=False, ema_bn_batches=0))
+    timms = ModelEmaV3(model, decay=0.9)
+    for updates in range(5):
+        model(torch.randn(8, 1, 5, 5, dtype=torch.float64))
+        set_all(model, float(updates))
+        average.update(updates)
+        timms.update(model)
+    expected = timms.module.state_dict()
+    del expected["3.mask"]  # infinite numbers, which timm averages to NaN
+    for name, tensor in expected.items():
+        assert torch.allclose(average.module.state_dict()[name], tensor, rtol=1e-12), name
 
 
 def test_the_average_has_tensors_of_its_own():

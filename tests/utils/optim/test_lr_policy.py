@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from timm.scheduler import CosineLRScheduler, PolyLRScheduler, StepLRScheduler
+from timm.scheduler import CosineLRScheduler, PolyLRScheduler, StepLRScheduler, create_scheduler_v2
 from torch.optim import lr_scheduler
 
 from utils.config.arguments import parse
@@ -120,6 +120,46 @@ def test_a_rate_per_epoch_whose_schedule_begins_with_the_warm_up_equals_timms():
         expected.append(optimizer.param_groups[0]["lr"])
     rates = by_epoch(30, warmup_epochs=5.0, warmup_lr=1e-4, warmup_prefix=False, lr_min=1e-6)
     assert rates == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("timms", "ours"),
+    [
+        (
+            {"sched": "multistep", "num_epochs": 20, "decay_milestones": [6, 12]},
+            {"lr_policy": "multistep", "lr_milestones": (5, 11)},
+        ),
+        ({"sched": "poly", "num_epochs": 20}, {"lr_policy": "poly", "lr_power": 0.1, "warmup_prefix": False}),
+        ({"sched": "cosine", "num_epochs": 20, "warmup_prefix": True}, {}),
+        (
+            {"sched": "cosine", "num_epochs": 5, "cycle_limit": 3, "cycle_mul": 2.0, "cycle_decay": 0.5},
+            {"lr_cycle_epochs": 5, "lr_cycle_mul": 2.0, "lr_cycle_decay": 0.5, "warmup_prefix": False},
+        ),
+    ],
+    ids=lambda value: value.get("sched"),
+)
+def test_what_main_py_answers_on_timms_schedules_gives_their_rates(timms, ours):
+    """The page on coming from timm: milestones less 1, an exponent of 0.1, longer by a warm-up in front, all cycles."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.4)
+    scheduler, epochs = create_scheduler_v2(optimizer, warmup_lr=1e-5, warmup_epochs=3, **timms)
+    assert epochs == {True: 23, False: 35 if "cycle_mul" in timms else 20}["warmup_prefix" in timms]
+    expected = []
+    for epoch in range(epochs):
+        scheduler.step(epoch)
+        expected.append(optimizer.param_groups[0]["lr"])
+    rates = by_epoch(epochs, warmup_epochs=3.0, warmup_lr=1e-5, **ours)
+    assert rates == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:The epoch parameter")
+def test_what_main_py_answers_on_torchvisions_steps_after_a_warm_up_gives_their_rates():
+    def make(optimizer):
+        warm = lr_scheduler.LinearLR(optimizer, start_factor=0.01, total_iters=5)
+        step = lr_scheduler.StepLR(optimizer, step_size=30)
+        return lr_scheduler.SequentialLR(optimizer, [warm, step], milestones=[5])
+
+    rates = by_epoch(90, lr_policy="multistep", lr_milestones=(35, 65), warmup_epochs=5.0, warmup_lr=0.004)
+    assert rates == pytest.approx(torch_rates(make, 90), abs=1e-12)
 
 
 def test_a_rate_per_epoch_warms_up_by_equal_parts_and_never_above_the_highest():

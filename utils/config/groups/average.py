@@ -29,7 +29,6 @@ class AverageSettings:
         "let --ema-decay grow to its value: the first weights hardly count then",
         default=True,
         effect=Needs("--ema-decay"),
-        synonyms="model-ema-warmup",
     )
     ema_start_epoch: int = setting(
         "begin the moving average in this epoch (from 1): until then it is the weights themselves",

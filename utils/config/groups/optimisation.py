@@ -198,7 +198,7 @@ class OptimisationSettings:
         check=positive,
         metavar="EPOCH",
         effect=(Needs("--lr-policy multistep", instead="lr_policy"), _reaches_milestones),
-        synonyms="decay-milestones milestones schedule",
+        synonyms="milestones schedule",
         drops_out=True,
         example="11 15",
     )

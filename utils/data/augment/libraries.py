@@ -39,7 +39,7 @@ def build_policy(text: str, mean: Sequence[float]) -> Augmentation:
     policy = read_policy(text)
     if policy.library == TORCHVISION:
         return _torchvision_policy(policy.name, len(mean))
-    canvas = Canvas("bilinear", tuple(min(255, round(255 * level)) for level in mean))
+    canvas = Canvas("bilinear", tuple(min(255, max(0, round(255 * level))) for level in mean))
     build = {"rand": _timm_rand, "augmix": _timm_augmix}.get(policy.name, _timm_sequences)
     return build(text, policy, canvas)
 
