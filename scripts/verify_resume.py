@@ -6,7 +6,8 @@
 
 Runs the training once straight and once killed (SIGKILL to all its processes) at random moments and continued each time
 with --resume auto; compares weights, moving average, optimizer, scaler, metrics, TensorBoard points, and the samples
-and images of every step. Exit code 0: equal, 1: different, 2: a mistake, or fewer kills than requested.
+and images of every step. Exit code 0: equal, 1: different, or a run that began anew beside its checkpoint, 2: a
+mistake, or fewer kills than requested.
 """
 
 from __future__ import annotations

@@ -109,6 +109,8 @@ class WatchedRun:
         killed = reached and process.returncode == -signal.SIGKILL
         if process.returncode and not killed:
             raise self.failure(f"ended by itself with exit code {process.returncode}:")
+        if len(begun := self.begun()) > 1:  # such a run ends with the same bits, and has lost all that it did before
+            raise self.failure(f"began anew, though {begun[0]} holds a checkpoint to continue from:")
         if ends := RUN_LINE.findall(self.printed):
             self.run_folder = Path(ends[-1])
         elif killed:
@@ -139,6 +141,10 @@ class WatchedRun:
     def place(self) -> training_marks.Mark:
         """Position of the latest start now, or when it ended."""
         return [training_marks.Mark(), *training_marks.read(self.latest / "rank0.txt", latest=True)][-1]
+
+    def begun(self) -> list[Path]:
+        """Folders with a checkpoint that the starts have made, in the order in which they began."""
+        return sorted({path.parents[1] for path in (self.folder / "runs").rglob("checkpoints/*.pt")})
 
     def is_saving(self) -> bool:
         """True if the latest start was writing a file when it ended; an earlier kill's remains are older."""

@@ -93,6 +93,7 @@ def test_a_kill_at_each_kind_of_moment_and_resume_auto_leave_the_same_bits(whole
     flags = (*POINT_FLAGS, "--output", tmp_path, "--resume", "auto")
     assert train_with(POINTS[point], *flags, processes=3) == -signal.SIGKILL
     resumed = train(*flags, processes=3)
+    assert {str(path.parents[1]) for path in tmp_path.rglob("checkpoints/*.pt")} == {resumed["run"]}, "it goes on"
     assert resumed.groups()[:-1] == whole.groups()[:-1]
     assert differences(whole["run"], resumed["run"]) == []
     for left in (rows, curves, points):

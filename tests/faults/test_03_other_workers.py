@@ -33,9 +33,10 @@ def test_a_run_resumed_twice_with_other_numbers_of_workers_equals_the_whole(numb
     whole = run("--workers", 1, "--output", tmp_path / "whole")
     cut = partial(run, "--output", tmp_path / "cut", "--resume", "auto")
     first, second, third = numbers
-    cut("--workers", first, "--max-steps", 3)
-    cut("--workers", second, "--max-steps", 2 * STEPS_AN_EPOCH + 2)
+    begun = cut("--workers", first, "--max-steps", 3)
+    assert cut("--workers", second, "--max-steps", 2 * STEPS_AN_EPOCH + 2) == begun, "it goes on, and not anew"
     resumed = cut("--workers", third)
+    assert resumed == begun
     assert differences(whole, resumed) == []
     assert rows(whole) == rows(resumed) and curves(whole) == curves(resumed)
     assert all(set(values) <= set(points(resumed)[tag]) for tag, values in points(whole).items())

@@ -189,11 +189,16 @@ def test_halves_share_no_image_and_the_soup_is_reported_on_the_one_that_did_not_
     lines = cooked(capsys, "--checkpoints", *runs[:3], "--output", tmp_path / "soup.pt", *flags)
     assert "Chosen on 180 validation images, reported on the other 180" in lines and "val_count=180" in lines[-1]
     traval = make("--arch", "fc")
-    checkpoint.load_weights(traval.model, checkpoint.load(tmp_path / "soup.pt")["model"], "")
-    report = validate(
-        traval.model, parts[1], traval.distributed, traval.autocast, traval.writer, traval.bad_images, lambda: None
-    )
-    assert f"val_top1={report.top1:.4f} " in lines[-1]
+    more = (traval.distributed, traval.autocast, traval.writer, traval.bad_images, lambda: None)
+
+    def tops(path):
+        checkpoint.load_weights(traval.model, checkpoint.load(path)["model"], "")
+        return [validate(traval.model, part, *more).top1 for part in parts]
+
+    assert f"val_top1={tops(tmp_path / 'soup.pt')[1]:.4f} " in lines[-1]
+    reached = [[f"{top1:.2f}" for top1 in tops(f"{run}/checkpoints/last.pt")] for run in runs[:3]]
+    assert [line.split()[1:3] for line in lines[2:5]] == reached, "to choose by, and to report"
+    assert any(chosen_by != reported for chosen_by, reported in reached), "the halves are told apart"
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from scripts import verify_resume
-from scripts.verification import processes, training_marks
+from scripts.verification import processes, runs, training_marks
 from scripts.verification.comparison import checkpoint, compare, compare_runs, points, steps, unequal
-from scripts.verification.runs import Timeline, WatchedRun
+from scripts.verification.runs import Failure, Timeline, WatchedRun
 from tests.helpers import wait_for
 from utils.config.settings import UserError
 from utils.loop.hooks import Hooks
@@ -130,6 +130,42 @@ def test_a_line_that_a_kill_cut_is_left_out(tmp_path):
     expected = [("before_update", 1, 10.5, "00c0ffee", False), ("before_forward", 2, 11.5, "00c0ffee", False)]
     assert [tuple(place) for place in training_marks.read(path)] == expected
     assert training_marks.read(path, latest=True)[-1] == expected[-1]
+
+
+# ---------------------------------------------------------------------------------- a start anew
+
+PROGRAM = """
+import sys
+from pathlib import Path
+
+name, folder, *files = sys.argv[sys.argv.index("--plugin") + 2 : -2]
+run = Path(sys.argv[-1]) / folder
+(run / "checkpoints").mkdir(parents=True, exist_ok=True)
+for file in files:
+    (run / "checkpoints" / file).touch()
+print(f"val_top1=50 run={run}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "fails"),
+    [("a last.pt", "a last.pt", False), ("a .initial.tmp", "b last.pt", False), ("a initial.pt", "b last.pt", True)],
+    ids=["continued", "killed before its first checkpoint", "begun anew"],
+)
+def test_a_start_that_leaves_a_run_with_a_checkpoint_for_a_new_one_is_a_failure(
+    tmp_path, monkeypatch, first, second, fails
+):
+    """Both end with the same bits: that a resume finds no run would not show."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    monkeypatch.setattr(runs, "PROGRAM", tmp_path / "program.py")
+    run = WatchedRun(tmp_path / "killed_1", [], 1)
+    for flags in (first, second):
+        run.flags = ["run", *flags.split()]
+        if fails and flags == second:
+            with pytest.raises(Failure, match=f"^the killed run began anew, though {run.folder}/runs/a holds a check"):
+                run.train()
+        else:
+            assert run.train() is False
 
 
 # ----------------------------------------------------------------------------------------- processes
