@@ -11,6 +11,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.end_to_end.forked import ROOT, Forked
+from tests.helpers import equal
 
 FINAL_LINE = re.compile(
     r"val_top1=(?P<top1>\d+\.\d{4}) val_top5=(?P<top5>\d+\.\d{4}) val_loss=(?P<loss>\d+\.\d{4}) val_count=(?P<count>\d+)"
@@ -66,7 +67,7 @@ def differences(run, other, name="final.pt"):
         key
         for key, value in left.items()
         if key != "/progress/epoch_seconds"  # which a clock decides
-        and not (torch.equal(value, right[key]) if isinstance(value, torch.Tensor) else value == right[key])
+        and not equal(value, right[key])
     ]
 
 

@@ -192,7 +192,7 @@ def test_halves_share_no_image_and_the_soup_is_reported_on_the_one_that_did_not_
     more = (traval.distributed, traval.autocast, traval.writer, traval.bad_images, lambda: None)
 
     def tops(path):
-        checkpoint.load_weights(traval.model, checkpoint.load(path)["model"], "")
+        checkpoint.load_weights(traval.model, checkpoint.load(checkpoint.Path(path))["model"], "")
         return [validate(traval.model, part, *more).top1 for part in parts]
 
     assert f"val_top1={tops(tmp_path / 'soup.pt')[1]:.4f} " in lines[-1]

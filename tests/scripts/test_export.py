@@ -60,15 +60,14 @@ def refused(run, name, output, *flags):
     return raised.value.mistakes
 
 
-def answer_of_card(folder, monkeypatch):
-    """Class and probability that the program in a card prints."""
+def printed_by_card(folder, monkeypatch):
+    """What the program in a card prints."""
     (program,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.S)
     printed = io.StringIO()
     monkeypatch.chdir(folder)
     with redirect_stdout(printed):
         exec(compile(program, "card", "exec"), {})
-    name, _, probability = printed.getvalue().rpartition(" ")
-    return name, float(probability)
+    return printed.getvalue()
 
 
 def subject_of(loaded):
@@ -78,11 +77,11 @@ def subject_of(loaded):
 def check_card(folder, monkeypatch, loaded, image, most=1e-5, seen=None):
     """The program in a card gives the network's answer to an image (as which it has ``seen``), within ``most``."""
     image.save(folder / "image.jpg", format="png")
-    name, probability = answer_of_card(folder, monkeypatch)
+    name, _, probability = printed_by_card(folder, monkeypatch).rpartition(" ")
     with torch.inference_mode():
         probabilities = loaded.network(loaded.preprocessing(seen or image)[None]).softmax(1)[0]
     assert name == loaded.classes[probabilities.argmax()]
-    assert probability == pytest.approx(probabilities.max().item(), abs=most)
+    assert float(probability) == pytest.approx(probabilities.max().item(), abs=most)
 
 
 def digit(number=0):

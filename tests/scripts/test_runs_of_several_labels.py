@@ -26,7 +26,11 @@ from scripts.evaluation.summary import fit_temperature
 from scripts.sweeps import outcomes
 from scripts.sweeps.cross_validation import cross_validate
 from scripts.sweeps.grid import trials
-from tests.helpers import csv_rows
+from tests.end_to_end.forked import Forked
+from tests.end_to_end.processes import curves, differences, rows
+from tests.helpers import csv_rows, trained
+from tests.scripts.test_export import exported, printed_by_card, reloads_in_this_process  # noqa: F401 - a fixture
+from tests.scripts.test_serve import Running
 from utils.checkpoint import checkpoint
 from utils.record.reading import OneLabel, SeveralLabels
 
@@ -75,6 +79,50 @@ def kept(runs, tmp_path_factory):
     path = tmp_path_factory.mktemp("kept") / "kept.pt"
     assert evaluate.main([runs[0], "--store", str(path), "--distance", *QUIET]) == 0
     return path
+
+
+def test_two_processes_have_the_figures_of_one_and_a_cut_run_goes_on_to_the_same_bits(flags, tmp_path):
+    line = "--epochs 2 --global-batch-size 30 --val-batch-size 7 --mixup 0.2 --ema-decay 0.9 --deterministic".split()
+    line = [*flags, *line, "--print-freq", "1", "--resume", "auto"]
+    one = trained(tmp_path / "one", *line)
+    for output, more in (("two", ()), ("cut", ("--max-steps", "4")), ("cut", ())):
+        process = Forked(*line, "--output", tmp_path / output, *more, processes=2)
+        _, err = process.communicate()
+        assert process.returncode == 0, err
+    (two,), (cut,) = (tmp_path.glob(f"{output}/folder/fc/*") for output in ("two", "cut"))
+    assert differences(two, cut) == [] and rows(two) == rows(cut) and curves(two) == curves(cut)
+    for name in ("val_map", "raw_val_map", "val_macro_f1", "val_count", "val_loss", "train_loss", "train_micro_f1"):
+        (first, second) = ([float(row[name]) for row in rows(run)] for run in (one, two))
+        assert first == pytest.approx(second, rel=1e-5), name  # of gradients that are added up in another order
+
+
+@pytest.mark.parametrize(("name", "more"), [("onnx", ["--with-preprocessing"]), ("safetensors", [])])
+def test_server_and_the_program_of_an_exports_card_give_the_labels_of_the_network(
+    kept, table, tmp_path, monkeypatch, name, more
+):
+    assert "the same labels for 32 of 32 images" in exported(kept, name, tmp_path / "out", *more)
+    loaded = load_model(kept)
+    server = Running(str(kept))
+    numbers = set()
+    try:
+        for place in range(12):
+            file = table / f"val{place}.png"
+            logits = loaded.network(loaded.preprocessing(Image.open(file))[None])
+            expected = {loaded.classes[one]: share for one, share in loaded.reading.labels(logits)[0]}
+            status, answer = server.predict(file.read_bytes())
+            served = {one["class"]: one["probability"] for one in answer["labels"]}
+            assert status == 200 and served == pytest.approx(expected, abs=1e-6)
+            (tmp_path / "out/image.jpg").write_bytes(file.read_bytes())
+            lines = printed_by_card(tmp_path / "out", monkeypatch).splitlines()
+            printed = {one: float(share) for one, _, share in (line.rpartition(" ") for line in lines)}
+            shares = loaded.reading.probabilities(logits)[0].tolist()
+            for one, share, least in zip(NAMES, shares, loaded.reading.thresholds, strict=True):
+                if abs(share - least) > 0.02:  # Pillow rounds the pixels that it resizes
+                    assert printed.get(one) == (pytest.approx(share, abs=0.02) if share > least else None)
+            numbers.add(len(expected))
+    finally:
+        server.stop()
+    assert numbers >= {0, 1, 2}, "of labels that an image has"
 
 
 def test_a_run_of_a_single_label_is_read_by_the_tools(flags, tmp_path, capsys):

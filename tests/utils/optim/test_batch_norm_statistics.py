@@ -274,13 +274,15 @@ def test_before_validation_the_average_has_the_statistics_of_the_epochs_first_tr
     flags = f"--ema-decay 0.9 --ema-bn-batches {batches} --batch-size 50 --augment shift --lr 0.01"
     traval = make(*flags.split(), model=batch_norm_network())
     traval.train(0)
+    traval.progress.finish_epoch()
+    traval.train(1)
     averaged = copy.deepcopy(traval.ema.module[1].running_mean)
-    traval.validation(0, report=False)
+    traval.validation(1, report=False)
     loader = traval.train_loader
-    seen = [loader.plan.step_indices(0, step) for step in range(min(batches, loader.steps_per_epoch))]
+    seen = [loader.plan.step_indices(1, step) for step in range(min(batches, loader.steps_per_epoch))]
     order = torch.cat([torch.from_numpy(indices.copy()) for indices in seen])
     assert len(order) == images
-    pixels = loader.transform.training(loader.source.pixels[order], order.numpy(), 0).flatten(1)  # augmented
+    pixels = loader.transform.training(loader.source.pixels[order], order.numpy(), 1).flatten(1)  # augmented
     torch.testing.assert_close(traval.ema.module[1].running_mean, pixels.mean(0), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(traval.ema.module[1].running_var, pixels.var(0), rtol=1e-5, atol=1e-6)
     assert not torch.allclose(averaged, pixels.mean(0), atol=1e-3)

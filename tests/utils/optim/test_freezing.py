@@ -333,7 +333,7 @@ def test_ranks_train_as_one_process_and_resume_to_the_same_bits(workplace):
         run.communicate()
     resumed = Forked(*flags, "--output", "cut", "--resume", "auto", processes=2)
     assert resumed.communicate()[1] == "" and [run.returncode for run in (*runs, resumed)] == [0, 0, 0]
-    one, two, cut = (next(workplace.glob(f"{name}/digits/*/*")) for name in ("one", "two", "cut"))
+    (one,), (two,), (cut,) = (workplace.glob(f"{name}/digits/*/*") for name in ("one", "two", "cut"))
     assert equal(finals(two), finals(cut))
     for row, other in zip(rows(one), rows(two), strict=True):
         assert float(row["train_loss"]) == pytest.approx(float(other["train_loss"]), rel=1e-4)
