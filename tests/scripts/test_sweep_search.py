@@ -50,6 +50,7 @@ values = [2.3026, 1000, 2.30259, 0.0, 99.8] if dead else [0.5, 1000, 2.30259, 2.
 table = ",".join(["epoch,step,val_top1,seconds", *figures])
 for epoch in range(1, epochs + 1):
     top1 = 99.0 if dead else best * epoch / epochs
+    values[0] = 2.3026 if dead else round(1 - top1 / 200, 4)
     table += "\\n" + ",".join(map(str, [epoch, 10 * epoch, round(top1, 4), 1, *values]))
     time.sleep(float(os.environ.get("PAUSE", 0)))
     (folder / "metrics.csv").write_text(table + "\\n")
@@ -183,7 +184,9 @@ def test_a_search_that_is_killed_ends_as_one_that_was_not(whole, fake_main, prog
     process.wait()
     study = optuna.load_study(study_name="search", storage=storage(tmp_path))
     assert [trial.state.name for trial in study.trials].count("RUNNING") == 1 and len(study.trials) == 6
+    done = {path: path.stat().st_mtime_ns for path in tmp_path.glob("trials/000[0-4]/*/metrics.csv")}
     assert searched(tmp_path) == whole[1]
+    assert len(done) == 5 and all(path.stat().st_mtime_ns == time for path, time in done.items()), "trained once"
 
 
 def test_trials_that_fail_or_learned_nothing_are_told_and_do_not_win(fake_main, tmp_path, capsys, monkeypatch):
@@ -232,8 +235,10 @@ def test_a_search_does_not_go_on_with_another_version_of_a_plugin(tmp_path):
 def test_hyperband_prunes_and_a_loss_is_minimised(fake_main, tmp_path):
     code, rows = searched(tmp_path / "a", "--pruner", "hyperband", "--best", "1", "--seeds", "1", search=6)
     assert code == 0 and any(row["state"] == "pruned" for row in rows)
-    _, rows = searched(tmp_path / "b", "--best-metric", "loss", "--best", "1", "--seeds", "1", search=2)
-    assert {row["val_loss"] for row in rows} == {"0.5"}
+    _, rows = searched(tmp_path / "b", "--best-metric", "loss", "--best", "1", "--seeds", "1", search=3)
+    losses = {row["lr"]: float(row["val_loss"]) for row in rows}
+    (final,) = csv_rows(tmp_path / "b/sweep.csv")
+    assert len(set(losses.values())) == 3 and losses[final["lr"]] == min(losses.values())
 
 
 def test_importances_name_the_setting_that_decides(tmp_path):
