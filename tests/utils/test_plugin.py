@@ -32,7 +32,7 @@ from utils.data.datasets import get_data
 from utils.data.formats.own import Items, read_own
 from utils.data.formats.own import _labels as own_labels
 from utils.data.formats.readers import ImageFiles
-from utils.data.images.decoding import read_pixels
+from utils.data.images.decoding import UnreadableImage, read_pixels
 from utils.data.images.view import View
 from utils.data.sample_plan import MicroBatch
 from utils.data.sources import MicroBatchReader, StreamSource
@@ -211,6 +211,31 @@ def test_images_of_a_fixed_size_are_read_as_those_in_files(tmp_path):
         pixels[fixed] = images.pixels if fixed else torch.stack([read_pixels(path, "L") for path in images.paths])
     assert torch.equal(pixels[True], pixels[False])
     assert pixels[True][0, 0, 0].tolist() == [1000 * number // 256 for number in range(8)]
+
+
+def test_a_picture_of_pillow_is_read_as_its_file(tmp_path):
+    """PNG, in which it reaches the workers, knows neither rotation nor CMYK."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 12, 3), dtype=np.uint8))
+    picture.save(tmp_path / "lying.jpg", exif=exif)
+    picture.convert("CMYK").save(tmp_path / "cmyk.jpg")
+    for name in ("lying.jpg", "cmyk.jpg"):
+        (read,) = Items([(Image.open(tmp_path / name), 0)], "mine/train", tmp_path / "mine.py")
+        assert torch.equal(read_pixels(read, "RGB"), read_pixels(str(tmp_path / name), "RGB")), name
+    content = io.BytesIO()
+    picture.save(content, "PNG")
+    damaged = tmp_path / "damaged.png"
+    damaged.write_bytes(content.getvalue()[:60] + b"x" * 100)
+    for read in (lambda items: items.read(0), lambda items: read_pixels(items[0], "RGB")):
+        with pytest.raises((OSError, UnreadableImage)):
+            read(Items([(Image.open(damaged), 0)], "mine/train", tmp_path / "mine.py"))
+
+
+def test_a_label_that_is_a_fraction_is_refused_and_not_cut_off():
+    assert own_labels([(None, 1.0), (None, torch.tensor(0)), (None, True)], 2, "train").tolist() == [1, 0, 1]
+    with pytest.raises(UserError, match=r"train: .*the label 0.9 is no whole number"):
+        own_labels([(None, 1), (None, 0.9)], 2, "train")
 
 
 def test_a_target_transform_makes_the_labels():

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from utils.config import plugins
 from utils.config.datasets import SPECS, DatasetSpec
@@ -20,10 +20,11 @@ from utils.config.groups.data import DataSettings
 from utils.config.plugins import Entry
 from utils.config.settings import UserError
 from utils.data.formats.readers import ImageFiles, Images, MemoryImages, Splits
-from utils.data.images.decoding import read_pixels
+from utils.data.images.decoding import read_pixels, why_unreadable
 from utils.data.images.stored import NumberedImages
 
 LOOKED_AT = 32  # images of a split whose content is part of the fingerprint
+WITHOUT_PNG = ("CMYK", "HSV", "LAB", "YCbCr")  # Pillow's modes of 8-bit colours that PNG does not know
 
 
 class Items(NumberedImages):
@@ -57,14 +58,29 @@ class Items(NumberedImages):
             image = self._dataset[number][0]
         if isinstance(image, bytes | bytearray | memoryview):
             return bytes(image)
-        image = image if isinstance(image, Image.Image) else Image.fromarray(_pixels(image, f"{self.name}[{number}]"))
-        file = io.BytesIO()
-        image.save(file, "png", compress_level=1)
-        return file.getvalue()
+        return _png(image if isinstance(image, Image.Image) else Image.fromarray(_pixels(image, self.name_of(number))))
 
     def version_of(self, number: int) -> str:
         """Text that changes with the image: its name and a digest of its content."""
         return f"{self.name}[{number}]\0{self._digest(number)}"
+
+
+def _png(image: Image.Image) -> bytes:
+    """A PNG file of ``image``, upright, as from its own file: PNG keeps no rotation, and knows no CMYK.
+
+    An image opened but not loaded may be damaged, for which Pillow raises many kinds of errors: here an ``OSError``.
+    """
+    file = io.BytesIO()
+    try:
+        upright = ImageOps.exif_transpose(image)
+        if upright.mode in WITHOUT_PNG:
+            upright = upright.convert("RGB")
+        upright.save(file, "png", compress_level=1)
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(why_unreadable(error)) from error
+    return file.getvalue()
 
 
 @contextmanager
@@ -140,7 +156,7 @@ def _labels(dataset: Any, classes: int, where: str) -> torch.Tensor:
     targets = None if changed else getattr(dataset, "targets", None)
     try:
         values = [dataset[number][1] for number in range(len(dataset))] if targets is None else list(targets)
-        labels = torch.tensor([int(value) for value in values], dtype=torch.int64)
+        labels = torch.tensor([_whole(value) for value in values], dtype=torch.int64)
     except UserError:
         raise
     except Exception as error:
@@ -152,3 +168,11 @@ def _labels(dataset: Any, classes: int, where: str) -> torch.Tensor:
         which = f"item {wrong[0]} has label {labels[wrong[0]]} of {classes} classes" if wrong else "there are no items"
         raise UserError(f"{where}: {which}")
     return labels
+
+
+def _whole(value: Any) -> int:
+    """The number that a label is. Raises ``ValueError`` for a fraction, which ``int`` would cut off."""
+    number = int(value)
+    if number != float(value):
+        raise ValueError(f"the label {float(value):g} is no whole number")
+    return number
