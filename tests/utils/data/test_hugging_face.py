@@ -316,6 +316,11 @@ BAD = {
         ("--label-column", "kind"),
         r"12 rows of train have a label that is no class, the first -1 in row 1 ",
     ),
+    "a 1 or 0 for each class": (
+        change("kind", [[0, 1, 1], [1, 0, 0]] * 12),
+        ("--label-column", "kind"),
+        r"every list of train holds 3 zeros and ones, .* give lists of the numbers of the classes shown",
+    ),
     "lists of what is no class": (
         change("kind", [[0.5, 1.0]] * 24),
         ("--label-column", "kind"),

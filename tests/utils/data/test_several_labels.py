@@ -103,6 +103,24 @@ def test_lists_in_a_cell_give_all_labels_an_empty_one_none_and_a_separator_alone
 
 
 @pytest.mark.parametrize(
+    ("lists", "expected"),
+    [
+        ([[0, 1, 1], None, [0, 0, 0]], True),
+        ([[1, 1], [0, 1]], True),
+        ([[0, 1], [1, 0]], False),  # as well two classes, each shown by both
+        ([[0, 0, 1], [1]], False),
+        ([[0, 0, 2], [1, 2, 2]], False),
+        ([[], None], False),
+        ([["0", "0"], ["1", "0"]], False),
+    ],
+)
+def test_lists_that_say_1_or_0_for_each_class_are_told_from_lists_of_classes(lists, expected):
+    pyarrow = pytest.importorskip("pyarrow")
+    items = pyarrow.string() if isinstance((lists[0] or [0])[0], str) else pyarrow.int64()
+    assert LabelLists.of_arrow(pyarrow.chunked_array([lists], pyarrow.list_(items))).are_truth_values is expected
+
+
+@pytest.mark.parametrize(
     ("cell", "message"),
     [
         ("2", r"columns.csv: line 3, column bee: 2 is none of 1, 0 and nothing, for a missing label"),

@@ -331,7 +331,15 @@ def labels_of(dataset: Any, column: str, where: str, separator: str | None) -> n
             if missing := pyarrow.compute.list_flatten(values).null_count:
                 words = "are missing; leave them out of the lists"
                 raise UserError(f"--label-column {column}: {missing:,} labels in the lists of {where} {words}")
-            return LabelLists.of_arrow(values)
+            lists = LabelLists.of_arrow(values)
+            if not getattr(_of_list(dataset.features[column]), "names", None) and lists.are_truth_values:
+                size = len(lists.values) // lists.known.sum()
+                raise UserError(
+                    f"--label-column {column}: every list of {where} holds {size} zeros and ones, which seem to say "
+                    "for each class whether it is shown; give lists of the numbers of the classes shown, or a column "
+                    "for each class (--label-columns)"
+                )
+            return lists
         raise UserError(f"--label-column {column}: holds lists of {item} in {where}; lists of classes are needed")
     if values.null_count:
         raise UserError(f"--label-column {column}: {values.null_count:,} rows of {where} have no label")

@@ -46,6 +46,17 @@ class LabelLists(NamedTuple):
         values = np.array(values.to_pylist(), dtype=object) if text else values.to_numpy().astype(np.int64)
         return cls(values, np.repeat(np.arange(len(lengths)), lengths), compute.is_valid(cells).to_numpy())
 
+    @property
+    def are_truth_values(self) -> bool:
+        """True if all known lists have one length and hold only 0 and 1, one of them twice: no list of classes."""
+        lengths = np.bincount(self.rows, minlength=len(self.known))[self.known]
+        if self.values.dtype == object or not len(lengths) or not lengths[0] or (lengths != lengths[0]).any():
+            return False
+        if not np.isin(self.values, (0, 1)).all():
+            return False
+        shown = np.bincount(self.rows, self.values, minlength=len(self.known))[self.known]
+        return bool(((shown > 1) | (lengths - shown > 1)).any())
+
     def matrix(self, numbers: np.ndarray, classes: int) -> np.ndarray:
         """Labels as int8 (n, classes): 1 shown, 0 not shown, -1 missing. ``numbers``: (m,), the class of each value."""
         labels = np.where(self.known[:, None], np.int8(0), np.int8(MISSING)).repeat(classes, axis=1)
