@@ -26,7 +26,7 @@ network("small")(
         nn.Conv2d(channels, 16, 5), nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(16, classes)
     )
 )
-loss("brier")(lambda logits, targets: (logits.softmax(1) - nn.functional.one_hot(targets)).square().sum(1).mean())
+loss("brier")(lambda logits, targets: (logits.softmax(1) - nn.functional.one_hot(targets, 2)).square().sum(1).mean())
 
 if __name__ == "__main__":
     own = ["--plugin", __file__, "--dataname", "bars", "--arch", "small", "--loss", "brier"]

@@ -70,7 +70,8 @@ def _named_by(argument: str, unread: Counter[str]) -> Iterable[str]:
     matches = sorted(glob.iglob(argument, recursive=True)) if glob.has_magic(argument) else []
     if not matches:
         raise UserError(f"{argument}: no such file or folder{', and no file matches it' * glob.has_magic(argument)}")
-    return chain.from_iterable(_below(match, unread) if os.path.isdir(match) else (match,) for match in matches)
+    found = chain.from_iterable(_below(match, unread) if os.path.isdir(match) else (match,) for match in matches)
+    return dict.fromkeys(found)  # each once: 'photos/**' matches a folder and the files in it
 
 
 def _file_or_folder(path: str, unread: Counter[str]) -> Iterable[str]:

@@ -43,7 +43,10 @@ class OneFold:
         return self.predictions.images.groups is not None
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per image: its path or number, class, fold, predicted class, and each class's probability."""
+        """One row per image: its path or number, class, fold, predicted class, and each class's probability.
+
+        Multi-label images have a column ``unknown``, too: the classes whose label is missing.
+        """
         of = self.predictions
         names = of.classes
         given = self.reading.labels(of.logits) or self.reading.likeliest(of.logits, 1)
@@ -52,6 +55,7 @@ class OneFold:
             {
                 "image": f"train[{number}]" if in_memory else image,
                 "class": _names(np.flatnonzero(truth == 1) if self.reading.several else [truth], names),
+                **({"unknown": _names(np.flatnonzero(truth < 0), names)} if self.reading.several else {}),
                 "fold": self.trial.fold,
                 "predicted": _names([label for label, _ in answer], names),
                 **{f"probability {name}": f"{share:.6f}" for name, share in zip(names, shares, strict=True)},

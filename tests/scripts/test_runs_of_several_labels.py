@@ -354,8 +354,12 @@ def test_folds_of_several_labels_are_cross_validated_by_mean_average_precision(f
     rows = csv_rows(tmp_path / "out_of_fold_seed0.csv")
     assert len(rows) == sum(COUNTS.values())
     with open(table / "labels.csv", newline="") as file:
-        shown = {row["path"]: [name for name in NAMES if row[name] == "1"] for row in csv.DictReader(file)}
-    assert all(row["class"] == ";".join(shown[Path(row["image"]).name]) for row in rows)
+        cells = {row["path"]: {name: row[name] for name in NAMES} for row in csv.DictReader(file)}
+    for row in rows:
+        labels = cells[Path(row["image"]).name]
+        assert row["class"] == ";".join(name for name, cell in labels.items() if cell == "1")
+        assert row["unknown"] == ";".join(name for name, cell in labels.items() if cell not in ("0", "1"))
+    assert any(row["unknown"] for row in rows)
     by_hand = []
     for trial in planned:
         made = predict_split(load_model(results[trial].folder, best=False), Chosen(device="cpu", progress=False))

@@ -74,6 +74,14 @@ def test_class_folders_may_be_links_and_links_that_lead_back_are_left_out(folder
     assert below(tmp_path, image_names([str(tmp_path)])) == names
 
 
+def test_a_pattern_names_an_image_once_though_it_matches_its_folders_too(tmp_path):
+    for name in ("a.png", "b/c.png", "b/d/e.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    names = list(image_names([f"{tmp_path}/**"]))
+    assert sorted(names) == [f"{tmp_path}/{name}" for name in ("a.png", "b/c.png", "b/d/e.png")]
+
+
 def test_files_patterns_and_lists_keep_their_order_and_spelling(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     (tmp_path / "list.txt").write_bytes(b"./b/../a.jpg\r\n\nno\xff such.png\nb/tall.jpg")
