@@ -72,6 +72,7 @@ def _png(image: Image.Image) -> bytes:
     """
     file = io.BytesIO()
     try:
+        _load(image)
         upright = ImageOps.exif_transpose(image)
         if upright.mode in WITHOUT_PNG:
             upright = upright.convert("RGB")
@@ -81,6 +82,15 @@ def _png(image: Image.Image) -> bytes:
     except Exception as error:
         raise OSError(why_unreadable(error)) from error
     return file.getvalue()
+
+
+def _load(image: Image.Image) -> None:
+    """Decode an image that was only opened. One that fails is closed: Pillow would next give it as if it were whole."""
+    try:
+        image.load()
+    except Exception:
+        image.close()
+        raise
 
 
 @contextmanager
