@@ -301,10 +301,10 @@ def unknown_optimizer(name: str) -> str | None:
     known = [str(other) for other in timm.optim.list_optimizers()]
     if name in known:
         return None
-    if name.removeprefix("lookahead_") in (name, *OWN, *known) and (advice := advice_on(name, known)):
-        return f"--optimizer {name}{advice.replace(';', ':', 1)}"
     if name.lower() in (*OWN, *known):
         return f"--optimizer '{name}': did you mean {name.lower()}?"
+    if name.removeprefix("lookahead_") in (name, *OWN, *known) and (advice := advice_on(name, known)):
+        return f"--optimizer {name}{advice.replace(';', ':', 1)}"
     if name.lower() in map(str.lower, dir(torch.optim)):
         return f"--optimizer {name}: is torch's, but not offered here; adamw and sgd are"
     hint = or_nearest(name.lower(), (*OWN, *known), f"some are {', '.join((*OWN, 'lamb', 'lion'))}")
