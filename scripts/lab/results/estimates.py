@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from utils.config import arguments
 from utils.config.datasets import SPECS
-from utils.config.image_size import sides
+from utils.config.groups.model import ModelSettings
+from utils.config.image_size import Size, sides
 from utils.config.settings import Settings
 
 if TYPE_CHECKING:
@@ -35,14 +36,19 @@ class Cost(NamedTuple):
     parameters: int
 
 
-@functools.cache
 def cost(recipe: str) -> Cost:
     """Cost of one image of the size --image-size in the network of ``recipe``, such as 'cifar10/conv2'."""
+    args = settings(recipe)
+    return _cost(args.model, args.data.dataname, args.data.image_size)
+
+
+@functools.cache  # several recipes train one network
+def _cost(model: ModelSettings, dataname: str, image_size: Size | None) -> Cost:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
     counter = FlopCounterMode(display=False)
-    network, image = network_and_image(settings(recipe))
+    network, image = network_and_image(model, dataname, image_size)
     with torch.no_grad(), counter:
         network.eval()(image)
     own = {value.untyped_storage()._cdata for value in network.state_dict().values()}
@@ -83,31 +89,31 @@ def training_bytes(recipe: str, gpus: int) -> int:
     return cost(recipe).parameters * (4 + 4 + 4 * state + 2) + images * cost(recipe).kept
 
 
-@functools.cache
 def global_batch(recipe: str) -> int:
     """Number of images in a step of ``recipe``."""
     args = settings(recipe)
     return args.data.global_batch_size or args.data.batch_size
 
 
+@functools.cache
 def settings(recipe: str) -> Settings:
     """Settings of ``recipe``."""
     return arguments.parse(["--config", recipe, "--datapath", "DATA"])
 
 
-def network_and_image(args: Settings) -> tuple[nn.Module, Tensor]:
-    """The recipe's network and one black image for it, both on the meta device unless the network is one of our own."""
+def network_and_image(model: ModelSettings, dataname: str, image_size: Size | None) -> tuple[nn.Module, Tensor]:
+    """A recipe's network and one black image for it, both on the meta device unless the network is one of our own."""
     import torch
 
     from models import build_model
     from models.small import OWN
 
-    spec = SPECS[args.data.dataname]
-    size = args.data.image_size or spec.image_size
-    device = "cpu" if args.model.arch in OWN else "meta"
+    spec = SPECS[dataname]
+    size = image_size or spec.image_size
+    device = "cpu" if model.arch in OWN else "meta"
     with torch.device(device):
         network = build_model(
-            args.model, classes=spec.classes or CLASSES_OF_A_FOLDER, channels=spec.channels, image_size=size
+            model, classes=spec.classes or CLASSES_OF_A_FOLDER, channels=spec.channels, image_size=size
         )
     return network, torch.zeros(1, spec.channels, *sides(size), device=device)
 
