@@ -51,6 +51,7 @@ def test_a_deterministic_run_that_was_cut_ends_with_the_same_bits(tmp_path):
         "--optimizer adamw --amp bf16",
         "--optimizer muon",
         "--optimizer muon-sgd --amp fp16",
+        "--amp fp16 --freeze layer1.* --freeze-epoch 1",
     ],
 )
 def test_steps_as_graphs_end_with_the_bits_of_steps_that_are_launched_as_they_are(flags, tmp_path):

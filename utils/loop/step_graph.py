@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -70,9 +71,13 @@ def reason_against(loop: Loop) -> str | None:
 
 
 class CudaGraph:
-    """Operations on a GPU, recorded once. All graphs share one pool of memory, as they run one after the other."""
+    """Operations on a GPU, recorded once. All graphs share one pool of memory, as they run one after the other.
 
-    _pool: Any = None
+    torch refuses a pool whose graphs are all gone, as after an epoch from which on other parameters train.
+    """
+
+    _alive: ClassVar[WeakSet[CudaGraph]] = WeakSet()
+    _graph: torch.cuda.CUDAGraph
 
     def record(self, function: Callable[[], Any]) -> Any:
         """Record ``function`` and run it; return what it returned, in memory that each replay overwrites.
@@ -80,13 +85,12 @@ class CudaGraph:
         Raises ``NotRecorded``. A failed recording leaves torch on the stream of the recording, and its random numbers
         waiting for the recording's end: both are set right here.
         """
-        if CudaGraph._pool is None:
-            CudaGraph._pool = torch.cuda.graph_pool_handle()
+        pool = next((other._graph.pool() for other in CudaGraph._alive), None)
         self._graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream()
         try:
             # Other threads may use pinned memory meanwhile: the loader's and the checkpointer's.
-            with torch.cuda.graph(self._graph, pool=CudaGraph._pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
                 made = function()
         except Exception as error:
             torch.cuda.set_stream(stream)
@@ -94,6 +98,7 @@ class CudaGraph:
             generator.graphsafe_set_state(torch.Generator(stream.device))
             reason = error.__context__ or error  # the cause, rather than the failure to end the recording
             raise NotRecorded(str(reason).partition("\n")[0] or type(reason).__name__) from error
+        CudaGraph._alive.add(self)
         self._graph.replay()
         return made
 

@@ -89,6 +89,23 @@ class Held(ABC):
             group["lr"] = rate
 
 
+@contextmanager
+def _recordable(groups: Sequence[dict[str, Any]], on_gpu: bool) -> Iterator[None]:
+    """Context in which a graph can record the step of a fused optimizer.
+
+    torch records Adam's only if it is ``capturable``, and otherwise warns of that. Fused kernels do not look at it.
+    """
+    refused = [group for group in groups if group.get("capturable") is False]
+    allowed = on_gpu and torch.cuda.is_current_stream_capturing()
+    for group in refused:
+        group["capturable"] = allowed
+    try:
+        yield
+    finally:
+        for group in refused:
+            group["capturable"] = False
+
+
 def _nothing() -> None:
     pass
 
@@ -116,7 +133,7 @@ class HeldByKernel(Held):
         self._begin_momentum()
         vars(self.optimizer)["found_inf"] = flag
         try:
-            with self._with_rates():
+            with self._with_rates(), _recordable(self.param_groups, flag.is_cuda):
                 self.optimizer.step()
         finally:
             del vars(self.optimizer)["found_inf"]

@@ -1,6 +1,6 @@
 """Steps as graphs: recorded on a CPU by a stand-in, they give the bits of steps that are launched as they are."""
 
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from unittest import mock
 
 import pytest
@@ -355,3 +355,47 @@ def test_what_cannot_be_recorded_is_launched_as_it_is_and_no_bit_changes(part, r
         insisting, _ = built(flags, "on")
         monkeypatch.setattr(step_graph, "CudaGraph", failing(insisting, part))
         insisting.fit()
+
+
+def test_a_graph_shares_the_memory_of_one_that_lives_and_of_no_other(monkeypatch):
+    class Graph:
+        def pool(self):
+            return self.its_pool
+
+        def replay(self):
+            pass
+
+    @contextmanager
+    def capture(graph, pool, **_):
+        graph.its_pool = pool or object()
+        yield
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+
+    def pool_of(graph):
+        assert graph.record(lambda: 3) == 3
+        return graph._graph.pool()
+
+    passes, update = step_graph.CudaGraph(), step_graph.CudaGraph()
+    first = pool_of(passes)
+    assert pool_of(update) is first
+    del passes, update
+    assert pool_of(step_graph.CudaGraph()) is not first
+
+
+def test_a_fused_adam_may_be_recorded_and_no_other_step_and_no_checkpoint_differs(monkeypatch):
+    seen = []
+
+    class Watched(torch.optim.AdamW):
+        def step(self):
+            seen.append([group["capturable"] for group in self.param_groups])
+
+    own = held.HeldByKernel(Watched([torch.nn.Parameter(torch.ones(2))]))
+    own.found_inf = mock.Mock(is_cuda=True)
+    for recording in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda value=recording: value)
+        own.step()
+    assert seen == [[False], [True]]
+    assert own.param_groups[0]["capturable"] is False
