@@ -51,7 +51,7 @@ class Airbench(nn.Module):
         self.whitening.weight.copy_(torch.cat([filters, -filters]))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        features = self.features(self._whitened(images)).amax((2, 3))
+        features = _largest(self.features(self._whitened(images)))
         return self.classifier(features) / features.shape[1]
 
     def _whitened(self, images: torch.Tensor) -> torch.Tensor:
@@ -60,6 +60,15 @@ class Airbench(nn.Module):
             return self.whitening(images)
         with torch.autocast(images.device.type, enabled=False):
             return self.whitening(images.float())
+
+
+def _largest(maps: torch.Tensor) -> torch.Tensor:
+    """The maximum of each map of ``maps`` (n, c, h, w): (n, c). Its gradient is shared by all places that hold it.
+
+    Compiled, the first place takes it all: in half precision, compiled code compares unrounded maps with their rounded
+    maximum, so that no place may hold it, and a share would be divided by 0 (torch 2.11 and 2.14).
+    """
+    return maps.flatten(2).max(2).values if torch.compiler.is_compiling() else maps.amax((2, 3))
 
 
 class _Pair(nn.Module):

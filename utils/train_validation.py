@@ -31,7 +31,7 @@ from utils.record.multilabel import AnyReport, report_of
 from utils.record.reporter import Reporter
 from utils.record.writer import Bar, Writer
 from utils.runtime.compiled import compile_in_place
-from utils.runtime.devices import runs_ahead
+from utils.runtime.devices import runs_ahead, timing_algorithms
 
 __all__ = ["Extras", "TraVal"]
 
@@ -219,7 +219,10 @@ class TraVal:
         """Run the forward and backward passes, calling ``passed`` after each; return the summed gradient's norms."""
         self.watch.buffers.remember()
         for batch in self._passes(batches):
-            with self.distributed.no_sync(self.network, more_to_come=not batch.ends_step):
+            with (
+                timing_algorithms(not self.distributed.deterministic),
+                self.distributed.no_sync(self.network, more_to_come=not batch.ends_step),
+            ):
                 outputs = self.forward(self.network, batch)  # autocast covers this and no more
                 call(self.hooks.before_backward, self, batch, outputs)
                 # The second term is 0, or NaN where the loss is not finite: then no rank's gradient is, either.

@@ -246,6 +246,8 @@ def accounting_settings(own: argparse.Namespace, device: torch.device) -> dict[s
 
 def loops(settings: dict[str, Settings], distributed: Distributed) -> dict[str, Callable[[int], None]]:
     """By side, a function that runs a given number of steps; all begin with the same weights and see one batch."""
+    import torch
+
     from components import build, build_traval
     from scripts.lab.benchmarks.steps import Training
     from utils.run import Run
@@ -257,6 +259,7 @@ def loops(settings: dict[str, Settings], distributed: Distributed) -> dict[str, 
         (batch,) = components.train_loader.replay_step(0, 0)
         if not sides:
             network = copy.deepcopy(components.model)
+            torch.backends.cudnn.benchmark = True  # as in main.py's passes; without effect on a CPU
             bare = Training(network, [(batch.images, batch.targets)], args.precision, momentum=0.9, fused=True)
             sides[BARE] = bare.run
         sides[name] = repeated(build_traval(run, components), batch)

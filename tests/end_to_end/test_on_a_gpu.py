@@ -95,9 +95,10 @@ def test_a_step_that_cannot_be_recorded_is_launched_as_it_is_and_no_bit_changes(
     assert done.returncode == 2 and "--cuda-graph on: no graph can stand for a step: " in done.stderr
 
 
-def test_a_compiled_network_and_compiled_augmentation_train(tmp_path):
+@pytest.mark.parametrize("arch", ["conv2", "airbench"])
+def test_a_compiled_network_and_compiled_augmentation_train(arch, tmp_path):
     flags = ("--compile", "--compile-augment", "--augment", "shift", "--epochs", 4, "--lr", 0.05, "--output", tmp_path)
-    assert float(train(*flags)["top1"]) > 80
+    assert float(train("--arch", arch, *flags)["top1"]) > 80
 
 
 def test_too_large_a_loss_scale_is_explained_and_survived(tmp_path):

@@ -113,3 +113,18 @@ def test_all_ranks_see_the_same_first_images_without_augmentation_of_an_epochs_o
     )
     assert torch.equal(first[: len(plain)], plain[: len(first)])
     assert len(one.first_images(10**6)) == one.plan.num_samples
+
+
+def test_a_compiled_network_shares_no_gradient_among_equal_maxima():
+    """Compiled code in half precision finds none of them (pytorch issue 186799), and divides the share by 0."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph.code)
+        return graph.forward
+
+    model = Airbench(10, 3, 32, widths=(8, 16))
+    images = images_with_correlated_pixels(3, size=32)
+    compiled = torch.compile(model, backend=backend)(images)
+    torch.testing.assert_close(compiled, model(images))
+    assert graphs and "amax" not in "".join(graphs)

@@ -33,6 +33,7 @@ KEYS = (
 )
 OF_ALL_RANKS = -1  # in place of a rank, for random numbers that are the same on any number of ranks
 MOST_BAD_BATCHES = 10  # in a run; each holds the network's weights
+COMPILED = "nothing when the step was repeated uncompiled, so what --compile makes of the network; train without it"
 UPHILL = "nothing at the weights themselves, so SAM's second gradient; a lower --sam-rho helps"
 
 
@@ -105,8 +106,8 @@ class NonFiniteStepHandler:
         findings = self.distributed.gather(finding)
         position = progress.step + 1, progress.epoch + 1, float(scale)
         bad = BadStep.from_findings(*position, findings, self._samples(progress))
-        if bad.origin == UNSEEN and self.args.optimisation.sam_rho:
-            bad = replace(bad, origin=UPHILL)
+        if bad.origin == UNSEEN and (self.args.optimisation.sam_rho or self.args.model.compile):
+            bad = replace(bad, origin=UPHILL if self.args.optimisation.sam_rho else COMPILED)
         return self._write_down(bad)
 
     def explain_part(self, progress: Progress, scale: torch.Tensor, names: list[str]) -> BadStep:

@@ -7,6 +7,8 @@ here yet, so they are treated like a CPU wherever streams, pinned memory and fus
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -28,6 +30,21 @@ def name(device: torch.device) -> str:
 def runs_ahead(device: torch.device) -> bool:
     """True if the host launches the device's work and copies without waiting, by streams, events and pinned memory."""
     return device.type == "cuda"
+
+
+@contextmanager
+def timing_algorithms(allowed: bool) -> Iterator[None]:
+    """Context in which cuDNN, if ``allowed``, times its algorithms for each new shape, and keeps the fastest.
+
+    For the steps of a training. Elsewhere, new shapes take longer to try out than they return (up to 8 s on an H100,
+    and what was kept was not faster than cuDNN's own guess: docs/benchmarks/h100.md).
+    """
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def exact_device(device: torch.device) -> torch.device:

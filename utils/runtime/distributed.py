@@ -314,7 +314,6 @@ def _choose_device(settings: RunSettings, ranks: RankInfo) -> torch.device:
 
 
 def _set_determinism(deterministic: bool) -> None:
-    torch.backends.cudnn.benchmark = not deterministic
     torch.backends.cudnn.deterministic = deterministic
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it at its first call

@@ -384,6 +384,31 @@ def test_gradients_are_added_up_until_the_last_pass_of_a_step(monkeypatch):
     assert asked == [(True, True), (True, False)] * 3
 
 
+@pytest.mark.parametrize("flags", [(), ("--deterministic",)])
+def test_algorithms_are_timed_in_the_passes_of_training_alone(flags, monkeypatch):
+    traval, *_ = watched("--arch", "fc", "--batch-size", "240", *flags)
+    timed = {True: set(), False: set()}
+    traval.model.register_forward_pre_hook(lambda model, _: timed[model.training].add(torch.backends.cudnn.benchmark))
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    traval.train(0)
+    traval.validation(0, report=False)
+    assert timed == {True: {not flags}, False: {False}}
+    assert not torch.backends.cudnn.benchmark
+
+
+def test_where_only_compiled_code_overflows_the_log_says_so(monkeypatch):
+    """The stand-in for it overflows in the step, and not when the step is repeated."""
+    monkeypatch.setattr("utils.train_validation.compile_in_place", lambda *_: None)
+    overflows = iter([torch.nan])
+
+    def criterion(output, targets):
+        return nn.functional.cross_entropy(output, targets) * next(overflows, 1.0)
+
+    traval, *_ = watched(*THREE_STEPS, "--compile", criterion=criterion)
+    with pytest.raises(TrainingFailure, match="nothing when the step was repeated uncompiled, so what --compile makes"):
+        traval.train(0)
+
+
 def test_an_infinite_loss_with_finite_gradients_is_not_stepped_with():
     def criterion(output, targets):
         return nn.functional.cross_entropy(output, targets) + math.inf
