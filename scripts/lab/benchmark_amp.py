@@ -233,7 +233,7 @@ def accounting_settings(own: argparse.Namespace, device: torch.device) -> dict[s
     from utils.precision.amp import resolve_amp
 
     amp = resolve_amp(PrecisionSettings(amp=own.amp), device)
-    line = "--dataname synthetic --channels-last off --lr 0.001 --momentum 0.9 --weight-decay 0 --lr-policy constant"
+    line = "--dataname synthetic --lr 0.001 --momentum 0.9 --weight-decay 0 --lr-policy constant"
     line += f" --image-size {own.image_size} --batch-size {own.batch_size} --print-freq {max(own.steps, WARM_UP_STEPS)}"
     line += f" --device {device.type} --amp {amp} --init-scale 1024"
     sides: dict[str, list[str]] = {OURS: []}

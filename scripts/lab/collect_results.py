@@ -77,12 +77,13 @@ format than the row's, give `--amp fp16`, `bf16`, or `off` for float32.
 - **Evidence** is *full* if at least three seeds ran with the machine to themselves, from committed code. Otherwise it
   is *half*, with the reasons. *Few seeds* makes the accuracy uncertain, *shared machine* only the time, which may be
   too long. *Changed code*: the files differed from the commit that the runs name, so nobody can check out what ran.
+  The runs of `cifar10/airbench` on D name the commit before a9fd8fca, whose files ran.
 
-`cifar10/airbench` was called `cifar10/fast` until commit 01a4bc0b, and its runs record that name. It reaches 0.22
-points more on A than on D (Welch's t 3.0): more than chance, but machine, code, torch and number format all differ.
+`cifar10/airbench` was called `cifar10/fast` until commit 01a4bc0b, and its runs on A record that name. It reaches 0.12
+points more on A than on D (Welch's t 1.9): chance may explain that, and code, torch and number format differ.
 `results/` holds settings, versions, commit, curves and last line of each run.
 """
-ALT = "Wrong answers over time, a dot for each row: 94 % on CIFAR-10 take 6 s on an H100 and minutes on two cores"
+ALT = "Wrong answers over time, a dot for each row: 94 % on CIFAR-10 take 4 s on an H100 and minutes on two cores"
 COLUMNS = "| recipe | epochs | top-1 (n) | 95 % | literature | time | machine | format | torch | evidence |"
 RULE = "|" + "---|" * 10
 OWN_SPLIT = "own-split"  # the --name of runs whose test images are not the data set's own
@@ -99,7 +100,7 @@ ESTIMATES_HEAD = """
 No run of these recipes is kept. To help you plan one, here is the literature's top-1 with two estimates:
 
 - **Time**: 3 x the multiply-adds of an image's forward pass x training images x epochs, at the rate of
-  `imagenette/resnet10t` on A (152e9 multiply-adds a second) and of ResNet-50 in bf16 on D (40.6e12, from [its
+  `imagenette/resnet10t` on A (152e9 multiply-adds a second) and of ResNet-50 in bf16 on D (45.4e12, from [its
   images/s](benchmarks/h100.md)). Reading images and validation come on top, and a GPU does not reach its rate with
   small images: `mnist/conv4` took 48 s on D, where this gives 3 s.
 - **Memory** of a step in half precision, with the whole global batch in one forward pass on one GPU, or an eighth of it
@@ -138,10 +139,14 @@ class Row(NamedTuple):
 
 
 class Machines(NamedTuple):
-    """Content of ``results/machines.yaml``: machines by letter, and rows whose runs had a machine to themselves."""
+    """Content of ``results/machines.yaml``: machines by letter, and what the runs of some rows cannot tell.
+
+    ``alone``: rows whose runs had a machine to themselves. ``ran``: commits whose files ran, where runs name another.
+    """
 
     known: dict[str, dict[str, str]]
     alone: set[str]
+    ran: dict[str, str]
 
     def letter(self, run: RunResult) -> str:
         """The machine's letter, such as 'A'; its full description if machines.yaml does not name it."""
@@ -157,11 +162,11 @@ class Machines(NamedTuple):
 
     def evidence(self, row: Row) -> str:
         """Evidence for a row's figures: 'full', or 'half' with the reasons."""
-        alone = f"{title(row)} {self.letter(row.runs[0])}" in self.alone
+        name = f"{title(row)} {self.letter(row.runs[0])}"
         reasons = {
             "few seeds": len(row.runs) < 3,
-            "shared machine": not alone or at_once(row.runs),
-            "changed code": any(of_changed_code(run) for run in row.runs),
+            "shared machine": name not in self.alone or at_once(row.runs),
+            "changed code": name not in self.ran and any(of_changed_code(run) for run in row.runs),
         }
         told = ", ".join(reason for reason, holds in reasons.items() if holds)
         return f"half: {told}" if told else "full"
@@ -218,7 +223,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 def read_machines() -> Machines:
     """Facts about the machines that the runs themselves do not record."""
     said = yaml.safe_load((ROOT / "results" / "machines.yaml").read_text(encoding="utf-8"))
-    return Machines(said["machines"], set(said["alone"]))
+    return Machines(said["machines"], set(said["alone"]), said["ran"])
 
 
 def result_rows(known: Sequence[Recipe], found: Sequence[RunResult]) -> tuple[list[Row], list[Recipe]]:

@@ -84,7 +84,7 @@ PIECES = (
         # ratios say more about the host; the larger size fills the GPU.
         "amp",
         "PyTorch's AMP recipe in each dtype, also as a graph",
-        140,
+        90,
         (
             f"{AMP}/published --rounds 4",
             f"{AMP}/larger --rounds 2 --width 8192 --batch-size 4096 --steps 10",
@@ -92,13 +92,13 @@ PIECES = (
         collect.amp,
         TINY_MLP,
     ),
-    speed("resnet50-bf16", "resnet50 at 224 pixels in bf16 against a bare loop, timm, and itself as graphs", 290),
-    training("fast", "CIFAR-10 to 94 %, 25 seeds", 550, "cifar10/airbench 25 cifar10", aim=94.0, clocked=True),
-    rival("airbench94-muon", 300, "airbench", "airbench94_muon.py", aim=1.0),
+    speed("resnet50-bf16", "resnet50 at 224 pixels in bf16 against a bare loop, timm, and itself as graphs", 210),
+    training("fast", "CIFAR-10 to 94 %, 25 seeds", 345, "cifar10/airbench 25 cifar10", aim=94.0, clocked=True),
+    rival("airbench94-muon", 185, "airbench", "airbench94_muon.py", aim=1.0),
     training(
         "fast-graphs",
         "the same as graphs, five seeds",
-        120,
+        70,
         "cifar10/airbench 5 cifar10 --cuda-graph auto",
         aim=94.0,
         clocked=True,
@@ -106,7 +106,7 @@ PIECES = (
     Piece(
         "accounting",
         "what main.py's step adds to a bare loop, and to the GPU's own work",
-        90,
+        65,
         (f"{AMP} --accounting --batch-size 512 --ema-decay 0.999 --rounds 8",),
         collect.accounting,
         "--arch conv2 --image-size 8 --batch-size 8 --steps 2 --rounds 1",

@@ -173,7 +173,7 @@ WORKLOADS = {"mlp": lambda: mlp(16, 3, 4, 2, CPU), "network": network}
 
 
 def vector(network):
-    return nn.utils.parameters_to_vector(network.parameters()).detach().clone()
+    return torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
 
 
 def plain_loop(network, batches, loss, momentum):
