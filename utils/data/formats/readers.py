@@ -6,7 +6,7 @@ import gzip
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -129,8 +129,9 @@ def read_digits(*_: Any) -> Splits:
     return Splits(train, validation, _numbers(10))
 
 
+@cache  # parsing takes longer than a validation of them, and tools open the digits several times
 def _digits_table() -> np.ndarray:
-    """A row for each image: its 64 pixels, from 0 to 16, and its class; float64 (1797, 65).
+    """A row for each image: its 64 pixels, from 0 to 16, and its class; float64 (1797, 65), not to be changed.
 
     Read from a file of scikit-learn's, since importing the package takes as long as importing torch.
     """
