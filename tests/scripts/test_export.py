@@ -4,8 +4,11 @@ import csv
 import dataclasses
 import io
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 import zipfile
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -287,6 +290,31 @@ def test_what_a_library_cannot_make_is_one_line(arch, shown, name, words, tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["network.pt"]
 
 
+BARE = """
+import os, sys
+import timm, torch._dynamo
+from scripts.exporting import reload
+assert not {"models", "utils"} & sys.modules.keys()
+for line in sys.stdin:
+    folder, place = line.rstrip("\\n").split("\\t")
+    if os.fork() == 0:
+        os.chdir(folder)
+        reload.main(place)
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def bare_process():
+    """Forks for each export to load; it has imported the libraries, which takes seconds, and nothing that exports."""
+    line = [sys.executable, "-c", BARE]
+    environment = {**os.environ, "PYTHONPATH": str(checking.ROOT)}
+    with subprocess.Popen(line, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.stdin.close()
+
+
 @pytest.mark.parametrize(
     ("file", "name"),
     [
@@ -296,11 +324,17 @@ def test_what_a_library_cannot_make_is_one_line(arch, shown, name, words, tmp_pa
         ("torchvision.pt", "safetensors"),
     ],
 )
-def test_each_format_of_torchs_loads_in_a_fresh_process(file, name, fresh_process, trees, tmp_path):
+def test_each_format_of_torchs_loads_in_a_fresh_process(file, name, bare_process, trees, tmp_path, monkeypatch):
+    def run(line, cwd, **_):
+        assert line[:-1] == [sys.executable, "-m", "scripts.exporting.reload"]
+        print(cwd, line[-1], sep="\t", file=bare_process.stdin, flush=True)
+        return subprocess.CompletedProcess(line, int(bare_process.stdout.readline()), stderr="")
+
     subject = subject_of(load_model(trees / file))
     shown = images.noise(subject.shape)
     path = tmp_path / FORMATS[name].file
     steps.write(name, subject, path, shown)
+    monkeypatch.setattr(checking.subprocess, "run", run)
     assert steps.check(name, subject, path, shown).largest < 1e-4
 
 
