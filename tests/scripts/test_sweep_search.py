@@ -3,11 +3,8 @@
 A small program takes main.py's place: its figures are a function of the flags, so that the outcome is known.
 """
 
-import os
+import multiprocessing
 import shutil
-import signal
-import subprocess
-import sys
 from importlib import util
 from pathlib import Path
 
@@ -171,17 +168,15 @@ def test_the_best_are_trained_with_other_seeds_and_reported_in_the_order_of_the_
     assert "on the 360 validation images, which no trial saw" in said
 
 
-def test_a_search_that_is_killed_ends_as_one_that_was_not(whole, fake_main, program, tmp_path):
+def test_a_search_that_is_killed_ends_as_one_that_was_not(whole, fake_main, tmp_path, monkeypatch):
     """With one training at a time; the trial that the kill has cut is trained to its end, or pruned, all the same."""
-    starting = (
-        "import pathlib, runpy\nfrom scripts.sweeps import jobs\n"
-        f"jobs.MAIN = pathlib.Path({str(program)!r})\nrunpy.run_path({sweep.__file__!r}, run_name='__main__')"
-    )
-    line = [sys.executable, "-c", starting, "digits/fc", "--search", "10", *FLAGS, "--output", str(tmp_path)]
-    process = subprocess.Popen(line, cwd=ROOT, stdout=subprocess.DEVNULL, env={**os.environ, "PAUSE": "0.05"})
+    search = multiprocessing.get_context("fork").Process(target=searched, args=(tmp_path,))
+    with monkeypatch.context() as slower:
+        slower.setenv("PAUSE", "0.05")
+        search.start()
     wait_for(lambda: list(tmp_path.glob("trials/0005/*/metrics.csv")), 120)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    search.kill()
+    search.join()
     study = optuna.load_study(study_name="search", storage=storage(tmp_path))
     assert [trial.state.name for trial in study.trials].count("RUNNING") == 1 and len(study.trials) == 6
     done = {path: path.stat().st_mtime_ns for path in tmp_path.glob("trials/000[0-4]/*/metrics.csv")}
