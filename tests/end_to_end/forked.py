@@ -5,7 +5,10 @@ import itertools
 import multiprocessing
 import os
 import runpy
+import signal
 import socket
+import stat
+import subprocess
 import sys
 import tempfile
 import time
@@ -27,6 +30,7 @@ IMPORTED = [
     "torch._dynamo",
     "torch.distributed.fsdp",
     "torch.distributed.checkpoint",
+    "torch.distributed.run",
 ]
 
 
@@ -89,6 +93,48 @@ class Forked:
         return texts
 
 
+class _AsPopen:
+    """A process of multiprocessing with what torchrun and tests use of subprocess.Popen."""
+
+    def __init__(self, process):
+        self._process = process
+        process.start()
+        self.pid = process.pid
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.wait()
+
+    @property
+    def returncode(self):
+        return self._process.exitcode
+
+    def poll(self):
+        return self.returncode
+
+    def wait(self, timeout=None):
+        self._process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(self._process.name, timeout)
+        return self.returncode
+
+
+class Launched(_AsPopen):
+    """subprocess.Popen for ``line``, a torchrun that is forked from the server, and its training processes from it.
+
+    That processes are not begun by Python spares their imports and is all that differs. ``stdout`` and ``stderr`` are
+    paths in text, or open files that have one.
+    """
+
+    def __init__(self, line, stdout, stderr, env=None, **_):
+        names = [file if isinstance(file, str) else file.name for file in (stdout, stderr)]
+        super().__init__(
+            server().Process(target=_launch, args=(names, os.getcwd(), env or {**os.environ}, [*map(str, line[1:])]))
+        )
+
+
 def train_with(fault, *flags, processes=1):
     """Train with ``fault`` planted, see tests/faults/planted.py; gives the exit code."""
     process = Forked(*flags, processes=processes, program="tests/faults/faulty_main.py", HOOK_FAULT=fault)
@@ -125,11 +171,48 @@ def _ranks(processes):
     ]
 
 
+def _launch(files, folder, environment, line):
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+    os.setsid()
+    SubprocessHandler._popen = _forked_rank
+    _run(files, folder, environment, [run.__file__, *line[2:]] if line[0] == "-m" else line)
+
+
+def _forked_rank(handler, line, environment):
+    """In the place of torchrun's method that begins a training process."""
+    _, unbuffered, *line = line
+    assert unbuffered == "-u"
+    return _AsPopen(multiprocessing.get_context("fork").Process(target=_rank, args=(environment, line)))
+
+
+def _rank(environment, line):
+    """What beginning Python would do: a session, signals and sockets of its own, and the modules of the program's folder."""
+    os.setsid()
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):  # the list's own
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                os.close(number)
+    if Path(line[0]).parent != ROOT:
+        for name, module in [*sys.modules.items()]:
+            if str(getattr(module, "__file__", None)).startswith(f"{ROOT}/"):
+                del sys.modules[name]
+    _execute(environment, line)
+
+
 def _run(files, folder, environment, line):
     for number, name in enumerate(files, 1):
         os.dup2(os.open(name, os.O_WRONLY | os.O_APPEND), number)
     multiprocessing.set_start_method(None, force=True)  # else its own children would come from a server too
     os.chdir(folder)
+    _execute(environment, line)
+
+
+def _execute(environment, line):
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = line

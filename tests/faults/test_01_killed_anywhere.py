@@ -11,7 +11,7 @@ import pytest
 from scripts import verify_resume
 from scripts.verification import runs
 from scripts.verification.processes import descendants, processes
-from tests.end_to_end.forked import train_with
+from tests.end_to_end.forked import Launched, train_with
 from tests.end_to_end.processes import ROOT, curves, differences, points, rows, train
 from tests.helpers import wait_for
 
@@ -24,7 +24,7 @@ FLAGS = (
 # ------------------------------------------------------------------------------------ random moments
 
 RANKS = ("--ranks", "2", "--kills", "1")
-KILL_FLAGS = (*RANKS, *FLAGS, *"--batch-size 8 --accumulate 4 --save-every-steps 25 --save-every-epochs 10".split())
+KILL_FLAGS = (*RANKS, *FLAGS, *"--batch-size 16 --accumulate 2 --save-every-steps 25 --save-every-epochs 10".split())
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +39,9 @@ def straight(tmp_path_factory):
 
 
 def verified(*flags):
-    """The exit code and output of the tool."""
+    """The exit code and output of the tool, whose trainings are forked; it begins them itself where it is stopped."""
     with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(subprocess, "Popen", Launched)
         lines = []
         patches.setattr(verify_resume, "log", lines.append)
         return verify_resume.main([*map(str, flags)]), "\n".join(lines)

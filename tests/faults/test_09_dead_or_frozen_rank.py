@@ -9,7 +9,6 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
 import uuid
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +17,7 @@ import pytest
 
 from main import main
 from scripts.verification.processes import descendants
+from tests.end_to_end.forked import Launched
 from tests.end_to_end.processes import ROOT, command, load
 from tests.faults.conftest import MARK, marked
 from tests.helpers import wait_for
@@ -50,12 +50,12 @@ class Run:
 
     def __init__(self, output, ranks, launcher=("-m", "torch.distributed.run"), **variables):
         line = command(*FLAGS, "--timeout", TIMEOUT_SECONDS, "--output", output, processes=ranks)
-        line[1:3] = map(str, launcher)
+        line[1:3] = launcher
         self.output = output
         self.mark = uuid.uuid4().hex
         variables = {**os.environ, MARK: self.mark, **variables}
         with open(f"{output}.out", "w") as out, open(f"{output}.err", "w") as err:
-            self.process = subprocess.Popen(line, stdout=out, stderr=err, env=variables)
+            self.process = Launched(line, out, err, variables)
 
     def ranks(self):
         """The training processes, once they have saved something."""

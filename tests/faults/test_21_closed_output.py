@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.end_to_end.forked import ROOT, Forked
+from tests.end_to_end.forked import ROOT, Forked, Launched
 from tests.end_to_end.processes import FINAL_LINE, load
 from tests.helpers import image_tree, wait_for
 from utils.loop.stop_signals import TRY_AGAIN
@@ -143,11 +143,11 @@ def test_a_closed_terminal_ends_no_training(begin, tmp_path, workers):
 
 def test_sighup_ends_no_training_on_two_processes_under_the_launcher(tmp_path):
     line = [sys.executable, ROOT / "scripts/torchrun.py", "--standalone", "--nproc-per-node", "2", ROOT / "main.py"]
-    line += ["--device", "cpu", *map(str, FLAGS), "--output", tmp_path / "runs"]
-    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
-    process.stdout.readline()
-    process.stdout.close()
-    process.stderr.close()
+    line += ["--device", "cpu", *FLAGS, "--output", tmp_path / "runs"]
+    os.mkfifo(pipe := str(tmp_path / "pipe"))
+    process = Launched(line, pipe, pipe)
+    with open(pipe) as reader:
+        reader.readline()
     os.killpg(process.pid, signal.SIGHUP)
     assert process.wait(SECONDS) == 0
     check_whole(the_run(tmp_path))
