@@ -1,5 +1,6 @@
 """The programs in examples/ run as they stand."""
 
+import os
 import runpy
 import signal
 import sqlite3
@@ -12,7 +13,7 @@ import torch
 from main import main
 from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import FINAL_LINE, ROOT, curves, differences, rows
-from tests.helpers import image_tree
+from tests.helpers import image_tree, wait_for
 from training import open_run
 from utils.loop.stop_signals import TRY_AGAIN
 from utils.train_validation import TraVal
@@ -44,13 +45,18 @@ def test_an_own_loop_that_is_killed_or_stopped_goes_on_to_the_bits_of_main_py_wi
     long = ("--batch-size", 8)
     assert main([*map(str, (*PARTS, *SMALL, *long, "--output", tmp_path / "straight"))]) == 0
     words = (*long, "--resume", "auto", "--save-every-steps", 5, "--output", tmp_path / "killed")
-    for epoch, number, code in ((1, signal.SIGKILL, -signal.SIGKILL), (2, signal.SIGTERM, TRY_AGAIN)):
-        line = [sys.executable, LOOP, *SMALL, *words]
-        with subprocess.Popen([*map(str, line)], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-            for line in process.stdout:
-                if f"epoch {epoch}/4  validation" in line:
-                    process.send_signal(number)
-        assert process.returncode == code
+    line = [*map(str, (sys.executable, LOOP, *SMALL, *words))]
+    with subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            if "epoch 1/4  validation" in line:
+                process.kill()
+    assert process.returncode == -signal.SIGKILL
+    process = Forked(*SMALL, *words, program=LOOP)
+    log = run_of(tmp_path / "killed") / "log.txt"
+    wait_for(lambda: "epoch 2/4  validation" in log.read_text())
+    os.kill(process.ranks[0].pid, signal.SIGTERM)
+    ended = process.communicate()
+    assert process.returncode == TRY_AGAIN, ended
     assert not [*tmp_path.glob("killed/bars/small/*/checkpoints/final.pt")]
     for said in ("Continuing ", " is finished: 4 epochs, 500 steps"):
         code, out, err = loop(*words)
