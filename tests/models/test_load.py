@@ -18,6 +18,7 @@ from utils.checkpoint.checkpoint import FORMAT
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.datasets import get_data
+from utils.data.loaders import tried_out
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -41,15 +42,18 @@ def check_figures(path, line, validation):
     """The loaded network's loss and top-1 over single images are those of the run's last line."""
     network, classes, preprocessing = load_model(path)
     assert not network.training and next(network.parameters()).device == CPU
+    images = images_of(validation)
+    numbers = tried_out(len(images), int(line["count"]))
+    labels = validation.labels[numbers]
     with torch.no_grad():
-        logits = torch.cat([network(preprocessing(image)[None]) for image in images_of(validation)])
-    assert logits.shape == (len(validation.labels), len(classes))
-    loss = functional.cross_entropy(logits, validation.labels).item()
-    top1 = 100 * (logits.argmax(1) == validation.labels).float().mean().item()
+        logits = torch.cat([network(preprocessing(images[number])[None]) for number in numbers])
+    assert logits.shape == (len(labels), len(classes))
+    loss = functional.cross_entropy(logits, labels).item()
+    top1 = 100 * (logits.argmax(1) == labels).float().mean().item()
     assert loss == pytest.approx(float(line["loss"]), abs=2e-4) and top1 == pytest.approx(float(line["top1"]), abs=1e-3)
 
 
-SHORT = ("--epochs", 1, "--max-steps", 3, "--batch-size", 8)
+SHORT = ("--epochs", 1, "--max-steps", 3, "--batch-size", 8, "--max-val-batches", 10)
 
 
 @pytest.mark.parametrize(
