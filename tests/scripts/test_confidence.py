@@ -1,6 +1,7 @@
 """Confidence one can use: the temperature that a copy keeps, in every tool; what is rejected; distances of features."""
 
 import dataclasses
+import functools
 import json
 from itertools import pairwise, permutations
 from pathlib import Path
@@ -257,32 +258,44 @@ def test_the_distance_that_predict_prints_is_that_of_the_features(digits_run, ke
     assert load_model(kept).confidence.distance.usual == pytest.approx(np.quantile(found, 0.95), rel=1e-4)
 
 
+@pytest.fixture(scope="module")
+def export_of(kept, tmp_path_factory):
+    """Function of a format and flags: what exporting so prints, and the folder. Each is exported once."""
+
+    @functools.cache
+    def export(name, *flags):
+        output = tmp_path_factory.mktemp("exports") / "out"
+        return exported(kept, name, output, *flags), output
+
+    return export
+
+
 @pytest.mark.parametrize(("name", "flags"), [("onnx", []), ("onnx", ["--with-preprocessing"]), ("torch-export", [])])
-def test_an_export_gives_the_probabilities_of_the_tools(kept, tmp_path, name, flags):
-    words = exported(kept, name, tmp_path / "out", *flags)
+def test_an_export_gives_the_probabilities_of_the_tools(kept, export_of, name, flags):
+    words, folder = export_of(name, *flags)
     assert "the same class for 32 of 32" in words
     loaded = load_model(kept)
     images = torch.stack([loaded.preprocessing(digit(number)) for number in range(30)])
     expected = loaded.network(images)
     if name == "onnx":
-        session = onnxruntime.InferenceSession(tmp_path / "out/model.onnx")
+        session = onnxruntime.InferenceSession(folder / "model.onnx")
         facts = session.get_modelmeta().custom_metadata_map
         assert json.loads(facts["temperature"]) == loaded.confidence.temperature
         assert json.loads(facts["divided_by_temperature"]) is True
         pixels = np.stack([np.asarray(digit(number))[None] for number in range(30)])
         (outputs,) = session.run(None, {"images": pixels if flags else images.numpy()})
     else:
-        outputs = torch.export.load(tmp_path / "out/model.pt2").module()(images).detach().numpy()
+        outputs = torch.export.load(folder / "model.pt2").module()(images).detach().numpy()
     torch.testing.assert_close(torch.from_numpy(outputs), expected.softmax(1) if flags else expected, rtol=0, atol=1e-5)
-    card = (tmp_path / "out/README.md").read_text()
+    card = (folder / "README.md").read_text()
     assert f"temperature {loaded.confidence.temperature:.4g}, fitted on 180 images (digits, val)" in card
     assert "the file divides the logits by it" in card and ", without the temperature" in card
 
 
 @pytest.mark.parametrize("name", ["safetensors", "onnx"])
-def test_the_program_of_a_card_gives_calibrated_probabilities(kept, tmp_path, monkeypatch, name):
-    exported(kept, name, tmp_path / "out")
-    check_card(tmp_path / "out", monkeypatch, load_model(kept), digit(5))
+def test_the_program_of_a_card_gives_calibrated_probabilities(kept, export_of, monkeypatch, name):
+    _, folder = export_of(name)
+    check_card(folder, monkeypatch, load_model(kept), digit(5))
 
 
 def test_an_8_bit_file_is_scored_with_the_temperature_inside(digits_run, kept, tmp_path):
