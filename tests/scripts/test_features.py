@@ -21,6 +21,7 @@ from scripts.common import features as module
 from scripts.common.features import chosen_of, embed, key_of, of_architecture, on_data, splits_of
 from scripts.common.predictions import settings_of
 from scripts.common.trained import open_run
+from scripts.reporting import feature_study
 from scripts.reporting.feature_study import accuracies, study
 from tests.scripts.common.test_predictions import tree_of_digits
 from tests.scripts.test_report import Page
@@ -211,7 +212,8 @@ def test_a_table_gives_a_runs_images_other_labels(tmp_path):
     ]
 
 
-def test_the_probe_is_fitted_on_training_images_alone_and_scored_on_the_others(digits_run):
+def test_the_probe_is_fitted_on_training_images_alone_and_scored_on_the_others(digits_run, monkeypatch):
+    monkeypatch.setattr(feature_study, "planar_map", lambda units: np.zeros((len(units), 2)))  # takes seconds
     loaded = on_data(open_run(digits_run, device="cpu"), QUIET)
     parts = {split: embed(loaded, chosen_of(loaded, split), None) for split in ("train", "val")}
     found = study(parts, "val")
