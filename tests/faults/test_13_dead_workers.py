@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, _utils
 
 from scripts.verification.processes import processes
 from tests.end_to_end.forked import Forked
-from tests.end_to_end.processes import ROOT, command, differences
+from tests.end_to_end.processes import ROOT, differences
 from tests.faults.conftest import SECONDS
 from tests.helpers import image_tree, wait_for
 from utils.config.settings import UserError
@@ -152,28 +152,38 @@ def test_a_run_whose_worker_is_killed_ends_with_one_line_and_no_process_stays(tr
 # ------------------------------------------------------------------------------------------ shared memory
 
 
-def with_small_shared_memory(line):
-    """Run a command where /dev/shm holds a megabyte; skipped where such a file system may not be mounted."""
-    inside = "mount -t tmpfs -o size=1024k tmpfs /dev/shm && "
-    may = ["unshare", "--mount", "sh", "-c", f"{inside} true"]
+SMALL_SHARED_MEMORY = f"""
+import ctypes, runpy, subprocess, sys
+if ctypes.CDLL(None).unshare(0x20000):  # CLONE_NEWNS
+    sys.exit("no mount namespace")
+for words in "--make-rprivate /", "-t tmpfs -o size=1024k tmpfs /dev/shm":
+    subprocess.run(["mount", *words.split()], check=True)
+sys.argv[0] = {str(ROOT / "main.py")!r}
+sys.path[0] = {str(ROOT)!r}
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.fixture
+def small_shared_memory(tmp_path):
+    """A program: main.py where /dev/shm holds a megabyte; skipped where such a file system may not be mounted."""
+    may = ["unshare", "--mount", "sh", "-c", "mount -t tmpfs -o size=1024k tmpfs /dev/shm"]
     try:
         subprocess.run(may, check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"cannot mount a small /dev/shm here: {error}")
-    return subprocess.Popen(
-        ["unshare", "--mount", "sh", "-c", f'{inside} exec "$@"', "sh", *line],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    (tmp_path / "program.py").write_text(SMALL_SHARED_MEMORY)
+    return tmp_path / "program.py"
 
 
 @linux
-def test_too_little_shared_memory_is_one_line_that_advises_and_without_workers_none_is_needed(tree, tmp_path):
+def test_too_little_shared_memory_is_one_line_that_advises_and_without_workers_none_is_needed(
+    tree, tmp_path, small_shared_memory
+):
     flags = ["--dataname", "folder", "--datapath", tree, "--arch", "fc", "--image-size", 128, "--batch-size", 24]
     flags += ["--epochs", 1, "--no-progress"]
     runs = {
-        kind: with_small_shared_memory(command(*flags, *more, "--output", tmp_path / kind))
+        kind: Forked(*flags, *more, "--output", tmp_path / kind, program=small_shared_memory)
         for kind, more in {
             "streaming": ["--workers", 2],
             "in place": ["--workers", 0],
