@@ -9,7 +9,7 @@ import main
 from tests.end_to_end.processes import load
 from utils.checkpoint.inventory import CONTENTS, inventory
 
-FLAGS = "--device cpu --arch fc --epochs 3 --no-progress --ema-decay 0.9".split()
+FLAGS = "--device cpu --arch fc --epochs 3 --no-progress --ema-decay 0.9 --picture-epochs off".split()
 
 
 def begin(output, *more):

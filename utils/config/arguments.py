@@ -292,8 +292,13 @@ def load_yaml(path: Path) -> tuple[Any, list[str]]:
         data = file.read(LARGEST_RECIPE + 1)
     if len(data) > LARGEST_RECIPE:
         raise ValueError(f"it has more than {LARGEST_RECIPE:,} bytes")
-    loader = yaml.SafeLoader(data.decode("utf-8"))
-    document = loader.get_single_node()
+    text = data.decode("utf-8")
+    try:
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)  # several times as fast, where PyYAML has it
+        document = loader.get_single_node()
+    except yaml.YAMLError:
+        loader = yaml.SafeLoader(text)  # says better what is wrong
+        document = loader.get_single_node()
     if document is None:
         return None, []
     if _expanded_size(document, {}) > MOST_VALUES:

@@ -7,7 +7,8 @@ import platform
 import shlex
 import shutil
 import sys
-from importlib.metadata import version
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,9 @@ def checkpoint_description(args: Settings, data: Data, criterion: torch.nn.Modul
         **({"plugins": plugins.digests()} if plugins.digests() else {}),
         **hub_networks.in_checkpoint(args.model.arch, args.values().get("teacher")),
     }
+
+
+version = cache(metadata.version)  # reads files
 
 
 def versions() -> dict[str, str]:
