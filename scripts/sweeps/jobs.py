@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,7 +86,8 @@ def run_all(
         while True:
             for slot in sorted({*range(slots.count)} - {job.slot for job in jobs}):
                 if (trial := next(waiting, None)) is not None:
-                    jobs.append(_start(trial, folder, slots, slot))
+                    with _stop_signals_wait() as usual:
+                        jobs.append(_start(trial, folder, slots, slot, usual))
             if not jobs:
                 break
             time.sleep(LOOK_SECONDS)
@@ -114,7 +116,24 @@ def run_all(
     return failures
 
 
-def _start(trial: Trial, folder: Path, slots: Slots, slot: int) -> RunningTraining:
+@contextmanager
+def _stop_signals_wait() -> Iterator[set[int]]:
+    """Context at whose end Ctrl-C and SIGTERM arrive that came within it; gives the signals that wait elsewhere.
+
+    What a handler raises while Python forks would be lost, and a run that is not in the list yet would not be ended.
+    """
+    usual = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield {*usual}
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, usual)
+
+
+def _start(trial: Trial, folder: Path, slots: Slots, slot: int, waiting_signals: set[int]) -> RunningTraining:
+    def begin() -> None:
+        end_with_parent()
+        signal.pthread_sigmask(signal.SIG_SETMASK, waiting_signals)
+
     output = folder / "output" / f"{_file_name(trial)}.txt"
     flags = [*trial.flags, "--output", str(folder / trial.room), "--resume", "auto", "--no-progress"]
     try:
@@ -131,7 +150,7 @@ def _start(trial: Trial, folder: Path, slots: Slots, slot: int) -> RunningTraini
             stderr=subprocess.STDOUT,
             env=slots.environment(slot),
             start_new_session=True,  # a terminal's Ctrl-C reaches it through us alone, once
-            preexec_fn=end_with_parent,  # noqa: PLW1509 - there is one thread; a new sweep would wait for its folder
+            preexec_fn=begin,  # noqa: PLW1509 - there is one thread; a new sweep would wait for its folder
         )
     return RunningTraining(trial, process, slot, output, begins)
 

@@ -198,8 +198,8 @@ def _rank(environment, line):
             if stat.S_ISSOCK(os.fstat(number).st_mode):
                 os.close(number)
     if Path(line[0]).parent != ROOT:
-        for name, module in [*sys.modules.items()]:
-            if str(getattr(module, "__file__", None)).startswith(f"{ROOT}/"):
+        for name in [*sys.modules]:
+            if (ROOT / name.partition(".")[0]).is_dir() or (ROOT / f"{name}.py").is_file():
                 del sys.modules[name]
     _execute(environment, line)
 

@@ -17,7 +17,7 @@ from PIL import Image
 
 import main
 from scripts import sweep
-from scripts.common.command_line import table
+from scripts.common.command_line import Terminated, table, termination_raises
 from scripts.common.output import write_csv
 from scripts.common.runs import identity, read_run
 from scripts.sweeps import cross_validation, jobs, outcomes
@@ -304,6 +304,23 @@ def line_with_fake_main(folder):
     return [sys.executable, "-c", program, "digits/fc", "--processes", "2", "--output", str(folder / "out")]
 
 
+def test_a_signal_that_comes_while_a_training_is_started_ends_it(fake_main, tmp_path, monkeypatch):
+    fake_main(MAIN_WAITS)
+    started = []
+
+    def start(*arguments, **named):
+        signal.raise_signal(signal.SIGTERM)
+        started.append(begin(*arguments, **named))
+        return started[0]
+
+    begin = subprocess.Popen
+    monkeypatch.setattr(jobs.subprocess, "Popen", start)
+    with pytest.raises(Terminated), termination_raises():
+        jobs.run_all(trials("digits/fc", [], 3, []), tmp_path, jobs.Slots(2, 1, 0), lambda *_: None)
+    (process,) = started
+    assert process.returncode in (75, -signal.SIGTERM), "which is also how it ends before it can handle the signal"
+
+
 def test_a_training_that_fails_is_named_and_the_others_go_on(fake_main, tmp_path):
     fake_main(MAIN_ENDS_WITH.format(code=1))
     ended = []
@@ -412,7 +429,7 @@ def test_of_two_sweeps_into_a_folder_the_second_waits_for_the_first(fake_main, t
 def test_a_training_that_ends_without_a_result_has_failed(fake_main, tmp_path, capsys, monkeypatch):
     fake_main("print('a run is finished')")
     code, said = told(["digits/fc", "--seeds", "1", "--output", tmp_path / "out"], capsys, monkeypatch)
-    assert code == 1 and said.out.startswith("[0/1] seed=0: it ended without a result (see ")
+    assert code == 1 and said.out.splitlines()[-1].startswith("[0/1] seed=0: it ended without a result (see ")
     (folder := tmp_path / "cut").mkdir()
     fake_main(f"print('val_top1=1 val_epoch=1 best_top1=1 run={keep_run(folder / 'a', ['--epochs', '9'], [1.0])}')")
     assert told(["digits/fc", "--seeds", "1", "--output", tmp_path / "out"], capsys, monkeypatch)[0] == 1

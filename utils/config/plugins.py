@@ -14,7 +14,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -46,13 +46,14 @@ class Entry:
     file: Path
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        # Of the entry alone: a signature of the class, too, breaks python -OO with Python 3.11.2.
+        with suppress(ValueError):  # some functions of C tell none
+            vars(self)["__signature__"] = inspect.signature(self.make)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with mistakes_of(self.file, f"{self.kind} {self.name}"):
             return self.make(*args, **kwargs)
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.make)
 
 
 @dataclass
