@@ -32,7 +32,9 @@ IDLE_HERE = ("warmup-epochs: ", "drop-last: ", "init-scale: ", "fp32-layers: ", 
 VGG = ("vgg11", "vgg13", "vgg16", "vgg19")
 # Of the deep networks one trains as it is, the others with fewer blocks of the same code.
 WHOLE = "imagenet/resnet50"
-SHALLOWER = {"resnet50": "resnet26"} | {f"torchvision/resnet{depth}": "torchvision/resnet18" for depth in (34, 50, 101)}
+SHALLOWER = {"resnet50": "resnet26", "resnet34": "resnet18", "vgg16": "vgg13", "vgg19": "vgg13"}
+SHALLOWER |= {"convnext_tiny": "convnext_atto", "vit_small_patch16_224": "vit_tiny_patch16_224"}
+SHALLOWER |= {f"torchvision/resnet{depth}": "torchvision/resnet18" for depth in (34, 50, 101)}
 
 
 def parsed(name, world_size=1):
@@ -169,9 +171,8 @@ def test_a_recipe_trains_and_all_that_it_sets_has_an_effect(name, data, tmp_path
     # Four digits are alike after the last max-pools, of 1x1 pixel, and this network's batch norms divide by almost 0.
     batch = "32" if name == "digits/airbench" else "4"
     small += ["--global-batch-size", batch, "--val-batch-size", "90", "--amp", "off", "--no-progress"]
-    small += (
-        ["--picture-epochs", "off"] if name != WHOLE else []
-    )  # they are of no recipe, and take as long as the steps
+    if name != WHOLE:  # pictures are of no recipe, and take as long as the steps
+        small += ["--picture-epochs", "off"]
     code = main.main([*flags(name, data), *small, "--max-steps", "2", "--output", str(tmp_path)])
     out, err = capsys.readouterr()
     assert code == 0, err
