@@ -36,8 +36,8 @@ def runs_ahead(device: torch.device) -> bool:
 def timing_algorithms(allowed: bool) -> Iterator[None]:
     """Context in which cuDNN, if ``allowed``, times its algorithms for each new shape, and keeps the fastest.
 
-    For the steps of a training. Elsewhere, new shapes take longer to try out than they return (up to 8 s on an H100,
-    and what was kept was not faster than cuDNN's own guess: docs/benchmarks/h100.md).
+    For the steps of a training. Elsewhere, a new shape takes up to 8 s, and cuDNN's own guess was as fast (on an H100:
+    docs/benchmarks/removed_programs.md).
     """
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = allowed
