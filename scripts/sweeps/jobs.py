@@ -86,8 +86,8 @@ def run_all(
         while True:
             for slot in sorted({*range(slots.count)} - {job.slot for job in jobs}):
                 if (trial := next(waiting, None)) is not None:
-                    with _stop_signals_wait() as usual:
-                        jobs.append(_start(trial, folder, slots, slot, usual))
+                    with _stop_signals_held_back() as mask:
+                        jobs.append(_start(trial, folder, slots, slot, mask))
             if not jobs:
                 break
             time.sleep(LOOK_SECONDS)
@@ -117,22 +117,24 @@ def run_all(
 
 
 @contextmanager
-def _stop_signals_wait() -> Iterator[set[int]]:
-    """Context at whose end Ctrl-C and SIGTERM arrive that came within it; gives the signals that wait elsewhere.
+def _stop_signals_held_back() -> Iterator[set[int]]:
+    """Context that holds Ctrl-C and SIGTERM back until its end; gives the signal mask from before.
 
-    What a handler raises while Python forks would be lost, and a run that is not in the list yet would not be ended.
+    Python drops what a handler raises while it forks, and a run that is not in the list yet would not be ended.
     """
-    usual = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
-        yield {*usual}
+        yield {*mask}
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, usual)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _start(trial: Trial, folder: Path, slots: Slots, slot: int, waiting_signals: set[int]) -> RunningTraining:
+def _start(trial: Trial, folder: Path, slots: Slots, slot: int, mask: set[int]) -> RunningTraining:
+    """Start the training of ``trial``, whose process gets the signal ``mask``. Raises ``UserError``."""
+
     def begin() -> None:
         end_with_parent()
-        signal.pthread_sigmask(signal.SIG_SETMASK, waiting_signals)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     output = folder / "output" / f"{_file_name(trial)}.txt"
     flags = [*trial.flags, "--output", str(folder / trial.room), "--resume", "auto", "--no-progress"]

@@ -93,7 +93,8 @@ class Held(ABC):
 def _recordable(groups: Sequence[dict[str, Any]], on_gpu: bool) -> Iterator[None]:
     """Context in which a graph can record the step of a fused optimizer.
 
-    torch records Adam's only if it is ``capturable``, and otherwise warns of that. Fused kernels do not look at it.
+    torch records Adam's step only if the groups are ``capturable``, and warns of that in any other step. A fused kernel
+    ignores it.
     """
     refused = [group for group in groups if group.get("capturable") is False]
     allowed = on_gpu and torch.cuda.is_current_stream_capturing()
