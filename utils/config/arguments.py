@@ -150,6 +150,8 @@ _NO_VALUE = object()
 
 def _plugin_files(argv: Sequence[str]) -> list[str] | None:
     """The files of all --plugin flags; None without the flag."""
+    if not any(token.startswith("--plugin") for token in argv):
+        return None
     parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--plugin", nargs="*", action="extend")
     try:
@@ -441,8 +443,18 @@ def _plain(text: str) -> str:
 
 def _in_yaml(value: Any) -> str:
     """A setting's value as YAML on one line."""
-    if value is None or isinstance(value, int):  # most values; JSON writes them alike, a hundred times as fast
+    # JSON writes these alike, a hundred times as fast; 1e-05 would be a text in YAML 1.1.
+    if value is None or isinstance(value, int) or (isinstance(value, float) and re.fullmatch(r"[-.\d]+", repr(value))):
         return json.dumps(value)
+    return _word_in_yaml(value) if isinstance(value, str) else _dumped(value)
+
+
+@functools.lru_cache(1000)
+def _word_in_yaml(value: str) -> str:
+    return _dumped(value)
+
+
+def _dumped(value: Any) -> str:
     import yaml
 
     return yaml.safe_dump([value], default_flow_style=True, width=math.inf).strip()[1:-1]
