@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import math
+import os
 import shutil
 import signal
 import statistics
@@ -23,6 +24,7 @@ from scripts.common.runs import identity, read_run
 from scripts.sweeps import cross_validation, jobs, outcomes
 from scripts.sweeps.cross_validation import corrected_interval, cross_validate
 from scripts.sweeps.grid import Trial, trials
+from tests.end_to_end.forked import Launched
 from tests.helpers import answer, csv_rows, image_tree, wait_for
 from utils.config import arguments, plugins
 from utils.config.settings import UserError
@@ -38,8 +40,6 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 pathlib.Path(sys.argv[sys.argv.index('--output') + 1]).with_name('began').touch()
 time.sleep(60)
 """
-
-ROOT = sweep.Path(sweep.__file__).parent.parent
 
 EARLY = "Stopped early: no better val_top1"
 DEAD = {"val_loss": 2.3026, "val_count": 1000, "guessing_loss": 2.30259, "answers_nats": 0.0, "commonest_answer": 99.8}
@@ -295,13 +295,28 @@ def fake_main(tmp_path, monkeypatch):
     return (tmp_path / "main.py").write_text
 
 
-def line_with_fake_main(folder):
-    """The command line of a sweep into ``out`` of the folder, whose trainings are of the fake main.py there."""
-    program = (
-        "import pathlib, runpy\nfrom scripts.sweeps import jobs\n"
-        f"jobs.MAIN = pathlib.Path({str(folder / 'main.py')!r})\nrunpy.run_path({sweep.__file__!r}, run_name='__main__')"
-    )
-    return [sys.executable, "-c", program, "digits/fc", "--processes", "2", "--output", str(folder / "out")]
+class Sweep(Launched):
+    """A sweep into ``out`` of the folder, forked; ``begin`` are further lines of its program."""
+
+    def __init__(self, folder, *flags, begin=""):
+        program = f"import pathlib, runpy\nfrom scripts.sweeps import jobs\n{begin}\n"
+        (folder / "sweep.py").write_text(f"{program}runpy.run_path({sweep.__file__!r}, run_name='__main__')")
+        self.out, self.err = (folder / name for name in ("stdout", "stderr"))
+        self.out.touch()
+        self.err.touch()
+        line = [sys.executable, folder / "sweep.py", "digits/fc", "--output", folder / "out", *flags]
+        super().__init__(line, str(self.out), str(self.err))
+
+    def end(self, *signals):
+        """Send ``signals``; gives the exit code and what it said on stderr."""
+        for number in signals:
+            os.kill(self.pid, number)
+        return self.wait(120), self.err.read_text()
+
+
+def with_fake_main(folder):
+    """A sweep whose trainings are of the fake main.py in the folder."""
+    return Sweep(folder, "--processes", "2", begin=f"jobs.MAIN = pathlib.Path({str(folder / 'main.py')!r})")
 
 
 def test_a_signal_that_comes_while_a_training_is_started_ends_it(fake_main, tmp_path, monkeypatch):
@@ -417,13 +432,11 @@ def test_of_two_sweeps_into_a_folder_the_second_waits_for_the_first(fake_main, t
     fake_main(MAIN_WAITS)
     (output := tmp_path / "out").mkdir()
     with claimed(output / "sweep"):  # as a sweep under way does
-        process = subprocess.Popen(line_with_fake_main(tmp_path), cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        assert process.stdout.readline() == f"Waiting for another sweep into {output}\n"
+        process = with_fake_main(tmp_path)
+        assert wait_for(process.out.read_text) == f"Waiting for another sweep into {output}\n"
         assert not (output / "output").exists()
     wait_for((output / "began").exists)
-    process.terminate()
-    process.communicate(timeout=60)
-    assert process.returncode == 75 and not list(output.glob("*.lock"))
+    assert process.end(signal.SIGTERM)[0] == 75 and not list(output.glob("*.lock"))
 
 
 def test_a_training_that_ends_without_a_result_has_failed(fake_main, tmp_path, capsys, monkeypatch):
@@ -472,12 +485,10 @@ def test_a_mistake_that_a_training_finds_ends_the_sweep(fake_main, tmp_path):
 )
 def test_a_signal_reaches_the_trainings_and_is_the_sweeps_exit_code(signals, code, fake_main, tmp_path):
     fake_main(MAIN_WAITS)
-    process = subprocess.Popen(line_with_fake_main(tmp_path), cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    process = with_fake_main(tmp_path)
     wait_for((tmp_path / "out" / "began").exists)
-    for number in signals:
-        process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == code, err
+    returned, err = process.end(*signals)
+    assert returned == code, err
     assert err.count("\n") == 1 and err.startswith("sweep.py: ")
 
 
@@ -500,16 +511,16 @@ def test_gpus_and_threads_are_shared_out(monkeypatch):
 
 
 def test_a_sweep_that_is_interrupted_goes_on_and_repeats_no_finished_run(tmp_path, capsys, monkeypatch):
-    sweeping = ["digits/fc", "--seeds", "1", "--device", "cpu", "--epochs", "40", "--output", tmp_path]
-    line = [sys.executable, sweep.__file__, *map(str, sweeping)]
-    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: list(tmp_path.glob("runs/**/last.pt")), 120)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=120)
-    assert (process.returncode, err) == (130, "sweep.py: interrupted; the same command continues\n"), out
+    """The first training is begun as a user's are, and the one that goes on is forked."""
+    flags = ["--seeds", "1", "--device", "cpu", "--epochs", "40"]
+    process = Sweep(tmp_path, *flags)
+    wait_for(lambda: list(tmp_path.glob("out/runs/**/last.pt")), 120)
+    assert process.end(signal.SIGINT) == (130, "sweep.py: interrupted; the same command continues\n")
+    monkeypatch.setattr(jobs.subprocess, "Popen", lambda line, stdout, **_: Launched(line, stdout, stdout))
+    sweeping = ["digits/fc", *flags, "--output", tmp_path / "out"]
     code, said = told(sweeping, capsys, monkeypatch)
     assert code == 0 and "[1/1] seed=0: top1 " in said.out
-    (folder,) = tmp_path.glob("runs/digits/fc/*")
+    (folder,) = tmp_path.glob("out/runs/digits/fc/*")
     assert "Continuing" in (folder / "log.txt").read_text()
     before = (folder / "log.txt").read_text()
     code, said = told(sweeping, capsys, monkeypatch)

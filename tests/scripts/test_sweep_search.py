@@ -1,12 +1,18 @@
 """A search goes on after a kill as if nothing had been, never sees the images of its report, and tells what cannot win.
 
-A small program takes main.py's place: its figures are a function of the flags, so that the outcome is known.
+A small function takes main.py's place: its figures are a function of the flags, so that the outcome is known.
 """
 
+import math
 import multiprocessing
+import os
 import shutil
+import sys
+import time
+from contextlib import contextmanager
 from importlib import util
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import optuna
@@ -16,9 +22,8 @@ from PIL import Image
 
 import main
 from scripts import sweep
-from scripts.sweeps import jobs
+from scripts.sweeps import jobs, outcomes, search_report
 from scripts.sweeps.search import Search, point_of, storage
-from scripts.sweeps.search_report import draw
 from scripts.sweeps.space import Space
 from tests.helpers import answer, csv_rows, wait_for
 from utils.config import arguments
@@ -27,57 +32,84 @@ from utils.data.datasets import get_data
 from utils.record.epoch_scalars import metrics
 from utils.record.run_folder import read_table
 
-ROOT = Path(sweep.__file__).resolve().parents[1]
-FAKE = f"""
-import math, os, pathlib, sys, time
-sys.path.insert(0, {str(ROOT)!r})
-from utils.config import arguments
-args = arguments.parse(sys.argv[1:])
-lr, epochs, searching = args.optimisation.lr, args.optimisation.epochs, args.data.folds is not None
-if os.environ.get("FAILS") and 0.05 < lr < 0.12 and searching:
-    print("main.py: the loss is not finite", file=sys.stderr)
-    sys.exit(1)
-folder = pathlib.Path(args.run.output) / f"run{{args.run.seed}}_{{lr}}_{{args.data.global_batch_size}}"
-folder.mkdir(parents=True, exist_ok=True)
-dead = bool(os.environ.get("DEAD")) and searching and lr > 0.2
-best = 90 - 10 * abs(math.log10(lr) + 0.5) - args.run.seed if searching else 70 + lr
-figures = "val_loss,val_count,guessing_loss,answers_nats,commonest_answer".split(",")
-values = [2.3026, 1000, 2.30259, 0.0, 99.8] if dead else [0.5, 1000, 2.30259, 2.0, 11.0]
-(folder / "config.yaml").write_text(arguments.as_recipe(args, "main.py\\npython 3\\nmachine: m\\ncommit: c"))
-table = ",".join(["epoch,step,val_top1,seconds", *figures])
-for epoch in range(1, epochs + 1):
-    top1 = 99.0 if dead else best * epoch / epochs
-    values[0] = 2.3026 if dead else round(1 - top1 / 200, 4)
-    table += "\\n" + ",".join(map(str, [epoch, 10 * epoch, round(top1, 4), 1, *values]))
-    time.sleep(float(os.environ.get("PAUSE", 0)))
-    (folder / "metrics.csv").write_text(table + "\\n")
-stamp = "2026-11-22 08:00:00"
-last = f"val_top1={{top1:.4f}} val_loss=1 val_epoch={{epochs}} best_top1={{top1:.4f}} best_epoch=1 run={{folder}}"
-(folder / "log.txt").write_text(f"{{stamp}} Run x\\n{{stamp}} {{last}}\\n")
-print(last)
-"""
+FORK = multiprocessing.get_context("fork")
+
+
+def pretend(flags, output):
+    """What main.py prints to ``output`` and leaves; FAILS, DEAD and PAUSE in the environment choose what happens."""
+    args = arguments.parse(flags)
+    lr, epochs, searching = args.optimisation.lr, args.optimisation.epochs, args.data.folds is not None
+    if os.environ.get("FAILS") and 0.05 < lr < 0.12 and searching:
+        output.write(b"main.py: the loss is not finite\n")
+        sys.exit(1)
+    folder = Path(args.run.output, f"run{args.run.seed}_{lr}_{args.data.global_batch_size}")
+    folder.mkdir(parents=True, exist_ok=True)
+    dead = bool(os.environ.get("DEAD")) and searching and lr > 0.2
+    best = 90 - 10 * abs(math.log10(lr) + 0.5) - args.run.seed if searching else 70 + lr
+    figures = ["val_loss", "val_count", "guessing_loss", "answers_nats", "commonest_answer"]
+    values = [2.3026, 1000, 2.30259, 0.0, 99.8] if dead else [0.5, 1000, 2.30259, 2.0, 11.0]
+    (folder / "config.yaml").write_text(arguments.as_recipe(args, "main.py\npython 3\nmachine: m\ncommit: c"))
+    table = ",".join(["epoch,step,val_top1,seconds", *figures])
+    for epoch in range(1, epochs + 1):
+        top1 = 99.0 if dead else best * epoch / epochs
+        values[0] = 2.3026 if dead else round(1 - top1 / 200, 4)
+        table += "\n" + ",".join(map(str, [epoch, 10 * epoch, round(top1, 4), 1, *values]))
+        time.sleep(float(os.environ.get("PAUSE", "0")))
+        (folder / "metrics.csv").write_text(table + "\n")
+    stamp = "2026-11-22 08:00:00"
+    last = f"val_top1={top1:.4f} val_loss=1 val_epoch={epochs} best_top1={top1:.4f} best_epoch=1 run={folder}"
+    (folder / "log.txt").write_text(f"{stamp} Run x\n{stamp} {last}\n")
+    output.write(f"{last}\n".encode())
+
+
+class Pretended:
+    """subprocess.Popen for a training that pretends; forked, for beginning Python takes longer than all that it does."""
+
+    def __init__(self, line, stdout, preexec_fn, **_):
+        self._process = FORK.Process(target=self._run, args=(line, stdout, preexec_fn))
+        self._process.start()
+        self.poll, self.wait, self.terminate = self._returncode, self._process.join, self._process.terminate
+
+    def _run(self, line, stdout, preexec_fn):
+        preexec_fn()
+        with stdout:
+            pretend(line[2:], stdout)
+
+    def _returncode(self):
+        return self._process.exitcode
+
+    returncode = property(_returncode)
+
+
+@contextmanager
+def pretending():
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(jobs, "subprocess", SimpleNamespace(Popen=Pretended, STDOUT=None))
+        patched.setattr(jobs, "LOOK_SECONDS", 0.02)
+        yield
+
+
 FLAGS = "--set lr=0.001..10:log --set global-batch-size=32,64 --epochs 8 --best 2 --seeds 2".split()
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory):
-    (path := tmp_path_factory.mktemp("program") / "main.py").write_text(FAKE)
-    return path
+@pytest.fixture
+def fake_main():
+    with pretending():
+        yield
 
 
 @pytest.fixture
-def fake_main(program, monkeypatch):
-    monkeypatch.setattr(jobs, "MAIN", program)
-    monkeypatch.setattr(jobs, "LOOK_SECONDS", 0.02)
+def without_pictures(monkeypatch):
+    """Other tests draw them."""
+    for module in (search_report, outcomes):
+        monkeypatch.setattr(module, "draw", lambda *_: None)
 
 
 @pytest.fixture(scope="module")
-def whole(program, tmp_path_factory):
+def whole(tmp_path_factory):
     """A search that nothing has disturbed: its folder, and what ``searched`` gives of it."""
     folder = tmp_path_factory.mktemp("whole")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(jobs, "MAIN", program)
-        patched.setattr(jobs, "LOOK_SECONDS", 0.02)
+    with pretending():
         return folder, searched(folder)
 
 
@@ -168,9 +200,9 @@ def test_the_best_are_trained_with_other_seeds_and_reported_in_the_order_of_the_
     assert "on the 360 validation images, which no trial saw" in said
 
 
-def test_a_search_that_is_killed_ends_as_one_that_was_not(whole, fake_main, tmp_path, monkeypatch):
+def test_a_search_that_is_killed_ends_as_one_that_was_not(whole, fake_main, without_pictures, tmp_path, monkeypatch):
     """With one training at a time; the trial that the kill has cut is trained to its end, or pruned, all the same."""
-    search = multiprocessing.get_context("fork").Process(target=searched, args=(tmp_path,))
+    search = FORK.Process(target=searched, args=(tmp_path,))
     with monkeypatch.context() as slower:
         slower.setenv("PAUSE", "0.05")
         search.start()
@@ -227,7 +259,7 @@ def test_a_search_does_not_go_on_with_another_version_of_a_plugin(tmp_path):
         search.refuse_other("images")
 
 
-def test_hyperband_prunes_and_a_loss_is_minimised(fake_main, tmp_path):
+def test_hyperband_prunes_and_a_loss_is_minimised(fake_main, without_pictures, tmp_path):
     code, rows = searched(tmp_path / "a", "--pruner", "hyperband", "--best", "1", "--seeds", "1", search=6)
     assert code == 0 and any(row["state"] == "pruned" for row in rows)
     _, rows = searched(tmp_path / "b", "--best-metric", "loss", "--best", "1", "--seeds", "1", search=3)
@@ -249,6 +281,6 @@ def test_importances_name_the_setting_that_decides(tmp_path):
     best = search.best(3)
     values = [float(point_of(trial)[0].partition("=")[2]) for trial in best]
     assert values == sorted(values, reverse=True) and best[0].value == max(trial.value for trial in search.told())
-    draw(tmp_path / "search.png", search, "a title")
+    search_report.draw(tmp_path / "search.png", search, "a title")
     assert (tmp_path / "search.png").stat().st_size > 10_000
     assert arguments.parse(list(space.trial(0, [("lr", "0.1"), ("momentum", "0.5")]).flags)).data.fold == 0
