@@ -37,6 +37,7 @@ from scripts.tuning.diagnosis import LEAST_BYTES, Memory, csv_rows, gain, memory
 from scripts.tuning.measure import TrainingSetup, Window, interleaved_speeds, step_shares
 from scripts.tuning.memory import FitsOnCpu, FitsOnGpu, search
 from scripts.tuning.trials import FIRST_PAIRS, STAND_IN_IMAGES, Trials, examine, hardware_of
+from tests.end_to_end.forked import Forked
 from tests.helpers import image_tree
 from utils.config.settings import UserError
 from utils.data import sources
@@ -704,6 +705,12 @@ def test_a_process_that_fails_to_measure_memory_costs_its_rows_and_nothing_else(
 
 
 def test_the_whole_tool_prints_a_report_and_writes_only_where_it_is_told_to(tmp_path, monkeypatch, capsys):
+    def forked(line, **_):
+        process = Forked(*line[2:], program=line[1])
+        out, err = process.communicate()
+        return subprocess.CompletedProcess(line, process.returncode, out, err)
+
+    monkeypatch.setattr(doctor, "subprocess", SimpleNamespace(run=forked))
     monkeypatch.chdir(tmp_path)
     flags = ["--arch", "fc", "--seconds", "0.02", "--device", "cpu", "--output", str(tmp_path / "new" / "folder")]
     assert doctor.main(flags) == 0
@@ -711,6 +718,7 @@ def test_the_whole_tool_prints_a_report_and_writes_only_where_it_is_told_to(tmp_
     assert out.startswith("Limit: ") and "\nnow " in out and "fc on digits" in out
     for part in ("loader alone, resident", "compute alone", "both together", "--amp bf16", "Memory:", "Largest batch:"):
         assert part in out
+    assert "Memory: unknown" not in out
     assert [line for line in err.splitlines() if line.startswith("measuring:")][1:4] == [
         "measuring: loader alone",
         "measuring: compute alone",

@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import io
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -33,6 +32,7 @@ from scripts.exporting import checking, images, onnx_files, steps, writers
 from scripts.exporting.card import Exported, card, code, preparation
 from scripts.exporting.formats import FORMATS, Place
 from scripts.exporting.subject import Subject
+from tests.end_to_end.forked import Launched
 from tests.helpers import altered, csv_rows
 from tests.scripts.test_export_zoo import (
     reloads_in_this_process,  # noqa: F401 - a fixture
@@ -290,29 +290,17 @@ def test_what_a_library_cannot_make_is_one_line(arch, shown, name, words, tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["network.pt"]
 
 
-BARE = """
-import os, sys
-import timm, torch._dynamo
-from scripts.exporting import reload
-assert not {"models", "utils"} & sys.modules.keys()
-for line in sys.stdin:
-    folder, place = line.rstrip("\\n").split("\\t")
-    if os.fork() == 0:
-        os.chdir(folder)
-        reload.main(place)
-        sys.exit()
-    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+BARE = f"""
+import runpy, sys
+from pathlib import Path
+root = Path({str(checking.ROOT)!r})
+for name in [*sys.modules]:
+    if (root / name.partition(".")[0]).is_dir() or (root / f"{{name}}.py").is_file():
+        del sys.modules[name]
+sys.path.insert(0, str(root))
+assert not {{"models", "scripts", "utils"}} & sys.modules.keys()
+runpy.run_module("scripts.exporting.reload", run_name="__main__")
 """
-
-
-@pytest.fixture(scope="module")
-def bare_process():
-    """Forks for each export to load; it has imported the libraries, which takes seconds, and nothing that exports."""
-    line = [sys.executable, "-c", BARE]
-    environment = {**os.environ, "PYTHONPATH": str(checking.ROOT)}
-    with subprocess.Popen(line, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        yield process
-        process.stdin.close()
 
 
 @pytest.mark.parametrize(
@@ -324,11 +312,17 @@ def bare_process():
         ("torchvision.pt", "safetensors"),
     ],
 )
-def test_each_format_of_torchs_loads_in_a_fresh_process(file, name, bare_process, trees, tmp_path, monkeypatch):
-    def run(line, cwd, **_):
+def test_each_format_of_torchs_loads_in_a_fresh_process(file, name, trees, tmp_path, monkeypatch):
+    """Fresh but for the libraries: it is forked from a server that has imported them, which takes seconds."""
+    (tmp_path / "bare.py").write_text(BARE)
+    (tmp_path / "said").touch()
+
+    def run(line, cwd, env, **_):
         assert line[:-1] == [sys.executable, "-m", "scripts.exporting.reload"]
-        print(cwd, line[-1], sep="\t", file=bare_process.stdin, flush=True)
-        return subprocess.CompletedProcess(line, int(bare_process.stdout.readline()), stderr="")
+        monkeypatch.chdir(cwd)
+        said = str(tmp_path / "said")
+        process = Launched([sys.executable, tmp_path / "bare.py", line[-1]], said, said, env)
+        return subprocess.CompletedProcess(line, process.wait(300), stderr=Path(said).read_text())
 
     subject = subject_of(load_model(trees / file))
     shown = images.noise(subject.shape)

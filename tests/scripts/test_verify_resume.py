@@ -18,6 +18,7 @@ from scripts import verify_resume
 from scripts.verification import processes, runs, training_marks
 from scripts.verification.comparison import checkpoint, compare, compare_runs, points, steps, unequal
 from scripts.verification.runs import Failure, Timeline, WatchedRun
+from tests.end_to_end.forked import Launched
 from tests.helpers import wait_for
 from utils.config.settings import UserError
 from utils.loop.hooks import Hooks
@@ -349,7 +350,8 @@ def test_a_folder_to_keep_must_be_empty(tmp_path):
         pass
 
 
-def test_a_training_that_fails_by_itself_is_a_mistake_that_shows_its_last_lines(tmp_path):
+def test_a_training_that_fails_by_itself_is_a_mistake_that_shows_its_last_lines(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "subprocess", SimpleNamespace(Popen=Launched, DEVNULL=None))
     flags = ["--dataname", "folder", "--datapath", str(tmp_path / "nothing"), "--device", "cpu"]
     with pytest.raises(UserError, match="ended by itself with exit code 2") as caught:
         verify_resume.main(flags)

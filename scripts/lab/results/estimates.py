@@ -49,8 +49,6 @@ def _cost(model: ModelSettings, dataname: str, image_size: Size | None) -> Cost:
 
     counter = FlopCounterMode(display=False)
     network, image = network_and_image(model, dataname, image_size)
-    with torch.no_grad(), counter:
-        network.eval()(image)
     own = {value.untyped_storage()._cdata for value in network.state_dict().values()}
     kept: dict[int, int] = {}  # bytes of each storage
 
@@ -59,11 +57,11 @@ def _cost(model: ModelSettings, dataname: str, image_size: Size | None) -> Cost:
         kept[value.untyped_storage()._cdata] = value.untyped_storage().nbytes() // value.element_size() * size
         return value
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda value: value), counter:
         logits = network.train()(image.repeat(2, 1, 1, 1))  # batch norm needs two images
     activations = sum(size for storage, size in kept.items() if storage not in own) // len(logits)
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    return Cost(counter.get_total_flops() // 2, activations, parameters)
+    return Cost(counter.get_total_flops() // (2 * len(logits)), activations, parameters)
 
 
 def training_multiply_adds(recipe: str) -> int:
