@@ -18,15 +18,16 @@ from utils.loop.hooks import Hooks
 from utils.runtime.sharding import local
 
 VIT = (
-    "--arch timm/test_vit --image-size 32 --optimizer adamw --lr 0.001 --amp off --global-batch-size 30 --accumulate 2 "
-    "--clip-grad-norm 1 --ema-decay 0.9 --no-progress --print-freq 1 --val-batch-size 120 --deterministic"
+    "--arch timm/test_vit --model-kwargs depth=2 --image-size 32 --optimizer adamw --lr 0.001 --amp off "
+    "--global-batch-size 30 --accumulate 2 --clip-grad-norm 1 --ema-decay 0.9 --no-progress --print-freq 1 "
+    "--val-batch-size 120 --deterministic --picture-epochs off"
 ).split()
 EPOCHS = "--train-samples 90 --epochs 2".split()
 STEPS = 6
 CUT = 4
 LR = 0.001
 COMPARED = ("/model", "/ema", "/optimizer/state")
-# Of a gradient, as a share: each is a chain of some thirty sums of up to 1,000 float32 products (2**-24 each), which
+# Of a gradient, as a share: each is a chain of up to thirty sums of up to 1,000 float32 products (2**-24 each), which
 # other processes add in another order.
 ERROR = 1e-5
 
@@ -92,8 +93,11 @@ def test_losses_gradients_weights_and_average_are_those_of_whole_parameters(runs
 
 
 def test_half_precision_is_that_of_autocast(tmp_path):
-    """The gradient differs by less than half precision resolves: norms and residuals are not rounded besides."""
-    flags = (*VIT, "--amp", "fp16", "--max-steps", "2", "--output", tmp_path)
+    """The gradient differs by less than half precision resolves: norms and residuals are not rounded besides.
+
+    In all six blocks: in two, rounded residuals differ by less than the tolerance.
+    """
+    flags = (*VIT, "--model-kwargs", "depth=6", "--amp", "fp16", "--max-steps", "2", "--output", tmp_path)
     sharded, whole = (curves(train(*flags, *more, processes=2)["run"]) for more in (("--shard-model",), ()))
     assert np.allclose(sharded["gradient_norm"], whole["gradient_norm"], rtol=2e-4)
     assert np.allclose(sharded["loss"], whole["loss"], rtol=2e-5)
@@ -158,7 +162,10 @@ def test_a_damaged_or_missing_shard_is_named_and_the_checkpoint_before_it_taken(
     warned = []
     path, found = checkpoint.newest(last.parent, warned.append)
     assert path.name == "previous.pt" and found["progress"]["step"] == CUT
-    assert sum(f"{shard.name} is damaged" in line for line in warned) == 3, "last, final and best share their bytes"
+    files = [checkpoint.read_quickly(path) for path in last.parent.glob("*.pt")]
+    sharing = [file for file in files if file[checkpoint.SHARDS]["folder"] == shard.parent.name]
+    assert len(sharing) >= 2, "last and final share their bytes"
+    assert sum(f"{shard.name} is damaged" in line for line in warned) == len(sharing)
     shutil.copy(last, tmp_path / "alone.pt")
     with pytest.raises(UserError, match="copy the folder shards too"):
         checkpoint.load(tmp_path / "alone.pt")
