@@ -109,7 +109,7 @@ def build_parser() -> ToolParser:
     )
     add_rejection(parser)
     parser.add_argument("--output", metavar="DIR", help="write JSON and CSV files there, with each image's prediction")
-    parser.add_argument("--workers", metavar="{N,auto}", help="processes that read images, per process [as the run]")
+    parser.add_argument("--workers", metavar="{N,auto}", help="processes that read images, per process [auto]")
     parser.add_argument("--no-progress", dest="progress", action="store_false", help="no bar")
     return parser
 

@@ -180,6 +180,7 @@ def chosen_of(loaded: Loaded, split: str) -> Chosen:
         device=str(values.get("device") or "auto"),
         skip_bad_images=bool(values.get("skip_bad_images")),
         progress=values.get("progress") is not False,
+        workers=str(values.get("workers", "auto")),
     )
 
 

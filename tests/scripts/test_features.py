@@ -72,6 +72,12 @@ class OfOneSize(NumberedImages):
         return f"{self.file} {number}"
 
 
+def test_flags_say_how_many_processes_read_images(digits_run, tmp_path):
+    run = on_data(open_run(digits_run, device="cpu"), QUIET)
+    for loaded in (run, untrained("conv2a", tree(tmp_path))):
+        assert settings_of(loaded, chosen_of(loaded, "val")).data.workers == 0
+
+
 def test_a_table_that_was_written_anew_has_features_of_its_own(tmp_path):
     loaded = untrained("conv2a", tree(tmp_path))
     args = settings_of(loaded, chosen_of(loaded, "train"))

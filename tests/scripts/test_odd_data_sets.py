@@ -79,7 +79,7 @@ def test_a_class_of_which_no_validation_image_can_be_read_is_named(photos, tmp_p
         path.write_bytes(b"no image")
     (line,) = what_main_says(tmp_path / "data", "--dry-run", "--skip-bad-images")[:1]
     assert "no image to validate on that was looked at can be read of these classes: b" in line
-    assert evaluate.main([run, "--skip-bad-images", "--no-progress"]) == 0
+    assert evaluate.main([run, "--skip-bad-images", "--no-progress", "--workers", "0"]) == 0
     assert "no image can be read of these classes, of which the figures say nothing: b" in capsys.readouterr().err
 
 
@@ -96,7 +96,7 @@ def test_a_trained_network_is_not_silently_given_numbers_that_it_hardly_sees(pho
     written(deep(0, 199, 600))(tmp_path / "other", photos)
     capsys.readouterr()
     words = ", of which the network sees 1 of 256"
-    line = [run, "--datapath", str(tmp_path / "other/val"), "--no-progress"]
+    line = [run, "--datapath", str(tmp_path / "other/val"), "--no-progress", "--workers", "0"]
     assert evaluate.main(line) == 0
     assert f"16-bit images use few levels of 65535: class a 0 to 199{words}" in capsys.readouterr().err
     assert predict.main([run, str(tmp_path / "other/val/a"), "--output", str(tmp_path / "answers.csv")]) == 0

@@ -35,7 +35,7 @@ from utils.checkpoint import checkpoint
 from utils.record.reading import OneLabel, SeveralLabels
 
 NAMES = ("red", "green", "blue")
-QUIET = ("--device", "cpu", "--no-progress")
+QUIET = ("--device", "cpu", "--no-progress", "--workers", "0")
 COUNTS = {"train": 90, "val": 60}
 
 
@@ -61,7 +61,7 @@ def table(tmp_path_factory):
 @pytest.fixture(scope="module")
 def flags(table):
     own = ["--dataname", "folder", "--datapath", str(table), "--labels", str(table / "labels.csv")]
-    return [*own, "--label-columns", *NAMES, "--image-size", "8", "--workers", "0", "--arch", "fc", *QUIET]
+    return [*own, "--label-columns", *NAMES, "--image-size", "8", "--arch", "fc", *QUIET]
 
 
 @pytest.fixture(scope="module")
