@@ -20,7 +20,7 @@ RGB = ("--channels", 3, "--classes", 1000)
 CIFAR_IMAGES = 50_000
 GUESSED_RATE = 50_000  # images per second of ResNet-18 at 32 pixels, to choose how many epochs take --seconds
 TINY_SHAPE = ("--arch", "fc", "--batch-size", 8)
-TINY_RUN = ("--train-samples", 16, "--val-batch-size", 640, "--epochs", 2)
+TINY_RUN = ("--train-samples", 16, "--val-batch-size", 640, "--epochs", 2, "--picture-epochs", "off")
 
 
 def in_memory(own: argparse.Namespace, arch: str, amp: str, compiled: bool = False) -> Iterator[Match | str]:

@@ -16,7 +16,9 @@ BENCHMARK = (
     "--images={imagenette} --timm-train={timm_train}"
 )
 TINY_MLP = "--width 32 --layers 2 --batch-size 8 --steps 2 --rounds 1"
-TINY_RUN = "--seeds 1 --epochs 1 --amp off --global-batch-size 8 --train-samples 16 --max-val-batches 1"
+TINY_RUN = (
+    "--seeds 1 --epochs 1 --amp off --global-batch-size 8 --train-samples 16 --max-val-batches 1 --picture-epochs off"
+)
 
 
 @dataclass(frozen=True)
