@@ -12,6 +12,8 @@ from PIL import Image
 
 from scripts.common.command_line import run_tool
 
+QUIETLY = ("--device", "cpu", "--no-progress", "--picture-epochs", "off")  # which take as long as forty steps
+
 
 def image_tree(root, counts, classes="ab", size=8, ending="png"):
     """Class folders of noise below ``root``, the same each time: for each split so many images of each class."""
@@ -33,10 +35,10 @@ def run_in(output):
 
 
 def trained(output, *flags):
-    """Train on a CPU into ``output``; gives the run's folder."""
+    """Train on a CPU into ``output``, unless ``flags`` ask for them without pictures; gives the run's folder."""
     from main import main
 
-    assert main(["--device", "cpu", "--no-progress", "--output", str(output), *map(str, flags)]) == 0
+    assert main([*QUIETLY, "--output", str(output), *map(str, flags)]) == 0
     return run_in(output)
 
 

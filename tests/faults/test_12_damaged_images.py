@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits, load_sample_images
 import main
 from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import FINAL_LINE, rows
-from tests.helpers import image_tree, png_that_says
+from tests.helpers import QUIETLY, image_tree, png_that_says
 from tests.utils.data import loading
 from utils.config.settings import UserError
 from utils.data.images import decoding, unreadable
@@ -111,7 +111,7 @@ DAMAGE = {way.__name__: way for way in (cut_in_half, empty, text, enormous_png, 
 
 def run_in_process(capsys, *flags):
     """Exit code, stdout and stderr of the program."""
-    code = main.main(["--device", "cpu", "--arch", "fc", "--no-progress", *map(str, flags)])
+    code = main.main([*QUIETLY, "--arch", "fc", *map(str, flags)])
     return code, *capsys.readouterr()
 
 
@@ -131,7 +131,7 @@ def test_damage_met_by_a_worker_ends_the_program_with_exit_code_2_and_one_line(c
     bad = path_of(root, "train", 17)
     cut_in_half(bad)
     flags = ["--dataname", "mnist", "--datapath", root, "--arch", "fc", "--workers", 2, "--loader", "stream"]
-    process = Forked(*flags, "--no-progress", "--epochs", 1, "--output", tmp_path / "runs")
+    process = Forked(*flags, "--picture-epochs", "off", "--epochs", 1, "--output", tmp_path / "runs")
     _, err = process.communicate()
     assert process.returncode == 2 and len(err.splitlines()) == 1
     assert err.startswith(f"main.py: {bad}: cannot be read as an image")
@@ -316,7 +316,7 @@ def test_an_image_that_could_not_be_read_for_a_time_is_shown_once_it_can(clean, 
 
 def test_a_run_that_skips_is_the_same_on_one_and_two_processes_and_lists_what_it_skipped(damaged, tmp_path):
     flags = ["--dataname", "mnist", "--datapath", damaged, "--arch", "fc", "--skip-bad-images", "--epochs", 2]
-    flags += ["--global-batch-size", 8, "--val-batch-size", 2, "--no-progress"]
+    flags += ["--global-batch-size", 8, "--val-batch-size", 2, "--picture-epochs", "off"]
     kinds = {
         "stream, 1 process": (("--loader", "stream", "--workers", 1), 1),
         "resident, 1 process": (("--loader", "resident"), 1),

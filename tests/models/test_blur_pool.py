@@ -11,11 +11,12 @@ from main import main as train
 from models import build_model
 from models.load import load_model
 from scripts import export
+from tests.helpers import QUIETLY
 from tests.scripts.test_export_zoo import reloads_in_this_process  # noqa: F401 - a fixture
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError
 
-SHAPE = {"classes": 10, "channels": 3, "image_size": 64}
+SHAPE = {"classes": 10, "channels": 3, "image_size": 32}
 
 
 def network(**options):
@@ -48,7 +49,7 @@ def test_resnet50_is_that_of_timms_blur_in_front_of_its_six_strided_convolutions
     assert len(strided) == 6
     for name in strided:
         theirs.set_submodule(name, BlurredBefore(theirs.get_submodule(name)))
-    images = torch.randn(2, 3, 64, 64, requires_grad=True)
+    images = torch.randn(2, 3, 32, 32, requires_grad=True)
     outputs = ours(images), theirs(images)
     torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
     gradients = [torch.autograd.grad(output.square().sum(), images)[0] for output in outputs]
@@ -61,7 +62,7 @@ def test_resnet50_is_that_of_timms_blur_in_front_of_its_six_strided_convolutions
 
 
 def test_a_network_without_such_a_convolution_is_told(tmp_path, capsys):
-    flags = ["--arch", "fc", "--device", "cpu", "--max-steps", "1", "--no-progress", "--output", str(tmp_path)]
+    flags = [*QUIETLY, "--arch", "fc", "--max-steps", "1", "--output", str(tmp_path)]
     assert train([*flags, "--blur-pool"]) == 0
     said = "--blur-pool does nothing: it needs a strided convolution of 16 or more input channels"
     assert said in capsys.readouterr().err
@@ -70,7 +71,7 @@ def test_a_network_without_such_a_convolution_is_told(tmp_path, capsys):
 def test_a_checkpoint_is_evaluated_loaded_and_exported_with_its_blur(tmp_path, capsys):
     # A last scale of 0 would hide from the loss what a block computes.
     flags = ["--arch", "timm/test_resnet", "--model-kwargs", "zero_init_last=false", "--image-size", "72"]
-    flags += ["--device", "cpu", "--no-progress"]
+    flags += QUIETLY
     assert train([*flags, "--blur-pool", "--max-steps", "2", "--output", str(tmp_path)]) == 0
     (run,) = tmp_path.glob("digits/*/*")
     trained = capsys.readouterr().out.split("val_loss=")[1].split()[0]

@@ -13,6 +13,13 @@ from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError
 
 
+@pytest.fixture
+def shapes_alone():
+    """Networks and images have no numbers: nothing is drawn or computed, and a shape that does not fit is an error."""
+    with torch.device("meta"):
+        yield
+
+
 def build(arch, *, classes=10, channels=3, image_size=32, **settings):
     torch.manual_seed(0)
     return build_model(ModelSettings(arch=arch, **settings), classes=classes, channels=channels, image_size=image_size)
@@ -48,12 +55,12 @@ def answer(model, channels, size, count=2):
         ("fc", 1, 8, 64 * 300 + 30_000 + 1_000, 410),
     ],
 )
-def test_own_network_has_the_published_number_of_parameters(arch, channels, image_size, weights, biases):
+def test_own_network_has_the_published_number_of_parameters(shapes_alone, arch, channels, image_size, weights, biases):
     assert parameters_of(build(arch, channels=channels, image_size=image_size)) == weights + biases
 
 
 @pytest.mark.parametrize(("arch", "shape"), [("conv2a", (64, 14)), ("conv4a", (128, 7)), ("conv6a", (256, 3))])
-def test_a_pooled_network_has_the_convolutions_of_the_other_and_averages_what_they_give(arch, shape):
+def test_a_pooled_network_has_the_convolutions_of_the_other_and_averages_what_they_give(shapes_alone, arch, shape):
     model = build(arch, channels=1, image_size=28)
     other = build(arch[:-1], channels=1, image_size=28)
     seen = []
@@ -68,9 +75,8 @@ def test_a_pooled_network_has_the_convolutions_of_the_other_and_averages_what_th
 
 
 @pytest.mark.parametrize("depth", [11, 13, 16, 19])
-def test_small_vgg_is_torchvisions_convolutions_without_biases_and_one_linear_layer(depth):
-    with torch.device("meta"):  # only shapes are needed
-        features = torchvision.models.get_model(f"vgg{depth}_bn").features
+def test_small_vgg_is_torchvisions_convolutions_without_biases_and_one_linear_layer(shapes_alone, depth):
+    features = torchvision.models.get_model(f"vgg{depth}_bn").features
     biases = sum(layer.bias.numel() for layer in features if isinstance(layer, nn.Conv2d))
     assert parameters_of(build(f"vgg{depth}")) == parameters_of(features) - biases + 512 * 10 + 10
 
@@ -94,7 +100,7 @@ def size_before_the_first_stage(model, image_size):
     ("arch", "image_size"),
     [("resnet18.a1_in1k", 64), ("timm/resnet26d", 32), ("resnet26t", 32), ("seresnet18", 28), ("resnetaa34d", 32)],
 )
-def test_residual_network_sees_small_images_in_full_size(arch, image_size):
+def test_residual_network_sees_small_images_in_full_size(shapes_alone, arch, image_size):
     assert size_before_the_first_stage(build(arch, image_size=image_size), image_size) == image_size
 
 
@@ -105,14 +111,14 @@ def test_stem_for_small_images_is_one_3x3_convolution(arch):
     assert stem.weight.std().item() == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.1)  # He et al., fan out
 
 
-def test_deep_stem_keeps_its_three_3x3_convolutions():
+def test_deep_stem_keeps_its_three_3x3_convolutions(shapes_alone):
     model = build("resnet50d")
     convolutions = [layer for layer in model.conv1 if isinstance(layer, nn.Conv2d)]
     assert [(layer.kernel_size, layer.stride) for layer in convolutions] == [((3, 3), (1, 1))] * 3
 
 
 @pytest.mark.parametrize("image_size", [65, 224])
-def test_residual_network_keeps_its_own_stem_for_larger_images(image_size):
+def test_residual_network_keeps_its_own_stem_for_larger_images(shapes_alone, image_size):
     ours = build("resnet18", image_size=image_size)
     theirs = timm.create_model("resnet18", num_classes=10)
     assert str(ours) == str(theirs)
@@ -171,7 +177,7 @@ def test_a_network_without_convolutions_keeps_its_memory_format():
 
 
 def test_model_is_handed_over_in_training_mode():
-    assert all(module.training for module in build("resnet18").modules())
+    assert all(module.training for module in build("test_resnet").modules())
 
 
 @pytest.mark.parametrize(
@@ -229,7 +235,7 @@ def test_unknown_name_near_to_nothing_is_answered_with_our_own():
     ("arch", "image_size"),
     [("torchvision/alexnet", 32), ("torchvision/vit_b_16", 30), ("vit_tiny_patch16_224", 8)],
 )
-def test_images_that_do_not_fit_the_network_are_one_line_about_both(arch, image_size):
+def test_images_that_do_not_fit_the_network_are_one_line_about_both(shapes_alone, arch, image_size):
     with pytest.raises(UserError) as caught:
         build(arch, image_size=image_size)
     (line,) = caught.value.mistakes

@@ -11,10 +11,11 @@ from torch import nn
 from models import build_model, load_model
 from models.layers import checkpoint_gradients
 from tests.faults.small_run import told
+from tests.helpers import QUIETLY
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError
 
-FLAGS = ("--device", "cpu", "--no-progress", "--max-steps", "2", "--batch-size", "8")
+FLAGS = (*QUIETLY, "--max-steps", "2", "--batch-size", "8")
 
 
 def build(arch, size=32, **settings):

@@ -326,7 +326,7 @@ def test_a_run_from_pretrained_weights_keeps_their_preprocessing_whatever_the_li
 ):
     _, config = timm_weights(monkeypatch, workplace, "test_vit")
     place = ["--device", "cpu", "--dataname", "folder", "--datapath", str(tree), "--workers", "0"]
-    flags = "--arch test_vit --epochs 2 --batch-size 4 --lr 0.001 --no-progress --image-size 64 --pretrained"
+    flags = "--arch test_vit --epochs 2 --batch-size 4 --lr 0.001 --picture-epochs off --image-size 64 --pretrained"
     assert main.main([*place, *flags.split(), "--max-steps", "2"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     run = last.rpartition("run=")[2]

@@ -15,21 +15,21 @@ from models import build_model
 from models.starting_weights import load_start
 from tests.end_to_end.processes import load
 from tests.faults.small_run import told
-from tests.helpers import equal
+from tests.helpers import QUIETLY, equal
 from tests.models.test_pretrained import timm_weights
 from utils.checkpoint import checkpoint
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError
 from utils.optim.head import head_parameters
 
-DIGITS = ("--device", "cpu", "--no-progress", "--max-steps", "2", "--val-batch-size", "360")
+DIGITS = (*QUIETLY, "--max-steps", "2", "--val-batch-size", "360")
 # A network of each origin with the last layer's name, and one whose last layer is a convolution.
 ORIGINS = {
     "conv2": "classifier.5",
     "timm/test_resnet": "fc",
     "timm/test_vit": "head",
     "torchvision/squeezenet1_1": "classifier.1",
-    "torchvision/resnet18": "fc",
+    "torchvision/shufflenet_v2_x0_5": "fc",
 }
 
 
@@ -184,7 +184,7 @@ def test_weights_of_another_stem_are_named_in_the_plan_and_refused_where_they_do
 
 def test_a_network_is_evaluated_with_the_stem_that_it_was_trained_with_whatever_images_it_sees(workplace, capsys):
     """Its weights fit both, so that the figures of a network that nobody has trained looked well."""
-    flags = ("--device", "cpu", "--no-progress", "--max-val-batches", "1")
+    flags = (*QUIETLY, "--max-val-batches", "1")
     assert main.main([*flags, "--image-size", "16", "--arch", "timm/test_resnet", "--max-steps", "1"]) == 0
     path = str(next(Path("runs").glob("*/*/*/checkpoints/final.pt")))
     figures = []

@@ -20,7 +20,7 @@ from scripts import export, features
 from scripts.common.runs import read_run
 from scripts.evaluate import main as evaluate
 from tests.end_to_end.processes import curves, differences, train
-from tests.helpers import csv_rows, equal, run_in, trained
+from tests.helpers import QUIETLY, csv_rows, equal, run_in, trained
 from utils.config import plugins
 from utils.config.arguments import parse
 from utils.config.datasets import SPECS
@@ -92,8 +92,8 @@ def test_the_metric_is_the_mean_over_the_validation_images_of_what_the_function_
 def test_the_metric_does_not_depend_on_the_number_of_processes(tmp_path):
     one, three = (tmp_path / str(processes) for processes in (1, 3))
     parts = ("--plugin", EXAMPLE, *PARTS, "--augment", "brightness", "--global-batch-size", 66)
-    for folder, processes in ((one, 1), (three, 3)):
-        train(*parts, "--max-steps", 2, "--no-progress", "--output", folder, processes=processes)
+    trained(one, *parts, "--max-steps", 2)
+    train(*parts, "--max-steps", 2, "--picture-epochs", "off", "--output", three, processes=3)
     values = [float(csv_rows(run_in(folder) / "metrics.csv")[-1]["val_margin"]) for folder in (one, three)]
     assert values[0] == pytest.approx(values[1], abs=1e-5)  # of the gradients' rounding in another order
 
@@ -296,7 +296,7 @@ def test_a_run_in_two_parts_ends_in_the_same_bits(whole, tmp_path):
 def test_a_file_that_changed_or_is_missing_is_refused_at_a_resume_and_named(tmp_path, capsys):
     text = Path(EXAMPLE).read_text()
     file = written(tmp_path, text)
-    flags = ["--plugin", file, *PARTS, "--device", "cpu", "--no-progress", "--output", str(tmp_path), "--epochs", "2"]
+    flags = [*QUIETLY, "--plugin", file, *PARTS, "--output", str(tmp_path), "--epochs", "2", "--train-samples", "128"]
     assert main([*flags, "--max-steps", "3"]) == 0
     run = run_in(tmp_path)
     Path(file).write_text(text.replace("depth=4", "depth=4 + 0"))
@@ -432,9 +432,7 @@ def test_a_mistake_in_a_file_is_one_line_with_its_place(text, tmp_path, capsys):
     arch = "resnet18" if "resnet18" in text else "fc"
     flags = ["--arch", arch, *([own[kind], "mine"] if kind else [])]
     output = tmp_path / "runs"
-    code = main(
-        ["--plugin", file, *flags, "--device", "cpu", "--no-progress", "--max-steps", "1", "--output", str(output)]
-    )
+    code = main([*QUIETLY, "--plugin", file, *flags, "--max-steps", "1", "--output", str(output)])
     err = capsys.readouterr().err
     assert code == 2
     (line,) = [line for line in err.splitlines() if "warning" not in line]

@@ -9,7 +9,7 @@ import torch
 
 import main
 from tests.end_to_end.processes import rows
-from tests.helpers import points_of, trained
+from tests.helpers import QUIETLY, points_of, trained
 from utils.checkpoint.override import carry_over
 from utils.checkpoint.progress import Progress
 from utils.checkpoint.resume import ResumePoint
@@ -18,7 +18,7 @@ from utils.data.datasets import get_data
 from utils.data.loaders import loaders, tried_out
 from utils.runtime.distributed import Distributed, RankInfo
 
-FLAGS = ("--device", "cpu", "--no-progress", "--arch", "fc", "--epochs", "2", "--print-freq", "1000")
+FLAGS = (*QUIETLY, "--arch", "fc", "--epochs", "2", "--print-freq", "1000")
 CUT = ("--val-batch-size", "20", "--max-val-batches", "3")
 SAYS_SO = re.compile(r"\(cut: --max-val-batches 3\)| max_val_batches=3 |cut to 60 \(--max-val-batches\)")
 

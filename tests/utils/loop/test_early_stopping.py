@@ -7,6 +7,7 @@ import pytest
 
 import main
 from tests.end_to_end.processes import load, rows
+from tests.helpers import QUIETLY
 from tests.utils.loop.test_between_steps import THREE_STEPS, names, results, watched  # noqa: F401 - a fixture
 from utils.loop import validation
 from utils.record.metrics import Report
@@ -52,7 +53,7 @@ def stopped(tmp_path, monkeypatch, capsys):
     return run, capsys.readouterr().out.splitlines()
 
 
-FLAGS = ["--device", "cpu", "--arch", "fc", "--no-progress", "--early-stopping", "2", "--best-metric", "loss"]
+FLAGS = [*QUIETLY, "--arch", "fc", "--early-stopping", "2", "--best-metric", "loss"]
 
 
 def test_the_log_says_why_the_run_ended_and_the_last_line_what_the_best_is(stopped):

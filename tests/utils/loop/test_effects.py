@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from tests.faults.small_run import told
+from tests.helpers import QUIETLY
 from tests.utils.config.examples import OPTIONS, context, example
 from utils.config import arguments
 from utils.config.groups.optimisation import RESTARTING_POLICIES
@@ -14,7 +15,7 @@ from utils.config.settings import Settings, UserError, flag_of
 from utils.loop.effects import without_effect
 from utils.precision.amp import keep_in_fp32, never_called
 
-SMALL = ("--device", "cpu", "--arch", "fc", "--no-progress")
+SMALL = (*QUIETLY, "--arch", "fc")
 # The facts of a run on several GPUs of class folders that stream, under which every setting can have an effect.
 RICH = {
     "continues": False,

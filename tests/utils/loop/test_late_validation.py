@@ -6,11 +6,11 @@ import pytest
 
 import main
 from tests.end_to_end.processes import load, points
-from tests.helpers import csv_rows, trained
+from tests.helpers import QUIETLY, csv_rows, trained
 from utils.loop import validation
 from utils.record.metrics import Report
 
-FLAGS = ["--device", "cpu", "--arch", "fc", "--no-progress", "--amp", "off"]
+FLAGS = [*QUIETLY, "--arch", "fc", "--amp", "off"]
 STEPS = 23  # of an epoch
 
 

@@ -13,7 +13,7 @@ from models import build_model
 from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import load, rows
 from tests.faults.small_run import told
-from tests.helpers import equal
+from tests.helpers import QUIETLY, equal
 from tests.utils.test_train_validation import make, steps
 from utils.config import arguments
 from utils.config.arguments import parse
@@ -31,7 +31,7 @@ ORIGINS = {
     "torchvision/squeezenet1_1": ("features.3", "classifier.1"),
 }
 THREE_STEPS = ("--batch-size", "64", "--train-samples", "192")  # an epoch
-DIGITS = ("--device", "cpu", "--no-progress", "--arch", "timm/test_resnet", *THREE_STEPS, "--epochs", "4")
+DIGITS = (*QUIETLY, "--arch", "timm/test_resnet", *THREE_STEPS, "--epochs", "4")
 
 
 def build(arch, classes=10, size=32):
@@ -321,8 +321,8 @@ def test_the_change_may_come_at_another_epoch_by_override(workplace, capsys, fla
 
 def test_ranks_train_as_one_process_and_resume_to_the_same_bits(workplace):
     flags = (
-        "--no-progress --arch timm/test_resnet --epochs 4 --deterministic --freeze all-but-head --freeze-epoch 1 "
-        "--unfreeze-epoch 3 --global-batch-size 64 --train-samples 192 --freeze-bn --lr 0.01"
+        "--picture-epochs off --arch timm/test_resnet --epochs 4 --deterministic --freeze all-but-head --freeze-epoch 1 "
+        "--unfreeze-epoch 3 --global-batch-size 64 --train-samples 192 --freeze-bn --lr 0.01 --max-val-batches 2"
     ).split()
     runs = [
         Forked(*flags, "--output", "two", processes=2),

@@ -11,6 +11,7 @@ import torchvision
 
 import main
 from models import build_model
+from tests.helpers import QUIETLY
 from tests.utils.test_train_validation import make, parameters
 from utils.config.groups.model import ModelSettings
 from utils.config.groups.optimisation import OptimisationSettings
@@ -141,7 +142,7 @@ def test_head_and_backbone_step_at_their_own_rates(arch, head):
 
 
 def test_another_scale_by_override_is_what_the_run_goes_on_with(workplace, capsys):
-    flags = ["--device", "cpu", "--no-progress", "--arch", "fc", "--max-steps"]
+    flags = [*QUIETLY, "--arch", "fc", "--max-steps"]
     assert main.main([*flags, "2", "--backbone-lr-scale", "0.5"]) == 0
     (run,) = workplace.glob("runs/digits/fc/*")
     line = [*flags[:3], "--resume", str(run), "--resume-override", "--backbone-lr-scale", "0.25", "--max-steps", "3"]
@@ -159,7 +160,7 @@ def test_another_scale_by_override_is_what_the_run_goes_on_with(workplace, capsy
     ],
 )
 def test_other_groups_of_parameters_are_refused_by_an_override(begun, other, workplace, capsys):
-    flags = ["--device", "cpu", "--no-progress", "--arch", "fc", "--max-steps"]
+    flags = [*QUIETLY, "--arch", "fc", "--max-steps"]
     assert main.main([*flags, "2", *begun]) == 0
     (run,) = workplace.glob("runs/digits/fc/*")
     before = torch.load(run / "checkpoints/last.pt", weights_only=True)["optimizer"]["state"]

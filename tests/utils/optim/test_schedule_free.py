@@ -9,7 +9,7 @@ from torch import nn
 import main
 from models.load import load_model
 from tests.end_to_end.processes import load, rows
-from tests.helpers import equal, trained
+from tests.helpers import QUIETLY, equal, trained
 from tests.utils.loop.test_between_steps import THREE_STEPS, watched
 from tests.utils.optim.test_epoch_average import with_batch_norm
 from tests.utils.test_train_validation import Overflow, make, parameters, steps
@@ -18,7 +18,7 @@ from utils.config.groups.optimisation import SCHEDULE_FREE, OptimisationSettings
 from utils.optim.optimizers import build_optimizers
 from utils.optim.schedule_free import ScheduleFreeAdamW
 
-CPU = ("--device", "cpu", "--no-progress", "--arch", "fc", "--batch-size", "240")
+CPU = (*QUIETLY, "--arch", "fc", "--batch-size", "240")
 SGD, ADAMW = (("--optimizer", name) for name in SCHEDULE_FREE)
 FACTORS = [0.25, 0.5, 0.75] + 7 * [1.0] + 2 * [0.5]  # of the peak learning rate, a step each
 DECAY = 0.1

@@ -51,7 +51,20 @@ def test_measuring_changes_neither_network_nor_random_state():
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-FLAGS = ["--device", "cpu", "--arch", "fc", "--amp", "auto", "--epochs", "2", "--no-progress", "--resume", "auto"]
+FLAGS = [
+    "--device",
+    "cpu",
+    "--arch",
+    "fc",
+    "--amp",
+    "auto",
+    "--epochs",
+    "2",
+    "--picture-epochs",
+    "off",
+    "--resume",
+    "auto",
+]
 
 
 def test_a_run_says_and_records_the_choice_and_a_resume_keeps_it(units, monkeypatch, workplace, capsys):

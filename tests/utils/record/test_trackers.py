@@ -3,6 +3,7 @@
 import csv
 import importlib.util
 import os
+import signal
 import socket
 import threading
 
@@ -11,7 +12,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import main
-from tests.end_to_end.processes import differences, start
+from tests.end_to_end.forked import Forked
+from tests.end_to_end.processes import differences
 from tests.helpers import csv_rows, trained, wait_for
 from utils.checkpoint import checkpoint
 from utils.record import trackers, tracking
@@ -221,13 +223,23 @@ def test_a_killed_and_resumed_run_has_each_step_once(tmp_path, monkeypatch):
         client = mlflow.MlflowClient()
         output = tmp_path / "runs"
         flags = [*FLAGS[2:], *"--epochs 200 --print-freq 7 --save-every-steps 50 --track csv mlflow wandb".split()]
-        process = start(*flags, "--output", output)
+        process = Forked(*flags, "--output", output)
+        (rank,) = process.ranks
+
+        def epochs():
+            return sum(len(csv_rows(path)) for path in output.glob("digits/fc/*/metrics.csv"))
+
+        wait_for(lambda: epochs() >= 3)
+        os.kill(rank.pid, signal.SIGSTOP)  # it waits while the trackers are imported
 
         def under_way():
             wandb_began = next(output.glob("digits/fc/*/wandb/offline-run-*/*.wandb"), None)
             return wandb_began and next((tmp_path / "store").glob("*/*/metrics/Loss/Test"), None)
 
         wait_for(under_way)
+        before_it_waited = epochs()
+        os.kill(rank.pid, signal.SIGCONT)
+        wait_for(lambda: epochs() > before_it_waited)
         process.kill()
         process.communicate()
         (folder,) = output.glob("digits/fc/*")

@@ -1,12 +1,13 @@
 """How a process uses the CPU."""
 
 import os
-import subprocess
+import resource
 import sys
 
 import pytest
+import torch
 
-from tests.end_to_end.processes import ROOT
+from tests.end_to_end.forked import server
 from utils.runtime import cpu
 
 
@@ -48,28 +49,26 @@ def test_cores_are_shared_out_and_a_persons_wish_wins(wished, processes, threads
     assert cpu.threads_per_process(processes) == threads
 
 
-MAPPED_AGAIN = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import resource, torch
-from utils.runtime.cpu import keep_freed_memory
-if sys.argv[2] == "kept":
-    keep_freed_memory()
-for _ in range(30):  # the heap grows until blocks of this size lie in it side by side
-    torch.ones(9 << 20)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(10):
-    torch.ones(9 << 20)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
+def count_pages_mapped_again(keeps, answer):
+    if keeps:
+        cpu.keep_freed_memory()
+    for _ in range(30):  # the heap grows until blocks of this size lie in it side by side
+        torch.ones(9 << 20)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        torch.ones(9 << 20)
+    answer.put(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc is told so")
 def test_freed_memory_is_used_again_without_new_pages():
-    faults = {
-        way: int(subprocess.check_output([sys.executable, "-c", MAPPED_AGAIN, str(ROOT), way], text=True))
-        for way in ("kept", "given back")
-    }
-    if faults["given back"] < 100:
+    faults = {}
+    for keeps in (True, False):
+        answer = server().SimpleQueue()
+        process = server().Process(target=count_pages_mapped_again, args=(keeps, answer))
+        process.start()
+        process.join()
+        faults[keeps] = answer.get()
+    if faults[False] < 100:
         pytest.skip("this C library keeps freed memory by itself, or pages are huge")
-    assert faults["kept"] < faults["given back"] / 100
+    assert faults[True] < faults[False] / 100

@@ -10,7 +10,6 @@ import numpy as np
 from PIL import Image
 
 from utils.record.pictures.collector import THUMBNAIL, Point
-from utils.record.pictures.drawing import as_image
 from utils.runtime.files import whole_file
 
 # the first name is TensorBoard's
@@ -28,11 +27,11 @@ def write(folder: Path, points: Sequence[Point], classes: Sequence[str]) -> None
     rows = [f"{names[one.target]}\t{names[one.predicted]}\t{one.index}" for one in points]
     _replace(place / "classes.tsv", "\n".join(["class\tpredicted\tnumber", *rows, ""]))
     side = math.ceil(math.sqrt(len(points)))
-    sprite = Image.new("RGB", (side * THUMBNAIL, side * THUMBNAIL))
-    for number, one in enumerate(points):
-        sprite.paste(as_image(one.pixels, THUMBNAIL), (number % side * THUMBNAIL, number // side * THUMBNAIL))
+    sprite = np.zeros((side, side, 3, THUMBNAIL, THUMBNAIL), np.uint8)
+    sprite.reshape(-1, *sprite.shape[2:])[: len(points)] = np.stack([one.pixels for one in points])
     with whole_file(place / "images.png") as file:
-        sprite.save(file, format="PNG", compress_level=1)
+        pixels = sprite.transpose(0, 3, 1, 4, 2).reshape(side * THUMBNAIL, side * THUMBNAIL, 3)
+        Image.fromarray(pixels).save(file, format="PNG", compress_level=1)
     _replace(
         folder / CONFIG,
         "embeddings {\n"
