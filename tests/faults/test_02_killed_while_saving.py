@@ -9,9 +9,10 @@ import pytest
 from main import main
 from tests.end_to_end.forked import train_with
 from tests.end_to_end.processes import differences, rows
+from tests.helpers import QUIETLY
 from utils.checkpoint.checkpoint import newest
 
-FLAGS = "--device cpu --deterministic --arch fc --epochs 2 --ema-decay 0.9 --save-every-steps 4 --no-progress".split()
+FLAGS = (*QUIETLY, *"--deterministic --arch fc --epochs 2 --ema-decay 0.9 --save-every-steps 4".split())
 STEPS_AN_EPOCH = 23
 LEFT = {"initial.pt", "last.pt", "previous.pt", "best.pt", "final.pt", "manifest.json"}
 # Where the save is cut, and the step of the checkpoint that is then the newest one whole. Between any two operations on

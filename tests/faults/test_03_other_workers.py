@@ -27,7 +27,7 @@ def train(capsys, *flags):
 def test_a_run_resumed_twice_with_other_numbers_of_workers_equals_the_whole(numbers, tree, tmp_path, capsys):
     line = (
         f"--deterministic --dataname folder --datapath {tree} --image-size 16 --arch fc --augment resized-crop flip "
-        "--mixup 0.2 --loader stream --batch-size 32 --epochs 3 --ema-decay 0.9 --print-freq 2 --no-progress"
+        "--mixup 0.2 --loader stream --batch-size 32 --epochs 3 --ema-decay 0.9 --print-freq 2 --picture-epochs off"
     )
     run = partial(train, capsys, *line.split())
     whole = run("--workers", 1, "--output", tmp_path / "whole")
