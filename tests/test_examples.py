@@ -26,7 +26,7 @@ FLAGS = ("--device", "cpu", "--no-progress")
 
 LOOP = EXAMPLES / "own_loop.py"
 PARTS = ("--plugin", LOOP, "--dataname", "bars", "--arch", "small", "--loss", "brier")
-SMALL = (*FLAGS, "--epochs", 4, "--batch-size", 32)
+SMALL = (*FLAGS, "--epochs", 4, "--batch-size", 32, "--picture-epochs", "off")
 
 
 def loop(*words, processes=1):

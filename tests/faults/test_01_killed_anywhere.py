@@ -17,14 +17,14 @@ from tests.helpers import wait_for
 
 # Several forward passes a step, a first loss scale that skips steps, a moving average, checkpoints within an epoch.
 FLAGS = (
-    "--device cpu --deterministic --arch fc --epochs 3 --amp fp16 --init-scale 1e9 --ema-decay 0.9 --print-freq 1 "
-    "--no-progress"
+    "--device cpu --deterministic --arch fc --train-samples 720 --epochs 3 --amp fp16 --init-scale 1e6 --ema-decay 0.9 "
+    "--print-freq 1 --picture-epochs off --no-progress"
 ).split()
 
 # ------------------------------------------------------------------------------------ random moments
 
 RANKS = ("--ranks", "2", "--kills", "1")
-KILL_FLAGS = (*RANKS, *FLAGS, *"--batch-size 16 --accumulate 2 --save-every-steps 25 --save-every-epochs 10".split())
+KILL_FLAGS = (*RANKS, *FLAGS, *"--batch-size 16 --accumulate 2 --save-every-steps 13 --save-every-epochs 10".split())
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +72,9 @@ def test_the_tool_when_it_is_stopped_takes_its_training_and_its_folder_along(tmp
 
 POINTS = {
     "before the first step": "kill step step=1",
-    "between two forward passes of a step": "kill forward step=30 pass=1",
-    "after the last step of an epoch": "kill after_step step=44",
-    "in the validation of the moving average": "kill validation step=44 batch=6",
+    "between two forward passes of a step": "kill forward step=15 pass=1",
+    "after the last step of an epoch": "kill after_step step=22",
+    "in the validation of the moving average": "kill validation step=22 batch=6",
     "at an epoch's end": "kill epoch_end epoch=2",
 }
 
@@ -114,15 +114,15 @@ FORGOTTEN = {
         LOOP,
         PROGRESS,
         PROGRESS.replace('"])', '"] | {"step_in_epoch": 0})'),
-        r"samples and images: step 51 on rank 0: other samples or images",
+        r"samples and images: step 27 on rank 0: other samples or images",
     ),
-    "curves": (CURVES, "rows[rows[:, 0] <= steps]", "rows[:0]", r"metrics.npz: .*\(\d+,\).* instead of .*\(69,\)"),
+    "curves": (CURVES, "rows[rows[:, 0] <= steps]", "rows[:0]", r"metrics.npz: .*\(\d+,\).* instead of .*\(36,\)"),
     "rows": (WRITER, 'if int(row["epoch"]) <= epochs]', "if False]", r"metrics.csv: row 1 epoch: 3 instead of 1"),
     "TensorBoard's last step": (
         WRITER,
         "rewind(folder, steps)",
         "set()",
-        r"TensorBoard: \S+ at step 5\d: \[.*, .*\] instead",
+        r"TensorBoard: \S+ at step 2\d: \[.*, .*\] instead",
     ),
 }
 
@@ -138,8 +138,8 @@ def test_the_tool_says_different_and_what_differs_when_a_resume_forgets_somethin
         (tmp_path / file).write_text(source.replace(text, instead))
     monkeypatch.setattr(runs, "PROGRAM", tmp_path / runs.PROGRAM.relative_to(ROOT))
     monkeypatch.setattr(verify_resume, "run_straight", lambda *_: straight[0])
-    # The kill and the checkpoint before it, that of step 50, come in the third epoch.
-    monkeypatch.setattr(runs.Timeline, "moments", lambda *_: iter([(54, 0.01)]))
+    # The kill and the checkpoint before it, that of step 26, come in the third epoch.
+    monkeypatch.setattr(runs.Timeline, "moments", lambda *_: iter([(29, 0.01)]))
     code, output = verified(*KILL_FLAGS)
     assert code == 1 and output.splitlines()[-1].startswith("verdict: DIFFERENT: "), output
     for part, (*_, said) in FORGOTTEN.items():

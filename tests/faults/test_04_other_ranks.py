@@ -7,6 +7,7 @@ from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import load
 
 FLAGS = ("--arch", "fc", "--epochs", 2, "--global-batch-size", 60, "--no-progress", "--deterministic")
+FLAGS += ("--picture-epochs", "off")
 STEPS_AN_EPOCH = 24
 
 
@@ -82,7 +83,7 @@ def test_a_run_has_the_same_losses_on_one_two_and_three_ranks_and_with_accumulat
     teacher = small_run("--max-steps", 5) / "checkpoints/final.pt"
     # Six steps are an epoch: the last two share out a remainder, one of them with an odd number of images.
     flags = ("--arch", "fc", *TECHNIQUES[name].format(teacher=teacher).split(), "--global-batch-size", 270)
-    flags = (*flags, "--max-steps", 6, "--no-progress", "--device", "cpu")
+    flags = (*flags, "--max-steps", 6, "--picture-epochs", "off", "--no-progress")
     more = [(1, 2), (1, 3), (2, 2)] if name == "mixing" else [(2, 2)]
     runs = {}
     for processes, passes in [(1, 1), (2, 1), (3, 1), *more]:

@@ -17,7 +17,19 @@ from utils.loop.hooks import Hooks
 from utils.loop.stop_signals import INTERRUPTED, TRY_AGAIN, StopConsensus, StoppedAtOnce, StopSignals
 
 FLAGS = ("--deterministic", "--arch", "fc", "--epochs", 3, "--ema-decay", "0.9", "--amp", "fp16", "--init-scale", "1e7")
-FLAGS += ("--accumulate", 2, "--batch-size", 32, "--print-freq", 10, "--no-progress")
+FLAGS += (
+    "--train-samples",
+    720,
+    "--accumulate",
+    2,
+    "--batch-size",
+    32,
+    "--print-freq",
+    10,
+    "--picture-epochs",
+    "off",
+    "--no-progress",
+)
 STOPPED = re.compile(
     r"Run \S+ stopped by (?P<signal>\w+) after step (?P<step>\d+) \(epoch \d+\); --resume auto continues"
 )
@@ -65,12 +77,12 @@ def sending_at(call, numbers, function=lambda *_: None):
 
 # Each: a point of training, at which of its calls the signals come, and the step after which the run must stop.
 MOMENTS = {
-    "within a step": ("before_forward", 61, (signal.SIGUSR1,), None),  # steps that are skipped repeat their passes
-    "in an update": ("before_update", 30, (signal.SIGTERM,), 30),
-    "at the last step of an epoch": ("before_update", 23, (signal.SIGTERM,), 23),
-    "in the average's validation": ("before_validation_batch", 12 + 8, (signal.SIGTERM,), 23),
+    "within a step": ("before_forward", 41, (signal.SIGUSR1,), None),  # steps that are skipped repeat their passes
+    "in an update": ("before_update", 16, (signal.SIGTERM,), 16),
+    "at the last step of an epoch": ("before_update", 12, (signal.SIGTERM,), 12),
+    "in the average's validation": ("before_validation_batch", 12 + 8, (signal.SIGTERM,), 12),
     "while saving": ("sha256", 2, (signal.SIGUSR1,), None),
-    "both": ("before_update", 30, (signal.SIGUSR1, signal.SIGTERM), 30),
+    "both": ("before_update", 16, (signal.SIGUSR1, signal.SIGTERM), 16),
 }
 
 
@@ -97,26 +109,26 @@ def test_a_signal_leaves_one_checkpoint_from_which_the_run_ends_as_if_never_stop
 
 
 def test_a_run_that_max_steps_cuts_is_finished_only_when_its_last_step_is_validated_and_saved(tmp_path, capsys):
-    flags = (*FLAGS, "--max-steps", 31, "--save-every-steps", 4)
+    flags = (*FLAGS, "--max-steps", 15, "--save-every-steps", 4)
     code, out = in_process(capsys, *flags, "--output", tmp_path / "whole")
     (whole,) = tmp_path.glob("whole/digits/fc/*")
     result = FINAL_LINE.fullmatch(out.splitlines()[-1])
     resumed = (*flags, "--output", tmp_path / "cut", "--resume", "auto")
     # Stopped before the validation, in it, killed in the last save: each time the last step has been taken.
     for fault, code in (
-        ("term after_step step=31", TRY_AGAIN),
+        ("term after_step step=15", TRY_AGAIN),
         ("term validation epoch=2 batch=2", TRY_AGAIN),
         ("kill rename name=final when=after", -signal.SIGKILL),
     ):
         assert train_with(fault, *resumed) == code
         (run,) = tmp_path.glob("cut/digits/fc/*")
-        assert load(run, "last.pt")["progress"]["step"] == 31
+        assert load(run, "last.pt")["progress"]["step"] == 15
     for _ in range(2):  # the second one is told that nothing is left to do
         code, out = in_process(capsys, *resumed)
         again = FINAL_LINE.fullmatch(out.splitlines()[-1])
         assert code == 0 and again.groups()[:-1] == result.groups()[:-1] and again["run"] == str(run)
         same(whole, run)
-    assert "is finished: 1 epochs, 31 steps" in out
+    assert "is finished: 1 epochs, 15 steps" in out
 
 
 LATE_SIGNALS = """
@@ -163,9 +175,9 @@ def test_a_process_in_the_background_goes_on_ignoring_ctrl_c():
 
 
 def test_ctrl_c_saves_too_and_a_second_one_does_not_wait(tmp_path, capsys):
-    hooks = Hooks(before_update=[sending_at(30, (signal.SIGINT,))])
+    hooks = Hooks(before_update=[sending_at(16, (signal.SIGINT,))])
     code, out = in_process(capsys, *FLAGS, "--output", tmp_path, hooks=hooks)
-    assert code == INTERRUPTED and "stopped by SIGINT after step 30" in out
+    assert code == INTERRUPTED and "stopped by SIGINT after step 16" in out
     with StopSignals() as signals, signals.held(), pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
         assert signals.received == signal.SIGINT

@@ -10,7 +10,7 @@ from main import main
 from tests.end_to_end.forked import train_with
 from tests.end_to_end.processes import load, train
 
-FLAGS = ("--arch", "fc", "--epochs", "1", "--no-progress", "--deterministic")
+FLAGS = ("--arch", "fc", "--epochs", "1", "--picture-epochs", "off", "--no-progress", "--deterministic")
 
 
 @pytest.fixture
