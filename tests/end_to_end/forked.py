@@ -1,5 +1,6 @@
 """The program in processes forked from a server that has imported what takes seconds to import: 0.5 s a start, not 7."""
 
+import ctypes
 import functools
 import itertools
 import multiprocessing
@@ -7,12 +8,14 @@ import os
 import runpy
 import signal
 import socket
+import socketserver
 import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -135,6 +138,56 @@ class Launched(_AsPopen):
         )
 
 
+# A python for PATH: programs of ours it has forked from the server, and hands on signals and exit code. The rest is Python's.
+PYTHON = f"""#!{sys.executable} -IS
+import contextlib, os, signal, socket, sys
+if not any(word.startswith("{ROOT}/") for word in sys.argv[1:2]):
+    os.execv("{sys.executable}", ["{sys.executable}", *sys.argv[1:]])
+signals = (signal.SIGUSR1, signal.SIGTERM)
+signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+server = socket.socket(socket.AF_UNIX)
+server.connect(os.path.join(os.path.dirname(sys.argv[0]), "server"))
+server.sendall(chr(0).join([str(os.getpid()), *sys.argv[1:]]).encode() + b"\\n")
+answers = server.makefile()
+forked = int(answers.readline())
+def hand_on(number, _):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(forked, number)
+for number in signals:
+    signal.signal(number, hand_on)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+code = int(answers.readline())
+if code < 0:
+    os.kill(os.getpid(), signal.SIGKILL)
+os._exit(code)
+"""
+
+
+@contextmanager
+def python_that_forks():
+    """A folder for PATH with a ``python3`` by which shell scripts start our programs forked from the server."""
+    server()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "python3")
+        path.write_text(PYTHON)
+        path.chmod(0o755)
+        with socketserver.ThreadingUnixStreamServer(f"{folder}/server", _ForThePython) as listening:
+            threading.Thread(target=listening.serve_forever, daemon=True).start()
+            yield folder
+            listening.shutdown()
+
+
+class _ForThePython(socketserver.StreamRequestHandler):
+    """Answers a python of ``python_that_forks`` with the forked process's id and, when it has ended, its exit code."""
+
+    def handle(self):
+        pid, *line = self.rfile.readline().decode().rstrip("\n").split("\0")
+        process = _AsPopen(server().Process(target=_in_place_of, args=(Path("/proc", pid), line)))
+        with suppress(BrokenPipeError):  # somebody has killed that python
+            self.wfile.write(f"{process.pid}\n".encode())
+            self.wfile.write(f"{process.wait()}\n".encode())
+
+
 def train_with(fault, *flags, processes=1):
     """Train with ``fault`` planted, see tests/faults/planted.py; gives the exit code."""
     process = Forked(*flags, processes=processes, program="tests/faults/faulty_main.py", HOOK_FAULT=fault)
@@ -169,6 +222,17 @@ def _ranks(processes):
         {name: str(value) for name, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
         for rank in range(processes)
     ]
+
+
+def _in_place_of(process, line):
+    """Run ``line`` with the network, environment, folder and output of ``process``, a folder of /proc."""
+    network = process / "ns/net"
+    if not network.samefile("/proc/self/ns/net"):
+        with network.open() as file:
+            assert ctypes.CDLL(None).setns(file.fileno(), 0) == 0  # os.setns comes with Python 3.12
+    variables = (process / "environ").read_text().split("\0")[:-1]
+    environment = dict(variable.split("=", 1) for variable in variables)
+    _launch([str(process / "fd/1"), str(process / "fd/2")], process / "cwd", environment, line)
 
 
 def _launch(files, folder, environment, line):

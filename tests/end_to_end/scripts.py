@@ -13,9 +13,9 @@ SBATCH = "slurm.sbatch"
 SYNTHETIC = ["--dataname", "synthetic", "--image-size", "32", "--device", "cpu"]
 
 
-def variables():
-    """Variables under which the scripts find the python that runs the tests, and start one process."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+def variables(python=Path(sys.executable).parent):
+    """Variables under which the scripts find the python in the folder ``python``, and start one process."""
+    path = f"{python}{os.pathsep}{os.environ['PATH']}"
     kept = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "NNODES", "USAGE")}
     return {**kept, "PATH": path, "NPROC": "1", "OMP_NUM_THREADS": "1"}
 

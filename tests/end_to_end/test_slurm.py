@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests.end_to_end.forked import python_that_forks
 from tests.end_to_end.processes import FINAL_LINE, ROOT, load
 from tests.end_to_end.scripts import SBATCH, SCRIPTS, SYNTHETIC, executable, variables
 from tests.helpers import wait_for
@@ -41,7 +42,7 @@ FAKE_SCONTROL = """#!/usr/bin/env bash
 class Job:
     """A SLURM job of the script: ``start`` runs it as SLURM does, from a copy."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, python):
         (folder / "bin").mkdir()
         executable(folder / "bin" / "srun", FAKE_SRUN)
         executable(folder / "bin" / "scontrol", FAKE_SCONTROL)
@@ -49,7 +50,7 @@ class Job:
         self.requeued = folder / "requeued"
         self.id = str(os.getpid())
         shutil.copy(SCRIPTS / SBATCH, self.script)
-        base = variables()
+        base = variables(python)
         self.env = {
             **base,
             "PATH": f"{folder / 'bin'}{os.pathsep}{base['PATH']}",
@@ -73,7 +74,8 @@ class Job:
 
 @pytest.fixture
 def job(tmp_path):
-    return Job(tmp_path)
+    with python_that_forks() as python:
+        yield Job(tmp_path, python)
 
 
 def test_a_slurm_job_whose_time_is_up_saves_requeues_itself_and_goes_on_to_the_end(job, tmp_path):

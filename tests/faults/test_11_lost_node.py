@@ -6,8 +6,8 @@ on each. The waits, by default and here, in seconds:
 - a process waits for the others in one exchange: ``--timeout`` 600, here 5. It notices at once when the other machine's
   system says that the process is gone; only silence takes the whole time;
 - a machine counts as lost after ``keep_alive_interval`` x ``keep_alive_max_attempt`` = 5 x 3 of silence, here 1 x 3;
-- the meeting stays open for ``last_call_timeout`` 30 for more machines once there are enough, here 2;
-- a launcher that hears nothing from the meeting point ends after ``read_timeout`` 60 in one call, here 5;
+- the meeting stays open for ``last_call_timeout`` 30 for more machines once there are enough, here 5;
+- a launcher that hears nothing from the meeting point ends after ``read_timeout`` 60 in one call, here 10;
 - a launcher waits for enough machines for ``join_timeout`` 600, here 60.
 
 The last four are torchrun's; ``PET_RDZV_CONF`` (its ``--rdzv-conf``) sets them.
@@ -19,7 +19,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from pathlib import Path
@@ -28,14 +27,16 @@ import numpy as np
 import pytest
 
 from main import main
+from tests.end_to_end.forked import python_that_forks
 from tests.end_to_end.processes import FINAL_LINE, ROOT, load
+from tests.end_to_end.scripts import variables
 
 EPOCHS = 60
 IMAGES = 1437
 RECIPE = f"dataname: digits\narch: fc\nepochs: {EPOCHS}\nglobal-batch-size: 90\nsave-every-steps: 10\n"
 FLAGS = ("--device", "cpu", "--no-progress")
 TIMEOUT_SECONDS = 5
-WAITS = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=2,read_timeout=5,join_timeout=60"
+WAITS = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=5,read_timeout=10,join_timeout=60"
 PORT = 29400
 SECONDS = 180  # for what should take some 20
 
@@ -52,6 +53,7 @@ class Network:
     """Machines with the addresses 10.77.0.1 and up on one switch: ``machines[n]`` is the name of one's namespace."""
 
     def __init__(self):
+        self.python = None  # folder of the one that elastic.sh shall find
         self.name = f"test-{uuid.uuid4().hex[:8]}"
         self.switch = f"{self.name}-switch"
         self.machines = []
@@ -102,7 +104,8 @@ def network():
     except OSError as error:
         network.remove()
         pytest.skip(f"network namespaces cannot be made here: {error}")
-    yield network
+    with python_that_forks() as network.python:
+        yield network
     left = network.remove()
     assert not left, f"left running: {left}"
     assert network.name not in ip("netns", "list")
@@ -124,27 +127,25 @@ def whole(recipe, tmp_path_factory):
 
 
 class Machine:
-    """elastic.sh on the machine with the address 10.77.0.``number``; ``host`` is that of the meeting point."""
+    """elastic.sh on the machine with the address 10.77.0.``number``; ``host``, begun first, is that of the meeting point."""
 
     def __init__(self, network, number, host, nodes, recipe, output, flags=()):
         self.space = network.machines[number - 1]
         self.log = f"{output}-{number}-{uuid.uuid4().hex[:4]}"
-        variables = {
+        environment = {
+            **variables(network.python),
             "NNODES": nodes,
             "RDZV_ENDPOINT": f"10.77.0.{host}:{PORT}",
             "RDZV_ID": network.name,
-            "NPROC": "1",
             "MAX_RESTARTS": "5",
             "GLOO_SOCKET_IFNAME": "eth0",
             "PET_LOCAL_ADDR": f"10.77.0.{number}",
             "PET_RDZV_CONF": f"{WAITS},is_host={number == host}",
-            "OMP_NUM_THREADS": "1",
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         }
         line = ["ip", "netns", "exec", self.space, "bash", ROOT / "scripts/elastic.sh", recipe, "."]
         line += [*FLAGS, "--timeout", TIMEOUT_SECONDS, "--output", output, *flags]
         with open(f"{self.log}.out", "w") as out, open(f"{self.log}.err", "w") as err:
-            self.launcher = subprocess.Popen([*map(str, line)], stdout=out, stderr=err, env={**os.environ, **variables})
+            self.launcher = subprocess.Popen([*map(str, line)], stdout=out, stderr=err, env=environment)
 
     def die(self):
         """The machine is gone; its system still answers for its processes.
@@ -183,14 +184,20 @@ def wait(condition, *machines):
     return given
 
 
-def saved(output):
-    return list(output.glob("digits/fc/*/checkpoints/last.pt"))
+def trains_on(machines, output):
+    """Whether the run has a checkpoint and was last begun, or continued when the last machine came, on ``machines``."""
+    return any(output.glob("digits/fc/*/checkpoints/last.pt")) and counted(folder(output))[-1] == machines
+
+
+def counted(run):
+    """On how many machines the run was begun, and continued each time."""
+    return [*map(int, re.findall(r"Processes: (\d+) on", (run / "log.txt").read_text()))]
 
 
 def finished(machine, output, whole, counts):
     """``machine`` has ended well, with every step at its learning rate and all samples counted; gives its output.
 
-    ``counts``: on how many machines the run was begun and continued.
+    ``counts``: on how many machines the run was trained last. Before, it may have begun without one that came late.
     """
     code, out, err = machine.ended()
     assert code == 0, err
@@ -199,21 +206,21 @@ def finished(machine, output, whole, counts):
         np.testing.assert_array_equal(np.load(run / "metrics.npz")[name], np.load(whole / "metrics.npz")[name])
     assert load(run, "final.pt")["progress"]["samples_seen"] == EPOCHS * IMAGES
     log = (run / "log.txt").read_text()
-    assert [*map(int, re.findall(r"Processes: (\d+) on", log))] == counts, log
-    assert log.count("Continuing") == len(counts) - 1
+    assert counted(run)[-len(counts) :] == counts, log
+    assert log.count("Continuing") == len(counted(run)) - 1
     return out
 
 
 @pytest.mark.thorough
 def test_of_three_machines_two_go_on_when_one_dies_and_it_may_come_back(network, recipe, whole, tmp_path):
     # The lost machine has the lowest address, hence rank 0: it wrote the checkpoints, and the others met there.
-    # time for a machine to come
     output = tmp_path / "runs"
-    slow = ("--val-batch-size", 1, "--accumulate", 15)
-    lost, *peers = (Machine(network, n, 3, "2:3", recipe, output, slow) for n in (1, 2, 3))
-    wait(lambda: saved(output), lost, *peers)
+    slow = ("--val-batch-size", 1, "--accumulate", 15)  # time for a machine to come
+    host, lost, other = (Machine(network, n, 3, "2:3", recipe, output, slow) for n in (3, 1, 2))
+    peers = (host, other)
+    wait(lambda: trains_on(3, output), lost, *peers)
     lost.die()
-    wait(lambda: "Continuing" in (folder(output) / "log.txt").read_text(), *peers)
+    wait(lambda: trains_on(2, output), *peers)
     back = Machine(network, 1, 3, "2:3", recipe, output, slow)
     printed = "".join(finished(machine, output, whole, [3, 2, 3]) for machine in (*peers, back))
     assert FINAL_LINE.search(printed)
@@ -221,8 +228,8 @@ def test_of_three_machines_two_go_on_when_one_dies_and_it_may_come_back(network,
 
 def test_a_silent_machines_peer_goes_on_and_the_silent_one_ends(network, recipe, whole, tmp_path):
     output = tmp_path / "runs"
-    silent, peer = (Machine(network, n, 2, "1:2", recipe, output) for n in (1, 2))
-    wait(lambda: saved(output), silent, peer)
+    peer, silent = (Machine(network, n, 2, "1:2", recipe, output) for n in (2, 1))
+    wait(lambda: trains_on(2, output), silent, peer)
     silent.fall_silent()
     finished(peer, output, whole, [2, 1])
     code, _, err = silent.ended()
@@ -233,7 +240,7 @@ def test_a_silent_machines_peer_goes_on_and_the_silent_one_ends(network, recipe,
 def test_without_the_meeting_point_all_end_and_the_same_command_goes_on(network, recipe, whole, tmp_path):
     output = tmp_path / "runs"
     host, peer = (Machine(network, n, 1, "1:2", recipe, output) for n in (1, 2))
-    wait(lambda: saved(output), host, peer)
+    wait(lambda: trains_on(2, output), host, peer)
     host.die()
     code, _, err = peer.ended()
     assert code == 1
