@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SECONDS = 300
 IMPORTED = [
     "main",
+    "training",
     "tests.faults.faulty_main",
     "tests.faults.points",
     "utils.train_validation",
@@ -42,10 +43,18 @@ def server():
     """The server; it outlives the test that asks for it first."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
-    first = context.Process(target=int)
+    here = os.getcwd()
+    os.chdir(ROOT)  # where it looks for our modules, without a word when there are none
+    first = context.Process(target=_say_whether_imported)
     first.start()
+    os.chdir(here)
     first.join()
+    assert first.exitcode == 0, "the server has not imported what it was told to"
     return context
+
+
+def _say_whether_imported():
+    sys.exit(not all(name in sys.modules for name in IMPORTED))
 
 
 def server_pid():
