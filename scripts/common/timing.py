@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import platform
 import resource
@@ -17,6 +16,7 @@ import torch
 
 from utils.record.provenance import processor
 from utils.runtime import devices
+from utils.runtime.cpu import give_back_freed_memory
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -168,8 +168,7 @@ def settled_bytes() -> int:
     The C library keeps freed memory, and a step that reuses it would not make the process grow.
     """
     gc.collect()
-    with suppress(AttributeError):  # only glibc has malloc_trim
-        ctypes.CDLL(None).malloc_trim(0)
+    give_back_freed_memory()
     with suppress(OSError):
         PEAK_RESET.write_text("5", encoding="ascii")
     return peak_resident_bytes()

@@ -16,20 +16,10 @@ from utils.checkpoint import checkpoint
 from utils.loop.hooks import Hooks
 from utils.loop.stop_signals import INTERRUPTED, TRY_AGAIN, StopConsensus, StoppedAtOnce, StopSignals
 
-FLAGS = ("--deterministic", "--arch", "fc", "--epochs", 3, "--ema-decay", "0.9", "--amp", "fp16", "--init-scale", "1e7")
-FLAGS += (
-    "--train-samples",
-    720,
-    "--accumulate",
-    2,
-    "--batch-size",
-    32,
-    "--print-freq",
-    10,
-    "--picture-epochs",
-    "off",
-    "--no-progress",
-)
+FLAGS = (
+    "--deterministic --arch fc --epochs 3 --ema-decay 0.9 --amp fp16 --init-scale 1e7 --train-samples 720 --accumulate 2 "
+    "--batch-size 32 --print-freq 10 --picture-epochs off --no-progress"
+).split()
 STOPPED = re.compile(
     r"Run \S+ stopped by (?P<signal>\w+) after step (?P<step>\d+) \(epoch \d+\); --resume auto continues"
 )

@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from utils.config.settings import UserError
+from utils.runtime.cpu import give_back_freed_memory
 
 END_SECONDS = 1.0  # a killed process closes its pipes a little before it has ended
 AHEAD = 4  # items that each worker reads ahead
@@ -50,7 +51,7 @@ class WorkerPool:
             num_workers=count,
             collate_fn=_as_it_is,
             pin_memory=pin,
-            worker_init_fn=partial(ignore_run_signals, os.getpid()),
+            worker_init_fn=partial(_begin_worker, os.getpid()),
             persistent_workers=keep and count > 0,
             prefetch_factor=AHEAD if count else None,
             # its own, so that the number of loaders does not change the run's random numbers
@@ -213,7 +214,12 @@ def signals_for_workers() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def ignore_run_signals(training: int, _: int) -> None:
+def _begin_worker(training: int, _: int) -> None:
+    _ignore_run_signals(training)
+    give_back_freed_memory()
+
+
+def _ignore_run_signals(training: int) -> None:
     """Make a worker end with process ``training``, or at its command, but not on a signal meant for the whole run.
 
     The training process answers such signals: it finishes its step, for which it may need another batch, and saves. In

@@ -1,13 +1,20 @@
 """Worker processes end when nothing needs them any more. What happens when one dies: ``test_13_dead_workers.py``."""
 
 import gc
+import multiprocessing
 import os
+import re
+import sys
 from multiprocessing import util
+from pathlib import Path
 
 import pytest
+import torch
 from torch.utils.data import Dataset
 
+from tests.end_to_end.forked import server
 from utils.data.worker_pool import WorkerPool
+from utils.runtime import cpu
 
 
 class Keys(Dataset):
@@ -33,3 +40,39 @@ def test_workers_are_not_ended_by_force_when_their_pool_is_garbage_in_a_cycle(tm
     del pool, walk, cycle
     gc.collect()
     assert len(list(tmp_path.iterdir())) == 2
+
+
+class OwnBytes(Dataset):
+    """The memory of the process that reads, without what it shares with others."""
+
+    def __getitem__(self, _):
+        (kilobytes,) = re.findall(r"Private_Dirty: +(\d+)", Path("/proc/self/smaps_rollup").read_text())
+        return int(kilobytes) * 1024
+
+
+STEP_BYTES = 400_000_000
+
+
+def bytes_of_a_worker(answer):
+    multiprocessing.set_start_method("fork", force=True)  # not the server, for its workers
+    gc.disable()  # it writes on every object
+    cpu.keep_freed_memory()
+
+    def step():
+        for tensor in [torch.empty(STEP_BYTES // 40) for _ in range(10)]:
+            tensor.fill_(1)
+
+    step()
+    walk = WorkerPool(OwnBytes(), 1).read(range(10))
+    next(walk)
+    step()
+    answer.put([*walk][-1])
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked on Linux")
+def test_a_worker_does_not_keep_the_memory_of_a_step_that_was_free_when_it_began():
+    answer = server().SimpleQueue()
+    process = server().Process(target=bytes_of_a_worker, args=(answer,))
+    process.start()
+    process.join()
+    assert answer.get() < STEP_BYTES / 4
