@@ -414,6 +414,12 @@ FIGURES = {
         "docs/run_folder.md": r"seed 1: ([\d.]+) % after 40 epochs",
         CPU: r"40 \| not reached: ([\d.]+) % after",
     },
+    "imagenette/resnet10t_muon": {
+        CPU: r"not reached: ([\d.]+) % after epoch 32",
+        RESULTS: ROW.format("imagenette/resnet10t_muon", 1, "A, 1 thread"),
+        "configs/imagenette/resnet10t_muon.yaml": r"Measured: ([\d.]+) %",
+        "README.md": r"resnet10t_muon` \| ([\d.]+) %",
+    },
     "the digits after python main.py": {
         "README.md": r"val_top1=(99.72)22",
         "docs/export.md": r"top-1 ([\d.]+) % before",

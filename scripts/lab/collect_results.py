@@ -119,7 +119,7 @@ IN_README = (
     ("cifar10/fast", "B"),
     ("cifar10/airbench", "D"),
     ("cifar100/fast", "B"),
-    ("imagenette/resnet10t", "B"),
+    ("imagenette/resnet10t_muon", "A"),
 )
 README = ROOT / "README.md"
 PICTURE = PAGE.with_suffix(".png")

@@ -291,12 +291,16 @@ def test_a_folder_that_is_not_there_is_one_line(tmp_path, capsys, monkeypatch):
     assert (code, said.err) == (2, f"lab/collect_results.py: {tmp_path / 'none'}: no such folder\n")
 
 
-def test_the_times_to_85_percent_of_imagenette_are_those_of_the_kept_runs():
+@pytest.mark.parametrize("level", [85, 90, 92])
+def test_the_times_to_so_many_percent_of_imagenette_are_those_of_the_kept_runs(level):
     said = []
-    for path in sorted((collect_results.KEPT / "imagenette/resnet10t").glob("*/metrics.csv")):
+    for path in sorted(collect_results.KEPT.glob("imagenette/*/*/metrics.csv")):
         with path.open() as file:
             rows = list(csv.DictReader(file))
-        first = next(number for number, row in enumerate(rows) if float(row["val_top1"]) >= 85)
-        minutes = sum(float(row["seconds"]) for row in rows[: first + 1]) / 60
-        said.append(f"epoch {rows[first]['epoch']}, {minutes:.0f} min")
-    assert f"| 85 % | {' | '.join(said)} |" in (collect_results.ROOT / "docs/benchmarks/cpu.md").read_text()
+        reached = [number for number, row in enumerate(rows) if float(row["val_top1"] or 0) >= level]
+        if reached:
+            minutes = sum(float(row["seconds"]) for row in rows[: reached[0] + 1]) / 60
+            said.append(f"epoch {rows[reached[0]]['epoch']}, {minutes:.0f} min")
+        else:
+            said.append(f"not reached: {float(rows[-1]['val_top1']):.2f} % after epoch {rows[-1]['epoch']}")
+    assert f"| {level} % | {' | '.join(said)} |" in (collect_results.ROOT / "docs/benchmarks/cpu.md").read_text()
