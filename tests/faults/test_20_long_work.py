@@ -42,9 +42,9 @@ LOST = r"main\.py: rank \d has lost the other processes \(.+\); .*--resume auto 
 PROGRAM = f"""
 import os, sys, time
 sys.path.insert(0, {str(ROOT)!r})
-import main
+import components, main
 from utils.runtime import heartbeat, long_work
-from utils.data import decoded as cache, datasets
+from utils.data import decoded as cache
 
 def work(real):
     def called(*arguments, **options):
@@ -58,7 +58,7 @@ def work(real):
 heartbeat.SILENCE_SECONDS = 1
 long_work.LONGEST_SECONDS = float(os.environ.get("LONGEST_SECONDS", "600"))
 if os.environ["WORK"] == "prepare":
-    datasets.prepare = work(datasets.prepare)
+    components.prepare = work(components.prepare)
 else:
     cache.decode = work(cache.decode)
 main.end_process(main.main(sys.argv[1:], ends_process=True))
