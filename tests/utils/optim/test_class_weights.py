@@ -9,6 +9,7 @@ import main
 from components import build
 from tests.end_to_end.processes import load
 from tests.faults.small_run import as_older, told
+from tests.helpers import QUIETLY
 from utils.checkpoint.resume import ResumePoint
 from utils.config import arguments
 from utils.config.settings import UserError
@@ -89,18 +90,7 @@ def test_the_training_images_alone_count():
 def test_a_run_goes_on_with_the_weights_that_it_began_with(workplace, monkeypatch, capsys):
     file = workplace / "weights.csv"
     file.write_text("".join(f"{name},{1 + name}\n" for name in range(10)))
-    flags = (
-        "--device",
-        "cpu",
-        "--no-progress",
-        "--arch",
-        "fc",
-        "--picture-epochs",
-        "off",
-        "--class-weights",
-        "weights.csv",
-        "--max-steps",
-    )
+    flags = (*QUIETLY, "--arch", "fc", "--class-weights", "weights.csv", "--max-steps")
     assert main.main([*flags, "2"]) == 0
     (folder,) = (workplace / "runs/digits/fc").iterdir()
     state = load(folder, "last.pt")
@@ -128,19 +118,7 @@ def test_a_run_goes_on_with_the_weights_that_it_began_with(workplace, monkeypatc
 
 @pytest.mark.parametrize("loss", [("--loss", "bce"), ("--label-smoothing", "0.1")])
 def test_a_run_of_an_older_version_does_not_change_its_loss_unasked(workplace, capsys, loss):
-    flags = (
-        "--device",
-        "cpu",
-        "--no-progress",
-        "--arch",
-        "fc",
-        "--picture-epochs",
-        "off",
-        "--class-weights",
-        "balanced",
-        *loss,
-        "--max-steps",
-    )
+    flags = (*QUIETLY, "--arch", "fc", "--class-weights", "balanced", *loss, "--max-steps")
     assert main.main([*flags, "2"]) == 0
     (folder,) = (workplace / "runs/digits/fc").iterdir()
     older = as_older(folder, "weighs_images")

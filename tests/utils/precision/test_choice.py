@@ -6,6 +6,7 @@ from torch import nn
 
 import main
 from tests.end_to_end.processes import load
+from tests.helpers import QUIETLY
 from utils.precision import choice
 from utils.precision.choice import choose, has_bf16_units, seconds_of_passes
 
@@ -51,20 +52,7 @@ def test_measuring_changes_neither_network_nor_random_state():
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-FLAGS = [
-    "--device",
-    "cpu",
-    "--arch",
-    "fc",
-    "--amp",
-    "auto",
-    "--epochs",
-    "2",
-    "--picture-epochs",
-    "off",
-    "--resume",
-    "auto",
-]
+FLAGS = [*QUIETLY, "--arch", "fc", "--amp", "auto", "--epochs", "2", "--resume", "auto"]
 
 
 def test_a_run_says_and_records_the_choice_and_a_resume_keeps_it(units, monkeypatch, workplace, capsys):
