@@ -434,8 +434,8 @@ class TraVal:
         finished = progress.is_finished(self.args)
         write_pictures(self, gathered, finished)
         saved = finished or progress.epoch % self.args.logging.save_every_epochs == 0
-        # 'last' comes last: once it says that the run is finished, the others exist.
-        names = {"best": best, "final": finished, "last": saved}
+        # A run continues from 'last', or 'best' if that is newer: once these say that it is finished, 'final' exists.
+        names = {"final": finished, "best": best, "last": saved}
         self.save(*(name for name, wanted in names.items() if wanted))
 
     # ------------------------------------------------------------------------------ checkpoints

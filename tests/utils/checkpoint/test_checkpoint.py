@@ -63,7 +63,9 @@ class Killed(BaseException):
     """Stands for a kill: nothing after it runs."""
 
 
-@pytest.mark.parametrize("names", [["last"], ["best", "last"], ["final", "last"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "names", [["last"], ["best", "last"], ["final", "last"], ["final", "best", "last"]], ids=" ".join
+)
 @pytest.mark.parametrize("call", range(16))
 def test_a_kill_between_any_two_file_operations_leaves_the_newest_or_the_one_before(tmp_path, monkeypatch, call, names):
     """Each os.replace, os.link and os.fsync in turn is the last thing that the process does."""
@@ -94,6 +96,8 @@ def test_a_kill_between_any_two_file_operations_leaves_the_newest_or_the_one_bef
     warnings = []
     _, found = checkpoint.newest(tmp_path, warnings.append)
     assert found["progress"]["step"] in ((2, 3) if killed else (3,))
+    if "final" in names and found["progress"]["step"] == 3:
+        assert (tmp_path / "final.pt").exists(), "of a finished run, which is not trained again"
     assert warnings == []
     save(saver, state(4), "last")  # and the next save works
     assert checkpoint.newest(tmp_path, warnings.append)[1]["progress"]["step"] == 4

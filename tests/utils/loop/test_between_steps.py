@@ -140,9 +140,9 @@ def test_the_best_the_due_and_the_final_epoch_are_saved_and_last_comes_last(resu
 @pytest.mark.parametrize(
     ("max_steps", "tops", "saved", "best", "epoch"),
     [
-        (2, [50], [("best", "final", "last")], (-1.0, 0), 0),  # of the first epoch a part: best.pt until it is whole
+        (2, [50], [("final", "best", "last")], (-1.0, 0), 0),  # of the first epoch a part: best.pt until it is whole
         (4, [50, 60], [("best", "last"), ("final", "last")], (50, 1), 1),
-        (6, [50, 60], [("best", "last"), ("best", "final", "last")], (60, 2), 2),
+        (6, [50, 60], [("best", "last"), ("final", "best", "last")], (60, 2), 2),
     ],
 )
 def test_a_run_that_is_cut_saves_its_last_part_and_best_stays_with_whole_epochs(
@@ -444,7 +444,7 @@ def test_every_second_epoch_is_validated_and_the_last_one_always(results):
     rows = [row for (row,) in recorder.of("epoch")]
     assert [row.get("val_top1") for row in rows] == [None, 50, None, 40, 60]
     assert [row["epoch"] for row in rows] == [1, 2, 3, 4, 5] and all("train_loss" in row for row in rows)
-    assert recorder.of("saved") == [("last",), ("best", "last"), ("last",), ("last",), ("best", "final", "last")]
+    assert recorder.of("saved") == [("last",), ("best", "last"), ("last",), ("last",), ("final", "best", "last")]
     assert report.top1 == 60 and (traval.progress.best_epoch, traval.progress.best_top1) == (5, 60)
     assert sum("not validated" in line for line, *_ in recorder.of("log")) == 2
 

@@ -103,7 +103,7 @@ def test_the_end_of_an_epoch_calls_validation_before_the_save_and_the_save_aroun
     hooks.before_save = [lambda caller, names: recorder.told.append(("before", names)) or callers.append(caller)]
     hooks.after_save = [lambda caller, names: recorder.told.append(("after", names)) or callers.append(caller)]
     traval.fit()
-    names = ("best", "final", "last")
+    names = ("final", "best", "last")
     wanted = ("validated", "epoch", "before", "saved", "after", "waited")
     told = [(name, given) for name, given in recorder.told if name in wanted]
     assert [name for name, _ in told] == list(wanted)
