@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import shutil
+import threading
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from utils.data.sample_plan import permutation
 
 LONGEST_NAME = 16  # characters of a member's name: nine digits, a point and an ending
 ESTIMATED_FROM = 48  # images
+# np.load parses Python's syntax, which several threads at once may not do before Python 3.12 (CPython's issue 106905).
+ONE_AT_A_TIME = threading.Lock()
 
 
 class Part(NamedTuple):
@@ -130,7 +133,7 @@ class Plan:
     def done(self, split: str, number: int) -> Part | None:
         """The finished shard; None if it must be made, since it is missing, damaged or made of other files."""
         try:
-            with np.load(self._part(split, number), allow_pickle=False) as arrays:
+            with ONE_AT_A_TIME, np.load(self._part(split, number), allow_pickle=False) as arrays:
                 about = json.loads(str(arrays["about"]))
                 shard = Shard(**about["shard"])
                 part = Part(shard, arrays["numbers"], arrays["records"], about["left_out"], about["sources"])
