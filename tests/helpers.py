@@ -12,7 +12,7 @@ from PIL import Image
 
 from scripts.common.command_line import run_tool
 
-QUIETLY = ("--device", "cpu", "--no-progress", "--picture-epochs", "off")  # which take as long as forty steps
+QUIETLY = ("--device", "cpu", "--no-progress", "--picture-epochs", "off")  # pictures take as long as forty steps
 
 
 def image_tree(root, counts, classes="ab", size=8, ending="png"):
@@ -35,7 +35,7 @@ def run_in(output):
 
 
 def trained(output, *flags):
-    """Train on a CPU into ``output``, unless ``flags`` ask for them without pictures; gives the run's folder."""
+    """Train on a CPU into ``output``, without pictures unless ``flags`` ask for them; gives the run's folder."""
     from main import main
 
     assert main([*QUIETLY, "--output", str(output), *map(str, flags)]) == 0

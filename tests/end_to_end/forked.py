@@ -44,7 +44,7 @@ def server():
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
     here = os.getcwd()
-    os.chdir(ROOT)  # where it looks for our modules, without a word when there are none
+    os.chdir(ROOT)  # it imports from the current folder, and says nothing if a module is not there
     first = context.Process(target=_say_whether_imported)
     first.start()
     os.chdir(here)
@@ -147,7 +147,8 @@ class Launched(_AsPopen):
         )
 
 
-# A python for PATH: programs of ours it has forked from the server, and hands on signals and exit code. The rest is Python's.
+# A python for PATH. It has the server fork our own programs, passing on signals and the exit code, and runs Python for
+# anything else.
 PYTHON = f"""#!{sys.executable} -IS
 import contextlib, os, signal, socket, sys
 if not any(word.startswith("{ROOT}/") for word in sys.argv[1:2]):
@@ -174,7 +175,7 @@ os._exit(code)
 
 @contextmanager
 def python_that_forks():
-    """A folder for PATH with a ``python3`` by which shell scripts start our programs forked from the server."""
+    """A folder for PATH whose ``python3`` starts our programs as forks of the server."""
     server()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "python3")
@@ -192,7 +193,7 @@ class _ForThePython(socketserver.StreamRequestHandler):
     def handle(self):
         pid, *line = self.rfile.readline().decode().rstrip("\n").split("\0")
         process = _AsPopen(server().Process(target=_in_place_of, args=(Path("/proc", pid), line)))
-        with suppress(BrokenPipeError):  # somebody has killed that python
+        with suppress(BrokenPipeError):  # that python was killed
             self.wfile.write(f"{process.pid}\n".encode())
             self.wfile.write(f"{process.wait()}\n".encode())
 

@@ -53,7 +53,7 @@ class Network:
     """Machines with the addresses 10.77.0.1 and up on one switch: ``machines[n]`` is the name of one's namespace."""
 
     def __init__(self):
-        self.python = None  # folder of the one that elastic.sh shall find
+        self.python = None  # the folder of the python that elastic.sh will find
         self.name = f"test-{uuid.uuid4().hex[:8]}"
         self.switch = f"{self.name}-switch"
         self.machines = []
@@ -185,12 +185,12 @@ def wait(condition, *machines):
 
 
 def trains_on(machines, output):
-    """Whether the run has a checkpoint and was last begun, or continued when the last machine came, on ``machines``."""
+    """Whether the run has a checkpoint and now trains on so many ``machines``."""
     return any(output.glob("digits/fc/*/checkpoints/last.pt")) and counted(folder(output))[-1] == machines
 
 
 def counted(run):
-    """On how many machines the run was begun, and continued each time."""
+    """The number of machines at the start of the run and each time it continued."""
     return [*map(int, re.findall(r"Processes: (\d+) on", (run / "log.txt").read_text()))]
 
 

@@ -155,7 +155,7 @@ def test_the_bytes_are_the_same_on_every_run_with_any_workers_and_after_a_kill(t
 
 
 def test_threads_read_the_parts_one_at_a_time(tree, tmp_path, monkeypatch):
-    """Else Python 3.11 now and then fails in the parser by which np.load reads a header."""
+    """On Python 3.11, the parser that np.load uses for headers sometimes fails in several threads."""
     cut_after_three_shards(tree, tmp_path / "cut", monkeypatch)
     load, held = np.load, []
 

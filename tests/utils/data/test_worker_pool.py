@@ -54,7 +54,7 @@ STEP_BYTES = 400_000_000
 
 
 def bytes_of_a_worker(answer):
-    multiprocessing.set_start_method("fork", force=True)  # not the server, for its workers
+    multiprocessing.set_start_method("fork", force=True)  # else its workers would be forked from the server
     gc.disable()  # it writes on every object
     cpu.keep_freed_memory()
 

@@ -96,7 +96,7 @@ def save_networks():
 
 
 class Enough(Exception):
-    """What the rest of a run would show is not asked, or another state than that of the run to compare with shows it."""
+    """Ends a run: it has shown as many states as are wanted, or one that differs from the run to compare with."""
 
 
 def outcome(line, most, other=None):
