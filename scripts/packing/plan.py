@@ -29,7 +29,7 @@ from utils.data.sample_plan import permutation
 
 LONGEST_NAME = 16  # characters of a member's name: nine digits, a point and an ending
 ESTIMATED_FROM = 48  # images
-# np.load parses headers with Python's own parser, which can fail in threads on Python 3.11 (see CPython's issue 106905).
+# np.load parses headers with Python's own parser, which can fail in threads on Python 3.11 (CPython issue 106905).
 ONE_AT_A_TIME = threading.Lock()
 
 
