@@ -4,14 +4,16 @@
     python scripts/amp_audit.py --arch resnet18 --dataname cifar10 --datapath DATA --batch-size 8
     python scripts/amp_audit.py --batch RUN/bad_batches/step00000012_rank0.pt   # saved by main.py --dump-bad-batch
 
-Prints the worst layers, findings and a recommendation that it has tried; writes amp_audit.json to --output. Heavy
-imports are inside the functions.
+Prints the worst layers, findings and a recommendation that it has tried; writes amp_audit.json to --output.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
+import itertools
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.audit.network import build_trained
 from scripts.common.command_line import ToolParser, make_folder, run_tool, whole
-from scripts.common.trained import settings_and_point
+from scripts.common.output import write_text
+from scripts.common.trained import build_trained, settings_and_point
 from utils.config import arguments
 from utils.config.field import FLAG, RECIPE
 from utils.config.settings import Settings, UserError, flag_of
@@ -41,7 +43,6 @@ TOP = 10
 
 
 def main(argv: list[str]) -> int:
-    """Run the tool; return its exit code."""
     own, others = build_parser().parse_known_args(argv)
     args, source = from_saved_step(own, others) if own.batch is not None else settings_and_point(others)
     from utils.runtime.distributed import Distributed
@@ -115,8 +116,6 @@ def first_batches(
     own: argparse.Namespace, args: Settings, point: ResumePoint | None, distributed: Distributed
 ) -> Audit:
     """Prepare the audit of the network and the first training batches for these settings."""
-    import itertools
-
     from scripts.audit.findings import Audit
     from scripts.audit.record import Runner
 
@@ -187,8 +186,6 @@ def saved_step(own: argparse.Namespace, args: Settings, dump: dict[str, Any], di
 
 def reproduce(step: Runner, dump: dict[str, Any], penalty: float) -> list[str]:
     """Repeat the step in its own format and scale; return lines about where values are not finite."""
-    import copy
-
     import torch
 
     from utils.config.groups.precision import PrecisionSettings
@@ -245,10 +242,7 @@ def header(args: Settings, audit: Audit, distributed: Distributed) -> list[str]:
 
 def save(argv: Sequence[str], args: Settings, audit: Audit, folder: Path, device: str) -> None:
     """Write ``amp_audit.json`` into ``folder`` and print its path."""
-    import json
-
     from scripts.audit.report import as_json
-    from scripts.common.output import write_text
     from utils.record.summary import versions
 
     about = {

@@ -5,8 +5,7 @@
     python scripts/amp_walkthrough.py --arch resnet18 --dataname cifar10 --datapath DATA --batch-size 8
     python scripts/amp_walkthrough.py --resume runs/digits/conv2/TIME_SETTINGS
 
-Exit code 0 if the updates agree, 1 if one does not, 2 after a mistake on the command line. Heavy imports are inside the
-functions, so that --help and mistakes are answered at once.
+Exit code 0 if the updates agree, 1 if one does not, 2 after a mistake on the command line.
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.audit.network import build_trained
 from scripts.common.command_line import ToolParser, run_tool, table
-from scripts.common.trained import settings_and_point
+from scripts.common.trained import build_trained, settings_and_point
 from utils.config.field import FLAG, RECIPE
 from utils.config.settings import Settings, all_settings
 from utils.runtime.process import RankInfo
@@ -54,7 +52,6 @@ may be: tolerance = 2 x nudged + 2 x roundoff x sqrt(layers in half precision), 
 
 
 def main(argv: list[str]) -> int:
-    """Run the tool and return its exit code."""
     _, flags = ToolParser(NAME, DESCRIPTION, training_flags=True).parse_known_args(argv)
     args, resume_point = settings_and_point(flags)
     from utils.runtime.distributed import Distributed

@@ -5,7 +5,7 @@
 
 Computes the batch-norm statistics of the soup over training batches (--ema-bn-batches of them), validates it and each
 ingredient, and saves it for main.py's --weights and --evaluate. Settings are those of the first checkpoint; all flags
-of main.py replace them, such as --datapath and --device. Heavy imports are inside the functions.
+of main.py replace them, such as --datapath and --device.
 """
 
 from __future__ import annotations

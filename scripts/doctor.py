@@ -4,8 +4,7 @@
     python scripts/doctor.py --dataname folder --datapath my_data --arch resnet50 --amp bf16
 
 Times loader, computation and both, names what limits the speed, tries other settings and recommends those that help;
-measures the memory of a training step and the largest batch that fits. Writes nothing without --output. Heavy imports
-are inside the functions.
+measures the memory of a training step and the largest batch that fits. Writes nothing without --output.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, make_folder, run_tool, say, seconds
+from scripts.common.output import write_csv, write_text
 from scripts.common.trained import settings_and_point
 from utils.config.settings import Settings, UserError
 from utils.runtime.process import RankInfo
@@ -51,7 +51,6 @@ SECONDS = 3.0
 
 
 def main(argv: list[str]) -> int:
-    """Run the tool and return its exit code."""
     own, flags = build_parser().parse_known_args(argv)
     args = settings(flags)
     from utils.runtime.distributed import Distributed
@@ -350,8 +349,6 @@ def describe(args: Settings, components: Components, distributed: Distributed) -
 
 def save(folder: Path, text: str, rows: Sequence[dict[str, Any]]) -> None:
     """Write ``doctor.txt`` and ``doctor.csv``."""
-    from scripts.common.output import write_csv, write_text
-
     write_text(folder / "doctor.txt", text + "\n")
     write_csv(folder / "doctor.csv", rows)
     print(f"Files: {folder / 'doctor.txt'}, {folder / 'doctor.csv'}")

@@ -5,7 +5,6 @@
 
 Grad-CAM for convolutional networks, its elementwise form for transformers, the gradient with respect to the pixels for
 fully connected ones. Exit code 0: all images explained; 1: some could not be, stderr says why; 2: nothing written.
-Heavy imports are inside the functions.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@
     python scripts/export.py RUN --to timm --output my_network --push ORG/NAME      # also to the Hugging Face Hub
 
 RUN is a checkpoint or a run folder. A model card, README.md, is written beside each export. The library that the export
-is for loads it again in a fresh process, and the export appears only if it predicts what the network predicts. Heavy
-imports are inside the functions.
+is for loads it again in a fresh process, and the export appears only if it predicts what the network predicts.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 Trains for some steps while the learning rate grows exponentially, until the loss diverges (Smith, Cyclical Learning
 Rates for Training Neural Networks, 2017), and advises a value for --lr. Takes all flags of main.py. Leaves nothing
-behind except the picture. Heavy imports are inside the functions.
+behind except the picture.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 The file holds everything: main.py resumes and evaluates it, with or without --shard-model, and every tool reads it.
 (Shards serve as well, as long as the folder is complete.) Needs memory for the whole state, but no GPU and no other
-process. Heavy imports are inside the functions.
+process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ NAME = "join_shards.py"
 
 
 def main(argv: list[str]) -> int:
-    """Run the tool and return its exit code."""
     own = build_parser().parse_args(argv)
     output = Path(own.output)
     if output.exists():

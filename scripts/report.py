@@ -4,8 +4,7 @@
     python scripts/report.py RUN_A RUN_B RUN_C --output compared.html
 
 Reads the run folders, validates each network once, and puts everything into a file below 10 MB that opens from the
-disk, without network access. What is missing (the data set, a file of the run) is named there; the rest is shown. Heavy
-imports are inside the functions.
+disk, without network access. What is missing (the data set, a file of the run) is named there; the rest is shown.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ from utils.config.settings import UserError
 
 if TYPE_CHECKING:
     from scripts.reporting.sources import RunSource
-
-__all__ = ["main"]
 
 NAME = "report.py"
 

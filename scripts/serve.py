@@ -4,8 +4,7 @@
     curl -F image=@cat.jpg http://127.0.0.1:8000/predict
 
 A person drops, pastes or photographs an image and sees classes, probabilities and a heat map. Requests that arrive
-together are run together. Only this machine can reach the server, unless --host says otherwise. Ctrl-C ends it. Heavy
-imports are inside the functions.
+together are run together. Only this machine can reach the server, unless --host says otherwise. Ctrl-C ends it.
 """
 
 from __future__ import annotations

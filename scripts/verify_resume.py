@@ -42,7 +42,6 @@ SHOWN = 5  # differences of each file
 
 
 def main(argv: list[str]) -> int:
-    """Run the tool; return its exit code."""
     own, flags = read_flags(argv)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # a terminal that closes ends the training, too
         signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))

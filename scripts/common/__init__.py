@@ -1,6 +1,7 @@
 """Parts shared by several commands, which import this package first.
 
-A Python that is too old is reported clearly, and Ctrl-C while the others are imported gives no traceback.
+A Python that is too old is reported clearly, and Ctrl-C while the others are imported gives no traceback. Commands
+import heavy packages inside functions, so that --help and mistakes are answered at once.
 """
 
 import os

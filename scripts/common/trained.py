@@ -1,8 +1,9 @@
-"""Find and open the trained network that a tool's RUN argument names. Heavy imports are inside the functions."""
+"""Find and open the trained network that a tool's RUN argument names."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import re
 import warnings
@@ -21,8 +22,10 @@ from utils.record.run_folder import folder_of_runs
 if TYPE_CHECKING:
     import torch
 
+    from components import Components
     from models.load import Loaded
     from utils.checkpoint.resume import ResumePoint
+    from utils.runtime.distributed import Distributed
 
 # folder whose newest run is meant by RUN auto
 AUTO = "auto"
@@ -105,6 +108,22 @@ def settings_and_point(flags: Sequence[str], required: bool = True) -> tuple[Set
     if required:
         raise UserError("--resume auto: there is no run with these settings; give a path, or leave --resume out")
     return args, None
+
+
+def build_trained(args: Settings, distributed: Distributed, point: ResumePoint | None) -> tuple[Components, str]:
+    """Build the parts of a training run with the weights of ``point``, if any; return also their source, as text."""
+    from components import build
+    from utils.checkpoint import checkpoint
+    from utils.run import Run
+
+    args = dataclasses.replace(args, run=dataclasses.replace(args.run, evaluate=False))  # a training's, in any case
+    components = build(Run(args, distributed, resume_point=point))
+    if point is not None:
+        checkpoint.load_weights(components.model, point.read()["model"], str(point.path))
+        return components, f"weights of {point.path}"
+    if args.model.weights or args.model.pretrained:
+        return components, f"weights of {args.model.weights}" if args.model.weights else "pretrained weights"
+    return components, f"weights from --seed {args.run.seed}"
 
 
 def add_images(parser: argparse.ArgumentParser, remark: str = "") -> None:

@@ -52,7 +52,6 @@ class OutOfTime(RuntimeError):
 
 
 def main(argv: list[str]) -> int:
-    """Run the tool and return its exit code."""
     own = read_flags(argv)
     if own.list:
         rows = [[piece.name, piece.what, f"{piece.seconds} s", omission(own, piece)] for piece in own.pieces]

@@ -108,7 +108,6 @@ epoch begin anew. The flags were compared with a stored copy of the references a
 
 
 def main(argv: list[str]) -> int:
-    """Run the tool and return its exit code."""
     build_parser().parse_args(argv)
     for path, text in pages().items():
         path.write_text(text, encoding="utf-8")
