@@ -7,7 +7,7 @@
 
 Reads every image as training does and changes nothing. Prints a verdict, findings and tables; writes report.txt,
 images.csv (one line per image) and damaged.txt into --output, or only statistics.yaml with --statistics. Exit code 0:
-no faults; 1: faults; 2: not checked. Heavy imports are inside the functions.
+no faults; 1: faults; 2: not checked.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ NAME = "check_data.py"
 
 
 def main(argv: list[str]) -> int:
-    """Run the tool and return its exit code."""
     own, args = build_parser().split(argv)
     from scripts.data_check.findings import judge
     from scripts.data_check.survey import inspect, take_survey
@@ -89,7 +88,6 @@ def default_folder(settings: DataSettings) -> str:
 def report_lines(settings: DataSettings, survey: Survey, inspected: Inspected, findings: Findings) -> list[str]:
     """Lines of the report: verdict, findings, notes, tables."""
     from scripts.data_check import tables
-    from scripts.data_check.labels import label_tables
 
     where = f" at {settings.datapath}" if survey.root is not None else ""
     validation = len(survey) - survey.training
@@ -101,7 +99,7 @@ def report_lines(settings: DataSettings, survey: Survey, inspected: Inspected, f
         *tables.finding_lines(findings),
     ]
     sections = [tables.damage_lines(survey, inspected.damage), tables.class_table(survey)]
-    sections += label_tables(survey) if survey.several else []
+    sections += tables.label_tables(survey) if survey.several else []
     sections.append(tables.size_table(inspected.readable))
     if survey.paths is not None:
         sections.append(tables.kind_table(inspected.readable))

@@ -119,10 +119,7 @@ class LabelAnswers:
         Both matrices count only images where both labels are known, so that they can be compared. Their diagonals count
         single labels.
         """
-        known = self.targets >= 0
-        return tuple(
-            (both.T @ both).astype(np.int64) for both in ((self.targets == 1) * 1.0, (self.given & known) * 1.0)
-        )
+        return count_together(self.targets == 1), count_together(self.given & (self.targets >= 0))
 
     @cached_property
     def pairs(self) -> list[Pair]:
@@ -132,6 +129,12 @@ class LabelAnswers:
         columns = (first, second, true[first, second], given[first, second])
         pairs = map(Pair, *(column.tolist() for column in columns))
         return sorted(pairs, key=lambda pair: (-abs(pair.true - pair.given), -pair.true, pair.first, pair.second))
+
+
+def count_together(has: np.ndarray) -> np.ndarray:
+    """Number of images that have both labels of each pair, int64 (classes, classes); ``has``: bool (n, classes)."""
+    cells = has.astype(np.float64)
+    return (cells.T @ cells).astype(np.int64)
 
 
 # ------------------------------------------------------------------------------------------------ intervals

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from scripts.data_check.labels import count_together, splits_of
+from scripts.common.label_answers import count_together
 from scripts.data_check.survey import Inspected, Survey, class_names
 from utils.config import spelling
 from utils.config.image_size import sides, size_text
@@ -155,14 +155,14 @@ def _labels(survey: Survey, findings: Findings) -> None:
     empty = int(((survey.labels != 1).all(1) & (survey.labels == 0).any(1)).sum())
     if empty:
         findings.note("without labels", empty, f"{counted(empty)} with no label; they count as images of none")
-    for split, labels in splits_of(survey).items():
+    for split, labels in survey.labels_by_split.items():
         for kind, value in (("on no image", 1), ("on every image", 0)):
             names = [printable(survey.classes[one]) for one in np.flatnonzero(~(labels == value).any(0)).tolist()]
             if names and len(labels):
                 hidden = "its figures do not exist" if split == "validation" else "nothing can be learned of it"
                 text = f"{split} shows {spelling.some(names)} {kind} of which that is known; {hidden}"
                 findings.note(f"labels {kind}", len(names), text)
-    together = count_together(survey.labels)
+    together = count_together(survey.labels == 1)
     own = np.diagonal(together)
     same = [
         (one, two)
@@ -182,19 +182,17 @@ def equal_groups(hashes: np.ndarray) -> Iterator[np.ndarray]:
     """Yield the positions, ascending, of each hash that occurs at least twice. Empty hashes count as different."""
     order = np.argsort(hashes, kind="stable")
     order = order[np.searchsorted(hashes[order], b"", side="right") :]
-    first = np.flatnonzero(np.r_[True, hashes[order][1:] != hashes[order][:-1]]) if len(order) else np.empty(0, int)
-    ends = np.r_[first[1:], len(order)]
-    for begin, end in zip(first[ends - first > 1], ends[ends - first > 1], strict=True):
-        yield order[begin:end]
+    _, first, counts = np.unique(hashes[order], return_index=True, return_counts=True)
+    for begin, count in zip(first[counts > 1], counts[counts > 1], strict=True):
+        yield order[begin : begin + count]
 
 
 def _duplicates(survey: Survey, records: np.ndarray, findings: Findings) -> None:
     """Add findings on equal pixels in both splits (leakage), with different labels (conflict), or repeated (a note)."""
     leaked: list[tuple[int, int]] = []  # a validation image and the training image equal to it
-    groups = [(int(group[0]), group) for group in equal_groups(records["pixel_hash"])]
     conflicts: dict[str, list[np.ndarray]] = {"train": [], "val": []}
     repeats: dict[str, list[tuple[int, int]]] = {"train": [], "val": []}
-    for _, group in sorted(groups, key=lambda item: item[0]):
+    for group in sorted(equal_groups(records["pixel_hash"]), key=lambda group: group[0]):
         train = group[group < survey.training]
         validation = group[group >= survey.training]
         if len(train):

@@ -106,6 +106,10 @@ class Survey:
         """True if the data is multi-label."""
         return self.labels.ndim > 1
 
+    @property
+    def labels_by_split(self) -> dict[str, np.ndarray]:
+        return {"training": self.labels[: self.training], "validation": self.labels[self.training :]}
+
     def label_of(self, index: int) -> str:
         """Class of an image, or its labels."""
         if not self.several:

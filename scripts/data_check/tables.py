@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from scripts.common.command_line import table
+from scripts.common.label_answers import count_together
 from scripts.common.output import write_csv, write_text
 from scripts.data_check.findings import Findings, counts_of
 from scripts.data_check.survey import HASH_BYTES, Inspected, Survey, hexadecimal
@@ -15,6 +16,7 @@ from utils.config.spelling import printable
 from utils.data.first_look import counted
 
 SHOWN_DAMAGED = 20
+SHOWN_PAIRS = 10
 SHOWN_CLASSES = 16  # if there are more classes, only the largest and smallest are shown
 COLUMNS = ("path", "split", "class", "width", "height", "mode", "format", "sha256", "pixel_hash", "problem")
 
@@ -83,6 +85,34 @@ def kind_table(known: np.ndarray) -> str:
     pairs = Counter(zip(known["format"].tolist(), known["mode"].tolist(), strict=True))
     rows = [[kind.decode(), mode.decode(), f"{count:,}"] for (kind, mode), count in pairs.most_common()]
     return table(("format", "mode", "images"), rows)
+
+
+def label_tables(survey: Survey) -> list[str]:
+    """Tables of the number of labels per image, of missing labels, and of the most frequent label pairs."""
+    sections = []
+    for split, labels in survey.labels_by_split.items():
+        if not len(labels):
+            continue
+        counts = (labels == 1).sum(1)
+        missing = f"{100 * (labels < 0).mean():.1f} % missing"
+        sections.append(
+            f"Labels in {split}: {counts.mean():.2f} an image ({counts.min()} to {counts.max()}), "
+            f"{int((counts == 0).sum()):,} images without any, {missing}"
+        )
+    together = count_together(survey.labels[: survey.training] == 1)
+    first, second = np.nonzero(np.triu(together > 0, 1))
+    order = np.argsort(-together[first, second], kind="stable")[:SHOWN_PAIRS]
+    rows = []
+    for one, two in zip(first[order].tolist(), second[order].tolist(), strict=True):
+        both = together[one, two]
+        rarer = min(together[one, one], together[two, two])
+        names = [printable(survey.classes[place]) for place in (one, two)]
+        rows.append([*names, f"{both:,}", f"{100 * both / rarer:.1f} %"])
+    more = f" (not shown: {len(first) - len(rows):,} more pairs)" if len(first) > len(rows) else ""
+    heads = ("label", "with", "images", "of the rarer")
+    if rows:
+        sections.append(f"Labels together in training{more}\n{table(heads, rows)}")
+    return ["\n".join(sections[:-1]), sections[-1]] if rows else ["\n".join(sections)]
 
 
 # ---------------------------------------------------------------------------------------------- files
