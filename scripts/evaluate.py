@@ -10,7 +10,7 @@
     python scripts/torchrun.py --nproc-per-node 8 scripts/evaluate.py RUN   # on several GPUs
 
 Top-1, top-5 and loss are the same as with main.py --evaluate (except for the temperature that a copy keeps). Writes
-nothing without --output and --store. Heavy imports are inside the functions.
+nothing without --output and --store.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -66,7 +67,8 @@ def main(argv: list[str]) -> int:
         other = open_run(own.compare, own.raw, "cpu", best=own.best) if own.compare else None
         args = settings_of(loaded, Chosen.of(own))
         refuse_rejection(own.reject_below, loaded)
-        refuse_other_reading(own, loaded, other)
+        if other is not None and other.reading.several != loaded.reading.several:
+            raise UserError(f"--compare {own.compare}: one of the two gives one label an image, the other several")
         if own.store and loaded.confidence is not None:
             raise UserError(
                 f"--store: {loaded.path} is such a copy already; evaluate the checkpoint that it is made of"
@@ -131,12 +133,6 @@ def refuse_mistakes(own: argparse.Namespace) -> None:
         raise UserError(*mistakes)
 
 
-def refuse_other_reading(own: argparse.Namespace, loaded: Loaded, other: Loaded | None) -> None:
-    """Raise ``UserError`` for the comparison of a single-label with a multi-label network."""
-    if other is not None and other.reading.several != loaded.reading.several:
-        raise UserError(f"--compare {own.compare}: one of the two gives one label an image, the other several")
-
-
 def refuse_other_files(distributed: Distributed, *loaded: Loaded) -> None:
     """Raise ``UserError`` if the processes have read different checkpoints, as of a run that goes on meanwhile."""
     read = distributed.gather([(str(one.path), (one.progress or {}).get("step")) for one in loaded])
@@ -186,8 +182,6 @@ def measure_distance(
     own: argparse.Namespace, loaded: Loaded, chosen: Chosen, found: Evaluation, distributed: Distributed
 ) -> Evaluation:
     """Add to ``found`` the distance (the checkpoint's, or one fitted here) and the results for --other-images."""
-    from dataclasses import replace
-
     from scripts.common.image_stream import image_names
     from scripts.common.predictions import predict_split
     from scripts.evaluation.distance import MOST_FITTED, Others, fit_distance

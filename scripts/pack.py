@@ -7,7 +7,7 @@
     python main.py --dataname shards --datapath SHARDS
 
 After an interruption repeat the command: finished shards stay. The same images and flags give the same bytes. Prints
-the folder and its size at the end; exit code 2 for mistakes the user can fix. Heavy imports are inside the functions.
+the folder and its size at the end; exit code 2 for mistakes the user can fix.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, make_folder, run_tool, say, warn, whole
+from scripts.common.output import writing
 from utils.config.datasets import SPECS
 from utils.config.settings import Settings, UserError
 from utils.runtime.cpu import cores_per_process
@@ -41,7 +42,6 @@ QUALITY = 90
 
 
 def main(argv: list[str]) -> int:
-    """Run the tool and return its exit code."""
     own, args = build_parser().split(argv)
     from utils.data.progress_log import ProgressLog
 
@@ -187,12 +187,10 @@ def completed(plan: Plan, workers: int, progress: ProgressLog) -> Contents:
     folder = plan.folder
     if (contents := read_contents(folder)) is not None:
         return contents
-    try:
-        with claimed(folder / "packing", f"Waiting for another process that packs into {folder}", say):
-            if read_contents(folder) is None:
-                pack(plan, workers, progress)
-    except OSError as error:
-        raise UserError(f"--output {folder}: cannot be written ({error.strerror or error})") from error
+    waiting = f"Waiting for another process that packs into {folder}"
+    with writing(f"--output {folder}"), claimed(folder / "packing", waiting, say):
+        if read_contents(folder) is None:
+            pack(plan, workers, progress)
     return read_contents(folder)
 
 

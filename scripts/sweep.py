@@ -28,7 +28,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.common.command_line import Terminated, ToolParser, make_folder, run_tool, termination_raises, whole
+from scripts.common.command_line import Terminated, ToolParser, make_folder, run_tool, table, termination_raises, whole
+from scripts.common.output import write_csv, write_text, writing
 from scripts.common.runs import RunResult
 from scripts.sweeps.grid import Trial, trials
 from scripts.sweeps.jobs import Slots, run_all
@@ -132,10 +133,8 @@ def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Trial] | S
 def alone_in(folder: Path) -> Iterator[None]:
     """Context in which no other sweep uses ``folder``, where both would train the same runs. Raises ``UserError``."""
     with ExitStack() as claims:
-        try:
+        with writing(f"--output {folder}"):
             claims.enter_context(claimed(folder / "sweep", f"Waiting for another sweep into {folder}", log))
-        except OSError as error:
-            raise UserError(f"--output {folder}: cannot be written ({error.strerror or error})") from error
         yield
 
 
@@ -224,8 +223,6 @@ def slots(processes: int | str) -> Slots:
 
 def show(own: argparse.Namespace, planned: Sequence[Trial], folder: Path, found: Mapping[Trial, RunResult]) -> None:
     """Write and print the results so far, and their differences over the same seeds."""
-    from scripts.common.command_line import table
-    from scripts.common.output import write_csv, write_text
     from scripts.sweeps import differences, outcomes, tables
 
     results = {trial: found[trial] for trial in planned if trial in found}

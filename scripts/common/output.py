@@ -28,18 +28,23 @@ def wrong_name(flag: str, name: str, kind: str, *endings: str) -> str | None:
 
 
 @contextmanager
+def writing(said: str, advice: str = "") -> Iterator[None]:
+    """Context in which an ``OSError`` raises ``UserError``: ``said``, such as '--output a.csv', why, and ``advice``."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{said}: cannot be written ({error.strerror or error}){advice}") from error
+
+
+@contextmanager
 def whole_file(path: Path, said: str, advice: str = "", mode: str = "wb", **options: Any) -> Iterator[IO[Any]]:
     """Context that gives a file, which becomes ``path`` once everything is written; an error leaves nothing behind.
 
-    ``mode`` and ``options`` are those of ``open``. If the file cannot be written, raises ``UserError`` that begins with
-    ``said``, such as '--output a.csv', and ends with ``advice``.
+    ``mode`` and ``options`` are those of ``open``. ``said``, ``advice``: as in ``writing``.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with files.whole_file(path, mode, partial=partial, durable=True, **options) as file:
-            yield file
-    except OSError as error:
-        raise UserError(f"{said}: cannot be written ({error.strerror or error}){advice}") from error
+    with writing(said, advice), files.whole_file(path, mode, partial=partial, durable=True, **options) as file:
+        yield file
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:

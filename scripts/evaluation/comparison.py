@@ -77,8 +77,16 @@ class OnSameImages:
 
     @classmethod
     def of(cls, first: AnyPredictions, second: AnyPredictions) -> Self:
-        """The comparison on the images that both results have in common. Raises ``UserError`` if there are none."""
-        return cls(first, second, same_images(first, second))
+        """The comparison on the images that both results have in common. Raises ``UserError`` if there are none.
+
+        Images are the same if their ids are; their class names then agree, too.
+        """
+        where = {name: place for place, name in enumerate(second.ids)}
+        pairs = [(n, where[name]) for n, name in enumerate(first.ids) if name in where]
+        if not pairs:
+            raise UserError("--compare: the two have no image in common; give --datapath with classes that both know")
+        one, two = (np.array(places) for places in zip(*pairs, strict=True))
+        return cls(first, second, (one, two))
 
 
 class Comparison(OnSameImages):
@@ -186,19 +194,6 @@ def with_data_settings_of(second: Loaded, first: Loaded) -> Loaded:
     others = {name: value for name, value in second.settings.items() if name not in DATA}
     same = {name: first.settings[name] for name in DATA if name in first.settings}
     return dataclasses.replace(second, settings={**others, **same}, fingerprint=first.fingerprint)
-
-
-def same_images(first: AnyPredictions, second: AnyPredictions) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the shared images in the first's results, and in the second's. Raises ``UserError`` if there are none.
-
-    Images are the same if their ids are; their class names then agree, too.
-    """
-    where = {name: place for place, name in enumerate(second.ids)}
-    pairs = [(n, where[name]) for n, name in enumerate(first.ids) if name in where]
-    if not pairs:
-        raise UserError("--compare: the two have no image in common; give --datapath with classes that both know")
-    one, two = (np.array(places) for places in zip(*pairs, strict=True))
-    return one, two
 
 
 def mcnemar(first: int, second: int) -> float:

@@ -6,20 +6,18 @@ import csv
 import errno
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from scripts.common.answers import NO_CLASS
-from scripts.common.output import plain
+from scripts.common.output import plain, writing
 from scripts.common.predictions import Predictions
 from scripts.evaluation import picture, several_labels, summary
 from scripts.evaluation.as_text import doubts
 from scripts.evaluation.result import Evaluation
 from scripts.evaluation.summary import reliability
-from utils.config.settings import UserError
 from utils.record.metrics import Bin
 
 JSON_FILE = "evaluation.json"
@@ -39,23 +37,18 @@ def save(folder: Path, write: Callable[[Path], None]) -> list[str]:
     If ``JSON_FILE`` exists, all files belong to the evaluation it describes: the old one is removed first and the new
     one comes last. Raises ``UserError``.
     """
-    try:
-        work = Path(tempfile.mkdtemp(prefix=".evaluation.", dir=folder))
-        try:
-            write(work)
-            names = sorted(path.name for path in work.iterdir())
-            for name in names:  # before any earlier file is touched
-                if (folder / name).is_dir():
-                    raise OSError(errno.EISDIR, f"{name} is a folder there")
-            (folder / JSON_FILE).unlink(missing_ok=True)
-            for name in set(KNOWN) - set(names):
-                (folder / name).unlink(missing_ok=True)
-            for name in sorted(names, key=JSON_FILE.__eq__):
-                os.replace(work / name, folder / name)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-    except OSError as error:
-        raise UserError(f"--output {folder}: cannot be written ({error.strerror or error})") from error
+    options = {"prefix": ".evaluation.", "ignore_cleanup_errors": True}
+    with writing(f"--output {folder}"), TemporaryDirectory(dir=folder, **options) as work:
+        write(Path(work))
+        names = sorted(os.listdir(work))
+        for name in names:  # before any earlier file is touched
+            if (folder / name).is_dir():
+                raise OSError(errno.EISDIR, f"{name} is a folder there")
+        (folder / JSON_FILE).unlink(missing_ok=True)
+        for name in set(KNOWN) - set(names):
+            (folder / name).unlink(missing_ok=True)
+        for name in sorted(names, key=JSON_FILE.__eq__):
+            os.replace(Path(work, name), folder / name)
     return names
 
 

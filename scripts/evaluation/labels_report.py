@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from scripts.common.answers import FIGURES
 from scripts.common.command_line import table
+from scripts.common.label_answers import Resampled
 from scripts.common.predictions import LabelPredictions
 from scripts.evaluation.as_text import MOST_CLASSES, ROWS, changed_classes, metric_lines, short
 from scripts.evaluation.several_labels import LabelComparison, class_rows, summary
@@ -21,7 +23,7 @@ def overall(predictions: LabelPredictions, description: dict[str, Any]) -> str:
     means = "" if counted == total else f"; {counted} of {total} classes have positive labels here, of which it is"
     spans = {
         name: "95 % interval {:.2f} to {:.2f} (basic bootstrap)".format(*found[f"{name}_interval_bootstrap"])
-        for name in ("map", "macro_f1", "micro_f1")
+        for name in Resampled._fields
     }
     rows = [
         ("mAP", _percent(found["map"]), f"{spans['map']}{means}"),
@@ -104,9 +106,8 @@ def pairs(predictions: LabelPredictions, rest_is_in: str) -> str:
 def compared(comparison: LabelComparison, checkpoints: tuple[str, str]) -> str:
     """Text of the comparison of two networks, named ``checkpoints``."""
     lines = [f"A  {checkpoints[0]}", f"B  {checkpoints[1]}", f"On {len(comparison.places[0]):,} images, B less A:"]
-    words = {"map": "mAP", "macro_f1": "macro F1", "micro_f1": "micro F1"}
     for name, (difference, (low, high)) in comparison.differences.items():
         chance = "chance alone can explain it" if low <= 0 <= high else "more than chance explains"
-        lines.append(f"{words[name]:<9} {difference:+.2f} points, 95 % interval {low:+.2f} to {high:+.2f}; {chance}")
+        lines.append(f"{FIGURES[name]:<9} {difference:+.2f} points, 95 % interval {low:+.2f} to {high:+.2f}; {chance}")
     lines += changed_classes(comparison.classes, ["class", "positives", "A's AP", "B's AP"])
     return "\n".join(lines)

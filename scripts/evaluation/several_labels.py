@@ -13,8 +13,6 @@ from scripts.common.predictions import LabelPredictions
 from scripts.evaluation.comparison import OnSameImages
 from utils.record.multilabel import THRESHOLD, MultilabelClasses, counts_at, f1_of, micro_f1_of
 
-FIGURES = ("map", "macro_f1", "micro_f1")
-
 
 def summary(predictions: LabelPredictions) -> dict[str, Any]:
     """Metrics over all images, in percent except for counts and loss; F1 and exact match at a threshold of 0.5.
@@ -26,7 +24,7 @@ def summary(predictions: LabelPredictions) -> dict[str, Any]:
     report = predictions.report
     by_class = predictions.by_class
     targets = predictions.targets
-    figures = {name: getattr(report, name) for name in FIGURES}
+    figures = {name: getattr(report, name) for name in Resampled._fields}
     spans = intervals(resampled(predictions.scores, targets), figures)
     known = targets >= 0
     judged = known.any(1)
@@ -37,7 +35,7 @@ def summary(predictions: LabelPredictions) -> dict[str, Any]:
     return {
         "images": report.count,
         **figures,
-        **{f"{name}_interval_bootstrap": tuple(np.clip(spans[name], 0, 100).tolist()) for name in FIGURES},
+        **{f"{name}_interval_bootstrap": tuple(np.clip(spans[name], 0, 100).tolist()) for name in Resampled._fields},
         "auroc": by_class.auroc,
         "loss": report.loss,
         "tuned_macro_f1": by_class.tuned_macro_f1,
@@ -116,15 +114,15 @@ class LabelComparison(OnSameImages):
 
     @cached_property
     def differences(self) -> dict[str, tuple[float, tuple[float, float]]]:
-        """Points by which the second network's ``FIGURES`` are higher, by name, with the bootstrap's 95 % intervals.
+        """Points by which the second network's metrics are higher, by name, with the bootstrap's 95 % intervals.
 
         The resamples of the images are the same for both networks.
         """
         one, two = (resampled(*each) for each in self.sets)
         first, second = self.figures
-        found = {name: getattr(second, name) - getattr(first, name) for name in FIGURES}
+        found = {name: getattr(second, name) - getattr(first, name) for name in Resampled._fields}
         spans = intervals(Resampled(*(later - before for before, later in zip(one, two, strict=True))), found)
-        return {name: (found[name], spans[name]) for name in FIGURES}
+        return {name: (found[name], spans[name]) for name in Resampled._fields}
 
     @cached_property
     def classes(self) -> list[LabelChange]:

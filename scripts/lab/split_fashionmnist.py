@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from scripts.common.command_line import ToolParser, make_folder, run_tool
+from scripts.common.output import writing
 from utils.config.settings import UserError
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ SEED = 0
 
 
 def main(argv: list[str]) -> int:
-    """Run the tool and return its exit code."""
     own = build_parser().parse_args(argv)
     import numpy as np
 
@@ -81,10 +81,8 @@ def read_class(package: Path, number: int) -> np.ndarray:
 
 def write(path: Path, magic: int, shape: tuple[int, ...], values: np.ndarray) -> None:
     """Write an idx file (LeCun's format): magic number and sizes, big-endian, then the bytes of ``values``."""
-    try:
+    with writing(str(path), "; choose another folder"):
         path.write_bytes(struct.pack(f">{1 + len(shape)}I", magic, *shape) + values.tobytes())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another folder") from error
 
 
 if __name__ == "__main__":

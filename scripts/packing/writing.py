@@ -13,8 +13,8 @@ from typing import BinaryIO
 import numpy as np
 from torch.utils.data import Dataset
 
+from scripts.common.output import writing
 from scripts.packing.plan import Part, Plan
-from utils.config.settings import UserError
 from utils.data.formats.readers import ImageFiles
 from utils.data.formats.shards.index import BLOCK, Shard
 from utils.data.images.decoding import UnreadableImage
@@ -32,13 +32,10 @@ class ShardMaker(Dataset):
         name = f"{split}-{number:06}.tar"
         path = self.plan.folder / name
         sources = self.plan.sources(split, number)  # before the files are read: later changes will show
-        try:
-            with whole_file(path) as file:
-                hashed = _Hashed(file)
-                with tarfile.open(fileobj=hashed, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-                    numbers, rows, left_out = self._write(tar, split, number)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
+        with writing(str(path)), whole_file(path) as file:
+            hashed = _Hashed(file)
+            with tarfile.open(fileobj=hashed, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+                numbers, rows, left_out = self._write(tar, split, number)
         shard = Shard(name, hashed.bytes, len(rows), hashed.digest.hexdigest())
         records = np.array(rows, dtype=self.plan.records)
         return split, number, Part(shard, np.array(numbers, dtype=np.int64), records, left_out, sources)
