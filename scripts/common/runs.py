@@ -54,19 +54,12 @@ class RunResult:
     best: float
     seconds: float
     doubts: tuple[str, ...] = ()
-
-    @property
-    def network(self) -> str:
-        return self.args.model.arch
+    versions: str = ""
+    commit: str = ""
 
     @property
     def seed(self) -> int:
         return self.args.run.seed
-
-    @property
-    def name(self) -> str:
-        """User's name for the run, from --name; '' if there is none."""
-        return self.args.run.name or ""
 
 
 def identity(args: Settings) -> dict[str, Any]:
@@ -98,6 +91,12 @@ def counts_for(result: RunResult, wanted: Settings) -> bool:
 def deviation(values: Sequence[float]) -> float:
     """Standard deviation of a sample; NaN if a value is not finite, for which ``statistics.stdev`` may raise."""
     return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
+
+
+def spread(values: Sequence[float], sign: str = "+-") -> str:
+    """Mean and standard deviation of a sample as text; only the mean of a single value."""
+    mean = f"{statistics.fmean(values):.2f}"
+    return f"{mean} {sign} {deviation(values):.2f}" if len(values) > 1 else mean
 
 
 def reach(values: Sequence[float], ratio: float = 0.0) -> float:
@@ -165,6 +164,8 @@ def read_run(folder: Path, tell: Callable[[str], None] = say) -> RunResult | Non
             best=float(ends[-1][3]),
             seconds=sum(float(row["seconds"]) for row in rows),
             doubts=tuple(doubt.sign for doubt in doubts(rows, args.data.dataname)),
+            versions=about.get("versions", ""),
+            commit=about.get("commit", ""),
         )
     except UserError as error:
         raise UserError(f"{folder}: {error.mistakes[0]}") from error

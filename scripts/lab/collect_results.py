@@ -33,12 +33,12 @@ from scripts.common.runs import (
     STOPPED_EARLY,
     WHERE,
     RunResult,
-    deviation,
     doubtful,
     matches,
     reach,
     read_run,
     run_folders,
+    spread,
 )
 from scripts.lab.results import estimates
 from utils.config import arguments
@@ -166,14 +166,13 @@ class Machines(NamedTuple):
         reasons = {
             "few seeds": len(row.runs) < 3,
             "shared machine": name not in self.alone or at_once(row.runs),
-            "changed code": name not in self.ran and any(of_changed_code(run) for run in row.runs),
+            "changed code": name not in self.ran and any(run.commit.endswith(", changed") for run in row.runs),
         }
         told = ", ".join(reason for reason, holds in reasons.items() if holds)
         return f"half: {told}" if told else "full"
 
 
 def main(argv: list[str]) -> int:
-    """Run the tool and return its exit code."""
     own = read_flags(argv)
     found = finished_runs(own.runs)
     rows, unmeasured = result_rows(recipes(), found)
@@ -244,7 +243,7 @@ def result_rows(known: Sequence[Recipe], found: Sequence[RunResult]) -> tuple[li
         kinds: dict[tuple[str, ...], list[RunResult]] = {}
         for run in sorted(same, key=lambda run: run.folder.name):
             machine = CORES.sub("", run.machine)  # the threads compute, however many cores there are
-            kinds.setdefault((machine, run.name, *of_its_own(run, args)), []).append(run)
+            kinds.setdefault((machine, run.args.run.name or "", *of_its_own(run, args)), []).append(run)
         for kind in sorted(kinds):
             rivals = [other for other in kinds if other[:2] == kind[:2]]
             telling = [value for *values, value in zip(*rivals, kind, strict=True) if {value} != set(values)]
@@ -287,12 +286,10 @@ def page(rows: Sequence[Row], unmeasured: Sequence[Recipe], machines: Machines) 
 
 def draw(rows: Sequence[Row], machines: Machines, path: Path) -> None:
     """Draw the rows' error rates over their time into the file ``path``; README's rows are labelled."""
-    import matplotlib
+    from matplotlib.figure import Figure  # without pyplot there is no global state, and Agg is the backend
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(9, 4.5))
+    figure = Figure(figsize=(9, 4.5))
+    axes = figure.subplots()
     shown = [row for row in rows if row.words != OWN_SPLIT]
     for number, data in enumerate(dict.fromkeys(row.recipe.name.partition("/")[0] for row in shown)):
         for row in shown:
@@ -312,7 +309,6 @@ def draw(rows: Sequence[Row], machines: Machines, path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend(title="filled: full evidence", bbox_to_anchor=(1.01, 1), loc="upper left", frameon=False)
     figure.savefig(path, dpi=110, bbox_inches="tight", metadata={"Software": None})
-    pyplot.close(figure)
 
 
 def readme_rows(rows: Sequence[Row], machines: Machines) -> str:
@@ -323,7 +319,7 @@ def readme_rows(rows: Sequence[Row], machines: Machines) -> str:
         if len(same) != 1:
             raise UserError(f"README.md: {len(same)} rows of {recipe} on {letter} are kept, not one; mend IN_README")
         (found,) = same
-        measured = f"{spread([run.final for run in found.runs])} (n={len(found.runs)}), {duration(found.runs)}"
+        measured = f"{accuracy(found.runs)} (n={len(found.runs)}), {duration(found.runs)}"
         machine = machines.tag(found).replace(letter, machines.known[letter]["short"], 1)
         lines.append(f"| `{recipe}` | {measured} | {machine} | {machines.evidence(found)} |")
     return "\n".join(lines) + "\n"
@@ -350,7 +346,7 @@ def measured_row(row: Row, machines: Machines) -> str:
     cells = [
         title(row),
         "/".join(map(str, sorted({run.epochs for run in runs}))),
-        f"{spread([run.final for run in runs])} ({len(runs)}{doubtful(runs)})",
+        f"{accuracy(runs)} ({len(runs)}{doubtful(runs)})",
         interval([run.final for run in runs]),
         "" if row.words == OWN_SPLIT else literature(row.recipe),
         duration(runs),
@@ -375,10 +371,9 @@ def literature(recipe: Recipe) -> str:
     return f"[{figure}](../configs/{recipe.name}.yaml)" if "%" in figure else figure
 
 
-def spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation of a sample, as text in percent."""
-    mean = f"{statistics.fmean(values):.2f}"
-    return f"{mean} ± {deviation(values):.2f} %" if len(values) > 1 else f"{mean} %"
+def accuracy(runs: Sequence[RunResult]) -> str:
+    """Mean and standard deviation of the runs' top-1, as text."""
+    return f"{spread([run.final for run in runs], '±')} %"
 
 
 def duration(runs: Sequence[RunResult]) -> str:
@@ -409,14 +404,9 @@ def number_format(run: RunResult) -> str:
     return "float32" if amp == "off" else amp
 
 
-def of_changed_code(run: RunResult) -> bool:
-    """Whether the run's code differed from the commit that its config.yaml names."""
-    return bool(re.search(r"^# commit: \w+, changed$", (run.folder / "config.yaml").read_text("utf-8"), re.MULTILINE))
-
-
 def torch_version(run: RunResult) -> str:
-    """Torch's major and minor version, such as '2.14', from the run's config.yaml."""
-    found = re.search(r"^#.*\btorch (\d+\.\d+)", (run.folder / "config.yaml").read_text(encoding="utf-8"), re.MULTILINE)
+    """Torch's major and minor version, such as '2.14'."""
+    found = re.search(r"\btorch (\d+\.\d+)", run.versions)
     return found[1] if found else "unknown"
 
 

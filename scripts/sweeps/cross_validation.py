@@ -38,10 +38,6 @@ class OneFold:
     numbers: np.ndarray
     folds: Folds
 
-    @property
-    def grouped(self) -> bool:
-        return self.predictions.images.groups is not None
-
     def rows(self) -> list[dict[str, Any]]:
         """One row per image: its path or number, class, fold, predicted class, and each class's probability.
 
@@ -93,7 +89,8 @@ def cross_validate(planned: Sequence[Trial], results: Mapping[Trial, RunResult],
             folds = [predicted(trial, results[trial]) for trial in trials if trial.seed == seed]
             refuse_incomplete(folds)
             file = folder / f"out_of_fold{f'_{place}' if points.keys() - {point} else ''}_seed{seed}.csv"
-            write_csv(file, [row for _, row in sorted(_numbered(folds), key=lambda pair: pair[0])])
+            numbered = [pair for one in folds for pair in zip(one.numbers.tolist(), one.rows(), strict=True)]
+            write_csv(file, [row for _, row in sorted(numbered, key=lambda pair: pair[0])])
             pooled.append(_pooled(folds, seed, file))
         row = summary([results[trial] for trial in trials], folds)
         rows.append({"setting": name, **row})
@@ -147,10 +144,6 @@ def refuse_incomplete(folds: Sequence[OneFold]) -> None:
         warn(f"{lacking:,} of {len(first.images):,} images cannot be read, and have no prediction")
 
 
-def _numbered(folds: Sequence[OneFold]) -> list[tuple[int, dict[str, Any]]]:
-    return [pair for one in folds for pair in zip(one.numbers.tolist(), one.rows(), strict=True)]
-
-
 def _pooled(folds: Sequence[OneFold], seed: int, file: Path) -> str:
     """Line about the pooled predictions of all folds of a seed."""
     count = sum(len(one.numbers) for one in folds)
@@ -159,7 +152,7 @@ def _pooled(folds: Sequence[OneFold], seed: int, file: Path) -> str:
     hits = sum(int(one.predictions.right.sum()) for one in folds)
     low, high = wilson_interval(hits, count)
     interval = f"95 % interval {low:.2f} to {high:.2f} (Wilson)"
-    if folds[0].grouped:
+    if folds[0].predictions.images.groups is not None:
         interval = "without an interval, as images of a group are not independent"
     share = f"{100 * hits / count:.2f} %"
     return f"  seed {seed}: {hits:,} of {count:,} right out of fold, {share}, {interval}; {file.name}"

@@ -52,17 +52,17 @@ def trials(
     ``UserError`` with the mistakes of all runs, each once.
     """
     choices = [values_of(text) for text in varied]
-    names = [values[0][0] for values in choices]
+    names = [values[0].partition("=")[0] for values in choices]
     if twice := {name: None for name in names if names.count(name) > 1}:
-        every = {name: ",".join(value for values in choices for own, value in values if own == name) for name in twice}
+        given = [setting.partition("=") for values in choices for setting in values]
+        every = {name: ",".join(value for own, _, value in given if own == name) for name in twice}
         raise UserError(*(f"--set {name} is given twice; write {name}={values}" for name, values in every.items()))
     refuse_given(names, training_flags)
     made: list[Trial] = []
     mistakes: dict[str, None] = {}
-    for combination in itertools.product(*choices):
-        point = tuple(f"{name}={value}" for name, value in combination)
+    for point in itertools.product(*choices):
         for seed, fold in itertools.product(range(seeds), [None] if folds is None else range(folds)):
-            flags = flags_of(recipe, training_flags, combination, seed)
+            flags = flags_of(recipe, training_flags, point, seed)
             if fold is not None:
                 flags += ["--folds", str(folds), "--fold", str(fold), "--fold-seed", str(seed)]
             try:
@@ -78,11 +78,9 @@ def trials(
     return made
 
 
-def flags_of(
-    recipe: str, training_flags: Sequence[str], combination: Sequence[tuple[str, str]], seed: int
-) -> list[str]:
-    """Arguments for main.py, for a combination of values and a seed."""
-    varied = [word for name, value in combination for word in _flag(name, value)]
+def flags_of(recipe: str, training_flags: Sequence[str], point: Sequence[str], seed: int) -> list[str]:
+    """Arguments for main.py, for the values of ``point``, each as NAME=VALUE, and a seed."""
+    varied = [word for setting in point for word in _flag(setting)]
     return ["--config", recipe, *training_flags, *varied, "--seed", str(seed)]
 
 
@@ -106,8 +104,8 @@ def setting_of(text: str) -> tuple[str, str]:
     return name, values
 
 
-def values_of(text: str) -> list[tuple[str, str]]:
-    """(setting, value) pairs of 'lr=0.05,0.1'. Raises ``UserError``."""
+def values_of(text: str) -> list[str]:
+    """'lr=0.05' and 'lr=0.1' of 'lr=0.05,0.1'. Raises ``UserError``."""
     name, values = setting_of(text)
     given = values.split(",")
     meta = OPTIONS[name].metadata
@@ -119,7 +117,7 @@ def values_of(text: str) -> list[tuple[str, str]]:
         raise UserError(f"--set {text}: a range needs --search N; list the values instead")
     if meta["type"] is bool and not set(given) <= {"true", "false"}:
         raise UserError(f"--set {text}: the values of {flag_of(name)} are true and false")
-    return [(name.replace("_", "-"), value) for value in given]
+    return [f"{name.replace('_', '-')}={value}" for value in given]
 
 
 def _is_given(name: str, words: Sequence[str]) -> bool:
@@ -130,8 +128,9 @@ def _is_given(name: str, words: Sequence[str]) -> bool:
     )
 
 
-def _flag(name: str, value: str) -> list[str]:
-    """Arguments of a flag; for a setting with several values, 'shift+flip' gives two."""
+def _flag(setting: str) -> list[str]:
+    """Arguments of a flag for NAME=VALUE; for a setting with several values, 'shift+flip' gives two."""
+    name, _, value = setting.partition("=")
     meta = OPTIONS[name.replace("-", "_")].metadata
     if meta["type"] is bool:
         return [f"--{name}" if value == "true" else f"--no-{name}"]

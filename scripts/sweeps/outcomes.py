@@ -13,7 +13,7 @@ import torch
 
 from scripts.common.answers import FIGURES
 from scripts.common.output import whole_file
-from scripts.common.runs import RunResult, counts_for, deviation, doubtful, read_run, run_folders
+from scripts.common.runs import RunResult, counts_for, deviation, doubtful, read_run, run_folders, spread
 from scripts.sweeps.grid import Trial
 from utils.checkpoint import checkpoint
 from utils.checkpoint.fingerprint import same_images
@@ -37,12 +37,6 @@ def points_of(results: Mapping[Trial, RunResult]) -> dict[tuple[str, ...], list[
 def label(point: Sequence[str], runs: Sequence[RunResult]) -> str:
     """Text of a combination of values, and whether its runs validated on only part of the images."""
     return (" ".join(point) or "as the recipe") + cut_words(runs[0].args.data.max_val_batches)
-
-
-def spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation of a sample as text; only the mean of a single value."""
-    mean = f"{statistics.fmean(values):.2f}"
-    return f"{mean} +- {deviation(values):.2f}" if len(values) > 1 else mean
 
 
 def csv_rows(trials: Sequence[Trial], results: Mapping[Trial, RunResult]) -> list[dict[str, Any]]:

@@ -104,13 +104,13 @@ class Search:
             number = len(self.study.trials) if known is None else known.number
             self.study.sampler = sampler(number)
             trial = self.study.ask() if known is None else optuna.Trial(self.study, known._trial_id)
-            combination = [(dimension.name, dimension.suggest(trial)) for dimension in self.space.dimensions]
-            trial.set_user_attr(POINT, [f"{name}={value}" for name, value in combination])
+            point = tuple(f"{dimension.name}={dimension.suggest(trial)}" for dimension in self.space.dimensions)
+            trial.set_user_attr(POINT, point)
             if PRUNED in trial.user_attrs:  # but killed before the study was told
                 self.study.tell(trial, state=TrialState.PRUNED)
                 continue
             try:
-                training = self.space.trial(trial.number, combination)
+                training = self.space.trial(trial.number, point)
             except UserError as error:
                 self._fail(trial, error.mistakes[0])
                 self.tell(f"[{len(self.told())}/{count}] trial={trial.number}: is not possible: {error.mistakes[0]}")

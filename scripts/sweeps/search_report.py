@@ -11,9 +11,9 @@ from optuna.trial import TrialState
 
 from scripts.common.command_line import table
 from scripts.common.output import whole_file, write_csv
-from scripts.common.runs import RunResult
+from scripts.common.runs import RunResult, spread
 from scripts.sweeps.grid import Trial
-from scripts.sweeps.outcomes import BLUE, GREY, in_words, points_of, spread
+from scripts.sweeps.outcomes import BLUE, GREY, in_words, points_of
 from scripts.sweeps.search import EPOCHS, SHOWN, Search, last_value, point_of
 from scripts.sweeps.space import Dimension
 

@@ -92,31 +92,31 @@ class Space:
     def refuse_mistakes(self) -> None:
         """Raise ``UserError`` unless each end and choice is valid, combined with the first value of other settings."""
         mistakes: dict[str, None] = {}
-        for combination in self.combinations():
+        for point in self.points():
             try:
-                mistakes |= dict.fromkeys(_unfit(self._whole(combination)))
-                self.trial(0, combination)
+                mistakes |= dict.fromkeys(_unfit(self._whole(point)))
+                self.trial(0, point)
             except UserError as error:
                 mistakes |= dict.fromkeys(error.mistakes)
         if mistakes:
             raise UserError(*mistakes)
 
-    def combinations(self) -> Iterator[list[tuple[str, str]]]:
+    def points(self) -> Iterator[tuple[str, ...]]:
         """Yield each end and choice, combined with the first value of the other settings."""
-        first = [(dimension.name, dimension.ends[0]) for dimension in self.dimensions]
+        first = [f"{dimension.name}={dimension.ends[0]}" for dimension in self.dimensions]
         for place, dimension in enumerate(self.dimensions):
             for value in dimension.ends:
-                yield [*first[:place], (dimension.name, value), *first[place + 1 :]]
+                yield (*first[:place], f"{dimension.name}={value}", *first[place + 1 :])
 
     @property
     def first(self) -> Settings:
-        """Settings of a run on all training images, at the first combination."""
-        return self._whole(next(self.combinations()))
+        """Settings of a run on all training images, at the first point."""
+        return self._whole(next(self.points()))
 
     @property
     def epochs(self) -> set[int]:
         """Numbers of epochs that trials may have."""
-        return {self._whole(combination).optimisation.epochs for combination in self.combinations()}
+        return {self._whole(point).optimisation.epochs for point in self.points()}
 
     def pruner(self, asked: str | None) -> str:
         """Name of the pruner; 'none' if trials differ in epochs, as they cannot be compared. Raises ``UserError``."""
@@ -128,23 +128,21 @@ class Space:
             )
         return "none"
 
-    def _whole(self, combination: Sequence[tuple[str, str]]) -> Settings:
-        return arguments.parse(flags_of(self.recipe, self.training_flags, combination, SEARCHED_WITH))
+    def _whole(self, point: Sequence[str]) -> Settings:
+        return arguments.parse(flags_of(self.recipe, self.training_flags, point, SEARCHED_WITH))
 
-    def trial(self, number: int, combination: Sequence[tuple[str, str]]) -> SearchTrial:
+    def trial(self, number: int, point: tuple[str, ...]) -> SearchTrial:
         """Training run of trial ``number``, which validates on the first fold of the training images."""
-        flags = flags_of(self.recipe, self.training_flags, combination, SEARCHED_WITH)
+        flags = flags_of(self.recipe, self.training_flags, point, SEARCHED_WITH)
         flags += ["--folds", str(self.folds), "--fold", "0", "--fold-seed", "0"]
-        point = tuple(f"{name}={value}" for name, value in combination)
         return SearchTrial(point, SEARCHED_WITH, tuple(flags), arguments.parse(flags), 0, number)
 
     def finalists(self, points: Sequence[tuple[str, ...]], seeds: int) -> list[Trial]:
         """Training runs of ``points`` on all training images, each with ``seeds`` seeds that no trial had."""
         made = []
         for point in points:
-            combination = [(name, value) for name, _, value in (setting.partition("=") for setting in point)]
             for seed in range(SEARCHED_WITH + 1, SEARCHED_WITH + 1 + seeds):
-                flags = flags_of(self.recipe, self.training_flags, combination, seed)
+                flags = flags_of(self.recipe, self.training_flags, point, seed)
                 made.append(Trial(point, seed, tuple(flags), arguments.parse(flags)))
         return made
 
@@ -174,7 +172,7 @@ def _dimension(text: str) -> Dimension:
     shown = name.replace("_", "-")
     numbers = RANGE.fullmatch(values) if kind in (int, float) and "," not in values else None
     if numbers is None:
-        choices = [value for _, value in values_of(text)]
+        choices = [setting.partition("=")[2] for setting in values_of(text)]
         if len(choices) < 2:
             raise UserError(f"--set {text}: one value leaves nothing to search; give the flag --{shown} {values}")
         return Dimension(shown, tuple(choices))

@@ -141,7 +141,7 @@ def test_values_lie_within_their_ranges_as_flags_take_them(tmp_path):
 
 def test_a_trial_is_judged_by_training_images_and_the_report_by_those_that_none_saw():
     space = Space.of("digits/fc", [], ["lr=0.01..1"], folds=5)
-    trial = space.trial(3, [("lr", "0.1")])
+    trial = space.trial(3, ("lr=0.1",))
     device = torch.device("cpu")
     searched, whole = (get_data(args.data, device) for args in (trial.args, space.first))
     images = {bytes(image) for image in whole.validation.pixels.numpy()}
@@ -170,7 +170,7 @@ def test_other_images_in_the_report_change_nothing_in_the_search(tmp_path):
         flags += ["--batch-size", "8", "--workers", "0", "--epochs", "2", "--no-progress"]
         space = Space.of("digits/fc", flags, ["lr=0.01..1"], folds=5)
         output = tmp_path / "runs" / name
-        assert main.main([*space.trial(0, [("lr", "0.1")]).flags, "--output", str(output)]) == 0
+        assert main.main([*space.trial(0, ("lr=0.1",)).flags, "--output", str(output)]) == 0
         (file,) = output.rglob("metrics.csv")
         rows, _ = read_table(file)
         tables.append([{column: row[column] for column in row if "second" not in column} for row in rows])
@@ -283,4 +283,4 @@ def test_importances_name_the_setting_that_decides(tmp_path):
     assert values == sorted(values, reverse=True) and best[0].value == max(trial.value for trial in search.told())
     search_report.draw(tmp_path / "search.png", search, "a title")
     assert (tmp_path / "search.png").stat().st_size > 10_000
-    assert arguments.parse(list(space.trial(0, [("lr", "0.1"), ("momentum", "0.5")]).flags)).data.fold == 0
+    assert arguments.parse(list(space.trial(0, ("lr=0.1", "momentum=0.5")).flags)).data.fold == 0

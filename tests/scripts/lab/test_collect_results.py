@@ -175,6 +175,7 @@ def test_a_row_is_full_evidence_with_three_runs_that_had_the_machine_to_themselv
     assert machines._replace(alone=set()).evidence(row) == "half: shared machine"
     config = runs / "b1" / "config.yaml"
     config.write_text("# commit: de786aac69, changed\n" + config.read_text())
+    (row,), _ = collect_results.result_rows(recipes(), [read_run(runs / f"b{seed}") for seed in TOP1])
     assert machines.evidence(row) == "half: changed code"
     assert machines._replace(ran={"digits/fc Z": "de786aac70"}).evidence(row) == "full"
 
