@@ -4,8 +4,7 @@
     python scripts/features.py RUN --dataname folder --datapath DIR            # other images, even of other classes
     python scripts/features.py timm/resnet18 --dataname folder --datapath DIR  # a library's network with its weights
 
-Writes features.html, tables and the features themselves into a folder, and reuses the features later. Heavy imports are
-inside the functions.
+Writes features.html, tables and the features themselves into a folder, and reuses the features later.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, make_folder, run_tool, table, whole
 from scripts.common.output import whole_file, write_csv
-from scripts.common.trained import AUTO, add_best, find_run, open_run
+from scripts.common.trained import AUTO, add_best, chosen_device, find_run, open_run
 from utils.config import arguments
 from utils.config.settings import UserError
 from utils.config.spelling import printable
@@ -44,14 +43,14 @@ def main(argv: list[str]) -> int:
     elif own.best or own.raw:
         raise UserError(f"{own.network}: no such run; --best and --raw choose among the weights of a run")
     loaded = open_network(own, flags, is_run)
+    from scripts.common.features import chosen_of, embed, knows_classes, splits_of
     from scripts.reporting.feature_study import TRAIN, accuracies, study
 
     began = time.perf_counter()
     folder = make_folder(own.output or default_folder(loaded, is_run))
-    parts = embed_parts(loaded, own, folder)
+    splits = splits_of(loaded, own.split)
+    parts = {split: embed(loaded, chosen_of(loaded, split), folder, own.format) for split in splits}
     seconds = time.perf_counter() - began
-    from scripts.common.features import knows_classes
-
     of = study(parts, own.split, own.neighbours, its_own=is_run and knows_classes(loaded))
     rows = accuracies(of)
     present(of, rows, loaded, folder)
@@ -84,7 +83,6 @@ def open_network(own: argparse.Namespace, flags: list[str], is_run: bool) -> Loa
     """The network, on its device, with the data that ``flags`` choose."""
     from models.build import unknown_arch
     from scripts.common.features import of_architecture, on_data
-    from scripts.common.trained import chosen_device
 
     arguments.read(flags)  # loads the files of --plugin, one of which may hold the run's network
     if not is_run and (mistake := unknown_arch(own.network)):
@@ -103,15 +101,6 @@ def default_folder(loaded: Loaded, is_run: bool) -> str:
         return f"{FEATURES}/{loaded.arch.replace('/', '_')}"
     run = loaded.path.absolute().parent.parent
     return os.path.relpath(run / FEATURES) if (run / "config.yaml").is_file() else FEATURES
-
-
-def embed_parts(loaded: Loaded, own: argparse.Namespace, folder: Path) -> dict[str, object]:
-    """Features of each split, by its name."""
-    from scripts.common.features import chosen_of, embed, splits_of
-
-    return {
-        split: embed(loaded, chosen_of(loaded, split), folder, own.format) for split in splits_of(loaded, own.split)
-    }
 
 
 def short(text: str) -> str:
@@ -142,15 +131,7 @@ def present(of: Study, rows: list[dict[str, Any]], loaded: Loaded, folder: Path)
         "\nDoubtful labels: " + ", ".join(f"{len(of.doubts_of(s)):,} of {n:,} {s}" for s, n in of.known_labels.items())
     )
     if doubts:
-        columns = (
-            "image",
-            "split",
-            "label",
-            "likely",
-            "label_probability",
-            "likely_probability",
-            "neighbours_of_label",
-        )
+        columns = [name for name in doubts[0] if name != "confident"]
         print(table(columns, [[short(str(row[name])) for name in columns] for row in doubts[:LISTED]]))
     pairs = ", ".join(f"{len(found):,} {one}-{two}" for (one, two), found in of.duplicates.items())
     print(f"\nNear duplicates across splits: {pairs}")

@@ -86,12 +86,6 @@ class Answers:
         own = self.logits.gather(1, self.labels[:, None])[:, 0]
         return (own.double() - self.log_total).exp().numpy()
 
-    def most_likely(self, image: int, most: int) -> list[tuple[int, float]]:
-        """The ``most`` likeliest classes of an image with their probabilities, likeliest first."""
-        logits, places = self.logits[image].sort(descending=True, stable=True)
-        shares = (logits[:most].double() - self.log_total[image]).exp()
-        return list(zip(places[:most].tolist(), shares.tolist(), strict=True))
-
     def explained(self, image: int) -> int:
         """The class that an image's heat map explains: the predicted one."""
         return int(self.predicted[image])

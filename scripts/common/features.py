@@ -24,14 +24,14 @@ from models.prepare import BEGUN, known_preprocessing, read_weights
 from models.starting_weights import load_start
 from scripts.common.command_line import say, warn
 from scripts.common.output import whole_file
-from scripts.common.predictions import Chosen, picture, point_of, predict_split, read_images, settings_of
+from scripts.common.predictions import Chosen, ids_of, picture, point_of, predict_split, read_images, settings_of
 from utils.config import arguments
 from utils.config.groups.data import DataSettings
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import Settings, UserError, flag_of
 from utils.data.datasets import Data, get_data
 from utils.data.formats.class_folders import test_folder, validation_folder
-from utils.data.formats.readers import IN_MEMORY, ImageFiles, Images, MemoryImages
+from utils.data.formats.readers import IN_MEMORY, Images, MemoryImages
 from utils.data.images.stored import NumberedImages
 from utils.data.preprocessing import Preprocessing
 from utils.optim.head import output_layers
@@ -229,8 +229,7 @@ def embed(loaded: Loaded, chosen: Chosen, folder: Path | None, kind: str = FORMA
 
 
 def _features(split: str, columns: dict[str, np.ndarray], loaded: Loaded, images: Images) -> Features:
-    files = images.paths if isinstance(images, ImageFiles) else None
-    ids = [files[number] if files else f"{split}[{number}]" for number in columns["numbers"].tolist()]
+    ids = ids_of(images, split, columns["numbers"])
     return Features(split, **columns, ids=ids, classes=loaded.classes, images=images)
 
 

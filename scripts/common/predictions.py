@@ -179,13 +179,12 @@ def predict_split(
         notes = (*notes, f"no image can be read of these classes, of which the figures say nothing: {names}")
         warn(notes[-1])
     order = np.argsort(numbers)
-    files = images.paths if isinstance(images, ImageFiles) else None
     kind = partial(LabelPredictions, reading=loaded.reading) if loaded.reading.several else Predictions
     return kind(
         logits=torch.cat(logits)[order],
         labels=torch.cat(labels)[order],
         classes=loaded.classes,
-        ids=[files[number] if files else f"{chosen.split}[{number}]" for number in numbers[order]],
+        ids=ids_of(images, chosen.split, numbers[order]),
         report=report,
         notes=notes,
         images=images,
@@ -254,6 +253,12 @@ def point_of(loaded: Loaded) -> ResumePoint:
     """A ``ResumePoint`` with the checkpoint's settings, classes and data."""
     state = {"settings": loaded.settings, "classes": [*loaded.classes], "fingerprint": loaded.fingerprint}
     return ResumePoint(loaded.path, {**state, "seen": loaded.seen}, digest="")
+
+
+def ids_of(images: Images, split: str, numbers: np.ndarray) -> list[str]:
+    """Paths of the images with these ``numbers`` in a split, or for images in memory names such as 'val[17]'."""
+    files = images.paths if isinstance(images, ImageFiles) else None
+    return [files[number] if files else f"{split}[{number}]" for number in numbers.tolist()]
 
 
 def picture(images: Images, number: int) -> Image.Image:

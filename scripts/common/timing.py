@@ -95,15 +95,15 @@ def warm_up(run: Callable[[int], None], device: torch.device) -> None:
 def interleaved(
     sides: Mapping[K, Callable[[], T]],
     rounds: int,
-    measured: Callable[[int, K], object] = lambda number, side: None,
+    ended: Callable[[int], object] = lambda number: None,
     failure_of: Callable[[K, Exception], str] = lambda side, error: "",
 ) -> tuple[dict[K, list[T]], dict[K, str]]:
     """Measure all sides in each round, in the order a b c, c b a, a b c ...
 
     Returns each side's values, one per round, and why some sides failed. The alternating order keeps what one side
     leaves behind (caches, clock rates) from always favouring the same side, and a busy machine affects all alike.
-    ``measured`` is called after each measurement with the round's number, from 1, and the side. A side for whose error
-    ``failure_of`` returns text is left out from then on; other errors are raised.
+    ``ended`` is called after each round with its number, from 1. A side for whose error ``failure_of`` returns text is
+    left out from then on; other errors are raised.
     """
     values: dict[K, list[T]] = {side: [] for side in sides}
     failures: dict[K, str] = {}
@@ -116,7 +116,7 @@ def interleaved(
                     if not (words := failure_of(side, error)):
                         raise
                     failures[side] = words
-            measured(number, side)
+        ended(number)
     return values, failures
 
 

@@ -4,8 +4,7 @@
     python scripts/lab/benchmark.py --only start-up decode                                  # parts of it
 
 The two sides of a row are measured alternately, round by round; the row's ratio is the median of the rounds' ratios.
-Writes benchmark.csv to --output. Slow imports are inside the functions, so that --help and mistakes are answered at
-once.
+Writes benchmark.csv to --output.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from scripts.common.command_line import ToolParser, make_folder, run_tool, seconds, table, whole
+from scripts.common.output import write_csv
 from utils.config.groups.run import RunSettings
 from utils.config.settings import UserError
 from utils.runtime.cpu import SPINS, threads_per_process
@@ -64,7 +64,6 @@ PARTS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
 
 
 def main(argv: list[str]) -> int:
-    """Run the tool and return its exit code."""
     # For the measured commands: main.py sets how long its threads spin; the others use the system's default.
     environ = {name: value for name, value in os.environ.items() if (name, value) != ("GOMP_SPINCOUNT", SPINS)}
     own = read_flags(argv)
@@ -123,7 +122,6 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 
 def benchmark(own: argparse.Namespace, machine: str) -> int:
     """Measure all parts, print each part's rows when measured, and write them to a folder. Returns the exit code."""
-    from scripts.common.output import write_csv
     from scripts.lab.benchmarks.lines import HEADERS
     from scripts.lab.benchmarks.measure import play
 

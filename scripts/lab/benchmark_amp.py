@@ -5,7 +5,6 @@
     python scripts/lab/benchmark_amp.py --accounting --ema-decay 0.999     # and a moving average of the weights
 
 Prints a table and writes it as amp.csv (accounting.csv) to --output. For the gain of your own network use doctor.py.
-Heavy imports are inside the functions, so that --help and mistakes are answered at once.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ import copy
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from scripts.common.command_line import ToolParser, make_folder, run_tool, say, table, whole
+from scripts.common.output import write_csv
 from utils.config.groups.run import RunSettings
 from utils.config.settings import Settings, UserError, flag_of
 from utils.runtime.process import RankInfo
@@ -52,7 +51,6 @@ OURS = "TraVal.training_step"
 
 
 def main(argv: list[str]) -> int:
-    """Run the tool and return its exit code."""
     own = read_flags(argv)
     from utils.runtime.distributed import Distributed
 
@@ -113,19 +111,11 @@ def in_rounds(sides: dict[str, Callable[[], Any]], rounds: int, *failure_of: Cal
     """Return the result of ``interleaved`` for ``sides``, and print a line when a round is done."""
     from scripts.common.timing import interleaved
 
-    done = count(1)
-
-    def measured(number: int, _: object) -> None:
-        if next(done) % len(sides) == 0:
-            say(f"round {number}/{rounds}")
-
-    return interleaved(sides, rounds, measured, *failure_of)
+    return interleaved(sides, rounds, lambda number: say(f"round {number}/{rounds}"), *failure_of)
 
 
 def finish(headers: Sequence[str], cells: Sequence[Sequence[str]], path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Print the table of ``cells``, and write ``rows`` to a CSV file."""
-    from scripts.common.output import write_csv
-
     print(table(headers, cells))
     write_csv(path, rows)
     print(f"Medians of the rounds; ratios are medians of the rounds' own. File: {path}")

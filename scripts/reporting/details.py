@@ -19,6 +19,7 @@ from scripts.common.label_answers import LabelAnswers
 from scripts.reporting.run_record import RunRecord
 from scripts.reporting.series import number, numbers
 from scripts.reporting.thumbnails import Thumbnails
+from utils.record.reading import OneLabel
 
 SHOWN_SAMPLES = 24  # of the worst mistakes, and as many of the least certain hits
 SHOWN_IN_CELL = 12
@@ -153,7 +154,8 @@ def _row(predicted: Predicted, thumbnails: Thumbnails, sample: int, sides: dict[
     """Id, picture, truth, likeliest classes, probability of the truth, longer side in pixels, heat map."""
     answers = predicted.answers
     truth = int(answers.truth[sample])
-    likely = [[one, number(share, 5)] for one, share in answers.most_likely(sample, LIKELIEST)]
+    (likeliest,) = OneLabel().likeliest(answers.logits[sample : sample + 1].double(), LIKELIEST)
+    likely = [[one, number(share, 5)] for one, share in likeliest]
     own = answers.label_probability[sample]
     name = predicted.ids[sample]
     picture = thumbnails.place((predicted.source, name)) if sample in sides else None

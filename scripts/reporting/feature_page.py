@@ -212,47 +212,39 @@ def map_words(of: Study) -> str:
 
 def doubt_rows(of: Study) -> list[dict[str, Any]]:
     """Rows of doubtful.csv, the most doubtful first."""
-    rows = []
     names = answers_of(of.train)
-    for one in most_doubtful(of):
-        part = of.parts[one.split]
-        rows.append(
-            {
-                "image": part.ids[one.place],
-                "split": one.split,
-                "label": names[one.label],
-                "likely": names[one.likely],
-                "label_probability": f"{one.own_share:.4f}",
-                "likely_probability": f"{one.likely_share:.4f}",
-                "neighbours_of_label": f"{one.neighbours}/{of.places.shape[1]}",
-                "confident": int(one.confident),
-            }
-        )
-    return rows
+    return [
+        {
+            "image": of.parts[one.split].ids[one.place],
+            "split": one.split,
+            "label": names[one.label],
+            "likely": names[one.likely],
+            "label_probability": f"{one.own_share:.4f}",
+            "likely_probability": f"{one.likely_share:.4f}",
+            "neighbours_of_label": f"{one.neighbours}/{of.places.shape[1]}",
+            "confident": int(one.confident),
+        }
+        for one in most_doubtful(of)
+    ]
 
 
 def duplicate_rows(of: Study) -> list[dict[str, Any]]:
     """Rows of duplicates.csv, one pair of splits after the other, the most similar first."""
-    rows = []
-    own_labels, label_names = shown_labels(of)
-    for (first, second), found in of.duplicates.items():
-        for one in found:
-            sides = [(of.parts[first], one.first), (of.parts[second], one.second)]
-            names = [part.ids[place] for part, place in sides]
-            labels = [label_names[own_labels[part.split][place]] for part, place in sides]
-            rows.append(
-                {
-                    "image": names[0],
-                    "other": names[1],
-                    "split": first,
-                    "other_split": second,
-                    "label": labels[0],
-                    "other_label": labels[1],
-                    "likeness": f"{one.likeness:.4f}",
-                    "cosine": f"{one.cosine:.4f}",
-                }
-            )
-    return rows
+    labels, names = shown_labels(of)
+    return [
+        {
+            "image": of.parts[first].ids[one.first],
+            "other": of.parts[second].ids[one.second],
+            "split": first,
+            "other_split": second,
+            "label": names[labels[first][one.first]],
+            "other_label": names[labels[second][one.second]],
+            "likeness": f"{one.likeness:.4f}",
+            "cosine": f"{one.cosine:.4f}",
+        }
+        for (first, second), found in of.duplicates.items()
+        for one in found
+    ]
 
 
 def render_features(of: Study, loaded: Loaded, figures: Sequence[dict[str, Any]]) -> str:

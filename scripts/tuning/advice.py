@@ -254,11 +254,8 @@ class TriedChange:
 def to_measure_again(trials: Sequence[TriedChange], limited_by: str) -> list[TriedChange]:
     """The best promising trial of each group, those about the limiting part first."""
     best: dict[str, TriedChange] = {}
-    for trial in trials:
-        if trial.promises and (
-            trial.change.group not in best or trial.alone.ratio > best[trial.change.group].alone.ratio
-        ):
-            best[trial.change.group] = trial
+    for trial in sorted((trial for trial in trials if trial.promises), key=lambda trial: -trial.alone.ratio):
+        best.setdefault(trial.change.group, trial)
     first = part_of(limited_by) or "loader"
     return sorted(best.values(), key=lambda trial: (trial.change.part != first, -trial.alone.ratio))
 

@@ -229,22 +229,16 @@ def loader_split(subject: TrainingSetup, seconds: float) -> dict[str, float]:
     while time.perf_counter() < ends or len(read) < 3:
         micro_batch = subject.loader.plan.micro_batches(next(subject.epochs), 0)[0]
         few = micro_batch.indices[:READ_AT_ONCE]
-        took, (_, pixels, labels) = timed(
-            lambda micro_batch=micro_batch, few=few: source.read(
-                dataclasses.replace(micro_batch, indices=few, count=len(few))
-            ),
-            device,
-        )
+        some = dataclasses.replace(micro_batch, indices=few, count=len(few))
+        took, (_, pixels, labels) = timed(partial(source.read, some), device)
         read.append(took / len(few))
         rows = torch.arange(len(micro_batch.indices), device=pixels.device) % len(few)  # these images fill the batch
         whole = pixels[rows], labels[rows]
-        took, _ = timed(
-            lambda micro_batch=micro_batch, whole=whole: list(subject.loader.prepare([micro_batch], *whole)), device
-        )
+        took, _ = timed(partial(list, subject.loader.prepare([micro_batch], *whole)), device)  # lazy: read in ``timed``
         augmented.append(took / len(rows))
         if device.type == "cuda" and subject.workers is not None:
             pinned = torch.empty(whole[0].shape, dtype=whole[0].dtype, pin_memory=True)
-            took, _ = timed(lambda pinned=pinned: pinned.to(device, non_blocking=True), device)
+            took, _ = timed(partial(pinned.to, device, non_blocking=True), device)
             copied.append(took / len(rows))
     name = "read" if subject.workers is None else "decode"
     parts = {name: read, "augmentation": augmented, **({"copy": copied} if copied else {})}

@@ -14,8 +14,8 @@ CPU = torch.device("cpu")
 def test_rounds_alternate_their_order_and_sides_stay_apart():
     order = []
     sides = {name: partial(order.append, name) for name in "abc"}
-    values, failures = interleaved(sides, 3, lambda number, side: order.append(number))
-    assert "".join(map(str, order)) == "a1b1c1c2b2a2a3b3c3"
+    values, failures = interleaved(sides, 3, order.append)
+    assert "".join(map(str, order)) == "abc1cba2abc3"
     assert [len(values[name]) for name in "abc"] == [3, 3, 3] and not failures
 
 

@@ -76,8 +76,9 @@ def test_a_rival_that_fails_spoils_no_other_row_and_is_not_measured_again():
     assert [line.note for line in lines] == ["failed: why", "failed: why"] and len(calls) == 2
 
 
-def test_throughput_times_neither_the_warm_up_nor_more_than_the_batches_it_counts():
+def test_throughput_times_neither_the_warm_up_nor_more_than_the_batches_it_counts(monkeypatch):
     now = [0.0]
+    monkeypatch.setattr("scripts.lab.benchmarks.measure.time.perf_counter", lambda: now[0])
 
     def batches():
         for number in itertools.count():
@@ -85,7 +86,7 @@ def test_throughput_times_neither_the_warm_up_nor_more_than_the_batches_it_count
             yield 10
 
     # 2, 4, 6 seconds: the third batch ends it
-    assert throughput(batches(), 5.0, CPU, warm_up=3, clock=lambda: now[0]) == 30 / 6
+    assert throughput(batches(), 5.0, CPU, warm_up=3) == 30 / 6
 
 
 def test_a_warm_run_is_all_images_over_all_seconds_of_the_epochs_after_the_first(tmp_path):
