@@ -122,9 +122,8 @@ def predict(own: argparse.Namespace, names: Iterator[str], form: str, file: Text
     files = ImageFiles(first, torch.zeros(len(first), dtype=torch.int64), loaded.preprocessing.colour)
     for line in lost_levels(files, ("",), None) if first else ():
         warn(line)
-    names = chain(first, names)
     batches = stream(
-        names,
+        chain(first, names),
         loaded.preprocessing,
         predictor.batch_size,
         workers,

@@ -9,6 +9,7 @@ import numpy as np
 
 from scripts.common.answers import CONFIDENCE, bootstrap_interval, wilson_interval
 from scripts.common.label_answers import Resampled, intervals, resampled
+from scripts.common.output import plain
 from scripts.common.predictions import LabelPredictions
 from scripts.evaluation.comparison import OnSameImages
 from utils.record.multilabel import THRESHOLD, MultilabelClasses, counts_at, f1_of, micro_f1_of
@@ -79,11 +80,8 @@ def class_rows(predictions: LabelPredictions) -> list[dict[str, Any]]:
         "best_threshold": of.thresholds,
     }
     values = zip(*(column.tolist() for column in columns.values()), strict=True)
-    rows = [dict(zip(columns, row, strict=True)) for row in values]
-    return [
-        {"class": name, **{key: None if value != value else value for key, value in row.items()}}
-        for name, row in zip(predictions.classes, rows, strict=True)
-    ]
+    rows = [plain(dict(zip(columns, row, strict=True))) for row in values]
+    return [{"class": name, **row} for name, row in zip(predictions.classes, rows, strict=True)]
 
 
 class LabelChange(NamedTuple):

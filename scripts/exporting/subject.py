@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import nn
 
 from models.build import constructor_arguments, locate
 from models.load import Loaded, shape_of
+from scripts.common.output import plain
 from utils.checkpoint.progress import Progress
 from utils.config.datasets import SPECS
 from utils.config.groups.model import ModelSettings
@@ -201,5 +201,4 @@ def doubts_about(loaded: Loaded) -> list[str]:
 
 def figures_of(report: AnyReport) -> dict[str, Any]:
     """Metrics of a validation for JSON: None instead of NaN and infinity."""
-    figures = {name: getattr(report, name) for name in (*report.FIGURES, "loss")}
-    return {name: value if math.isfinite(value) else None for name, value in figures.items()} | {"count": report.count}
+    return plain({name: getattr(report, name) for name in (*report.FIGURES, "loss", "count")})
