@@ -96,7 +96,7 @@ def test_weights_to_begin_with_are_among_what_can_be_varied():
 def test_a_run_is_its_last_validation_beside_the_best_and_the_time_of_its_epochs(tmp_path):
     run = read_run(keep_run(tmp_path / "a", ["--arch", "fc", "--epochs", "3"], [90.0, 95.0, 93.0]))
     assert (run.final, run.best, run.epochs, run.seconds) == (93.0, 95.0, 3, 4.5)
-    assert (run.network, run.machine) == ("fc", "a computer")
+    assert (run.args.model.arch, run.machine) == ("fc", "a computer")
     assert run.command == "main.py --arch fc --epochs 3"
 
 
