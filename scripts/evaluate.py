@@ -43,9 +43,8 @@ from utils.config.settings import Settings, UserError
 from utils.runtime.process import RankInfo, end_process
 
 if TYPE_CHECKING:
-    from models.confidence import Distance
     from models.load import Loaded
-    from scripts.common.predictions import AnyPredictions, Chosen, Predictions
+    from scripts.common.predictions import AnyPredictions, Chosen
     from scripts.evaluation.comparison import Comparison
     from scripts.evaluation.result import Evaluation
     from scripts.evaluation.several_labels import LabelComparison
@@ -182,6 +181,8 @@ def measure_distance(
     own: argparse.Namespace, loaded: Loaded, chosen: Chosen, found: Evaluation, distributed: Distributed
 ) -> Evaluation:
     """Add to ``found`` the distance (the checkpoint's, or one fitted here) and the results for --other-images."""
+    import numpy as np
+
     from scripts.common.image_stream import image_names
     from scripts.common.predictions import predict_split
     from scripts.evaluation.distance import MOST_FITTED, Others, fit_distance
@@ -194,7 +195,8 @@ def measure_distance(
         training = replace(chosen, split="train", datapath=place, labels=labels, most=MOST_FITTED)
         its = predict_split(loaded, training, distributed, features=True)
         distance = fit_distance(its.features, its.labels)
-        distance = replace(distance, usual=usual(distance, found.predictions))
+        usual = np.nanquantile(distance(found.predictions.features).numpy(), 0.95)  # 95 % of the images lie within it
+        distance = replace(distance, usual=float(usual))
         fitted = len({*map(os.path.realpath, its.ids)} & {*map(os.path.realpath, found.predictions.ids)})
     others = None
     if own.other_images is not None:
@@ -202,13 +204,6 @@ def measure_distance(
         second = predict_split(loaded, replace(chosen, split="val", files=names), distributed, features=True)
         others = Others.of(own.other_images, distance, found.predictions, second, fitted)
     return replace(found, distance=distance, others=others)
-
-
-def usual(distance: Distance, predictions: Predictions) -> float:
-    """Distance from the training images within which 95 % of the predicted images lie."""
-    import numpy as np
-
-    return float(np.nanquantile(distance(predictions.features).numpy(), 0.95))
 
 
 def describe(

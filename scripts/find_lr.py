@@ -40,10 +40,9 @@ def main(argv: list[str]) -> int:
     from scripts.lr_range.advice import advise
     from utils.record.writer import Writer
     from utils.run import Run
-
-    ramp = measure.Ramp(own.start_lr, own.end_lr, own.steps)
     from utils.runtime.distributed import Distributed
 
+    ramp = measure.Ramp(own.start_lr, own.end_lr, own.steps)
     with Distributed(RankInfo(), args.run, args.precision.tf32) as distributed:
         run = Run(args, distributed, writer=Writer(silent=True))
         components = build(run)._replace(lr_policy=ramp, ema=None)  # an average of weights changes no loss

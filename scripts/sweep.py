@@ -37,6 +37,7 @@ from scripts.sweeps.space import Space
 from utils.config.settings import UserError
 from utils.data.kept import claimed
 from utils.runtime.console import INTERRUPTED, log, outlive_terminal
+from utils.runtime.cpu import cores
 
 NAME = "sweep.py"
 STOPPED = 75  # exit code after SIGTERM, with everything saved
@@ -213,8 +214,6 @@ def train(
 def slots(processes: int | str) -> Slots:
     """Room for ``processes`` training runs at once; 'auto': one per GPU, or one per two cores."""
     import torch
-
-    from utils.runtime.cpu import cores
 
     gpus = torch.accelerator.device_count()
     count = (gpus or max(1, cores() // 2)) if processes == "auto" else processes

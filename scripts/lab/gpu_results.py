@@ -38,6 +38,7 @@ from scripts.common.output import write_text
 from scripts.lab.benchmarks.lines import HEADERS, Line
 from scripts.lab.gpu_table.pieces import PIECES, Piece
 from utils.config.settings import UserError
+from utils.runtime.cpu import cores
 
 NAME = "lab/gpu_results.py"
 ROOT = Path(__file__).resolve().parents[2]
@@ -216,8 +217,6 @@ def gpu_tests(tiny: bool) -> list[str]:
     Other test files are not even imported: they may need packages that are missing here. Most of these tests start
     processes, each of which uses a core and little of the GPU.
     """
-    from utils.runtime.cpu import cores
-
     several = ["-n", str(min(8, max(1, cores() // 2)))] if util.find_spec("xdist") and not tiny else []
     paths = sorted(TESTS.rglob("test_*.py"))
     return several + [str(path) for path in paths if "mark.gpu" in path.read_text(encoding="utf-8")]
@@ -296,7 +295,6 @@ def machine() -> dict[str, str]:
 
     from utils.record.provenance import commit, processor
     from utils.record.summary import versions
-    from utils.runtime.cpu import cores
 
     return {
         "gpu": torch.cuda.get_device_name() if has_gpu() else "none",
