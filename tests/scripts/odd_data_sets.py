@@ -272,8 +272,14 @@ SETS: dict[str, Odd] = {
     "names that differ in case": Odd(changed(alike), "differ only by case", "class names alike: classes 'A' and 'a'"),
     "blank after a name": Odd(
         changed(renamed(("b", "a "))),
-        "differ only by case or blanks",
+        "differ only by case, blanks",
         "class names alike",
+    ),
+    "accents of one and of two characters": Odd(
+        changed(renamed(("a", "caf\u00e9"), ("b", "cafe\u0301"))), "the characters of an accent", "class names alike"
+    ),
+    "blank before a name": Odd(
+        changed(renamed(("b", " b"))), "blanks around names belong to them: ' b'", "blanks around class names"
     ),
     "several labels in a name": Odd(
         changed(renamed(("a", "cat;dog"), ("b", "dog; cat"))),

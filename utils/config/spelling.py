@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Collection, Iterable
 
 from utils.config.other_programs import other_programs
@@ -80,6 +81,11 @@ def some(names: Iterable[str], shown: int = SHOWN, count: int | None = None) -> 
     names = list(names)
     more = (len(names) if count is None else count) - shown
     return ", ".join(map(printable, names[:shown])) + (f" and {more:,} more" if more > 0 else "")
+
+
+def folded(name: str) -> str:
+    """``name`` without what a reader hardly sees: capitals, and whether é is one character or, as on macOS, two."""
+    return unicodedata.normalize("NFC", name.casefold())
 
 
 def printable(text: str) -> str:

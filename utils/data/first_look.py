@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from utils.config.settings import UserError
-from utils.config.spelling import printable, some
+from utils.config.spelling import folded, printable, some
 from utils.data.formats.readers import ImageFiles, Images, class_counts
 from utils.data.images.decoding import why_unreadable
 from utils.data.images.levels import channels_of, keeps_levels, range_of
@@ -411,11 +411,15 @@ def of_classes(counts: Sequence[np.ndarray], classes: Sequence[str], several: bo
     found = []
     alike: dict[str, list[str]] = {}
     for name in classes:
-        alike.setdefault("".join(name.split()).casefold(), []).append(name)
+        alike.setdefault(folded("".join(name.split())), []).append(name)
     for names in alike.values():
         if len(names) > 1:
             quoted = " and ".join(map(repr, names))
-            found.append(("class names alike", f"classes {quoted} differ only by case or blanks; make them one"))
+            how = "case, blanks or the characters of an accent"
+            found.append(("class names alike", f"classes {quoted} differ only by {how}; make them one"))
+    if blanks := [name for name in classes if name != name.strip()]:
+        quoted = ", ".join(map(repr, blanks[:SHOWN]))
+        found.append(("blanks around class names", f"blanks around names belong to them: {quoted}; remove the blanks"))
     found += _joined(classes)
     filled = counts[0][counts[0] > 0]
     if len(filled) and filled.max() >= UNBALANCED * filled.min():

@@ -171,6 +171,7 @@ def test_the_fingerprint_changes_with_one_pixel_one_label_and_one_class_name(tmp
         (("--dataname", "folder", "--datapath", "{}/three", "--val-split", "0.1"), "already has val/"),
         (("--dataname", "folder", "--datapath", "{}/unknown"), "classes that .* lacks: d"),
         (("--dataname", "folder", "--datapath", "{}/upper"), "lacks: A; perhaps A for a"),
+        (("--dataname", "folder", "--datapath", "{}/accents"), "perhaps .* whose accents are other characters"),
         (("--dataname", "folder", "--datapath", "{}/hollow"), "hollow/train/b holds no images"),
     ],
 )
@@ -183,6 +184,8 @@ def test_missing_and_wrong_data_is_one_line_that_says_what_to_do(tmp_path, flags
     write_folders(tmp_path / "single", *some(4, 8, 1), ["a"])
     write_folders(tmp_path / "unknown/val", *some(1, 8, 1), ["d"])
     write_folders(tmp_path / "upper/val", *some(1, 8, 1), ["A"])
+    for split, name in (("train", "caf\u00e9"), ("val", "cafe\u0301")):
+        write_folders(tmp_path / "accents" / split, *some(2, 8, 2), ["a", name])
     for path in (tmp_path / "hollow/train/b").iterdir():
         path.unlink()
     with pytest.raises(UserError, match=message) as raised:

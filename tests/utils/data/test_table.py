@@ -94,6 +94,14 @@ def test_each_form_of_a_table_says_the_same(flat, tmp_path, form):
     assert contents(data.train) == contents(expected.train)
 
 
+def test_notes_of_several_lines_fill_a_file_of_any_size(flat, tmp_path):
+    """pyarrow reads a large file in blocks, each of which may end within a cell."""
+    folder, rows = flat
+    noted = [(*row, "seen,\n" + "again\n" * 20_000) for row in rows]
+    data = read(folder, write(tmp_path / "noted.csv", noted, (*HEADER, "note")))
+    assert data.fingerprint == read(folder, write(tmp_path / "plain.csv", rows)).fingerprint
+
+
 def test_the_order_of_the_rows_says_nothing_and_each_label_does(flat, tmp_path):
     folder, rows = flat
     data = read(folder, write(tmp_path / "a.csv", rows))
@@ -197,6 +205,13 @@ MISTAKES = {
     "duplicate by the folder above": (GOOD + "x/../a.png,cat,train\n", "", "x/../a.png stands in line 2, too"),
     "duplicate in a link to its folder": (GOOD + "link/a.png,dog,val\n", "", "link/a.png has another label in line 2"),
     "column twice": (replaced("split", "label"), "", "two columns are called label; rename one"),
+    "blank before a path": (replaced("b.png", " b.png"), "", "blanks before and after a path belong to it"),
+    "open quotation mark": (replaced("dog", '"dog'), "", "line 3 has 2 cell(s), and line 1 names 3 columns"),
+    "below a row of several lines": (
+        'path,label,split,note\na.png,cat,train,"one\ntwo\n\nfour"\n\nb.png,,train,\nc.png,cat,val,\nd.png,dog,val,\n',
+        "",
+        "line 7, column label: is empty",
+    ),
     "no label": (replaced("dog,train", ",train"), "", "line 3, column label: is empty"),
     "blank label": (replaced("dog,train", "  ,train"), "", "line 3, column label: is empty"),
     "no path": (replaced("b.png", ""), "", "line 3, column path: is empty"),

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from utils.config.settings import UserError
-from utils.config.spelling import printable, some
+from utils.config.spelling import folded, printable, some
 from utils.data.formats.file_paths import FilePaths
 from utils.data.formats.listing import IMAGE_ENDINGS, LINKED, Lister, is_image
 from utils.data.formats.readers import OWN_FILES, ImageFiles, Splits
@@ -72,9 +72,11 @@ def read_class_folders(train: Path, validation: Path, lister: Lister = LISTER, t
     classes = class_names(train)
     unknown = sorted(set(class_names(validation)) - set(classes))
     if unknown:
-        known = {name.casefold(): name for name in classes}
-        alike = [f"{name} for {known[name.casefold()]}" for name in unknown if name.casefold() in known]
-        perhaps = f"; perhaps {some(alike)}" if alike else ""
+        known = {folded(name): name for name in classes}
+        alike = [(name, known[folded(name)]) for name in unknown if folded(name) in known]
+        perhaps = f"; perhaps {some(f'{name} for {other}' for name, other in alike)}" if alike else ""
+        if any(name.casefold() != other.casefold() for name, other in alike):
+            perhaps += ", whose accents are other characters, as macOS writes them: rename one"
         raise UserError(f"--datapath: {validation} has classes that {train} lacks: {some(unknown)}{perhaps}")
     images, unread = image_files(train, classes, lister)
     validation_images, also_unread = image_files(validation, classes, lister, may_lack=True)

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -306,6 +307,8 @@ def _refuse_lost(rows: np.ndarray, cells: pyarrow.ChunkedArray, root: Path, mist
     blank = np.array([not (path or "").strip() for path in paths], dtype=bool)
     windows = any("\\" in (path or "") for path in paths)
     advice = "; write folders with / and not \\" if windows else ""
+    if any(path and path != path.strip() for path in paths):
+        advice += "; blanks before and after a path belong to it"
     mistakes.add("path", rows[blank], "is empty")
     mistakes.add("path", rows[~blank], f"is no file below --datapath {root}{advice}", cells)
     mistakes.refuse()
@@ -500,7 +503,7 @@ class _Source:
         return reader.read_csv(
             self.file,
             reader.ReadOptions(column_names=self.names, skip_rows=1),
-            reader.ParseOptions(delimiter=self.separator),
+            reader.ParseOptions(delimiter=self.separator, newlines_in_values=True),
             reader.ConvertOptions(
                 column_types=dict.fromkeys(self.names, pyarrow.string()), strings_can_be_null=False, null_values=[]
             ),
@@ -545,11 +548,18 @@ class _Source:
         return next((f"line {number:,}" for place, (number, _) in enumerate(self._rows()) if place == row), "a line")
 
     def _rows(self) -> Iterator[tuple[int, list[str]]]:
-        """The number and the cells of each line below the column names; blank lines are skipped, as in pyarrow."""
-        with open(self.file, encoding="utf-8-sig", errors="replace", newline="") as lines:
-            for number, line in enumerate(lines, 1):
-                if number > 1 and line.strip("\r\n"):
-                    yield number, next(csv.reader([line], delimiter=self.separator))
+        """The first line and the cells of each row; blank lines are skipped, as in pyarrow, and a row may have several.
+
+        Ends at a cell that is too long for the module csv, such as one whose quotation mark is never closed.
+        """
+        with suppress(csv.Error), open(self.file, encoding="utf-8-sig", errors="replace", newline="") as lines:
+            next(lines)
+            rows = csv.reader(lines, delimiter=self.separator)
+            first = 2
+            for cells in rows:
+                if cells:
+                    yield first, cells
+                first = rows.line_num + 2
 
     def _why(self, error: str) -> str:
         """The reason why pyarrow cannot read the file: the line at fault if one is found, or else ``error``."""
