@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from utils.config.settings import UserError
 from utils.data.formats.held_out import strata_of
 from utils.record.multilabel import MultilabelClasses
 
@@ -91,9 +92,15 @@ def _left_out(
     most = len(set(groups)) if grouped else np.bincount(strata).max()
     kind = StratifiedGroupKFold if grouped else StratifiedKFold
     folds = kind(max(2, min(FOLDS, most)), shuffle=True, random_state=SEED)
+    parts = [*folds.split(features, strata, groups)] if most > 1 else []
+    if labels.ndim == 1 and min((len(np.unique(labels[fitted])) for fitted, _ in parts), default=0) < 2:
+        raise UserError(
+            "too few training images: a probe is chosen by folds of them, and without any fold, images of two classes "
+            "or more must be left"
+        )
     shares = {strength: np.zeros((len(labels), classes)) for strength in strengths}
     rates: dict[float, list[float]] = {strength: [] for strength in strengths}
-    for fitted, left_out in folds.split(features, strata, groups):
+    for fitted, left_out in parts:
         scaler, regression = _scaler_and_regression(labels)
         known = scaler.fit_transform(features[fitted])
         unknown = scaler.transform(features[left_out])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from scripts.common.command_line import table
@@ -219,12 +219,23 @@ def compared(comparison: Comparison, checkpoints: tuple[str, str]) -> str:
         f"top-1 of B less that of A: {comparison.difference:+.2f} points, 95 % interval {low:+.2f} to {high:+.2f} "
         "(bootstrap)",
         f"McNemar's test ({comparison.test}): p = {comparison.p_value:.4g}; {_verdict(comparison)}",
+        *_classes_of_one(comparison),
     ]
     percents = [(name, n, 100 * first / n, 100 * second / n) for name, n, first, second in comparison.classes]
     lines += changed_classes(percents, ["class", "images", "A %", "B %"])
     for second, letter in ((False, "A"), (True, "B")):
         lines += _images(comparison, second, letter)
     return "\n".join(lines)
+
+
+def _classes_of_one(comparison: Comparison) -> Iterator[str]:
+    """Yield a warning for each network with classes that the other lacks: its answers of these are all mistakes."""
+    for letter, its, other in (("A", comparison.first, comparison.second), ("B", comparison.second, comparison.first)):
+        if more := [name for name in its.classes if name not in other.classes]:
+            yield (
+                f"warning: of these images, none shows one of {letter}'s {len(more):,} other classes ({some(more)}); "
+                f"only {letter} can go wrong by answering them"
+            )
 
 
 def changed_classes(classes: Sequence[tuple[str, int, float, float]], heads: list[str]) -> list[str]:

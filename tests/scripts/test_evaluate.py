@@ -387,6 +387,15 @@ def test_networks_with_classes_in_another_order_are_compared_by_name(digits_run,
     assert "only A on 0, only B on 0" in line
 
 
+def test_a_comparison_says_which_network_can_go_wrong_by_classes_that_the_other_lacks():
+    first, second = guesses(0, classes=4), guesses(1, classes=2)
+    places = (np.arange(4), np.arange(4))
+    text = as_text.compared(Comparison(answers(*first, "abcd"), answers(*second, "ab"), places), ("one", "two"))
+    assert "none shows one of A's 2 other classes (c, d); only A can go wrong by answering them" in text
+    text = as_text.compared(Comparison(answers(*first, "abcd"), answers(*first, "abcd"), places), ("one", "two"))
+    assert "other classes" not in text
+
+
 def test_a_thousand_classes_fit_on_a_screen_and_say_what_is_left_out():
     logits, labels = guesses(6, n=5000, classes=1000, sure=2.0)
     names = [f"a rather long name of a class, number {n}" for n in range(1000)]

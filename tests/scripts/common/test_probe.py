@@ -1,6 +1,7 @@
 """The probe and its doubts against scikit-learn, a table worked out by hand, and planted wrong labels."""
 
 import numpy as np
+import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_predict
 from sklearn.pipeline import make_pipeline
@@ -8,6 +9,7 @@ from sklearn.preprocessing import StandardScaler
 
 from scripts.common import probe as module
 from scripts.common.probe import STRENGTHS, doubted, fit_probe
+from utils.config.settings import UserError
 
 
 def clusters(count, classes=4, spread=1.6):
@@ -61,6 +63,13 @@ def test_classes_without_images_or_with_one_are_no_obstacle():
     assert made.probabilities(features).shape == (60, 6)
     assert not made.probabilities(features)[:, [2, 5]].any()
     assert made.out_of_fold[0, 3] == 0
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 2], [0, 1], [0, 0, 0, 0, 1]])
+def test_too_few_images_for_any_fold_are_refused_in_words(labels):
+    features = clusters(len(labels))[0]
+    with pytest.raises(UserError, match="too few training images"):
+        fit_probe(features, np.array(labels), 3)
 
 
 def test_doubts_are_other_answers_and_the_confident_joints_off_its_diagonal():
