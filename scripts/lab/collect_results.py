@@ -84,6 +84,7 @@ points more on A than on D (Welch's t 1.9): chance may explain that, and code, t
 `results/` holds settings, versions, commit, curves and last line of each run.
 """
 ALT = "Wrong answers over time, a dot for each row: 94 % on CIFAR-10 take 4 s on an H100 and minutes on two cores"
+LONG = 600  # seconds from which on the label of a dot stands on its left
 COLUMNS = "| recipe | epochs | top-1 (n) | 95 % | literature | time | machine | format | torch | evidence |"
 RULE = "|" + "---|" * 10
 OWN_SPLIT = "own-split"  # the --name of runs whose test images are not the data set's own
@@ -299,12 +300,12 @@ def draw(rows: Sequence[Row], machines: Machines, path: Path) -> None:
                 full = machines.evidence(row) == "full"
                 axes.plot(seconds, wrong, "o", color=f"C{number}", markerfacecolor=f"C{number}" if full else "white")
                 if (title(row), machines.letter(row.runs[0])) in IN_README:
-                    axes.annotate(title(row), (seconds, wrong), (5, 5), textcoords="offset points", fontsize=8)
+                    place = {"xytext": (5, 5)} if seconds < LONG else {"xytext": (-6, -3), "ha": "right"}
+                    axes.annotate(title(row), (seconds, wrong), textcoords="offset points", fontsize=8, **place)
         axes.plot([], [], "o", color=f"C{number}", label=data)
     axes.set(xscale="log", yscale="log", xlabel="time of all epochs", ylabel="100 - top-1, percent")
     axes.set_xticks([5, 10, 30, 60, 300, 1800], ["5 s", "10 s", "30 s", "1 min", "5 min", "30 min"])
     axes.set_yticks([0.3, 1, 3, 10, 30], ["0.3", "1", "3", "10", "30"])
-    axes.set_xlim(right=6 * 3600)  # room for the labels of rows that take an hour
     axes.minorticks_off()
     axes.grid(alpha=0.3)
     axes.legend(title="filled: full evidence", bbox_to_anchor=(1.01, 1), loc="upper left", frameon=False)
