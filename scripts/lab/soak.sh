@@ -3,8 +3,8 @@
 #
 #   bash scripts/lab/soak.sh [MINUTES]     # default 30; the last round is completed
 #
-# Prints one line per round, and at the end the number of kills survived. If the bits of a round differ from those of
-# the run that was not killed, it stops with exit code 1 and keeps that round's folders.
+# Prints where the kills of each round landed, and at the end the number of kills survived. If the bits of a round differ
+# from those of the run that was not killed, it stops with exit code 1 and keeps that round's folders.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../environment.sh"
 
@@ -18,6 +18,7 @@ if ! find_python requirements.txt; then
   exit 1
 fi
 
+timm="--image-size 32 --drop 0.2 --drop-path 0.2 --epochs 3"
 rounds=(
   "--ranks 1 --arch conv2 --epochs 5"
   "--ranks 2 --arch fc --epochs 8 --ema-decay 0.9 --amp fp16 --init-scale 1e9 --accumulate 2 --batch-size 16"
@@ -26,6 +27,15 @@ rounds=(
   "--ranks 3 --arch fc --epochs 8 --amp fp16 --batch-size 16 --save-every-steps 1"
   "--ranks 2 --arch conv2 --epochs 5 --loader stream --workers-cycle 0 2 1"
   "--ranks 1 --arch fc --epochs 8 --loader stream --workers 2 --mixup 0.2 --label-smoothing 0.1 --lr-policy multistep"
+  # batch norm
+  "--ranks 2 --arch vgg11 --epochs 2 --ema-decay 0.99"
+  "--ranks 1 --config digits/airbench --epochs 3"
+  "--ranks 2 --arch conv2 --epochs 5 --sam-rho 0.05 --swa-start-epoch 3"
+  # dropout, skipped blocks
+  "--ranks 1 --arch timm/test_vit $timm --optimizer adamw --lr 0.001 --amp bf16 --model-kwargs attn_drop_rate=0.1"
+  "--ranks 2 --arch timm/test_efficientnet $timm --amp fp16 --cutmix 1"
+  "--ranks 1 --arch timm/test_convnext $timm --optimizer schedulefree-adamw --lr 0.002 --auto-augment ta_wide"
+  "--ranks 2 --arch timm/test_vit $timm --optimizer adamw --lr 0.001 --shard-model --ema-decay 0.99"
 )
 folder=$(mktemp -d "${TMPDIR:-/tmp}/soak.XXXXXX")
 different=
@@ -46,7 +56,7 @@ for ((round = 1; SECONDS < end; round++)); do
     exit 1
   fi
   kills=$((kills + BASH_REMATCH[1]))
-  echo "$verdict, $((SECONDS / 60)) min"
+  printf '%s\n%s, %d min\n' "$(grep '^landed: ' <<< "$output")" "$verdict" "$((SECONDS / 60))"
   rm -rf "${folder:?}/$round"
 done
 echo "kills survived: $kills"

@@ -19,6 +19,7 @@ from scripts.verification import processes, runs, training_marks
 from scripts.verification.comparison import checkpoint, compare, compare_runs, points, steps, unequal
 from scripts.verification.runs import Failure, Timeline, WatchedRun
 from tests.end_to_end.forked import Launched
+from tests.end_to_end.processes import ROOT
 from tests.helpers import wait_for
 from utils.config.settings import UserError
 from utils.loop.hooks import Hooks
@@ -356,3 +357,10 @@ def test_a_training_that_fails_by_itself_is_a_mistake_that_shows_its_last_lines(
     with pytest.raises(UserError, match="ended by itself with exit code 2") as caught:
         verify_resume.main(flags)
     assert "--datapath" in caught.value.mistakes[-1]
+
+
+def test_each_round_of_soak_sh_is_a_training_that_the_tool_takes():
+    listed = "source <(sed -n '/^timm=/,/^)/p' scripts/lab/soak.sh) && printf '%s\\n' \"${rounds[@]}\""
+    rounds = subprocess.run(["bash", "-c", listed], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    taken = [verify_resume.read_flags(["--device", "cpu", *line.split()]) for line in rounds.splitlines()]
+    assert {own.ranks for own, _ in taken} == {1, 2, 3}
