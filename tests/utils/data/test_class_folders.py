@@ -225,6 +225,15 @@ def test_of_a_test_folder_only_its_own_folders_are_read_whatever_the_checkpoint_
     assert images.labels.tolist() == [1, 1, 3, 3, 4, 4]
 
 
+def test_a_folder_of_a_test_set_that_is_left_out_is_told_with_the_class_whose_name_looks_alike(root):
+    (line,) = class_folders.read_test_folder(
+        root / "val", ("Ants", "bees", "cats"), "x.pt", leave_out_unknown=True
+    ).warnings
+    assert line.endswith("folders that are no classes of x.pt are left out: ants; perhaps ants for Ants")
+    with pytest.raises(UserError, match="those are Ants, bees, cats; perhaps ants for Ants"):
+        class_folders.read_test_folder(root / "val", ("Ants", "bees", "cats"), "x.pt")
+
+
 def test_a_class_named_like_a_split_is_a_class_where_other_classes_lie_beside_it(tmp_path):
     trained = ResumePoint(tmp_path / "last.pt", {"classes": ["ants", "test", "train"]}, digest="")
 

@@ -72,11 +72,7 @@ def read_class_folders(train: Path, validation: Path, lister: Lister = LISTER, t
     classes = class_names(train)
     unknown = sorted(set(class_names(validation)) - set(classes))
     if unknown:
-        known = {folded(name): name for name in classes}
-        alike = [(name, known[folded(name)]) for name in unknown if folded(name) in known]
-        perhaps = f"; perhaps {some(f'{name} for {other}' for name, other in alike)}" if alike else ""
-        if any(name.casefold() != other.casefold() for name, other in alike):
-            perhaps += ", whose accents are other characters, as macOS writes them: rename one"
+        perhaps = _perhaps(unknown, classes)
         raise UserError(f"--datapath: {validation} has classes that {train} lacks: {some(unknown)}{perhaps}")
     images, unread = image_files(train, classes, lister)
     validation_images, also_unread = image_files(validation, classes, lister, may_lack=True)
@@ -91,6 +87,17 @@ def read_class_folders(train: Path, validation: Path, lister: Lister = LISTER, t
         *_left_out(unread + also_unread, train, validation),
     )
     return Splits(images, validation_images, classes, warnings)
+
+
+def _perhaps(unknown: Sequence[str], classes: Sequence[str]) -> str:
+    """Words on which classes the ``unknown`` names may mean, as they look alike; '' if none does."""
+    known = {folded(name): name for name in classes}
+    alike = [(name, known[folded(name)]) for name in unknown if folded(name) in known]
+    if not alike:
+        return ""
+    accents = any(name.casefold() != other.casefold() for name, other in alike)
+    cause = ", whose accents are other characters, as macOS writes them: rename one" if accents else ""
+    return f"; perhaps {some(f'{name} for {other}' for name, other in alike)}{cause}"
 
 
 def read_test_folder(
@@ -111,10 +118,11 @@ def read_test_folder(
     if unknown and not (leave_out_unknown and there & set(classes)):
         raise UserError(
             f"--datapath: {folder} has folders that are no classes of {whose}: {some(unknown)}; those are "
-            f"{some(classes)}"
+            f"{some(classes)}{_perhaps(unknown, classes)}"
         )
     images, unread = image_files(folder, classes, lister, may_lack=True)
-    left_out = [f"--datapath {folder}: folders that are no classes of {whose} are left out: {some(unknown)}"]
+    perhaps = _perhaps(unknown, classes)
+    left_out = [f"--datapath {folder}: folders that are no classes of {whose} are left out: {some(unknown)}{perhaps}"]
     return Splits(None, images, tuple(classes), (*(left_out if unknown else ()), *_left_out(unread, folder)))
 
 
