@@ -415,10 +415,10 @@ FIGURES = {
         CPU: r"40 \| not reached: ([\d.]+) % after",
     },
     "imagenette/resnet10t_muon": {
-        CPU: r"not reached: ([\d.]+) % after epoch 32",
-        RESULTS: ROW.format("imagenette/resnet10t_muon", 1, "A, 1 thread"),
+        CPU: r"three seeds, beside other work\), ([\d.]+) % after",
+        RESULTS: ROW.format("imagenette/resnet10t_muon", 3, "A, 1 thread"),
         "configs/imagenette/resnet10t_muon.yaml": r"Measured: ([\d.]+) %",
-        "README.md": r"resnet10t_muon` \| ([\d.]+) %",
+        "README.md": r"resnet10t_muon` \| ([\d.]+) ±",
     },
     "the digits after python main.py": {
         "README.md": r"val_top1=(99.72)22",
