@@ -110,7 +110,10 @@ class WorkerPool:
         try:
             return call()
         except (RuntimeError, OSError, EOFError):  # torch's report, or a pipe that lost its other end
-            connection.wait([process.sentinel for process in self._processes], END_SECONDS)
+            ended = connection.wait([process.sentinel for process in self._processes], END_SECONDS)
+            for process in self._processes:
+                if process.sentinel in ended:  # closed a moment before the system knows the exit code
+                    process.join(END_SECONDS)
             self._refuse_ended()
             raise
 

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import Dataset
 
 from tests.end_to_end.forked import server
+from utils.config.settings import UserError
 from utils.data.worker_pool import WorkerPool
 from utils.runtime import cpu
 
@@ -76,3 +77,25 @@ def test_a_worker_does_not_keep_the_memory_of_a_step_that_was_free_when_it_began
     process.start()
     process.join()
     assert answer.get() < STEP_BYTES / 4
+
+
+class Ending:
+    """A worker that has closed its pipes, and whose exit code the system knows a moment later."""
+
+    pid = 5
+    exitcode = None
+
+    def __init__(self):
+        self.sentinel, writing = os.pipe()
+        os.close(writing)
+
+    def join(self, timeout):
+        os.close(self.sentinel)
+        self.exitcode = 0
+
+
+def test_the_end_of_a_worker_is_told_even_if_its_exit_code_is_known_a_moment_later(tmp_path):
+    pool = WorkerPool(Keys(tmp_path), 1)
+    pool._processes = [Ending()]
+    with pytest.raises(UserError, match="process 5, which reads images, ended with exit code 0"):
+        pool._await(multiprocessing.Pipe()[0].recv)
