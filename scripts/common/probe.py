@@ -95,8 +95,7 @@ def _left_out(
     parts = [*folds.split(features, strata, groups)] if most > 1 else []
     if labels.ndim == 1 and min((len(np.unique(labels[fitted])) for fitted, _ in parts), default=0) < 2:
         raise UserError(
-            "too few training images: a probe is chosen by folds of them, and without any fold, images of two classes "
-            "or more must be left"
+            "too few training images: whichever fold is left out of the probe, images of two classes must remain"
         )
     shares = {strength: np.zeros((len(labels), classes)) for strength in strengths}
     rates: dict[float, list[float]] = {strength: [] for strength in strengths}

@@ -229,9 +229,10 @@ def compared(comparison: Comparison, checkpoints: tuple[str, str]) -> str:
 
 
 def _classes_of_one(comparison: Comparison) -> Iterator[str]:
-    """Yield a warning for each network with classes that the other lacks: its answers of these are all mistakes."""
+    """Yield a warning for each network with classes that the other lacks: whenever it answers them, it is wrong."""
     for letter, its, other in (("A", comparison.first, comparison.second), ("B", comparison.second, comparison.first)):
-        if more := [name for name in its.classes if name not in other.classes]:
+        known = set(other.classes)
+        if more := [name for name in its.classes if name not in known]:
             yield (
                 f"warning: of these images, none shows one of {letter}'s {len(more):,} other classes ({some(more)}); "
                 f"only {letter} can go wrong by answering them"

@@ -84,7 +84,7 @@ points more on A than on D (Welch's t 1.9): chance may explain that, and code, t
 `results/` holds settings, versions, commit, curves and last line of each run.
 """
 ALT = "Wrong answers over time, a dot for each row: 94 % on CIFAR-10 take 4 s on an H100 and minutes on two cores"
-LONG = 600  # seconds from which on the label of a dot stands on its left
+LONG = 600  # seconds; the dots of longer runs have their labels on the left
 COLUMNS = "| recipe | epochs | top-1 (n) | 95 % | literature | time | machine | format | torch | evidence |"
 RULE = "|" + "---|" * 10
 OWN_SPLIT = "own-split"  # the --name of runs whose test images are not the data set's own
