@@ -207,6 +207,11 @@ MISTAKES = {
     "column twice": (replaced("split", "label"), "", "two columns are called label; rename one"),
     "blank before a path": (replaced("b.png", " b.png"), "", "blanks before and after a path belong to it"),
     "open quotation mark": (replaced("dog", '"dog'), "", "line 3 has 2 cell(s), and line 1 names 3 columns"),
+    "two quotation marks too many": (
+        GOOD.replace("cat,train", '"cat,train').replace("dog,train", 'dog",train'),
+        "",
+        "line 2, column label: spans several lines; a quotation mark is too many",
+    ),
     "below a row of several lines": (
         'path,label,split,note\na.png,cat,train,"one\ntwo\n\nfour"\n\nb.png,,train,\nc.png,cat,val,\nd.png,dog,val,\n',
         "",

@@ -130,6 +130,8 @@ def read_table(settings: DataSettings) -> Table:
         label, texts = _coded(cells["label"])
         if settings.label_separator is None:
             mistakes.add("label", _blank(label, texts), "is empty")
+        of_lines = np.array([*("\n" in text for text in texts), False])[label]
+        mistakes.add("label", np.flatnonzero(of_lines), "spans several lines; a quotation mark is too many")
     mistakes.refuse()
     _refuse_repeated(_first_spelling(root, files)[file], label, cells["path"], mistakes)
     split = _splits(cells["split"], mistakes) if "split" in cells else None
