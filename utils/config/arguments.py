@@ -30,7 +30,6 @@ from utils.config.settings import (
     Settings,
     UserError,
     all_settings,
-    as_text,
     flag_of,
     unused,
 )
@@ -373,15 +372,20 @@ def convert(option: dataclasses.Field, raw: Any) -> tuple[Any, str | None]:
 def _as_items(meta: Any, raw: Any) -> Any:
     """Turn a recipe's mapping into the values of a ``NAME=VALUE`` setting; return anything else as it is."""
     pairs = isinstance(raw, dict) and "=" in (meta["metavar"] or "")
-    if not pairs or not all(isinstance(value, str | int | float | None) for value in raw.values()):
+    if not pairs:
         return raw
-    return [f"{_text(name)}={'null' if value is None else as_text(value)}" for name, value in raw.items()]
+    texts = (value if isinstance(value, str) else json.dumps(value, default=str) for value in raw.values())
+    return [f"{_text(name)}={text}" for name, text in zip(raw, texts, strict=True)]
 
 
 def _unseparated(raw: Any) -> str | None:
-    """Error message if one text holds several values, as in ``--augment shift,flip``; otherwise None."""
+    """Error message if one text holds several values, as in ``--augment shift,flip``; otherwise None.
+
+    A list or mapping after ``NAME=`` is one value.
+    """
     flag = isinstance(raw, list)
-    text = next((item for item in (raw if flag else [raw]) if isinstance(item, str) and re.search(r"[\s,]", item)), "")
+    texts = [item for item in (raw if flag else [raw]) if isinstance(item, str)]
+    text = next((text for text in texts if re.search(r"[\s,]", re.sub(r"^\w+=([\[{]).*", "", text))), "")
     values = re.split(r"[\s,]+", text.strip("[]() \t\n,"))
     if len(values) < 2:
         return None

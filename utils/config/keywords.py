@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from utils.config.settings import UserError
@@ -10,19 +11,29 @@ from utils.config.spelling import or_nearest
 
 
 def read_keyword(flag: str, item: str) -> tuple[str, Any]:
-    """Split ``item`` into name and value: a number, text, bool or None. Raises ``UserError`` for anything else."""
+    """Split ``item`` into name and value, which is read as YAML. Raises ``UserError`` if it is not ``NAME=VALUE``."""
     import yaml
 
     name, equals, text = item.partition("=")
     try:
-        value = yaml.safe_load(text)
-        if isinstance(value, str):
-            value = float(value) if value[:1].isdigit() else value  # YAML 1.1 takes 1e-3 for text
-    except (yaml.YAMLError, ValueError):
+        value = _with_numbers(yaml.safe_load(text))
+    except yaml.YAMLError:
         value = text
-    if not equals or not name.isidentifier() or not isinstance(value, str | int | float | bool | None):
-        raise UserError(f"{flag} {item}: write NAME=VALUE with a number, a text, true, false or null")
+    if not equals or not name.isidentifier():
+        raise UserError(f"{flag} {item}: write NAME=VALUE, for example width=64 or layers=[2,2,2,2]")
     return name, value
+
+
+def _with_numbers(value: Any) -> Any:
+    """``value`` with the numbers that YAML 1.1 takes for text, such as 1e-3."""
+    if isinstance(value, list):
+        return [_with_numbers(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _with_numbers(item) for name, item in value.items()}
+    if isinstance(value, str) and value[:1].isdigit():
+        with suppress(ValueError):
+            return float(value)
+    return value
 
 
 def not_accepted(flag: str, item: str, subject: str, accepted: Sequence[str]) -> UserError:
