@@ -74,7 +74,8 @@ def classes(predictions: LabelPredictions, rest_is_in: str) -> str:
         shown = ranked[:ROWS]
         left_out = f"{len(rows) - ROWS:,} more{rest_is_in}"
         title = f"The {ROWS} classes with the lowest average precision (not shown: {left_out})"
-    heads = ["class", "positives", "known", "AP", "AUROC", "F1", "F1 tuned", "threshold", "missed", "superfluous"]
+    metrics = ["AP", "AUROC", "F1 at 0.5", "F1 tuned"]
+    heads = ["class", "positives", "known", *metrics, "threshold", "missed", "superfluous"]
     cells = [
         [
             short(row["class"]),

@@ -98,6 +98,7 @@ def test_a_summary_counts_every_known_label_once_and_says_how_many_classes_count
     assert found["given_micro_f1"] == pytest.approx(100 * metrics.f1_score(truth, own, average="micro"))
     text = labels_report.overall(made, DESCRIPTION)
     assert "4 of 5 classes have positive labels here" in text and "chosen on these images" in text
+    assert "F1 at 0.5  F1 tuned  threshold" in labels_report.classes(made, ""), "not at the threshold beside it"
 
 
 def test_an_image_whose_logits_are_not_a_number_is_no_exact_match_though_it_shows_nothing():
