@@ -174,9 +174,9 @@ def _by_name(
             matched[name][kept] = rows[sources].to(fresh)
     lacking = [name for name in names if name not in found]
     if not lacking:
-        return weights | matched, "no class of the last layer, whose rows go to the classes of their names"
+        return weights | matched, "no class of the last layer, whose rows go to the classes of their names,"
     new = f"{len(lacking)} of the last layer's {len(names)} classes ({some(lacking)})"
-    return weights | matched, f"{new}, whose other rows go to the classes of their names"
+    return weights | matched, f"{new}, whose other rows go to the classes of their names,"
 
 
 def _refuse_other_stem(model: nn.Module, weights: dict[str, torch.Tensor], path: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from email.message import Message
 from email.parser import BytesHeaderParser
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from starlette.exceptions import HTTPException
 
 from scripts.common.image_stream import reason
@@ -105,11 +105,13 @@ def decode(data: bytes, colour: str, limits: Limits) -> Image.Image:
                 size = header.size
     except Image.DecompressionBombError as error:
         raise Refused(413, f"the image is too large: {reason(error)}") from error
-    except Exception as error:  # each of Pillow's readers fails differently on damaged bytes
+    except UnidentifiedImageError as error:
         known = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
         raise Refused(400, f"the file {reason(error)}: send {known}") from error
+    except Exception as error:  # each of Pillow's readers fails differently on damaged bytes
+        raise Refused(400, f"the image cannot be read: {reason(error)}") from error
     limits.refuse_pixels(*size)
     try:
         return open_image(io.BytesIO(data), colour, FORMATS)
     except UnreadableImage as error:
-        raise Refused(400, f"the image is damaged: {reason(error)}") from error
+        raise Refused(400, f"the image cannot be read: {reason(error)}") from error

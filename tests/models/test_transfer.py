@@ -74,16 +74,16 @@ def test_without_it_other_classes_are_refused_with_both_numbers_and_nothing_is_l
     assert equal(own, model.state_dict())
 
 
-OTHER_ROWS = "xaycb", "2 of the last layer's 5 classes (x, y), whose other rows go to the classes of their names"
+OTHER_ROWS = "xaycb", "2 of the last layer's 5 classes (x, y), whose other rows go to the classes of their names,"
 
 
 @pytest.mark.parametrize(
     ("arch", "names", "words"),
     [
         ("fc", "abc", ""),
-        ("fc", "cab", "no class of the last layer, whose rows go to the classes of their names"),
-        ("fc", "abx", "1 of the last layer's 3 classes (x), whose other rows go to the classes of their names"),
-        ("fc", "ca", "no class of the last layer, whose rows go to the classes of their names"),
+        ("fc", "cab", "no class of the last layer, whose rows go to the classes of their names,"),
+        ("fc", "abx", "1 of the last layer's 3 classes (x), whose other rows go to the classes of their names,"),
+        ("fc", "ca", "no class of the last layer, whose rows go to the classes of their names,"),
         *((arch, *OTHER_ROWS) for arch in ORIGINS),
     ],
 )
