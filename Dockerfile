@@ -8,7 +8,7 @@
 #
 #   docker build --build-arg TORCH_INDEX=ADDRESS --tag training:cpu .
 #
-# SIGTERM (docker stop --timeout 120) saves; exit code 75 then says that the same command goes on.
+# SIGTERM (docker stop -t 120) saves; exit code 75 then says that the same command goes on.
 ARG PYTHON=3.12
 FROM python:${PYTHON}-slim
 ARG TORCH_INDEX=

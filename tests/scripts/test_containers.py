@@ -42,4 +42,5 @@ def test_the_rented_job_resumes_after_75_alone():
 def test_the_image_starts_the_launcher_as_process_1_and_gets_its_signal():
     words = (ROOT / "Dockerfile").read_text()
     assert 'ENTRYPOINT ["bash", "scripts/launch.sh"]' in words and "STOPSIGNAL SIGTERM" in words
+    assert "docker stop -t 120" in words, "whose long form is --time before Docker 28 and --timeout from it on"
     assert "exec " in (ROOT / "scripts/launch.sh").read_text(), "so that the signal reaches Python"
