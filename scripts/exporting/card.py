@@ -130,7 +130,7 @@ def _validation(subject: Subject) -> str:
     doubts = "".join(f"; doubtful: {doubt}" for doubt in figures.get("doubts", ()))
     return (
         f"{shares}loss {loss} over {figures['count']:,} images"
-        f"{cut_words(cut)}, after epoch {figures['epoch']}{in_half}{with_views}{divided}{doubts}"
+        f"{cut_words(cut)}, in epoch {figures['epoch']}{in_half}{with_views}{divided}{doubts}"
     )
 
 

@@ -182,7 +182,7 @@ def validated(loaded: Loaded) -> dict[str, Any] | None:
     apart["amp"] = apart["amp"] or ("fp16" if loaded.loss_scaled else None)  # a GPU's default is not in the settings
     return {
         **figures_of(report),
-        "epoch": progress["epoch"],
+        "epoch": progress["epoch"] + (progress["step_in_epoch"] > 0),  # val_epoch of the run's last line
         **{name: value for name, value in apart.items() if value not in (None, "none", "off")},
         **({"doubts": found} if (found := doubts_about(loaded)) else {}),
     }

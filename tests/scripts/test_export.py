@@ -468,9 +468,11 @@ def test_the_card_states_figures_of_exactly_these_weights(digits_run):
     settings = {**loaded.settings, "amp": "bf16", "tta": "flip"}
     text = card_of(dataclasses.replace(loaded, settings=settings))
     assert f"top-1 {float(row['val_top1']):.2f} %" in text
-    assert f"after epoch {average.figures['epoch']}, in bf16, while exports compute in float32, with test-time" in text
+    assert f"in epoch {average.figures['epoch']}, in bf16, while exports compute in float32, with test-time" in text
     first = load_model(Path(digits_run) / "checkpoints/initial.pt")
     assert subject_of(first).figures is None, "it was never validated"
+    cut = {**loaded.progress, "step_in_epoch": 7}  # as --max-steps leaves it: 7 steps into the next epoch
+    assert subject_of(dataclasses.replace(loaded, progress=cut)).figures["epoch"] == cut["epoch"] + 1
 
 
 def card_of(loaded):
@@ -487,7 +489,7 @@ def test_a_file_may_be_called_what_the_cards_program_has_gaps_for(digits_run):
 def test_figures_of_a_cut_validation_or_in_a_gpus_default_format_say_so(digits_run):
     loaded = load_model(digits_run)
     cut = dataclasses.replace(loaded, settings={**loaded.settings, "max_val_batches": 2})
-    assert "over 360 images (cut: --max-val-batches 2), after epoch" in card_of(cut)
+    assert "over 360 images (cut: --max-val-batches 2), in epoch" in card_of(cut)
     assert "(cut: " not in card_of(loaded) and "while exports compute" not in card_of(loaded)
     scaled = dataclasses.replace(loaded, loss_scaled=True)
     assert scaled.settings["amp"] is None and ", in fp16, while exports compute in float32" in card_of(scaled)
