@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from main import main
 from scripts.common.recipes import recipes
 from scripts.torchrun import Launcher
-from tests.end_to_end.forked import Forked
+from tests.end_to_end.forked import Forked, python_that_forks
 from tests.end_to_end.processes import FINAL_LINE, ROOT
 from tests.end_to_end.scripts import SBATCH, SCRIPTS, SYNTHETIC, executable, run, variables
 
@@ -26,6 +26,13 @@ LAUNCHERS = ["mnist_fc.sh", "cifar10_resnet18.sh", "imagenet_resnet18.sh", "imag
 @pytest.fixture
 def environment():
     return variables()
+
+
+@pytest.fixture
+def forking():
+    """The environment with a python that starts our programs as forks."""
+    with python_that_forks() as python:
+        yield variables(python)
 
 
 # ------------------------------------------------------------------------------------- launchers
@@ -71,11 +78,11 @@ def test_a_launcher_starts_its_recipe_whose_plan_holds_these_figures(script, pla
         assert figure in plan, plan
 
 
-def test_a_launcher_chooses_the_number_of_processes_and_trains(environment, tmp_path):
-    del environment["NPROC"]  # then a process a GPU
+def test_a_launcher_chooses_the_number_of_processes_and_trains(forking, tmp_path):
+    del forking["NPROC"]  # then a process a GPU
     processes = max(1, torch.cuda.device_count())
-    flags = [*SYNTHETIC, "--max-steps", "2", "--global-batch-size", "8", "--output", "here"]
-    done = run("bash", SCRIPTS / "mnist_fc.sh", "DATA", *flags, env=environment, cwd=tmp_path)
+    flags = [*SYNTHETIC, "--max-steps", "2", "--global-batch-size", "8", "--output", "here", "--picture-epochs", "off"]
+    done = run("bash", SCRIPTS / "mnist_fc.sh", "DATA", *flags, env=forking, cwd=tmp_path)
     final = FINAL_LINE.fullmatch(done.stdout.splitlines()[-1])
     assert final["count"] == "1280"
     assert f"Processes: {processes} on " in done.stdout
@@ -140,11 +147,11 @@ def test_the_launchers_exit_code_says_what_to_do_next(codes, received, unasked, 
     assert launcher.exit_code(succeeded=not received and not any(codes) and bool(codes)) == expected
 
 
-def test_a_mistake_ends_an_elastic_run_with_exit_code_2_and_without_restarts(environment, tmp_path):
+def test_a_mistake_ends_an_elastic_run_with_exit_code_2_and_without_restarts(forking, tmp_path):
     places = {"NNODES": "1:2", "RDZV_ENDPOINT": "localhost:0", "RDZV_ID": "test", "MAX_RESTARTS": "3"}
     places["PET_RDZV_CONF"] = "last_call_timeout=1"
     flags = [*SYNTHETIC, "--epochs", "none"]
-    done = run("bash", SCRIPTS / "elastic.sh", "mnist/fc", "D", *flags, env=environment | places, cwd=tmp_path, code=2)
+    done = run("bash", SCRIPTS / "elastic.sh", "mnist/fc", "D", *flags, env=forking | places, cwd=tmp_path, code=2)
     assert done.stderr.count("main.py: --epochs") == 1
 
 
@@ -156,11 +163,11 @@ def taken_port():
     return listening
 
 
-def test_a_port_that_another_program_has_is_named_by_the_launcher(environment, tmp_path):
+def test_a_port_that_another_program_has_is_named_by_the_launcher(forking, tmp_path):
     with taken_port() as listening:
         port = listening.getsockname()[1]
-        line = (sys.executable, SCRIPTS / "torchrun.py", "--nproc-per-node", 2, "--master-port", port, ROOT / "main.py")
-        done = run(*line, env=environment, cwd=tmp_path, code=2)
+        line = f"env python3 {SCRIPTS}/torchrun.py --nproc-per-node 2 --master-port {port} {ROOT}/main.py"
+        done = run(*line.split(), env=forking, cwd=tmp_path, code=2)
     where = f"torchrun.py: port {port} is in use on this machine, by another training perhaps"
     assert done.stderr == f"{where}; give another --master-port, or --standalone\n"
 

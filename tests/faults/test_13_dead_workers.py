@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, _utils
+from torch.utils.data import _utils
 
 from scripts.verification.processes import processes
 from tests.end_to_end.forked import Forked
@@ -180,8 +180,9 @@ def small_shared_memory(tmp_path):
 def test_too_little_shared_memory_is_one_line_that_advises_and_without_workers_none_is_needed(
     tree, tmp_path, small_shared_memory
 ):
-    flags = ["--dataname", "folder", "--datapath", tree, "--arch", "fc", "--image-size", 128, "--batch-size", 24]
-    flags += ["--epochs", 1, "--no-progress"]
+    # A network whose checkpoints are small also for images of this size.
+    flags = "--arch timm/test_resnet --image-size 128 --batch-size 24 --epochs 1 --no-progress --picture-epochs off"
+    flags = ["--dataname", "folder", "--datapath", tree, *flags.split()]
     runs = {
         kind: Forked(*flags, *more, "--output", tmp_path / kind, program=small_shared_memory)
         for kind, more in {
@@ -205,7 +206,7 @@ def test_too_little_shared_memory_is_one_line_that_advises_and_without_workers_n
 def training(tree, output, *flags):
     """A run of two kinds of images, started and gone so far that its workers read."""
     line = ["--dataname", "folder", "--datapath", tree, "--arch", "fc", "--image-size", 16, "--batch-size", 4]
-    line += ["--workers", 2, "--output", output, "--deterministic", "--no-progress", *flags]
+    line += ["--workers", 2, "--output", output, "--deterministic", "--no-progress", "--picture-epochs", "off", *flags]
     return Forked(*line)
 
 
@@ -228,8 +229,7 @@ def workers_of(process):
 
 @linux
 def test_signals_that_reach_the_workers_do_not_disturb_the_run(tree, tmp_path):
-    epochs = 20
-    undisturbed, disturbed = (training(tree, tmp_path / kind, "--epochs", epochs) for kind in "ab")
+    undisturbed, disturbed = (training(tree, tmp_path / kind, "--epochs", 10) for kind in "ab")
     workers = workers_of(disturbed)
     sent = 0
     deadline = time.monotonic() + 100
@@ -266,47 +266,44 @@ def test_no_worker_outlives_a_training_process_that_is_killed(tree, tmp_path):
     assert_gone(workers)
 
 
-class Arrays(Dataset):
-    """Far more bytes than a pipe holds."""
-
+POOL = """
+import numpy as np
+from torch.utils.data import Dataset
+from utils.data.worker_pool import WorkerPool
+class Arrays(Dataset):  # of far more bytes than a pipe holds
     def __getitem__(self, part):
         return np.zeros(3_000_000, dtype=np.uint8)
-
-
-PIPE_PROGRAM = """
+"""
+PIPE_PROGRAM = f"""{POOL}
 import time
-from tests.faults.test_13_dead_workers import Arrays
-from utils.data.images.view import View
-from utils.data.worker_pool import WorkerPool
+from pathlib import Path
 for _ in WorkerPool(Arrays(), 2).read(range(100)):
-    print("one", flush=True)
+    Path("one").touch()
     time.sleep(1000)
 """
 
 
 @linux
-def test_no_worker_outlives_it_either_when_what_it_hands_over_is_not_taken():
-    process = subprocess.Popen([sys.executable, "-c", PIPE_PROGRAM], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    process.stdout.readline()
+def test_no_worker_outlives_it_either_when_what_it_hands_over_is_not_taken(workplace):
+    (workplace / "program.py").write_text(PIPE_PROGRAM)
+    process = Forked(program=workplace / "program.py")
+    wait_for((workplace / "one").exists)
     time.sleep(0.5)  # the pipe fills
-    workers = workers_below(process.pid)
+    workers = workers_below(process.ranks[0].pid)
     process.kill()
-    process.wait()
+    process.communicate()
     assert len(workers) == 2
     assert_gone(workers)
 
 
-MERGED_PROGRAM = """
+MERGED_PROGRAM = f"""{POOL}
 import multiprocessing, os, signal, subprocess
-from tests.faults.test_13_dead_workers import Arrays
-from utils.data.images.view import View
-from utils.data.worker_pool import WorkerPool
 walk = WorkerPool(Arrays(), 1, keep=True).read(range(100))
 next(walk)
 (worker,) = multiprocessing.active_children()
 os.kill(worker.pid, signal.SIGSTOP)
 subprocess.run(["kill", "-TERM", str(worker.pid)], check=True)
-subprocess.Popen(["sh", "-c", f"sleep 1; kill -CONT {worker.pid} 2>/dev/null"])
+subprocess.Popen(["sh", "-c", f"sleep 1; kill -CONT {{worker.pid}} 2>/dev/null"])
 print(worker.pid)
 """
 

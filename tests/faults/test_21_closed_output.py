@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from tests.end_to_end.forked import ROOT, Forked, Launched
+from tests.end_to_end.forked import ROOT, Forked, Launched, python_that_forks
 from tests.end_to_end.processes import FINAL_LINE, load
 from tests.helpers import image_tree, wait_for
 from utils.loop.stop_signals import TRY_AGAIN
 from utils.runtime.console import INTERRUPTED
 
-FLAGS = ("--arch", "fc", "--epochs", 3, "--print-freq", 5)
+FLAGS = ("--arch", "fc", "--epochs", 3, "--print-freq", 5, "--picture-epochs", "off")
 SECONDS = 120
 
 # Leaves what the environment names without a reader, or makes a terminal its own, then becomes the program.
@@ -85,9 +85,11 @@ def test_a_run_whose_output_nobody_reads_is_trained_to_its_end(begin, tmp_path, 
 
 @pytest.mark.parametrize("ending", ["| head -2", ">&-", ">&- 2>&- <&-"])
 def test_a_shell_that_closes_the_output_ends_no_training(tmp_path, ending):
-    line = f"{sys.executable} {ROOT / 'main.py'} --device cpu {' '.join(map(str, FLAGS))} --output {tmp_path / 'runs'}"
-    script = f"set -o pipefail; {line} {ending}"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=SECONDS, check=False)
+    line = f"{ROOT / 'main.py'} --device cpu {' '.join(map(str, FLAGS))} --output {tmp_path / 'runs'} {ending}"
+    with python_that_forks() as folder:  # which needs output of its own
+        python = f"{folder}/python3" if "head" in ending else sys.executable
+        script = f"set -o pipefail; {python} {line}"
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=SECONDS, check=False)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.count("\n") == 2 * ("head" in ending)
     check_whole(the_run(tmp_path))
 
