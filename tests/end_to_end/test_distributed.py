@@ -9,15 +9,14 @@ import torch
 from main import main
 from tests.end_to_end.forked import _ranks, server
 from tests.end_to_end.processes import FINAL_LINE, load, rows, train
-from tests.helpers import image_tree
+from tests.helpers import QUIETLY, image_tree
 
 
 def test_validation_within_training_and_evaluation_of_what_it_saved_agree_on_any_number_of_processes(tmp_path):
     """Batch norm's statistics differ between two ranks after a step; those of rank 0 are validated, and saved."""
-    flags = ("--arch", "timm/test_resnet", "--ema-decay", "0.9", "--ema-bn-batches", "2", "--no-progress")
-    trained = train(
-        *flags, "--global-batch-size", 4, "--max-steps", 8, "--warmup-epochs", 0.1, "--output", tmp_path, processes=2
-    )
+    flags = "--arch timm/test_resnet --ema-decay 0.9 --ema-bn-batches 2 --no-progress --picture-epochs off".split()
+    few = "--global-batch-size 4 --max-steps 8 --warmup-epochs 0.1".split()
+    trained = train(*flags, *few, "--output", tmp_path, processes=2)
     (row,) = rows(trained["run"])
     # Of the raw weights what is kept in the row, of their average the last line.
     raw = tuple(float(row[f"raw_val_{name}"]) for name in ("top1", "top5", "loss"))
@@ -34,7 +33,7 @@ def test_validation_within_training_and_evaluation_of_what_it_saved_agree_on_any
 
 
 def test_a_checkpoint_within_an_epoch_is_evaluated_with_a_warning_about_its_average(tmp_path, capsys):
-    flags = ("--device", "cpu", "--ema-decay", "0.9", "--max-steps", "5", "--save-every-steps", "2", "--no-progress")
+    flags = (*QUIETLY, "--ema-decay", "0.9", "--max-steps", "5", "--save-every-steps", "2")
     for arch, warned in (
         ("timm/test_resnet", {"previous": True, "last": False, "initial": False}),
         ("fc", {"previous": False}),
@@ -62,7 +61,7 @@ def on_own_disks(tmp_path, change, *flags):
     change(tmp_path / "1/data")
     line = (
         "--dataname folder --datapath data --device cpu --arch timm/test_vit --image-size 32 -w 0 --max-steps 1 "
-        "--no-progress --timeout 15 --output"
+        "--no-progress --picture-epochs off --timeout 15 --output"
     )
     line = [*line.split(), str(tmp_path / "runs"), *flags]
     ranks = [

@@ -79,11 +79,9 @@ def job(tmp_path):
 
 
 def test_a_slurm_job_whose_time_is_up_saves_requeues_itself_and_goes_on_to_the_end(job, tmp_path):
-    flags = [
-        *SYNTHETIC,
-        *"--arch fc --model-kwargs none --weight-decay-except none --epochs 100 --warmup-epochs 0 --lr 0.01 --no-progress".split(),
-    ]
-    flags += ["--output", tmp_path / "runs"]
+    flags = "--arch fc --model-kwargs none --weight-decay-except none --epochs 100 --warmup-epochs 0 --lr 0.01 "
+    flags += "--train-samples 2048 --global-batch-size 256 --no-progress --picture-epochs off"
+    flags = [*SYNTHETIC, *flags.split(), "--output", tmp_path / "runs"]
     first = job.start(*flags)
     wait_for(lambda: list(tmp_path.glob("runs/**/last.pt")) or first.poll() is not None, 120)
     assert first.poll() is None, first.communicate()

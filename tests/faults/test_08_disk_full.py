@@ -14,7 +14,7 @@ from tests.end_to_end.processes import ROOT, differences, start, train
 from utils.checkpoint import checkpoint
 from utils.checkpoint.checkpoint import Checkpointer
 
-FLAGS = ("--deterministic", "--arch", "fc", "--epochs", 6, "--global-batch-size", 64, "--no-progress")
+FLAGS = "--deterministic --arch fc --epochs 6 --global-batch-size 64 --no-progress --picture-epochs off".split()
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_full_disk_is_one_line_and_with_more_space_the_run_goes_on_from_the_ch
 
 def test_a_disk_on_which_the_checkpoints_will_not_fit_is_told_after_the_first(small_disk, capsys):
     disk = small_disk(3_000)
-    assert main(["--device", "cpu", *map(str, FLAGS), "--output", str(disk), "--max-steps", "2"]) == 0
+    assert main(["--device", "cpu", *FLAGS, "--output", str(disk), "--max-steps", "2"]) == 0
     (warning,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
     assert re.search(r"MB left on its disk, and checkpoints may take 3\.\d MB", warning)
     (run,) = disk.glob("digits/fc/*")
@@ -80,7 +80,7 @@ def test_a_disk_on_which_the_checkpoints_will_not_fit_is_told_after_the_first(sm
 
 def test_a_disk_without_space_for_the_first_checkpoint_is_told_before_the_first_step(small_disk, capsys):
     disk = small_disk(150)
-    assert main(["--device", "cpu", *map(str, FLAGS), "--output", str(disk)]) == 2
+    assert main(["--device", "cpu", *FLAGS, "--output", str(disk)]) == 2
     output = capsys.readouterr()
     assert "No space left on device" in only_line(output.err) and "epoch 1/" not in output.out
 
@@ -99,13 +99,13 @@ def test_a_disk_that_takes_no_log_line_any_more_ends_the_run_with_a_line(small_d
                 filler.flush()
 
     monkeypatch.setattr(Checkpointer, "save", fill)
-    assert main(["--device", "cpu", *map(str, FLAGS), "--output", str(disk)]) == 2
+    assert main(["--device", "cpu", *FLAGS, "--output", str(disk)]) == 2
     assert "No space left on device" in only_line(capsys.readouterr().err)
     monkeypatch.undo()
     (disk / "filler").unlink()
-    assert main(["--device", "cpu", *map(str, FLAGS), "--output", str(disk), "--resume", "auto"]) == 0
+    assert main(["--device", "cpu", *FLAGS, "--output", str(disk), "--resume", "auto"]) == 0
     (run,) = disk.glob("digits/fc/*")
-    assert main(["--device", "cpu", *map(str, FLAGS), "--output", str(tmp_path / "whole")]) == 0
+    assert main(["--device", "cpu", *FLAGS, "--output", str(tmp_path / "whole")]) == 0
     (whole,) = (tmp_path / "whole").glob("digits/fc/*")
     assert differences(whole, run) == []
 
@@ -114,7 +114,7 @@ def test_without_a_disk_of_its_own_a_limit_on_file_sizes_shows_the_same(tmp_path
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, before[1]))
     try:
-        code = main(["--device", "cpu", *map(str, FLAGS), "--output", str(tmp_path)])
+        code = main(["--device", "cpu", *FLAGS, "--output", str(tmp_path)])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert code == 2 and "File too large" in only_line(capsys.readouterr().err)

@@ -30,11 +30,11 @@ from main import main
 from tests.end_to_end.forked import python_that_forks
 from tests.end_to_end.processes import FINAL_LINE, ROOT, load
 from tests.end_to_end.scripts import variables
+from tests.helpers import QUIETLY
 
-EPOCHS = 60
+EPOCHS = 30
 IMAGES = 1437
 RECIPE = f"dataname: digits\narch: fc\nepochs: {EPOCHS}\nglobal-batch-size: 90\nsave-every-steps: 10\n"
-FLAGS = ("--device", "cpu", "--no-progress")
 TIMEOUT_SECONDS = 5
 WAITS = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=10,read_timeout=10,join_timeout=60"
 PORT = 29400
@@ -122,7 +122,7 @@ def recipe(tmp_path_factory):
 def whole(recipe, tmp_path_factory):
     """The uninterrupted run, in one process."""
     output = tmp_path_factory.mktemp("whole")
-    assert main([*FLAGS, "--config", str(recipe), "--output", str(output)]) == 0
+    assert main([*QUIETLY, "--config", str(recipe), "--output", str(output)]) == 0
     return folder(output)
 
 
@@ -143,7 +143,7 @@ class Machine:
             "PET_RDZV_CONF": f"{WAITS},is_host={number == host}",
         }
         line = ["ip", "netns", "exec", self.space, "bash", ROOT / "scripts/elastic.sh", recipe, "."]
-        line += [*FLAGS, "--timeout", TIMEOUT_SECONDS, "--output", output, *flags]
+        line += [*QUIETLY, "--timeout", TIMEOUT_SECONDS, "--output", output, *flags]
         with open(f"{self.log}.out", "w") as out, open(f"{self.log}.err", "w") as err:
             self.launcher = subprocess.Popen([*map(str, line)], stdout=out, stderr=err, env=environment)
 

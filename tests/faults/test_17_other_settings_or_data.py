@@ -16,7 +16,7 @@ from utils.config.arguments import parse
 from utils.optim.lr_policy import LRPolicy
 
 STEPS = 23  # of an epoch of the digits at the default batch
-CPU = ("--device", "cpu", "--no-progress")
+CPU = ("--device", "cpu", "--no-progress", "--picture-epochs", "off")
 
 
 @pytest.fixture(scope="module")

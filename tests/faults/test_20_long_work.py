@@ -37,7 +37,7 @@ CPU = torch.device("cpu")
 
 TIMEOUT_SECONDS = 2
 SECONDS = 2 * TIMEOUT_SECONDS  # of the long work
-FLAGS = ("--arch", "fc", "--max-steps", 2, "--no-progress", "--timeout", TIMEOUT_SECONDS)
+FLAGS = ("--arch", "fc", "--max-steps", 2, "--no-progress", "--picture-epochs", "off", "--timeout", TIMEOUT_SECONDS)
 LOST = r"main\.py: rank \d has lost the other processes \(.+\); .*--resume auto continues"
 PROGRAM = f"""
 import os, sys, time
