@@ -188,7 +188,7 @@ def _mlflow_key(tag: str) -> str:
 
 def _offline_steps(path: Path) -> Iterator[int]:
     """Yield the steps in one of wandb's files: protobuf records in LevelDB's log format. Skip a cut-off last one."""
-    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]  # made when it is imported
+    from wandb.proto.wandb_internal_pb2 import Record
 
     content = path.read_bytes()
     position = 7  # behind wandb's header
