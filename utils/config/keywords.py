@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from utils.config.settings import UserError
@@ -11,29 +11,27 @@ from utils.config.spelling import or_nearest
 
 
 def read_keyword(flag: str, item: str) -> tuple[str, Any]:
-    """Split ``item`` into name and value, which is read as YAML. Raises ``UserError`` if it is not ``NAME=VALUE``."""
+    """Split ``item`` into name and value: a number, text, bool or None, or a list or mapping in JSON.
+
+    Raises ``UserError`` for anything else.
+    """
     import yaml
 
     name, equals, text = item.partition("=")
-    try:
-        value = _with_numbers(yaml.safe_load(text))
-    except yaml.YAMLError:
-        value = text
     if not equals or not name.isidentifier():
         raise UserError(f"{flag} {item}: write NAME=VALUE, for example width=64 or layers=[2,2,2,2]")
-    return name, value
-
-
-def _with_numbers(value: Any) -> Any:
-    """``value`` with the numbers that YAML 1.1 takes for text, such as 1e-3."""
-    if isinstance(value, list):
-        return [_with_numbers(item) for item in value]
-    if isinstance(value, dict):
-        return {name: _with_numbers(item) for name, item in value.items()}
-    if isinstance(value, str) and value[:1].isdigit():
-        with suppress(ValueError):
-            return float(value)
-    return value
+    if text[:1] in ("[", "{"):  # not in YAML, whose aliases can make a short text a value without end
+        try:
+            return name, json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{flag} {item:.200}: is not JSON ({error})") from error
+    try:
+        value = yaml.safe_load(text)
+        if isinstance(value, str):
+            value = float(value) if value[:1].isdigit() else value  # YAML 1.1 takes 1e-3 for text
+    except (yaml.YAMLError, ValueError):
+        value = text
+    return name, value if isinstance(value, str | int | float | None) else text
 
 
 def not_accepted(flag: str, item: str, subject: str, accepted: Sequence[str]) -> UserError:
