@@ -7,7 +7,6 @@ import shutil
 import signal
 import sys
 import tempfile
-from pathlib import Path
 
 import hypothesis
 import pytest
@@ -27,21 +26,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("busy")
 gc.disable()  # imports and collected tests are millions of objects, to be gone through again and again for no garbage
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collection():
-    """In a fresh clone, one worker compiles all tests while the others wait: each would take as long for the same."""
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
-    if run is None or sys.dont_write_bytecode or Path(__file__).with_name("faults").joinpath("__pycache__").exists():
-        return (yield)
-    compiled = Path(__file__).with_name("__pycache__") / f"compiled-{run}"
-    with FileLock(f"{compiled}.lock"):
-        if not compiled.exists():
-            given = yield
-            compiled.touch()
-            return given
-    return (yield)
 
 
 def pytest_collection_finish():

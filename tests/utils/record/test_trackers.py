@@ -206,74 +206,80 @@ def test_a_server_that_accepts_and_never_answers_costs_no_step_and_a_bounded_end
     server.close()
 
 
-def test_a_killed_and_resumed_run_has_each_step_once(tmp_path, monkeypatch):
-    """kill -9 within an epoch, then --resume: in scalars.csv, MLflow's store and the folders of offline wandb."""
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    """The folder where MLflow keeps its runs, with wandb offline; skips where one of them is not installed."""
     if missing := lacking("mlflow", "wandb"):
         pytest.skip(f"not installed: {missing}")
     import mlflow
 
-    store = (tmp_path / "store").as_uri()  # making a database takes longer than the training
+    folder = tmp_path / "store"  # making a database takes longer than the training
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", folder.as_uri())
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     before = mlflow.get_tracking_uri()
-    mlflow.set_tracking_uri(store)
-    try:
-        client = mlflow.MlflowClient()
-        output = tmp_path / "runs"
-        flags = [*FLAGS[2:], *"--epochs 200 --print-freq 7 --save-every-steps 50 --track csv mlflow wandb".split()]
-        process = Forked(*flags, "--output", output)
-        (rank,) = process.ranks
+    mlflow.set_tracking_uri(folder.as_uri())
+    yield folder
+    mlflow.set_tracking_uri(before)
 
-        def epochs():
-            return sum(len(csv_rows(path)) for path in output.glob("digits/fc/*/metrics.csv"))
 
-        wait_for(lambda: epochs() >= 3)
-        os.kill(rank.pid, signal.SIGSTOP)  # it waits while the trackers are imported
+def test_a_killed_and_resumed_run_has_each_step_once(tmp_path, store):
+    """kill -9 within an epoch, then --resume: in scalars.csv, MLflow's store and the folders of offline wandb."""
+    import mlflow
 
-        def under_way():
-            wandb_began = next(output.glob("digits/fc/*/wandb/offline-run-*/*.wandb"), None)
-            return wandb_began and next((tmp_path / "store").glob("*/*/metrics/Loss/Test"), None)
+    client = mlflow.MlflowClient()
+    output = tmp_path / "runs"
+    flags = [*FLAGS[2:], *"--epochs 200 --print-freq 7 --save-every-steps 50 --track csv mlflow wandb".split()]
+    process = Forked(*flags, "--output", output)
+    (rank,) = process.ranks
 
-        wait_for(under_way)
-        before_it_waited = epochs()
-        os.kill(rank.pid, signal.SIGCONT)
-        wait_for(lambda: epochs() > before_it_waited)
-        process.kill()
-        process.communicate()
-        (folder,) = output.glob("digits/fc/*")
-        assert not (folder / "checkpoints" / "final.pt").exists()
-        _, saved = checkpoint.newest(folder / "checkpoints", print)
-        flags += ["--max-steps", str(saved["progress"]["step"] + 60)]  # beyond the kill, which came within 50 of it
-        assert main.main([*FLAGS[:2], *flags, "--output", str(output), "--resume", str(folder)]) == 0
+    def epochs():
+        return sum(len(csv_rows(path)) for path in output.glob("digits/fc/*/metrics.csv"))
 
-        there = logged(folder)
-        rows = csv_rows(folder / "scalars.csv")
-        table = {(int(row["step"]), row["tag"]): float(row["value"]) for row in rows}
-        assert len(table) == len(rows)
-        assert same(table, there)
+    wait_for(lambda: epochs() >= 3)
+    os.kill(rank.pid, signal.SIGSTOP)  # it waits while the trackers are imported
 
-        (found,) = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
-        assert found.info.status == "FINISHED"
-        assert found.data.params["arch"] == "fc"
-        history = [
-            (metric.step, key, metric.value)
-            for key in found.data.metrics
-            for metric in client.get_metric_history(found.info.run_id, key)
-        ]
-        in_mlflow = {(step, key): value for step, key, value in history}
-        assert len(in_mlflow) == len(history)
-        # Of a step that a kill undid, the first measurement stands; a resumed run may measure none in its first steps.
-        timed = ("Speed", "Epoch/images_per_second")
-        assert in_mlflow.keys() >= there.keys()
-        assert all(key[1].startswith(timed) for key in in_mlflow.keys() - there.keys())
-        untimed = {key: value for key, value in there.items() if not key[1].startswith(timed)}
-        assert same({key: in_mlflow[key] for key in untimed}, untimed)
+    def under_way():
+        wandb_began = next(output.glob("digits/fc/*/wandb/offline-run-*/*.wandb"), None)
+        return wandb_began and next(store.glob("*/*/metrics/Loss/Test"), None)
 
-        files = sorted((folder / "wandb").glob("offline-run-*/*.wandb"))
-        assert len(files) == 2
-        steps = [step for path in files for step in trackers._offline_steps(path)]
-        assert steps == sorted({step for step, _ in there})
-    finally:
-        mlflow.set_tracking_uri(before)
+    wait_for(under_way)
+    before_it_waited = epochs()
+    os.kill(rank.pid, signal.SIGCONT)
+    wait_for(lambda: epochs() > before_it_waited)
+    process.kill()
+    process.communicate()
+    (folder,) = output.glob("digits/fc/*")
+    assert not (folder / "checkpoints" / "final.pt").exists()
+    _, saved = checkpoint.newest(folder / "checkpoints", print)
+    flags += ["--max-steps", str(saved["progress"]["step"] + 60)]  # beyond the kill, which came within 50 of it
+    assert main.main([*FLAGS[:2], *flags, "--output", str(output), "--resume", str(folder)]) == 0
+
+    there = logged(folder)
+    rows = csv_rows(folder / "scalars.csv")
+    table = {(int(row["step"]), row["tag"]): float(row["value"]) for row in rows}
+    assert len(table) == len(rows)
+    assert same(table, there)
+
+    (found,) = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
+    assert found.info.status == "FINISHED"
+    assert found.data.params["arch"] == "fc"
+    history = [
+        (metric.step, key, metric.value)
+        for key in found.data.metrics
+        for metric in client.get_metric_history(found.info.run_id, key)
+    ]
+    in_mlflow = {(step, key): value for step, key, value in history}
+    assert len(in_mlflow) == len(history)
+    # Of a step that a kill undid, the first measurement stands; a resumed run may measure none in its first steps.
+    timed = ("Speed", "Epoch/images_per_second")
+    assert in_mlflow.keys() >= there.keys()
+    assert all(key[1].startswith(timed) for key in in_mlflow.keys() - there.keys())
+    untimed = {key: value for key, value in there.items() if not key[1].startswith(timed)}
+    assert same({key: in_mlflow[key] for key in untimed}, untimed)
+
+    files = sorted((folder / "wandb").glob("offline-run-*/*.wandb"))
+    assert len(files) == 2
+    steps = [step for path in files for step in trackers._offline_steps(path)]
+    assert steps == sorted({step for step, _ in there})
