@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import fcntl
+import io
 import json
 import os
 import re
@@ -301,14 +302,15 @@ def _without_secrets(text: str) -> str:
 
 
 class Ending:
-    """Waits for the run's end: a line on stdin that tells how it ended, or the death of the process that runs it.
+    """Waits for the run's end: a line on the unbuffered ``stdin`` that tells how it ended, or the death of its process.
 
     Within ``SECONDS`` of that death, this process ends in any case.
     """
 
     SECONDS = 15
 
-    def __init__(self) -> None:
+    def __init__(self, stdin: io.RawIOBase) -> None:
+        self._stdin = stdin
         self._how = ""
         self._parent = os.getppid()
         self._alarmed = False
@@ -330,8 +332,8 @@ class Ending:
             left = max(0.0, min(1.0, deadline - time.monotonic()))
             if self._how:
                 return self._how
-            if select.select([sys.stdin], [], [], left)[0]:
-                self._how = sys.stdin.readline().strip() or STOPPED
+            if select.select([self._stdin], [], [], left)[0]:
+                self._how = self._stdin.readline().decode().strip() or STOPPED
             elif not left:
                 return ""
 
@@ -340,8 +342,10 @@ def main() -> int:
     """Mirror the job described in the first line on stdin; lines on stdout are for the run's log."""
     from utils.runtime.process import end_with_parent
 
-    job = Job(**json.loads(sys.stdin.readline()))
-    ended = Ending()
+    # Unbuffered: select would never see the last line of a short run if it had been read together with the first.
+    stdin = io.FileIO(sys.stdin.fileno(), closefd=False)
+    job = Job(**json.loads(stdin.readline()))
+    ended = Ending(stdin)
     end_with_parent()
     os.nice(10)  # a busy processor belongs to the training
     log = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", errors="backslashreplace")

@@ -2,9 +2,13 @@
 
 import csv
 import importlib.util
+import json
 import os
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -12,7 +16,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import main
-from tests.end_to_end.forked import Forked
+from tests.end_to_end.forked import ROOT, Forked
 from tests.end_to_end.processes import differences
 from tests.helpers import csv_rows, trained, wait_for
 from utils.checkpoint import checkpoint
@@ -97,6 +101,21 @@ def test_a_finished_run_is_mirrored_whole(run):
     assert mirror(job(run), tracker, endings(FINISHED), pytest.fail)
     assert same({(step, tag): value for step, tag, value in tracker.got}, logged(run))
     assert tracker.ends == [True]
+
+
+def test_a_run_that_ended_before_its_tracker_had_begun_is_mirrored_whole_at_once(run, tmp_path):
+    """Its last line then lies in the pipe behind the first, and no further one comes."""
+    folder = shutil.copytree(run, tmp_path / "run")
+    line = [sys.executable, "-m", "utils.record.trackers"]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, cwd=ROOT, text=True) as process:
+        process.stdin.write(f"{json.dumps(job(folder)._asdict())}\n{FINISHED}\n")
+        process.stdin.flush()
+        try:
+            assert process.wait(60) == 0  # seconds: it would wait for ever
+        finally:
+            process.kill()
+    table = {(int(row["step"]), row["tag"]): float(row["value"]) for row in csv_rows(folder / "scalars.csv")}
+    assert same(table, logged(folder))
 
 
 @pytest.mark.parametrize("fails", [["open"], ["send"], ["send", "send", "open"]])
