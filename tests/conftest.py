@@ -12,6 +12,8 @@ import hypothesis
 import pytest
 from filelock import FileLock
 
+import tests.checksums  # noqa: F401 - for what it changes
+
 # The tests' tensors are small: several threads would wait for each other for longer than they compute.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # torch keeps compiled kernels for all processes of a user. Those for the processor's own vectors corrupt the memory of a

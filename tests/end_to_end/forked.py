@@ -24,6 +24,7 @@ SECONDS = 300
 IMPORTED = [
     "main",
     "training",
+    "tests.checksums",
     "tests.faults.faulty_main",
     "tests.faults.points",
     "utils.train_validation",
