@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.common.command_line import ToolParser, positive_number, run_tool, warn, whole
+from scripts.common.command_line import ToolParser, number, run_tool, warn, whole
 from scripts.common.trained import add_rejection, add_run_arguments, add_views, find_run, open_run, refuse_rejection
 from utils.config.settings import UserError
 from utils.runtime.cpu import cores_per_process
@@ -78,8 +78,8 @@ def build_parser() -> ToolParser:
         "own names, --host]",
     )
     parser.add_argument("--port", type=whole(0, 65535), default=8000, metavar="N", help="0: any free one [8000]")
-    parser.add_argument("--max-megabytes", type=positive_number, default=20, metavar="X", help="largest file [20]")
-    parser.add_argument("--max-megapixels", type=positive_number, default=50, metavar="X", help="largest image [50]")
+    parser.add_argument("--max-megabytes", type=number(0.01, 1e6), default=20, metavar="X", help="largest file [20]")
+    parser.add_argument("--max-megapixels", type=number(0.01, 1e6), default=50, metavar="X", help="largest image [50]")
     return parser
 
 

@@ -75,10 +75,10 @@ def of_training(run: RunRecord) -> list[ShownMetric]:
     """Best epoch, training time and speed of a run."""
     made = []
     for name, column in (("Best top-1", "val_top1"), ("Best mAP", "val_map")):
-        values = run.epochs.get(column, ())
+        values = run.epochs.get(column, ())[: run.whole_epochs]
         if np.isfinite(values).any():
             best = int(np.nanargmax(values))
-            epoch = f"epoch {run.epochs['epoch'][best]:.0f} of {len(values)}"
+            epoch = f"epoch {run.epochs['epoch'][best]:.0f} of {len(run.epochs['epoch'])}"
             made.append(ShownMetric(name, shown(float(values[best]), "%"), epoch))
     seconds = [value for value in run.epochs.get("seconds", ()) if math.isfinite(value)]
     if seconds:

@@ -27,6 +27,7 @@ from utils.record.run_folder import read_table
 
 T = TypeVar("T")
 SETTING = re.compile(r"^(#? ?)([a-z0-9-]+): (.*?)  # (.+)$")
+EPOCH = re.compile(r"^epoch (\d+)/\d+  training(, cut at step)?", re.MULTILINE)
 FIRST_BATCH = "First_Training_Batch"
 LARGEST_BYTES = 2**31  # size of a file, or of its uncompressed content: larger ones are not read
 
@@ -45,9 +46,10 @@ class RunRecord:
 
     ``epochs``: the columns of metrics.csv, float64 (epochs,), NaN where empty. ``steps``: the columns of metrics.npz by
     name, float64 (steps,). ``scalars``: points (step, value) of the event files by tag. ``classes``: the rows of
-    class_metrics.csv. ``first_batch``: an encoded picture. ``header``: the comments above the settings, by 'command',
-    'versions', 'machine' and 'commit'. ``missing``: a sentence for each thing that could not be read.
-    ``predicted_doubts``: doubts from predictions of the run's own validation images.
+    class_metrics.csv. ``cut_epoch``: the latest epoch, if --max-steps has cut it. ``first_batch``: an encoded picture.
+    ``header``: the comments above the settings, by 'command', 'versions', 'machine' and 'commit'. ``missing``: a
+    sentence for each thing that could not be read. ``predicted_doubts``: doubts from predictions of the run's own
+    validation images.
     """
 
     name: str
@@ -58,6 +60,7 @@ class RunRecord:
     steps: dict[str, np.ndarray] = field(default_factory=dict)
     scalars: dict[str, np.ndarray] = field(default_factory=dict)
     classes: list[dict[str, str]] = field(default_factory=list)
+    cut_epoch: int | None = None
     first_batch: bytes | None = None
     warnings: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -71,6 +74,12 @@ class RunRecord:
             return math.nan
         epochs = np.diff(self.epochs.get("epoch", 1.0 + np.arange(len(ends))), prepend=0)  # earlier rows may be lost
         return float((np.diff(ends, prepend=0) / np.fmax(epochs, 1)).max())
+
+    @property
+    def whole_epochs(self) -> int:
+        """Number of epochs, without a last one that --max-steps has cut: it is the run's best only if it is alone."""
+        count = len(self.epochs.get("epoch", ()))
+        return count - 1 if count > 1 and self.last("epoch") == self.cut_epoch else count
 
     def last(self, column: str) -> float:
         """Value of ``column`` in the last epoch, NaN if there is none."""
@@ -108,7 +117,10 @@ def read(folder: Path, name: str) -> RunRecord:
         )
     record.steps = _attempt(record, curves.WHOLE, "curves of the steps", read_steps) or {}
     record.classes = _attempt(record, "class_metrics.csv", "figures of each class", read_classes) or []
-    record.warnings = _attempt(record, "log.txt", "warnings", read_warnings) or []
+    log = _attempt(record, "log.txt", "warnings", read_log) or ""
+    record.warnings = warnings_in(log)
+    if (trained := EPOCH.findall(log)) and trained[-1][1]:
+        record.cut_epoch = int(trained[-1][0])
     read_events(record)
     return record
 
@@ -195,12 +207,16 @@ def read_classes(path: Path) -> list[dict[str, str]]:
     return rows
 
 
-def read_warnings(path: Path) -> list[str]:
-    """The log's distinct warnings, without timestamps and without mere notes."""
+def read_log(path: Path) -> str:
+    """The log without timestamps."""
     with open(path, encoding="utf-8", errors="replace") as file:
-        lines = (line.rstrip("\n")[20:] for line in file)  # after '2026-01-31 23:59:59 '
-        warnings = dict.fromkeys(line.removeprefix("warning: ") for line in lines if line.startswith("warning: "))
-        return [line for line in warnings if not line.startswith(BEGINS_ANEW)]  # a note, nothing to worry about
+        return "".join(line[20:] for line in file)  # after '2026-01-31 23:59:59 '
+
+
+def warnings_in(log: str) -> list[str]:
+    """Distinct warnings in a log, without mere notes."""
+    warnings = dict.fromkeys(line.removeprefix("warning: ") for line in log.split("\n") if line.startswith("warning: "))
+    return [line for line in warnings if not line.startswith(BEGINS_ANEW)]  # a note, nothing to worry about
 
 
 def _number(text: str | None) -> float:

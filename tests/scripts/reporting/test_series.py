@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scripts.reporting import run_record, series
+from scripts.reporting import run_parts, run_record, series
+from tests.end_to_end.processes import FINAL_LINE
+from tests.helpers import trained
 from utils.config import arguments
 
 
@@ -70,7 +72,7 @@ def test_warnings_of_the_log_are_each_there_once_and_without_notes(tmp_path):
         "warning: careful",
     ]
     (tmp_path / "log.txt").write_text("".join(f"2026-01-31 23:59:59 {line}\n" for line in lines))
-    assert run_record.read_warnings(tmp_path / "log.txt") == ["careful"]
+    assert run_record.warnings_in(run_record.read_log(tmp_path / "log.txt")) == ["careful"]
 
 
 def test_a_damaged_or_missing_file_is_named_and_the_rest_is_read(digits_run, tmp_path):
@@ -87,3 +89,12 @@ def test_a_damaged_or_missing_file_is_named_and_the_rest_is_read(digits_run, tmp
 def test_the_steps_of_an_epoch_are_known_where_earlier_rows_are_lost():
     record = run_record.RunRecord("run", None, epochs={"epoch": np.array([6.0, 7.0]), "step": np.array([600.0, 700.0])})
     assert record.steps_per_epoch == 100
+
+
+@pytest.mark.parametrize("steps", [1, 28, 46])
+def test_the_best_epoch_is_that_of_the_runs_last_line_also_where_max_steps_cuts_a_better_one(steps, tmp_path, capsys):
+    folder = trained(tmp_path, "--arch", "fc", "--epochs", 3, "--max-steps", steps)
+    line = FINAL_LINE.fullmatch(capsys.readouterr().out.splitlines()[-1])
+    best = run_parts.of_training(run_record.read(folder, "run"))[0]
+    assert (best.name, best.value) == ("Best top-1", f"{float(line['best_top1']):.2f} %")
+    assert best.small == f"epoch {line['best_epoch']} of {min(2, 1 + steps // 24)}"
