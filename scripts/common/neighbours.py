@@ -12,6 +12,7 @@ NEIGHBOURS = 20
 TEMPERATURE = 0.07
 ROWS = 2048  # images whose neighbours are found together
 ALIKE = 0.95  # minimum correlation of two copies' thumbnails
+NEARER = 0.4  # a copy's distance from its original over that of images which look alike
 NEAREST = 10  # a copy is among this many nearest neighbours, in features and in thumbnails
 
 
@@ -77,12 +78,14 @@ class Duplicate(NamedTuple):
 def likeness_of_copies(first: Features) -> float:
     """Minimum correlation of copies' thumbnails: ``ALIKE``, or more in a data set whose images all look alike.
 
-    In the second case a copy is at most half as far from its original as the median image is from its nearest
-    neighbour, in the distance sqrt(2 - 2 x correlation), so that digits, which differ in few pixels, are not all
-    copies.
+    In the second case a copy is at most ``NEARER`` times as far from its original as the median image is from its tenth
+    nearest neighbour, in the distance sqrt(2 - 2 x correlation), so that digits, which differ in few pixels, are not
+    all copies. The tenth, since in a split that holds copies of its own images the nearest ones are these copies.
     """
-    typical = float(np.median(nearest(_centred(first.thumbnails), None, 1)[1])) if len(first) > 1 else 0.0
-    return max(ALIKE, 1 - (1 - typical) / 4)
+    if len(first) < 2:
+        return ALIKE
+    typical = float(np.median(nearest(_centred(first.thumbnails), None, NEAREST)[1][:, -1]))
+    return max(ALIKE, 1 - NEARER**2 * (1 - typical))
 
 
 def near_duplicates(first: Features, second: Features) -> list[Duplicate]:

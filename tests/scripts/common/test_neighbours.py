@@ -124,3 +124,15 @@ def test_images_that_differ_in_few_pixels_are_no_copies_but_their_copies_are():
     found = near_duplicates(*(features_of(split, part) for split, part in images.items()))
     assert {(one.second, one.first) for one in found} >= {(place, 5 * place) for place in range(20)}
     assert len(found) <= 20 + 0.05 * 300  # handwriting of one person may be as alike
+
+
+def test_copies_across_splits_are_found_if_most_training_images_have_copies_among_these():
+    generator = np.random.default_rng(1)
+    originals = [photograph(generator) for _ in range(60)]
+    train = [copy(image) for image in originals for copy in COPIES[:3]]
+    smaller = [image.resize((24, 24)) for image in originals[:10]]
+    found = near_duplicates(
+        features_of("train", train),
+        features_of("val", [image.resize((64, 64)) for image in smaller] + [photograph(generator) for _ in range(20)]),
+    )
+    assert {one.second: one.first // 3 for one in found} == {place: place for place in range(10)}
