@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,9 +11,10 @@ from scripts.common.output import whole_file
 from scripts.lr_range.measure import FIRST_STEPS, RangePoint, RangeTest
 
 BELOW_DIVERGENCE = 10.0
-# multiples of the initial loss: below FELL it has fallen by more than noise, above BACK it has risen again
+# multiples of the initial loss: below FELL it has fallen, above BACK it has risen again
 FELL = 0.98
 BACK = 1.05
+NOISE = 1.5  # standard deviations of a step's loss, by which it must fall or rise as well
 RED = "#c62828"
 GREEN = "#2e7d32"
 BLUE = "#1565c0"
@@ -52,18 +54,23 @@ class RateAdvice(NamedTuple):
 def advise(test: RangeTest) -> RateAdvice:
     """Find the rate of steepest descent, before the lowest smoothed loss, and the rate of divergence after it.
 
-    The slope is that of the smoothed loss over log(rate), by central differences. The loss also counts as diverging
-    once it exceeds its initial value: a network that answers the same for every image has a bounded loss.
+    The slope is that of the smoothed loss over log(rate), by central differences. The first tenth of the steps, whose
+    running mean is of few batches, only tells the initial loss and how much it differs between batches. The loss also
+    counts as diverging once it exceeds its initial value: a network that answers the same for every image has a bounded
+    loss.
     """
     points = test.points
-    if len(points) < FIRST_STEPS + 3:
+    first = max(FIRST_STEPS, len(points) // 10)
+    if len(points) < first + 3:
         return RateAdvice(None, test.diverged)
-    losses = [point.smoothed for point in points]
-    lowest = losses.index(min(losses))
-    if losses[lowest] > FELL * losses[0]:
+    losses = [point.loss for point in points[:first]]
+    initial = statistics.fmean(losses)
+    noise = NOISE * statistics.stdev(losses)
+    lowest = min(range(first, len(points)), key=lambda place: points[place].smoothed)
+    if points[lowest].smoothed > min(FELL * initial, initial - noise):
         return RateAdvice(None, test.diverged)
-    back = (point.lr for point in points[lowest:] if point.smoothed > BACK * losses[0])
-    places = range(1, min(lowest + 1, len(points) - 1))
+    back = (point.lr for point in points[lowest:] if point.smoothed > max(BACK * initial, initial + noise))
+    places = range(first, min(lowest + 1, len(points) - 1))
     steepest = min(places, key=lambda place: _slope(points[place - 1], points[place + 1]))
     return RateAdvice(points[steepest].lr, next(back, test.diverged))
 
