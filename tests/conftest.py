@@ -31,8 +31,12 @@ gc.disable()  # imports and collected tests are millions of objects, to be gone 
 
 
 def pytest_collection_finish():
-    """Look for garbage among what tests make; what is there before them is left out."""
+    """Look for garbage among what tests make; what is there before them is left out.
+
+    Every 10,000 objects, not every 700: a test's network, parser and settings are thousands, and in use.
+    """
     gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
     gc.enable()
 
 
