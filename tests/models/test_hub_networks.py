@@ -84,6 +84,7 @@ def test_a_run_keeps_its_revision_and_needs_neither_hub_nor_cache_later(cache, t
     cache(FIRST, qk_norm=True)
     flags = ["--arch", ARCH, "--pretrained", "--dataname", "folder", "--datapath", str(tree), "--device", "cpu"]
     flags += ["--batch-size", "4", "--workers", "0", "--no-progress", "--output", str(tmp_path / "runs")]
+    flags += ["--picture-epochs", "off"]
     assert main.main([*flags, "--epochs", "2", "--max-steps", "1", "--resume", "auto"]) == 0
     (run,) = (tmp_path / "runs/folder/hf_hub-someone-small_vit").iterdir()
     state = read_checkpoint(run, None, print)[1]

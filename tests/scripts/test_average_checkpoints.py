@@ -19,7 +19,7 @@ from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError
 from utils.loop.validation import validate
 
-FC = ("--device", "cpu", "--arch", "fc", "--no-progress", "--batch-size", "240")
+FC = ("--device", "cpu", "--arch", "fc", "--no-progress", "--batch-size", "240", "--picture-epochs", "off")
 
 
 @pytest.fixture(scope="module")

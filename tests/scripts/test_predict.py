@@ -51,6 +51,7 @@ def run(data, tmp_path_factory):
     place = tmp_path_factory.mktemp("runs")
     line = ["--dataname", "folder", "--datapath", str(data), "--arch", "conv2", "--image-size", "32", "--workers", "0"]
     line += ["--device", "cpu", "--no-progress", "--epochs", "1", "--batch-size", "8", "--ema-decay", "0.5"]
+    line += ["--picture-epochs", "off"]
     assert main.main([*line, "--output", str(place)]) == 0
     return str(next(place.glob("folder/conv2/*")))
 

@@ -345,7 +345,7 @@ def test_a_tool_that_needs_more_than_the_network_names_the_file_to_give(flags, t
         dataset("mine", image_size=8, fixed_size=True)(lambda path: (images, images, "ab"))
         """,
     )
-    more = ["--arch", "fc", "--device", "cpu", "--no-progress", "--max-steps", "1", "--output", str(tmp_path / "runs")]
+    more = [*QUIETLY, "--arch", "fc", "--max-steps", "1", "--output", str(tmp_path / "runs")]
     assert main(["--plugin", file, *flags, *more]) == 0
     run = str(run_in(tmp_path))
     plugins.load(())  # as a new process

@@ -10,7 +10,7 @@ from tests.faults.small_run import begin
 from tests.scripts.test_sweep import EARLY, keep_run
 from utils import run as run_module
 
-SMALL = ["--device", "cpu", "--no-progress"]
+SMALL = ["--device", "cpu", "--no-progress", "--picture-epochs", "off"]
 FLAGS = ["--arch", "fc", "--epochs", "3"]
 
 

@@ -9,6 +9,7 @@ from scipy.optimize import minimize_scalar
 
 import main
 from models.small import FullyConnected
+from tests.helpers import QUIETLY
 from utils.record.doubts import doubts, doubts_of, knows_nothing
 from utils.record.metrics import ClassReport, Report, nats_of
 
@@ -212,7 +213,7 @@ def test_a_run_that_came_to_nothing_says_so_before_its_last_line_and_in_its_log(
     weights["layers.5.bias"].copy_(torch.eye(10)[0] * 1000)  # always the first class, and sure of it
     torch.save(weights, tmp_path / "sure.pt")
     flags = ["--device", "cpu", "--arch", "fc", "--weights", tmp_path / "sure.pt", "--lr", "1e-9", "--epochs", "4"]
-    flags += ["--global-batch-size", "200", "--output", tmp_path, "--no-progress"]
+    flags += ["--global-batch-size", "200", "--output", tmp_path, "--no-progress", "--picture-epochs", "off"]
     assert main.main([*map(str, flags)]) == 0
     lines = capsys.readouterr().out.splitlines()
     told = [line for line in lines[:-1] if line.startswith("warning: val_")]
@@ -230,6 +231,6 @@ def test_a_run_that_came_to_nothing_says_so_before_its_last_line_and_in_its_log(
 
 def test_a_run_that_learns_or_is_cut_after_two_steps_says_nothing(tmp_path, capsys):
     for few in (["--epochs", "1"], ["--max-steps", "2"]):
-        flags = ["--device", "cpu", "--arch", "fc", *few, "--output", str(tmp_path), "--no-progress"]
+        flags = [*QUIETLY, "--arch", "fc", *few, "--output", str(tmp_path)]
         assert main.main(flags) == 0
         assert "warning" not in capsys.readouterr().out
