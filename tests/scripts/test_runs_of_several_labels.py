@@ -83,7 +83,7 @@ def kept(runs, tmp_path_factory):
 
 def test_two_processes_have_the_figures_of_one_and_a_cut_run_goes_on_to_the_same_bits(flags, tmp_path):
     line = "--epochs 2 --global-batch-size 30 --val-batch-size 7 --mixup 0.2 --ema-decay 0.9 --deterministic".split()
-    line = [*flags, *line, "--print-freq", "1", "--resume", "auto"]
+    line = [*flags, *line, "--print-freq", "1", "--resume", "auto", "--picture-epochs", "off"]
     one = trained(tmp_path / "one", *line)
     for output, more in (("two", ()), ("cut", ("--max-steps", "4")), ("cut", ())):
         process = Forked(*line, "--output", tmp_path / output, *more, processes=2)
@@ -345,7 +345,7 @@ def test_no_group_is_on_both_sides_of_the_probes_folds():
 
 
 def test_folds_of_several_labels_are_cross_validated_by_mean_average_precision(flags, table, tmp_path):
-    own = ["--split-column", "off", "--epochs", "2", "--batch-size", "30"]
+    own = ["--split-column", "off", "--epochs", "2", "--batch-size", "30", "--picture-epochs", "off"]
     planned = trials("digits/fc", [], 1, [*flags, *own], folds=3)
     for trial in planned:
         assert main([*trial.flags, "--output", str(tmp_path / "runs")]) == 0

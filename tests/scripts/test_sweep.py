@@ -25,7 +25,7 @@ from scripts.sweeps import cross_validation, jobs, outcomes
 from scripts.sweeps.cross_validation import corrected_interval, cross_validate
 from scripts.sweeps.grid import Trial, trials
 from tests.end_to_end.forked import Launched
-from tests.helpers import answer, csv_rows, image_tree, wait_for
+from tests.helpers import QUIETLY, answer, csv_rows, image_tree, wait_for
 from utils.config import arguments, plugins
 from utils.config.settings import UserError
 from utils.data.datasets import get_data
@@ -180,7 +180,7 @@ def test_a_run_on_other_images_of_the_users_own_is_no_finished_one(tmp_path):
 def test_a_run_on_images_that_have_changed_since_is_no_finished_one(tmp_path, capsys):
     image_tree(tmp_path / "pets", {"train": 4, "val": 4}, ("cat", "dog"))
     where = ["--dataname", "folder", "--datapath", str(tmp_path / "pets"), "--image-size", "8", "--device", "cpu"]
-    more = [*where, "--epochs", "1", "--batch-size", "4", "--workers", "0"]
+    more = [*where, "--epochs", "1", "--batch-size", "4", "--workers", "0", "--picture-epochs", "off"]
     (trial,) = trials("digits/fc", [], 1, more)
     assert main.main([*trial.flags, "--no-progress", "--output", str(tmp_path / "runs")]) == 0
     assert set(outcomes.finished(tmp_path / "runs", [trial])) == {trial}
@@ -205,7 +205,7 @@ def mine(logits, targets):
     return 1.0 * cross_entropy(logits, targets)
 """
     file.write_text(text)
-    more = ["--plugin", str(file), "--loss", "mine", "--epochs", "1", "--train-samples", "128", "--device", "cpu"]
+    more = ["--plugin", str(file), "--loss", "mine", "--epochs", "1", "--train-samples", "128", *QUIETLY]
     (trial,) = trials("digits/fc", [], 1, more)
     assert main.main([*trial.flags, "--no-progress", "--output", str(tmp_path / "runs")]) == 0
     assert set(outcomes.finished(tmp_path / "runs", [trial])) == {trial}
@@ -544,9 +544,9 @@ def test_with_folds_each_seed_deals_them_out_and_holds_out_each_once():
 def validated(tmp_path_factory):
     """Three folds of the digits, each trained for an epoch; and their results."""
     folder = tmp_path_factory.mktemp("folds")
-    planned = trials("digits/fc", [], 1, ["--epochs", "1", "--device", "cpu"], folds=3)
+    planned = trials("digits/fc", [], 1, ["--epochs", "1", *QUIETLY], folds=3)
     for trial in planned:
-        assert main.main([*trial.flags, "--no-progress", "--output", str(folder / "runs")]) == 0
+        assert main.main([*trial.flags, "--output", str(folder / "runs")]) == 0
     return folder, planned, outcomes.finished(folder / "runs", planned)
 
 
@@ -584,7 +584,7 @@ def test_nothing_is_cross_validated_before_all_folds_are_trained(validated, tmp_
 
 def test_folds_of_different_divisions_are_no_cross_validation(validated, tmp_path):
     _, planned, results = validated
-    flags = ["--folds", "3", "--fold", "2", "--fold-seed", "7", "--epochs", "1", "--device", "cpu", "--no-progress"]
+    flags = ["--folds", "3", "--fold", "2", "--fold-seed", "7", "--epochs", "1", *QUIETLY]
     assert main.main(["--config", "digits/fc", *flags, "--output", str(tmp_path / "runs")]) == 0
     (folder,) = (tmp_path / "runs/digits/fc").iterdir()
     mixed = {**results, planned[2]: read_run(folder)}

@@ -167,7 +167,7 @@ def test_other_images_in_the_report_change_nothing_in_the_search(tmp_path):
     tables = []
     for name in ("one", "other"):
         flags = ["--dataname", "folder", "--datapath", str(tmp_path / name), "--image-size", "8", "--device", "cpu"]
-        flags += ["--batch-size", "8", "--workers", "0", "--epochs", "2", "--no-progress"]
+        flags += ["--batch-size", "8", "--workers", "0", "--epochs", "2", "--no-progress", "--picture-epochs", "off"]
         space = Space.of("digits/fc", flags, ["lr=0.01..1"], folds=5)
         output = tmp_path / "runs" / name
         assert main.main([*space.trial(0, ("lr=0.1",)).flags, "--output", str(output)]) == 0
@@ -179,7 +179,7 @@ def test_other_images_in_the_report_change_nothing_in_the_search(tmp_path):
 
 
 def test_the_best_are_trained_with_other_seeds_and_reported_in_the_order_of_the_search(
-    whole, fake_main, capsys, monkeypatch
+    whole, fake_main, without_pictures, capsys
 ):
     folder, (code, rows) = whole
     assert code == 0 and len(rows) == 10
