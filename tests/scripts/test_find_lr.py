@@ -121,21 +121,21 @@ def test_a_loss_that_never_falls_gives_no_advice(losses):
     assert advice.rate is None and line.startswith("no advice: the loss falls at no rate between 0.0001 and 1")
 
 
-def of_batches(means):
-    """A range test whose steps' losses differ from these means as those of small batches do, ten a decade from 1e-4."""
+def of_batches(means, variation):
+    """A range test whose steps' losses differ from these means by this coefficient of variation, ten a decade."""
     generator = np.random.default_rng(0)
     test = RangeTest()
     for place, mean in enumerate(means):
-        test.add(1e-4 * 10 ** (place / 10), mean * generator.gamma(4, 1 / 4))
+        test.add(1e-4 * 10 ** (place / 10), mean * generator.gamma(variation**-2, variation**2))
     return test
 
 
 def test_losses_that_only_differ_between_batches_give_no_advice():
-    assert advise(of_batches([0.1] * 60)).rate is None
+    assert advise(of_batches([0.1] * 60, 0.5)).rate is None
 
 
 def test_the_fastest_fall_is_not_that_from_an_unlucky_first_batch():
-    test = of_batches([1.0] * 30 + [1 - 0.09 * place for place in range(1, 11)] + [0.1] * 20)
+    test = of_batches([1.0] * 30 + [1 - 0.09 * place for place in range(1, 11)] + [0.1] * 20, 0.1)
     first, *others = test.points
     test.points = [first._replace(loss=2.0, smoothed=2.0), *others]
     assert 1e-4 * 10**3 < advise(test).steepest < 1e-4 * 10**4.2  # the running mean lags behind the losses
