@@ -50,15 +50,21 @@ def show_trials(search: Search, title: str) -> list[str]:
 
 
 def verdict(search: Search, results: Mapping[Trial, RunResult], images: int) -> str:
-    """Lines about the best setting, on ``images`` validation images that no trial saw; '' until it is retrained."""
+    """Lines about the best setting, on ``images`` validation images that no trial saw; '' until it is retrained.
+
+    With --max-val-batches, the figure is of some of them.
+    """
     best = search.best(1)
     runs = points_of(results).get(point_of(best[0])) if best else None
     if not runs:
         return ""
     figure = f"{in_words(runs)} {spread([run.final for run in runs])} over {len(runs)} seed(s)"
+    cut = runs[0].args.data.max_val_batches
+    which = "the" if cut is None else f"{cut} batch(es) of the"
     lines = [
         f"Chosen by the search, trial {best[0].number}: {' '.join(point_of(best[0]))}",
-        f"It reaches {figure}, trained on all training images, on the {images:,} validation images, which no trial saw",
+        f"It reaches {figure}, trained on all training images, on {which} {images:,} validation images, which no trial "
+        "saw",
     ]
     if len(points_of(results)) > 1:
         lines.append("The other rows are for comparison: choosing the best of them would be choosing by these images")

@@ -22,8 +22,10 @@ from PIL import Image
 
 import main
 from scripts import sweep
+from scripts.common.runs import RunResult
 from scripts.sweeps import jobs, outcomes, search_report
-from scripts.sweeps.search import Search, point_of, storage
+from scripts.sweeps.grid import trials
+from scripts.sweeps.search import POINT, Search, point_of, storage
 from scripts.sweeps.space import Space
 from tests.helpers import answer, csv_rows, wait_for
 from utils.config import arguments
@@ -198,6 +200,13 @@ def test_the_best_are_trained_with_other_seeds_and_reported_in_the_order_of_the_
     assert f"Chosen by the search, trial {best['trial']}: lr={best['lr']} global" in said
     assert f"It reaches top-1 {70 + float(best['lr']):.2f} +- 0.00 over 2 seed(s), trained on all training" in said
     assert "on the 360 validation images, which no trial saw" in said
+
+
+def test_a_verdict_on_a_part_of_the_validation_images_says_so():
+    (trial, *_) = trials("digits/fc", ["lr=0.05,0.1"], 1, ["--max-val-batches", "3"])
+    search = SimpleNamespace(best=lambda count: [SimpleNamespace(number=0, user_attrs={POINT: trial.point})])
+    results = {trial: RunResult(None, trial.args, "", "", 1, "top1", 50.0, 50.0, 1.0)}
+    assert "on 3 batch(es) of the 360 validation images, which" in search_report.verdict(search, results, 360)
 
 
 def test_a_search_that_is_killed_ends_as_one_that_was_not(whole, fake_main, without_pictures, tmp_path, monkeypatch):
