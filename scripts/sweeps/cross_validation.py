@@ -85,14 +85,16 @@ def cross_validate(planned: Sequence[Trial], results: Mapping[Trial, RunResult],
             continue
         name = label(point, [results[trials[0]]])
         pooled = []
+        sizes = []
         for seed in sorted({trial.seed for trial in trials}):
             folds = [predicted(trial, results[trial]) for trial in trials if trial.seed == seed]
             refuse_incomplete(folds)
+            sizes += [len(one.numbers) for one in folds]
             file = folder / f"out_of_fold{f'_{place}' if points.keys() - {point} else ''}_seed{seed}.csv"
             numbered = [pair for one in folds for pair in zip(one.numbers.tolist(), one.rows(), strict=True)]
             write_csv(file, [row for _, row in sorted(numbered, key=lambda pair: pair[0])])
             pooled.append(_pooled(folds, seed, file))
-        row = summary([results[trial] for trial in trials], folds)
+        row = summary([results[trial] for trial in trials], sizes, len(folds))
         rows.append({"setting": name, **row})
         low, high = (row[end] for end in ("low", "high"))
         run = results[trials[0]]
@@ -158,16 +160,18 @@ def _pooled(folds: Sequence[OneFold], seed: int, file: Path) -> str:
     return f"  seed {seed}: {hits:,} of {count:,} right out of fold, {share}, {interval}; {file.name}"
 
 
-def summary(runs: Sequence[RunResult], folds: Sequence[OneFold]) -> dict[str, Any]:
-    """Mean, spread and interval of the headline metric of ``runs``, in percent; ``folds``: those of one seed."""
+def summary(runs: Sequence[RunResult], sizes: Sequence[int], folds: int) -> dict[str, Any]:
+    """Mean, spread and interval of the headline metric of ``runs``, in percent.
+
+    ``sizes``: number of images of each run's fold, which groups make differ by seed; ``folds``: number of each seed.
+    """
     values = [run.final for run in runs]
-    sizes = [len(one.numbers) for one in folds]
-    low, high = corrected_interval(values, 1 / (len(sizes) - 1))
+    low, high = corrected_interval(values, 1 / (folds - 1))
     mean = {f"mean_{runs[0].headline}": statistics.fmean(values)}
     numbers = {**mean, "deviation": deviation(values), "low": low, "high": high}
     return {
         "runs": len(values),
-        "seeds": len(values) // len(folds),
+        "seeds": len(values) // folds,
         **{name: f"{value:.2f}" for name, value in numbers.items()},
         "smallest_fold": min(sizes),
         "largest_fold": max(sizes),

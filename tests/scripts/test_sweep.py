@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from scripts.common.command_line import Terminated, table, termination_raises
 from scripts.common.output import write_csv
 from scripts.common.runs import identity, read_run
 from scripts.sweeps import cross_validation, jobs, outcomes
-from scripts.sweeps.cross_validation import corrected_interval, cross_validate
+from scripts.sweeps.cross_validation import corrected_interval, cross_validate, summary
 from scripts.sweeps.grid import Trial, trials
 from tests.end_to_end.forked import Launched
 from tests.helpers import QUIETLY, answer, csv_rows, image_tree, wait_for
@@ -591,6 +592,14 @@ def test_folds_of_different_divisions_are_no_cross_validation(validated, tmp_pat
     with pytest.raises(UserError, match="seed=0 fold=2 and seed=0 fold=0 were trained on different images or folds"):
         cross_validate(planned, mixed, tmp_path)
     assert not list(tmp_path.glob("*.csv"))
+
+
+def test_the_smallest_and_the_largest_fold_are_those_of_all_seeds():
+    runs = [SimpleNamespace(headline="top1", final=value) for value in (80.0, 90.0, 85.0, 85.0)]
+    about = summary(runs, [30, 70, 48, 52], 2)
+    assert (about["seeds"], about["smallest_fold"], about["largest_fold"]) == (2, 30, 70)
+    low, high = corrected_interval([80.0, 90.0, 85.0, 85.0], 1.0)
+    assert (about["low"], about["high"]) == (f"{low:.2f}", f"{high:.2f}")
 
 
 def test_the_interval_is_nadeau_and_bengios():
