@@ -78,6 +78,15 @@ def signals_are_handled_as_before():
     assert after == before, f"the test left other handlers: {dict(zip(numbers, after, strict=True))}"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def workers_have_one_server(tmp_path_factory):
+    """The server of tests/end_to_end/forked.py imports for seconds, once for all xdist workers."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        from tests.end_to_end.forked import NOTE
+
+        os.environ[NOTE] = str(tmp_path_factory.getbasetemp().parent / "server")
+
+
 @pytest.fixture
 def workplace(tmp_path, monkeypatch):
     """An empty folder, which is the current one."""

@@ -5,6 +5,7 @@ import functools
 import itertools
 import multiprocessing
 import os
+import pickle
 import runpy
 import signal
 import socket
@@ -16,34 +17,37 @@ import tempfile
 import threading
 import time
 from contextlib import contextmanager, suppress
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
+
+from filelock import FileLock
+
+from scripts.verification.processes import descendants
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SECONDS = 300
-IMPORTED = [
-    "main",
-    "training",
-    "tests.checksums",
-    "tests.faults.faulty_main",
-    "tests.faults.points",
-    "utils.train_validation",
-    "utils.record.writer",
-    "models",
-    "timm",
-    "torch.utils.tensorboard",
-    "torch._dynamo",
-    "torch.distributed.fsdp",
-    "torch.distributed.checkpoint",
-    "torch.distributed.run",
-]
+IMPORTED = "tests.end_to_end.imported"
+# Names a file, beside which workers of pytest-xdist agree on one server.
+NOTE = "NOTE_OF_THE_TESTS_SERVER"
 
 
 @functools.cache
 def server():
-    """The server; it outlives the test that asks for it first."""
+    """The server; it outlives the test that asks for it first. Workers of pytest-xdist have one among them."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(IMPORTED)
+    if NOTE not in os.environ:
+        _begin(context)
+        return context
+    note = Path(os.environ[NOTE])
+    with FileLock(f"{note}.lock"):
+        if not _join(note):
+            _begin(context)
+            note.write_bytes(pickle.dumps((os.getpid(), _attributes())))
+    return context
+
+
+def _begin(context):
+    context.set_forkserver_preload([IMPORTED])
     here = os.getcwd()
     os.chdir(ROOT)  # it imports from the current folder, and says nothing if a module is not there
     first = context.Process(target=_say_whether_imported)
@@ -51,16 +55,34 @@ def server():
     os.chdir(here)
     first.join()
     assert first.exitcode == 0, "the server has not imported what it was told to"
-    return context
+
+
+def _join(note):
+    """Have multiprocessing use the server of which ``note`` tells; False if there is none, or its worker is gone."""
+    with suppress(FileNotFoundError):
+        worker, attributes = pickle.loads(note.read_bytes())
+        name = "_forkserver_alive_fd"  # of a pipe; the server ends when no worker has it open any more
+        attributes[name] = os.open(f"/proc/{worker}/fd/{attributes[name]}", os.O_WRONLY)
+        vars(forkserver._forkserver).update(attributes)
+        forkserver._forkserver.ensure_running = lambda: None  # would look for a child of this process
+        resource_tracker.ensure_running()  # as the first process of a server of its own would
+        return True
+    return False
+
+
+def _attributes():
+    """Address, process id and the like."""
+    return {name: value for name, value in vars(forkserver._forkserver).items() if name.startswith("_forkserver_")}
 
 
 def _say_whether_imported():
-    sys.exit(not all(name in sys.modules for name in IMPORTED))
+    sys.exit(IMPORTED not in sys.modules)
 
 
-def server_pid():
-    """The server's process id, None before it is started."""
-    return forkserver._forkserver._forkserver_pid
+def running():
+    """Ids of the server's processes that this process has begun and that still run, and of all that these began."""
+    begun = {child.pid for child in multiprocessing.active_children() if isinstance(child, server().Process)}
+    return begun.union(*map(descendants, begun))
 
 
 class Forked:
@@ -137,7 +159,8 @@ class _AsPopen:
 class Launched(_AsPopen):
     """subprocess.Popen for ``line``, a torchrun that is forked from the server, and its training processes from it.
 
-    That processes are not begun by Python spares their imports and is all that differs. ``stdout`` and ``stderr`` are
+    What differs: processes are not begun by Python, which spares their imports, and torchrun does not search all
+    modules for the name of each method that it is in, which took it a second. ``stdout`` and ``stderr`` are
     paths in text, or open files that have one.
     """
 
@@ -249,8 +272,10 @@ def _in_place_of(process, line):
 def _launch(files, folder, environment, line):
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
     os.setsid()
+    dynamic_rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
     SubprocessHandler._popen = _forked_rank
     _run(files, folder, environment, [run.__file__, *line[2:]] if line[0] == "-m" else line)
 

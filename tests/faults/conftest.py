@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from scripts.verification.processes import descendants
 from tests.end_to_end import forked
 
 MARK = "STARTED_BY_TEST"
@@ -27,7 +26,7 @@ def nothing_left_behind(monkeypatch):
     monkeypatch.setenv(MARK, mark)
     yield
     deadline = time.monotonic() + SECONDS
-    while (left := marked(mark) | of_the_server()) and time.monotonic() < deadline:
+    while (left := marked(mark) | dict.fromkeys(forked.running(), "forked")) and time.monotonic() < deadline:
         time.sleep(0.1)
     for pid in left:
         with contextlib.suppress(ProcessLookupError):
@@ -43,8 +42,3 @@ def marked(mark):
             if f"{MARK}={mark}".encode() in (place / "environ").read_bytes():
                 found[int(place.name)] = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     return found
-
-
-def of_the_server():
-    """The processes {pid: what they are} that were forked and still run; they have the server's environment."""
-    return dict.fromkeys(descendants(forked.server_pid()), "forked")

@@ -1,0 +1,28 @@
+"""What the server of forked.py imports, before it forks."""
+
+# ruff: noqa: E402, F401
+import gc
+import sys
+
+sys.modules["wandb"] = None  # which timm imports where it finds it, for as long as all of its own
+gc.disable()  # imports make a million objects, to be gone through again and again for no garbage
+
+import timm
+import torch._dynamo
+import torch.distributed.checkpoint
+import torch.distributed.fsdp
+import torch.distributed.run
+import torch.utils.tensorboard
+
+import main
+import models
+import tests.checksums
+import tests.faults.faulty_main
+import tests.faults.points
+import training
+import utils.record.writer
+import utils.train_validation
+
+del sys.modules["wandb"]
+gc.freeze()  # a search for garbage would write to, and so copy, each page of memory that forked processes share
+gc.enable()
