@@ -1,6 +1,5 @@
 """The programs in examples/ run as they stand."""
 
-import os
 import runpy
 import signal
 import sqlite3
@@ -13,7 +12,7 @@ import torch
 from main import main
 from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import FINAL_LINE, ROOT, curves, differences, rows
-from tests.helpers import image_tree, wait_for
+from tests.helpers import image_tree
 from training import open_run
 from utils.loop.stop_signals import TRY_AGAIN
 from utils.train_validation import TraVal
@@ -41,24 +40,32 @@ def run_of(folder):
     return run
 
 
+# Ends the process that trains, at chosen steps; the run without a kill has it too, for a run has the same plug-ins always.
+ENDING = """
+import os, signal
+
+from utils.plugin import hook
+
+
+@hook("after_update")
+def end(traval):
+    step = str(traval.progress.step)
+    if step == os.environ.get("STEP"):
+        os.kill(os.getpid(), int(os.environ["SIGNAL"]))
+"""
+
+
 def test_an_own_loop_that_is_killed_or_stopped_goes_on_to_the_bits_of_main_py_with_the_same_parts(tmp_path):
-    long = ("--batch-size", 8)
-    assert main([*map(str, (*PARTS, *SMALL, *long, "--output", tmp_path / "straight"))]) == 0
-    words = (*long, "--resume", "auto", "--save-every-steps", 5, "--output", tmp_path / "killed")
-    line = [*map(str, (sys.executable, LOOP, *SMALL, *words))]
-    with subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        for line in process.stdout:
-            if "epoch 1/4  validation" in line:
-                process.kill()
-    assert process.returncode == -signal.SIGKILL
-    process = Forked(*SMALL, *words, program=LOOP)
-    log = run_of(tmp_path / "killed") / "log.txt"
-    wait_for(lambda: "epoch 2/4  validation" in log.read_text())
-    os.kill(process.ranks[0].pid, signal.SIGTERM)
-    ended = process.communicate()
-    assert process.returncode == TRY_AGAIN, ended
+    ending = tmp_path / "ending.py"
+    ending.write_text(ENDING)
+    assert main([*map(str, (*PARTS, "--plugin", ending, *SMALL, "--output", tmp_path / "straight"))]) == 0
+    words = ("--plugin", ending, "--resume", "auto", "--save-every-steps", 5, "--output", tmp_path / "killed")
+    for step, number, code in ((38, signal.SIGKILL, -signal.SIGKILL), (70, signal.SIGTERM, TRY_AGAIN)):
+        process = Forked(*SMALL, *words, program=LOOP, STEP=str(step), SIGNAL=str(int(number)))
+        ended = process.communicate()
+        assert process.returncode == code, ended
     assert not [*tmp_path.glob("killed/bars/small/*/checkpoints/final.pt")]
-    for said in ("Continuing ", " is finished: 4 epochs, 500 steps"):
+    for said in ("Continuing ", " is finished: 4 epochs, 128 steps"):
         code, out, err = loop(*words)
         assert code == 0 and said in out, err
     runs = [run_of(tmp_path / folder) for folder in ("straight", "killed")]
@@ -66,6 +73,12 @@ def test_an_own_loop_that_is_killed_or_stopped_goes_on_to_the_bits_of_main_py_wi
     assert rows(runs[0]) == rows(runs[1])
     assert curves(runs[0]) == curves(runs[1])
     assert len(LOOP.read_text().splitlines()) < 40
+
+
+def test_an_own_loop_finds_what_it_imports_from_the_repositorys_folder():
+    line = [sys.executable, "examples/own_loop.py", "--epochs", "0"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "--epochs '0': must be at least 1\n" in done.stderr
 
 
 def test_an_own_loop_on_two_processes_validates_each_image_once(tmp_path, capsys):
