@@ -24,13 +24,15 @@ def run(trained, tmp_path, monkeypatch):
 
 
 def without(state, path):
-    """A copy of ``state`` without the part at ``path``."""
-    state = copy.deepcopy(state)
-    *above, key = path.split("/")
-    holder = state
-    for name in above:
-        holder = holder[int(name) if isinstance(holder, list) or int_key(holder, name) else name]
-    del holder[int(key) if isinstance(holder, list) or int_key(holder, key) else key]
+    """``state`` without the part at ``path``; only what holds it is copied."""
+    state = copy.copy(state)
+    key, _, below = path.partition("/")
+    if isinstance(state, list) or int_key(state, key):
+        key = int(key)
+    if below:
+        state[key] = without(state[key], below)
+    else:
+        del state[key]
     return state
 
 
