@@ -26,14 +26,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from main import main
 from tests.end_to_end.forked import python_that_forks
 from tests.end_to_end.processes import FINAL_LINE, ROOT, load
 from tests.end_to_end.scripts import variables
 from tests.helpers import QUIETLY
+from utils.config.arguments import parse
+from utils.optim.lr_policy import LRPolicy
 
 EPOCHS = 30
 IMAGES = 1437
+STEPS_AN_EPOCH = 16
 RECIPE = f"dataname: digits\narch: fc\nepochs: {EPOCHS}\nglobal-batch-size: 90\nsave-every-steps: 10\n"
 TIMEOUT_SECONDS = 5
 WAITS = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=10,read_timeout=10,join_timeout=60"
@@ -118,14 +120,6 @@ def recipe(tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module")
-def whole(recipe, tmp_path_factory):
-    """The uninterrupted run, in one process."""
-    output = tmp_path_factory.mktemp("whole")
-    assert main([*QUIETLY, "--config", str(recipe), "--output", str(output)]) == 0
-    return folder(output)
-
-
 class Machine:
     """elastic.sh on the machine with the address 10.77.0.``number``; ``host``, begun first, is that of the meeting point."""
 
@@ -194,7 +188,7 @@ def counted(run):
     return [*map(int, re.findall(r"Processes: (\d+) on", (run / "log.txt").read_text()))]
 
 
-def finished(machine, output, whole, counts):
+def finished(machine, recipe, output, counts):
     """``machine`` has ended well, with every step at its learning rate and all samples counted; gives its output.
 
     ``counts``: on how many machines the run was trained last. Before, it may have begun without one that came late.
@@ -202,8 +196,11 @@ def finished(machine, output, whole, counts):
     code, out, err = machine.ended()
     assert code == 0, err
     run = folder(output)
-    for name in ("lr", "step", "epoch"):
-        np.testing.assert_array_equal(np.load(run / "metrics.npz")[name], np.load(whole / "metrics.npz")[name])
+    curves = np.load(run / "metrics.npz")
+    np.testing.assert_array_equal(curves["step"], np.arange(1, EPOCHS * STEPS_AN_EPOCH + 1))
+    np.testing.assert_array_equal(curves["epoch"], np.repeat(np.arange(1, EPOCHS + 1), STEPS_AN_EPOCH))
+    rate = LRPolicy(parse(["--config", str(recipe)]).optimisation, STEPS_AN_EPOCH)
+    np.testing.assert_allclose(curves["lr"], [*map(rate, range(EPOCHS * STEPS_AN_EPOCH))], rtol=1e-6)
     assert load(run, "final.pt")["progress"]["samples_seen"] == EPOCHS * IMAGES
     log = (run / "log.txt").read_text()
     assert counted(run)[-len(counts) :] == counts, log
@@ -212,7 +209,7 @@ def finished(machine, output, whole, counts):
 
 
 @pytest.mark.thorough
-def test_of_three_machines_two_go_on_when_one_dies_and_it_may_come_back(network, recipe, whole, tmp_path):
+def test_of_three_machines_two_go_on_when_one_dies_and_it_may_come_back(network, recipe, tmp_path):
     # The lost machine has the lowest address, hence rank 0: it wrote the checkpoints, and the others met there.
     output = tmp_path / "runs"
     slow = ("--val-batch-size", 1, "--accumulate", 15)  # time for a machine to come
@@ -222,22 +219,22 @@ def test_of_three_machines_two_go_on_when_one_dies_and_it_may_come_back(network,
     lost.die()
     wait(lambda: trains_on(2, output), *peers)
     back = Machine(network, 1, 3, "2:3", recipe, output, slow)
-    printed = "".join(finished(machine, output, whole, [3, 2, 3]) for machine in (*peers, back))
+    printed = "".join(finished(machine, recipe, output, [3, 2, 3]) for machine in (*peers, back))
     assert FINAL_LINE.search(printed)
 
 
-def test_a_silent_machines_peer_goes_on_and_the_silent_one_ends(network, recipe, whole, tmp_path):
+def test_a_silent_machines_peer_goes_on_and_the_silent_one_ends(network, recipe, tmp_path):
     output = tmp_path / "runs"
     peer, silent = (Machine(network, n, 2, "1:2", recipe, output) for n in (2, 1))
     wait(lambda: trains_on(2, output), silent, peer)
     silent.fall_silent()
-    finished(peer, output, whole, [2, 1])
+    finished(peer, recipe, output, [2, 1])
     code, _, err = silent.ended()
     assert code == 1
     assert "torchrun.py: no contact with the other launchers at 10.77.0.2" in err.splitlines()[-1]
 
 
-def test_without_the_meeting_point_all_end_and_the_same_command_goes_on(network, recipe, whole, tmp_path):
+def test_without_the_meeting_point_all_end_and_the_same_command_goes_on(network, recipe, tmp_path):
     output = tmp_path / "runs"
     host, peer = (Machine(network, n, 1, "1:2", recipe, output) for n in (1, 2))
     wait(lambda: trains_on(2, output), host, peer)
@@ -245,4 +242,4 @@ def test_without_the_meeting_point_all_end_and_the_same_command_goes_on(network,
     code, _, err = peer.ended()
     assert code == 1
     assert "torchrun.py: no contact with the other launchers at 10.77.0.1" in err.splitlines()[-1]
-    finished(Machine(network, 2, 2, "1:2", recipe, output), output, whole, [2, 1])
+    finished(Machine(network, 2, 2, "1:2", recipe, output), recipe, output, [2, 1])
