@@ -160,8 +160,10 @@ def flags(name, data):
 def test_a_recipe_trains_and_all_that_it_sets_has_an_effect(name, data, tmp_path, monkeypatch, capsys):
     recipe = parsed(name)
     small = []
-    if name != WHOLE:  # pictures and histograms are of no recipe, and take as long as the steps
-        monkeypatch.setattr(Writer, "weights", lambda *_: None)
+    monkeypatch.setattr(
+        Writer, "weights", lambda *_: None
+    )  # histograms are of no recipe, and take as long as the steps
+    if name != WHOLE:  # so do pictures
         small += ["--picture-epochs", "off", "--arch", SMALLER.get(recipe.model.arch, recipe.model.arch)]
     if name.split("/")[0] in OF_ANY_SIZE:
         small += ["--image-size", "64" if recipe.data.progressive_size else "32"]
