@@ -33,7 +33,7 @@ from utils.config.settings import (
     flag_of,
     unused,
 )
-from utils.config.spelling import meant_value
+from utils.config.spelling import key_of, meant_value
 from utils.config.synonyms import assignment, meant, silent_defaults
 
 __all__ = ["parse"]
@@ -267,7 +267,8 @@ def _read_recipe(config: str) -> tuple[Path, dict[str, Any], list[str]]:
     mistakes = [f"recipe {path}: {_shown(key)} is given twice; keep one" for key in twice]
     allowed = [name for name, option in OPTIONS.items() if option.metadata["in_recipe"]]
     known = {}
-    given = set(map(_text, content))
+    unset = [_text(key) for key, value in content.items() if _is_unset(_text(key), value)]
+    given = {_text(key): value for key, value in content.items() if _text(key) not in unset}
     for key, value in content.items():
         name = _text(key).replace("-", "_")
         if name in allowed:
@@ -277,12 +278,21 @@ def _read_recipe(config: str) -> tuple[Path, dict[str, Any], list[str]]:
                 mistakes.append(f"recipe {path}: {_shown(key)} {IS_GONE}")
         elif name in OPTIONS:
             mistakes.append(f"recipe {path}: {_shown(key)} belongs on the command line; remove it here")
-        else:
+        elif _text(key) in given:
             advice = meant(_text(key), allowed, given)
             mistakes.append(f"recipe {path}: {_shown(key)} is not a setting{advice}")
-    words = [*given, *map(_text, content.values())]
+    if unset:
+        mistakes.append(f"recipe {path}: of other programs, without a value, to be left out: {', '.join(unset)}")
+    words = [*given, *map(_text, given.values())]
     unasked = silent_defaults([f"--{name}" for name in given], words) if mistakes else []
     return path, known, [*mistakes, *(f"recipe {path}: {line}" for line in unasked)]
+
+
+def _is_unset(key: str, value: Any) -> bool:
+    """Whether ``key`` is another program's, with the value that its YAML files give a flag that was not given."""
+    programs = other_programs().programs.values()
+    theirs = key.replace("-", "_") not in OPTIONS and any(key_of(key) in program.names for program in programs)
+    return theirs and (value is None or value is False or value in ("", [], {}))
 
 
 def load_yaml(path: Path) -> tuple[Any, list[str]]:

@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 class Silent(NamedTuple):
     """Something that another program does by default; ``words`` describe it and name the flags that ask for it here.
 
-    Not reported if the command line has a flag or value in ``unless``, or if ``needs`` is not empty and the command
-    line has none of it.
+    Not reported if the command line has a flag or value in ``unless``, or none of one of the sets in ``needs``.
     """
 
     words: str
     unless: frozenset[str]
-    needs: frozenset[str]
+    needs: tuple[frozenset[str], ...]
 
 
 class Program(NamedTuple):
@@ -73,7 +72,7 @@ def other_programs() -> OtherPrograms:
 
 def _program(entry: dict[str, Any]) -> Program:
     silent = (
-        Silent(row["words"], _words(row["unless"]), _words(row.get("needs", ""))) for row in entry.get("silent", ())
+        Silent(row["words"], _words(row["unless"]), _sets(row.get("needs", []))) for row in entry.get("silent", ())
     )
     advice = {name: text for names, text in entry["instead"].items() for name in names.split()}
     same = _words(entry.get("same", ""))
@@ -83,3 +82,8 @@ def _program(entry: dict[str, Any]) -> Program:
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
+
+
+def _sets(texts: str | list[str]) -> tuple[frozenset[str], ...]:
+    """The words of each text; one text may stand without its list."""
+    return tuple(map(_words, [texts] if isinstance(texts, str) else texts))

@@ -78,7 +78,7 @@ def silent_defaults(names: Collection[str], words: Collection[str], folder: bool
     done = [
         silent.words
         for silent in program.silent
-        if words.isdisjoint(silent.unless) and not (silent.needs and words.isdisjoint(silent.needs))
+        if words.isdisjoint(silent.unless) and not any(map(words.isdisjoint, silent.needs))
     ]
     if not done:
         return []

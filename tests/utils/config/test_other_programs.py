@@ -134,7 +134,7 @@ def test_what_an_advice_asks_for_is_accepted_as_it_stands():
     """The silent defaults of a program, all together, make a run."""
     for program in (TIMM, TORCHVISION, ULTRALYTICS):
         asked = {flags for silent in program.silent for flags in re.findall(r"\((--.*)\)", silent.words)}
-        asked -= {"--opt-eps 0.0316", "--lr-milestones 89 179 269"}  # of one optimizer, and of one schedule
+        asked -= {"--opt-eps 0.0316", "--lr-milestones 89 179 269", "--lr-milestones 90 180 270"}  # of one choice each
         data = ["--dataname", "folder", "--datapath", "d"]
         arguments.parse([*data, *(word for flags in sorted(asked) for word in flags.split())])
     arguments.parse("--lr-policy multistep --epochs 300 --lr-milestones 89 179 269".split())
@@ -188,6 +188,7 @@ def test_what_a_program_does_unasked_is_said_once_when_several_of_its_flags_stan
     assert "drops that count from its end" in said and "begins at a hundredth" in said
     (said,) = unasked("--wd", "0.1", "--opt", "adamw", "--lr-warmup-epochs", "5", "--lr-warmup-decay", "0.1", "--lr-scheduler", "cosineannealinglr", "--auto-augment", "ra")  # fmt: skip
     assert "count from its end" not in said and "hundredth" not in said
+    assert "--arch torchvision/NAME" in said, "--arch resnet50 is timm's"
     assert "a learning rate of 0.1, too (--lr 0.1)" in said and "here nearest" in said
     (said,) = unasked("--test-only", "--train-crop-size", "176", "--wd", "1e-4")
     assert "--lr-policy step" in said and "--lr-step-epochs 30" in said and "weight decay" not in said
@@ -227,6 +228,13 @@ def test_a_command_that_one_program_alone_has_is_told_its_defaults(command, prog
         ("--kd-model-name resnet50", "labels and teacher each weigh 1", ""),
         ("--kd-model-name resnet50 --distill-loss-weight 1", "", "each weigh 1"),
         ("--sched multistep", "(--lr-milestones 89 179 269)", "(--lr-step-epochs 90)"),
+        ("--sched multistep --sched-on-updates", "(--lr-milestones 90 180 270)", "(--lr-milestones 89 179 269)"),
+        ("--sched multistep --min-lr 1e-5", "(leave --min-lr out)", ""),
+        ("--sched cosine --min-lr 1e-5", "", "(leave --min-lr out)"),
+        ("--sched step", "(--lr-step-epochs 90)", "(leave --min-lr out)"),
+        ("--reprob 0.25 --mixup 0.2", "random erasing after mixup and CutMix (no equivalent", ""),
+        ("--reprob 0.25", "", "random erasing after mixup"),
+        ("--cutmix 1", "(--mixup-mode batch)", "random erasing after mixup"),
         ("--sched poly", "(--lr-power 0.1)", ""),
         ("--sched poly --decay-rate 0.5", "", "--lr-power"),
         ("--warmup-prefix", "add them to --epochs", "--no-warmup-prefix"),
@@ -328,12 +336,27 @@ def test_a_flag_of_many_scripts_decides_where_no_flag_of_one_program_does(name, 
 
 
 def test_keys_of_timms_yaml_are_answered_as_its_flags_are(recipe):
-    path = recipe("lr_base: 0.1\nsmoothing: 0.1\nbn_momentum: null\nscale: [0.5, 1]\n")
+    path = recipe("lr_base: 0.1\nsmoothing: 0.1\nbn_momentum: 0.1\nscale: [0.5, 1]\n")
     lines = [line.partition(f"{path}: ")[2] for line in arguments.read(["--config", path]).mistakes]
     assert lines[0] == "'smoothing' is not a setting (did you mean label-smoothing?)"
     assert lines[1].startswith("'bn_momentum' is not a setting and has no equivalent")
     assert lines[2].startswith("'scale' is not a setting: write --crop-min-area")
     assert lines[3].startswith("these are flags of timm's train.py") and len(lines) == 4
+
+
+def test_what_timms_yaml_leaves_unset_is_named_in_one_line_and_gets_no_advice(recipe):
+    path = recipe(
+        "model: resnet50\nreprob: 0.1\nbce_loss: false\nimg_size: null\nclass_map: c.txt\nfuser: ''\nwandb_tags: []\n"
+        "warmup_prefix: true\nmodel_ema: true\nepoch_repeats: 0.0\nlerning_rate: null\n"
+    )
+    lines = [line.partition(f"{path}: ")[2] for line in arguments.read(["--config", path]).mistakes]
+    (unset,) = [line for line in lines if "without a value" in line]
+    assert unset.endswith("to be left out: bce_loss, img_size, fuser, wandb_tags")
+    said = "\n".join(lines)
+    assert "--loss bce" not in said and "max-pool" not in said, "--img-size is not given"
+    assert "--ema-bn-batches 0" in said and "'model_ema' is not a setting: write" in said
+    assert "'epoch_repeats' is not a setting" in said, "0 is a value"
+    assert "'lerning_rate' is not a setting" in said, "no program's"
 
 
 # ----------------------------------------------------------------------------------------- values

@@ -5,7 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from timm.scheduler import CosineLRScheduler, PolyLRScheduler, StepLRScheduler, create_scheduler_v2
+from timm.scheduler import (
+    CosineLRScheduler,
+    MultiStepLRScheduler,
+    PolyLRScheduler,
+    StepLRScheduler,
+    create_scheduler_v2,
+)
 from torch.optim import lr_scheduler
 
 from utils.config.arguments import parse
@@ -149,6 +155,12 @@ def test_what_main_py_answers_on_timms_schedules_gives_their_rates(timms, ours):
         expected.append(optimizer.param_groups[0]["lr"])
     rates = by_epoch(epochs, warmup_epochs=3.0, warmup_lr=1e-5, **ours)
     assert rates == pytest.approx(expected, abs=1e-12)
+
+
+def test_timms_milestones_are_ours_with_sched_on_updates_one_step_earlier():
+    rates = timm_rates(MultiStepLRScheduler, 60, decay_t=[20, 40], decay_rate=0.1)
+    policy = policy_of("multistep", 60, lr_milestones=(20, 40))
+    assert rates[:-1] == pytest.approx([policy(step) for step in range(1, 60)], abs=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:The epoch parameter")
