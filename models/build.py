@@ -54,6 +54,8 @@ def build_model(
                 raise UserError(f"--pretrained: there are no pretrained weights of {name}")
             own = OWN.get(name) or plugins.added("network")[name]
             model = own(classes, channels, image_size, **options_of(settings, lambda: own))
+            if isinstance(own, plugins.Entry):
+                _check_own(model, own)
         else:
             build = _timm if library == "timm" else _torchvision
             with reaching(published_as(settings.arch)[1]) if settings.pretrained else nullcontext():
@@ -144,6 +146,15 @@ def _taken(arch: str) -> str | None:
     if arch in OWN or timm.is_model(arch) or arch in _torchvision_names():
         return f"--plugin {own.file}: there is a network {arch} already; choose another name"
     return None
+
+
+def _check_own(model: Any, own: plugins.Entry) -> None:
+    """Raise ``UserError`` unless the function ``own`` of a user's file has returned a network that can train."""
+    where = f"--plugin {own.file}: network {own.name}"
+    if not isinstance(model, nn.Module):
+        raise UserError(f"{where} must return a torch.nn.Module, not {type(model).__name__}")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UserError(f"{where} has no parameter that trains")
 
 
 def locate(arch: str) -> tuple[str, str] | None:

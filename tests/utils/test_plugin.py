@@ -89,6 +89,15 @@ def test_the_metric_is_the_mean_over_the_validation_images_of_what_the_function_
     )
 
 
+def test_a_metric_that_changes_its_arguments_changes_no_figure(tmp_path):
+    text = METRIC + "targets.zero_()\n    return logits.zero_()[:, 0]\n"
+    trained(tmp_path / "with", "--arch", "fc", "--max-steps", 2, "--plugin", written(tmp_path, text))
+    trained(tmp_path / "without", "--arch", "fc", "--max-steps", 2)
+    rows = [csv_rows(run_in(tmp_path / name) / "metrics.csv")[-1] for name in ("with", "without")]
+    for figure in ("val_top1", "val_loss", "val_macro_f1"):
+        assert rows[0][figure] == rows[1][figure]
+
+
 def test_the_metric_does_not_depend_on_the_number_of_processes(tmp_path):
     one, three = (tmp_path / str(processes) for processes in (1, 3))
     parts = ("--plugin", EXAMPLE, *PARTS, "--augment", "brightness", "--global-batch-size", 66)
@@ -190,6 +199,25 @@ def test_a_data_set_is_read_and_one_of_a_fixed_size_stays_in_memory(tmp_path):
     assert len(other.fingerprint) > 20 and other.fingerprint != data.fingerprint
     assert main(["--plugin", file, "--dataname", "streamed", "--arch", "fc", "--augment", "none", "--batch-size", "4",
                  "--epochs", "1", "--device", "cpu", "--workers", "1", "--output", str(tmp_path / "runs")]) == 0  # fmt: skip
+
+
+def test_a_warning_about_a_data_set_without_a_path_names_the_set_and_classes_of_one_name(tmp_path, capsys):
+    file = written(
+        tmp_path,
+        """\
+        import numpy as np
+        from utils.plugin import dataset
+
+        @dataset("mine", image_size=8, channels=1)
+        def mine(path):
+            images = [(np.zeros((8, 8), np.uint8), number % 2) for number in range(8)]
+            return images, images[:1], ["a", "a"]
+        """,
+    )
+    trained(tmp_path, "--arch", "fc", "--max-steps", 1, "--plugin", file, "--dataname", "mine")
+    said = capsys.readouterr().err
+    assert "--dataname mine: 1 of 2 classes have no validation image" in said
+    assert "2 classes are called 'a'; make them one" in said
 
 
 def test_images_of_a_fixed_size_are_read_as_those_in_files(tmp_path):
@@ -393,7 +421,20 @@ MISTAKES = {
     "from utils.plugin import loss\n@loss('focal')\ndef f(a, b): ...\n": "line 2: there is a loss focal already",
     "from utils.plugin import loss\n@loss('a b')\ndef f(a, b): ...\n": "the name 'a b' of a loss must be",
     "from utils.plugin import hook\n@hook('after_updates')\ndef f(t): ...\n": "no point after_updates for a hook; did you",
+    "from utils.plugin import metric\n\n@metric\ndef f(logits, targets): ...\n": 'mine.py, line 3: write @metric("NAME"), with a name in brackets',
+    "from utils.plugin import hook\nhook(len)\n": 'mine.py: write @hook("NAME")',
     NETWORK.replace("mine", "resnet18") + "...\n": "there is a network resnet18 already",
+    NETWORK + "pass\n": "mine.py: network mine must return a torch.nn.Module, not NoneType",
+    "from torch import nn\n" + NETWORK + "return nn.Flatten()\n": "network mine has no parameter that trains",
+    "from utils.plugin import loss\n@loss('mine')\ndef f(logits, targets):\n    return logits.detach().sum()\n": (
+        "mine.py: loss mine must be computed from the logits; nothing would train"
+    ),
+    **{
+        f"from utils.plugin import lr_policy\n@lr_policy('mine')\ndef f(step, steps):\n    return {factor}\n": (
+            f"mine.py: lr_policy mine must return a number of 0 or more, not {given} (step 0)"
+        )
+        for factor, given in {"float('nan')": "nan", "-1": "-1", "'x'": "'x'", "None": "None"}.items()
+    },
     NETWORK + "raise ValueError('no')\n": "mine.py, line 4: network mine: ValueError: no",
     "from utils.plugin import loss\n@loss('mine')\ndef f(logits, targets):\n    return logits[targets]\n": "loss mine must return a tensor of one number, not a",
     METRIC + "return 1\n": "metric m must return a value for each of 64 images, a tensor of the shape (64,), not int",
@@ -427,7 +468,7 @@ MISTAKES = {
 def test_a_mistake_in_a_file_is_one_line_with_its_place(text, tmp_path, capsys):
     file = written(tmp_path, text)
     own = {"network": "--arch", "loss": "--loss", "augmentation": "--augment", "dataset": "--dataname"}
-    own["optimizer"] = "--optimizer"
+    own |= {"optimizer": "--optimizer", "lr_policy": "--lr-policy"}
     kind = next((kind for kind in own if f"@{kind}('mine'" in text), None)
     arch = "resnet18" if "resnet18" in text else "fc"
     flags = ["--arch", arch, *([own[kind], "mine"] if kind else [])]

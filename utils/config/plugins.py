@@ -189,13 +189,14 @@ def _line(path: Path, error: BaseException, what: str = "") -> str:
 
 def add(kind: str, name: str, **options: Any) -> Callable[[Function], Function]:
     """Return a decorator that enters a function as ``name``. It raises ``UserError`` for an unfit or taken name."""
+    if callable(name) and _loading:  # a decorator without brackets would enter nothing
+        raise UserError(f'{_place(name)}: write @{kind}("NAME"), with a name in brackets', on_all_ranks=True)
 
     def enter(make: Function) -> Function:
         if not _loading:  # imported as a module of a user's program
             return make
         file = _loading[-1]
-        line = f", line {make.__code__.co_firstlineno}" if inspect.isfunction(make) else ""
-        where = f"--plugin {file}{line}"
+        where = _place(make)
         problem = safe_name(name) if isinstance(name, str) else "must be a text"
         if problem:
             raise UserError(f"{where}: the name {name!r} of a {kind} {problem}", on_all_ranks=True)
@@ -211,6 +212,11 @@ def add(kind: str, name: str, **options: Any) -> Callable[[Function], Function]:
         return make
 
     return enter
+
+
+def _place(make: Callable[..., Any]) -> str:
+    line = f", line {make.__code__.co_firstlineno}" if inspect.isfunction(make) else ""
+    return f"--plugin {_loading[-1]}{line}"
 
 
 @functools.cache

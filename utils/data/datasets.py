@@ -546,7 +546,7 @@ def _data(settings: DataSettings, splits: Splits) -> Data:
         advises = settings.datapath is not None and settings.dataname != "shards"
         where = hint(Path(settings.datapath or "."), settings.dataname) if advises else ""
         raise UserError(
-            f"--datapath {settings.datapath}: holds one class, {classes[0]}; a classifier needs two or more"
+            f"{_place(settings)}: holds one class, {classes[0]}; a classifier needs two or more"
             + (where and f"; {where}")
         )
     if validation.labels.ndim > 1:
@@ -589,11 +589,15 @@ def _found_in(images: Images, settings: DataSettings) -> Header | None:
     return None if found is not None and found.channels in (1, 3) and settings.in_channels is None else found
 
 
+def _place(settings: DataSettings) -> str:
+    return f"--datapath {settings.datapath}" if settings.datapath else f"--dataname {settings.dataname}"
+
+
 def _lacking(
     settings: DataSettings, train: Images | None, validation: Images, classes: tuple[str, ...]
 ) -> Iterator[str]:
     """Warnings about classes without a validation image and, if images were held out, without a training image."""
-    where = _flags_of(dataclasses.asdict(settings)) if settings.folds else f"--datapath {settings.datapath}"
+    where = _flags_of(dataclasses.asdict(settings)) if settings.folds else _place(settings)
     trained = None if train is None else class_counts(train.labels, len(classes))
     validated = class_counts(validation.labels, len(classes))
     if len(none := np.flatnonzero(validated == 0)):

@@ -416,7 +416,12 @@ def of_classes(counts: Sequence[np.ndarray], classes: Sequence[str], several: bo
         if len(names) > 1:
             quoted = " and ".join(map(repr, names))
             how = "case, blanks or the characters of an accent"
-            found.append(("class names alike", f"classes {quoted} differ only by {how}; make them one"))
+            differ = (
+                f"classes {quoted} differ only by {how}"
+                if len({*names}) > 1
+                else f"{len(names)} classes are called {names[0]!r}"
+            )
+            found.append(("class names alike", f"{differ}; make them one"))
     if blanks := [name for name in classes if name != name.strip()]:
         quoted = ", ".join(map(repr, blanks[:SHOWN]))
         found.append(("blanks around class names", f"blanks around names belong to them: {quoted}; remove the blanks"))

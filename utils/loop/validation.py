@@ -101,7 +101,7 @@ def _no_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def _mean(metric: plugins.Entry, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Mean of a user's metric over a batch, float64 (). Raises ``UserError`` for a result of another shape."""
-    values = metric(logits.float(), targets)
+    values = metric(logits.to(torch.float32, copy=True), targets.clone())  # it may change them in place
     if not isinstance(values, torch.Tensor) or values.shape != targets.shape[:1]:
         given = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
         raise UserError(

@@ -190,7 +190,10 @@ def mean_loss(criterion: Callable[..., AnyLoss], weights: torch.Tensor | None, *
 
 
 class PluginLoss(nn.Module):
-    """A loss from a user's file, a function of logits and targets. Raises ``UserError`` unless it returns a number."""
+    """A loss from a user's file, a function of logits and targets.
+
+    Raises ``UserError`` unless it returns a number that depends on the logits.
+    """
 
     def __init__(self, function: plugins.Entry) -> None:
         super().__init__()
@@ -202,6 +205,9 @@ class PluginLoss(nn.Module):
             given = f"a tensor of the shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)[:40]
             own = self.function
             raise UserError(f"--plugin {own.file}: loss {own.name} must return a tensor of one number, not {given}")
+        if torch.is_grad_enabled() and logits.requires_grad and not loss.requires_grad:
+            where = f"--plugin {self.function.file}: loss {self.function.name}"
+            raise UserError(f"{where} must be computed from the logits; nothing would train")
         return loss
 
 

@@ -15,10 +15,11 @@ from utils.config.groups.optimisation import (
     SCHEDULE_FREE,
     OptimisationSettings,
 )
+from utils.config.settings import UserError
 from utils.config.spelling import some
 
 GAUSSIAN_WIDTHS = 3.0  # the gaussian policy ends at this many standard deviations, 1.1 % of its peak
-ROUNDING = 1e-6  # steps by which sums of floats may miss a whole step
+ROUNDING = 1e-6  # by which sums of floats may miss a whole step, and a user's factor 0
 NO_AVERAGE = AverageSettings()
 ONE_CYCLE_END = 1e-4  # of its first rate, as in torch's OneCycleLR
 
@@ -84,7 +85,7 @@ class LRPolicy:
         if own is None:
             factor = POLICIES[settings.lr_policy](self, step)
         else:
-            factor = float(own(step - self.warmup_steps, max(1, self.total_steps - self.warmup_steps)))
+            factor = _own_factor(own, step - self.warmup_steps, max(1, self.total_steps - self.warmup_steps))
         return settings.lr * max(self.floor, factor)
 
     @property
@@ -125,6 +126,19 @@ class LRPolicy:
     def restarts(self) -> list[int]:
         """First step of each cycle after the first."""
         return [self._begin + _whole(begin) for begin, _ in self._cycles()][1:]
+
+
+def _own_factor(own: plugins.Entry, step: int, steps: int) -> float:
+    """The factor that a user's function gives. Raises ``UserError`` unless it is a number of 0 or more."""
+    given = own(step, steps)
+    try:
+        factor = float(given)
+    except (TypeError, ValueError):
+        factor = math.nan
+    if not -ROUNDING <= factor < math.inf:
+        where = f"--plugin {own.file}: lr_policy {own.name}"
+        raise UserError(f"{where} must return a number of 0 or more, not {given!r} (step {step})")
+    return factor
 
 
 def _whole(begin: float) -> int:
