@@ -37,7 +37,7 @@ from utils.data.formats.hugging_face import SAVED, read_tables
 from utils.data.formats.listing import Lister
 from utils.data.formats.own import Items, read_own
 from utils.data.formats.readers import IN_MEMORY, OWN_FILES, ImageFiles, Images, Splits, class_counts
-from utils.data.formats.shards.foreign import ensure_index
+from utils.data.formats.shards.foreign import compressed_shard, ensure_index
 from utils.data.formats.shards.index import read_contents
 from utils.data.formats.shards.members import Members, holds_shards, read_shards
 from utils.data.formats.table import class_names, lacks_rows_of_val, read_labels
@@ -699,7 +699,7 @@ def _splits(
 
 def _what_is_missing(root: Path, name: str, evaluate: bool) -> str:
     if name == "shards":
-        return (
+        return compressed_shard(root) or (
             "holds neither shards.json nor .tar files whose names hold train and val; scripts/pack.py makes shards of "
             "a data set"
         )

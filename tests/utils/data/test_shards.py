@@ -1,7 +1,10 @@
 """The windowed order of shards, and tar files that others wrote."""
 
+import bz2
+import gzip
 import io
 import json
+import lzma
 import os
 import pickle
 import subprocess
@@ -368,6 +371,18 @@ def test_of_a_tar_file_that_was_cut_the_whole_samples_are_left(foreign, bytes_le
         read(foreign)
     kept = bytes_left // (4 * 512)
     assert reds(read(foreign, "--skip-bad-images").train) == [*range(kept), *range(5, 10)]
+
+
+def test_a_compressed_tar_file_is_said_to_be_one(foreign, tmp_path):
+    plain = (foreign / "my-train-000.tar").read_bytes()
+    for compress in (gzip.compress, bz2.compress, lzma.compress):
+        (foreign / "my-train-000.tar").write_bytes(compress(plain))
+        with pytest.raises(UserError, match="my-train-000.tar: is compressed, and images are read by position"):
+            read(foreign)
+    (tmp_path / "zipped").mkdir()
+    (tmp_path / "zipped" / "train-000.tar.gz").write_bytes(gzip.compress(plain))
+    with pytest.raises(UserError, match="zipped: train-000.tar.gz is compressed"):
+        read(tmp_path / "zipped")
 
 
 def test_tar_files_without_a_split_for_validation_are_one_clear_line(tmp_path):

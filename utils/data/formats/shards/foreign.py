@@ -39,6 +39,7 @@ from utils.data.progress_log import Log, ProgressLog
 FOREIGN = "indexed"  # the mark in shards.json of an index of foreign tar files
 CLASS_FILES = ("classes.txt", "classnames.txt")  # one name per line, in the order of the labels
 ENDINGS = tuple(ending[1:] for ending in IMAGE_ENDINGS)
+COMPRESSED = "is compressed, and images are read by position; unpack it, for example with gunzip"
 MOST_PROBLEMS = 1000  # that the index keeps
 PART_BYTES = 1 << 20  # that are read at a time
 _KEY = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")  # WebDataset's own rule
@@ -125,6 +126,21 @@ def _fits(root: Path, shards: dict[str, list[Path]]) -> bool:
     return indexed == {name: {path.relative_to(root).as_posix() for path in paths} for name, paths in shards.items()}
 
 
+def compressed_shard(root: Path) -> str | None:
+    """What is wrong with the first compressed tar file in ``root``; None if there is none."""
+    packed = (path for path in visible(root) if re.search("[.](tar[.][a-z0-9]+|tgz)$", path.name))
+    return next((f"{path.name} {COMPRESSED}" for path in packed), None)
+
+
+def _is_compressed(path: Path) -> bool:
+    """Whether ``path`` begins as files of gzip, bzip2, xz or Zstandard do."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(6).startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd"))
+    except OSError:
+        return False
+
+
 def _look_of(path: Path) -> tuple[int, int]:
     try:
         status = os.stat(path)
@@ -206,7 +222,8 @@ def _add(root: Path, path: Path, found: _Found) -> None:
             )
     except (tarfile.TarError, OSError, EOFError) as error:
         reason = " ".join(str(error).split())
-        found.problems.append(f"{path}: is cut off or damaged ({reason}); the whole samples before that are read")
+        fault = f"is cut off or damaged ({reason}); the whole samples before that are read"
+        found.problems.append(f"{path}: {COMPRESSED if _is_compressed(path) else fault}")
     number = len(found.shards)
     kept = 0
     for key, sample in samples.items():
