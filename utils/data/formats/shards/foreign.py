@@ -222,8 +222,8 @@ def _add(root: Path, path: Path, found: _Found) -> None:
             )
     except (tarfile.TarError, OSError, EOFError) as error:
         reason = " ".join(str(error).split())
-        fault = f"is cut off or damaged ({reason}); the whole samples before that are read"
-        found.problems.append(f"{path}: {COMPRESSED if _is_compressed(path) else fault}")
+        cut = f"is cut off or damaged ({reason}); the whole samples before that are read"
+        found.problems.append(f"{path}: {COMPRESSED if _is_compressed(path) else cut}")
     number = len(found.shards)
     kept = 0
     for key, sample in samples.items():
