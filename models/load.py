@@ -79,20 +79,20 @@ def load_model(
     *,
     raw: bool = False,
     best: bool | None = None,
-    plugins: Sequence[str] = (),
+    plugins: Sequence[str | os.PathLike[str]] | str | os.PathLike[str] = (),
     calibrated: bool = True,
 ) -> Loaded:
     """Load the network of a checkpoint file or of a run folder, with its classes and preprocessing.
 
     From a folder, this is best.pt if ``best`` is True, or if ``best`` is None and early stopping ended the run;
-    otherwise the newest checkpoint. ``plugins``: the --plugin files that the run was trained with. If the run kept a
-    moving average of its weights, that is loaded, as in the reported results; with ``raw``, the trained weights are. If
-    the checkpoint keeps a temperature fitted for these weights, the network divides its logits by it, unless
+    otherwise the newest checkpoint. ``plugins``: the --plugin file or files that the run was trained with. If the run
+    kept a moving average of its weights, that is loaded, as in the reported results; with ``raw``, the trained weights
+    are. If the checkpoint keeps a temperature fitted for these weights, the network divides its logits by it, unless
     ``calibrated`` is False. torch's random state does not change. Raises ``UserError`` (a ``ValueError``) with the path
     and what is wrong.
     """
     if plugins:
-        load_plugins(plugins)
+        load_plugins([plugins] if isinstance(plugins, str | os.PathLike) else plugins)
     path, state, chosen = read_checkpoint(Path(path), best, warnings.warn)
     arch, classes = _named(state, path)
     hub_networks.remember(state.get(hub_networks.KEY))

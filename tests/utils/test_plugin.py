@@ -75,7 +75,7 @@ def test_weights_alone_are_not_exported_of_a_network_that_is_in_a_users_file(who
 
 
 def test_the_metric_is_the_mean_over_the_validation_images_of_what_the_function_gives(whole):
-    network, classes, _ = load_model(whole, plugins=[EXAMPLE])
+    network, classes, _ = load_model(whole, plugins=EXAMPLE)  # one file needs no list
     assert type(network).__name__ == "MLPMixer" and len(classes) == 10
     settings = parse(["--resume", str(whole)]).data
     data = get_data(settings, torch.device("cpu"))

@@ -110,7 +110,7 @@ def describe() -> dict[str, str]:
     return {"Plug-ins": f"{files}: {', '.join(names) or 'nothing'}"}
 
 
-def load(files: Sequence[str]) -> None:
+def load(files: Sequence[str | os.PathLike[str]]) -> None:
     """Execute ``files`` and drop all entries of files loaded earlier. Raises ``UserError``."""
     for name in added("dataset"):
         del SPECS[name]

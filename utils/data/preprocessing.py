@@ -112,8 +112,10 @@ class Preprocessing(Channels):
         """Prepare an image for the network as validation does: float32 (channels, h, w) of ``val_image_size``.
 
         ``image``: Pillow's, an array (h, w) or (h, w, channels), a path or an open file. Raises ``ValueError`` for
-        levels without a known range, see ``in_colour``.
+        levels without a known range, see ``in_colour``, and ``TypeError`` for anything else.
         """
+        if not isinstance(image, Image.Image | np.ndarray | str | os.PathLike) and not hasattr(image, "read"):
+            raise TypeError(f"give a path, an image of Pillow or an array, not {type(image).__name__}")
         pixels = self._pixels(os.fspath(image) if isinstance(image, os.PathLike) else image)
         if self.stored_size:
             pixels = resized(pixels, self.stored_size, "bilinear")

@@ -215,6 +215,12 @@ def test_an_image_of_any_kind_and_size_is_shown_as_in_validation(tree, flags):
             assert image.tobytes() == before  # it is the caller's
 
 
+@pytest.mark.parametrize("given", [torch.zeros(3, 8, 8), b"\xff\xd8", None], ids=lambda given: type(given).__name__)
+def test_what_is_neither_path_nor_image_is_refused_by_its_type(given):
+    with pytest.raises(TypeError, match=f"or an array, not {type(given).__name__}$"):
+        WEIGHTS(given)
+
+
 @pytest.mark.parametrize(("mean", "level"), [(-0.1, 0), (0.2, 51), (1.3, 255)])
 def test_bars_have_the_level_nearest_to_the_mean(mean, level):
     shown = dataclasses.replace(WEIGHTS, val_image_size=8, mean=(mean,) * 3, std=(1.0,) * 3, crop_pct=1.0)
