@@ -69,6 +69,8 @@ def augmentation(name: str, *, numbers: int = 1, normalised: bool = False) -> De
     sees them, 0 at the mean. ``numbers``: random, float32 (n, ``numbers``) in [0, 1), which depend for each image on
     (seed, epoch, image) alone, so that the same image comes out on any number of processes, and after a resume.
     """
+    if not isinstance(numbers, int) or numbers < 0:
+        raise ValueError(f"augmentation {name}: numbers must be a whole number of 0 or more, not {numbers!r}")
     return add("augmentation", name, numbers=numbers, normalised=normalised)
 
 
@@ -120,4 +122,9 @@ def dataset(
         source=OF_PLUGIN,
         needs_datapath=False,
     )
+    for what, values in (("mean", spec.mean), ("std", spec.std)):
+        if len(values) != channels:
+            raise ValueError(
+                f"data set {name}: {what} must be {channels} number(s), one per channel, not {len(values)}"
+            )
     return add("dataset", name, spec=spec)

@@ -444,6 +444,15 @@ MISTAKES = {
     "from utils.plugin import augmentation\n@augmentation('mine')\ndef f(images, numbers):\n    return images[:1, 0]\n": (
         "augmentation mine must return images of the shape"
     ),
+    "from utils.plugin import augmentation\n@augmentation('mine', numbers=-1)\ndef f(images, numbers): ...\n": (
+        "mine.py, line 2: ValueError: augmentation mine: numbers must be a whole number of 0 or more, not -1"
+    ),
+    "from utils.plugin import dataset\n@dataset('mine', channels=3, mean=[0.3])\ndef f(path): ...\n": (
+        "mine.py, line 2: ValueError: data set mine: mean must be 3 number(s), one per channel, not 1"
+    ),
+    "from utils.plugin import dataset\n@dataset('mine', augment=['flp'])\ndef f(path):\n    return [1], [1], 'ab'\n": (
+        "data set mine: there is no augmentation flp; did you mean flip"
+    ),
     "from utils.plugin import dataset\n@dataset('mine')\ndef f(path):\n    return 1\n": "(training, validation, classes)",
     "from utils.plugin import dataset\n@dataset('mine')\ndef f(path):\n    return [(0, 5)], [(0, 0)], 'ab'\n": (
         "train: item 0 has label 5 of 2 classes"

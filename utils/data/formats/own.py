@@ -16,9 +16,11 @@ from PIL import Image, ImageOps
 
 from utils.config import plugins
 from utils.config.datasets import SPECS, DatasetSpec
+from utils.config.groups.augmentation import AUGMENTATIONS
 from utils.config.groups.data import DataSettings
 from utils.config.plugins import Entry
 from utils.config.settings import UserError
+from utils.config.spelling import or_nearest
 from utils.data.formats.readers import ImageFiles, Images, MemoryImages, Splits
 from utils.data.images.decoding import read_pixels, why_unreadable
 from utils.data.images.stored import NumberedImages
@@ -135,6 +137,11 @@ def read_own(entry: Entry, settings: DataSettings) -> Splits:
     *datasets, classes = given
     classes = tuple(map(str, classes))
     spec = SPECS[entry.name]
+    known = plugins.choices("augment", ("none", *AUGMENTATIONS))
+    for name in spec.augment:
+        if name not in known:
+            hint = or_nearest(name, known, f"there are {', '.join(known)}")
+            raise UserError(f"{where}: there is no augmentation {name}; {hint}")
     splits: list[Images] = []
     for name, dataset in zip(("train", "val"), datasets, strict=True):
         labels = _labels(dataset, len(classes), f"{where}, {name}")
