@@ -21,7 +21,7 @@ NAMES = [*OWN, *(name for name in timm.optim.list_optimizers() if name not in OW
 
 def network():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 36, 10))
+    return nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 4, 10))
 
 
 def built(name, **settings):
