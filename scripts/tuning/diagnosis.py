@@ -47,7 +47,7 @@ def report(header: str, measured: PartSpeeds, advice: Advice, memory: Memory, ba
     """Text of the whole report, verdict first."""
     blocks = [
         [*verdict(measured, advice), *gain(advice, measured.together)],
-        [header, parts(measured, batch_size, step_images)],
+        [header, parts(measured, step_images)],
         [trials_table(advice.trials), LEGEND],
         memory_lines(memory, batch_size),
     ]
@@ -103,28 +103,28 @@ def gain(advice: Advice, now: Spread) -> list[str]:
     return lines + [f"  {change.label}: {change.caution}" for change in advice.taken if change.caution]
 
 
-def parts(measured: PartSpeeds, batch_size: int, images_a_step: int) -> str:
-    """Table of the parts of training."""
+def parts(measured: PartSpeeds, images_a_step: int) -> str:
+    """Table of the parts of training, with the time that each takes for the images of a step."""
 
-    def row(name: str, speed: Spread, images: int) -> list[str]:
-        ms = f"{1000 * images / speed.median:,.2f}"
+    def row(name: str, speed: Spread) -> list[str]:
+        ms = f"{1000 * images_a_step / speed.median:,.2f}"
         return [name, f"{speed.median:,.0f}", f"{speed.low:,.0f} - {speed.high:,.0f}", ms, ""]
 
     kind = "resident" if measured.workers is None else f"{measured.workers} worker(s)"
-    rows = [row(f"loader alone, {kind}", measured.loader, batch_size)]
+    rows = [row(f"loader alone, {kind}", measured.loader)]
     for name, seconds in measured.split.items():
-        rows.append([f"  {PART_NAMES[name]}", f"{1 / seconds:,.0f}", "", f"{1000 * batch_size * seconds:,.2f}", ""])
-    rows.append(row("compute alone, a step", measured.compute, images_a_step))
+        rows.append([f"  {PART_NAMES[name]}", f"{1 / seconds:,.0f}", "", f"{1000 * images_a_step * seconds:,.2f}", ""])
+    rows.append(row("compute alone, a step", measured.compute))
     step_ms = 1000 * images_a_step / measured.compute.median
     rows += [
         ["  " + n, "", "", f"{share * step_ms:,.2f}", f"{100 * share:.0f} %"] for n, share in measured.shares.items()
     ]
     if measured.busy is not None:
         rows.append(["  the GPU computes", "", "", f"{measured.busy * step_ms:,.2f}", f"{100 * measured.busy:.0f} %"])
-    rows.append(row("both together", measured.together, images_a_step))
+    rows.append(row("both together", measured.together))
     wait_ms = measured.wait_percent / 100 * 1000 * images_a_step / measured.together.median
     rows.append(["  data wait", "", "", f"{wait_ms:,.2f}", f"{measured.wait_percent:.0f} %"])
-    return table(["part", "images/s", "min - max", "ms", "share"], rows)
+    return table(["part", "images/s", "min - max", "ms a step", "share"], rows)
 
 
 def trials_table(trials: Sequence[TriedChange]) -> str:

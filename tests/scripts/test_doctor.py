@@ -623,12 +623,14 @@ def test_the_report_has_its_parts_the_verdict_first_and_the_rows_the_same_figure
     no = trial("no", 1.0)
     advice = advice_of([yes, no, TriedChange(Change("compute", "c", ("--c",)), failure="out of memory")], [yes])
     memory = Memory(10**6, "as measured", Largest(512), "10 GB")
-    text = report("Here", found, advice, memory, batch_size=64, step_images=64)
+    text = report("Here", found, advice, memory, batch_size=64, step_images=256)  # --accumulate 4
     assert text.startswith("Limit: compute; the loader could feed 3.0 times as much\nnow 100 images/s, with --yes 150")
     for line in ("Here", "loader alone, 2 worker(s)", "  backward", "both together", "  data wait", "out of memory"):
         assert any(row.startswith(line) or row.endswith(line) for row in text.splitlines()), line
     gpu_line = next(line for line in text.splitlines() if line.startswith("  the GPU computes"))
-    assert gpu_line.split()[-3:] == ["576.00", "90", "%"]
+    assert gpu_line.split()[-3:] == ["2,304.00", "90", "%"]
+    loader_line = next(line for line in text.splitlines() if line.startswith("loader alone"))
+    assert loader_line.split()[-1] == "853.33", "256 images at 300 a second"
     rows = list(csv_rows(found, advice, memory))
     assert len({tuple(row) for row in rows}) == 1, "the same columns in all"
     by_name = {row["name"]: row for row in rows}
