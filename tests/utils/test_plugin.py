@@ -1,6 +1,5 @@
 """Users' own files: what they add trains, resumes exactly and is refused when it is wrong, has changed or is missing."""
 
-import contextlib
 import io
 import random
 import textwrap
@@ -498,9 +497,9 @@ def test_files_that_cannot_be_read_or_have_one_name_are_refused(tmp_path, capsys
     assert "has the same name; rename one" in capsys.readouterr().err
 
 
-def test_a_recipe_names_files_relative_to_itself(tmp_path, recipe):
+def test_a_recipe_names_files_relative_to_itself(tmp_path, recipe, monkeypatch):
     written(tmp_path, "from utils.plugin import loss\n@loss('mine')\ndef f(a, b): ...\n")
     path = recipe("plugin: mine.py\nloss: mine\n")
-    with contextlib.chdir("/"):
-        args = parse(["--config", path])
+    monkeypatch.chdir("/")
+    args = parse(["--config", path])
     assert args.loss.loss == "mine" and args.run.plugin == (str(tmp_path / "mine.py"),)
