@@ -282,7 +282,7 @@ def _read_recipe(config: str) -> tuple[Path, dict[str, Any], list[str]]:
             advice = meant(_text(key), allowed, given)
             mistakes.append(f"recipe {path}: {_shown(key)} is not a setting{advice}")
     if unset:
-        mistakes.append(f"recipe {path}: of other programs, without a value, to be left out: {', '.join(unset)}")
+        mistakes.append(f"recipe {path}: flags of another program without a value, to be left out: {', '.join(unset)}")
     words = [*given, *map(_text, given.values())]
     unasked = silent_defaults([f"--{name}" for name in given], words) if mistakes else []
     return path, known, [*mistakes, *(f"recipe {path}: {line}" for line in unasked)]

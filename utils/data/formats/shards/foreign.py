@@ -128,8 +128,8 @@ def _fits(root: Path, shards: dict[str, list[Path]]) -> bool:
 
 def compressed_shard(root: Path) -> str | None:
     """What is wrong with the first compressed tar file in ``root``; None if there is none."""
-    packed = (path for path in visible(root) if re.search("[.](tar[.][a-z0-9]+|tgz)$", path.name))
-    return next((f"{path.name} {COMPRESSED}" for path in packed), None)
+    named = (path for path in sorted(visible(root)) if re.search("[.](tar[.]|tgz$)", path.name))
+    return next((f"{path.name} {COMPRESSED}" for path in named if _is_compressed(path)), None)
 
 
 def _is_compressed(path: Path) -> bool:
