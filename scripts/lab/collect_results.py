@@ -74,7 +74,8 @@ format than the row's, give `--amp fp16`, `bf16`, or `off` for float32.
 - **Literature** is the nearest published figure. It often belongs to another network or training: each figure links to
   the recipe whose header names the source and the difference. Only that of `airbench` is of the same training. Recipes
   that end in `a` average their last feature maps; those of `conv2a` see only 6 x 6 pixels, too few except for digits.
-- **Time** is the mean over the seeds: of all epochs with their validations, without the start.
+- **Time** is the mean over the seeds: of all epochs with their validations, without the start. Where the seeds of a row
+  ran on several machines, each has its own time; the accuracy is that of all seeds, for they computed in one format.
 - **Evidence** is *full* if at least three seeds ran with the machine to themselves, from committed code. Otherwise it
   is *half*, with the reasons. *Few seeds* makes the accuracy uncertain, *shared machine* only the time, which may be
   too long. *Changed code*: the files differed from the commit that the runs name, so nobody can check out what ran.
@@ -114,14 +115,14 @@ No run of these recipes is kept. To help you plan one, here is the literature's 
 """
 GPUS = {1: "one GPU", 8: "each of eight"}
 CORES = re.compile(r", \d+ core\(s\)")
-# The rows shown in README: recipe and machine.
+# The rows shown in README: recipe and number format.
 IN_README = (
-    ("digits/conv2", "B"),
-    ("mnist/fc", "A"),
-    ("cifar10/fast", "B"),
-    ("cifar10/airbench", "D"),
-    ("cifar100/fast", "B"),
-    ("imagenette/resnet10t_muon", "A"),
+    ("digits/conv2", "float32"),
+    ("mnist/fc", "float32"),
+    ("cifar10/fast", "bf16"),
+    ("cifar10/airbench", "fp16"),
+    ("cifar100/fast", "bf16"),
+    ("imagenette/resnet10t_muon", "bf16"),
 )
 README = ROOT / "README.md"
 PICTURE = PAGE.with_suffix(".png")
@@ -130,7 +131,7 @@ END = "<!-- end -->\n"
 
 
 class Row(NamedTuple):
-    """A recipe's result on one machine, from ``runs`` that differ only in seed.
+    """A recipe's result in one number format, from ``runs`` that differ only in seed and machine.
 
     ``words``: what distinguishes the row from the recipe's others.
     """
@@ -155,20 +156,33 @@ class Machines(NamedTuple):
         letters = [letter for letter, one in self.known.items() if one["log"] in run.machine]
         return letters[-1] if letters and "; then " not in run.machine else run.machine
 
-    def tag(self, row: Row) -> str:
-        """Machine of a row's runs, with the number of threads unless it is the usual two."""
-        run = row.runs[0]
+    def tag(self, run: RunResult) -> str:
+        """The run's machine, with the number of threads unless it is the usual two."""
         letter = self.letter(run)
         one_thread = letter in self.known and "1 thread(s)" in run.machine
         return f"{letter}, 1 thread" if one_thread else letter
 
+    def tags(self, row: Row) -> dict[str, list[RunResult]]:
+        """A row's runs by machine and threads, first those with the most runs."""
+        runs: dict[str, list[RunResult]] = {}
+        for run in row.runs:
+            runs.setdefault(self.tag(run), []).append(run)
+        return dict(sorted(runs.items(), key=lambda item: (-len(item[1]), item[0])))
+
+    def time(self, row: Row) -> str:
+        """Mean time of a row's runs, on each machine."""
+        groups = self.tags(row).values()
+        if len(groups) == 1:
+            return duration(row.runs)
+        return "; ".join(duration(runs, f" on {self.letter(runs[0])}") for runs in groups)
+
     def evidence(self, row: Row) -> str:
         """Evidence for a row's figures: 'full', or 'half' with the reasons."""
-        name = f"{title(row)} {self.letter(row.runs[0])}"
+        names = {f"{title(row)} {self.letter(run)}" for run in row.runs}
         reasons = {
             "few seeds": len(row.runs) < 3,
-            "shared machine": name not in self.alone or at_once(row.runs),
-            "changed code": name not in self.ran and any(run.commit.endswith(", changed") for run in row.runs),
+            "shared machine": not names <= self.alone or any(map(at_once, self.tags(row).values())),
+            "changed code": not names <= set(self.ran) and any(run.commit.endswith(", changed") for run in row.runs),
         }
         told = ", ".join(reason for reason, holds in reasons.items() if holds)
         return f"half: {told}" if told else "full"
@@ -228,10 +242,10 @@ def read_machines() -> Machines:
 
 
 def result_rows(known: Sequence[Recipe], found: Sequence[RunResult]) -> tuple[list[Row], list[Recipe]]:
-    """A row for each machine on which a recipe was measured, and the recipes without a row.
+    """A row for each number format in which a recipe was measured, and the recipes without a row.
 
-    Runs share a row if they agree in recipe, machine, --name, settings chosen by measurement (``--amp auto``) and, for
-    the user's own images, the folder.
+    Runs share a row if they agree in recipe, format, --name, settings chosen by measurement and, for the user's own
+    images, the folder. Of a seed's runs on one machine, the last counts.
     """
     rows = []
     unmeasured = []
@@ -244,14 +258,14 @@ def result_rows(known: Sequence[Recipe], found: Sequence[RunResult]) -> tuple[li
         same = [run for run in found if matches(run.args, args)]
         kinds: dict[tuple[str, ...], list[RunResult]] = {}
         for run in sorted(same, key=lambda run: run.folder.name):
-            machine = CORES.sub("", run.machine)  # the threads compute, however many cores there are
-            kinds.setdefault((machine, run.args.run.name or "", *of_its_own(run, args)), []).append(run)
+            kinds.setdefault((number_format(run), run.args.run.name or "", *of_its_own(run, args)), []).append(run)
         for kind in sorted(kinds):
             rivals = [other for other in kinds if other[:2] == kind[:2]]
             telling = [value for *values, value in zip(*rivals, kind, strict=True) if {value} != set(values)]
-            runs = {run.seed: run for run in kinds[kind]}
+            # The threads compute, however many cores there are.
+            runs = {(run.seed, CORES.sub("", run.machine)): run for run in kinds[kind]}
             words = " ".join(filter(None, (kind[1], *telling)))
-            rows.append(Row(recipe, words, [runs[seed] for seed in sorted(runs)]))
+            rows.append(Row(recipe, words, [runs[key] for key in sorted(runs)]))
         if not kinds:
             unmeasured.append(recipe)
     return rows, unmeasured
@@ -263,7 +277,7 @@ def page(rows: Sequence[Row], unmeasured: Sequence[Recipe], machines: Machines) 
     lines = [HEAD, "## Measured", "", f"![{ALT}]({PICTURE.name})", "", COLUMNS, RULE]
     lines += [measured_row(row, machines) for row in rows if row not in own_split]
     lines += ["", "| machine | what |", "|---|---|"]
-    used = {machines.letter(row.runs[0]) for row in rows}
+    used = {machines.letter(run) for row in rows for run in row.runs}
     lines += [f"| {letter} | {machine['what']} |" for letter, machine in machines.known.items() if letter in used]
     if own_split:
         lines += [OWN_SPLIT_HEAD, COLUMNS, RULE, *(measured_row(row, machines) for row in own_split)]
@@ -287,7 +301,10 @@ def page(rows: Sequence[Row], unmeasured: Sequence[Recipe], machines: Machines) 
 
 
 def draw(rows: Sequence[Row], machines: Machines, path: Path) -> None:
-    """Draw the rows' error rates over their time into the file ``path``; README's rows are labelled."""
+    """Draw the rows' error rates into the file ``path``, over the time on the machine with most of a row's runs.
+
+    README's rows are labelled.
+    """
     from matplotlib.figure import Figure  # without pyplot there is no global state, and Agg is the backend
 
     figure = Figure(figsize=(9, 4.5))
@@ -296,11 +313,12 @@ def draw(rows: Sequence[Row], machines: Machines, path: Path) -> None:
     for number, data in enumerate(dict.fromkeys(row.recipe.name.partition("/")[0] for row in shown)):
         for row in shown:
             if row.recipe.name.startswith(f"{data}/"):
-                seconds = statistics.fmean(run.seconds for run in row.runs)
+                most = next(iter(machines.tags(row).values()))
+                seconds = statistics.fmean(run.seconds for run in most)
                 wrong = 100 - statistics.fmean(run.final for run in row.runs)
                 full = machines.evidence(row) == "full"
                 axes.plot(seconds, wrong, "o", color=f"C{number}", markerfacecolor=f"C{number}" if full else "white")
-                if (title(row), machines.letter(row.runs[0])) in IN_README:
+                if (title(row), number_format(row.runs[0])) in IN_README:
                     place = {"xytext": (5, 5)} if seconds < LONG else {"xytext": (-6, -3), "ha": "right"}
                     axes.annotate(title(row), (seconds, wrong), textcoords="offset points", fontsize=8, **place)
         axes.plot([], [], "o", color=f"C{number}", label=data)
@@ -316,13 +334,17 @@ def draw(rows: Sequence[Row], machines: Machines, path: Path) -> None:
 def readme_rows(rows: Sequence[Row], machines: Machines) -> str:
     """README's table: six rows, each with 'top-1 ± deviation (n), time', machine and evidence."""
     lines = ["| recipe | top-1 (n seeds), time | machine | evidence |", "|---|---|---|---|"]
-    for recipe, letter in IN_README:
-        same = [row for row in rows if (title(row), machines.letter(row.runs[0])) == (recipe, letter)]
+    for recipe, form in IN_README:
+        same = [row for row in rows if (title(row), number_format(row.runs[0])) == (recipe, form)]
         if len(same) != 1:
-            raise UserError(f"README.md: {len(same)} rows of {recipe} on {letter} are kept, not one; mend IN_README")
+            raise UserError(f"README.md: {len(same)} rows of {recipe} in {form} are kept, not one; mend IN_README")
         (found,) = same
-        measured = f"{accuracy(found.runs)} (n={len(found.runs)}), {duration(found.runs)}"
-        machine = machines.tag(found).replace(letter, machines.known[letter]["short"], 1)
+        measured = f"{accuracy(found.runs)} (n={len(found.runs)}), {machines.time(found)}"
+        machine = "; ".join(
+            tag.replace(letter, machines.known[letter]["short"], 1)
+            for tag, runs in machines.tags(found).items()
+            for letter in (machines.letter(runs[0]),)
+        )
         lines.append(f"| `{recipe}` | {measured} | {machine} | {machines.evidence(found)} |")
     return "\n".join(lines) + "\n"
 
@@ -351,8 +373,8 @@ def measured_row(row: Row, machines: Machines) -> str:
         f"{accuracy(runs)} ({len(runs)}{doubtful(runs)})",
         interval([run.final for run in runs]),
         "" if row.words == OWN_SPLIT else literature(row.recipe),
-        duration(runs),
-        machines.tag(row),
+        machines.time(row),
+        "; ".join(machines.tags(row)),
         number_format(runs[0]),
         ", ".join(sorted({torch_version(run) for run in runs})),
         machines.evidence(row),
@@ -378,11 +400,11 @@ def accuracy(runs: Sequence[RunResult]) -> str:
     return f"{spread([run.final for run in runs], '±')} %"
 
 
-def duration(runs: Sequence[RunResult]) -> str:
-    """Mean time of the runs' epochs as text: seconds below three minutes, minutes above."""
+def duration(runs: Sequence[RunResult], where: str = "") -> str:
+    """Mean time of the runs' epochs as text, and ``where`` they ran: seconds below three minutes, minutes above."""
     seconds = statistics.fmean(run.seconds for run in runs)
     time = f"{seconds:.0f} s" if seconds < 180 else f"{seconds / 60:.0f} min"
-    return f"{time}, several at once" if at_once(runs) else time
+    return f"{time}{where}, several at once" if at_once(runs) else time + where
 
 
 def at_once(runs: Sequence[RunResult]) -> bool:
