@@ -171,10 +171,10 @@ class Machines(NamedTuple):
 
     def time(self, row: Row) -> str:
         """Mean time of a row's runs, on each machine."""
-        groups = self.tags(row).values()
+        groups = self.tags(row)
         if len(groups) == 1:
             return duration(row.runs)
-        return "; ".join(duration(runs, f" on {self.letter(runs[0])}") for runs in groups)
+        return "; ".join(duration(runs, f" on {tag}") for tag, runs in groups.items())
 
     def evidence(self, row: Row) -> str:
         """Evidence for a row's figures: 'full', or 'half' with the reasons."""

@@ -165,7 +165,7 @@ def test_seeds_on_several_machines_share_a_mean_and_each_machine_has_its_time(tm
     collect([tmp_path / "runs", "--output", page], capsys, monkeypatch)
     found = cells(page, "digits/fc")
     assert found[2:4] == ["97.00 ± 1.00 % (3)", "± 2.48"]
-    assert found[5:8] == ["30 s on Y; 30 s on X", "Y, 1 thread; X, 1 thread", "float32"]
+    assert found[5:8] == ["30 s on Y, 1 thread; 30 s on X, 1 thread", "Y, 1 thread; X, 1 thread", "float32"]
 
 
 @pytest.mark.parametrize("second, time", [("00-01-20", "30 s"), ("00-00-20", "30 s, several at once")])
