@@ -16,7 +16,6 @@ from utils.record.metrics import ClassReport, target_rank
 
 FIGURES = {"top1": "top-1", "top5": "top-5", "map": "mAP", "macro_f1": "macro F1", "micro_f1": "micro F1"}  # for users
 NO_CLASS = -1  # predicted if a logit is NaN: such an answer is wrong
-CONFIDENCE = 0.95  # level of the intervals
 ORDERED_CLASSES = 1500  # clustering more would take more than seconds
 
 
@@ -38,6 +37,11 @@ class Answers:
 
     logits: torch.Tensor
     labels: torch.Tensor
+
+    @property
+    def groups(self) -> np.ndarray | None:
+        """Group of each image, str (n,); None if the images are independent."""
+        return None
 
     @cached_property
     def truth(self) -> np.ndarray:
@@ -144,24 +148,3 @@ class Answers:
         if classes <= 200:  # the time grows with the cube
             tree = optimal_leaf_ordering(tree, condensed)
         return leaves_list(tree).tolist()
-
-
-def bootstrap_interval(hits: int, count: int) -> tuple[float, float]:
-    """Percentile bootstrap's 95 % interval of ``hits`` in ``count``, in percent.
-
-    Among ``count`` images drawn with replacement, the number of right answers is binomial. Resampling would tend to
-    this distribution's quantiles, so nothing is drawn. (Efron and Tibshirani, An introduction to the bootstrap, 1993.)
-    """
-    from scipy.stats import binom
-
-    tail = (1 - CONFIDENCE) / 2
-    low, high = binom.ppf([tail, 1 - tail], count, hits / count)
-    return 100 * float(low) / count, 100 * float(high) / count
-
-
-def wilson_interval(hits: int, count: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of ``hits`` in ``count``, in percent; useful even at 100 %, unlike the bootstrap's."""
-    from scipy.stats import binomtest
-
-    interval = binomtest(hits, count).proportion_ci(CONFIDENCE, method="wilson")
-    return 100 * float(interval.low), 100 * float(interval.high)

@@ -5,7 +5,7 @@ Metrics over all images are those of validation (``utils/record/multilabel.py``)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -13,14 +13,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from scripts.common.answers import CONFIDENCE
+from scripts.common.uncertainty import TAILS, drawn
 from utils.record.multilabel import THRESHOLD, MultilabelClasses, f1_of, known_targets, micro_f1_of
 from utils.record.reading import SeveralLabels
 
-SEED = 0  # seeds the resamples
 RESAMPLES, FEWEST_RESAMPLES = 1000, 200
 MOST_WORK = 2 * 10**9  # images x classes x resamples
-AT_ONCE = 2**22  # images x resamples
 
 
 class Pair(NamedTuple):
@@ -39,6 +37,11 @@ class LabelAnswers:
     logits: torch.Tensor
     labels: torch.Tensor
     reading: SeveralLabels
+
+    @property
+    def groups(self) -> np.ndarray | None:
+        """Group of each image, str (n,); None if the images are independent."""
+        return None
 
     @cached_property
     def scores(self) -> np.ndarray:
@@ -156,42 +159,31 @@ def intervals(found: Resampled, values: Mapping[str, float]) -> dict[str, tuple[
     the truth in 67 to 97 % of simulated sets of 100 to 1,000 images, the basic ones in 88 to 97 %. (Davison and
     Hinkley, Bootstrap methods and their application, 1997, section 5.2.)
     """
-    tail = 50 * (1 - CONFIDENCE)
     spans = {}
     for name, resamples in found._asdict().items():
-        low, high = np.nanpercentile(resamples, [tail, 100 - tail]).tolist()
+        low, high = np.nanpercentile(resamples, TAILS).tolist()
         spans[name] = (2 * values[name] - high, 2 * values[name] - low)
     return spans
 
 
-def resampled(scores: np.ndarray, targets: np.ndarray) -> Resampled:
-    """Metrics on 1,000 resamples of the images; on fewer if there are very many images and classes.
+def resampled(scores: np.ndarray, targets: np.ndarray, groups: np.ndarray | None = None) -> Resampled:
+    """Metrics on 1,000 resamples of the images or of their ``groups``; on fewer if there are very many.
 
-    The resamples depend only on the number of images, so two networks' metrics can be subtracted. F1 uses a threshold
-    of 0.5. A class without positive labels in a resample is left out of its means.
+    The resamples are the same for two networks, so their metrics can be subtracted. F1 uses a threshold of 0.5. A class
+    without positive labels in a resample is left out of its means.
     """
     count, classes = targets.shape
     resamples = int(np.clip(MOST_WORK // (count * classes), FEWEST_RESAMPLES, RESAMPLES))
-    parts = [_figures(drawn, scores, targets) for drawn in _drawn(count, resamples)]
+    parts = [_figures(times, scores, targets) for times in drawn(count, resamples, groups)]
     return Resampled(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def _drawn(count: int, resamples: int) -> Iterator[np.ndarray]:
-    """Yield how often each of ``count`` images is drawn in some of the resamples at a time, float64 (some, count)."""
-    random = np.random.default_rng(SEED)
-    each = max(1, AT_ONCE // count)
-    for start in range(0, resamples, each):
-        rows = min(each, resamples - start)
-        places = random.integers(count, size=(rows, count)) + count * np.arange(rows)[:, None]
-        yield np.bincount(places.ravel(), minlength=rows * count).reshape(rows, count).astype(float)
-
-
-def _figures(drawn: np.ndarray, scores: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _figures(times: np.ndarray, scores: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     has = targets == 1
     gets = (scores >= THRESHOLD) & (targets >= 0)
-    counts = np.stack([drawn @ cells for cells in (has, gets, has & gets)])  # (3, resamples, classes)
+    counts = np.stack([times @ cells for cells in (has, gets, has & gets)])  # (3, resamples, classes)
     support = counts[0]
-    precision = np.stack([_average_precision(drawn, *column) for column in zip(scores.T, targets.T, strict=True)], 1)
+    precision = np.stack([_average_precision(times, *column) for column in zip(scores.T, targets.T, strict=True)], 1)
     f1 = f1_of(counts)
     counted = support > 0
     means = (np.where(counted, values, 0).sum(1) / np.maximum(counted.sum(1), 1) for values in (100 * precision, f1))
@@ -199,17 +191,17 @@ def _figures(drawn: np.ndarray, scores: np.ndarray, targets: np.ndarray) -> tupl
     return map_, macro_f1, np.array([micro_f1_of(one) for one in counts.transpose(1, 0, 2)])
 
 
-def _average_precision(drawn: np.ndarray, scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
+def _average_precision(times: np.ndarray, scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Average precision (0 to 1) of one class in each resample, (resamples,), 0 without positive labels.
 
-    ``drawn``: counts of each image from ``_drawn``, (resamples, n). ``scores`` and ``targets``: of the class, (n,).
+    ``times``: how often each image is drawn, (resamples, n). ``scores`` and ``targets``: of the class, (n,).
     """
     known = np.flatnonzero(targets >= 0)
     order = known[np.argsort(-scores[known], kind="stable")]
     if not (targets == 1).any() or np.isnan(scores[known]).any():
-        return np.full(len(drawn), 0.0 if not (targets == 1).any() else np.nan)
+        return np.full(len(times), 0.0 if not (targets == 1).any() else np.nan)
     ends = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)  # equal scores count as one step
-    taken = drawn[:, order].cumsum(1)[:, ends]
-    right = (drawn[:, order] * (targets[order] == 1)).cumsum(1)[:, ends]
+    taken = times[:, order].cumsum(1)[:, ends]
+    right = (times[:, order] * (targets[order] == 1)).cumsum(1)[:, ends]
     steps = np.diff(right, axis=1, prepend=0) * right / np.maximum(taken, 1)
     return steps.sum(1) / np.maximum(right[:, -1], 1)

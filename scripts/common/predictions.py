@@ -107,6 +107,11 @@ class PredictedImages:
         return len(self.labels)
 
     @property
+    def groups(self) -> np.ndarray | None:
+        """Group of each image, str (n,); None if the data set has no groups."""
+        return None if self.images.groups is None else self.images.groups[self.numbers]
+
+    @property
     def digest(self) -> str:
         """Digest of the images' classes and names, without the folders above the class folders."""
         labels = self.labels.tolist()

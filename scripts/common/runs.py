@@ -108,7 +108,7 @@ def reach(values: Sequence[float], ratio: float = 0.0) -> float:
     """
     from scipy.stats import t
 
-    from scripts.common.answers import CONFIDENCE
+    from scripts.common.uncertainty import CONFIDENCE
 
     quantile = t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)
     return float(quantile) * math.sqrt(1 / len(values) + ratio) * deviation(values)

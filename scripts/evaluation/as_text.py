@@ -7,6 +7,7 @@ from typing import Any
 
 from scripts.common.command_line import table
 from scripts.common.predictions import Predictions
+from scripts.common.uncertainty import of_groups
 from scripts.evaluation.comparison import Comparison
 from scripts.evaluation.distance import Others
 from scripts.evaluation.rejection import Rejection
@@ -50,7 +51,11 @@ def overall(predictions: Predictions, _: dict[str, Any]) -> str:
     of = summary(predictions)
     bootstrap, wilson = (_span(of[f"top1_interval_{kind}"]) for kind in ("bootstrap", "wilson"))
     rows = [
-        ("top-1", f"{of['top1']:.2f} %", f"95 % interval {wilson} (Wilson), {bootstrap} (bootstrap)"),
+        (
+            "top-1",
+            f"{of['top1']:.2f} %",
+            f"95 % interval {wilson} (Wilson), {bootstrap} (bootstrap){of_groups(predictions.groups)}",
+        ),
         *([("top-5", f"{of['top5']:.2f} %", "")] if shows_top5(len(predictions.classes)) else []),
         ("loss", f"{of['loss']:.4f}", "cross entropy, without label smoothing"),
         ("macro precision", f"{of['macro_precision']:.2f} %", ""),
@@ -217,8 +222,8 @@ def compared(comparison: Comparison, checkpoints: tuple[str, str]) -> str:
         f"On {n:,} images: both are right on {counts.both:,}, only A on {counts.first:,}, only B on {counts.second:,}, "
         f"neither on {counts.neither:,}",
         f"top-1 of B less that of A: {comparison.difference:+.2f} points, 95 % interval {low:+.2f} to {high:+.2f} "
-        "(bootstrap)",
-        f"McNemar's test ({comparison.test}): p = {comparison.p_value:.4g}; {_verdict(comparison)}",
+        f"(bootstrap{of_groups(comparison.groups)})",
+        f"McNemar's test ({comparison.test}): p = {comparison.mcnemar.p:.4g}; {_verdict(comparison)}",
         *_classes_of_one(comparison),
     ]
     percents = [(name, n, 100 * first / n, 100 * second / n) for name, n, first, second in comparison.classes]
@@ -256,7 +261,7 @@ def changed_classes(classes: Sequence[tuple[str, int, float, float]], heads: lis
 
 
 def _verdict(comparison: Comparison) -> str:
-    if comparison.p_value < SIGNIFICANT:
+    if comparison.mcnemar.p < SIGNIFICANT:
         better = "B" if comparison.difference > 0 else "A"
         return f"{better} is better by more than chance explains"
     return "chance alone can explain the difference"

@@ -8,19 +8,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from scipy.stats import binomtest, chi2
 
 from models.load import Loaded
-from scripts.common.answers import CONFIDENCE
 from scripts.common.predictions import AnyPredictions
+from scripts.common.uncertainty import SignFlipTest, bootstrap_interval, of_groups, sign_flip_test
 from utils.config.settings import UserError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-EXACT = 1000  # most images on which only one network is right for which McNemar's test is the exact binomial one
-RESAMPLES = 10_000
-SEED = 0
 # Settings that determine which images are used.
 DATA = (
     "dataname",
@@ -88,6 +84,11 @@ class OnSameImages:
         one, two = (np.array(places) for places in zip(*pairs, strict=True))
         return cls(first, second, (one, two))
 
+    @property
+    def groups(self) -> np.ndarray | None:
+        """Group of each of the n images, as the first results have it; None if they are independent."""
+        return None if self.first.groups is None else self.first.groups[self.places[0]]
+
 
 class Comparison(OnSameImages):
     """Comparison of two networks' ``Predictions``."""
@@ -107,27 +108,26 @@ class Comparison(OnSameImages):
         """Percentage points by which the second network's top-1 is higher."""
         return 100 * (self.counts.second - self.counts.first) / len(self.right[0])
 
+    @property
+    def changes(self) -> np.ndarray:
+        """1 where only the second network is right, -1 where only the first is, otherwise 0: int64 (n,)."""
+        return self.right[1].astype(int) - self.right[0]
+
     @cached_property
     def interval(self) -> tuple[float, float]:
-        """Bootstrap's 95 % interval of the difference, in percentage points.
-
-        Resamples of the images are the same for both networks.
-        """
-        n = len(self.right[0])
-        shares = np.array([self.counts.first, self.counts.second, n - self.counts.first - self.counts.second]) / n
-        drawn = np.random.default_rng(SEED).multinomial(n, shares, RESAMPLES)
-        tail = 50 * (1 - CONFIDENCE)
-        low, high = np.percentile(100 * (drawn[:, 1] - drawn[:, 0]) / n, [tail, 100 - tail])
-        return float(low), float(high)
+        """Bootstrap's 95 % interval of the difference, in percentage points."""
+        return bootstrap_interval(self.changes, self.groups)
 
     @cached_property
-    def p_value(self) -> float:
-        """Probability, by McNemar's test, that networks of equal accuracy differ by at least as much."""
-        return mcnemar(self.counts.first, self.counts.second)
+    def mcnemar(self) -> SignFlipTest:
+        """McNemar's test: the probability that networks of equal accuracy differ by at least as much."""
+        return sign_flip_test(self.changes, self.groups)
 
     @property
     def test(self) -> str:
-        return "exact binomial" if self.counts.first + self.counts.second <= EXACT else "chi-squared, corrected"
+        """The test's form in words."""
+        exact = "exact binomial" if self.groups is None else "exact"
+        return f"{exact if self.mcnemar.exact else 'chi-squared, corrected'}{of_groups(self.groups)}"
 
     @cached_property
     def classes(self) -> list[ClassChange]:
@@ -181,7 +181,7 @@ class Comparison(OnSameImages):
             "top1_difference": self.difference,
             "top1_difference_interval": self.interval,
             "mcnemar_test": self.test,
-            "mcnemar_p": self.p_value,
+            "mcnemar_p": self.mcnemar.p,
         }
 
 
@@ -194,17 +194,3 @@ def with_data_settings_of(second: Loaded, first: Loaded) -> Loaded:
     others = {name: value for name, value in second.settings.items() if name not in DATA}
     same = {name: first.settings[name] for name in DATA if name in first.settings}
     return dataclasses.replace(second, settings={**others, **same}, fingerprint=first.fingerprint)
-
-
-def mcnemar(first: int, second: int) -> float:
-    """Two-sided p-value if only the first network is right on ``first`` images, only the second on ``second``.
-
-    McNemar, Note on the sampling error of the difference between correlated proportions, 1947; exact for up to
-    ``EXACT`` such images, otherwise with Edwards' correction.
-    """
-    total = first + second
-    if not total:
-        return 1.0
-    if total <= EXACT:
-        return float(binomtest(first, total, 0.5).pvalue)
-    return float(chi2.sf(max(abs(first - second) - 1, 0) ** 2 / total, 1))

@@ -8,6 +8,7 @@ from scripts.common.answers import FIGURES
 from scripts.common.command_line import table
 from scripts.common.label_answers import Resampled
 from scripts.common.predictions import LabelPredictions
+from scripts.common.uncertainty import of_groups
 from scripts.evaluation.as_text import MOST_CLASSES, ROWS, changed_classes, metric_lines, short
 from scripts.evaluation.several_labels import LabelComparison, class_rows, summary
 from utils.record.multilabel import THRESHOLD
@@ -21,8 +22,9 @@ def overall(predictions: LabelPredictions, description: dict[str, Any]) -> str:
     total = len(predictions.classes)
     counted = found["classes_with_positives"]
     means = "" if counted == total else f"; {counted} of {total} classes have positive labels here, of which it is"
+    grouped = of_groups(predictions.groups)
     spans = {
-        name: "95 % interval {:.2f} to {:.2f} (basic bootstrap)".format(*found[f"{name}_interval_bootstrap"])
+        name: "95 % interval {:.2f} to {:.2f} (basic bootstrap{})".format(*found[f"{name}_interval_bootstrap"], grouped)
         for name in Resampled._fields
     }
     rows = [
@@ -34,7 +36,7 @@ def overall(predictions: LabelPredictions, description: dict[str, Any]) -> str:
     ]
     if found["exact_match"] is not None:
         span = "{:.2f} to {:.2f}".format(*found["exact_match_interval_wilson"])
-        note = f"95 % interval {span} (Wilson); images whose known labels are all right, threshold {THRESHOLD}"
+        note = f"95 % interval {span} (Wilson{grouped}); images whose known labels are all right, threshold {THRESHOLD}"
         rows.append(("exact match", _percent(found["exact_match"]), note))
     chosen = "thresholds chosen on the half of the images that an image is not in"
     rows += [

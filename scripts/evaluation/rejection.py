@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scripts.common.answers import Answers, wilson_interval
+from scripts.common.answers import Answers
 from scripts.common.trained import accepted
+from scripts.common.uncertainty import wilson_interval
 
 
 class Curve(NamedTuple):
@@ -50,19 +51,34 @@ class Curve(NamedTuple):
 
 
 class Rejection(NamedTuple):
-    """Outcome of --reject-below ``below``: how many of ``images`` are ``accepted``, and of these answered ``right``."""
+    """Outcome of --reject-below ``below``: how many of ``images`` are ``accepted``, and of these answered ``right``.
+
+    Wilson's intervals of both shares are in percent; that of the accuracy is None if no image is accepted.
+    """
 
     below: float
     images: int
     accepted: int
     right: int
+    coverage_interval: tuple[float, float]
+    accuracy_interval: tuple[float, float] | None
     curve: Curve
 
     @classmethod
     def of(cls, answers: Answers, below: float) -> Rejection:
         taken = accepted(answers.confidence, below)
-        counts = (len(taken), int(taken.sum()), int(answers.right[taken].sum()))
-        return cls(below, *counts, Curve.of(answers.confidence, answers.right))
+        right = answers.right[taken]
+        groups = answers.groups
+        of_right = wilson_interval(right, None if groups is None else groups[taken]) if len(right) else None
+        return cls(
+            below,
+            len(taken),
+            len(right),
+            int(right.sum()),
+            wilson_interval(taken, groups),
+            of_right,
+            Curve.of(answers.confidence, answers.right),
+        )
 
     def figures(self) -> dict[str, Any]:
         """Results for JSON, in percent except for counts and AURC; accuracy is None if no image is accepted."""
@@ -73,9 +89,9 @@ class Rejection(NamedTuple):
             "accepted": self.accepted,
             "right": self.right,
             "coverage": 100 * self.accepted / self.images,
-            "coverage_interval_wilson": wilson_interval(self.accepted, self.images),
+            "coverage_interval_wilson": self.coverage_interval,
             "accuracy": 100 * self.right / self.accepted if some else None,
-            "accuracy_interval_wilson": wilson_interval(self.right, self.accepted) if some else None,
+            "accuracy_interval_wilson": self.accuracy_interval,
             "aurc": self.curve.aurc,
             "aurc_perfect": self.curve.perfect,
             "aurc_random": self.curve.random,

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scripts.common.answers import CONFIDENCE, bootstrap_interval, wilson_interval
 from scripts.common.label_answers import Resampled, intervals, resampled
 from scripts.common.output import plain
 from scripts.common.predictions import LabelPredictions
+from scripts.common.uncertainty import CONFIDENCE, bootstrap_interval, wilson_interval
 from scripts.evaluation.comparison import OnSameImages
 from utils.record.multilabel import THRESHOLD, MultilabelClasses, counts_at, f1_of, micro_f1_of
 
@@ -26,15 +26,18 @@ def summary(predictions: LabelPredictions) -> dict[str, Any]:
     by_class = predictions.by_class
     targets = predictions.targets
     figures = {name: getattr(report, name) for name in Resampled._fields}
-    spans = intervals(resampled(predictions.scores, targets), figures)
+    groups = predictions.groups
+    spans = intervals(resampled(predictions.scores, targets, groups), figures)
     known = targets >= 0
     judged = known.any(1)
     right = ((predictions.scores >= THRESHOLD) == (targets == 1)) & ~np.isnan(predictions.scores)
-    hits = int((right | ~known)[judged].all(1).sum())
+    exact = (right | ~known)[judged].all(1)
+    judged_groups = None if groups is None else groups[judged]
     given = counts_at(predictions.scores, targets, np.array(predictions.reading.thresholds))
     not_a_number = int(predictions.logits.isnan().any(1).sum())
     return {
         "images": report.count,
+        "groups": None if groups is None else len(np.unique(groups)),
         **figures,
         **{f"{name}_interval_bootstrap": tuple(np.clip(spans[name], 0, 100).tolist()) for name in Resampled._fields},
         "auroc": by_class.auroc,
@@ -43,9 +46,9 @@ def summary(predictions: LabelPredictions) -> dict[str, Any]:
         "tuned_micro_f1": by_class.tuned_micro_f1,
         "given_macro_f1": _mean_f1(given),
         "given_micro_f1": micro_f1_of(given),
-        "exact_match": 100 * hits / judged.sum() if judged.any() else None,
-        "exact_match_interval_bootstrap": bootstrap_interval(hits, int(judged.sum())) if judged.any() else None,
-        "exact_match_interval_wilson": wilson_interval(hits, int(judged.sum())) if judged.any() else None,
+        "exact_match": 100 * float(exact.mean()) if len(exact) else None,
+        "exact_match_interval_bootstrap": bootstrap_interval(exact, judged_groups) if len(exact) else None,
+        "exact_match_interval_wilson": wilson_interval(exact, judged_groups) if len(exact) else None,
         "exact_match_images": int(judged.sum()),
         "classes_with_positives": by_class.counted_classes,
         "known_labels": int(by_class.known.sum()),
@@ -116,7 +119,7 @@ class LabelComparison(OnSameImages):
 
         The resamples of the images are the same for both networks.
         """
-        one, two = (resampled(*each) for each in self.sets)
+        one, two = (resampled(*each, self.groups) for each in self.sets)
         first, second = self.figures
         found = {name: getattr(second, name) - getattr(first, name) for name in Resampled._fields}
         spans = intervals(Resampled(*(later - before for before, later in zip(one, two, strict=True))), found)

@@ -13,8 +13,9 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch.nn import functional
 
-from scripts.common.answers import NO_CLASS, Cell, bootstrap_interval, wilson_interval
+from scripts.common.answers import NO_CLASS, Cell
 from scripts.common.predictions import AnyPredictions, Predictions, classes_of
+from scripts.common.uncertainty import bootstrap_interval, wilson_interval
 from utils.record.metrics import Bin, ClassReport
 
 LARGEST_MATRIX = 2000  # classes: 4 million cells
@@ -27,13 +28,13 @@ def summary(predictions: Predictions) -> dict[str, Any]:
     """Metrics over all images, in percent except for counts and loss."""
     report = predictions.report
     by_class = predictions.by_class
-    hits = int(predictions.right.sum())
     not_a_number = int((predictions.predicted == NO_CLASS).sum())
     return {
         "images": report.count,
+        "groups": None if predictions.groups is None else len(np.unique(predictions.groups)),
         "top1": report.top1,
-        "top1_interval_bootstrap": bootstrap_interval(hits, report.count),
-        "top1_interval_wilson": wilson_interval(hits, report.count),
+        "top1_interval_bootstrap": bootstrap_interval(predictions.right, predictions.groups),
+        "top1_interval_wilson": wilson_interval(predictions.right, predictions.groups),
         "top5": report.top5,
         "loss": report.loss,
         "macro_precision": by_class.macro_precision,

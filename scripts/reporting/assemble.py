@@ -12,11 +12,12 @@ import numpy as np
 from tqdm import tqdm
 
 from models.load import BEST, Loaded
-from scripts.common.answers import FIGURES, wilson_interval
+from scripts.common.answers import FIGURES
 from scripts.common.command_line import make_folder, say, warn
 from scripts.common.features import embed
 from scripts.common.predictions import AnyPredictions, Chosen, Predictions, predict_split, validated_on
 from scripts.common.trained import open_run
+from scripts.common.uncertainty import wilson_interval
 from scripts.reporting import details, label_details
 from scripts.reporting.details import Predicted, add_pictures, against_record, explainer, short_ids
 from scripts.reporting.feature_page import feature_part, shown_labels
@@ -197,7 +198,7 @@ def metrics_of(predictions: Predictions) -> list[ShownMetric]:
     """Name, value and small print of the main metrics, which are the validation's, as in main.py --evaluate."""
     report = predictions.report
     classes = len(predictions.classes)
-    low, high = wilson_interval(int(predictions.right.sum()), len(predictions))
+    low, high = wilson_interval(predictions.right, predictions.groups)
     rows = [ShownMetric("Top-1", shown(report.top1, "%"), f"95 %: {low:.1f} to {high:.1f}")]
     if shows_top5(classes):
         rows.append(ShownMetric("Top-5", shown(report.top5, "%"), f"{report.count:,} images"))

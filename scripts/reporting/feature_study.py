@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scripts.common.answers import wilson_interval
 from scripts.common.features import Features
 from scripts.common.label_answers import Resampled, intervals, resampled
 from scripts.common.neighbours import NEIGHBOURS, Duplicate, near_duplicates, nearest, unit, votes
 from scripts.common.probe import STRENGTHS, Probe, doubted, fit_probe, score_of
+from scripts.common.uncertainty import wilson_interval
 from utils.record.metrics import Report
 from utils.record.multilabel import MultilabelClasses, MultilabelReport
 
@@ -232,15 +232,15 @@ def planar_map(units: np.ndarray) -> np.ndarray:
 def accuracies(of: Study) -> list[dict[str, Any]]:
     """One row for each of two classifiers: score in percent, interval, and score without images that have a copy."""
     rows = []
-    labels = of.of_scored.labels
+    labels, groups = of.of_scored.labels, of.of_scored.groups
     for name, shares in (("nearest neighbours", of.by_neighbours), ("logistic probe", of.by_probe)):
         value = score_of(shares, labels)
         if of.several:
             figures = MultilabelClasses.of(shares, labels)
             values = {name: getattr(figures, name) for name in Resampled._fields}
-            low, high = np.clip(intervals(resampled(shares, labels), values)["map"], 0, 100).tolist()
+            low, high = np.clip(intervals(resampled(shares, labels, groups), values)["map"], 0, 100).tolist()
         else:
-            low, high = wilson_interval(int((shares.argmax(1) == labels).sum()), len(labels))
+            low, high = wilson_interval(shares.argmax(1) == labels, groups)
         apart = ~of.copied
         rows.append(
             {

@@ -88,7 +88,7 @@ def metrics_of(predictions: LabelPredictions) -> list[ShownMetric]:
     report = predictions.report
     of = predictions.by_class
     figures = {name: getattr(report, name) for name in Resampled._fields}
-    spans = intervals(resampled(predictions.scores, predictions.targets), figures)
+    spans = intervals(resampled(predictions.scores, predictions.targets, predictions.groups), figures)
     words = {name: f"95 %: {max(0, low):.1f} to {min(100, high):.1f}" for name, (low, high) in spans.items()}
     there = of.support > 0
     guessing = 100 * float(np.mean(of.support[there] / of.known[there])) if there.any() else 0.0

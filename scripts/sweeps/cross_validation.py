@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from scripts.common.answers import CONFIDENCE, wilson_interval
 from scripts.common.command_line import warn
 from scripts.common.output import write_csv
 from scripts.common.predictions import Chosen, Predictions, point_of, predict_split, settings_of
 from scripts.common.runs import RunResult, deviation, reach
+from scripts.common.uncertainty import CONFIDENCE, of_groups, wilson_interval
 from scripts.sweeps.grid import Trial
 from scripts.sweeps.outcomes import in_words, label
 from utils.config.settings import UserError
@@ -151,13 +151,12 @@ def _pooled(folds: Sequence[OneFold], seed: int, file: Path) -> str:
     count = sum(len(one.numbers) for one in folds)
     if folds[0].reading.several:
         return f"  seed {seed}: {count:,} images predicted out of fold, in {file.name}"
-    hits = sum(int(one.predictions.right.sum()) for one in folds)
-    low, high = wilson_interval(hits, count)
-    interval = f"95 % interval {low:.2f} to {high:.2f} (Wilson)"
-    if folds[0].predictions.images.groups is not None:
-        interval = "without an interval, as images of a group are not independent"
-    share = f"{100 * hits / count:.2f} %"
-    return f"  seed {seed}: {hits:,} of {count:,} right out of fold, {share}, {interval}; {file.name}"
+    right = np.concatenate([one.predictions.right for one in folds])
+    grouped = folds[0].predictions.groups is not None
+    groups = np.concatenate([one.predictions.groups for one in folds]) if grouped else None
+    low, high = wilson_interval(right, groups)
+    figures = f"{100 * right.mean():.2f} %, 95 % interval {low:.2f} to {high:.2f} (Wilson{of_groups(groups)})"
+    return f"  seed {seed}: {right.sum():,} of {count:,} right out of fold, {figures}; {file.name}"
 
 
 def summary(runs: Sequence[RunResult], sizes: Sequence[int], folds: int) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scripts.common.answers import CONFIDENCE
 from scripts.common.runs import RunResult, deviation, reach
+from scripts.common.uncertainty import CONFIDENCE
 from scripts.sweeps.grid import Trial
 
 FEW = 6  # fewer pairs never let a sign-flip test reach 0.05

@@ -18,10 +18,14 @@ import main as program
 from models import load_model
 from scripts import evaluate
 from scripts.common.predictions import Predictions
+from scripts.common.uncertainty import wilson_interval
 from scripts.evaluation import as_text, files
-from scripts.evaluation.comparison import Comparison, mcnemar, with_data_settings_of
+from scripts.evaluation.comparison import Comparison, with_data_settings_of
+from scripts.evaluation.rejection import Rejection
 from scripts.evaluation.result import Evaluation
 from scripts.evaluation.summary import class_rows, confusion_matrix, fit_temperature, reliability, summary
+from scripts.reporting.assemble import metrics_of
+from scripts.sweeps.cross_validation import _pooled
 from tests.end_to_end.forked import Forked
 from tests.helpers import altered, answer
 from tests.scripts.common.test_answers import random_answers
@@ -162,20 +166,6 @@ def test_a_temperature_of_perfect_answers_or_of_a_few_says_nothing():
     assert fit_temperature(few) is None and "to so few" in as_text.calibration([], None)
 
 
-@pytest.mark.parametrize(("first", "second"), [(0, 0), (0, 6), (5, 15), (300, 340)])
-def test_mcnemar_of_few_is_the_binomial_sum(first, second):
-    n = first + second
-    low = min(first, second)
-    tail = sum(math.comb(n, k) for k in range(low + 1)) / 2**n
-    assert mcnemar(first, second) == pytest.approx(min(1.0, 2 * tail))
-
-
-def test_mcnemar_of_many_is_the_chi_squared_of_edwards():
-    statistic = (abs(600 - 700) - 1) ** 2 / 1300
-    assert mcnemar(600, 700) == pytest.approx(math.erfc(math.sqrt(statistic / 2)))  # of one degree of freedom
-    assert mcnemar(700, 700) == 1
-
-
 def test_a_comparison_counts_each_image_once_and_matches_by_id():
     logits, labels = guesses(4)
     weaker, _ = guesses(5, sure=0.5)
@@ -190,7 +180,7 @@ def test_a_comparison_counts_each_image_once_and_matches_by_id():
     assert comparison.counts == tuple(part.sum() for part in parts)
     assert comparison.difference == pytest.approx(summary(second)["top1"] - summary(first)["top1"])
     low, high = comparison.interval
-    assert low < comparison.difference < high < 0 and comparison.p_value < 0.001
+    assert low < comparison.difference < high < 0 and comparison.mcnemar.p < 0.001
     assert "A is better by more than chance" in as_text.compared(comparison, ("one", "two"))
     rows = comparison.rows()
     assert len(rows) == comparison.counts.first + comparison.counts.second == len({row["image"] for row in rows})
@@ -199,6 +189,59 @@ def test_a_comparison_counts_each_image_once_and_matches_by_id():
     for change in comparison.classes:
         members = labels.numpy() == int(change.name)
         assert change[1:] == (members.sum(), (ours & members).sum(), (theirs & members).sum())
+
+
+def in_groups(seed, groups=40, size=10, sure=1.5):
+    """Predictions of ``groups`` with ``size`` images each, whose answers are equal within a group."""
+    logits, labels = (each.repeat_interleave(size, 0) for each in guesses(seed, groups, sure=sure))
+    names = np.repeat([f"patient {number}" for number in range(groups)], size)
+    images = MemoryImages(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), labels, groups=names)
+    return dataclasses.replace(answers(logits, labels), images=images)
+
+
+def as_if_independent(predictions):
+    return dataclasses.replace(predictions, images=dataclasses.replace(predictions.images, groups=None))
+
+
+def test_images_of_groups_count_as_groups_in_each_interval():
+    grouped = in_groups(1)
+    apart = as_if_independent(grouped)
+    for name in ("top1_interval_wilson", "top1_interval_bootstrap"):
+        assert np.ptp(summary(grouped)[name]) > 2.5 * np.ptp(summary(apart)[name]), name
+    assert (summary(grouped)["groups"], summary(apart)["groups"]) == (40, None)
+    assert "(bootstrap), 40 groups" in as_text.overall(grouped, {}) and "groups" not in as_text.overall(apart, {})
+    taken, same = (Rejection.of(of, 0.5).figures() for of in (grouped, apart))
+    for name in ("coverage_interval_wilson", "accuracy_interval_wilson"):
+        assert np.ptp(taken.pop(name)) > 2.5 * np.ptp(same.pop(name)), name
+    assert taken == same
+    assert metrics_of(grouped)[0].small != metrics_of(apart)[0].small
+
+
+def test_two_networks_that_answer_a_few_groups_differently_differ_by_chance():
+    """Only the first is right about 6 groups and only the second about 1, of ten images each."""
+    first = in_groups(2, sure=9.0)
+    logits = {name: first.logits.clone() for name in ("first", "second")}
+    logits["first"][:10] = logits["second"][10:70] = torch.nn.functional.one_hot(torch.tensor(6), 7).float()
+    one, two = (dataclasses.replace(first, logits=each) for each in logits.values())
+    every = np.arange(400)
+    comparison = Comparison(one, two, (every, every))
+    apart = Comparison(as_if_independent(one), as_if_independent(two), (every, every))
+    assert comparison.mcnemar.p == 2 * (1 + 7) / 2**7 and apart.mcnemar.p < 1e-8
+    assert comparison.interval[1] > -1 > apart.interval[1]
+    text = as_text.compared(comparison, ("one", "two"))
+    assert "(bootstrap, 40 groups)" in text and "McNemar's test (exact, 40 groups): p = 0.125; chance alone" in text
+
+
+def test_the_answers_out_of_fold_have_an_interval_over_groups(tmp_path):
+    grouped = in_groups(3)
+    lines = []
+    for of in (grouped, as_if_independent(grouped)):
+        fold = SimpleNamespace(predictions=of, reading=of.reading, numbers=of.numbers)
+        lines.append(_pooled([fold], 0, tmp_path / "out.csv"))
+    low, high = wilson_interval(grouped.right, grouped.groups)
+    assert f"95 % interval {low:.2f} to {high:.2f} (Wilson, 40 groups); out.csv" in lines[0]
+    low, high = wilson_interval(grouped.right)
+    assert f"95 % interval {low:.2f} to {high:.2f} (Wilson); out.csv" in lines[1]
 
 
 def printed(capsys, *line):

@@ -149,6 +149,35 @@ def test_a_resample_has_the_figures_of_its_images_repeated_and_intervals_cover()
     assert set(both.values()) == {(0.0, 0.0)}, "a network differs from itself by nothing: images are drawn in pairs"
 
 
+def test_images_of_groups_count_as_groups_in_each_interval():
+    """Twelve copies of each image, as of one patient: the figures stay, and the intervals are those of the patients."""
+    few = answers(n=60)
+    copies = np.repeat(np.arange(60), 12)
+    images = MemoryImages(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), few.labels[copies], groups=copies.astype(str))
+    logits, labels = few.logits[copies], few.labels[copies]
+    fields = {"ids": [f"val[{place}]" for place in range(720)], "report": MultilabelReport.of(logits, labels)}
+    many = dataclasses.replace(few, logits=logits, labels=labels, images=images, numbers=np.arange(720), **fields)
+    alone, grouped = summary(few), summary(many)
+    apart = summary(dataclasses.replace(many, images=dataclasses.replace(images, groups=None)))
+    assert (grouped["groups"], apart["groups"]) == (60, None)
+    for name in ("map", "macro_f1", "micro_f1", "exact_match"):
+        kind = f"{name}_interval_bootstrap"
+        assert grouped[name] == pytest.approx(alone[name]) and np.ptp(apart[kind]) < 0.5 * np.ptp(grouped[kind]), name
+        assert grouped[kind] == pytest.approx(alone[kind], abs=2.0), "whole groups are drawn as images were"
+    assert "(basic bootstrap, 60 groups)" in labels_report.overall(many, DESCRIPTION)
+    shown = {metric.name: metric.small for metric in label_details.metrics_of(many)}
+    low, high = grouped["map_interval_bootstrap"]
+    assert f"95 %: {low:.1f} to {high:.1f}" in shown["mAP"]
+    other = dataclasses.replace(many, logits=answers(seed=1, n=60).logits[copies])
+    (spans, independent) = (
+        LabelComparison.of(
+            *(dataclasses.replace(each, images=dataclasses.replace(images, groups=of)) for each in (many, other))
+        ).differences
+        for of in (images.groups, None)
+    )
+    assert np.ptp(spans["map"][1]) > 2 * np.ptp(independent["map"][1])
+
+
 def test_a_better_network_is_told_from_chance_and_an_equal_one_is_not():
     one, two = answers(sure=0.5, n=400), answers(sure=3.0, n=400)
     better = LabelComparison.of(one, two)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.metrics import log_loss
 
-from scripts.common.answers import Answers, bootstrap_interval
+from scripts.common.answers import Answers
 
 
 def random_answers(n=400, classes=7, seed=0, margin=1.5):
@@ -58,9 +58,3 @@ def test_classes_that_are_mistaken_for_each_other_stand_together(monkeypatch):
     assert all(abs(order.index(one) - order.index(other)) == 1 for one, other in ((0, 3), (1, 5), (2, 4)))
     monkeypatch.setattr("scripts.common.answers.ORDERED_CLASSES", 5)
     assert answers.order_by_confusion() == list(range(6)), "too many to be ordered"
-
-
-def test_the_bootstrap_interval_is_that_of_resampling():
-    right = np.arange(250) < 200
-    drawn = np.random.default_rng(0).choice(right, (4000, 250)).mean(1)
-    assert bootstrap_interval(200, 250) == pytest.approx(100 * np.percentile(drawn, [2.5, 97.5]), abs=0.4)
