@@ -145,6 +145,7 @@ class Kitchen:
 
     def __init__(self, args: Settings, first: Ingredient, distributed: Distributed, choose_on: str) -> None:
         from components import build
+        from scripts.common.uncertainty import divided
         from utils.checkpoint.resume import ResumePoint
         from utils.record.writer import Writer
         from utils.run import Run
@@ -157,8 +158,13 @@ class Kitchen:
         self.model = self.components.model
         self.args = args
         self.distributed = distributed
-        self.choosing, self.reporting = halves(self.components.validation_loader, args.run.seed, choose_on)
-        self.choosing_images = len(self.choosing.source) // (1 if choose_on == "validation" else 2)
+        self.choosing = self.reporting = loader = self.components.validation_loader
+        if choose_on == "half":
+            count = len(loader.source)
+            parts = divided(count, count // 2, args.run.seed, data.validation.groups)
+            if not all(map(len, parts)):
+                raise UserError("--choose-on half: all validation images belong to one group, which stays whole")
+            self.choosing, self.reporting = map(loader.part, parts)
         self.traval = TraVal(
             self.model,
             None,
@@ -224,17 +230,6 @@ class Kitchen:
         return report
 
 
-def halves(loader: ValidationLoader, seed: int, choose_on: str) -> tuple[ValidationLoader, ValidationLoader]:
-    """Images to choose on and images to report on: the same, or two halves drawn at random."""
-    if choose_on == "validation":
-        return loader, loader
-    import numpy as np
-
-    order = np.random.default_rng(seed).permutation(len(loader.source))
-    middle = len(order) // 2
-    return loader.part(np.sort(order[:middle])), loader.part(np.sort(order[middle:]))
-
-
 def show(own: argparse.Namespace, soup: Soup, kitchen: Kitchen, reached: list[float], report: AnyReport) -> str:
     """Table of the results as text, with notes on the images that were used.
 
@@ -250,7 +245,9 @@ def show(own: argparse.Namespace, soup: Soup, kitchen: Kitchen, reached: list[fl
         rows = [[name, *rest] for name, _, *rest in rows]
     lines = [table(rows[0], rows[1:]), *statistics(soup, kitchen)]
     if half:
-        lines.append(f"Chosen on {kitchen.choosing_images:,} validation images, reported on the other {report.count:,}")
+        lines.append(
+            f"Chosen on {kitchen.choosing.num_images:,} validation images, reported on the other {report.count:,}"
+        )
     elif own.method == "greedy":
         lines.append(
             f"The soup is chosen on the images that its {name} is of, which favours it; --choose-on half does not"

@@ -98,6 +98,22 @@ def drawn(count: int, resamples: int, groups: np.ndarray | None = None) -> Itera
         yield times if group is None else times[:, group]
 
 
+def divided(count: int, first: int, seed: int, groups: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """``count`` images divided at random: sorted numbers of about ``first`` of them, and of the others, int64 each.
+
+    What is chosen on one part and scored on the other must not see the same patient twice, so ``groups`` stay whole.
+    """
+    random = np.random.default_rng(seed)
+    if groups is None:
+        order = random.permutation(count)
+    else:
+        number, group = _numbered(groups)
+        place = random.permutation(number)[group]
+        order = np.argsort(place, kind="stable")
+        first += int((place[order[first:]] == place[order[first - 1]]).sum()) if 0 < first < count else 0
+    return np.sort(order[:first]), np.sort(order[first:])
+
+
 class SignFlipTest(NamedTuple):
     """Two-sided p-value of differences, and whether it is exact."""
 

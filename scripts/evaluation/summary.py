@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from scripts.common.answers import NO_CLASS, Cell
 from scripts.common.predictions import AnyPredictions, Predictions, classes_of
-from scripts.common.uncertainty import bootstrap_interval, wilson_interval
+from scripts.common.uncertainty import bootstrap_interval, divided, wilson_interval
 from utils.record.metrics import Bin, ClassReport
 
 LARGEST_MATRIX = 2000  # classes: 4 million cells
@@ -123,8 +123,10 @@ def fit_temperature(predictions: AnyPredictions) -> Temperature | None:
     labels = predictions.labels[judged]
     if len(labels) < FEWEST:
         return None
-    order = np.random.default_rng(SEED).permutation(len(labels))
-    fitted, scored = map(np.sort, np.split(order, [min(len(order) // 2, MOST)]))
+    groups = None if predictions.groups is None else predictions.groups[judged.numpy()]
+    fitted, scored = divided(len(labels), min(len(labels) // 2, MOST), SEED, groups)
+    if not len(scored):
+        return None
     own = decisions(logits[fitted], labels[fitted])
     rest = decisions(logits[scored], labels[scored])
     best = minimize_scalar(

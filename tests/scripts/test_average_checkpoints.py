@@ -13,6 +13,7 @@ import main
 from models import build_model, load_model
 from scripts import average_checkpoints
 from scripts.averaging.soup import greedy, mean, read, save
+from scripts.common.uncertainty import divided
 from tests.utils.test_train_validation import make
 from utils.checkpoint import checkpoint
 from utils.config.groups.model import ModelSettings
@@ -182,7 +183,7 @@ def test_a_greedy_soup_is_never_worse_where_it_is_chosen_and_says_so(runs, tmp_p
 
 def test_halves_share_no_image_and_the_soup_is_reported_on_the_one_that_did_not_choose(runs, tmp_path, capsys):
     loader = make("--arch", "fc").validation_loader
-    parts = average_checkpoints.halves(loader, 0, "half")
+    parts = [loader.part(numbers) for numbers in divided(360, 180, 0)]
     seen = [np.concatenate([batch.indices for batch in part.batches()]) for part in parts]
     assert sorted(np.concatenate(seen)) == list(range(360)) and [len(part) for part in seen] == [180, 180]
     flags = ("--method", "greedy", "--choose-on", "half")

@@ -199,6 +199,20 @@ def in_groups(seed, groups=40, size=10, sure=1.5):
     return dataclasses.replace(answers(logits, labels), images=images)
 
 
+def test_a_temperature_is_scored_on_other_groups_than_it_is_fitted_on(monkeypatch):
+    """Each patient has two images; drawn one by one, most patients would be in both parts."""
+    seen = []
+    monkeypatch.setattr("scripts.evaluation.summary.decisions", lambda *part: seen.append(part[1]) or part)
+    many = in_groups(0, groups=100, size=2)
+    labels = torch.arange(100).repeat_interleave(2)  # the patients' numbers
+    numbered = dataclasses.replace(
+        many, labels=labels, logits=torch.rand(200, 100), classes=tuple(map(str, range(100)))
+    )
+    found = fit_temperature(numbered)
+    fitted, scored = (set(part.tolist()) for part in seen)
+    assert not fitted & scored and (found.fitted_on_images, found.scored_on_images) == (100, 100)
+
+
 def as_if_independent(predictions):
     return dataclasses.replace(predictions, images=dataclasses.replace(predictions.images, groups=None))
 

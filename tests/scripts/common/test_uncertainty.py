@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from scripts.common.uncertainty import bootstrap_interval, drawn, sign_flip_test, wilson_interval
+from scripts.common.uncertainty import bootstrap_interval, divided, drawn, sign_flip_test, wilson_interval
 
 
 def shares(hits, count):
@@ -110,6 +110,22 @@ def test_a_resample_of_groups_holds_each_group_whole():
     assert (times[:, [0, 1, 3]].sum(1) == 3).all(), "three groups are drawn"
     (images,) = drawn(6, 50)
     assert (images.sum(1) == 6).all() and (images[:, 0] != images[:, 2]).any()
+
+
+@pytest.mark.parametrize("first", [1, 60, 110])
+def test_no_group_is_in_both_parts_of_divided_images(first):
+    """Up to ten images more than asked for, which a group of up to eleven brings with it."""
+    group = np.random.default_rng(0).permutation(np.repeat(np.arange(21), [*range(1, 11), *range(1, 12)]))
+    parts = divided(len(group), first, 0, group)
+    assert sorted(np.concatenate(parts)) == list(range(len(group)))
+    assert not set(group[parts[0]]) & set(group[parts[1]]) and first <= len(parts[0]) <= first + 10
+    others = divided(len(group), first, 1, group)
+    assert set(others[0]) != set(parts[0]), "the seed counts"
+
+
+def test_images_without_groups_are_divided_as_asked():
+    parts = divided(20, 7, 0)
+    assert [len(part) for part in parts] == [7, 13] and sorted(np.concatenate(parts)) == list(range(20))
 
 
 def test_the_test_of_groups_flips_whole_groups():
