@@ -3,7 +3,7 @@
 Images of a group, such as the photographs of a patient, share what makes them easy or hard, so they tell less than as
 many independent ones. For data sets with groups, give the functions ``groups``, the group of each image, (n,): then
 groups, not images, count as drawn at random. In simulated data sets of 30 groups of 1 to 19 images each, 95 % intervals
-that ignore the groups held the truth in 32 to 66 % of cases, those of ``wilson_interval`` in 88 to 97 %.
+that ignore the groups held the truth in 32 to 66 % of cases, those of ``wilson_interval`` in 88 to 96 %.
 """
 
 from __future__ import annotations
