@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from utils.config.settings import UserError
 from utils.data.loaders import Batch
 from utils.optim.criterion import Loss, mean_loss
 from utils.optim.distillation import Distillation
@@ -47,7 +48,12 @@ def forward(
     count = len(batch.targets)
     with twice_differentiable(bool(penalty)), autocast:
         logits = network(batch.images)[:count]
+        before = _versions(logits, batch.targets)
         given = _loss(criterion, logits, batch) if count else logits.sum()
+    if _versions(logits, batch.targets) != before:
+        raise UserError(
+            "the loss changes its logits or targets in place, so top-1 would be wrong: clone() them"
+        )
     losses = dict(given) if isinstance(given, dict) else {}
     loss: Any = sum(given.values()) if isinstance(given, dict) else given
     if penalty and count:
@@ -56,6 +62,11 @@ def forward(
         losses["grad_penalty"] = penalty * gradient_norm(loss, network.parameters(), scaler)
         loss = loss + losses["grad_penalty"]
     return Outputs(logits, loss, losses)
+
+
+def _versions(*tensors: torch.Tensor) -> list[int]:
+    """How often each tensor was changed in place; nothing of tensors that do not count it."""
+    return [tensor._version for tensor in tensors if not tensor.is_inference()]
 
 
 def _loss(criterion: Callable[..., Loss], logits: torch.Tensor, batch: Batch) -> Loss:

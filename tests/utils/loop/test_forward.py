@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from utils.config.settings import UserError
 from utils.loop.forward import forward
 
 OFF = torch.amp.GradScaler("cpu", enabled=False)
@@ -93,3 +94,23 @@ def test_autocast_covers_network_and_criterion_and_no_more():
     logits, loss, _ = forward(Watched(5, 3), batch_of(), watched, torch.autocast("cpu", torch.bfloat16))
     assert within == [True, True] and not torch.is_autocast_enabled("cpu")
     assert logits.dtype == torch.bfloat16 and loss.dtype == torch.float32
+
+
+def add_to(changed):
+    def loss(logits, targets):
+        of = {"logits": logits, "targets": targets}[changed]
+        of += 1
+        return functional.cross_entropy(logits, targets % 3)
+
+    return loss
+
+
+@pytest.mark.parametrize("changed", ["logits", "targets"])
+def test_a_loss_that_changes_what_top1_is_computed_from_is_refused(changed):
+    with pytest.raises(UserError, match="changes its logits or targets in place"):
+        forward(linear(), batch_of(), add_to(changed), nullcontext())
+
+
+def test_validation_needs_no_count_of_changes_which_tensors_of_inference_mode_lack():
+    with torch.inference_mode():
+        assert forward(linear(), batch_of(), functional.cross_entropy, nullcontext()).loss.isfinite()
