@@ -51,9 +51,7 @@ def forward(
         before = _versions(logits, batch.targets)
         given = _loss(criterion, logits, batch) if count else logits.sum()
     if _versions(logits, batch.targets) != before:
-        raise UserError(
-            "the loss changes its logits or targets in place, so top-1 would be wrong: clone() them"
-        )
+        raise UserError("the loss changes its logits or targets in place, so top-1 would be wrong: clone() them")
     losses = dict(given) if isinstance(given, dict) else {}
     loss: Any = sum(given.values()) if isinstance(given, dict) else given
     if penalty and count:
