@@ -157,6 +157,7 @@ def saved_step(own: argparse.Namespace, args: Settings, dump: dict[str, Any], di
     from utils.config.image_size import size_of
     from utils.data.loaders import Batch
     from utils.optim.criterion import build_criterion
+    from utils.optim.freezing import build_freezing
     from utils.precision.amp import keep_in_fp32
 
     device = distributed.device
@@ -164,6 +165,7 @@ def saved_step(own: argparse.Namespace, args: Settings, dump: dict[str, Any], di
     settings = dataclasses.replace(args.model, arch=dump["arch"], pretrained=False, weights=None, init="default")
     model = build_model(settings, classes=len(dump["classes"]), channels=channels, image_size=size_of(*size)).to(device)
     checkpoint.load_weights(model, dump["model"], own.batch)
+    build_freezing(args.model, model).set_epoch(dump["epoch"] - 1, model)
     kept = args.precision.fp32_layers or ()
     keep_in_fp32(model, kept, device)
     passes = []

@@ -656,6 +656,30 @@ def test_a_saved_batch_is_repeated_with_the_weights_of_its_images(tmp_path, caps
     assert losses == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("settings", "epoch", "frozen"),
+    [
+        ({"freeze_bn": True}, 1, True),
+        ({"freeze": ["bn1"], "freeze_epoch": 1}, 1, False),
+        ({"freeze": ["bn1"], "freeze_epoch": 1}, 2, True),
+    ],
+)
+def test_a_saved_batch_is_repeated_with_what_its_epoch_froze(tmp_path, capsys, settings, epoch, frozen):
+    network = build_model(ModelSettings(arch="timm/test_resnet"), classes=10, channels=1, image_size=32)
+    part = {"targets": torch.arange(4), "indices": torch.arange(4), "weight": 1.0}
+    passes = [{"images": 3 * torch.rand(4, 1, 32, 32), **part}]
+    facts = {"arch": "timm/test_resnet", "image_shape": [1, 32, 32], "epoch": epoch, "amp": "off"}
+    chosen = {"arch": "timm/test_resnet", "dataname": "digits", **settings}
+    path = dump(tmp_path / "step.pt", network, passes, settings=chosen, **facts)
+    assert amp_audit.main(["--batch", path, "--output", str(tmp_path), "--device", "cpu"]) == 0
+    loss = float(re.search(r"are finite here \(loss ([\d.]+)", capsys.readouterr().out)[1])
+    network.train()
+    for name, layer in network.named_modules():
+        if isinstance(layer, nn.BatchNorm2d) and (name == "bn1" or "freeze_bn" in settings):
+            layer.train(not frozen)
+    assert loss == pytest.approx(float(ENTROPY(network(passes[0]["images"]), part["targets"]).detach()), rel=1e-5)
+
+
 def test_a_saved_batch_that_is_finite_is_said_to_be(tmp_path, capsys, planted):
     network, passes = planted
     path = dump(tmp_path / "step.pt", network, passes[:1])
