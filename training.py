@@ -108,7 +108,7 @@ class Training:
         """Begin the run with ``traval``, or load into it the state of the run to continue.
 
         Raises ``UserError`` if the network or loaders of ``traval`` are not those of ``parts``, on which checkpoints
-        and tools rely.
+        and tools rely, or if an optimizer has parameters that no checkpoint would hold.
         """
         parts = self.parts
         given = (traval.model, traval.train_loader, traval.validation_loader)
@@ -116,6 +116,13 @@ class Training:
             raise UserError(
                 "TraVal: its network or loaders are not those of run.parts, by which checkpoints and tools go; enter "
                 "yours with @network and @dataset (docs/plugins.md), and name them by --arch and --dataname",
+                on_all_ranks=True,
+            )
+        held = {*parts.model.parameters()}
+        if any(p not in held for own in traval.optimizers for group in own.param_groups for p in group["params"]):
+            raise UserError(
+                "TraVal: an optimizer has parameters that are not the network's, such as a loss's; they would be "
+                "neither saved nor summed over processes: make them part of the network, which you enter with @network",
                 on_all_ranks=True,
             )
         self.traval = traval

@@ -156,6 +156,32 @@ def test_a_network_that_no_setting_names_is_refused(tmp_path, capsys):
     assert not [*tmp_path.rglob("*.pt")]
 
 
+def test_an_optimizer_of_weights_that_no_checkpoint_would_hold_is_refused(tmp_path, capsys):
+    """A loss's own weights: a resume would begin them anew, and no process would learn of another's gradient."""
+    loss = torch.nn.Linear(2, 2)
+    with pytest.raises(SystemExit) as end, open_run([*map(str, (*PARTS, *SMALL, "--output", tmp_path))]) as run:
+        model, train, _, _, scaler, validation = run.parts
+        optimizers = [torch.optim.SGD(own.parameters(), lr=0.1) for own in (model, loss)]
+        run.begin(TraVal(model, train, optimizers, loss, scaler, run.args, validation, extras=run.extras))
+    assert end.value.code == 2 and "an optimizer has parameters that are not the network's" in capsys.readouterr().err
+    assert not [*tmp_path.rglob("*.pt")]
+
+
+def test_a_loop_that_begins_at_the_first_epoch_again_after_a_resume_is_refused(tmp_path):
+    words = [*map(str, (*PARTS, *SMALL, "--output", tmp_path, "--resume", "auto"))]
+    with open_run(words) as run:
+        for epoch in run.epochs(traval := made(run)):
+            traval.train(epoch)
+            traval.validation(epoch)
+            break
+    with pytest.raises(RuntimeError, match=r"train\(0\): 1 is the epoch to train"), open_run(words) as run:
+        run.begin(traval := made(run))
+        for epoch in range(run.args.optimisation.epochs):
+            traval.train(epoch)
+            traval.validation(epoch)
+    assert len(rows(run_of(tmp_path))) == 1
+
+
 def test_an_own_mistake_in_the_loop_keeps_its_traceback(tmp_path):
     words = [*map(str, (*PARTS, *SMALL, "--output", tmp_path))]
     with pytest.raises(ZeroDivisionError), open_run(words):

@@ -167,7 +167,16 @@ class TraVal:
         return report_of(self.progress.last_validation)
 
     def train(self, epoch: int) -> AnyReport:
-        """Train the rest of the epoch; return the report on its training, over all ranks."""
+        """Train the rest of the epoch; return the report on its training, over all ranks.
+
+        Raises ``RuntimeError`` for an epoch other than that of ``progress``, as in a loop that begins at 0 again after
+        a resume: it would train on the samples of one epoch and count them for another.
+        """
+        if epoch != self.progress.epoch and not self.progress.is_trained(self.args):
+            raise RuntimeError(
+                f"train({epoch}): {self.progress.epoch} is the epoch to train; loop over run.epochs(traval), which "
+                "yields those that are left"
+            )
         steps = self.train_loader.steps_per_epoch
         title = f"Epoch {epoch + 1}/{self.args.optimisation.epochs}"
         if self._begin_epoch(epoch):
