@@ -56,19 +56,20 @@ Made by `python scripts/lab/collect_results.py` from the runs in `results/`; onl
 had one to themselves, is noted by hand, in `results/machines.yaml`.
 
 `python main.py --config mnist/fc --datapath DATA --seed 0` trains what a row shows: its recipe still has the settings
-of its runs, except for settings that were removed since (CHANGELOG.md). Even the same seed gives another figure, as
-another seed would: these runs were not `--deterministic`. `digits/` needs no DATA. If your machine would choose another
-format than the row's, give `--amp fp16`, `bf16`, or `off` for float32.
+of its runs, except for settings that were removed since (CHANGELOG.md). Even with the same seed, your result may
+differ, as with another seed: these runs were not `--deterministic`. `digits/` needs no DATA. If your machine would
+choose another format than the row's, give `--amp fp16`, `bf16`, or `off` for float32.
 
 - **Top-1** is that of the last epoch: mean ± standard deviation over n seeds (with n - 1). **95 %** is the half-width
   of the mean's t interval, for three seeds or more. It covers the choice of seeds, not that of test images, and is left
   out where it would pass 100 %. One of the 360 digits is 0.28 points.
 - **Images**: `main.py` validates on the test images of CIFAR and MNIST, on Imagenette's validation images, and on the
   same 360 digits in every run. No run chose its epoch by them. Settings come from the source or [were chosen on other
-  images](benchmarks/choices.md), with two exceptions: nine epochs of `cifar10/fast`, four of them with smaller images,
-  did better there (93.88, 93.78 against 93.68, 93.74) and were dropped for the test images; `imagenette/resnet10t_muon`
-  without CutMix and in 32 epochs had 91.51 ± 0.21 % (n=3) on the validation images before it got both. So each chose
-  one of two forms. No record says by which images `imagenette/resnet10t` got 40 epochs.
+  images](benchmarks/choices.md), with two exceptions, in which the images of this table chose between two forms. A form
+  of `cifar10/fast` with nine epochs, four of them with smaller images, did better on the other images (93.88, 93.78
+  against 93.68, 93.74), but worse on the test images, and was dropped. `imagenette/resnet10t_muon`, with 32 epochs and
+  without CutMix, had 91.51 ± 0.21 % (n=3) on the validation images; then it got CutMix and 40 epochs. No record says on
+  which images the 40 epochs of `imagenette/resnet10t` were chosen.
 - **Views**: on CIFAR, `fast` and `airbench` average their answers over six views of each image, as their source does
   (`--tta flip-shift`); all other recipes answer from one.
 - **Literature** is the nearest published figure. It often belongs to another network or training: each figure links to
