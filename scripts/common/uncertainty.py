@@ -50,17 +50,17 @@ def _independent(right: np.ndarray, groups: np.ndarray) -> float:
     """
     from scipy.stats import norm, t
 
-    hits, sizes = _sums(right, groups), _sums(np.ones(len(right)), groups)
+    hits = _sums(right, groups)
+    sizes = _sums(np.ones(len(right)), groups)
     freedom = len(sizes) - 1
     if not freedom:
         return 0.0
     share = right.mean()
     within = share * (1 - share) * len(right)
     between = ((hits - share * sizes) ** 2).sum() * len(sizes) / freedom
+    count = len(right) * min(1.0, within / between) if between else len(right)
     if not within:
-        count = float(len(sizes))
-    else:
-        count = len(right) * min(1.0, within / between) if between else float(len(right))
+        count = len(sizes)
     level = (1 + CONFIDENCE) / 2
     return float(count * (norm.ppf(level) / t.ppf(level, freedom)) ** 2)
 
@@ -76,7 +76,8 @@ def bootstrap_interval(values: np.ndarray, groups: np.ndarray | None = None) -> 
         random = np.random.default_rng(SEED)
         means = random.multinomial(len(values), counts / len(values), RESAMPLES) @ distinct.astype(float) / len(values)
     else:
-        sums, sizes = _sums(values, groups), _sums(np.ones(len(values)), groups)
+        sums = _sums(values, groups)
+        sizes = _sums(np.ones(len(values)), groups)
         number = int(np.clip(MOST_DRAWN // len(sizes), FEWEST_RESAMPLES, RESAMPLES))
         means = np.concatenate([(times @ sums) / (times @ sizes) for times in drawn(len(sizes), number)])
     low, high = np.percentile(100 * means, TAILS).tolist()
