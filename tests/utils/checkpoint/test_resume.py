@@ -408,8 +408,9 @@ def test_a_file_that_another_process_replaces_meanwhile_is_not_strange(tmp_path,
         (tmp_path / "checkpoints/last.pt").rename(tmp_path / "checkpoints/previous.pt")
         return entries
 
-    monkeypatch.setattr(os, "scandir", lambda folder: then_renamed(folder) if folder != tmp_path else scandir(folder))
-    point.refuse_strange_files()
+    with monkeypatch.context() as patched:  # from Python 3.13 on, Path.iterdir uses scandir, too
+        patched.setattr(os, "scandir", lambda folder: then_renamed(folder) if folder != tmp_path else scandir(folder))
+        point.refuse_strange_files()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["previous.pt"]
     gone = ResumePoint.of(tmp_path / "checkpoints/last.pt", {}, tmp_path)
     (tmp_path / "checkpoints/previous.pt").rename(tmp_path / "checkpoints/last.pt")
