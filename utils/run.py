@@ -235,6 +235,8 @@ class Run:
     def report_finished(self) -> None:
         """Print that nothing is left to do, so that a command with --resume auto can be repeated blindly.
 
+        Trackers get what they lack.
+
         If --resume-override comes with other settings, warn that they come too late.
         """
         if not self.is_main:
@@ -259,6 +261,8 @@ class Run:
             self.warn(
                 f"--datapath {self.args.data.datapath}: nothing was read there, for nothing remains to be trained"
             )
+        if point.folder is not None:
+            tracking.send_the_rest(self.args, point.folder, console.log)
         print(final_line(progress, point.folder, args))
 
     def _provenance(self) -> str:

@@ -266,6 +266,11 @@ class Points:
             self._by_step[step][tag] = point
 
 
+def lock_of(folder: Path, tracker: str) -> Path:
+    """The file in a run's ``folder`` that a process of ``tracker`` locks; it holds FINISHED once all has been sent."""
+    return folder / f".{tracker}.lock"
+
+
 def mirror(job: Job, tracker: Tracker, ended: Callable[[float], str], say: Callable[[str], None]) -> bool:
     """Send what the run logs until it has ended; return True if all has been sent.
 
@@ -355,10 +360,14 @@ def main() -> int:
         with suppress(OSError):
             print(line, file=log, flush=True)
 
-    with open(Path(job.folder) / f".{job.tracker}.lock", "w") as lock:
+    with open(lock_of(Path(job.folder), job.tracker), "w", encoding="utf-8") as lock:
         with suppress(OSError):  # a file system without locks
             fcntl.lockf(lock, fcntl.LOCK_EX)  # until the mirror of a killed process has ended
-        return 0 if mirror(job, TRACKERS[job.tracker](job), ended, say) else 1
+        if not mirror(job, TRACKERS[job.tracker](job), ended, say):
+            return 1
+        if ended(0) == FINISHED:
+            lock.write(FINISHED)
+        return 0
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from pathlib import Path
 from utils.config.settings import Settings
 from utils.record.epoch_scalars import tagged_columns
 from utils.record.summary import table_row
-from utils.record.trackers import FINISHED, STOPPED, Job
+from utils.record.trackers import FINISHED, STOPPED, Job, lock_of
 from utils.runtime.files import whole_file
 
 IDENTITY = "tracker_id.txt"
@@ -62,16 +62,23 @@ class Tracking:
     """The processes of all trackers of the run in ``folder``; their complaints go to ``log``.
 
     ``anew``: True if the run continues with other settings; the trackers then begin another run, with all that the
-    folder holds.
+    folder holds. ``names``: the trackers; by default all of ``args``.
     """
 
-    def __init__(self, args: Settings, folder: Path, anew: bool, log: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        args: Settings,
+        folder: Path,
+        anew: bool,
+        log: Callable[[str], None],
+        names: Sequence[str] | None = None,
+    ) -> None:
         self._log = log
         self._folder = folder
         self._readers: list[threading.Thread] = []
         self._processes: dict[str, subprocess.Popen[str]] = {}
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        for name in args.logging.track or ():
+        for name in (args.logging.track or ()) if names is None else names:
             job = Job(
                 str(folder.absolute()),
                 name,
@@ -127,6 +134,18 @@ class Tracking:
                 self._log(f"warning: --track {name} lacks the last points or all: {failed}; {self._folder} has them")
         for reader in self._readers:
             reader.join(timeout=1)
+
+
+def send_the_rest(args: Settings, folder: Path, log: Callable[[str], None]) -> None:
+    """Send what the trackers of the finished run in ``folder`` lack, after a kill or a failure at its very end."""
+    with suppress(OSError):  # a folder that cannot be written
+        if lacking := [name for name in args.logging.track or () if not _has_all(folder, name)]:
+            Tracking(args, folder, False, log, lacking).end(finished=True)
+
+
+def _has_all(folder: Path, tracker: str) -> bool:
+    path = lock_of(folder, tracker)
+    return path.is_file() and path.read_text(encoding="utf-8", errors="replace") == FINISHED
 
 
 def _identity(folder: Path, anew: bool) -> str:

@@ -225,6 +225,27 @@ def test_a_server_that_accepts_and_never_answers_costs_no_step_and_a_bounded_end
     server.close()
 
 
+def test_a_run_killed_before_its_trackers_ended_sends_the_rest_when_the_command_is_repeated(
+    run, tmp_path, capsys, monkeypatch
+):
+    flags = [*FLAGS, *"--epochs 3 --print-freq 10 --track csv --resume auto --output".split(), str(tmp_path)]
+    with monkeypatch.context() as killed:
+        killed.setattr(
+            tracking.Tracking, "end", lambda self, finished: [own.kill() for own in self._processes.values()]
+        )
+        assert main.main(flags) == 0
+    (folder,) = tmp_path.glob("digits/fc/*")
+    table = folder / "scalars.csv"
+    table.unlink(missing_ok=True)
+    last_line = capsys.readouterr().out.splitlines()[-1]
+    assert main.main(flags) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == last_line
+    assert same({(int(row["step"]), row["tag"]): float(row["value"]) for row in csv_rows(table)}, logged(folder))
+    table.unlink()
+    assert main.main(flags) == 0
+    assert not table.exists()  # nothing is sent twice
+
+
 @pytest.fixture
 def store(tmp_path, monkeypatch):
     """The folder where MLflow keeps its runs, with wandb offline; skips where one of them is not installed."""
