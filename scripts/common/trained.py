@@ -111,7 +111,10 @@ def settings_and_point(flags: Sequence[str], required: bool = True) -> tuple[Set
 
 
 def build_trained(args: Settings, distributed: Distributed, point: ResumePoint | None) -> tuple[Components, str]:
-    """Build the parts of a training run with the weights of ``point``, if any; return also their source, as text."""
+    """Build the parts of a training run with the weights of ``point``, if any; return also their source, as text.
+
+    Frozen is what the run's next epoch freezes.
+    """
     from components import build
     from utils.checkpoint import checkpoint
     from utils.run import Run
@@ -119,7 +122,9 @@ def build_trained(args: Settings, distributed: Distributed, point: ResumePoint |
     args = dataclasses.replace(args, run=dataclasses.replace(args.run, evaluate=False))  # a training's, in any case
     components = build(Run(args, distributed, resume_point=point))
     if point is not None:
-        checkpoint.load_weights(components.model, point.read()["model"], str(point.path))
+        state = point.read()
+        checkpoint.load_weights(components.model, state["model"], str(point.path))
+        components.network.freezing.set_epoch(state["progress"]["epoch"], components.model)
         return components, f"weights of {point.path}"
     if args.model.weights or args.model.pretrained:
         return components, f"weights of {args.model.weights}" if args.model.weights else "pretrained weights"

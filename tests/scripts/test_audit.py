@@ -13,15 +13,19 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import main
 from models import build_model
 from scripts import amp_audit
 from scripts.audit.findings import Audit, half_statistics
 from scripts.audit.record import Recorder, Runner, compare, together
 from scripts.audit.report import HEADERS, as_json, finding_lines, layers, rows
+from scripts.common.trained import build_trained, settings_and_point
 from utils.config.groups.model import ModelSettings
 from utils.data.loaders import Batch
 from utils.optim.freezing import Freezing
 from utils.precision.amp import keep_in_fp32
+from utils.runtime.distributed import Distributed
+from utils.runtime.process import RankInfo
 
 CPU = torch.device("cpu")
 ENTROPY = nn.CrossEntropyLoss()
@@ -654,6 +658,19 @@ def test_a_saved_batch_is_repeated_with_the_weights_of_its_images(tmp_path, caps
         )
     expected = [float(terms.detach().mean()), float((terms.detach() * torch.tensor([1.0, 1, 1, 5])).mean())]
     assert losses == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_run_is_audited_with_what_its_next_epoch_freezes(tmp_path):
+    flags = ["--arch", "fc", "--freeze", "*.bias", "--freeze-epoch", "1", "--device", "cpu", "--output", str(tmp_path)]
+    assert main.main([*flags, "--epochs", "2", "--max-steps", "23", "--no-progress"]) == 0
+    (last,) = tmp_path.rglob("last.pt")
+    frozen = []
+    for words in (flags, [*flags, "--resume", str(last)]):
+        args, point = settings_and_point(words)
+        with Distributed(RankInfo(), args.run, args.precision.tf32) as distributed:
+            model = build_trained(args, distributed, point)[0].model
+        frozen.append({name for name, parameter in model.named_parameters() if not parameter.requires_grad})
+    assert frozen[0] == set() and frozen[1] == {name for name, _ in model.named_parameters() if name.endswith(".bias")}
 
 
 @pytest.mark.parametrize(
