@@ -179,7 +179,7 @@ class Machines(NamedTuple):
 
     def evidence(self, row: Row) -> str:
         """Evidence for a row's figures: 'full', or 'half' with the reasons."""
-        names = {f"{title(row)} {self.letter(run)}" for run in row.runs}
+        names = {f"{title(row)} {tag}" for tag in self.tags(row)}
         reasons = {
             "few seeds": len(row.runs) < 3,
             "shared machine": not names <= self.alone or any(map(at_once, self.tags(row).values())),
