@@ -25,7 +25,8 @@ def check_answer(code, out, err, count):
     assert code == 2, err
     assert out == ""
     assert "Traceback" not in err
-    lines = err.splitlines()
+    # A busy machine may take five seconds to begin, and says so.
+    lines = [line for line in err.splitlines() if not line.endswith(" s so far")]
     assert len(lines) == count, err
     assert all(line.startswith("main.py: ") for line in lines)
     return [line.removeprefix("main.py: ") for line in lines]
