@@ -145,9 +145,14 @@ def sign_flip_test(differences: np.ndarray, groups: np.ndarray | None = None) ->
     return SignFlipTest(min(1.0, float(chances[as_far].sum())), exact=True)
 
 
+def number_of(groups: np.ndarray | None) -> int | None:
+    """Number of different groups; None if the images are independent."""
+    return None if groups is None else len(np.unique(groups))
+
+
 def of_groups(groups: np.ndarray | None) -> str:
     """Remark on an interval or a test: how many ``groups`` it is of; '' if the images are independent."""
-    return "" if groups is None else f", {len(np.unique(groups)):,} groups"
+    return "" if groups is None else f", {number_of(groups):,} groups"
 
 
 def _numbered(groups: np.ndarray) -> tuple[int, np.ndarray]:

@@ -139,7 +139,7 @@ def calibration(bins: Sequence[Bin], temperature: Temperature | None) -> str:
             rows.append([f"{one.low:.2f} to {one.high:.2f}", f"{one.images:,}", *percents])
     lines = ["Calibration", table(["probability", "images", "mean %", "right %", "overconfident by"], rows)]
     if temperature is None:
-        return "\n".join([*lines, "No temperature is fitted to so few images"])
+        return "\n".join([*lines, "No temperature is fitted to so few images or groups"])
     fit = temperature
     lines += [
         f"Temperature {fit.temperature:.3f}, fitted on {fit.fitted_on_images:,} images drawn at random, which are not "

@@ -10,7 +10,7 @@ import numpy as np
 from scripts.common.label_answers import Resampled, intervals, resampled
 from scripts.common.output import plain
 from scripts.common.predictions import LabelPredictions
-from scripts.common.uncertainty import CONFIDENCE, bootstrap_interval, wilson_interval
+from scripts.common.uncertainty import CONFIDENCE, bootstrap_interval, number_of, wilson_interval
 from scripts.evaluation.comparison import OnSameImages
 from utils.record.multilabel import THRESHOLD, MultilabelClasses, counts_at, f1_of, micro_f1_of
 
@@ -37,7 +37,7 @@ def summary(predictions: LabelPredictions) -> dict[str, Any]:
     not_a_number = int(predictions.logits.isnan().any(1).sum())
     return {
         "images": report.count,
-        "groups": None if groups is None else len(np.unique(groups)),
+        "groups": number_of(groups),
         **figures,
         **{f"{name}_interval_bootstrap": tuple(np.clip(spans[name], 0, 100).tolist()) for name in Resampled._fields},
         "auroc": by_class.auroc,

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from scripts.common.answers import NO_CLASS, Cell
 from scripts.common.predictions import AnyPredictions, Predictions, classes_of
-from scripts.common.uncertainty import bootstrap_interval, divided, wilson_interval
+from scripts.common.uncertainty import bootstrap_interval, divided, number_of, wilson_interval
 from utils.record.metrics import Bin, ClassReport
 
 LARGEST_MATRIX = 2000  # classes: 4 million cells
@@ -31,7 +31,7 @@ def summary(predictions: Predictions) -> dict[str, Any]:
     not_a_number = int((predictions.predicted == NO_CLASS).sum())
     return {
         "images": report.count,
-        "groups": None if predictions.groups is None else len(np.unique(predictions.groups)),
+        "groups": number_of(predictions.groups),
         "top1": report.top1,
         "top1_interval_bootstrap": bootstrap_interval(predictions.right, predictions.groups),
         "top1_interval_wilson": wilson_interval(predictions.right, predictions.groups),
