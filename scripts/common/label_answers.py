@@ -38,6 +38,11 @@ class LabelAnswers:
     labels: torch.Tensor
     reading: SeveralLabels
 
+    @property
+    def groups(self) -> np.ndarray | None:
+        """Group of each image, str (n,); None if the images are independent."""
+        return None
+
     @cached_property
     def scores(self) -> np.ndarray:
         """Probability of each label, float64 (n, classes)."""
