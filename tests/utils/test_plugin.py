@@ -463,6 +463,7 @@ MISTAKES = {
     "from utils.plugin import dataset\nclass Data(list):\n    targets = [0, 1]\n    def __getitem__(self, i):\n        return no\n"
     "@dataset('mine')\ndef f(path):\n    return Data([0, 1]), Data([0, 1]), 'ab'\n": "line 5: mine/train[0]: NameError: name 'no'",
     "from utils.plugin import optimizer\n@optimizer('mine')\ndef f(groups, lr):\n    return lr\n": "torch.optim.Optimizer, not float",
+    "from utils.plugin import optimizer\n@optimizer('sgd')\ndef f(groups, lr): ...\n": "there is an optimizer sgd already",
     "import torch\nfrom utils.plugin import optimizer\n@optimizer('mine')\ndef f(groups, lr):\n    return torch.optim.LBFGS(groups, lr)\n": (
         "mine.py: optimizer mine needs the loss again in its step, which has it once"
     ),

@@ -293,13 +293,16 @@ def has_momentum(name: str) -> bool:
 
 
 def unknown_optimizer(name: str) -> str | None:
-    """Error message if there is no optimizer ``name``; otherwise None."""
-    if name in OWN or name in plugins.added("optimizer"):
+    """Error message if there is no optimizer ``name``, or two of them; otherwise None."""
+    own = plugins.added("optimizer").get(name)
+    if own is None and name in OWN:
         return None
     import timm.optim
 
     known = [str(other) for other in timm.optim.list_optimizers()]
-    if name in known:
+    if own is not None and name in (*OWN, *known):
+        return f"--plugin {own.file}: there is an optimizer {name} already; choose another name"
+    if own is not None or name in known:
         return None
     if name.lower() in (*OWN, *known):
         return f"--optimizer '{name}': did you mean {name.lower()}?"
