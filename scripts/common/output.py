@@ -64,6 +64,17 @@ def write_text(path: Path, text: str) -> None:
         file.write(text)
 
 
+def filled(template: Path, **values: Any) -> str:
+    """Text of the Jinja ``template``, filled with ``values``; it may use others in its folder."""
+    import jinja2
+
+    templates = jinja2.FileSystemLoader(template.parent)
+    environment = jinja2.Environment(
+        loader=templates, trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
+    )
+    return environment.get_template(template.name).render(values)
+
+
 def plain(value: Any) -> Any:
     """``value`` for JSON: NaN and infinite numbers are replaced by None."""
     if isinstance(value, dict):

@@ -8,11 +8,10 @@ import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import jinja2
+from typing import NamedTuple
 
 from scripts.common.answers import FIGURES
+from scripts.common.output import filled
 from scripts.common.runs import plan_of
 from scripts.common.trained import of_each_class
 from scripts.exporting.checking import Check
@@ -24,6 +23,7 @@ from utils.data.images import levels
 from utils.data.preprocessing import Preprocessing
 from utils.record.metrics import cut_words, shows_top5
 
+TEMPLATE = Path(__file__).with_name("template")
 SHOWN_CLASSES = 1000
 RESIZED_SIDE = {
     "center": "the shorter side, keeping the shape,",
@@ -64,8 +64,8 @@ def card(one: Exported) -> str:
     """Text of the card, in Markdown."""
     loaded = one.subject.loaded
     channels, height, width = one.subject.shape
-    return _filled(
-        "card",
+    return filled(
+        TEMPLATE / "card.jinja",
         loaded=loaded,
         reading=one.subject.reading,
         data=one.subject.data,
@@ -183,8 +183,8 @@ def resized_size(shown: Preprocessing) -> Size:
 def code(one: Exported) -> str:
     """Source of a program that classifies ``image.jpg`` with the export."""
     shown = one.subject.loaded.preprocessing
-    return _filled(
-        "code",
+    return filled(
+        TEMPLATE / "code.jinja",
         loading=loading(one.name, one.subject, one.model),
         format=one.name,
         shown=shown,
@@ -200,8 +200,8 @@ def code(one: Exported) -> str:
 
 def loading(name: str, subject: Subject, model: str) -> str:
     """Beginning of ``code``: source that loads the export of format ``name`` from its folder and file ``model``."""
-    return _filled(
-        "load",
+    return filled(
+        TEMPLATE / "load.jinja",
         format=name,
         model=json.dumps(model),
         beside=json.dumps(metadata_beside(Path(model)).name),
@@ -218,8 +218,8 @@ def preparation(shown: Preprocessing, inside: bool) -> str:
     if an image is resized.
     """
     level = shown.border
-    return _filled(
-        "prepare",
+    return filled(
+        TEMPLATE / "prepare.jinja",
         shown=shown,
         inside=inside,
         height=sides(shown.val_image_size)[0],
@@ -249,15 +249,6 @@ def opening(shown: Preprocessing) -> str:
     """Source of ``opened(path)``, which reads an image file upright and in 8 bits, as ``decoding.open_image`` does."""
     parts = (levels.is_deep, levels.raw_mode, levels.other_order, levels.numbers_of, levels.scaled, levels.to_8_bits)
     is_array = levels.is_array(shown.colour)
-    return _filled("opened", shown=shown, is_array=is_array, sources="\n\n".join(map(inspect.getsource, parts))).rstrip(
-        "\n"
-    )
-
-
-def _filled(template: str, **values: Any) -> str:
-    """Text of ``template``, filled with ``values``."""
-    templates = jinja2.FileSystemLoader(Path(__file__).with_name("template"))
-    environment = jinja2.Environment(
-        loader=templates, trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
-    )
-    return environment.get_template(f"{template}.jinja").render(values)
+    return filled(
+        TEMPLATE / "opened.jinja", shown=shown, is_array=is_array, sources="\n\n".join(map(inspect.getsource, parts))
+    ).rstrip("\n")

@@ -27,7 +27,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from scripts.common.command_line import ToolParser, run_tool
-from scripts.common.output import write_text
+from scripts.common.output import filled, write_text
 from scripts.common.recipes import Recipe, recipes
 from scripts.common.runs import (
     STOPPED_EARLY,
@@ -49,71 +49,10 @@ NAME = "lab/collect_results.py"
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "results"
 PAGE = ROOT / "docs" / "results.md"
+TEMPLATE = Path(__file__).with_name("template") / "results.md.jinja"
 KEPT_FILES = ("config.yaml", "metrics.csv", "log.txt")
-HEAD = """# Results
-
-Made by `python scripts/lab/collect_results.py` from the runs in `results/`; only what the machines are, and which runs
-had one to themselves, is noted by hand, in `results/machines.yaml`.
-
-`python main.py --config mnist/fc --datapath DATA --seed 0` trains what a row shows: its recipe still has the settings
-of its runs, except for settings that were removed since (CHANGELOG.md). Even with the same seed, your result may
-differ, as with another seed: these runs were not `--deterministic`. `digits/` needs no DATA. If your machine would
-choose another format than the row's, give `--amp fp16`, `bf16`, or `off` for float32.
-
-- **Top-1** is that of the last epoch: mean ± standard deviation over n seeds (with n - 1). **95 %** is the half-width
-  of the mean's t interval, for three seeds or more. It covers the choice of seeds, not that of test images, and is left
-  out where it would pass 100 %. One of the 360 digits is 0.28 points.
-- **Images**: `main.py` validates on the test images of CIFAR and MNIST, on Imagenette's validation images, and on the
-  same 360 digits in every run. No run chose its epoch by them. Settings come from the source or [were chosen on other
-  images](benchmarks/choices.md), with two exceptions, in which the images of this table chose between two forms. A form
-  of `cifar10/fast` with nine epochs, four of them with smaller images, did better on the other images (93.88, 93.78
-  against 93.68, 93.74), but worse on the test images, and was dropped. `imagenette/resnet10t_muon`, with 32 epochs and
-  without CutMix, had 91.51 ± 0.21 % (n=3) on the validation images; then it got CutMix and 40 epochs. No record says on
-  which images the 40 epochs of `imagenette/resnet10t` were chosen.
-- **Views**: on CIFAR, `fast` and `airbench` average their answers over six views of each image, as their source does
-  (`--tta flip-shift`); all other recipes answer from one.
-- **Literature** is the nearest published figure. It often belongs to another network or training: each figure links to
-  the recipe whose header names the source and the difference. Only that of `airbench` is of the same training. Recipes
-  that end in `a` average their last feature maps; those of `conv2a` see only 6 x 6 pixels, too few except for digits.
-- **Time** is the mean over the seeds: of all epochs with their validations, without the start. Where the seeds of a row
-  ran on several machines, each has its own time; the accuracy is that of all seeds, for they computed in one format.
-- **Evidence** is *full* if at least three seeds ran with the machine to themselves, from committed code. Otherwise it
-  is *half*, with the reasons. *Few seeds* makes the accuracy uncertain, *shared machine* only the time, which may be
-  too long. *Changed code*: the files differed from the commit that the runs name, so nobody can check out what ran.
-  The runs of `cifar10/airbench` on D name the commit before a9fd8fca, whose files ran.
-
-`cifar10/airbench` was called `cifar10/fast` until commit 01a4bc0b, and its runs on A record that name. It reaches 0.12
-points more on A than on D (Welch's t 1.9): chance may explain that, and code, torch and number format differ.
-`results/` holds settings, versions, commit, curves and last line of each run.
-"""
-ALT = "Wrong answers over time, a dot for each row: 94 % on CIFAR-10 take 4 s on an H100 and minutes on two cores"
 LONG = 600  # seconds; the dots of longer runs have their labels on the left
-COLUMNS = "| recipe | epochs | top-1 (n) | 95 % | literature | time | machine | format | torch | evidence |"
-RULE = "|" + "---|" * 10
 OWN_SPLIT = "own-split"  # the --name of runs whose test images are not the data set's own
-OWN_SPLIT_HEAD = """
-## On a split of our own
-
-The package that FashionMNIST was taken from does not say which images are for testing, so `python
-scripts/lab/split_fashionmnist.py PACKAGE DATA` chose 10,000. These figures cannot be compared with published ones, and
-nothing was measured on the data set's own test images.
-"""
-ESTIMATES_HEAD = """
-## Not measured here
-
-No run of these recipes is kept. To help you plan one, here is the literature's top-1 with two estimates:
-
-- **Time**: 3 x the multiply-adds of an image's forward pass x training images x epochs, at the rate of
-  `imagenette/resnet10t` on A (152e9 multiply-adds a second) and of ResNet-50 in bf16 on D (45.4e12, from [its
-  images/s](benchmarks/h100.md)). Reading images and validation come on top, and a GPU does not reach its rate with
-  small images: `mnist/conv4` took 48 s on D, where this gives 3 s.
-- **Memory** of a step in half precision, with the whole global batch in one forward pass on one GPU, or an eighth of it
-  on each of eight. Each weight takes 4 bytes for itself, 4 for its gradient, 4 for the optimizer's state (8 with Adam
-  and LAMB), 4 for a moving average if the recipe has one, and 2 for autocast's copy. Each image takes 2 bytes for each
-  number that the forward pass keeps for the backward pass; `--accumulate N` divides this part by N. Libraries,
-  workspaces and images held in memory come on top. Nobody has compared these estimates with a GPU. By this formula, the
-  recipes measured above need less than 2 GB.
-"""
 GPUS = {1: "one GPU", 8: "each of eight"}
 CORES = re.compile(r", \d+ core\(s\)")
 # The rows shown in README: recipe and number format.
@@ -275,31 +214,34 @@ def result_rows(known: Sequence[Recipe], found: Sequence[RunResult]) -> tuple[li
 
 def page(rows: Sequence[Row], unmeasured: Sequence[Recipe], machines: Machines) -> str:
     """Text of the whole results page."""
-    own_split = [row for row in rows if row.words == OWN_SPLIT]
-    lines = [HEAD, "## Measured", "", f"![{ALT}]({PICTURE.name})", "", COLUMNS, RULE]
-    lines += [measured_row(row, machines) for row in rows if row not in own_split]
-    lines += ["", "| machine | what |", "|---|---|"]
     used = {machines.letter(run) for row in rows for run in row.runs}
-    lines += [f"| {letter} | {machine['what']} |" for letter, machine in machines.known.items() if letter in used]
-    if own_split:
-        lines += [OWN_SPLIT_HEAD, COLUMNS, RULE, *(measured_row(row, machines) for row in own_split)]
     rates = {
         letter: float(machine["multiply_adds_per_second"])
         for letter, machine in machines.known.items()
         if "multiply_adds_per_second" in machine
     }
-    titles = [
-        "global batch",
-        *(f"time on {letter}" for letter in rates),
-        *(f"memory, {count}" for count in GPUS.values()),
-    ]
-    lines += [ESTIMATES_HEAD, f"| recipe | literature | {' | '.join(titles)} |", "|---|---|" + "---|" * len(titles)]
-    for recipe in unmeasured:
-        cells = [f"{estimates.global_batch(recipe.name):,}"]
-        cells += [estimates.duration(recipe.name, rate) for rate in rates.values()]
-        cells += [estimates.memory(recipe.name, gpus) for gpus in GPUS]
-        lines.append(f"| {' | '.join([recipe.name, literature(recipe), *cells])} |")
-    return "\n".join(lines) + "\n"
+    return filled(
+        TEMPLATE,
+        rows=[measured_row(row, machines) for row in rows if row.words != OWN_SPLIT],
+        own_split=[measured_row(row, machines) for row in rows if row.words == OWN_SPLIT],
+        machines=[(letter, machine["what"]) for letter, machine in machines.known.items() if letter in used],
+        picture=PICTURE.name,
+        titles=[
+            "global batch",
+            *(f"time on {letter}" for letter in rates),
+            *(f"memory, {count}" for count in GPUS.values()),
+        ],
+        unmeasured=[
+            [
+                recipe.name,
+                literature(recipe),
+                f"{estimates.global_batch(recipe.name):,}",
+                *(estimates.duration(recipe.name, rate) for rate in rates.values()),
+                *(estimates.memory(recipe.name, gpus) for gpus in GPUS),
+            ]
+            for recipe in unmeasured
+        ],
+    )
 
 
 def draw(rows: Sequence[Row], machines: Machines, path: Path) -> None:
@@ -362,8 +304,8 @@ def title(row: Row) -> str:
     return f"{row.recipe.name} ({row.words})" if row.words else row.recipe.name
 
 
-def measured_row(row: Row, machines: Machines) -> str:
-    """Line of the results table for ``row``."""
+def measured_row(row: Row, machines: Machines) -> list[str]:
+    """Cells of the results table for ``row``."""
     runs = row.runs
     cells = [
         title(row),
@@ -377,7 +319,7 @@ def measured_row(row: Row, machines: Machines) -> str:
         ", ".join(sorted({torch_version(run) for run in runs})),
         machines.evidence(row),
     ]
-    return "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
+    return [cell.replace("|", "/") for cell in cells]
 
 
 def interval(values: Sequence[float]) -> str:
