@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scripts.reporting.run_record import RunRecord, Setting, as_text
+from scripts.reporting.run_record import RunRecord, Setting
 from scripts.reporting.thumbnails import picture_uri
-from utils.config.arguments import OPTIONS
+from utils.config.arguments import OPTIONS, in_yaml
 from utils.config.field import CHECKPOINT
 
 UNKNOWN = "\u2013"
@@ -181,7 +181,7 @@ def _is_chosen(name: str, setting: Setting) -> bool:
     """True if somebody chose the setting. A checkpoint does not say it: there, what differs from the default counts."""
     if setting.origin == CHECKPOINT:
         option = OPTIONS.get(name.replace("-", "_"))
-        return option is None or setting.value != as_text(option.default)
+        return option is None or setting.value != in_yaml(option.default)
     return setting.origin not in UNCHOSEN and not DERIVED.match(setting.origin)
 
 

@@ -18,11 +18,12 @@ import numpy as np
 
 from scripts.common.runs import header
 from utils.checkpoint.resume import BEGINS_ANEW
-from utils.config.arguments import OPTIONS
+from utils.config.arguments import OPTIONS, in_yaml
 from utils.config.field import CHECKPOINT
 from utils.config.settings import GROUPS, Settings
 from utils.record import curves
 from utils.record.doubts import doubts
+from utils.record.event_files import NAMES, events_in
 from utils.record.run_folder import read_table
 
 T = TypeVar("T")
@@ -130,18 +131,11 @@ def from_settings(name: str, values: dict[str, Any]) -> RunRecord:
     record = RunRecord(name, None, missing=["Curves: the checkpoint does not lie in its run's folder"])
     of_group = {name: group for group in GROUPS for name in vars(getattr(Settings(), group))}
     record.settings = {
-        name.replace("_", "-"): Setting(as_text(value), CHECKPOINT, of_group.get(name, "other"))
+        name.replace("_", "-"): Setting(in_yaml(value), CHECKPOINT, of_group.get(name, "other"))
         for name, value in values.items()
         if name not in OPTIONS or OPTIONS[name].metadata["in_recipe"]  # those that config.yaml has
     }
     return record
-
-
-def as_text(value: Any) -> str:
-    """A setting's value as config.yaml writes it."""
-    import yaml
-
-    return yaml.safe_dump([value], default_flow_style=True, width=math.inf).strip()[1:-1]
 
 
 def _attempt(record: RunRecord, name: str, what: str, reader: Callable[[Path], T]) -> T | None:
@@ -228,19 +222,15 @@ def _number(text: str | None) -> float:
 
 def read_events(record: RunRecord) -> None:
     """Read speeds, waits and the first batch from TensorBoard's event files, which alone hold them."""
-    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
-    from tensorboard.compat.proto.event_pb2 import Event
-
     points: dict[str, dict[int, float]] = {}
-    paths = sorted(record.folder.glob("events.out.tfevents.*"))
+    paths = sorted(record.folder.glob(NAMES))
     if not paths:
         record.missing.append("Waiting for data, speed within epochs and the first batch: there is no event file")
     for path in paths:
         try:
             if path.stat().st_size > LARGEST_BYTES:
                 raise ValueError("larger than 2 GB")
-            for content in RawEventFileLoader(str(path)).Load():
-                event = Event.FromString(content)
+            for _, event in events_in(path):
                 for value in event.summary.value:
                     if value.HasField("simple_value"):
                         points.setdefault(value.tag, {})[event.step] = value.simple_value

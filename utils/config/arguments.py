@@ -455,7 +455,7 @@ def _plain(text: str) -> str:
     return re.sub(r"[^\x20-\x7e\u00a0-\u2027\u202a-\ud7ff\ue000-\ufffd]", "?", text)
 
 
-def _in_yaml(value: Any) -> str:
+def in_yaml(value: Any) -> str:
     """A setting's value as YAML on one line."""
     # JSON writes these alike, a hundred times as fast; 1e-05 would be a text in YAML 1.1.
     if value is None or isinstance(value, int) or (isinstance(value, float) and re.fullmatch(r"[-.\d]+", repr(value))):
@@ -493,6 +493,6 @@ def as_recipe(settings: Settings, header: str) -> str:
             derived = derived or (name in of_schedule and settings.origins[name] == DEFAULT)
             # What the optimizer or schedule of a flag does not use would contradict it.
             derived = derived or (name in replaced and values[name] != option.default)
-            line = f"{name.replace('_', '-')}: {_in_yaml(values[name])}  # {settings.origins[name]}"
+            line = f"{name.replace('_', '-')}: {in_yaml(values[name])}  # {settings.origins[name]}"
             lines.append(f"# {line}" if derived else line)
     return "\n".join(lines) + "\n"

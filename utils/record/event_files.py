@@ -73,7 +73,7 @@ def rewind(folder: Path, steps: int) -> set[tuple[int, str]]:
     header: bytes | None = None
     kept: dict[tuple[str, ...], bytes] = {}
     for path in paths:
-        for record, event in _events_in(path):
+        for record, event in events_in(path):
             if event.HasField("file_version"):
                 header = header or record
             elif event.HasField("summary") and event.step <= steps:
@@ -93,13 +93,13 @@ def forget(folder: Path, tags: Container[str], in_use: Path) -> None:
     for path in sorted({*folder.glob(NAMES)} - {in_use}):
         found = [
             (record, event.HasField("summary") and all(value.tag in tags for value in event.summary.value))
-            for record, event in _events_in(path)
+            for record, event in events_in(path)
         ]
         if any(forgotten for _, forgotten in found):
             _replace(path, [record for record, forgotten in found if not forgotten])
 
 
-def _events_in(path: Path) -> Iterator[tuple[bytes, Any]]:
+def events_in(path: Path) -> Iterator[tuple[bytes, Any]]:
     """Yield each whole record of a file, as bytes and as the event that they encode."""
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.compat.proto.event_pb2 import Event

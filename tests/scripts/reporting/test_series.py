@@ -54,7 +54,7 @@ def test_the_points_of_many_runs_stay_within_the_budget():
 def test_settings_are_read_with_their_values_origins_and_groups(digits_run):
     record = run_record.read(Path(digits_run), "run")
     args = arguments.parse(["--config", f"{digits_run}/config.yaml"])
-    values = {name.replace("_", "-"): run_record.as_text(value) for name, value in args.values().items()}
+    values = {name.replace("_", "-"): arguments.in_yaml(value) for name, value in args.values().items()}
     assert {name: setting.value for name, setting in record.settings.items()}.items() <= values.items()
     assert len(record.settings) > 100
     assert record.settings["arch"] == ("fc", "flag", "model") and record.settings["lr"].origin == "default"
