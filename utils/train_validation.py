@@ -330,10 +330,11 @@ class TraVal:
             yield batch
 
     def _set_learning_rate(self) -> float:
-        """Set the learning rate, a function of the position alone, and return it."""
+        """Set the learning rate, a function of the progress alone, and return it."""
         if self.lr_policy is None:
             return self.optimizers[0].param_groups[0]["lr"]
-        lr = self.lr_policy.at(self.progress.epoch, self.progress.updates)
+        progress = self.progress
+        lr = self.lr_policy.at(progress.epoch, progress.updates, progress.lr_drops)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr * group.get("lr_scale", 1.0)
@@ -430,6 +431,7 @@ class TraVal:
         counted = progress.epoch == row["epoch"]  # when it ended; its validation comes only now
         whole = counted or progress.step_in_epoch == self.train_loader.steps_per_epoch
         best = result is not None and update_best(progress, row, self.args, whole)
+        dropped = result is not None and whole and progress.drop_lr(int(row["epoch"]), self.args)
         self.reporter.epoch(row, result, raw, best)
         if result is not None:
             self.reporter.best(progress)
@@ -441,6 +443,8 @@ class TraVal:
             self.writer.classes([*result.by_class.rows(self.class_names)], progress.step)
         self.writer.epoch(row)
         finished = progress.is_finished(self.args)
+        if dropped and not finished:
+            self.reporter.lr_drop(self.args)
         write_pictures(self, gathered, finished)
         saved = finished or progress.epoch % self.args.logging.save_every_epochs == 0
         # A run continues from 'last', or 'best' if that is newer: once these say that it is finished, 'final' exists.

@@ -28,7 +28,7 @@ class Ramp:
     def __call__(self, step: int) -> float:
         return self.start * (self.end / self.start) ** (step / max(1, self.steps - 1))
 
-    def at(self, epoch: int, updates: int) -> float:
+    def at(self, epoch: int, updates: int, drops: int) -> float:
         """Learning rate of step ``updates`` in any ``epoch``: each step has its own, even with --lr-per-epoch."""
         return self(updates)
 

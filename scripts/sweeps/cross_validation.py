@@ -190,6 +190,8 @@ def _doubts(result: RunResult) -> list[str]:
     lines = []
     if args.run.early_stopping is not None and args.run.early_stopping < args.optimisation.epochs:
         lines.append("  --early-stopping chose each run's end by the fold that it is scored on, which flatters")
+    if args.optimisation.lr_policy == "plateau":
+        lines.append("  --lr-policy plateau chose each run's rates by the fold that it is scored on, which flatters")
     if args.data.max_val_batches is not None:
         lines.append("  --max-val-batches: the mean is over some images of each fold, the pooled figure over all")
     return lines

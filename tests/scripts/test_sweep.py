@@ -126,11 +126,17 @@ def test_the_best_of_a_run_is_that_of_its_best_checkpoint_if_it_has_one(tmp_path
     assert shown[-8:-2] == ["90.00", "+-", "0.00", "nan", "+-", "nan"]
 
 
-@pytest.mark.parametrize(("patience", "flatters"), [(1, True), (2, True), (3, False)])
-def test_early_stopping_flatters_a_fold_if_it_can_end_a_run(tmp_path, patience, flatters):
-    run = read_run(
-        keep_run(tmp_path / "run", ["--arch", "fc", "--epochs", "3", f"--early-stopping={patience}"], [90.0] * 3)
-    )
+@pytest.mark.parametrize(
+    ("flags", "flatters"),
+    [
+        ("--early-stopping 1", True),
+        ("--early-stopping 2", True),
+        ("--early-stopping 3", False),
+        ("--lr-policy plateau", True),
+    ],
+)
+def test_early_stopping_flatters_a_fold_if_it_can_end_a_run_and_so_does_a_rate_chosen_by_it(tmp_path, flags, flatters):
+    run = read_run(keep_run(tmp_path / "run", ["--arch", "fc", "--epochs", "3", *flags.split()], [90.0] * 3))
     assert any("by the fold that it is scored on" in line for line in cross_validation._doubts(run)) == flatters
 
 

@@ -34,9 +34,10 @@ class Progress:
 
     ``best_value``: value of --best-metric in best.pt. ``best_top1``: top-1 of best.pt in percent, once a whole epoch
     made it. ``stopping_value`` and ``stopping_epoch``: value and epoch of the last improvement that early stopping saw.
-    ``best_value`` and ``stopping_value`` are None until there is one. ``averaged_epochs``: epochs whose weights are in
-    the stochastic weight average; the last of them ended with step ``averaged_step``. ``epoch_seconds``: time that an
-    unfinished epoch has taken so far.
+    ``best_value`` and ``stopping_value`` are None until there is one. ``lr_drops``: how often --lr-policy plateau has
+    lowered the learning rate, last at the end of epoch ``lr_drop_epoch``. ``averaged_epochs``: epochs whose weights are
+    in the stochastic weight average; the last of them ended with step ``averaged_step``. ``epoch_seconds``: time that
+    an unfinished epoch has taken so far.
     """
 
     epoch: int = field(default=0, metadata=REQUIRED)
@@ -60,6 +61,8 @@ class Progress:
     best_value: float | None = None
     stopping_value: float | None = None
     stopping_epoch: int = 0
+    lr_drops: int = 0
+    lr_drop_epoch: int = 0
     averaged_epochs: int = 0
     averaged_step: int = 0
     epoch_seconds: float = 0.0
@@ -88,6 +91,19 @@ class Progress:
         """True if early stopping has waited long enough for an improvement."""
         patience = args.run.early_stopping
         return patience is not None and self.epoch - self.stopping_epoch >= patience
+
+    def drop_lr(self, epoch: int, args: Settings) -> bool:
+        """Lower the learning rate if --lr-policy plateau has waited long enough; return True if so.
+
+        ``epoch``: the epoch that has just been validated.
+        """
+        settings = args.optimisation
+        waited = epoch - max(self.stopping_epoch, self.lr_drop_epoch)
+        if settings.lr_policy != "plateau" or waited < settings.lr_patience:
+            return False
+        self.lr_drops += 1
+        self.lr_drop_epoch = epoch
+        return True
 
     def may_end(self, args: Settings) -> bool:
         """True if the run may end with the current epoch, whose steps are done; its validation decides."""

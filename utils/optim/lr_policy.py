@@ -1,4 +1,4 @@
-"""Learning rate as a pure function of the optimizer step."""
+"""Learning rate as a pure function of the optimizer step and, on a plateau, of the drops so far."""
 
 from __future__ import annotations
 
@@ -64,15 +64,15 @@ class LRPolicy:
         first = self.average.swa_lr and self.average.first_averaged_epoch(self.settings.epochs)
         return (first - 1) * self.steps_per_epoch if first else None
 
-    def at(self, epoch: int, updates: int) -> float:
+    def at(self, epoch: int, updates: int, drops: int) -> float:
         """The rate in epoch ``epoch`` (from 0), ``updates`` steps into the schedule, not counting skipped steps.
 
         A rate that is held for a whole epoch depends on the epoch alone, so that skipped steps do not make it change in
-        the middle of an epoch.
+        the middle of an epoch. ``drops``: how often the policy ``plateau`` has dropped so far.
         """
-        return self(epoch * self.hold_steps if self.hold_steps > 1 else updates)
+        return self(epoch * self.hold_steps if self.hold_steps > 1 else updates, drops)
 
-    def __call__(self, step: int) -> float:
+    def __call__(self, step: int, drops: int = 0) -> float:
         step -= step % self.hold_steps
         settings = self.settings
         if self.swa_step is not None and self.average.swa_lr is not None and step >= self.swa_step:
@@ -86,6 +86,8 @@ class LRPolicy:
             factor = POLICIES[settings.lr_policy](self, step)
         else:
             factor = _own_factor(own, step - self.warmup_steps, max(1, self.total_steps - self.warmup_steps))
+        if settings.lr_policy == "plateau":
+            factor *= settings.lr_gamma**drops
         return settings.lr * max(self.floor, factor)
 
     @property
@@ -204,6 +206,7 @@ POLICIES: dict[str, Callable[[LRPolicy, int], float]] = {
     "poly": _falling(lambda policy, time: (1 - time) ** policy.settings.lr_power),
     "one-cycle": _one_cycle,
     "triangular": _triangular,
+    "plateau": lambda policy, step: 1.0,  # and lower with each of the drops, which no step tells
 }
 
 
@@ -232,6 +235,8 @@ def _shape(policy: LRPolicy) -> Iterator[str]:
         yield f"x {settings.lr_gamma:g} at epochs {', '.join(f'{epoch:g}' for epoch in settings.lr_milestones or ())}"
     if settings.lr_policy == "step":
         yield f"x {settings.lr_gamma:g} every {settings.lr_step_epochs:g} epochs"
+    if settings.lr_policy == "plateau":
+        yield f"x {settings.lr_gamma:g} after {settings.lr_patience} epoch(s) without improvement"
     if settings.lr_policy == "poly":
         yield f"power {settings.lr_power:g}"
     if settings.lr_policy in RISING_POLICIES:

@@ -202,16 +202,16 @@ def _metric(setting: str, name: str, labels: str = EITHER) -> EpochScalar:
     raise UserError(f"{flag_of(setting)} '{name[:60]}': no such figure of a validation{words}; {hint}")
 
 
-def stopping_rule(settings: RunSettings) -> str:
-    """The rule by which training stops early, as text."""
+def without_improvement(settings: RunSettings, epochs: int | None) -> str:
+    """The rule by which training stops early, or its learning rate drops, after so many ``epochs``, as text."""
     delta = f" by more than {settings.early_stopping_delta:g}" if settings.early_stopping_delta else ""
     column = stopping_metric(settings).column
-    return f"after {settings.early_stopping} epoch(s) in which {column} has not improved{delta}"
+    return f"after {epochs} epoch(s) in which {column} has not improved{delta}"
 
 
 def selection_line(settings: RunSettings) -> str:
     """Text for the plan of a run: how best.pt is chosen, and the rule by which training stops early."""
     every = settings.val_every_epochs
     among = f" of every {every} epochs' validation" if every > 1 else ""
-    stops = f"; stops {stopping_rule(settings)}" if settings.early_stopping else ""
+    stops = f"; stops {without_improvement(settings, settings.early_stopping)}" if settings.early_stopping else ""
     return f"best.pt has the {best_metric(settings).words}{among}{stops}"

@@ -23,6 +23,7 @@ from utils.record.epoch_scalars import (
     row_of,
     stopping_metric,
     validation_tags,
+    without_improvement,
 )
 from utils.record.metrics import COUNT, Report, cut_words, shows_top5
 from utils.record.multilabel import AnyReport, MultilabelReport
@@ -282,6 +283,11 @@ class Reporter:
             self.writer.scalars(
                 {_best_tag(name): value for name, value in figures.items() if value is not None}, progress.step
             )
+
+    def lr_drop(self, args: Settings) -> None:
+        """Log that --lr-policy plateau has lowered the learning rate."""
+        rule = without_improvement(args.run, args.optimisation.lr_patience)
+        self.writer.log(f"Learning rate x {args.optimisation.lr_gamma:g} from here on, {rule}")
 
     def charts(self) -> dict[str, dict[str, Any]]:
         """Charts that show training and validation together, by category and title."""

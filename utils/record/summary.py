@@ -25,7 +25,7 @@ from utils.data.images.decoding import decoder
 from utils.optim.batch_norm_statistics import layers_with_statistics
 from utils.optim.distillation import Distillation
 from utils.record.doubts import doubts_of
-from utils.record.epoch_scalars import best_metric, stopping_rule
+from utils.record.epoch_scalars import best_metric, without_improvement
 from utils.record.metrics import cut_words
 from utils.record.multilabel import AnyReport, report_of
 
@@ -68,7 +68,8 @@ def stopped_early(args: Settings, progress: Progress) -> str:
     best = "it never was finite"
     if progress.stopping_value is not None:
         best = f"the best, {progress.stopping_value:.4f}, is that of epoch {progress.stopping_epoch}"
-    return f"{stopping_rule(args.run)}; {best}; the learning-rate schedule was planned for {planned} epochs"
+    rule = without_improvement(args.run, args.run.early_stopping)
+    return f"{rule}; {best}; the learning-rate schedule was planned for {planned} epochs"
 
 
 def tensorboard() -> str:

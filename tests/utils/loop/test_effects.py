@@ -215,7 +215,7 @@ def test_what_is_given_as_off_asks_for_nothing():
 def test_a_recipe_is_told_of_what_it_sets_otherwise_than_the_default(recipe):
     path = recipe("lr-gamma: 0.5\nmomentum: 0.9\noptimizer: lion\ninit-scale: 4\n")
     assert lines_of(f"--config {path}", has_momentum=False, precision="off") == [
-        f"recipe {path}: lr-gamma: 0.5 does nothing: it needs --lr-policy multistep or step",
+        f"recipe {path}: lr-gamma: 0.5 does nothing: it needs --lr-policy multistep or step or plateau",
         f"recipe {path}: init-scale: 4 does nothing: it needs --amp fp16",
     ]
 

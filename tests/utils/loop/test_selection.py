@@ -23,6 +23,7 @@ def judged(rows, *flags):
             break
         others = {"epoch": progress.epoch + 1, "val_loss": 1.0, "val_top1": 0.0, "val_top5": 0.0}
         best.append(update_best(progress, others | row, args, whole=True))
+        progress.drop_lr(progress.epoch + 1, args)
         progress.finish_epoch()
     return progress, best
 

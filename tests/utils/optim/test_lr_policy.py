@@ -39,6 +39,7 @@ TABLES = {
     "one-cycle": {0: 0.1, 1: 0.25, 2: 0.4, 5: 0.300002500, 8: 0.100007500, 11: 1e-5, 20: 1e-5},
     # a quarter at first, all after 3 of 12 steps, down by a ninth of it each further step
     "triangular": {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4, 6: 0.4 * 6 / 9, 11: 0.4 / 9, 12: 0.0, 20: 0.0},
+    "plateau": {0: 0.4, 5: 0.4, 11: 0.4},  # its drops: tests/utils/optim/test_plateau.py
 }
 
 # As above with a warm-up of 4 steps: a quarter more each step, the rest in the remaining 8 steps.
@@ -50,6 +51,7 @@ WARM_TABLES = {
     "step": {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4, 4: 0.4, 5: 0.04, 10: 0.004},
     "linear": {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4, 4: 0.4, 6: 0.3, 8: 0.2, 12: 0.0},
     "poly": {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4, 4: 0.4, 6: 0.225, 8: 0.1, 12: 0.0},
+    "plateau": {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4, 4: 0.4, 11: 0.4},
 }
 RISE_BY_THEMSELVES = set(TABLES) - set(WARM_TABLES)  # no warm-up comes before them
 RISE = {"lr_pct_start": 0.3, "lr_div_factor": 25.0}  # what the settings fill in for one-cycle
@@ -284,7 +286,9 @@ def test_rate_of_every_planned_step_is_positive_never_above_the_highest_and_neve
         assert min(rates) > 0 and max(rates) == 0.4
     policy = policy_of(name, 40, lr_milestones=(5, 7, 9), lr_min=0.05, **RISE)
     lowest = min(policy(step) for step in range(41))
-    assert lowest == pytest.approx(0.4 if name == "constant" else 0.05, rel=0.1) and lowest >= 0.05 * (1 - 1e-12)
+    assert lowest == pytest.approx(0.4 if name in ("constant", "plateau") else 0.05, rel=0.1) and lowest >= 0.05 * (
+        1 - 1e-12
+    )
 
 
 def test_epochs_of_the_settings_become_steps():

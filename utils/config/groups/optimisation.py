@@ -8,7 +8,18 @@ from typing import Any
 
 from utils.config.field import Needs, between, group, positive, setting
 
-LR_POLICIES = ("constant", "multistep", "cosine", "gaussian", "step", "linear", "poly", "one-cycle", "triangular")
+LR_POLICIES = (
+    "constant",
+    "multistep",
+    "cosine",
+    "gaussian",
+    "step",
+    "linear",
+    "poly",
+    "one-cycle",
+    "triangular",
+    "plateau",
+)
 RISING_POLICIES = ("one-cycle", "triangular")  # these have a warm-up of their own
 RESTARTING_POLICIES = ("cosine", "gaussian", "linear", "poly")
 WITH_NESTEROV = ("sgd", "muon-sgd")
@@ -36,7 +47,12 @@ def _restarts(v: Any) -> str | None:
 def _changes_within_an_epoch(v: Any) -> bool:
     if v.steps_per_epoch == 1 or v.warmup_steps > 0:
         return v.steps_per_epoch > 1
-    drops = {"constant": (), "multistep": v.lr_milestones or (), "step": (v.lr_step_epochs or 0,)}.get(v.lr_policy)
+    drops = {
+        "constant": (),
+        "plateau": (),
+        "multistep": v.lr_milestones or (),
+        "step": (v.lr_step_epochs or 0,),
+    }.get(v.lr_policy)
     return drops is None or any(epochs % 1 for epochs in drops)
 
 
@@ -203,10 +219,10 @@ class OptimisationSettings:
         example="11 15",
     )
     lr_gamma: float = setting(
-        "multistep, step: factor of the learning rate at each drop",
+        "multistep, step, plateau: factor of the learning rate at each drop",
         default=0.1,
         check=between(0, 1, open_low=True),
-        effect=Needs("--lr-policy multistep or step"),
+        effect=Needs("--lr-policy multistep or step or plateau"),
         synonyms="gamma",
     )
     lr_step_epochs: float | None = setting(
@@ -216,6 +232,14 @@ class OptimisationSettings:
         effect=Needs("--lr-policy step"),
         synonyms="decay-epochs lr-step-size step-size",
         example="5",
+    )
+    lr_patience: int = setting(
+        "plateau: the learning rate drops after this many epochs in which --early-stopping-metric has not improved",
+        default=10,
+        check=between(1, 10**6),
+        effect=Needs("--lr-policy plateau"),
+        synonyms="lr-plateau-patience",
+        example="1",
     )
     lr_power: float = setting(
         "poly: exponent of the remaining fraction of the schedule",

@@ -11,7 +11,7 @@ from utils.config.field import LARGEST_INT, Needs, between, group, safe_name, se
 ACCELERATORS = ("cuda", "mps", "xpu")  # NVIDIA and AMD, Apple, Intel
 DEVICES = ("auto", "cpu", *ACCELERATORS)
 _NEW_FOLDER = Needs("a new run: a continued one stays in its folder", lambda v: not v.continues or v.resume == "auto")
-_STOPS = Needs("--early-stopping")
+_WATCHES = Needs("--early-stopping or --lr-policy plateau")
 
 
 @group(affects_result=False)
@@ -128,8 +128,8 @@ class RunSettings:
         example="3",
     )
     early_stopping_metric: str | None = training_setting(
-        "validation metric that has to improve for --early-stopping [that of --best-metric]",
-        effect=_STOPS,
+        "validation metric that has to improve for --early-stopping and --lr-policy plateau [that of --best-metric]",
+        effect=_WATCHES,
         affects_result=True,
         shapes="stopping",
         example="loss",
@@ -138,7 +138,7 @@ class RunSettings:
     early_stopping_delta: float = training_setting(
         "smallest improvement of --early-stopping-metric that counts, in its own unit: percent for top1",
         default=0.0,
-        effect=_STOPS,
+        effect=_WATCHES,
         affects_result=True,
         example="50",
     )
