@@ -84,7 +84,7 @@ class LabelAnswers:
 
     @cached_property
     def by_class(self) -> MultilabelClasses:
-        return MultilabelClasses.of(self.scores, self.targets)
+        return MultilabelClasses.of(self.scores, self.targets, self.groups)
 
     @cached_property
     def most_confident_mistake(self) -> np.ndarray:

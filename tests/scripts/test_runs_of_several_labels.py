@@ -32,6 +32,7 @@ from tests.helpers import csv_rows, trained
 from tests.scripts.test_export import exported, printed_by_card, reloads_in_this_process  # noqa: F401 - a fixture
 from tests.scripts.test_serve import Running
 from utils.checkpoint import checkpoint
+from utils.record.multilabel import MultilabelClasses
 from utils.record.reading import OneLabel, SeveralLabels
 
 NAMES = ("red", "green", "blue")
@@ -79,6 +80,17 @@ def kept(runs, tmp_path_factory):
     path = tmp_path_factory.mktemp("kept") / "kept.pt"
     assert evaluate.main([runs[0], "--store", str(path), "--distance", *QUIET]) == 0
     return path
+
+
+def test_a_validation_and_the_tools_choose_each_groups_thresholds_on_other_groups(runs):
+    predictions = predict_split(load_model(runs[0], best=False), Chosen(device="cpu", progress=False))
+    recorded = float(rows(Path(runs[0]))[-1]["val_tuned_macro_f1"])
+    grouped, apart = (
+        MultilabelClasses.of(predictions.scores, predictions.targets, groups).tuned_macro_f1
+        for groups in (predictions.groups, None)
+    )
+    assert recorded == pytest.approx(grouped) == pytest.approx(predictions.by_class.tuned_macro_f1)
+    assert recorded != pytest.approx(apart)
 
 
 def test_two_processes_have_the_figures_of_one_and_a_cut_run_goes_on_to_the_same_bits(flags, tmp_path):

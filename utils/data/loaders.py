@@ -225,12 +225,22 @@ class TrainLoader:
 
 
 class ValidationLoader:
-    """Validation batches of this rank: every world_size-th, so that each sample is on exactly one rank."""
+    """Validation batches of this rank: every world_size-th, so that each sample is on exactly one rank.
+
+    ``groups``: str (n,), the group of each of the source's images; None without groups.
+    """
 
     def __init__(
-        self, source: Source, batch_size: int, transform: BatchTransform, rank: int = 0, world_size: int = 1
+        self,
+        source: Source,
+        batch_size: int,
+        transform: BatchTransform,
+        rank: int = 0,
+        world_size: int = 1,
+        groups: np.ndarray | None = None,
     ) -> None:
         self.source = source
+        self.groups = groups
         self.transform = transform
         self._prefetch = DevicePrefetcher(source.device)
         self._batch_size = batch_size
@@ -385,7 +395,8 @@ def loaders(
         data.preprocessing.evaluation_transform, channels_last=channels_last, compiled=args.model.compile_augment
     )
     val_batch_size = settings.val_batch_size or settings.batch_size
-    validating = ValidationLoader(validation, val_batch_size, evaluating, distributed.rank, distributed.world_size)
+    ranks = (distributed.rank, distributed.world_size)
+    validating = ValidationLoader(validation, val_batch_size, evaluating, *ranks, data.validation.groups)
     if settings.max_val_batches is not None:
         batch_size = settings.val_batch_size or settings.global_batch_size  # the same on any number of processes
         validating = validating.part(tried_out(len(data.validation), settings.max_val_batches * batch_size))

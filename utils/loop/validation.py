@@ -51,7 +51,7 @@ def validate(
     distributed.broadcast_buffers(model)
     model.eval()
     network = model.network if isinstance(model, Collector) else model  # pictures leave idle passes out
-    answers = ValidationAnswers() if loader.multilabel else None
+    answers = ValidationAnswers(loader.groups) if loader.multilabel else None
     kind = ValidationMeter if answers is None else MultilabelMeter
     meter = kind(loader.num_batches, distributed.device)
     own = plugins.added("metric")

@@ -95,6 +95,17 @@ def micro_f1_of(counts: np.ndarray) -> float:
     return 100 * 2 * right / (support + predicted) if support + predicted else math.nan
 
 
+def _first_half(count: int, groups: np.ndarray | None) -> np.ndarray:
+    """Which of ``count`` images, or of their ``groups``, which stay whole, are in one of two random halves, (n,)."""
+    number, group = count, np.arange(count)
+    if groups is not None:
+        names, group = np.unique(groups, return_inverse=True)
+        number = len(names)
+    chosen = np.zeros(number, bool)
+    chosen[np.random.Generator(np.random.Philox(key=HALVES)).permutation(number)[::2]] = True
+    return chosen[group]
+
+
 # ----------------------------------------------------------------------------------------- of all classes
 
 
@@ -104,8 +115,8 @@ class MultilabelClasses:
 
     ``known``: int64, images whose label is known. ``counts``: int64 (3, k), labels, answers and right answers at a
     threshold of 0.5. ``tuned_counts``: the same, with each half of the images scored at the thresholds that are best
-    for the other half, so that no image helps to choose the thresholds it is scored at. ``thresholds``: the best for
-    all images, for use on others.
+    for the other half, so that no image, nor another of its group, helps to choose the thresholds it is scored at.
+    ``thresholds``: the best for all images, for use on others.
     """
 
     known: np.ndarray
@@ -116,12 +127,15 @@ class MultilabelClasses:
     auroc_by_class: np.ndarray
 
     @classmethod
-    def of(cls, scores: np.ndarray, targets: np.ndarray) -> MultilabelClasses | None:
-        """Figures from ``scores`` float64 (n, k) and ``targets`` int8 (n, k); None without images."""
+    def of(cls, scores: np.ndarray, targets: np.ndarray, groups: np.ndarray | None = None) -> MultilabelClasses | None:
+        """Figures from ``scores`` float64 (n, k) and ``targets`` int8 (n, k); None without images.
+
+        ``groups``: str (n,), the images' groups, such as patients.
+        """
         if not len(scores):
             return None
-        order = np.random.Generator(np.random.Philox(key=HALVES)).permutation(len(scores))
-        halves = order[::2], order[1::2]
+        first = _first_half(len(scores), groups)
+        halves = first, ~first
         chosen = [best_thresholds(scores[half], targets[half]) for half in halves]
         tuned = [
             counts_at(scores[half], targets[half], thresholds)
@@ -248,9 +262,12 @@ class MultilabelReport(Figures):
         return cls(loss / count if count else math.nan, math.nan, math.nan, micro_f1, round(count))
 
     @classmethod
-    def of(cls, logits: torch.Tensor, targets: torch.Tensor) -> MultilabelReport:
-        """Report on ``logits`` and ``targets``, floats (n, classes) with NaN for missing, on the CPU."""
-        by_class = MultilabelClasses.of(scores_of(logits), known_targets(targets))
+    def of(cls, logits: torch.Tensor, targets: torch.Tensor, groups: np.ndarray | None = None) -> MultilabelReport:
+        """Report on ``logits`` and ``targets``, floats (n, classes) with NaN for missing, on the CPU.
+
+        ``groups``: as for ``MultilabelClasses.of``.
+        """
+        by_class = MultilabelClasses.of(scores_of(logits), known_targets(targets), groups)
         if by_class is None:
             return cls(math.nan, math.nan, math.nan, math.nan, 0)
         loss = binary_cross_entropy(logits, targets)
@@ -291,9 +308,13 @@ class MultilabelMeter(ClassificationMeter):
 
 
 class ValidationAnswers:
-    """Logits and targets of a validation, without padding, kept on the device until gathered from all ranks."""
+    """Logits and targets of a validation, without padding, kept on the device until gathered from all ranks.
 
-    def __init__(self) -> None:
+    ``groups``: str, the group of each of the split's images, if they have groups.
+    """
+
+    def __init__(self, groups: np.ndarray | None = None) -> None:
+        self._groups = groups
         self._parts: list[tuple[np.ndarray, torch.Tensor, torch.Tensor]] = []
 
     def update(self, indices: np.ndarray, logits: torch.Tensor, targets: torch.Tensor) -> None:
@@ -304,12 +325,12 @@ class ValidationAnswers:
         """Report on all ranks' images, in the order of their numbers: the same bits on any number of ranks."""
         mine = [(indices, logits.cpu().numpy(), targets.cpu().numpy()) for indices, logits, targets in self._parts]
         parts = [part for its in distributed.gather(mine) for part in its]
-        return distributed.run_on_rank0(lambda: _report_of(parts))
+        return distributed.run_on_rank0(lambda: self._report_of(parts))
 
-
-def _report_of(parts: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> MultilabelReport:
-    if not parts:
-        return MultilabelReport.of(torch.empty(0, 1), torch.empty(0, 1))
-    indices, logits, targets = (np.concatenate(column) for column in zip(*parts, strict=True))
-    order = np.argsort(indices, kind="stable")
-    return MultilabelReport.of(torch.from_numpy(logits[order]), torch.from_numpy(targets[order]))
+    def _report_of(self, parts: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> MultilabelReport:
+        if not parts:
+            return MultilabelReport.of(torch.empty(0, 1), torch.empty(0, 1))
+        indices, logits, targets = (np.concatenate(column) for column in zip(*parts, strict=True))
+        order = np.argsort(indices, kind="stable")
+        groups = None if self._groups is None else self._groups[indices[order]]
+        return MultilabelReport.of(torch.from_numpy(logits[order]), torch.from_numpy(targets[order]), groups)

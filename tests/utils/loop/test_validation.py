@@ -26,6 +26,7 @@ class Loader:
     num_batches = 4
     world_size = 1
     is_cut = False
+    groups = None
     image_shape = IMAGES.shape[1:]
 
     def __init__(self, rank=0, world_size=1, empty=None, targets=TARGETS):

@@ -99,6 +99,19 @@ def test_labels_without_any_relation_to_the_scores_are_not_flattered_by_the_thre
     assert own > MultilabelClasses.of(scores, targets).tuned_macro_f1 + 3
 
 
+def test_copies_of_an_image_do_not_choose_the_thresholds_that_the_image_is_scored_at():
+    """Ten images of each patient, with labels without any relation to the scores, as above."""
+    generator = np.random.default_rng(0)
+    patients = np.repeat(np.arange(60), 10)
+    scores, targets = generator.random((60, 40)), (generator.random((60, 40)) < 0.1).astype(np.int8)
+    alone = MultilabelClasses.of(scores, targets).tuned_macro_f1
+    apart, grouped = (
+        MultilabelClasses.of(scores[patients], targets[patients], groups).tuned_macro_f1
+        for groups in (None, patients.astype(str))
+    )
+    assert apart > grouped + 5 and grouped == pytest.approx(alone, abs=3)
+
+
 class Ranks:
     """Stands for ``Distributed`` on rank 0 of several, whose other ranks' parts are given."""
 
@@ -116,12 +129,13 @@ class Ranks:
 def test_the_report_has_the_same_bits_on_any_number_of_ranks(world_size):
     logits, targets = answers(101)
     parts = [np.arange(first, min(first + 7, 101)) for first in range(0, 101, 7)]
-    kept = [ValidationAnswers() for _ in range(world_size)]
+    groups = np.array([str(number % 23) for number in range(101)])
+    kept = [ValidationAnswers(groups) for _ in range(world_size)]
     for number, part in enumerate(parts):
         kept[number % world_size].update(part, logits[part], targets[part])
     others = [[(i, log.numpy(), tar.numpy()) for i, log, tar in rank._parts] for rank in kept[1:]]
     report = kept[0].report(Ranks(others))
-    alone = MultilabelReport.of(logits, targets)
+    alone = MultilabelReport.of(logits, targets, groups)
     assert report == alone  # floats to the bit
     assert (report.by_class.tuned_counts == alone.by_class.tuned_counts).all()
     assert report.count == 101
