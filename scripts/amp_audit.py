@@ -121,7 +121,7 @@ def first_batches(
 
     if args.data.dataname not in ("digits", "synthetic") and not is_explicit(args, "loader"):
         # decoding all files for a few batches would take long
-        args = dataclasses.replace(args, data=dataclasses.replace(args.data, loader="stream", workers=0))
+        args = args.with_values(loader="stream", workers=0)
     components, weights = build_trained(args, distributed, point)
     scale = args.precision.init_scale
     if point is not None:

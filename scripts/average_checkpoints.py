@@ -117,15 +117,11 @@ def settings(flags: Sequence[str], first: Ingredient) -> Settings:
     args = arguments.parse(list(flags), checkpoint=begun)
     if mistakes := [f"{flag_of(name)} is not for averaging" for name in NOT_HERE if getattr(args.run, name)]:
         raise UserError(*mistakes)
-    model = args.model
-    if model.freezing_changes:  # what trained in some epochs differs, so the mean needs statistics of its own
-        model = dataclasses.replace(model, freeze=None)
+    if args.model.freezing_changes:  # what trained in some epochs differs, so the mean needs statistics of its own
+        args = args.with_values(freeze=None)
     return dataclasses.replace(
-        args,
-        run=dataclasses.replace(args.run, resume_override=True),  # other images of the same classes may be given
-        model=model,
+        args.with_values(resume_override=True, ema_decay=None, swa_start_epoch=None),  # other images may be given
         loss=type(args.loss)(**({"loss": "bce"} if first.description.get("multilabel") else {})),
-        average=dataclasses.replace(args.average, ema_decay=None, swa_start_epoch=None),
         optimisation=type(args.optimisation)(lr=1.0, epochs=args.optimisation.epochs),
     )
 

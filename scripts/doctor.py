@@ -133,12 +133,8 @@ def build_parser() -> ToolParser:
 def settings(flags: Sequence[str]) -> Settings:
     """Training settings for a fresh network; from a run to resume, only the settings are used."""
     args, resume_point = settings_and_point(flags, required=False)
-    return dataclasses.replace(
-        args,
-        run=dataclasses.replace(args.run, resume=None, evaluate=False, dry_run=False, max_steps=None),
-        data=dataclasses.replace(args.data, **sizes_for_weights(args, resume_point)),
-        model=dataclasses.replace(args.model, pretrained=False, weights=None),
-    )
+    of_run = {"resume": None, "evaluate": False, "dry_run": False, "max_steps": None}
+    return args.with_values(**of_run, **sizes_for_weights(args, resume_point), pretrained=False, weights=None)
 
 
 def sizes_for_weights(args: Settings, resume_point: ResumePoint | None) -> dict[str, Size]:
@@ -308,7 +304,7 @@ def training_on_random(
     from utils.optim.build import build_optimizer_parts
 
     # Compiling again for each batch size would take longer than the whole search.
-    args = dataclasses.replace(args, model=dataclasses.replace(args.model, compile=False))
+    args = args.with_values(compile=False)
 
     def train(size: int) -> float:
         network = build_network(args, data, distributed)

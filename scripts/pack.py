@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, make_folder, run_tool, say, warn, whole
-from scripts.common.output import writing
 from utils.config.datasets import SPECS
-from utils.config.settings import Settings, UserError
+from utils.config.settings import Settings, UserError, as_user_error
 from utils.runtime.cpu import cores_per_process
 
 if TYPE_CHECKING:
@@ -188,7 +187,7 @@ def completed(plan: Plan, workers: int, progress: ProgressLog) -> Contents:
     if (contents := read_contents(folder)) is not None:
         return contents
     waiting = f"Waiting for another process that packs into {folder}"
-    with writing(f"--output {folder}"), claimed(folder / "packing", waiting, say):
+    with as_user_error(f"--output {folder}: cannot be written"), claimed(folder / "packing", waiting, say):
         if read_contents(folder) is None:
             pack(plan, workers, progress)
     return read_contents(folder)

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, number, run_tool, warn, whole
 from scripts.common.trained import add_rejection, add_run_arguments, add_views, find_run, open_run, refuse_rejection
-from utils.config.settings import UserError
+from utils.config.settings import UserError, as_user_error
 from utils.runtime.cpu import cores_per_process
 
 if TYPE_CHECKING:
@@ -92,7 +92,8 @@ def need_packages() -> None:
 
 def listening(host: str, port: int) -> socket.socket:
     """A socket listening on ``host`` and ``port``. Raises ``UserError`` if impossible."""
-    try:
+    said = f"--host {host} --port {port}: cannot listen there"
+    with as_user_error(said, (OSError, UnicodeError), advice="; choose another"):
         ((family, kind, protocol, _, address), *_) = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         bound = socket.socket(family, kind, protocol)
         try:
@@ -103,9 +104,6 @@ def listening(host: str, port: int) -> socket.socket:
             bound.close()
             raise
         return bound
-    except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"--host {host} --port {port}: cannot listen there ({reason}); choose another") from error
 
 
 def is_loopback(address: str) -> bool:

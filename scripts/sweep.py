@@ -29,12 +29,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import Terminated, ToolParser, make_folder, run_tool, table, termination_raises, whole
-from scripts.common.output import write_csv, write_text, writing
+from scripts.common.output import write_csv, write_text
 from scripts.common.runs import RunResult
 from scripts.sweeps.grid import Trial, trials
 from scripts.sweeps.jobs import Slots, run_all
 from scripts.sweeps.space import Space
-from utils.config.settings import UserError
+from utils.config.settings import UserError, as_user_error
 from utils.data.kept import claimed
 from utils.runtime.console import INTERRUPTED, log, outlive_terminal
 from utils.runtime.cpu import cores
@@ -134,7 +134,7 @@ def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Trial] | S
 def alone_in(folder: Path) -> Iterator[None]:
     """Context in which no other sweep uses ``folder``, where both would train the same runs. Raises ``UserError``."""
     with ExitStack() as claims:
-        with writing(f"--output {folder}"):
+        with as_user_error(f"--output {folder}: cannot be written"):
             claims.enter_context(claimed(folder / "sweep", f"Waiting for another sweep into {folder}", log))
         yield
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from utils.config import arguments, plugins
 from utils.config.field import between
-from utils.config.settings import Settings, UserError
+from utils.config.settings import Settings, UserError, as_user_error
 from utils.runtime.console import INTERRUPTED, lacks_package, outlive_readers
 from utils.runtime.cpu import let_threads_wait_briefly
 
@@ -182,12 +182,9 @@ def warn(line: str) -> None:
 def make_folder(output: str, flag: str = "--output") -> Path:
     """Make the folder of ``flag`` and return it; done before the work, so that a mistake shows at once."""
     folder = Path(output)
-    try:
+    with as_user_error(f"{flag} {output}: cannot be made", (OSError, ValueError), advice="; choose another folder"):
         _made[:0] = [path for path in (folder.absolute(), *folder.absolute().parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{flag} {output}: cannot be made ({reason}); choose another folder") from error
     return folder
 
 

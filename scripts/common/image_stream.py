@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import Dataset
 
 from scripts.common.command_line import each_of
-from utils.config.settings import UserError
+from utils.config.settings import UserError, as_user_error
 from utils.data.formats.listing import IMAGE_ENDINGS, is_image, unread_ending
 from utils.data.images.decoding import UnreadableImage, decode_crop, dtype_of, why_unreadable
 from utils.data.preprocessing import Preprocessing
@@ -63,10 +63,8 @@ def _named_by(argument: str, unread: Counter[str]) -> Iterable[str]:
     if os.path.lexists(argument):
         return _file_or_folder(argument, unread)
     if argument.startswith(LIST):
-        try:
+        with as_user_error(f"{argument}: the list cannot be read"):
             return _lines_of(Path(argument[len(LIST) :]).open("rb"))
-        except OSError as error:
-            raise UserError(f"{argument}: the list cannot be read ({error.strerror})") from error
     matches = sorted(glob.iglob(argument, recursive=True)) if glob.has_magic(argument) else []
     if not matches:
         raise UserError(f"{argument}: no such file or folder{', and no file matches it' * glob.has_magic(argument)}")

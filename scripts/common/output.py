@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from utils.config.settings import UserError
+from utils.config.settings import as_user_error
 from utils.runtime import files
 
 
@@ -28,22 +28,17 @@ def wrong_name(flag: str, name: str, kind: str, *endings: str) -> str | None:
 
 
 @contextmanager
-def writing(said: str, advice: str = "") -> Iterator[None]:
-    """Context in which an ``OSError`` raises ``UserError``: ``said``, such as '--output a.csv', why, and ``advice``."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{said}: cannot be written ({error.strerror or error}){advice}") from error
-
-
-@contextmanager
 def whole_file(path: Path, said: str, advice: str = "", mode: str = "wb", **options: Any) -> Iterator[IO[Any]]:
     """Context that gives a file, which becomes ``path`` once everything is written; an error leaves nothing behind.
 
-    ``mode`` and ``options`` are those of ``open``. ``said``, ``advice``: as in ``writing``.
+    ``mode`` and ``options`` are those of ``open``. ``said``, ``advice``: what ``UserError`` says around the reason why
+    the file cannot be written, such as '--output a.csv'.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with writing(said, advice), files.whole_file(path, mode, partial=partial, durable=True, **options) as file:
+    with (
+        as_user_error(f"{said}: cannot be written", advice=advice),
+        files.whole_file(path, mode, partial=partial, durable=True, **options) as file,
+    ):
         yield file
 
 

@@ -402,11 +402,10 @@ def _loader(loaded: Loaded, args: Settings, images: Images, distributed: Distrib
     """main.py's validation loader for ``images``; image files are streamed, and nothing is cached on the disk."""
     files = isinstance(images, ImageFiles)
     loader = "stream" if files else args.data.loader
-    settings = dataclasses.replace(args.data, loader=loader, datapath=None, cache_dir=None)
-    data = Data(SPECS[settings.dataname], loaded.preprocessing, "", loaded.classes, train=None, validation=images)
+    data = Data(SPECS[args.data.dataname], loaded.preprocessing, "", loaded.classes, train=None, validation=images)
     _, loader, _ = loaders(
         data,
-        dataclasses.replace(args, data=settings),
+        args.with_values(loader=loader, datapath=None, cache_dir=None),
         distributed,
         channels_last=to_memory_format(args, loaded.network, distributed.device),
         progress=ProgressLog(say, args.logging.progress),

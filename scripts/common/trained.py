@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import re
 import warnings
@@ -119,7 +118,7 @@ def build_trained(args: Settings, distributed: Distributed, point: ResumePoint |
     from utils.checkpoint import checkpoint
     from utils.run import Run
 
-    args = dataclasses.replace(args, run=dataclasses.replace(args.run, evaluate=False))  # a training's, in any case
+    args = args.with_values(evaluate=False)  # a training's, in any case
     components = build(Run(args, distributed, resume_point=point))
     if point is not None:
         state = point.read()

@@ -12,12 +12,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from scripts.common.answers import NO_CLASS
-from scripts.common.output import plain, writing
+from scripts.common.output import plain
 from scripts.common.predictions import Predictions
 from scripts.evaluation import picture, several_labels, summary
 from scripts.evaluation.as_text import doubts
 from scripts.evaluation.result import Evaluation
 from scripts.evaluation.summary import reliability
+from utils.config.settings import as_user_error
 from utils.record.metrics import Bin
 
 JSON_FILE = "evaluation.json"
@@ -38,7 +39,7 @@ def save(folder: Path, write: Callable[[Path], None]) -> list[str]:
     one comes last. Raises ``UserError``.
     """
     options = {"prefix": ".evaluation.", "ignore_cleanup_errors": True}
-    with writing(f"--output {folder}"), TemporaryDirectory(dir=folder, **options) as work:
+    with as_user_error(f"--output {folder}: cannot be written"), TemporaryDirectory(dir=folder, **options) as work:
         write(Path(work))
         names = sorted(os.listdir(work))
         for name in names:  # before any earlier file is touched

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from scripts.common.command_line import ToolParser, make_folder, run_tool
-from scripts.common.output import writing
-from utils.config.settings import UserError
+from utils.config.settings import UserError, as_user_error
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,7 +80,7 @@ def read_class(package: Path, number: int) -> np.ndarray:
 
 def write(path: Path, magic: int, shape: tuple[int, ...], values: np.ndarray) -> None:
     """Write an idx file (LeCun's format): magic number and sizes, big-endian, then the bytes of ``values``."""
-    with writing(str(path), "; choose another folder"):
+    with as_user_error(f"{path}: cannot be written", advice="; choose another folder"):
         path.write_bytes(struct.pack(f">{1 + len(shape)}I", magic, *shape) + values.tobytes())
 
 

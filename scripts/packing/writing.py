@@ -13,8 +13,8 @@ from typing import BinaryIO
 import numpy as np
 from torch.utils.data import Dataset
 
-from scripts.common.output import writing
 from scripts.packing.plan import Part, Plan
+from utils.config.settings import as_user_error
 from utils.data.formats.readers import ImageFiles
 from utils.data.formats.shards.index import BLOCK, Shard
 from utils.data.images.decoding import UnreadableImage
@@ -32,7 +32,7 @@ class ShardMaker(Dataset):
         name = f"{split}-{number:06}.tar"
         path = self.plan.folder / name
         sources = self.plan.sources(split, number)  # before the files are read: later changes will show
-        with writing(str(path)), whole_file(path) as file:
+        with as_user_error(f"{path}: cannot be written"), whole_file(path) as file:
             hashed = _Hashed(file)
             with tarfile.open(fileobj=hashed, mode="w", format=tarfile.USTAR_FORMAT) as tar:
                 numbers, rows, left_out = self._write(tar, split, number)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from scripts.common.runs import RUN_LINE, RunResult, read_run
 from scripts.sweeps.grid import Trial
-from utils.config.settings import UserError
+from utils.config.settings import UserError, as_user_error
 from utils.runtime import console, heartbeat
 from utils.runtime.process import end_with_parent
 
@@ -138,12 +138,10 @@ def _start(trial: Trial, folder: Path, slots: Slots, slot: int, mask: set[int]) 
 
     output = folder / "output" / f"{_file_name(trial)}.txt"
     flags = [*trial.flags, "--output", str(folder / trial.room), "--resume", "auto", "--no-progress"]
-    try:
+    with as_user_error(f"--output {folder}: {output} cannot be written"):
         output.parent.mkdir(parents=True, exist_ok=True)
         _need_room(output.parent)
         file = open(output, "ab")  # noqa: SIM115 - added to: the training of a sweep that was killed may still write
-    except OSError as error:
-        raise UserError(f"--output {folder}: {output} cannot be written ({error.strerror})") from error
     with file:
         begins = file.tell()
         process = subprocess.Popen(

@@ -22,7 +22,7 @@ from scripts.common.runs import RunResult, identity
 from scripts.sweeps.grid import Trial
 from scripts.sweeps.space import SearchTrial, Space
 from utils.config import plugins
-from utils.config.settings import UserError
+from utils.config.settings import UserError, as_user_error
 from utils.record.epoch_scalars import EpochScalar
 from utils.record.run_folder import read_table
 
@@ -54,7 +54,9 @@ class Search:
     def __post_init__(self) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-        try:
+        said = f"{self.folder / DATABASE}: cannot be read or written"
+        advice = "; free some space if the disk is full, or choose another --output"
+        with as_user_error(said, Exception, advice):  # a damaged file raises many kinds of errors
             self.study = optuna.create_study(
                 storage=storage(self.folder),
                 study_name=STUDY,
@@ -62,12 +64,6 @@ class Search:
                 direction="minimize" if self.metric.lower_is_better else "maximize",
                 pruner=pruner_of(self.pruner, max(self.space.epochs)),
             )
-        except Exception as error:  # a damaged file raises many kinds of errors
-            reason = " ".join(str(error).split())[:200]
-            raise UserError(
-                f"{self.folder / DATABASE}: cannot be read or written ({reason}); free some space if the disk is full, "
-                "or choose another --output"
-            ) from error
 
     def refuse_other(self, images: str) -> None:
         """Raise ``UserError`` if the folder holds a search with other settings, --plugin files or images.

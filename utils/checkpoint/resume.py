@@ -24,7 +24,7 @@ from utils.config.datasets import SPECS
 from utils.config.field import DEFAULT, RECIPE
 from utils.config.groups.data import DataSettings
 from utils.config.rules import OPTIONS, Given, absolute_paths, derive, of_policy
-from utils.config.settings import GONE, IS_GONE, Settings, UserError, as_flag, as_text, unused
+from utils.config.settings import GONE, IS_GONE, Settings, UserError, as_flag, as_text, as_user_error, unused
 from utils.config.spelling import some
 from utils.runtime.files import sha256
 
@@ -481,10 +481,8 @@ def _completed(plain: Any, whole: Any) -> Any:
 
 def _run_folders(parent: Path) -> list[Path]:
     """The folders in ``parent`` that may be runs: not links, with printable names."""
-    try:
+    with as_user_error(f"--output: {parent} cannot be read"):
         entries = [entry for entry in os.scandir(parent) if entry.is_dir(follow_symlinks=False)]
-    except OSError as error:
-        raise UserError(f"--output: {parent} cannot be read ({error.strerror})") from error
     return [Path(entry) for entry in entries if entry.name.isprintable()]
 
 

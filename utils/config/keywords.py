@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from utils.config.settings import UserError
+from utils.config.settings import UserError, as_user_error
 from utils.config.spelling import or_nearest
 
 
@@ -21,10 +21,8 @@ def read_keyword(flag: str, item: str) -> tuple[str, Any]:
     if not equals or not name.isidentifier():
         raise UserError(f"{flag} {item}: write NAME=VALUE, for example width=64 or layers=[2,2,2,2]")
     if text[:1] in ("[", "{"):  # not in YAML, whose aliases can make a short text a value without end
-        try:
+        with as_user_error(f"{flag} {item:.200}: is not JSON", (ValueError, RecursionError)):
             return name, json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{flag} {item:.200}: is not JSON ({error})") from error
     try:
         value = yaml.safe_load(text)
         if isinstance(value, str):

@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -30,7 +32,7 @@ from utils.config.spelling import some
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["Settings", "UserError"]
+__all__ = ["Settings", "UserError", "as_user_error"]
 
 
 class UserError(ValueError):
@@ -43,6 +45,21 @@ class UserError(ValueError):
         self.mistakes = list(mistakes)
         self.on_all_ranks = on_all_ranks  # then one process prints it
         super().__init__("\n".join(mistakes))
+
+
+@contextmanager
+def as_user_error(
+    said: str, kinds: type[Exception] | tuple[type[Exception], ...] = OSError, advice: str = ""
+) -> Iterator[None]:
+    """Context in which an error of ``kinds`` raises ``UserError``: ``said`` (why) ``advice``.
+
+    Why: the system's text, else the error's in one line. Only ``ValueError`` among ``kinds`` is a ``UserError`` too.
+    """
+    try:
+        yield
+    except kinds as error:
+        why = getattr(error, "strerror", None) or " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(f"{said} ({why}){advice}") from error
 
 
 @dataclass(frozen=True)
@@ -125,8 +142,7 @@ class Settings:
     def with_absolute_paths(self) -> Settings:
         """A copy in which the paths of the data are absolute."""
         paths = {name: getattr(self.data, name) for name in ("datapath", "labels", "class_map", "cache_dir")}
-        absolute = {name: path and os.path.abspath(path) for name, path in paths.items()}
-        return dataclasses.replace(self, data=dataclasses.replace(self.data, **absolute))
+        return self.with_values(**{name: path and os.path.abspath(path) for name, path in paths.items()})
 
     def result_values(self) -> dict[str, Any]:
         """Values, by name, of the settings that must agree for one run to continue another."""

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from utils.config.settings import UserError
+from utils.config.settings import UserError, as_user_error
 from utils.runtime.cpu import give_back_freed_memory
 
 END_SECONDS = 1.0  # a killed process closes its pipes a little before it has ended
@@ -91,14 +91,9 @@ class WorkerPool:
         if not self._loader.persistent_workers:
             self._processes = []  # drops those of the previous read
         before = multiprocessing.active_children()
-        try:
-            with signals_for_workers():
-                iterator = self._await(lambda: iter(self._loader))
-        except OSError as error:  # no process, or no semaphore in shared memory
-            raise UserError(
-                f"--workers {self._loader.num_workers}: processes that read images cannot be started "
-                f"({error.strerror or error}); use fewer, or --workers 0"
-            ) from error
+        said = f"--workers {self._loader.num_workers}: processes that read images cannot be started"
+        with as_user_error(said, advice="; use fewer, or --workers 0"), signals_for_workers():
+            iterator = self._await(lambda: iter(self._loader))  # fails without a process or a semaphore for it
         kill_workers_at_exit()
         started = [process for process in multiprocessing.active_children() if process not in before]
         self._processes = started or self._processes  # none starts if they were kept

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from utils.config.settings import UserError, as_text
+from utils.config.settings import UserError, as_text, as_user_error
 from utils.data.transforms import for_people
 from utils.record import board, curves
 from utils.record.event_files import EventFile, forget, rewind
@@ -89,10 +89,8 @@ class Writer:
         self._tracking: Tracking | None = None
         if folder is None:
             return
-        try:
+        with as_user_error(f"{folder}: cannot be written", advice="; give it write permission"):
             self._log = open(folder / "log.txt", "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 - closed in close()
-        except OSError as error:
-            raise UserError(f"{folder}: cannot be written ({error.strerror}); give it write permission") from error
         _lock(self._log, folder)
         if once_locked is not None:
             once_locked()

@@ -13,7 +13,7 @@ import tarfile
 import uuid
 from pathlib import Path
 
-from utils.config.settings import UserError
+from utils.config.settings import UserError, as_user_error
 from utils.data.formats import readers
 from utils.data.kept import claimed
 from utils.data.progress_log import Log, ProgressLog
@@ -48,7 +48,7 @@ def unpack_imagenet(root: Path, splits: tuple[str, ...], log: Log) -> None:
             for split in missing():
                 _unpack_split(root, split, log)
             shutil.rmtree(root / UNPACKING, ignore_errors=True)
-    except (RuntimeError, OSError, tarfile.TarError) as error:
+    except (RuntimeError, OSError, tarfile.TarError) as error:  # whose whole text names the file
         reason = " ".join(str(error).split())
         raise UserError(f"--datapath {root}: ImageNet's archives cannot be unpacked ({reason})") from error
 
@@ -156,16 +156,13 @@ def fetch(name: str, root: Path, log: Log) -> None:
     if own is None or own.download is None:
         raise UserError(f"--download: {name} cannot be fetched; get it from its owners and give --datapath")
     doing = f"Waiting for another process that fetches {name} into {root}"
-    try:
+    with as_user_error(f"--download: {name} could not be fetched into {root}", (RuntimeError, OSError, EOFError)):
         root.mkdir(parents=True, exist_ok=True)
         if _is_whole(own, root):
             return
         with claimed(root / UNPACKING, doing, log):
             if not _is_whole(own, root):
                 own.download(root)
-    except (RuntimeError, OSError, EOFError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"--download: {name} could not be fetched into {root} ({reason})") from error
 
 
 def _is_whole(own: readers.OwnFiles, root: Path) -> bool:

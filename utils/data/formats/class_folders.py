@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from utils.config.settings import UserError
+from utils.config.settings import UserError, as_user_error
 from utils.config.spelling import folded, printable, some
 from utils.data.formats.file_paths import FilePaths
 from utils.data.formats.listing import IMAGE_ENDINGS, LINKED, Lister, is_image
@@ -149,11 +149,8 @@ def _refuse_split_among(root: Path, classes: Sequence[str]) -> None:
 
 def class_names(root: Path) -> tuple[str, ...]:
     """Names of the visible folders in ``root``, in alphabetical order. Raises ``UserError`` if there are none."""
-    try:
-        with os.scandir(root) as entries:
-            names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
-    except OSError as error:
-        raise UserError(f"--datapath {root}: cannot be read ({error.strerror})") from error
+    with as_user_error(f"--datapath {root}: cannot be read"), os.scandir(root) as entries:
+        names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
     if not names:
         raise UserError(f"--datapath {root}: holds no class folders; put each class's images in a folder of its name")
     return tuple(names)

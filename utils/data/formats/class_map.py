@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from utils.config.settings import UserError
+from utils.config.settings import UserError, as_user_error
 from utils.config.spelling import some
 from utils.data.formats.readers import Images, Splits
 
@@ -22,10 +22,8 @@ def read_class_map(file: Path) -> tuple[str, ...]:
     Raises ``UserError``.
     """
     where = f"--class-map {file}"
-    try:
+    with as_user_error(f"{where}: cannot be read", (OSError, UnicodeDecodeError)):
         lines = [line for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{where}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     rows = [[cell.strip() for cell in row] for row in csv.reader(lines)]
     if rows and len(rows[0]) == 2 and not rows[0][1].isdigit():
         rows = rows[1:]  # the names of the columns

@@ -17,7 +17,7 @@ import torch
 
 from utils.config.datasets import SPECS
 from utils.config.groups.data import DataSettings
-from utils.config.settings import UserError
+from utils.config.settings import UserError, as_user_error
 from utils.config.spelling import some
 from utils.data.formats.class_folders import TRAINING_FOLDERS, VALIDATION_FOLDERS
 from utils.data.formats.listing import Lister
@@ -142,12 +142,9 @@ class Found(NamedTuple):
 
 def library() -> ModuleType:
     """Import the library ``datasets``. Raises ``UserError`` with the command that installs it."""
-    try:
+    install = ": python -m pip install -r requirements-tools.txt"
+    with as_user_error("--dataname hf needs the library datasets", ImportError, advice=install):
         import datasets
-    except ImportError as error:
-        raise UserError(
-            f"--dataname hf needs the library datasets ({error}): python -m pip install -r requirements-tools.txt"
-        ) from error
     datasets.disable_progress_bars()  # each process would show its own
     return datasets
 

@@ -24,7 +24,7 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from utils.config.settings import UserError
+from utils.config.settings import as_user_error
 from utils.data.formats.file_paths import NUL, FilePaths
 from utils.data.kept import claimed, remove_abandoned, write_whole
 from utils.data.progress_log import ProgressLog, silent
@@ -146,10 +146,11 @@ def _list_class_folder(tree: str, name: str, tell: Callable[[int], None]) -> _Cl
     untold = 0
     while waiting:
         folder = waiting.pop()
-        try:
-            status = os.stat(os.path.join(tree, folder))  # before reading its content, so that a later change shows
+        path = os.path.join(tree, folder)
+        with as_user_error(f"--datapath: {path} cannot be read"):
+            status = os.stat(path)  # before reading its content, so that a later change shows
             folders.append((folder, status.st_mtime_ns, status.st_ctime_ns))
-            with os.scandir(os.path.join(tree, folder)) as entries:
+            with os.scandir(path) as entries:
                 for entry in entries:
                     if entry.name.startswith("."):  # such as Jupyter's .ipynb_checkpoints, which holds copies
                         continue
@@ -166,9 +167,6 @@ def _list_class_folder(tree: str, name: str, tell: Callable[[int], None]) -> _Cl
                         if untold == TELL:
                             tell(TELL)
                             untold = 0
-        except OSError as error:
-            path = os.path.join(tree, folder)
-            raise UserError(f"--datapath: {path} cannot be read ({error.strerror or error})") from error
     tell(untold)
     return _ClassFolder(os.fsencode("\0".join(sorted(images))), len(images), dict(unread), folders)
 

@@ -17,7 +17,7 @@ import torch
 from utils.config.datasets import SPECS
 from utils.config.groups.data import DataSettings
 from utils.config.image_size import sides
-from utils.config.settings import UserError
+from utils.config.settings import UserError, as_user_error
 from utils.data.images.decoding import dtype_of
 from utils.data.images.levels import channels_of
 from utils.data.images.stored import ImagePaths
@@ -223,10 +223,8 @@ def read_idx(place: Path, kind: str) -> Splits:
 
 
 def _read_idx_file(path: Path) -> np.ndarray:
-    try:
+    with as_user_error(f"{path}: is not a whole idx file", (OSError, EOFError, zlib.error), advice="; fetch it again"):
         data = bytearray(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes())
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: is not a whole idx file ({error}); fetch it again") from error
     dimensions = data[3] if len(data) > 3 else 0
     start = 4 + 4 * dimensions
     shape = np.frombuffer(data[4:start], dtype=">i4")

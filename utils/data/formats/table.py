@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from utils.config.groups.data import BEFORE_THE_NUMBER, TABLE_COLUMNS, DataSettings
-from utils.config.settings import UserError
+from utils.config.settings import UserError, as_user_error
 from utils.config.spelling import printable, some
 from utils.data.formats.class_folders import TRAINING_FOLDERS, VALIDATION_FOLDERS, unread_images
 from utils.data.formats.file_paths import NUL, FilePaths
@@ -422,11 +422,8 @@ class _Source:
     @classmethod
     def of(cls, file: Path) -> _Source:
         """Read the names of the columns of ``file``. Raises ``UserError`` if it is not a table."""
-        try:
-            with open(file, "rb") as opened:
-                begin = opened.read(FIRST_BYTES)
-        except OSError as error:
-            raise UserError(f"--labels {file}: cannot be read ({error.strerror or error})") from error
+        with as_user_error(f"--labels {file}: cannot be read"), open(file, "rb") as opened:
+            begin = opened.read(FIRST_BYTES)
         if not begin.strip():
             raise UserError(f"--labels {file}: is empty; its first line names the columns: path,label")
         if begin.startswith(b"PAR1") or file.suffix == ENDING:
@@ -579,11 +576,8 @@ def _parquet_names(file: Path) -> tuple[str, ...]:
     import pyarrow
     from pyarrow import parquet
 
-    try:
+    with as_user_error(f"--labels {file}: cannot be read as Parquet", (pyarrow.ArrowException, OSError)):
         return tuple(parquet.read_schema(file).names)
-    except (pyarrow.ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"--labels {file}: cannot be read as Parquet ({reason})") from error
 
 
 # --------------------------------------------------------------------------------------------- splits

@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from utils.config.settings import UserError
+from utils.config.settings import UserError, as_user_error
 from utils.data.formats.class_folders import IMAGE_ENDINGS, TRAINING_FOLDERS, VALIDATION_FOLDERS, visible
 from utils.data.formats.shards.index import (
     BLOCK,
@@ -90,17 +90,16 @@ def ensure_index(root: Path, log: Log) -> None:
         return
     if _fits(root, shards):
         return
-    try:
-        with claimed(root / ".shards", f"Waiting for another process that indexes {root}", log):
-            if not _fits(root, shards):
-                why = " again: they or their classes have changed" if (root / CONTENTS).exists() else ""
-                log(f"Indexing the tar files in {root}{why}")
-                _index(root, shards, ProgressLog(log))
-    except OSError as error:
-        raise UserError(
-            f"--datapath {root}: the index of its tar files cannot be written there ({error.strerror}); make a folder "
-            "with links to them (ln -s) and give that"
-        ) from error
+    said = f"--datapath {root}: the index of its tar files cannot be written there"
+    waiting = f"Waiting for another process that indexes {root}"
+    with (
+        as_user_error(said, advice="; make a folder with links to them (ln -s) and give that"),
+        claimed(root / ".shards", waiting, log),
+    ):
+        if not _fits(root, shards):
+            why = " again: they or their classes have changed" if (root / CONTENTS).exists() else ""
+            log(f"Indexing the tar files in {root}{why}")
+            _index(root, shards, ProgressLog(log))
 
 
 def _is_ours_to_make(path: Path) -> bool:
@@ -142,10 +141,8 @@ def _is_compressed(path: Path) -> bool:
 
 
 def _look_of(path: Path) -> tuple[int, int]:
-    try:
+    with as_user_error(f"{path}: cannot be read"):
         status = os.stat(path)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     return status.st_size, status.st_mtime_ns
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from utils.config.settings import UserError
+from utils.config.settings import UserError, as_user_error
 from utils.data.kept import write_whole
 from utils.runtime.files import sha256
 
@@ -147,12 +147,10 @@ def _split(folder: Path, name: str, described: dict[str, Any]) -> Split:
     path = folder / f"{name}.index.npy"
     shards = tuple(Shard(**shard) for shard in described["shards"])
     _refuse_other_shards(folder, shards)
-    try:
+    with as_user_error(f"{path}: cannot be read", advice=f"; {ANEW}"):
         if sha256(path) != described["index_sha256"]:
             raise UserError(f"{path}: is not the index that {CONTENTS} was written with; {ANEW}")
         records = np.load(path, mmap_mode="r" if described["samples"] else None, allow_pickle=False)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror or error}); {ANEW}") from error
     return Split(shards, records.view(np.ndarray), bool(described["checked"]), described["index_sha256"])
 
 

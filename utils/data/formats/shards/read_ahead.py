@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from utils.config.settings import UserError
+from utils.config.settings import as_user_error
 from utils.data.formats.shards.members import COPY, Members, copy_of
 from utils.data.kept import claimed, remove_abandoned, whole_file
 from utils.data.progress_log import Log
@@ -49,14 +49,10 @@ class ReadAhead:
         self._passed = -1
         self._stop = False
         self._told = False
-        try:
+        with as_user_error(f"--shard-cache {folder}: cannot be used", advice="; choose another folder"):
             folder.mkdir(parents=True, exist_ok=True)
             if not os.access(folder, os.W_OK):
                 raise PermissionError(0, "it is not writable")
-        except OSError as error:
-            raise UserError(
-                f"--shard-cache {folder}: cannot be used ({error.strerror}); choose another folder"
-            ) from error
         members.copies = str(folder)
 
     @contextmanager
