@@ -30,6 +30,16 @@ hypothesis.settings.load_profile("busy")
 gc.disable()  # imports and collected tests are millions of objects, to be gone through again and again for no garbage
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes():
+    """Workers share what the server of tests/end_to_end/forked.py imports for seconds."""
+    from execnet import gateway_io
+
+    from tests.end_to_end import forked
+
+    gateway_io.Popen2IOMaster = forked.Worker
+
+
 def pytest_collection_finish():
     """Look for garbage among what tests make; what is there before them is left out.
 
@@ -76,15 +86,6 @@ def signals_are_handled_as_before():
     for number, handler in zip(numbers, before, strict=True):
         signal.signal(number, handler)
     assert after == before, f"the test left other handlers: {dict(zip(numbers, after, strict=True))}"
-
-
-@pytest.fixture(scope="session", autouse=True)
-def workers_have_one_server(tmp_path_factory):
-    """The server of tests/end_to_end/forked.py imports for seconds, once for all xdist workers."""
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        from tests.end_to_end.forked import NOTE
-
-        os.environ[NOTE] = str(tmp_path_factory.getbasetemp().parent / "server")
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import functools
 import itertools
 import multiprocessing
 import os
-import pickle
 import runpy
 import signal
 import socket
@@ -16,63 +15,34 @@ import sys
 import tempfile
 import threading
 import time
+import types
 from contextlib import contextmanager, suppress
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver
 from pathlib import Path
 
-from filelock import FileLock
+from execnet.gateway_io import Popen2IO, Popen2IOMaster
 
 from scripts.verification.processes import descendants
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SECONDS = 300
 IMPORTED = "tests.end_to_end.imported"
-# Names a file, beside which workers of pytest-xdist agree on one server.
-NOTE = "NOTE_OF_THE_TESTS_SERVER"
 
 
 @functools.cache
 def server():
-    """The server; it outlives the test that asks for it first. Workers of pytest-xdist have one among them."""
+    """The server; it outlives the test that asks for it first. Workers of pytest-xdist come from it, and use it too."""
     context = multiprocessing.get_context("forkserver")
-    if NOTE not in os.environ:
-        _begin(context)
-        return context
-    note = Path(os.environ[NOTE])
-    with FileLock(f"{note}.lock"):
-        if not _join(note):
-            _begin(context)
-            note.write_bytes(pickle.dumps((os.getpid(), _attributes())))
+    if IMPORTED not in sys.modules:  # which those that come from it have
+        context.set_forkserver_preload([IMPORTED])
+        here = os.getcwd()
+        os.chdir(ROOT)  # it imports from the current folder, and says nothing if a module is not there
+        first = context.Process(target=_say_whether_imported)
+        first.start()
+        os.chdir(here)
+        first.join()
+        assert first.exitcode == 0, "the server has not imported what it was told to"
     return context
-
-
-def _begin(context):
-    context.set_forkserver_preload([IMPORTED])
-    here = os.getcwd()
-    os.chdir(ROOT)  # it imports from the current folder, and says nothing if a module is not there
-    first = context.Process(target=_say_whether_imported)
-    first.start()
-    os.chdir(here)
-    first.join()
-    assert first.exitcode == 0, "the server has not imported what it was told to"
-
-
-def _join(note):
-    """Have multiprocessing use the server of which ``note`` tells; False if there is none, or its worker is gone."""
-    with suppress(FileNotFoundError):
-        worker, attributes = pickle.loads(note.read_bytes())
-        name = "_forkserver_alive_fd"  # of a pipe; the server ends when no worker has it open any more
-        attributes[name] = os.open(f"/proc/{worker}/fd/{attributes[name]}", os.O_WRONLY)
-        vars(forkserver._forkserver).update(attributes)
-        forkserver._forkserver.ensure_running = lambda: None  # would look for a child of this process
-        resource_tracker.ensure_running()  # as the first process of a server of its own would
-        return True
-    return False
-
-
-def _attributes():
-    """Address, process id and the like."""
-    return {name: value for name, value in vars(forkserver._forkserver).items() if name.startswith("_forkserver_")}
 
 
 def _say_whether_imported():
@@ -146,6 +116,9 @@ class _AsPopen:
     def returncode(self):
         return self._process.exitcode
 
+    def kill(self):
+        self._process.kill()
+
     def poll(self):
         return self.returncode
 
@@ -154,6 +127,16 @@ class _AsPopen:
         if self.returncode is None:
             raise subprocess.TimeoutExpired(self._process.name, timeout)
         return self.returncode
+
+
+class Worker(Popen2IOMaster):
+    """A worker of pytest-xdist that is forked from the server, in the place of one that Python begins."""
+
+    def __init__(self, _, execmodel):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            self.popen = _AsPopen(server().Process(target=_work, args=(theirs,)))
+            Popen2IO.__init__(self, ours.makefile("wb"), ours.makefile("rb"), execmodel)
 
 
 class Launched(_AsPopen):
@@ -258,6 +241,15 @@ def _ranks(processes):
     ]
 
 
+def _work(controller):
+    for number in (0, 1):
+        os.dup2(controller.fileno(), number)
+    controller.close()
+    forkserver._forkserver.ensure_running = lambda: None  # would look for a server that this process has begun
+    main = sys.modules["__main__"] = types.ModuleType("__main__")  # not pytest's, which each child would run
+    exec(eval(os.fdopen(0, closefd=False).readline()), vars(main))
+
+
 def _in_place_of(process, line):
     """Run ``line`` with the network, environment, folder and output of ``process``, a folder of /proc."""
     network = process / "ns/net"
@@ -307,7 +299,6 @@ def _rank(environment, line):
 def _run(files, folder, environment, line):
     for number, name in enumerate(files, 1):
         os.dup2(os.open(name, os.O_WRONLY | os.O_APPEND), number)
-    multiprocessing.set_start_method(None, force=True)  # else its own children would come from a server too
     os.chdir(folder)
     _execute(environment, line)
 
