@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from utils.config.settings import UserError
 
@@ -17,8 +22,25 @@ SCHEMES = {
     # as kaiming_normal, and linear layers stay as they are: NVIDIA's ResNet-50 (Deep Learning Examples, ConvNets)
     "kaiming_normal_conv": lambda weight: nn.init.kaiming_normal_(weight, nonlinearity="relu"),
 }
+DRAWING = {"uniform_", "normal_", "erfinv_", "mul_", "add_", "clamp_"}  # what initialisers do to a weight
 SINCOS_POSITIONS = "sincos_positions"
 SLOWEST = 10_000  # radians between patches: the fastest wave turns by 1, the slowest by 1 / SLOWEST
+
+
+class _NothingDrawn(TorchFunctionMode):
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(function, "__name__", None) in DRAWING:
+            return args[0] if args else (kwargs or {})["tensor"]  # as torch.nn.init gives it
+        return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def shapes_alone() -> Iterator[None]:
+    """Context in which networks are built on the meta device, without the initialisers, which take most of the time."""
+    with torch.device("meta"), _NothingDrawn():
+        yield
 
 
 def initialise(model: nn.Module, scheme: str) -> None:

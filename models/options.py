@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from models.initialisation import shapes_alone
 from utils.config.groups.model import ModelSettings
 from utils.config.keywords import given_twice, not_accepted, read_keyword
 from utils.config.settings import UserError
@@ -62,7 +63,7 @@ def constructor_of(create: Callable[[], Any]) -> Callable[..., Any]:
     """The constructor of the network that ``create`` makes, without memory for its weights where that is possible."""
     with torch.random.fork_rng(devices=[]):
         try:
-            with torch.device("meta"):
+            with shapes_alone():
                 return type(create()).__init__
         except Exception:  # a network that computes with numbers as it is made
             return type(create()).__init__

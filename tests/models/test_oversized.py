@@ -1,17 +1,17 @@
 """A linear layer that photographs make absurdly large is told, and published networks are not."""
 
 import pytest
-import torch
 from torch import nn
 
 from models.build import OWN, _timm, _torchvision
+from models.initialisation import shapes_alone
 from models.prepare import MOST_WEIGHTS, oversized_layer
 from tests.faults.small_run import told
 from utils.config.groups.model import ModelSettings
 
 
 def built(arch, size, classes=10):
-    with torch.device("meta"):  # only shapes are needed
+    with shapes_alone():
         if arch in OWN:
             return OWN[arch](classes, 3, size)
         library, _, name = arch.partition("/")

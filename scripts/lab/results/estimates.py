@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 from utils.config import arguments
@@ -104,16 +105,17 @@ def network_and_image(model: ModelSettings, dataname: str, image_size: Size | No
     import torch
 
     from models import build_model
+    from models.initialisation import shapes_alone
     from models.small import OWN
 
     spec = SPECS[dataname]
     size = image_size or spec.image_size
-    device = "cpu" if model.arch in OWN else "meta"
-    with torch.device(device):
+    own = model.arch in OWN
+    with nullcontext() if own else shapes_alone():
         network = build_model(
             model, classes=spec.classes or CLASSES_OF_A_FOLDER, channels=spec.channels, image_size=size
         )
-    return network, torch.zeros(1, spec.channels, *sides(size), device=device)
+    return network, torch.zeros(1, spec.channels, *sides(size), device="cpu" if own else "meta")
 
 
 def duration(recipe: str, multiply_adds_per_second: float) -> str:

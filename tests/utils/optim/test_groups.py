@@ -11,6 +11,7 @@ import torchvision
 
 import main
 from models import build_model
+from models.initialisation import shapes_alone
 from tests.helpers import QUIETLY
 from tests.utils.test_train_validation import make, parameters
 from utils.config.groups.model import ModelSettings
@@ -32,7 +33,7 @@ def described(groups, model):
 
 @pytest.mark.parametrize("arch", TIMM)
 def test_groups_are_timms(arch):
-    with torch.device("meta"):
+    with shapes_alone():
         model = timm.create_model(arch)
     exempt = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
     expected = timm.optim.param_groups_layer_decay(
@@ -64,14 +65,14 @@ def blocks(model):
 
 def test_layers_of_torchvisions_resnet_are_those_of_timms():
     """The same network under the same names, but that timm's declares its layers itself."""
-    with torch.device("meta"):
+    with shapes_alone():
         ours = torchvision.models.resnet18()
         declared = timm.create_model("resnet18")
     assert layer_numbers(ours) == layer_numbers(declared)
 
 
 def test_layers_of_other_networks_are_their_blocks_in_order():
-    with torch.device("meta"):
+    with shapes_alone():
         transformer = blocks(torchvision.models.vit_b_16())
     assert (
         len(transformer) == 14 and transformer[0] == {"", "conv_proj", "encoder"} and transformer[-1] == {"heads.head"}

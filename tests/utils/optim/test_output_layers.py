@@ -7,6 +7,7 @@ import torchvision
 from torch import nn
 
 from models import build_model
+from models.initialisation import shapes_alone
 from utils.config.arguments import parse
 from utils.config.groups.optimisation import OptimisationSettings
 from utils.optim.clipping import GradientClipper
@@ -44,7 +45,7 @@ ORDINARY = {
 
 
 def on_no_device(name, **options):
-    with torch.device("meta"):  # the structure alone
+    with shapes_alone():
         return timm.create_model(name, **{"num_classes": CLASSES, **options})
 
 
@@ -65,7 +66,7 @@ def test_the_output_layers_are_all_that_give_a_number_a_class(arch):
 
 @pytest.mark.parametrize("arch", ["resnet18", "vgg11", "squeezenet1_0", "mobilenet_v3_small", "vit_b_16", "swin_t"])
 def test_a_network_of_torchvision_has_one_its_last_linear_layer_or_convolution(arch):
-    with torch.device("meta"):
+    with shapes_alone():
         (layer,) = output_layers(torchvision.models.get_model(arch, num_classes=CLASSES))
     assert len(layer.weight) == CLASSES
 
