@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import csv
+import functools
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from utils.config.settings import as_user_error
 from utils.runtime import files
+
+if TYPE_CHECKING:
+    import jinja2
 
 
 def wrong_name(flag: str, name: str, kind: str, *endings: str) -> str | None:
@@ -61,13 +65,19 @@ def write_text(path: Path, text: str) -> None:
 
 def filled(template: Path, **values: Any) -> str:
     """Text of the Jinja ``template``, filled with ``values``; it may use others in its folder."""
+    return _templates(template.parent).get_template(template.name).render(values)
+
+
+@functools.cache  # compiling them takes longer than filling them
+def _templates(folder: Path) -> jinja2.Environment:
     import jinja2
 
-    templates = jinja2.FileSystemLoader(template.parent)
-    environment = jinja2.Environment(
-        loader=templates, trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
     )
-    return environment.get_template(template.name).render(values)
 
 
 def plain(value: Any) -> Any:
