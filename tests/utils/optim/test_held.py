@@ -47,7 +47,7 @@ def trained(name, skipped, by_flag, **settings):
         if step in skipped:
             for parameter in model.parameters():
                 parameter.grad.view(-1)[0] = math.inf
-        torch.manual_seed(step)
+        torch.default_generator.manual_seed(step)  # torch.manual_seed keeps the stack of each call for devices
         for optimizer, hold in zip(optimizers, holds, strict=True):
             if by_flag:
                 hold.found_inf = torch.tensor(float(step in skipped))
