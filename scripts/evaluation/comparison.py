@@ -13,6 +13,7 @@ from models.load import Loaded
 from scripts.common.predictions import AnyPredictions
 from scripts.common.uncertainty import SignFlipTest, bootstrap_interval, of_groups, sign_flip_test
 from utils.config.settings import UserError
+from utils.data.datasets import DIVISION
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -21,11 +22,7 @@ if TYPE_CHECKING:
 DATA = (
     "dataname",
     "datapath",
-    "val_split",
-    "val_split_by",
-    "folds",
-    "fold",
-    "fold_seed",
+    *DIVISION,
     "image_column",
     "label_column",
     "labels",

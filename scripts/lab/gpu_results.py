@@ -37,7 +37,7 @@ from scripts.common.command_line import ToolParser, make_folder, run_tool, table
 from scripts.common.output import write_text
 from scripts.lab.benchmarks.lines import HEADERS, Line
 from scripts.lab.gpu_table.pieces import PIECES, Piece
-from utils.config.settings import UserError
+from utils.config.settings import UserError, as_user_error
 from utils.runtime.cpu import cores
 
 NAME = "lab/gpu_results.py"
@@ -166,12 +166,11 @@ def earlier(own: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Results of the pieces that are finished already, by name. Raises ``UserError``."""
     done = {}
     for path in sorted((own.folder / "pieces").glob("*.json")):
-        try:
+        said = f"{path}: is not a whole result of this version"
+        with as_user_error(said, (ValueError, TypeError, KeyError), "; delete it"):
             one = json.loads(path.read_text(encoding="utf-8"))
             done[path.stem] = one | {"lines": [Line(*fields) for fields in one["lines"]]}
             is_tiny = one["tiny"]
-        except (ValueError, TypeError, KeyError) as error:
-            raise UserError(f"{path}: is not a whole result of this version ({error}); delete it") from error
         if is_tiny != own.tiny:
             kind = "that were measured, not tried out with --tiny" if own.tiny else "of --tiny, which mean nothing"
             raise UserError(f"--output {own.folder}: holds figures {kind} ({path.stem}); give another folder")

@@ -28,7 +28,7 @@ from utils.checkpoint.inventory import CONTENTS, inventory, missing, refuse_swol
 from utils.checkpoint.progress import Progress
 from utils.checkpoint.sharded import SHARDS, Places, Shards, mapped, remove_unused
 from utils.checkpoint.snapshot import Snapshot
-from utils.config.settings import UserError
+from utils.config.settings import UserError, as_user_error
 from utils.config.spelling import some
 from utils.runtime.files import sha256, sync, whole_file
 from utils.runtime.state_dicts import load_state_dict
@@ -399,10 +399,8 @@ def load_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], where
     if wrong:
         more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
         raise UserError(f"{where}: does not fit the network: {'; '.join(wrong[:3])}{more}; is --arch right?")
-    try:
+    with as_user_error(f"{where}: does not fit the network", RuntimeError):
         load_state_dict(model, weights)
-    except RuntimeError as error:
-        raise UserError(f"{where}: does not fit the network: {' '.join(str(error).split())[:300]}") from error
 
 
 def average_moved_since_validation(state: dict[str, Any]) -> bool:
