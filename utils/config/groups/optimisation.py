@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from utils.config.field import Needs, between, group, positive, setting
+from utils.config.field import Needs, between, ends_before, group, positive, setting
 
 LR_POLICIES = (
     "constant",
@@ -237,7 +237,7 @@ class OptimisationSettings:
         "plateau: the learning rate drops after this many epochs in which --early-stopping-metric has not improved",
         default=10,
         check=between(1, 10**6),
-        effect=Needs("--lr-policy plateau"),
+        effect=(Needs("--lr-policy plateau"), ends_before("lr_patience")),
         synonyms="lr-plateau-patience",
         example="1",
     )
