@@ -174,8 +174,8 @@ def test_warnings_are_told_once_by_several_processes_and_stand_in_the_log_and_be
     warnings = [
         f"warning: --datapath {tmp_path / 'data'}: 1 of 3 classes have no validation image, and the results say "
         "nothing about them: bees",
-        f"warning: --datapath: images below {tmp_path / 'data' / 'train'} and {tmp_path / 'data' / 'val'} are left "
-        "out: 1 .gif; convert them to JPEG or PNG",
+        f"warning: --datapath: files below {tmp_path / 'data' / 'train'} and {tmp_path / 'data' / 'val'} are left "
+        "out: 1 .gif; convert them to .jpg or .png files",
     ]
     for more in ((), ("--dry-run",)):
         _, err = Forked(*flags, *more, processes=2).communicate()

@@ -32,7 +32,7 @@ from utils.config.spelling import some
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["Settings", "UserError", "as_user_error"]
+__all__ = ["Settings", "UserError"]
 
 
 class UserError(ValueError):

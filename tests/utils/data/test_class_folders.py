@@ -103,9 +103,10 @@ def test_images_of_formats_that_are_not_read_are_counted(root):
     plant(root / "train" / "ants" / "deeper", 3, "gif")
     plant(root / "val" / "bees", 1, "GIF")
     (root / "val" / "cats" / "phone.HEIC").write_bytes(b"")
+    (root / "val" / "cats" / "scan").write_bytes(b"")
     assert read(root).warnings == (
-        f"--datapath: images below {root / 'train'} and {root / 'val'} are left out: 4 .gif, 1 .heic; convert them to "
-        "JPEG or PNG",
+        f"--datapath: files below {root / 'train'} and {root / 'val'} are left out: 4 .gif, 1 .heic, 1 without an "
+        "ending; convert them to .jpg or .png files",
     )
 
 
@@ -149,6 +150,11 @@ def unpacked_on_a_mac(root):
     (root / "__MACOSX").mkdir()
 
 
+def of_one_class(root):
+    plant(root / "train" / "ants")
+    plant(root / "val" / "ants")
+
+
 def half(root):
     plant_splits(root)
     (root / "train").rename(root / "images")
@@ -169,6 +175,7 @@ def half(root):
             "it holds my_data/ants/, my_data/bees/: use --datapath {root}/my_data --val-split 0.2",
         ),
         (plant_splits, "train", "it is one of two splits: use --datapath {root}"),
+        (of_one_class, "", "holds one class, ants; a classifier needs two or more"),
         (half, "", r"it holds val/ and no train/: add it \(only --evaluate needs none\)"),
         (
             lambda root: (root / "cifar-10-batches-py").mkdir(),

@@ -402,7 +402,7 @@ def test_images_that_lie_where_names_are_not_read_are_told(tmp_path, monkeypatch
     monkeypatch.setattr(os, "scandir", scan)
     linked, heic = get_data(arguments.parse(flags).data, CPU).warnings[-2:]
     assert linked.startswith(f"--datapath: 1 link(s) to folders below {data} are not followed")
-    assert heic.startswith(f"--datapath: images below {data} are left out: 1 .heic")
+    assert heic.startswith(f"--datapath: files below {data} are left out: 1 .heic")
     unreadable = data / "a"
     with pytest.raises(UserError, match=f"--datapath: {unreadable} cannot be read \\(Permission denied\\)"):
         get_data(arguments.parse(flags).data, CPU)

@@ -236,7 +236,7 @@ def test_a_flag_wins_over_what_the_recipe_sets_for_another_choice(recipe):
     assert lines_of(f"--config {path} --lr-policy cosine --optimizer adamw") == [
         f"recipe {path}: nesterov: true does nothing: it needs --optimizer sgd or muon-sgd",
         f"recipe {path}: lr-milestones: 3 6 does nothing: it needs --lr-policy multistep, not cosine",
-        f"recipe {path}: lr-gamma: 0.2 does nothing: it needs --lr-policy multistep or step",
+        f"recipe {path}: lr-gamma: 0.2 does nothing: it needs --lr-policy multistep or step or plateau",
     ]
     for line in ("--lr-milestones 3 6", "--nesterov --optimizer adamw"):
         with pytest.raises(UserError):

@@ -205,7 +205,7 @@ def _left_out(endings: Counter[str], *trees: Path) -> tuple[str, ...]:
 
 
 def unread_images(endings: Counter[str], where: str, inside: str = "") -> Iterator[str]:
-    """Yield warnings about images that are not read, by ``endings`` (see ``unread_ending`` and ``LINKED``).
+    """Yield warnings about files that are not read, by ``endings`` (see ``unread_ending``, ``NAMELESS``, ``LINKED``).
 
     ``where``: the folders, as text; ``inside``: words about where in these links are meant.
     """
@@ -216,7 +216,7 @@ def unread_images(endings: Counter[str], where: str, inside: str = "") -> Iterat
         )
     if others := sorted((ending, count) for ending, count in endings.items() if ending != LINKED):
         counts = ", ".join(f"{count:,} {ending}" for ending, count in others)
-        yield f"--datapath: images below {where} are left out: {counts}; convert them to JPEG or PNG"
+        yield f"--datapath: files below {where} are left out: {counts}; convert them to .jpg or .png files"
 
 
 # ------------------------------------------------------------------------- what else lies in a wrong folder
@@ -231,6 +231,8 @@ def hint(root: Path, name: str, evaluate: bool = False) -> str:
     folders = [path for path in entries if path.is_dir()]
     if root.resolve().name.lower() in (*TRAINING_FOLDERS, *VALIDATION_FOLDERS) and find_splits(root.resolve().parent):
         return f"it is one of two splits: use --datapath {root.parent if root.name not in ('', '.', '..') else '..'}"
+    if find_splits(root):
+        return ""  # both splits are there, but with too few classes
     if validation := validation_folder(root):
         return f"it holds {validation.name}/ and no train/: add it (only --evaluate needs none)"
     if inner := [folder for folder in folders if find_splits(folder)]:

@@ -34,11 +34,12 @@ IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff
 UNREAD_ENDINGS = (
     ".gif .heic .heif .avif .jfif .jpe .jp2 .jxl .svg .psd .tga .ico .dng .raw .cr2 .nef .arw .dcm .nii .exr"
 )
-LINKED = "links to folders"  # counted together with these endings
+LINKED = "links to folders"  # counted together with these endings, as are files
+NAMELESS = "without an ending"
 THREADS = 16  # that wait for folders at the same time
 POLL_SECONDS = 0.2
 TELL = 1000  # files after which a thread reports its progress
-MAGIC = b"LIST OF IMAGE FILES, VERSION 4\n"  # a new version is due whenever the same folders give a different list
+MAGIC = b"LIST OF IMAGE FILES, VERSION 5\n"  # a new version is due whenever the same folders give a different list
 DIGEST_BYTES = 32
 WORTH_KEEPING_SECONDS = 1.0  # of listing; if it is quicker, no list is kept and each start lists the files again
 SETTLED_NS = 2 * 10**9  # since a folder's last change: the coarsest clock of a common file system (FAT)
@@ -64,7 +65,8 @@ class Listing:
 
     ``classes``: the folders, in order; ``counts``: int64 (classes,), the number of files in each; ``paths``: those of
     the first class, sorted, then of the second and so on. ``unread``: for each class, how many images are skipped, by
-    ending, and how many links to folders (``LINKED``). ``folders``: all folders listed, with times from before listing.
+    ending or ``NAMELESS``, and how many links to folders (``LINKED``). ``folders``: all folders listed, with times from
+    before listing.
     """
 
     classes: tuple[str, ...]
@@ -159,7 +161,7 @@ def _list_class_folder(tree: str, name: str, tell: Callable[[int], None]) -> _Cl
                     elif entry.is_symlink() and entry.is_dir():
                         unread[LINKED] += 1
                     elif not is_image(entry.name):
-                        unread.update(unread_ending(entry.name))
+                        unread.update([NAMELESS] if "." not in entry.name else unread_ending(entry.name))
                     elif entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path)):
                         # Not a pipe, for example, which could block forever; a dead link fails when it is read.
                         images.append(f"{folder}/{entry.name}")
