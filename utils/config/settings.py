@@ -51,9 +51,10 @@ class UserError(ValueError):
 def as_user_error(
     said: str, kinds: type[Exception] | tuple[type[Exception], ...] = OSError, advice: str = ""
 ) -> Iterator[None]:
-    """Context in which an error of ``kinds`` raises ``UserError``: ``said`` (why) ``advice``.
+    """Context that turns an error of ``kinds`` into a ``UserError``: ``said``, the reason in brackets, and ``advice``.
 
-    Why: the system's text, else the error's in one line. Only ``ValueError`` among ``kinds`` is a ``UserError`` too.
+    The reason is the system's text if there is one, otherwise the error's, on one line. With ``ValueError`` among
+    ``kinds``, a ``UserError`` from within is turned into another, because it is a ``ValueError``.
     """
     try:
         yield

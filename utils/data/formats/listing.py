@@ -34,7 +34,8 @@ IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff
 UNREAD_ENDINGS = (
     ".gif .heic .heif .avif .jfif .jpe .jp2 .jxl .svg .psd .tga .ico .dng .raw .cr2 .nef .arw .dcm .nii .exr"
 )
-LINKED = "links to folders"  # counted together with these endings, as are files
+# Counted together with these endings: links, and files whose name has none.
+LINKED = "links to folders"
 NAMELESS = "without an ending"
 THREADS = 16  # that wait for folders at the same time
 POLL_SECONDS = 0.2
