@@ -9,17 +9,15 @@ import contextlib
 import os
 import re
 import signal
-import uuid
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from main import main
-from scripts.verification.processes import descendants
+from scripts.verification.processes import descendants, processes
 from tests.end_to_end.forked import Launched
 from tests.end_to_end.processes import ROOT, command, load
-from tests.faults.conftest import MARK, marked
 from tests.helpers import wait_for
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes through /proc")
@@ -40,7 +38,7 @@ class Outcome(NamedTuple):
     code: int
     out: str
     err: str
-    left: dict[int, str]  # processes that had not ended
+    left: set[int]  # processes that had not ended
     output: Path
     processes: list[int]  # of training, before the fault
 
@@ -52,10 +50,8 @@ class Run:
         line = command(*FLAGS, "--timeout", TIMEOUT_SECONDS, "--output", output, processes=ranks)
         line[1:3] = launcher
         self.output = output
-        self.mark = uuid.uuid4().hex
-        variables = {**os.environ, MARK: self.mark, **variables}
         with open(f"{output}.out", "w") as out, open(f"{output}.err", "w") as err:
-            self.process = Launched(line, out, err, variables)
+            self.process = Launched(line, out, err, {**os.environ, **variables})
 
     def ranks(self):
         """The training processes, once they have saved something."""
@@ -64,16 +60,16 @@ class Run:
         assert list(self.output.glob(saved)), Path(f"{self.output}.err").read_text()
         return sorted(descendants(self.process.pid))
 
-    def ended(self, processes):
-        """What the run left, when everything of it has ended or a minute after the launcher."""
+    def ended(self, ranks):
+        """What the run left, when its ``ranks`` have ended or a minute after the launcher."""
         code = self.process.wait(120)
         with contextlib.suppress(AssertionError):
-            wait_for(lambda: not marked(self.mark))
-        left = marked(self.mark)
+            wait_for(lambda: not processes().keys() & ranks)
+        left = processes().keys() & ranks
         for pid in left:
             os.kill(pid, signal.SIGKILL)
         out, err = (Path(f"{self.output}.{name}").read_text() for name in ("out", "err"))
-        return Outcome(code, out, err, left, self.output, processes)
+        return Outcome(code, out, err, left, self.output, ranks)
 
 
 @pytest.fixture(scope="module")
