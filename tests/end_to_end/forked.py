@@ -17,7 +17,7 @@ import threading
 import time
 import types
 from contextlib import contextmanager, suppress
-from multiprocessing import forkserver
+from multiprocessing import forkserver, util
 from pathlib import Path
 
 from execnet.gateway_io import Popen2IO, Popen2IOMaster
@@ -55,6 +55,12 @@ def running():
     return begun.union(*map(descendants, begun))
 
 
+def _start(process):
+    """Start ``process``; kill it if it still runs when this one ends, which would wait for it forever."""
+    process.start()
+    util.Finalize(None, process.kill, exitpriority=0)
+
+
 class Forked:
     """A run on the CPU, with the methods of subprocess.Popen that tests use.
 
@@ -71,7 +77,7 @@ class Forked:
             for rank in _ranks(processes)
         ]
         for rank in self.ranks:
-            rank.start()
+            _start(rank)
 
     @property
     def returncode(self):
@@ -103,7 +109,7 @@ class _AsPopen:
 
     def __init__(self, process):
         self._process = process
-        process.start()
+        _start(process)
         self.pid = process.pid
 
     def __enter__(self):
