@@ -1,6 +1,7 @@
 """Row 14: steps whose gradient is not finite: skipped, counted and explained, or the end with a sound checkpoint."""
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from main import main
 from tests.end_to_end.forked import train_with
 from tests.end_to_end.processes import load, train
+from tests.helpers import image_tree, trained
 
 FLAGS = ("--arch", "fc", "--epochs", "1", "--picture-epochs", "off", "--no-progress", "--deterministic")
 
@@ -108,6 +110,21 @@ def test_the_batch_of_a_bad_step_is_saved_with_all_that_repeats_it(run):
     assert all(part["indices"].tolist() for part in dump["passes"])
     initial = load(folder, "initial.pt")["model"]
     assert all(torch.equal(dump["model"][name], initial[name]) for name in initial)
+
+
+@pytest.mark.parametrize("loader", ["resident", "stream"])
+def test_the_log_names_the_image_files_of_a_bad_step(tmp_path, loader):
+    photos = image_tree(tmp_path, {"photos": 40})
+    flags = ("--arch", "fc", "--dataname", "folder", "--datapath", photos / "photos", "--val-split", "0.4")
+    bad = ("--amp", "fp16", "--init-scale", "1e30", "--max-steps", "1", "--global-batch-size", "18", "--dump-bad-batch")
+    folder = trained(tmp_path / "runs", *flags, *bad, "--image-size", "8", "--augment", "flip", "--loader", loader)
+    (dump,) = folder.glob("bad_batches/*")
+    (shown,) = torch.load(dump, weights_only=True)["passes"]
+    classes = dict(zip(shown["indices"].tolist(), shown["targets"].tolist(), strict=True))
+    for text in ((folder / "log.txt").read_text(), texts(folder)[1]):
+        named = re.findall(r"^(?:\S+ \S+)? *sample (\d+): (.+)$", text, re.MULTILINE)
+        assert len(named) == 16 and all(Path(path).is_file() for _, path in named)
+        assert ["ab"[classes[int(number)]] for number, _ in named] == [Path(path).parent.name for _, path in named]
 
 
 @pytest.mark.parametrize("amp", ["off", "fp16"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, starmap
 from pathlib import Path
@@ -84,6 +84,7 @@ class TrainLoader:
     """Training batches of any epoch, starting at any step.
 
     ``image_weights``: float32 (n,), the weight of each of the source's images in the loss; None if all count alike.
+    ``paths``: of the images' files; None if the data set has none.
     """
 
     source: Source
@@ -92,6 +93,7 @@ class TrainLoader:
     mixing: Mixing | None = None
     resolution: Resolution | None = None
     image_weights: torch.Tensor | None = None
+    paths: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         self._prefetch = DevicePrefetcher(self.source.device)
@@ -383,6 +385,7 @@ def loaders(
             Mixing(args.augmentation, len(data.classes), args.run.seed) if mixes else None,
             sources.resolution,
             relative_weights(data.train, args),
+            data.train.paths if isinstance(data.train, ImageFiles) else None,
         )
         workers = source.workers if isinstance(source, StreamSource) else workers
     validation = sources.build(data.validation, False, workers)

@@ -121,8 +121,9 @@ class NonFiniteStepHandler:
         return self._write_down(BadStep(*position, origin, rank=None, parameters=names, samples=samples))
 
     def _write_down(self, bad: BadStep) -> BadStep:
-        self.writer.log(bad.details(), to_console=False)
-        self.writer.text("AMP/non_finite", bad.details(), bad.step)
+        details = bad.details(self.train_loader.paths)
+        self.writer.log(details, to_console=False)
+        self.writer.text("AMP/non_finite", details, bad.step)
         return bad
 
     def _samples(self, progress: Progress) -> list[int]:

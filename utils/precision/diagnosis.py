@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,7 +15,6 @@ from torch import nn
 from utils.precision.probe import NonFinite, find_non_finite
 from utils.runtime.sharding import is_sharded, local
 
-# in the short form, for the console
 SHOWN_LAYERS = 3
 SHOWN_SAMPLES = 16
 UNSEEN = "nothing when the step was repeated (a sum over processes overflowed, or the algorithm is not deterministic)"
@@ -81,8 +80,11 @@ class BadStep:
         kind = "samples with such logits" if self.bad_logits else "samples"
         return f"not finite: {self.origin}{where}{layers}; loss scale {self.scale:g}; {kind} {shown}{more}"
 
-    def details(self) -> str:
-        """Describe the step completely, in several lines, for the log file and TensorBoard."""
+    def details(self, paths: Sequence[str] | None = None) -> str:
+        """Describe the step completely, in several lines, for the log file and TensorBoard.
+
+        ``paths``: of all training images; the lines name those of the first samples.
+        """
         where = f" on rank {self.rank}" if self.rank is not None else ""
         lines = [
             f"step {self.step}, epoch {self.epoch}, loss scale {self.scale:g}",
@@ -92,7 +94,8 @@ class BadStep:
             f"samples{' with such logits' if self.bad_logits else ''}: {' '.join(map(str, self.samples))}",
         ]
         wrap = partial(textwrap.fill, width=100, subsequent_indent="    ", break_long_words=False)
-        return "\n".join(wrap(line) for line in lines if line)
+        files = [f"sample {sample}: {paths[sample]}" for sample in self.samples[:SHOWN_SAMPLES]] if paths else []
+        return "\n".join([*(wrap(line) for line in lines if line), *files])
 
 
 def too_many_skips(count: int, step: int, epoch: int, scale: float) -> str:
