@@ -155,6 +155,15 @@ def test_config_is_that_of_the_new_settings_and_the_old_one_is_kept(run, trained
     assert list(run.parent.iterdir()) == [run] and load(run, "last.pt")["progress"]["epoch"] == 5
 
 
+def test_a_run_keeps_its_name_when_its_settings_change(tmp_path):
+    named = ("--train-samples", 64, "--name", "mine")
+    run = begin(tmp_path, *named, "--max-steps", 1)
+    override = (*CPU, "--resume", run, "--resume-override", "--epochs", 4, "--max-steps", 2)
+    assert main.main([*map(str, override)]) == 0
+    assert yaml.safe_load((run / "config.yaml").read_text())["name"] == "mine"
+    assert begin(tmp_path, *named, "--epochs", 4, "--resume", "auto") == run, "the same command began a new run"
+
+
 @pytest.mark.parametrize(
     ("flags", "steps"),
     [

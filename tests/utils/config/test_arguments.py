@@ -229,7 +229,7 @@ def test_only_these_settings_leave_the_result_alone():
 
 
 def test_only_these_settings_are_the_machines_or_the_commands_own():
-    inherited = set("batch_size name deterministic device download workers progress timeout plugin".split())
+    inherited = set("batch_size deterministic device download workers progress timeout plugin".split())
     assert declaring("inherited", False) == inherited
     words = "config output gpu_ids resume resume_override evaluate dry_run max_steps"
     assert declaring("in_recipe", False) == set(words.split())

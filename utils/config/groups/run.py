@@ -49,7 +49,6 @@ class RunSettings:
         metavar="TEXT",
         effect=_NEW_FOLDER,
         synonyms="experiment run-name exp-name",
-        inherited=False,
         example="a",
     )
     seed: int = training_setting(
