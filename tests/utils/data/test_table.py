@@ -74,7 +74,7 @@ def test_images_and_labels_are_those_of_class_folders_in_their_order(tree, flat,
     assert data.train.groups is data.train.weights is None
 
 
-@pytest.mark.parametrize("form", ["parquet", "bom", "semicolons", "tabs", "quoted", "categories"])
+@pytest.mark.parametrize("form", ["parquet", "bom", "semicolons", "tabs", "quoted", "categories", "whole paths"])
 def test_each_form_of_a_table_says_the_same(flat, tmp_path, form):
     folder, rows = flat
     expected = read(folder, write(tmp_path / "plain.csv", rows))
@@ -86,6 +86,9 @@ def test_each_form_of_a_table_says_the_same(flat, tmp_path, form):
     elif form == "quoted":
         lines = [",".join(f'"{cell}"' for cell in row) for row in (HEADER, *rows)]
         (tmp_path / "labels").write_text("\r\n".join([*lines, "", ""]))
+    elif form == "whole paths":
+        folder = Path(shutil.copytree(folder, tmp_path / "flat (1.0) ü[a]"))
+        write(tmp_path / "labels", [(str(folder / path), *rest) for path, *rest in rows])
     else:
         separator = {"semicolons": ";", "tabs": "\t"}.get(form, ",")
         write(tmp_path / "labels", rows, separator=separator, encoding="utf-8-sig" if form == "bom" else "utf-8")
@@ -232,7 +235,7 @@ MISTAKES = {
     "nothing to validate on": (GOOD.replace("val", "train"), "", "the split of no image is val or test"),
     "class of validation": (replaced("cat,val", "cow,val"), "", "line 4, column label: cow is no class of the rows to"),
     "one class": (GOOD.replace("dog", "cat"), "", "holds one class, cat; a classifier needs two or more"),
-    "absolute path": (replaced("b.png", "/b.png"), "", "line 3, column path: /b.png begins with /"),
+    "absolute path": (replaced("b.png", "/b.png"), "", "line 3, column path: /b.png is not below --datapath"),
     "Windows path": (replaced("b.png", "x\\b.png"), "", "write folders with / and not \\"),
     "no image": (replaced("b.png", "n.txt"), "", "line 3, column path: n.txt is no image (.jpg"),
     "two images of a name": (replaced("b.png", "t"), "", "line 3, column path: t has no ending, and several images"),

@@ -275,14 +275,17 @@ def _places(paths: pyarrow.LargeBinaryArray, files: pyarrow.LargeBinaryArray) ->
 def _files(cells: pyarrow.ChunkedArray, root: Path, mistakes: _Mistakes) -> tuple[pyarrow.LargeBinaryArray, np.ndarray]:
     """All files in the folders named by ``cells``, sorted; and the index of each row's file among them, int64 (n,).
 
-    A name without an ending means the image that has this name and an ending. Raises ``UserError``.
+    A whole path, from / on, means the file below ``root``. A name without an ending means the image that has this name
+    and an ending. Raises ``UserError``.
     """
     import pyarrow
     import pyarrow.compute as compute
 
+    below = os.fsencode(os.path.join(os.path.abspath(root), ""))
     paths = cells.cast(pyarrow.large_binary()).combine_chunks()
-    absolute = _where(compute.starts_with(paths, b"/"))
-    mistakes.add("path", absolute, f"begins with /, and paths are those below --datapath {root}", cells)
+    paths = compute.replace_substring_regex(paths, b"^" + re.escape(below) + b"/*", b"")
+    elsewhere = _where(compute.starts_with(paths, b"/"))
+    mistakes.add("path", elsewhere, f"is not below --datapath {root}", cells)
     mistakes.refuse()
     files = _there(root, compute.replace_substring_regex(paths, "[^/]*$", "").unique().drop_null().to_pylist())
     ending = rf"(?i)\.({'|'.join(ending[1:] for ending in IMAGE_ENDINGS)})$"
