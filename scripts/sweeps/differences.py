@@ -127,14 +127,17 @@ def csv_rows(found: Sequence[Difference]) -> list[dict[str, Any]]:
 
 
 def detectable(width: float, pairs: int) -> float:
-    """True difference that a two-sided t test of ``pairs`` finds with a chance of ``POWER``.
+    """True difference that a two-sided t test of ``pairs`` finds with a chance of ``POWER``, by the noncentral t.
 
     ``width``: half-width of the interval of the mean, and so the smallest significant difference; a true difference of
-    that size is significant in little more than half of all repetitions. The spread is taken as known from these pairs.
+    that size is significant in half to two thirds of all repetitions. The spread is taken as known from these pairs.
     """
-    from scipy.stats import t
+    from scipy.optimize import brentq
+    from scipy.stats import nct, t
 
-    return width * (1 + float(t.ppf(POWER, pairs - 1) / t.ppf((1 + CONFIDENCE) / 2, pairs - 1)))
+    critical = float(t.ppf((1 + CONFIDENCE) / 2, pairs - 1))
+    found = brentq(lambda true: nct.sf(critical, pairs - 1, true) - POWER, critical, 2 * critical)  # in standard errors
+    return width * found / critical
 
 
 def remarks(found: Sequence[Difference], shown: int) -> list[str]:
