@@ -4,7 +4,7 @@ Grad-CAM (Selvaraju et al., 2017) weights the channels of a late feature map by 
 and sums them. A transformer's patch tokens are laid out as such a map, each weighted by its own gradient (HiResCAM,
 Draelos and Carin, 2020). If the network next averages the map over its cells, the two methods agree, but attention
 treats each token differently, which makes the mean gradient say little. A network without a map (fully connected) gets
-the plain gradient with respect to the pixels (Simonyan et al., 2013), which is noisier.
+the size of the gradient with respect to the pixels (Simonyan et al., 2013), which is noisier and has no sign.
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ _LAYERS: WeakKeyDictionary[nn.Module, Layer | None] = WeakKeyDictionary()
 def heat_map(loaded: Loaded, images: torch.Tensor, class_indices: Sequence[int]) -> np.ndarray:
     """Evidence of each pixel for a class, relative to the largest: float32 (n, h, w) between 0 and 1.
 
+    For a network without a feature map, a pixel's influence, be it for the class or against it.
+
     ``images``: preprocessed, float32 (n, channels, h, w). ``class_indices``: the class to explain for each image. Each
     map is scaled by its own maximum, so brightness does not compare between images; it is 0 everywhere if nothing
     supports the class. Computed in float32, with gradients even if the caller has switched them off, and in the
@@ -108,7 +110,7 @@ def method(loaded: Loaded, images: torch.Tensor) -> str:
     """Short name of what ``heat_map`` computes for this network and images of this shape."""
     layer = explained_layer(loaded.network, images)
     if layer is None:
-        return "gradient with respect to the pixels (the network has no feature map)"
+        return "gradient with respect to the pixels, for or against the class (the network has no feature map)"
     return f"{'Grad-CAM' if layer.layout == 'nchw' else 'HiResCAM of the patch tokens'} at {layer.name}"
 
 

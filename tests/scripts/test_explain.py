@@ -45,7 +45,8 @@ def test_each_image_has_its_prediction_and_the_map_of_it(digits_run, images, tmp
     assert explain.main([digits_run, str(images), "--output", str(output), "--amp", "off"]) == 1, "one is no image"
     said, warned = capsys.readouterr()
     assert "bad.png: is not an image" in warned and said.splitlines()[-1] == f"Picture: {output}"
-    assert said.splitlines()[-2] == "fc: gradient with respect to the pixels (the network has no feature map)"
+    title = "fc: gradient with respect to the pixels, for or against the class (the network has no feature map)"
+    assert said.splitlines()[-2] == title
     load = load_model(digits_run)
     network = load.network
     classes = load.classes
