@@ -52,7 +52,7 @@ def find_run(command_line: arguments.CommandLine, args: Settings, distributed: D
         return run
     hub_networks.remember(point.state.get(hub_networks.KEY))  # on the ranks that have not read it
     if not args.run.resume_override:
-        point.refuse_other_plugins()
+        point.refuse_other_plugins(args.run.evaluate)
     args = command_line.resolve(distributed.world_size, point.settings)
     distributed.apply_tf32(args.precision.tf32)
     if args.run.evaluate or not args.run.resume:

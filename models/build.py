@@ -370,8 +370,14 @@ def check_forward(
     ``flag``: the flag that sets ``image_size``.
     """
     model.eval()
+    own = plugins.added("network").get(arch)
+    what = f"network {arch} at {flag} {size_text(image_size)}"
     try:
-        shape = tuple(model(torch.zeros(1, channels, *sides(image_size))).shape)
+        # A library's network that fails here mostly needs another size; a user's own mostly has a mistake.
+        with plugins.mistakes_of(own.file, what) if own else nullcontext():
+            output = model(torch.zeros(1, channels, *sides(image_size)))
+    except UserError:
+        raise
     except Exception as error:  # as in build_model
         reason = plugins.mistake(error) or " ".join(str(error).split())[:300]
         raise UserError(
@@ -379,5 +385,6 @@ def check_forward(
         ) from error
     finally:
         model.train()
-    if shape != (1, classes):
-        raise UserError(f"--arch {arch} gives {shape} where a classifier gives (1, {classes})")
+    given = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+    if given != (1, classes):
+        raise UserError(f"--arch {arch} gives {given} where a classifier gives (1, {classes})")

@@ -330,7 +330,9 @@ def test_a_file_that_changed_or_is_missing_is_refused_at_a_resume_and_named(tmp_
     for resume in ("auto", str(run)):
         capsys.readouterr()
         assert main([*flags, "--resume", resume]) == 2
-        assert "--plugin mine.py: has changed" in capsys.readouterr().err
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "--plugin mine.py: has changed" in line
+        assert f"put it back, start anew without --resume, or go on like this with --resume {run} --res" in line
     assert main(["--resume", str(run)]) == 2
     assert "was trained with mine.py; add the flag" in capsys.readouterr().err
     assert main([*flags, "--resume", str(run), "--resume-override"]) == 0
@@ -340,7 +342,8 @@ def test_a_file_that_changed_or_is_missing_is_refused_at_a_resume_and_named(tmp_
     assert read_run(run, told.append) is None and "were changed by --resume-override" in told[0], "in no table"
     Path(file).write_text(text)
     assert main(["--plugin", file, "--evaluate", "--resume", str(run)]) == 2  # it went on with the changed one
-    assert "has changed" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "has changed" in err and "start anew" not in err, "an evaluation starts nothing"
 
 
 def test_a_checkpoint_never_starts_code_and_says_what_it_needs(whole):
@@ -470,6 +473,12 @@ MISTAKES = {
     "from torch import nn\nclass Net(nn.Linear):\n    def forward(self, x):\n        return no if self.training else super().forward(x.flatten(1))\n"
     + NETWORK
     + "return Net(64, 10)\n": "line 4: NameError: name 'no'",
+    "from torch import nn\nclass Net(nn.Linear):\n    def forward(self, x):\n        return no\n"
+    + NETWORK
+    + "return Net(64, 10)\n": "mine.py, line 4: network mine at --image-size 8: NameError: name 'no' is not defined",
+    "from torch import nn\n"
+    + NETWORK
+    + "return nn.Sequential(nn.Flatten(), nn.Linear(5, 10))\n": "mine.py: network mine at --image-size 8: RuntimeError: mat1",
 }
 
 
@@ -487,6 +496,13 @@ def test_a_mistake_in_a_file_is_one_line_with_its_place(text, tmp_path, capsys):
     assert code == 2
     (line,) = [line for line in err.splitlines() if "warning" not in line]
     assert line.startswith("main.py: --plugin ") and MISTAKES[text] in line
+
+
+def test_a_network_that_gives_several_tensors_is_told_so_and_not_to_try_another_image_size(tmp_path, capsys):
+    text = "class Net(nn.Linear):\n    def forward(self, x):\n        return 2 * (super().forward(x.flatten(1)),)\n"
+    file = written(tmp_path, "from torch import nn\n" + text + NETWORK + "return Net(64, 10)\n")
+    assert main([*QUIETLY, "--plugin", file, "--arch", "mine", "--output", str(tmp_path / "runs")]) == 2
+    assert capsys.readouterr().err == "main.py: --arch mine gives tuple where a classifier gives (1, 10)\n"
 
 
 def test_files_that_cannot_be_read_or_have_one_name_are_refused(tmp_path, capsys):

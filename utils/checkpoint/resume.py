@@ -248,10 +248,12 @@ class ResumePoint:
         new = {f"--plugin {name}: {begun_with}out it": "remove the flag" for name in now if name not in begun}
         return missing | changed | new
 
-    def refuse_other_plugins(self) -> None:
-        """Raise ``UserError`` with a line for each of ``other_plugins``."""
+    def refuse_other_plugins(self, evaluate: bool = False) -> None:
+        """Raise ``UserError`` with a line for each of ``other_plugins``; nothing starts anew if they ``evaluate``."""
         if others := self.other_plugins:
-            lines = (f"{line}; {advice}, or go on like this with {self._override}" for line, advice in others.items())
+            way_out = "" if evaluate else ", start anew without --resume"
+            way_out += f", or go on like this with {self._override}"
+            lines = (f"{line}; {advice}{way_out}" for line, advice in others.items())
             raise UserError(*lines, on_all_ranks=True)
 
     def refuse_strange_files(self) -> None:
