@@ -21,6 +21,7 @@ HYPERPARAMETERS = (
     *("momentum", "nesterov", "eps", "betas", "betas_1d", "beta1", "weight_decay", "lr_scale", "name"),
     "max_lr_snapshot",  # the peak rate, to which some of timm's relate the weight decay
 )
+HAS_BEGUN = "the checkpoint holds an average that has begun"
 
 
 def settings_to_go_on(point: ResumePoint, args: Settings) -> Settings:
@@ -58,20 +59,25 @@ def refuse_impossible(resume_point: ResumePoint, args: Settings) -> None:
 
 
 def _of_another_epoch(resume_point: ResumePoint, args: Settings, differences: dict[str, str]) -> str:
-    """Message if --swa-start-epoch now means another epoch than that in which the checkpoint's average began; or ''.
+    """Message if the average would now begin in another epoch than that in which the checkpoint's began; or ''.
 
-    A fraction means another epoch with other --epochs: until that epoch, the average would stand still.
+    A fraction as --swa-start-epoch means another epoch with other --epochs: until that epoch, the average would stand
+    still.
     """
     begun = DEFAULTS | resume_point.state["settings"]
+    progress = resume_point.state["progress"]
+    averaged = (progress["epoch"] + 1, progress["step_in_epoch"]) > (begun["ema_start_epoch"], 0)
+    if "ema_start_epoch" in differences and averaged:
+        return f"{differences['ema_start_epoch']}; {HAS_BEGUN}"
     start = AverageSettings(swa_start_epoch=begun["swa_start_epoch"]).first_averaged_epoch(begun["epochs"])
     now = args.average.first_averaged_epoch(args.optimisation.epochs)
     if start == now:
         return ""
     if "swa_start_epoch" in differences:
-        return f"{differences['swa_start_epoch']}; the checkpoint holds an average that has begun"
+        return f"{differences['swa_start_epoch']}; {HAS_BEGUN}"
     return (
-        f"{differences['epochs']}; --swa-start-epoch {args.average.swa_start_epoch:g} would mean epoch {now}, and the "
-        f"checkpoint holds an average that has begun in epoch {start}; add --swa-start-epoch {start}"
+        f"{differences['epochs']}; --swa-start-epoch {args.average.swa_start_epoch:g} would mean epoch {now}, and "
+        f"{HAS_BEGUN} in epoch {start}; add --swa-start-epoch {start}"
     )
 
 

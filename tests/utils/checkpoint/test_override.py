@@ -110,7 +110,8 @@ def test_another_initial_loss_scale_is_the_scale_from_there_on():
 
 def refused(flags, begun=(), **state):
     """The lines about what a run made with the flags ``begun`` cannot go on with; none if it can go on with all."""
-    point = ResumePoint(Path("last.pt"), {"settings": parse(begun).values(), "ema": None, **state}, "digest")
+    state = {"ema": None, "progress": Progress().state(), **state}
+    point = ResumePoint(Path("last.pt"), {"settings": parse(begun).values(), **state}, "digest")
     try:
         refuse_impossible(point, parse(flags))
     except UserError as error:
@@ -134,6 +135,15 @@ def test_an_average_that_has_begun_does_not_stand_still_until_another_epoch():
     assert not refused(["--epochs", "12", "--swa-start-epoch", "0.5"], begun), "it has not begun"
     (line,) = refused(["--epochs", "4", "--swa-start-epoch", "2"], begun, ema={})
     assert line.endswith("the checkpoint holds an average that has begun")
+
+
+@pytest.mark.parametrize(("steps", "has_begun"), [(0, False), (1, True)])
+def test_a_moving_average_that_has_begun_begins_in_no_other_epoch(steps, has_begun):
+    flags = ("--ema-decay", "0.9", "--ema-start-epoch")
+    state = {"ema": {}, "progress": Progress(epoch=1, step_in_epoch=steps).state()}
+    for other in ("1", "3"):
+        lines = refused([*flags, other], [*flags, "2"], **state)
+        assert [line.endswith("the checkpoint holds an average that has begun") for line in lines] == [True] * has_begun
 
 
 def test_weight_decay_relates_to_the_peak_of_the_new_rate():
