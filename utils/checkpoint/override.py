@@ -45,15 +45,11 @@ def refuse_impossible(resume_point: ResumePoint, args: Settings) -> None:
         mistakes.append(f"{difference}; its state fits no other, also with --resume-override")
     for difference in _that_shape("first weights", differences):
         mistakes.append(f"{difference}; the run has begun, and goes on with its own weights; remove the flag")
-    if "ema_decay" in differences and (resume_point.state["ema"] is None) != (args.average.ema_decay is None):
-        mistakes.append(f"{differences['ema_decay']}; a moving average cannot begin or end there")
-    elif resume_point.state["ema"] is not None and (moved := _of_another_epoch(resume_point, args, differences)):
-        mistakes.append(moved)
-    values = args.values()
-    for name in differences:
-        begun = resume_point.state["settings"].get(name)
-        if OPTIONS[name].metadata["shapes"] == "state at all" and (begun is None) != (values[name] is None):
-            mistakes.append(f"{differences[name]}; only its number can change there")
+    for name, difference in differences.items():
+        if OPTIONS[name].metadata["shapes"] == "state at all" and resume_point.can_never_change(name, args):
+            mistakes.append(f"{difference}; only its number can change there")
+    if not mistakes and resume_point.state["ema"] is not None:
+        mistakes += filter(None, [_of_another_epoch(resume_point, args, differences)])
     if mistakes:
         raise UserError(*mistakes, on_all_ranks=True)
 

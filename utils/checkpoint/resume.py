@@ -149,18 +149,26 @@ class ResumePoint:
 
     def refuse_differences(self, args: Settings) -> None:
         """Raise ``UserError`` with a line for each setting that differs or is ``gone``."""
-        way_out = "remove the flag, start anew without --resume"
-        other_state = way_out.replace(",", " or")
-        way_out += f", or go on like this with {self._override}"
         differences = self.differences(args)
         chosen = {name: line for name, line in differences.items() if not self._follows(name, args)}
         mistakes = [f"{line}; to go on without it, {self._override}" for line in self.gone]
-        mistakes += [
-            f"{difference}; {other_state if OPTIONS[name].metadata['shapes'] in FIXED else way_out}"
-            for name, difference in (chosen or differences).items()
-        ]
+        for name, difference in (chosen or differences).items():
+            remove = f"remove {'--config' if args.origins[name] == RECIPE else 'the flag'}"
+            if self.can_never_change(name, args):
+                mistakes.append(f"{difference}; {remove} or start anew without --resume")
+            else:
+                mistakes.append(
+                    f"{difference}; {remove}, start anew without --resume, or go on like this with {self._override}"
+                )
         if mistakes:
             raise UserError(*mistakes, on_all_ranks=True)
+
+    def can_never_change(self, name: str, args: Settings) -> bool:
+        """True if --resume-override cannot change setting ``name`` to that of ``args`` either."""
+        shaped = OPTIONS[name].metadata["shapes"]
+        if shaped == "state at all":
+            return (self.state["settings"].get(name) is None) != (args.values()[name] is None)
+        return shaped in FIXED
 
     def _follows(self, name: str, args: Settings) -> bool:
         """True if setting ``name`` was and is left to the schedule, and so differs only as schedule or epochs do."""

@@ -157,7 +157,7 @@ class Declaration:
 # What a setting may shape, and what changes with it if a run continues with another value.
 SHAPED = {
     "state": "the optimizer's state fits no other value",
-    "state at all": "the optimizer's state fits another number, but not its absence",
+    "state at all": "the run's state fits another number, but not its absence",
     "groups": "the parameters of an optimizer's groups",
     "first weights": "the weights that a run begins with, and a continued one no longer",
     "network": "what the network computes with the same weights",

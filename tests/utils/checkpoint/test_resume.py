@@ -331,7 +331,23 @@ def test_each_other_setting_is_a_line_with_both_values_and_what_to_do():
     assert caught.value.on_all_ranks
 
 
+def test_of_a_recipes_value_no_flag_is_to_be_removed(recipe):
+    with pytest.raises(
+        UserError, match="--epochs 7: .* with --epochs 20; remove --config, start anew without --resume,"
+    ):
+        found_with(settings={}).refuse_differences(parse(["--config", recipe("epochs: 7\n")]))
+
+
+@pytest.mark.parametrize(("begun", "advised"), [((), False), (("--ema-decay", "0.99"), True)])
+def test_no_override_is_advised_that_would_be_refused(begun, advised):
+    with pytest.raises(UserError) as caught:
+        found_with(settings=parse(begun).values()).refuse_differences(parse(["--ema-decay", "0.9"]))
+    (line,) = caught.value.mistakes
+    assert ("or go on like this with" in line) == advised
+
+
 FIXED = {"arch", "optimizer", "opt_kwargs", "freeze", "init", "pretrained", "weights", "new_head"}
+NOT_AT_ALL = {"ema_decay", "freeze_epoch", "unfreeze_epoch"}  # which the test's run is without
 
 
 @pytest.mark.parametrize("name", SHAPES_RESULT)
@@ -342,7 +358,7 @@ def test_each_setting_that_shapes_the_result_is_refused_with_both_values(name):
         found_with(settings=begun).refuse_differences(now)
     start = f"{as_flag(name, now.values()[name])}: run/checkpoints/last.pt was made with {as_flag(name, begun[name])}; "
     (line,) = (line for line in caught.value.mistakes if line.startswith(start))
-    assert ("--resume-override" in line) == (name not in FIXED), "which it would refuse, too"
+    assert ("--resume-override" in line) == (name not in FIXED | NOT_AT_ALL), "which it would refuse, too"
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ class AverageSettings:
     ema_decay: float | None = setting(
         "decay of a moving average of the weights, for example 0.999; validation reports its results",
         check=between(0, 1, open_low=True, open_high=True),
+        shapes="state at all",
         synonyms="model-ema-decay ema",
     )
     ema_warmup: bool = setting(
