@@ -24,6 +24,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -41,6 +42,7 @@ from utils.runtime.cpu import cores
 
 NAME = "sweep.py"
 STOPPED = 75  # exit code after SIGTERM, with everything saved
+NOT_OF_ALL = ("differences.csv", "cross_validation.csv", "out_of_fold*_seed*.csv")  # files that not all sweeps write
 
 
 def main(argv: list[str]) -> int:
@@ -227,6 +229,8 @@ def show(own: argparse.Namespace, planned: Sequence[Trial], folder: Path, found:
     results = {trial: found[trial] for trial in planned if trial in found}
     if not results:
         return
+    for file in chain.from_iterable(map(folder.glob, NOT_OF_ALL)):  # of an earlier sweep with other values
+        file.unlink()
     write_csv(folder / "sweep.csv", outcomes.csv_rows(planned, results))
     outcomes.draw(folder / "sweep.png", f"{own.recipe}: {len(results)} of {len(planned)} runs", results)
     files = ["sweep.csv", "sweep.png", "sweep.md", "sweep.tex"]

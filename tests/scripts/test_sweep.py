@@ -266,6 +266,19 @@ def test_figures_of_a_cut_validation_are_marked(tmp_path):
     assert [row["max_val_batches"] for row in outcomes.csv_rows(planned, results)] == [3]
 
 
+def test_the_files_of_an_earlier_sweep_do_not_stay_beside_those_of_another(tmp_path):
+    def shown(rates):
+        planned = trials("digits/fc", [f"lr={rates}"], 2, ["--epochs", "1"])
+        for number, trial in enumerate(planned):
+            keep_run(tmp_path / "runs" / rates / str(number), trial.flags, [90.0 + number**2])
+        sweep.show(argparse.Namespace(recipe="digits/fc"), planned, tmp_path, outcomes.finished(tmp_path, planned))
+        return sorted(path.name for path in tmp_path.glob("*.csv"))
+
+    assert shown("0.1,0.2") == ["differences.csv", "sweep.csv"]
+    (tmp_path / "out_of_fold_0_seed1.csv").touch()
+    assert shown("0.3") == ["sweep.csv"]
+
+
 def test_a_dead_run_is_counted_beside_the_mean_and_named_below_it(tmp_path, capsys):
     """26.53 +- 14.34 alone says nothing of two trainings of which one came to nothing."""
     planned = trials("digits/fc", [], 2, ["--epochs", "2"])
