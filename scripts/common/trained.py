@@ -179,8 +179,13 @@ def find_run(text: str) -> Path:
 
 
 def _newest_run() -> Path:
-    """Folder of the run that began last among those below ``RUNS`` with a checkpoint. Raises ``UserError`` if none."""
-    folders = [path.parent for path in RUNS.rglob("config.yaml") if _checkpoints_in(path.parent)]
+    """Folder of the run that began last among those below ``RUNS`` that have saved what they trained.
+
+    If none has, of those with a checkpoint of their first weights. Raises ``UserError`` if there are none either.
+    """
+    saved = {path.parent: _checkpoints_in(path.parent) for path in RUNS.rglob("config.yaml")}
+    trained = [folder for folder in saved if saved[folder] - {"initial.pt"}]
+    folders = trained or [folder for folder in saved if saved[folder]]
     if not folders:
         raise UserError(f"RUN auto: there is no run with a checkpoint below {RUNS.absolute()}; give its folder")
 
@@ -193,8 +198,9 @@ def _newest_run() -> Path:
     return max(folders, key=lambda folder: (beginning(folder), str(folder)))
 
 
-def _checkpoints_in(folder: Path) -> bool:
-    return any(folder.glob("*.pt")) or any((folder / "checkpoints").glob("*.pt"))
+def _checkpoints_in(folder: Path) -> set[str]:
+    """The names of its checkpoint files."""
+    return {file.name for place in (folder, folder / "checkpoints") for file in place.glob("*.pt")}
 
 
 def open_run(

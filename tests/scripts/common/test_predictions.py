@@ -40,7 +40,7 @@ def tree_of_digits(root, names, count=3):
     return root
 
 
-def test_auto_is_the_run_that_began_last_among_those_with_a_checkpoint(tmp_path, monkeypatch):
+def test_auto_is_the_run_that_began_last_among_those_that_saved_what_they_trained(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="there is no run with a checkpoint below"):
         find_run("auto")
@@ -49,6 +49,9 @@ def test_auto_is_the_run_that_began_last_among_those_with_a_checkpoint(tmp_path,
         (Path("runs") / name / "config.yaml").touch()
         if "without" not in name:
             (Path("runs") / name / "checkpoints/last.pt").touch()
+    untrained = Path("runs/digits/fc/2026-01-05_failed_in_its_first_step")
+    shutil.copytree("runs/digits/fc/2026-01-04_without", untrained)
+    (untrained / "checkpoints/initial.pt").touch()
     assert find_run("auto") == Path("runs/digits/conv2/2026-01-03_b")
     renamed = Path("runs/digits/fc/2026-01-02_a").rename("runs/digits/fc/my_first_model")
     for day, newest in (("2026-01-02", "runs/digits/conv2/2026-01-03_b"), ("2026-01-04", renamed)):
