@@ -19,7 +19,8 @@ SECONDS = 20  # a data worker looks every five seconds whether its training proc
 def nothing_left_behind(monkeypatch):
     """Every process that inherits the test's environment, however deep, has ended when the test has.
 
-    With the processes their ports are free. A process left is killed, and the test fails.
+    With the processes their ports are free. A process left is killed, and the test fails. Of processes forked from the
+    tests' server, whose environment shows nothing, only those are found whose parents still run.
     """
     forked.server()  # begun here, it is none of the test's processes
     mark = uuid.uuid4().hex

@@ -48,8 +48,8 @@ def refuse_impossible(resume_point: ResumePoint, args: Settings) -> None:
     for name, difference in differences.items():
         if OPTIONS[name].metadata["shapes"] == "state at all" and resume_point.can_never_change(name, args):
             mistakes.append(f"{difference}; only its number can change there")
-    if not mistakes and resume_point.state["ema"] is not None:
-        mistakes += filter(None, [_of_another_epoch(resume_point, args, differences)])
+    if resume_point.state["ema"] is not None and (moved := _of_another_epoch(resume_point, args, differences)):
+        mistakes.append(moved)
     if mistakes:
         raise UserError(*mistakes, on_all_ranks=True)
 
