@@ -81,8 +81,8 @@ def refuse_beyond_memory(settings: OptimisationSettings, model: nn.Module, devic
     if needed > there:
         raise UserError(
             f"--optimizer {settings.optimizer}: its first step on this network needs {needed / 1e9:,.0f} GB, and the "
-            f"{device.type} has {there / 1e9:,.0f} GB; choose another, or by --opt-kwargs what saves memory (timm's "
-            "kron: memory_save_mode=all_diag)"
+            f"{device.type} has {there / 1e9:,.0f} GB; choose another, or save memory (timm's kron: python -m "
+            "pip install opt_einsum, or --opt-kwargs memory_save_mode=all_diag)"
         )
 
 

@@ -47,7 +47,7 @@ def test_an_optimizer_that_cannot_fit_is_one_line_before_anything_begins(tmp_pat
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("main.py: ")]
     assert line == (
         "main.py: --optimizer kron: its first step on this network needs 550 GB, and the cpu has 24 GB; choose another, "
-        "or by --opt-kwargs what saves memory (timm's kron: memory_save_mode=all_diag)"
+        "or save memory (timm's kron: python -m pip install opt_einsum, or --opt-kwargs memory_save_mode=all_diag)"
     )
     assert not any(tmp_path.iterdir())
     diagonal = parse(["--optimizer", "kron", "--opt-kwargs", "memory_save_mode=all_diag"]).optimisation
