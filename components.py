@@ -104,6 +104,8 @@ class Components(NamedTuple):
             lines.append(point.changed_files(data.fingerprint))
         if begins:
             lines.append(oversized_layer(run.args.model.arch, self.model, data.image_size))
+        if self.optimizers:
+            lines.append(optimizers.left_out(run.args.optimisation, self.model, self.optimizers))
         facts = facts_of(run.args, self, run.distributed, continues=run.folder_to_resume is not None)
         for line in filter(None, (*lines, *without_effect(run.args, facts))):
             run.warn(line)
@@ -193,14 +195,20 @@ def build_to_evaluate(run: Run) -> Components:
         return Components(data, *both, network, criterion.build_criterion(args.loss), scaler)
 
 
+def unknown_names(args: Settings) -> list[str]:
+    """Messages about a network, an optimizer and metrics that do not exist, which settings alone do not know."""
+    mistakes = [unknown_arch(args.model.arch), optimizers.unknown_optimizer(args.optimisation.optimizer)]
+    return [*filter(None, mistakes), *strange_metrics(args.run)]
+
+
 def _begin(args: Settings, distributed: Distributed, evaluate: bool) -> None:
     """Refuse names that do not exist, and bring the data set's files into place."""
     with distributed.raise_on_all_ranks():
-        mistakes = [unknown_arch(args.model.arch), optimizers.unknown_optimizer(args.optimisation.optimizer)]
-        mistakes += strange_metrics(args.run)
+        mistakes = unknown_names(args)
         mistakes += [] if evaluate else missing_packages(args.logging.track)
-        if any(mistakes):
-            raise UserError(*filter(None, mistakes))
+        if mistakes:
+            raise UserError(*mistakes)
+        Hooks().and_of_plugins()  # raises for a point that does not exist
     if not args.run.dry_run:
         distributed.run_on_rank0(lambda: prepare(args.data, log, evaluate), long_work="Preparing the data")
 

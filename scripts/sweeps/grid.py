@@ -66,7 +66,7 @@ def trials(
             if fold is not None:
                 flags += ["--folds", str(folds), "--fold", str(fold), "--fold-seed", str(seed)]
             try:
-                made.append(Trial(point, seed, tuple(flags), arguments.parse(flags), fold))
+                made.append(Trial(point, seed, tuple(flags), settings_of(flags), fold))
             except UserError as error:
                 mistakes |= dict.fromkeys(error.mistakes)
     for one, other in itertools.combinations([trial for trial in made if trial.seed == 0 and not trial.fold], 2):
@@ -76,6 +76,16 @@ def trials(
     if mistakes:
         raise UserError(*mistakes)
     return made
+
+
+def settings_of(flags: Sequence[str]) -> Settings:
+    """The settings that main.py's ``flags`` name. Raises ``UserError``, also for a network that does not exist."""
+    from components import unknown_names
+
+    args = arguments.parse(flags)
+    if mistakes := unknown_names(args):
+        raise UserError(*mistakes)
+    return args
 
 
 def flags_of(recipe: str, training_flags: Sequence[str], point: Sequence[str], seed: int) -> list[str]:
@@ -107,7 +117,7 @@ def setting_of(text: str) -> tuple[str, str]:
 def values_of(text: str) -> list[str]:
     """'lr=0.05' and 'lr=0.1' of 'lr=0.05,0.1'. Raises ``UserError``."""
     name, values = setting_of(text)
-    given = values.split(",")
+    given = [value.strip() for value in values.split(",")]
     meta = OPTIONS[name].metadata
     if not all(given):
         raise UserError(f"--set {text}: write setting=value,value such as lr=0.05,0.1")

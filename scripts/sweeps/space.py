@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from scripts.sweeps.grid import Trial, flags_of, refuse_given, setting_of, values_of
-from utils.config import arguments
+from scripts.sweeps.grid import Trial, flags_of, refuse_given, setting_of, settings_of, values_of
 from utils.config.arguments import OPTIONS
 from utils.config.settings import Settings, UserError, flag_of
 
@@ -129,13 +128,13 @@ class Space:
         return "none"
 
     def _whole(self, point: Sequence[str]) -> Settings:
-        return arguments.parse(flags_of(self.recipe, self.training_flags, point, SEARCHED_WITH))
+        return settings_of(flags_of(self.recipe, self.training_flags, point, SEARCHED_WITH))
 
     def trial(self, number: int, point: tuple[str, ...]) -> SearchTrial:
         """Training run of trial ``number``, which validates on the first fold of the training images."""
         flags = flags_of(self.recipe, self.training_flags, point, SEARCHED_WITH)
         flags += ["--folds", str(self.folds), "--fold", "0", "--fold-seed", "0"]
-        return SearchTrial(point, SEARCHED_WITH, tuple(flags), arguments.parse(flags), 0, number)
+        return SearchTrial(point, SEARCHED_WITH, tuple(flags), settings_of(flags), 0, number)
 
     def finalists(self, points: Sequence[tuple[str, ...]], seeds: int) -> list[Trial]:
         """Training runs of ``points`` on all training images, each with ``seeds`` seeds that no trial had."""
@@ -143,7 +142,7 @@ class Space:
         for point in points:
             for seed in range(SEARCHED_WITH + 1, SEARCHED_WITH + 1 + seeds):
                 flags = flags_of(self.recipe, self.training_flags, point, seed)
-                made.append(Trial(point, seed, tuple(flags), arguments.parse(flags)))
+                made.append(Trial(point, seed, tuple(flags), settings_of(flags)))
         return made
 
 

@@ -83,6 +83,10 @@ def test_every_combination_of_the_values_is_trained_with_every_seed():
     assert {t.args.run.config for t in found} == {"digits/fc"}
 
 
+def test_a_blank_beside_a_comma_is_no_part_of_a_value():
+    assert [trial.point for trial in trials("digits/fc", ["lr=0.05, 0.1"], 1, [])] == [("lr=0.05",), ("lr=0.1",)]
+
+
 def test_a_value_of_a_setting_with_several_is_joined_by_plus():
     found = trials("cifar10/conv2", ["augment=shift+flip,none"], 1, ["--datapath", "D"])
     assert [t.args.augmentation.augment for t in found] == [("shift", "flip"), ("none",)]

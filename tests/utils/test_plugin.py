@@ -437,6 +437,9 @@ MISTAKES = {
         )
         for factor, given in {"float('nan')": "nan", "-1": "-1", "'x'": "'x'", "None": "None"}.items()
     },
+    "from utils.plugin import lr_policy\n@lr_policy('mine')\ndef f(step, steps):\n    return 1 - 2 * step / steps\n": (
+        "mine.py: lr_policy mine must return a number of 0 or more, not -"
+    ),
     NETWORK + "raise ValueError('no')\n": "mine.py, line 4: network mine: ValueError: no",
     "from utils.plugin import loss\n@loss('mine')\ndef f(logits, targets):\n    return logits[targets]\n": "loss mine must return a tensor of one number, not a",
     METRIC + "return 1\n": "metric m must return a value for each of 64 images, a tensor of the shape (64,), not int",
@@ -482,6 +485,24 @@ MISTAKES = {
 }
 
 
+FOUND_IN_TRAINING = ("loss", "metric", "augmentation")
+
+
+def test_parameters_that_an_own_optimizer_leaves_out_are_counted_and_named(tmp_path, capsys):
+    text = """
+        import torch
+        from utils.plugin import optimizer
+
+        optimizer("mine")(lambda groups, lr: torch.optim.SGD(groups[:1], lr=lr))
+        """
+    flags = [*QUIETLY, "--plugin", written(tmp_path, text), "--optimizer", "mine", "--arch", "fc", "--dry-run"]
+    assert main([*flags, "--no-decay-norm-bias"]) == 0
+    line = "--optimizer mine does not train layers.1.bias, layers.3.bias, layers.5.bias (410 parameters): they keep"
+    assert line in capsys.readouterr().err
+    assert main(flags) == 0  # one group, of all
+    assert "does not train" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text", MISTAKES)
 def test_a_mistake_in_a_file_is_one_line_with_its_place(text, tmp_path, capsys):
     file = written(tmp_path, text)
@@ -496,6 +517,7 @@ def test_a_mistake_in_a_file_is_one_line_with_its_place(text, tmp_path, capsys):
     assert code == 2
     (line,) = [line for line in err.splitlines() if "warning" not in line]
     assert line.startswith("main.py: --plugin ") and MISTAKES[text] in line
+    assert not output.exists() or any(f"@{kind}(" in text for kind in FOUND_IN_TRAINING) or "self.training" in text
 
 
 def test_a_network_that_gives_several_tensors_is_told_so_and_not_to_try_another_image_size(tmp_path, capsys):

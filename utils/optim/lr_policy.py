@@ -42,6 +42,13 @@ class LRPolicy:
     steps_per_epoch: int
     average: AverageSettings = NO_AVERAGE
 
+    def __post_init__(self) -> None:
+        """Raise ``UserError`` if a user's function is mistaken at the first step, the last, or about 100 between."""
+        if self.settings.lr_policy in plugins.added("lr_policy"):
+            last = self.total_steps - 1
+            for step in (*range(0, last, max(1, last // 100)), last):
+                self(step)
+
     def steps(self, epochs: float) -> int:
         """Number of whole steps in ``epochs``."""
         return round(epochs * self.steps_per_epoch)

@@ -14,7 +14,7 @@ from utils.config import plugins
 from utils.config.groups.optimisation import WITH_NESTEROV, OptimisationSettings
 from utils.config.keywords import given_twice, not_accepted, read_keyword
 from utils.config.settings import UserError, as_text
-from utils.config.spelling import advice_on, or_nearest
+from utils.config.spelling import advice_on, or_nearest, some
 from utils.optim.groups import lr_scales, parameter_groups
 from utils.optim.head import output_layers
 from utils.optim.lookahead import Lookahead
@@ -152,6 +152,19 @@ def _of_plugin(make: plugins.Entry) -> Builder:
         return (optimizer,)
 
     return build
+
+
+def left_out(settings: OptimisationSettings, model: nn.Module, optimizers: Optimizers) -> str | None:
+    """Warning about parameters of ``model`` that require a gradient and that no optimizer trains; otherwise None."""
+    held = {parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]}
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter not in held]
+    if not names:
+        return None
+    count = sum(model.get_parameter(name).numel() for name in names)
+    return (
+        f"--optimizer {settings.optimizer} does not train {some(names)} ({count:,} parameters): they keep their first "
+        "values; hand it all groups, or name these in --freeze"
+    )
 
 
 def _fused(kind: Callable[..., Any], groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
