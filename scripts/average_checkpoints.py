@@ -260,7 +260,8 @@ def statistics(soup: Soup, kitchen: Kitchen) -> list[str]:
         return []
     if not batches:
         return ["warning: --ema-bn-batches 0: the mean of batch-norm statistics does not fit the mean of the weights"]
-    return [f"Batch-norm statistics of the soup: computed over {batches} training batches"]
+    count = min(batches, kitchen.components.steps_per_epoch)
+    return [f"Batch-norm statistics of the soup: computed over {count} training batch{'es' * (count > 1)}"]
 
 
 if __name__ == "__main__":

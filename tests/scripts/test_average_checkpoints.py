@@ -221,9 +221,11 @@ def test_its_batch_norm_statistics_are_those_of_torchs_update_bn_over_the_last_e
         weights = build_model(ModelSettings(arch=arch), classes=10, channels=1, image_size=8).state_dict()
         settings = state["settings"] | {"arch": arch, "weights": None} | of_run
         torch.save(state | {"arch": arch, "model": weights, "ema": None, "settings": settings}, f"{seed}.pt")
-    cooked(capsys, "--checkpoints", "1.pt", "2.pt", "--output", "soup.pt", "--ema-bn-batches", "1", "--augment", "none")
+    flags = ("--batch-size", "1437", "--ema-bn-batches", "2", "--augment", "none")  # an epoch has one step
+    said = cooked(capsys, "--checkpoints", "1.pt", "2.pt", "--output", "soup.pt", *flags)
+    assert "Batch-norm statistics of the soup: computed over 1 training batch" in said
     soup = checkpoint.load(checkpoint.Path("soup.pt"))["model"]
-    traval = make("--arch", arch, "--batch-size", "240")
+    traval = make("--arch", arch, "--batch-size", "1437")
     checkpoint.load_weights(traval.model, soup, "")
     images = torch.cat([batch.images for batch in traval.train_loader.shared_out(of_run.get("epochs", 1) - 1, 1)[1]])
     model = copy.deepcopy(traval.model)

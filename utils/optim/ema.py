@@ -204,5 +204,5 @@ def describe(settings: AverageSettings, epochs: int, optimizer: str, model: nn.M
     else:
         return "none"
     batches = settings.ema_bn_batches
-    source = f"computed over {batches} training batches before each validation" if batches else "averaged"
+    source = f"computed over at most {batches} training batches before each validation" if batches else "averaged"
     return kind + (f", batch-norm statistics {source}" if layers_with_statistics(model) else "")
