@@ -343,7 +343,8 @@ def test_a_file_that_changed_or_is_missing_is_refused_at_a_resume_and_named(tmp_
     Path(file).write_text(text)
     assert main(["--plugin", file, "--evaluate", "--resume", str(run)]) == 2  # it went on with the changed one
     err = capsys.readouterr().err
-    assert "has changed" in err and "start anew" not in err, "an evaluation starts nothing"
+    assert "has changed" in err and "put it back, or evaluate like this with scripts/evaluate.py" in err
+    assert "--resume" not in err, "an evaluation starts nothing, and refuses --resume-override"
 
 
 def test_a_checkpoint_never_starts_code_and_says_what_it_needs(whole):

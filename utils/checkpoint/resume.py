@@ -257,11 +257,11 @@ class ResumePoint:
         return missing | changed | new
 
     def refuse_other_plugins(self, evaluate: bool = False) -> None:
-        """Raise ``UserError`` with a line for each of ``other_plugins``; nothing starts anew if they ``evaluate``."""
+        """Raise ``UserError`` with a line for each of ``other_plugins``; to ``evaluate``, nothing goes on."""
         if others := self.other_plugins:
-            way_out = "" if evaluate else ", start anew without --resume"
-            way_out += f", or go on like this with {self._override}"
-            lines = (f"{line}; {advice}{way_out}" for line, advice in others.items())
+            go_on = f"start anew without --resume, or go on like this with {self._override}"
+            way_out = "or evaluate like this with scripts/evaluate.py" if evaluate else go_on
+            lines = (f"{line}; {advice}, {way_out}" for line, advice in others.items())
             raise UserError(*lines, on_all_ranks=True)
 
     def refuse_strange_files(self) -> None:
