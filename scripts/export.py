@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
         from scripts.exporting import pushing
 
         pushing.refuse_mistakes(own.push)
-    from scripts.common.predictions import Chosen
+    from scripts.common.predictions import Chosen, warn_of_other_views
     from scripts.exporting import steps
     from scripts.exporting.card import Exported, card
     from scripts.exporting.checking import ExportFailure
@@ -49,6 +49,7 @@ def main(argv: list[str]) -> int:
     if own.with_preprocessing and loaded.preprocessing.levels == "all":
         raise UserError("--with-preprocessing takes 8 bits, and this network sees all levels; leave it out")
     print(f"{loaded.path}: {loaded.arch}, {len(loaded.classes)} classes; {subject.weights}", flush=True)
+    warn_of_other_views(loaded, "none")  # an export has one view
     if own.quantise:
         refuse_missing(loaded, ("val", "train") if own.quantise == "static" else ("val",), own.datapath)
     images, source = to_compare_on(subject, own.images, own.datapath)

@@ -104,11 +104,16 @@ def _facts(one: Exported) -> Iterator[tuple[str, str]]:
     yield "validation", _validation(subject)
     if subject.temperature is not None:
         who = "the file divides" if subject.divided else "the file holds weights alone, and the code below divides"
-        yield "calibration", f"{subject.loaded.confidence.fitted}; {who} the logits by it"
+        fitted = f"{subject.loaded.confidence.fitted}{_with_views(subject.loaded.confidence.tta)}"
+        yield "calibration", f"{fitted}; {who} the logits by it"
     for line in one.quantised:
         yield "8 bits", line
     yield "checked", f"on {one.source}: {one.check}"
     yield "made with", f"torch {metadata.version('torch')}, Python {sys.version.partition(' ')[0]}"
+
+
+def _with_views(tta: str) -> str:
+    return "" if tta == "none" else f", with test-time augmentation {tta}, which is not exported"
 
 
 def _validation(subject: Subject) -> str:
@@ -125,12 +130,11 @@ def _validation(subject: Subject) -> str:
     shares = "".join(f"{words} {value:.2f} %, " for words, value in found)
     amp, tta, cut = (figures.get(name) for name in ("amp", "tta", "max_val_batches"))
     in_half = f", in {amp}, while exports compute in float32" if amp else ""
-    with_views = f", with test-time augmentation {tta}, which is not exported" if tta else ""
     divided = ", without the temperature" if figures.get("without_temperature") else ""
     doubts = "".join(f"; doubtful: {doubt}" for doubt in figures.get("doubts", ()))
     return (
         f"{shares}loss {loss} over {figures['count']:,} images"
-        f"{cut_words(cut)}, in epoch {figures['epoch']}{in_half}{with_views}{divided}{doubts}"
+        f"{cut_words(cut)}, in epoch {figures['epoch']}{in_half}{_with_views(tta or 'none')}{divided}{doubts}"
     )
 
 

@@ -292,6 +292,15 @@ def test_an_export_gives_the_probabilities_of_the_tools(kept, export_of, name, f
     assert "the file divides the logits by it" in card and ", without the temperature" in card
 
 
+def test_a_card_says_that_the_temperature_was_fitted_with_views_that_are_not_exported(kept, tmp_path, capsys):
+    state = torch.load(kept, weights_only=True)
+    torch.save({**state, KEY: {**state[KEY], "tta": "flip"}}, tmp_path / "flip.pt")
+    exported(tmp_path / "flip.pt", "safetensors", tmp_path / "out")
+    assert "were fitted with --tta flip, not none" in capsys.readouterr().err
+    card = (tmp_path / "out/README.md").read_text()
+    assert ", with test-time augmentation flip, which is not exported; the file holds weights alone" in card
+
+
 @pytest.mark.parametrize("name", ["safetensors", "onnx"])
 def test_the_program_of_a_card_gives_calibrated_probabilities(kept, export_of, monkeypatch, name):
     _, folder = export_of(name)
