@@ -107,6 +107,8 @@ def on_data(loaded: Loaded, flags: Sequence[str]) -> Loaded:
     names = {name for _, _, layer in given.layers for name in layer}
     if fixed := sorted(names & OF_THE_RUN):
         raise UserError(f"{flag_of(fixed[0])}: network and preprocessing are those of {loaded.path}; leave it out")
+    if "datapath" in names and "dataname" not in names:  # the default data set would take its place
+        raise UserError("--datapath needs --dataname, of the images that it holds: folder for class folders")
     begun = point_of(loaded).settings
     elsewhere = not names.isdisjoint(("dataname", "datapath", "config"))
     others = elsewhere or "labels" in names

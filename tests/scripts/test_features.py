@@ -290,3 +290,9 @@ def test_a_network_that_is_no_runs_has_mistakes_of_its_own(line, says):
     with pytest.raises(UserError) as caught:
         tool.main(["conv2", *line.split()])
     assert len(caught.value.mistakes) == 1 and says in caught.value.mistakes[0]
+
+
+def test_another_folder_needs_the_kind_of_its_images(digits_run, tmp_path):
+    """Otherwise the default data set, the digits, would be studied in their place."""
+    with pytest.raises(UserError, match="--datapath needs --dataname, of the images that it holds"):
+        tool.main([str(digits_run), "--datapath", str(tmp_path), "--device", "cpu"])
