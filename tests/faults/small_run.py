@@ -8,6 +8,7 @@ import torch
 import main
 from tests.end_to_end.processes import load
 from utils.checkpoint.inventory import CONTENTS, inventory
+from utils.runtime import console
 
 FLAGS = "--device cpu --arch fc --epochs 3 --no-progress --ema-decay 0.9 --picture-epochs off".split()
 
@@ -59,6 +60,7 @@ def as_older(run, key):
 
 def told(capsys, line):
     """The exit code of a command line of main.py, and its lines on stderr, none of them a traceback."""
+    console.note_line()  # or the silence before this test counts, and slow work gets a line of its own after 5 s
     code = main.main([str(word) for word in line])
     lines = capsys.readouterr().err.splitlines()
     assert all(line.startswith("main.py: ") for line in lines), lines
