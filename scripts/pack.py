@@ -113,7 +113,8 @@ def encodings_of(own: Namespace, args: Settings) -> dict[str, Encoding]:
     """Encodings that the flags ask for, by split. Raises ``UserError`` if the flags contradict each other.
 
     Validation files keep their bytes even if training images are shrunk: an image resized and compressed twice is not
-    quite what a network gets in use.
+    quite what a network gets in use. Images that are no files shrink in both splits, for augmentation relies on their
+    one size.
     """
     from scripts.packing.encoding import Encoding
     from utils.data.formats.readers import IN_MEMORY, OWN_FILES
