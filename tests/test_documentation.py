@@ -327,11 +327,6 @@ FIGURES = {
         "README.md": r"`cifar10/airbench` ([\d.]+) % in 3.8 s",
         "configs/cifar10/airbench.yaml": r"AVX2; ([\d.]+) % \(mean of 25",
     },
-    "mnist/conv4 on an H100": {
-        H100: r"MNIST conv4, five seeds,.*?\| ([\d.]+) ±",
-        RESULTS: ROW.format("mnist/conv4", 5, "D"),
-        "configs/mnist/conv4.yaml": r"bfloat16; ([\d.]+) % \(mean",
-    },
     "imagenette/resnet10t": {
         "docs/export.md": r"validated in bfloat16, has ([\d.]+) %",
         CPU: r"\| 90 % \| not reached: ([\d.]+) % after",
