@@ -142,7 +142,7 @@ class Declaration:
     unsharded: str = ""  # why it contradicts --shard-model; docs/distributed.md names it
     plan: str = ""  # how the plan of a run names it, with {} for its value (groups model and exchange)
     several_labels: str = ""  # the default for multi-label data, if it is another one
-    one_label: str = ""  # why it contradicts multi-label data
+    one_label: str | dict[Any, str] = ""  # why it, or a value of it, contradicts multi-label data
     affects_result: bool = True  # runs that differ here are different experiments, so a resume must agree
     in_recipe: bool = True  # False: a flag that says what to do now (rather than how)
     in_evaluation: bool = True  # False: --evaluate does not use it

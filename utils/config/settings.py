@@ -128,8 +128,10 @@ class Settings:
             value = getattr(getattr(self, group), name)
             if declared["several_labels"] and self.origins.get(name, DEFAULT) == DEFAULT:
                 changed[name] = declared["several_labels"]
-            elif declared["one_label"] and value != option.default:
-                mistakes.append(f"{as_flag(name, value)} {declared['one_label']}; the images have several labels")
+                continue
+            why = declared["one_label"]
+            if why := why.get(value) if isinstance(why, dict) else value != option.default and why:
+                mistakes.append(f"{as_flag(name, value)} {why}; the images have several labels")
         if self.loss.loss in set(LOSSES) - set(OF_EACH_CLASS) and "loss" not in changed:
             mistakes.append(
                 f"{as_flag('loss', self.loss.loss)} takes one label an image, and these have several; give --loss "

@@ -116,8 +116,8 @@ class Data:
             "Preprocessing": self.preprocessing_line,
         }
         if settings.tta != "none":
-            views = f"by the mean logits of {VIEWS[settings.tta]} views of each image"
-            rows["Validation"] = f"Test-time augmentation {settings.tta}: validation {views}"
+            views = VIEWS[settings.tta]
+            rows["Validation"] = f"Test-time augmentation {settings.tta}: validation by the mean logits of {views}"
         return rows
 
     def _split_words(self, settings: DataSettings) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -58,15 +60,29 @@ class SeenFeatures:
     """Records a network's features, the inputs of its first output layer, while the network runs, until ``close``.
 
     If the network sees images several times, or several views of them in one pass, as with --tta, the features are
-    averaged.
+    averaged; passes in ``paused`` do not count.
     """
+
+    _is_paused = False  # in the whole process
 
     def __init__(self, model: nn.Module) -> None:
         self._seen: list[torch.Tensor] = []
         heads = output_layers(model)
         self._hook = heads[0].register_forward_pre_hook(self._see) if heads else None
 
+    @classmethod
+    @contextmanager
+    def paused(cls) -> Iterator[None]:
+        """Context of passes over some of the images, whose features are not recorded."""
+        cls._is_paused = True
+        try:
+            yield
+        finally:
+            cls._is_paused = False
+
     def _see(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if self._is_paused:
+            return
         features = inputs[0].detach().float()
         self._seen.append(features.mean((2, 3)) if features.ndim == 4 else features)
 

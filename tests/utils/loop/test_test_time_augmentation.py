@@ -12,18 +12,45 @@ import main
 from tests.utils.loop.test_validation import Loader, network, run
 from utils.loop import test_time_augmentation
 from utils.loop.test_time_augmentation import in_views
+from utils.optim.head import SeenFeatures
 
 
 def mirror(model, images):
     return 0.5 * model(images) + 0.5 * model(images.flip(-1))
 
 
-def airbench(model, images):
-    """Its tta_level 2, written out for images of any size."""
+def moved(images):
     height, width = images.shape[2:]
     padded = functional.pad(images, (1,) * 4, "reflect")
-    moved = [padded[:, :, 0:height, 0:width], padded[:, :, 2 : 2 + height, 2 : 2 + width]]
-    return 0.5 * mirror(model, images) + 0.5 * torch.stack([mirror(model, view) for view in moved]).mean(0)
+    return [padded[:, :, 0:height, 0:width], padded[:, :, 2 : 2 + height, 2 : 2 + width]]
+
+
+def six_views(images):
+    return [view for one in (images, *moved(images)) for view in (one, one.flip(-1))]
+
+
+def airbench(model, images):
+    """Its tta_level 2, written out for images of any size."""
+    return 0.5 * mirror(model, images) + 0.5 * torch.stack([mirror(model, view) for view in moved(images)]).mean(0)
+
+
+def around(model, images):
+    """The plain mean over an image and all moves of it by up to two pixels."""
+    height, width = images.shape[2:]
+    padded = functional.pad(images, (2,) * 4, "reflect")
+    moves = [(top, left) for top in range(5) for left in range(5) if (top - 2) ** 2 + (left - 2) ** 2 <= 4]
+    views = [padded[:, :, top : top + height, left : left + width] for top, left in moves]
+    assert len(views) == 13
+    return torch.stack([mirror(model, view) for view in views]).mean(0)
+
+
+def doubting(model, images):
+    six = airbench(model, images)
+    first, second = six.softmax(1).topk(2).values.T
+    return torch.where((first - second < 0.1)[:, None], around(model, images), six)
+
+
+EXPECTED = {"flip": mirror, "flip-shift": airbench, "flip-shift-doubt": doubting}
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
@@ -33,14 +60,40 @@ def test_logits_are_the_mean_that_airbench_takes_and_views_that_fit_take_one_pas
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 4 * 6, 5)).eval()
     images = torch.randn(7, 3, 6, 8).contiguous(memory_format=memory_format)
-    expected = [mirror(model, images), airbench(model, images)]
+    expected = {tta: EXPECTED[tta](model, images) for tta in ("flip", "flip-shift")}
     passes = []
     model.register_forward_pre_hook(lambda _, inputs: passes.append(inputs[0]))
-    for tta, logits in zip(("flip", "flip-shift"), expected, strict=True):
+    for tta, logits in expected.items():
         torch.testing.assert_close(in_views(model, tta)(images), logits)
     assert [len(one) for one in passes] == ([14, 42] if together else [7] * 8)
     assert passes[-1].is_contiguous(memory_format=memory_format) or not together
     assert in_views(model, "none") is model
+
+
+@pytest.mark.parametrize(("scale", "in_doubt"), [(0.1, 40), (3, 2), (300, 0)])
+def test_images_in_doubt_alone_get_26_views_and_features_are_those_of_the_first_six(scale, in_doubt):
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten())
+    model = nn.Sequential(body, nn.Linear(4 * 4 * 6, 5)).eval()
+    images = scale * torch.randn(40, 3, 6, 8)
+    expected = doubting(model, images)
+    features = torch.stack([body(view) for view in six_views(images)]).mean(0)
+    assert (expected != airbench(model, images)).any(1).sum() == in_doubt
+    seen = SeenFeatures(model)
+    torch.testing.assert_close(in_views(model, "flip-shift-doubt")(images), expected)
+    torch.testing.assert_close(seen.of(40), features, rtol=1e-5, atol=1e-5 * scale)
+
+
+def test_views_of_a_sharded_model_take_a_pass_each(monkeypatch):
+    """Its ranks take part in each pass, and their batches, and images in doubt, differ in number."""
+    monkeypatch.setattr(test_time_augmentation, "is_sharded", lambda model: True)
+    monkeypatch.setattr(test_time_augmentation, "views_fit_together", lambda views: True)
+    passes = []
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 5))
+    model.register_forward_pre_hook(lambda _, inputs: passes.append(inputs[0]))
+    for scale in (0, 1e6):
+        in_views(model, "flip-shift-doubt")(scale * torch.randn(7, 3, 8, 8))
+    assert [len(one) for one in passes] == [7] * 6 + [7] * 26 + [7] * 6 + [1] * 26
 
 
 def test_large_views_and_those_on_a_cpu_take_a_pass_each():
@@ -52,14 +105,14 @@ def test_large_views_and_those_on_a_cpu_take_a_pass_each():
     assert not test_time_augmentation.views_fit_together(views(32, "cpu"))
 
 
-@pytest.mark.parametrize("tta", ["flip", "flip-shift"])
+@pytest.mark.parametrize("tta", EXPECTED)
 def test_validation_counts_the_views_of_an_evaluated_network_alike_on_any_ranks(tta):
     model = network()
     report, watch = run(in_views(model, tta), Loader())
     alone = copy.deepcopy(model).eval()
     batches = list(Loader().batches())
     with torch.no_grad():
-        logits = torch.cat([(mirror if tta == "flip" else airbench)(alone, batch.images) for batch in batches])
+        logits = torch.cat([EXPECTED[tta](alone, batch.images) for batch in batches])
     targets = torch.cat([batch.targets for batch in batches])
     assert report.count == 20 and model.training
     assert report.loss == pytest.approx(functional.cross_entropy(logits, targets).item(), rel=1e-5)

@@ -16,7 +16,13 @@ from utils.config.image_size import LARGEST_SIDE, Size
 CROP_MODES = ("center", "squash", "border")
 MOST_CHANNELS = 4096
 INTERPOLATIONS = ("bilinear", "bicubic")
-VIEWS = {"none": 1, "flip": 2, "flip-shift": 6}  # number of views of a validation image, by choice of --tta
+# By choice of --tta, what the mean logits of a validation image are of.
+VIEWS = {
+    "none": "1 view",
+    "flip": "2 views of each image",
+    "flip-shift": "6 views of each image",
+    "flip-shift-doubt": "6 views of each image, or 26 where these leave doubt",
+}
 
 view_setting = partial(setting, shapes="views of the validation images")
 column_setting = partial(
@@ -440,9 +446,11 @@ class DataSettings:
     )
     tta: str = view_setting(
         "test-time augmentation: validate by the mean logits of an image and its mirror image (flip), or also of "
-        "both moved by a pixel, 6 views (flip-shift)",
+        "both moved by a pixel, 6 views (flip-shift), of 26 if the two likeliest classes are then about as probable "
+        "(flip-shift-doubt)",
         default="none",
         choices=tuple(VIEWS),
+        one_label={"flip-shift-doubt": "compares the two likeliest classes"},
     )
 
     @property
