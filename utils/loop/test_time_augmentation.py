@@ -55,9 +55,11 @@ class MeanOfViews(nn.Module):
         corners = [(reach - y, reach - x) for y, x in weights]
         shown = [padded[..., top : top + height, left : left + width] for top, left in corners]
         logits = self._logits([view for one in shown for view in (one, one.flip(-1))])
-        mean = torch.zeros_like(logits[0])
-        for weight, own, mirrored in zip(weights.values(), logits[::2], logits[1::2], strict=True):
-            mean = mean + weight * (0.5 * (own + mirrored))
+        halves = [0.5 * weight for weight in weights.values()]
+        both = [own + mirrored for own, mirrored in zip(logits[::2], logits[1::2], strict=True)]
+        mean = halves[0] * both[0]
+        for half, one in zip(halves[1:], both[1:], strict=True):
+            mean = mean.add(one, alpha=half)
         return mean
 
     def _logits(self, views: list[torch.Tensor]) -> Sequence[torch.Tensor]:
