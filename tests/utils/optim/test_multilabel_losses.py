@@ -114,6 +114,6 @@ def test_several_labels_change_two_defaults_and_refuse_what_takes_one():
             settings.of_several_labels()
     with pytest.raises(UserError, match="^--teacher t compares the probabilities of classes that exclude each other"):
         Settings(loss=LossSettings(teacher="t"), origins={"best_metric": "flag"}).of_several_labels()
-    with pytest.raises(UserError, match="^--tta flip-shift-doubt compares the two likeliest classes; the images"):
+    with pytest.raises(UserError, match="^--tta flip-shift-doubt compares the likeliest classes; the images"):
         Settings(data=DataSettings(tta="flip-shift-doubt"), origins={}).of_several_labels()
     Settings(data=DataSettings(tta="flip-shift"), origins={}).of_several_labels()

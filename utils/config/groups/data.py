@@ -21,7 +21,7 @@ VIEWS = {
     "none": "1 view",
     "flip": "2 views of each image",
     "flip-shift": "6 views of each image",
-    "flip-shift-doubt": "6 views of each image, or 26 where these leave doubt",
+    "flip-shift-doubt": "6 views of each image, or 26 where these disagree",
 }
 
 view_setting = partial(setting, shapes="views of the validation images")
@@ -446,11 +446,11 @@ class DataSettings:
     )
     tta: str = view_setting(
         "test-time augmentation: validate by the mean logits of an image and its mirror image (flip), or also of "
-        "both moved by a pixel, 6 views (flip-shift), of 26 if the two likeliest classes are then about as probable "
+        "both moved by a pixel, 6 views (flip-shift), or 26 if these disagree on the class "
         "(flip-shift-doubt)",
         default="none",
         choices=tuple(VIEWS),
-        one_label={"flip-shift-doubt": "compares the two likeliest classes"},
+        one_label={"flip-shift-doubt": "compares the likeliest classes"},
     )
 
     @property
