@@ -17,6 +17,8 @@ from timm.optim.muon import (
 from torch import nn
 from torch.nn import functional
 
+from utils.runtime.cpu import has_bf16_units
+
 SMALL = 2**22  # elements of matrices that are padded to one width: below it, a launch per width takes longer than zeros
 LEAST_NORM = 1e-12  # so that zeros stay zeros
 
@@ -26,8 +28,9 @@ class Muon(timm.optim.Muon):
 
     On a GPU a step of a small network otherwise takes longer to launch than to compute. timm itself takes a parameter's
     first step, which decides how it is updated, and every step of a parameter that it does not treat as one flat matrix
-    or that is sharded. On a CPU, matrices are orthogonalised one by one, which gives timm's bits; batched products may
-    be split differently across threads. On a GPU results may differ by bfloat16 rounding.
+    or that is sharded. On a CPU, matrices are orthogonalised one by one; batched products may be split differently
+    across threads. With units for bfloat16 this gives timm's bits; without them, products are in float32, which is
+    several times as fast as emulation. On a GPU results may differ by bfloat16 rounding.
     """
 
     @property
@@ -114,10 +117,11 @@ class Muon(timm.optim.Muon):
 def orthogonalised(shapes: list[list[torch.Tensor]], group: dict[str, Any], together: bool) -> list[torch.Tensor]:
     """Approximate the nearest orthogonal matrices to tensors (out, ...).
 
-    Returns, for each shape, bfloat16 (k, out, rest) for its k tensors. ``shapes``: the tensors of each shape.
-    ``together``: in batched products. Columns of zeros stay zeros and change no others, so narrower matrices are padded
-    to the widest of their height, unless that makes many elements.
+    Returns, for each shape, (k, out, rest) for its k tensors, in bfloat16, or in float32 on a CPU that would emulate
+    it. ``shapes``: the tensors of each shape. ``together``: in batched products. Columns of zeros stay zeros and change
+    no others, so narrower matrices are padded to the widest of their height, unless that makes many elements.
     """
+    emulated = shapes[0][0].device.type == "cpu" and not has_bf16_units()
 
     def of(matrices: torch.Tensor) -> torch.Tensor:
         return zeropower_via_newtonschulz(
@@ -126,6 +130,7 @@ def orthogonalised(shapes: list[list[torch.Tensor]], group: dict[str, Any], toge
             resolve_ns_coefficients(group["ns_coefficients"], _COEFFICIENTS),
             eps=group["eps"],
             safety_factor=group["safety_factor"],
+            dtype=torch.float32 if emulated else torch.bfloat16,
             scale_eps=group["scale_eps"],
         )
 

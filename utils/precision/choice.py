@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import statistics
 import time
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -14,13 +13,12 @@ from torch import nn
 from utils.config.settings import Settings
 from utils.precision.amp import autocast, resolve_amp
 from utils.runtime.console import log
+from utils.runtime.cpu import has_bf16_units
 from utils.runtime.distributed import Distributed
 
 ENOUGH = 0.9  # times float32's seconds: bfloat16 has to save a tenth to be worth its rounding
 MOST_IMAGES = 64
 ROUNDS = 3
-UNITS = ("amx_bf16", "avx512_bf16", "bf16", "svebf16")  # names in /proc/cpuinfo, on x86-64 and Arm
-CPU_FLAGS = Path("/proc/cpuinfo")
 
 
 def with_chosen_amp(
@@ -51,16 +49,6 @@ def choose(model: nn.Module, shape: tuple[int, int, int, int], device: torch.dev
     off, bf16 = seconds_of_passes(model, shape, ("off", "bf16"), device)
     words = f"forward and backward pass take {bf16 / off:.2f} times as long as in float32 (measured)"
     return "bf16" if bf16 < ENOUGH * off else "off", f"in bfloat16 {words}"
-
-
-def has_bf16_units() -> bool:
-    """True if the CPU multiplies bfloat16 in hardware, as far as the system tells; emulation is far slower."""
-    try:
-        lines = CPU_FLAGS.read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return False
-    flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
-    return not set(UNITS).isdisjoint(flags.split())
 
 
 def seconds_of_passes(

@@ -1,16 +1,31 @@
-"""Use of the CPU by a process: its threads, how they wait, and the memory that it keeps."""
+"""The CPU: what it computes with, and its use by a process: threads, how they wait, and the memory that it keeps."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 SPINS = "5000"
+BF16_UNITS = ("amx_bf16", "avx512_bf16", "bf16", "svebf16")  # names in /proc/cpuinfo, on x86-64 and Arm
+CPU_FLAGS = Path("/proc/cpuinfo")
 # of glibc's mallopt
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_MAX = -4
+
+
+@functools.cache
+def has_bf16_units() -> bool:
+    """True if the CPU multiplies bfloat16 in hardware, as far as the system tells; emulation is far slower."""
+    try:
+        lines = CPU_FLAGS.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return False
+    flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+    return not set(BF16_UNITS).isdisjoint(flags.split())
 
 
 def let_threads_wait_briefly() -> None:

@@ -5,6 +5,7 @@ import math
 import pytest
 import timm.optim
 import torch
+from timm.optim.muon import _COEFFICIENTS, resolve_ns_coefficients, zeropower_via_newtonschulz
 from torch import nn
 
 from tests.helpers import equal
@@ -39,7 +40,8 @@ def steps(optimizer, parameters, of=range(5)):
 @pytest.mark.parametrize(
     "given", [AIRBENCH, {"weight_decay": 0.05}, {"nesterov": False}, {"algo": "adamuon"}, {"conv_mode": "batched"}]
 )
-def test_weights_and_state_are_timms_to_the_bit_on_a_cpu(given, memory_format):
+def test_weights_and_state_are_timms_to_the_bit_on_a_cpu_with_units_for_bf16(given, memory_format, monkeypatch):
+    monkeypatch.setattr(muon, "has_bf16_units", lambda: True)
     ours, theirs = (weights(network(memory_format)) for _ in range(2))
     optimizer = Muon(ours, lr=0.1, **given)
     reference = timm.optim.Muon(theirs, lr=0.1, **given)
@@ -47,6 +49,27 @@ def test_weights_and_state_are_timms_to_the_bit_on_a_cpu(given, memory_format):
     steps(reference, theirs)
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
     assert equal(optimizer.state_dict(), reference.state_dict())
+
+
+def test_on_a_cpu_that_would_emulate_bf16_matrices_are_those_of_timms_iteration_in_float32(monkeypatch):
+    monkeypatch.setattr(muon, "has_bf16_units", lambda: False)
+    torch.manual_seed(0)
+    parameter = nn.Parameter(torch.randn(64, 16, 3, 3))
+    optimizer = Muon([parameter], lr=1.0, **AIRBENCH | {"adjust_lr_fn": None})
+    parameter.grad = torch.randn_like(parameter)
+    optimizer.step()  # timm's
+    before = parameter.detach().clone()
+    optimizer.step()
+    exact = zeropower_via_newtonschulz(
+        # Of a gradient that does not change, all the steps' directions are multiples.
+        parameter.grad.flatten(1),
+        3,
+        [resolve_ns_coefficients("original", _COEFFICIENTS)[0]] * 3,
+        dtype=torch.float64,
+    )
+    moved = (before - parameter.detach()).flatten(1).double()
+    # Three iterations of three products, each with an error of up to 2^-24 in each of 144 terms, of entries below 1.
+    torch.testing.assert_close(moved, exact, rtol=0, atol=9 * 144 * 2**-24)
 
 
 def test_a_hook_is_called_once_a_step():

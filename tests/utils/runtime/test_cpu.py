@@ -49,6 +49,23 @@ def test_cores_are_shared_out_and_a_persons_wish_wins(wished, processes, threads
     assert cpu.threads_per_process(processes) == threads
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("flags\t\t: fpu avx512f avx512_vnni\n", False),
+        ("flags\t\t: fpu amx_bf16 amx_tile\n", True),
+        ("Features\t: fp asimd bf16\n", True),
+        ("model name : with amx_bf16 in its name\n", False),
+        (None, False),
+    ],
+)
+def test_units_for_bf16_are_read_from_the_systems_file(text, expected, monkeypatch, tmp_path):
+    if text is not None:
+        (tmp_path / "cpuinfo").write_text(text)
+    monkeypatch.setattr(cpu, "CPU_FLAGS", tmp_path / "cpuinfo")
+    assert cpu.has_bf16_units.__wrapped__() is expected
+
+
 def count_pages_mapped_again(keeps, answer):
     if keeps:
         cpu.keep_freed_memory()
