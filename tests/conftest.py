@@ -12,8 +12,6 @@ import hypothesis
 import pytest
 from filelock import FileLock
 
-import tests.checksums  # noqa: F401 - for what it changes
-
 # The tests' tensors are small: several threads would wait for each other for longer than they compute.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # torch keeps compiled kernels for all processes of a user. Those for the processor's own vectors corrupt the memory of a
@@ -41,10 +39,13 @@ def pytest_xdist_setupnodes():
 
 
 def pytest_collection_finish():
-    """Look for garbage among what tests make; what is there before them is left out.
+    """Spare tests what takes longer than they do, and look for garbage only among what they make.
 
     Every 10,000 objects, not every 700: a test's network, parser and settings are thousands, and in use.
     """
+    if "torch" in sys.modules:
+        import tests.quicker  # noqa: F401 - for what it changes
+
     gc.freeze()
     gc.set_threshold(10_000, 10, 10)
     gc.enable()

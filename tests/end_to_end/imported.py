@@ -21,14 +21,16 @@ import torch.utils.tensorboard
 
 import main
 import models
-import tests.checksums
 import tests.end_to_end.forked
 import tests.faults.faulty_main
 import tests.faults.points
+import tests.quicker
 import training
 import utils.record.writer
 import utils.train_validation
+from utils.record.provenance import commit
 
+commit()  # which all that is forked knows from now on
 del sys.modules["wandb"]
 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is forked prints to where its test looks, and nothing else
 ForkServerProcess._start_method = None  # else what is forked would have its own children come from a server too
