@@ -77,6 +77,12 @@ def own_parts_are_forgotten():
         sys.modules["utils.config.plugins"].load(())
 
 
+@pytest.fixture
+def muon_in_bf16(monkeypatch):
+    """Muon orthogonalises in timm's format whatever the CPU has units for."""
+    monkeypatch.setattr("utils.optim.muon.has_bf16_units", lambda: True)
+
+
 @pytest.fixture(autouse=True)
 def signals_are_handled_as_before():
     """A handler that a test leaves behind reaches every process that a later test forks, which then may not end."""

@@ -26,11 +26,11 @@ LEAST_NORM = 1e-12  # so that zeros stay zeros
 class Muon(timm.optim.Muon):
     """timm's Muon (same arithmetic and state), but a step handles matrices of equal height together.
 
-    On a GPU a step of a small network otherwise takes longer to launch than to compute. timm itself takes a parameter's
-    first step, which decides how it is updated, and every step of a parameter that it does not treat as one flat matrix
-    or that is sharded. On a CPU, matrices are orthogonalised one by one; batched products may be split differently
-    across threads. With units for bfloat16 this gives timm's bits; without them, products are in float32, which is
-    several times as fast as emulation. On a GPU results may differ by bfloat16 rounding.
+    On a GPU a step of a small network otherwise takes longer to launch than to compute. timm itself steps parameters
+    that it does not treat as one flat matrix or that are sharded. On a CPU, matrices are orthogonalised one by one;
+    batched products may be split differently across threads. With units for bfloat16 this gives timm's bits; without
+    them, products are in float32, which is several times as fast as emulation. On a GPU results may differ by bfloat16
+    rounding.
     """
 
     @property
@@ -46,15 +46,18 @@ class Muon(timm.optim.Muon):
         )
 
     def begin_state(self) -> None:
-        """Make what timm makes in a parameter's first step, if all are matrices (``can_be_recorded``)."""
-        for parameter in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
-            if "use_muon" not in self.state[parameter]:
-                self.state[parameter] |= {"use_muon": True, "momentum_buffer": torch.zeros_like(parameter)}
+        """Make what timm makes in the first step of a parameter that has a gradient and is one flat matrix."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                is_new = parameter.grad is not None and "use_muon" not in self.state[parameter]
+                if is_new and self._may_be_flat(parameter, group) and self._is_wanted(parameter, group):
+                    self.state[parameter] |= {"use_muon": True, "momentum_buffer": torch.zeros_like(parameter)}
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # hidden steps take no closure
         """Take a step; ``closure`` must be None."""
         assert closure is None
+        self.begin_state()
         gradients: dict[nn.Parameter, torch.Tensor | None] = {}
         for group in self.param_groups:
             together = [parameter for parameter in group["params"] if self._is_flat(parameter, group)]
@@ -67,13 +70,19 @@ class Muon(timm.optim.Muon):
         for parameter, gradient in gradients.items():
             parameter.grad = gradient
 
+    def _may_be_flat(self, parameter: nn.Parameter, group: dict[str, Any]) -> bool:
+        """True if timm's Muon, should it take the parameter, sees one matrix, and this process has all of it."""
+        return (group["algo"], group["conv_mode"]) == ("muon", "flatten") and not hasattr(parameter, "to_local")
+
+    def _is_wanted(self, parameter: nn.Parameter, group: dict[str, Any]) -> bool:
+        """True if timm's Muon takes the parameter, which it decides in the first step; otherwise its AdamW does."""
+        return bool(group["use_muon"] if "use_muon" in group else _is_suitable_for_muon(parameter))
+
     def _is_flat(self, parameter: nn.Parameter, group: dict[str, Any]) -> bool:
         return (
             parameter.grad is not None
             and self.state[parameter].get("use_muon", False)
-            and group["algo"] == "muon"
-            and group["conv_mode"] == "flatten"
-            and not hasattr(parameter, "to_local")
+            and self._may_be_flat(parameter, group)
         )
 
     def _step_together(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:

@@ -66,7 +66,9 @@ def alone(model, batch, optimizer, chosen, clip, size):
 @on_each_device
 @each_way
 @pytest.mark.parametrize("overflowed", [0, 1], ids=["Muon overflows", "AdamW overflows"])
-def test_after_an_overflow_in_one_optimizer_which_is_told_the_other_steps_as_if_it_were_alone(way, overflowed, device):
+def test_after_an_overflow_in_one_optimizer_which_is_told_the_other_steps_as_if_it_were_alone(
+    way, overflowed, device, muon_in_bf16
+):
     flag, size, clip = WAYS[way]
     traval = muon(flag, str(size), device=device)
     model = copy.deepcopy(traval.model)

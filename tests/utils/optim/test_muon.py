@@ -40,8 +40,7 @@ def steps(optimizer, parameters, of=range(5)):
 @pytest.mark.parametrize(
     "given", [AIRBENCH, {"weight_decay": 0.05}, {"nesterov": False}, {"algo": "adamuon"}, {"conv_mode": "batched"}]
 )
-def test_weights_and_state_are_timms_to_the_bit_on_a_cpu_with_units_for_bf16(given, memory_format, monkeypatch):
-    monkeypatch.setattr(muon, "has_bf16_units", lambda: True)
+def test_weights_and_state_are_timms_to_the_bit_on_a_cpu_with_units_for_bf16(given, memory_format, muon_in_bf16):
     ours, theirs = (weights(network(memory_format)) for _ in range(2))
     optimizer = Muon(ours, lr=0.1, **given)
     reference = timm.optim.Muon(theirs, lr=0.1, **given)
@@ -57,11 +56,9 @@ def test_on_a_cpu_that_would_emulate_bf16_matrices_are_those_of_timms_iteration_
     parameter = nn.Parameter(torch.randn(64, 16, 3, 3))
     optimizer = Muon([parameter], lr=1.0, **AIRBENCH | {"adjust_lr_fn": None})
     parameter.grad = torch.randn_like(parameter)
-    optimizer.step()  # timm's
     before = parameter.detach().clone()
     optimizer.step()
-    exact = zeropower_via_newtonschulz(
-        # Of a gradient that does not change, all the steps' directions are multiples.
+    exact = zeropower_via_newtonschulz(  # of the first step's direction, a multiple of the gradient
         parameter.grad.flatten(1),
         3,
         [resolve_ns_coefficients("original", _COEFFICIENTS)[0]] * 3,

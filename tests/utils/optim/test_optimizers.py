@@ -241,7 +241,7 @@ def test_betas_that_timm_would_drop_are_refused(monkeypatch):
         build_optimizers(OptimisationSettings(optimizer="lamb", lr=0.1, opt_betas=(0.8, 0.9)), network())
 
 
-def test_each_of_several_optimizers_gets_the_arguments_that_it_has():
+def test_each_of_several_optimizers_gets_the_arguments_that_it_has(muon_in_bf16):
     settings = OptimisationSettings(
         optimizer="muon", lr=0.01, weight_decay=0.0, **ARGUMENTS, opt_kwargs=("ns_steps=2",)
     )

@@ -186,7 +186,7 @@ def test_muon_takes_the_hidden_matrices_and_filters_and_adamw_the_rest():
 
 
 @on_each_device
-def test_two_optimizers_under_one_scaler_follow_the_documented_loop(device):
+def test_two_optimizers_under_one_scaler_follow_the_documented_loop(device, muon_in_bf16):
     traval = muon(device=device)
     plain = copy.deepcopy(traval.model)
     batches = [batch for passes in steps(traval, 3) for batch in passes]
