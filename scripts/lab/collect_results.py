@@ -267,7 +267,7 @@ def draw(rows: Sequence[Row], machines: Machines, path: Path) -> None:
                     axes.annotate(title(row), (seconds, wrong), textcoords="offset points", fontsize=8, **place)
         axes.plot([], [], "o", color=f"C{number}", label=data)
     axes.set(xscale="log", yscale="log", xlabel="time of all epochs", ylabel="100 - top-1, percent")
-    axes.set_xticks([5, 10, 30, 60, 300, 1800], ["5 s", "10 s", "30 s", "1 min", "5 min", "30 min"])
+    axes.set_xticks([1, 5, 10, 30, 60, 300, 1800], ["1 s", "5 s", "10 s", "30 s", "1 min", "5 min", "30 min"])
     axes.set_yticks([0.3, 1, 3, 10, 30], ["0.3", "1", "3", "10", "30"])
     axes.minorticks_off()
     axes.grid(alpha=0.3)
