@@ -39,18 +39,14 @@ class Muon(timm.optim.Muon):
 
         For weights that are no matrices, timm's AdamW counts the steps on the host.
         """
-        return all(
-            (group["algo"], group["conv_mode"]) == ("muon", "flatten")
-            and (group.get("use_muon") or all(map(_is_suitable_for_muon, group["params"])))
-            for group in self.param_groups
-        )
+        return all(self._is_matrix(parameter, group) for group in self.param_groups for parameter in group["params"])
 
     def begin_state(self) -> None:
-        """Make what timm makes in the first step of a parameter that has a gradient and is one flat matrix."""
+        """Make what timm makes in the first step of each matrix that has a gradient."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 is_new = parameter.grad is not None and "use_muon" not in self.state[parameter]
-                if is_new and self._may_be_flat(parameter, group) and self._is_wanted(parameter, group):
+                if is_new and self._is_matrix(parameter, group):
                     self.state[parameter] |= {"use_muon": True, "momentum_buffer": torch.zeros_like(parameter)}
 
     @torch.no_grad()
@@ -70,19 +66,18 @@ class Muon(timm.optim.Muon):
         for parameter, gradient in gradients.items():
             parameter.grad = gradient
 
-    def _may_be_flat(self, parameter: nn.Parameter, group: dict[str, Any]) -> bool:
-        """True if timm's Muon, should it take the parameter, sees one matrix, and this process has all of it."""
-        return (group["algo"], group["conv_mode"]) == ("muon", "flatten") and not hasattr(parameter, "to_local")
-
-    def _is_wanted(self, parameter: nn.Parameter, group: dict[str, Any]) -> bool:
-        """True if timm's Muon takes the parameter, which it decides in the first step; otherwise its AdamW does."""
-        return bool(group["use_muon"] if "use_muon" in group else _is_suitable_for_muon(parameter))
+    def _is_matrix(self, parameter: nn.Parameter, group: dict[str, Any]) -> bool:
+        """True if timm, which decides this in the first step, takes the parameter for Muon and as one flat matrix."""
+        is_flat = (group["algo"], group["conv_mode"]) == ("muon", "flatten")
+        return is_flat and bool(group["use_muon"] if "use_muon" in group else _is_suitable_for_muon(parameter))
 
     def _is_flat(self, parameter: nn.Parameter, group: dict[str, Any]) -> bool:
         return (
             parameter.grad is not None
             and self.state[parameter].get("use_muon", False)
-            and self._may_be_flat(parameter, group)
+            and group["algo"] == "muon"
+            and group["conv_mode"] == "flatten"
+            and not hasattr(parameter, "to_local")
         )
 
     def _step_together(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
