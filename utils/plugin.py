@@ -34,7 +34,7 @@ def network(name: str) -> Decorator:
     The module turns float32 images (n, channels, height, width), normalised, into logits (n, classes). ``image_size``:
     pixels a side, or (height, width) if they differ. Further arguments of the function are ``--model-kwargs``.
     """
-    return add("network", name)
+    return add("network", name, ("classes", "channels", "image_size"), more=True)
 
 
 def loss(name: str) -> Decorator:
@@ -42,7 +42,7 @@ def loss(name: str) -> Decorator:
 
     ``logits``: float32 (n, classes); ``targets``: int64 (n,), or float32 (n, classes) of mixed images.
     """
-    return add("loss", name)
+    return add("loss", name, ("logits", "targets"))
 
 
 def optimizer(name: str) -> Decorator:
@@ -51,7 +51,7 @@ def optimizer(name: str) -> Decorator:
     ``groups``: dicts of parameters with their weight decay, as torch's optimizers take them. Further arguments of the
     function are ``--opt-kwargs``, ``--opt-eps`` and ``--opt-betas``.
     """
-    return add("optimizer", name)
+    return add("optimizer", name, ("groups", "lr"), more=True)
 
 
 def lr_policy(name: str) -> Decorator:
@@ -59,7 +59,7 @@ def lr_policy(name: str) -> Decorator:
 
     ``step``: an int from 0, counted from the end of the warm-up; ``steps``: the number of steps after the warm-up.
     """
-    return add("lr_policy", name)
+    return add("lr_policy", name, ("step", "steps"))
 
 
 def augmentation(name: str, *, numbers: int = 1, normalised: bool = False) -> Decorator:
@@ -71,7 +71,7 @@ def augmentation(name: str, *, numbers: int = 1, normalised: bool = False) -> De
     """
     if not isinstance(numbers, int) or numbers < 0:
         raise ValueError(f"augmentation {name}: numbers must be a whole number of 0 or more, not {numbers!r}")
-    return add("augmentation", name, numbers=numbers, normalised=normalised)
+    return add("augmentation", name, ("images", "numbers"), numbers=numbers, normalised=normalised)
 
 
 def metric(name: str, *, lower_is_better: bool = False) -> Decorator:
@@ -80,7 +80,7 @@ def metric(name: str, *, lower_is_better: bool = False) -> Decorator:
     ``logits``: float32 (n, classes); ``targets``: int64 (n,); the function returns a tensor (n,), and the metric is its
     mean over the validation images, each counted once on any number of processes.
     """
-    return add("metric", name, lower_is_better=lower_is_better)
+    return add("metric", name, ("logits", "targets"), lower_is_better=lower_is_better)
 
 
 def hook(point: str) -> Decorator:
@@ -127,4 +127,4 @@ def dataset(
             raise ValueError(
                 f"data set {name}: {what} must be {channels} number(s), one per channel, not {len(values)}"
             )
-    return add("dataset", name, spec=spec)
+    return add("dataset", name, ("path",), spec=spec)

@@ -425,6 +425,24 @@ MISTAKES = {
     "from utils.plugin import loss\n@loss('a b')\ndef f(a, b): ...\n": "the name 'a b' of a loss must be",
     "from utils.plugin import hook\n@hook('after_updates')\ndef f(t): ...\n": "no point after_updates for a hook; did you",
     "from utils.plugin import metric\n\n@metric\ndef f(logits, targets): ...\n": 'mine.py, line 3: write @metric("NAME"), with a name in brackets',
+    "from utils.plugin import hook\n@hook('after_validation')\ndef f(traval): ...\n": (
+        "mine.py: hook after_validation: must take (Caller, Report): too many positional arguments"
+    ),
+    METRIC.replace(", targets", "") + "return logits[:, 0]\n": (
+        "mine.py, line 2: metric m: must take (logits, targets): too many positional arguments"
+    ),
+    "from utils.plugin import network\n@network('mine')\ndef f(classes, *, width): ...\n": (
+        "mine.py, line 2: network mine: must take (classes, channels, image_size): too many positional arguments"
+    ),
+    "from utils.plugin import loss\nclass Mine:\n    def __init__(self, logits): ...\nloss('mine')(Mine)\n": (
+        "mine.py: loss mine: must take (logits, targets): too many positional arguments"
+    ),
+    "from utils.plugin import lr_policy\n@lr_policy('mine')\ndef f(step, steps, floor): ...\n": (
+        "mine.py, line 2: lr_policy mine: must take (step, steps): missing a required argument: 'floor'"
+    ),
+    "from utils.plugin import dataset\n@dataset('mine')\ndef f(path):\n    open(path)\n": (
+        "mine.py, line 4: dataset mine: TypeError: expected str, bytes or os.PathLike object, not NoneType; --datapath was not"
+    ),
     "from utils.plugin import hook\nhook(len)\n": 'mine.py: write @hook("NAME")',
     NETWORK.replace("mine", "resnet18") + "...\n": "there is a network resnet18 already",
     NETWORK + "pass\n": "mine.py: network mine must return a torch.nn.Module, not NoneType",

@@ -187,8 +187,29 @@ def _line(path: Path, error: BaseException, what: str = "") -> str:
     return f"--plugin {place}: {what and f'{what}: '}{type(error).__name__}{reason and f': {reason}'}"
 
 
-def add(kind: str, name: str, **options: Any) -> Callable[[Function], Function]:
-    """Return a decorator that enters a function as ``name``. It raises ``UserError`` for an unfit or taken name."""
+def refuse_other_arguments(make: Callable[..., Any], what: str, taken: Sequence[str], more: bool = False) -> None:
+    """Raise ``UserError`` if ``make``, which is ``what``, cannot be called with as many arguments as are ``taken``.
+
+    ``more``: it may require further ones, which flags give by name. Otherwise the mistake would show when ``make`` is
+    called, some after an epoch of training.
+    """
+    try:
+        signature = inspect.signature(make)
+    except ValueError:  # some functions of C tell none
+        return
+    try:
+        (signature.bind_partial if more else signature.bind)(*taken)
+    except TypeError as error:
+        raise UserError(f"{what}: must take ({', '.join(taken)}): {error}", on_all_ranks=True) from error
+
+
+def add(
+    kind: str, name: str, taken: Sequence[str] = (), *, more: bool = False, **options: Any
+) -> Callable[[Function], Function]:
+    """Return a decorator that enters a function as ``name``. It raises ``UserError`` for an unfit or taken name.
+
+    ``taken`` and ``more``: as in ``refuse_other_arguments``; a hook's depend on its point, in ``utils/loop/hooks.py``.
+    """
     if callable(name) and _loading:  # a decorator without brackets would enter nothing
         raise UserError(f'{_place(name)}: write @{kind}("NAME"), with a name in brackets', on_all_ranks=True)
 
@@ -204,6 +225,7 @@ def add(kind: str, name: str, **options: Any) -> Callable[[Function], Function]:
         if kind == "hook":
             _loaded.hooks.append(entry)
             return make
+        refuse_other_arguments(make, f"{where}: {kind} {name}", taken, more)
         if name in _loaded.entries.setdefault(kind, {}) or name in _own(kind):
             raise UserError(f"{where}: there is a {kind} {name} already; choose another name", on_all_ranks=True)
         _loaded.entries[kind][name] = entry

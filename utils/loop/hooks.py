@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol
@@ -60,14 +61,25 @@ class Hooks:
     after_save: list[Callable[[Caller, tuple[str, ...]], Any]] = field(default_factory=list)
 
     def and_of_plugins(self) -> Hooks:
-        """Hooks of this object, then those of users' files. Raises ``UserError`` for a point that does not exist."""
+        """Hooks of this object, then those of users' files.
+
+        Raises ``UserError`` for a point that does not exist, and for a function that cannot take what its point gives.
+        """
         points = {point.name: [*getattr(self, point.name)] for point in fields(self)}
+        given = {point.name: _arguments(str(point.type)) for point in fields(self)}
         for hook in plugins.hooks():
             if hook.name not in points:
                 known = or_nearest(hook.name, list(points), f"there are {', '.join(points)}")
                 raise UserError(f"--plugin {hook.file}: there is no point {hook.name} for a hook; {known}")
+            plugins.refuse_other_arguments(hook, f"--plugin {hook.file}: hook {hook.name}", given[hook.name])
             points[hook.name].append(hook)
         return Hooks(**points)
+
+
+def _arguments(annotation: str) -> list[str]:
+    """What a point gives its hooks, from the annotation ``list[Callable[[WHAT], Any]]`` of its field."""
+    (callables,) = (node for node in ast.walk(ast.parse(annotation)) if isinstance(node, ast.List))
+    return [ast.unparse(one) for one in callables.elts]
 
 
 def call(hooks: Iterable[Callable[..., Any]], *arguments: Any) -> None:

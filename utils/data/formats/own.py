@@ -130,7 +130,12 @@ def _pixels(image: Any, where: str) -> np.ndarray:
 
 def read_own(entry: Entry, settings: DataSettings) -> Splits:
     """Read the splits that the user's function ``entry`` returns for ``--datapath``. Raises ``UserError``."""
-    given = entry(settings.datapath)
+    try:
+        given = entry(settings.datapath)
+    except UserError as error:
+        if settings.datapath is not None:
+            raise
+        raise UserError(f"{error}; --datapath was not given") from error
     where = f"--plugin {entry.file}: data set {entry.name}"
     if not isinstance(given, tuple | list) or len(given) != 3:
         raise UserError(f"{where} must return (training, validation, classes)")
