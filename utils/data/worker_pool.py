@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -27,6 +28,8 @@ END_SECONDS = 1.0  # a killed process closes its pipes a little before it has en
 AHEAD = 4  # items that each worker reads ahead
 FOR_THE_RUN = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}  # schedulers and terminals send them to all processes
 CAN_WAIT = hasattr(signal, "sigtimedwait")  # not on macOS
+# Python's own choice on Linux before 3.14. A process that is not forked imports torch first, and knows no --plugin file.
+START = "fork" if sys.platform.startswith("linux") else None
 LOOK_SECONDS = 2.0  # between two checks of a worker that its training process is alive
 MORE_SHARED_MEMORY = (
     "give more (docker run --shm-size 8g), use fewer --workers or a smaller --batch-size, or --workers 0, "
@@ -51,6 +54,7 @@ class WorkerPool:
             num_workers=count,
             collate_fn=_as_it_is,
             pin_memory=pin,
+            multiprocessing_context=START if count else None,
             worker_init_fn=partial(_begin_worker, os.getpid()),
             persistent_workers=keep and count > 0,
             prefetch_factor=AHEAD if count else None,
@@ -226,7 +230,7 @@ def _ignore_run_signals(training: int) -> None:
     if not CAN_WAIT:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         return
-    if multiprocessing.get_start_method() == "fork" and os.getppid() != training:  # it has ended already
+    if START == "fork" and os.getppid() != training:  # it has ended already
         os._exit(0)
     threading.Thread(target=_end_with, args=(training, os.getppid()), daemon=True).start()
 

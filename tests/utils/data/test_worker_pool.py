@@ -55,7 +55,6 @@ STEP_BYTES = 400_000_000
 
 
 def bytes_of_a_worker(answer):
-    multiprocessing.set_start_method("fork", force=True)  # else its workers would be forked from the server
     gc.disable()  # it writes on every object
     cpu.keep_freed_memory()
 
@@ -77,6 +76,20 @@ def test_a_worker_does_not_keep_the_memory_of_a_step_that_was_free_when_it_began
     process.start()
     process.join()
     assert answer.get() < STEP_BYTES / 4
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked on Linux")
+def test_workers_are_forked_also_where_python_would_send_them_the_data_set():
+    class Squares(Dataset):  # cannot be sent, like what a --plugin file holds
+        def __getitem__(self, key):
+            return key**2
+
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method("forkserver", force=True)  # the default of Python 3.14
+    try:
+        assert [*WorkerPool(Squares(), 2).read(range(5))] == [0, 1, 4, 9, 16]
+    finally:
+        multiprocessing.set_start_method(before, force=True)
 
 
 class Ending:
