@@ -275,6 +275,12 @@ SETS: dict[str, Odd] = {
         "differ only by case, blanks",
         "class names alike",
     ),
+    "zeros before a number": Odd(
+        changed(renamed(("a", "01"), ("b", "1"))), "the zeros of a number", "class names alike"
+    ),
+    "a number from a column that lacks some": Odd(
+        changed(renamed(("a", "10"), ("b", "10.0"))), "the zeros of a number", "class names alike"
+    ),
     "accents of one and of two characters": Odd(
         changed(renamed(("a", "caf\u00e9"), ("b", "cafe\u0301"))), "the characters of an accent", "class names alike"
     ),

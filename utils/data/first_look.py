@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -403,6 +404,13 @@ def _brighter(looks: Sequence[Seen]) -> tuple[str, str] | None:
     )
 
 
+def _reduced(name: str) -> str:
+    """What is left of a class name without what may differ by mistake: capitals, blanks, the zeros of 01 and 1.0."""
+    name = folded("".join(name.split()))
+    number = re.fullmatch(r"0*(\d+)(?:\.0*)?", name)
+    return number[1] if number else name
+
+
 def of_classes(counts: Sequence[np.ndarray], classes: Sequence[str], several: bool = False) -> list[tuple[str, str]]:
     """Remarks on class names and on ``counts`` of training and validation images per class: kind and text of each.
 
@@ -411,11 +419,11 @@ def of_classes(counts: Sequence[np.ndarray], classes: Sequence[str], several: bo
     found = []
     alike: dict[str, list[str]] = {}
     for name in classes:
-        alike.setdefault(folded("".join(name.split())), []).append(name)
+        alike.setdefault(_reduced(name), []).append(name)
     for names in alike.values():
         if len(names) > 1:
             quoted = " and ".join(map(repr, names))
-            how = "case, blanks or the characters of an accent"
+            how = "case, blanks, the zeros of a number or the characters of an accent"
             differ = (
                 f"classes {quoted} differ only by {how}"
                 if len({*names}) > 1

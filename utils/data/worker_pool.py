@@ -28,7 +28,7 @@ END_SECONDS = 1.0  # a killed process closes its pipes a little before it has en
 AHEAD = 4  # items that each worker reads ahead
 FOR_THE_RUN = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}  # schedulers and terminals send them to all processes
 CAN_WAIT = hasattr(signal, "sigtimedwait")  # not on macOS
-# Python's own choice on Linux before 3.14. A process that is not forked imports torch first, and knows no --plugin file.
+# As Python itself chose on Linux before 3.14: a process that is not forked imports torch first, and knows no plug-in.
 START = "fork" if sys.platform.startswith("linux") else None
 LOOK_SECONDS = 2.0  # between two checks of a worker that its training process is alive
 MORE_SHARED_MEMORY = (
