@@ -500,7 +500,7 @@ MISTAKES = {
     + "return Net(64, 10)\n": "mine.py, line 4: network mine at --image-size 8: NameError: name 'no' is not defined",
     "from torch import nn\n"
     + NETWORK
-    + "return nn.Sequential(nn.Flatten(), nn.Linear(5, 10))\n": "mine.py: network mine at --image-size 8: RuntimeError: mat1",
+    + "return nn.Sequential(nn.Flatten(), nn.Linear(5, 10))\n": "mine.py: network mine at --image-size 8: RuntimeError: ",
 }
 
 

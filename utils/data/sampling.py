@@ -157,7 +157,7 @@ class WindowedOrder(Epochs):
         """
         assert self.labels is not None
         labels = np.unique(self.labels[self.available], return_inverse=True)[1]
-        classes = int(labels.max()) + 1
+        classes = int(np.max(labels)) + 1
         shares = np.bincount(labels, minlength=classes) / len(labels)
         excesses = []
         distances = []

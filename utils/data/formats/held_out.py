@@ -158,7 +158,7 @@ def held_out(
                 "to train on and one to validate on"
             )
         none = not kept[label]
-        chosen[members[hashes[members].argmin() if none else hashes[members].argmax()]] = none
+        chosen[members[np.argmin(hashes[members]) if none else np.argmax(hashes[members])]] = none
     if not lent:
         return chosen, ()
     return chosen, (
