@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from scripts.common.command_line import ToolParser, make_folder, run_tool, say, seconds
 from scripts.common.output import write_csv, write_text
 from scripts.common.trained import settings_and_point
-from utils.config.settings import Settings, UserError
+from utils.config.settings import Settings
 from utils.runtime.process import RankInfo
 
 if TYPE_CHECKING:
@@ -58,14 +58,12 @@ def main(argv: list[str]) -> int:
     with Distributed(RankInfo(), args.run, args.precision.tf32) as distributed:
         if own.memory_of:
             return print_memory(own.memory_of, args, distributed)
-        import torch
-
+        from scripts.common.memory import enough_memory
         from utils.loop.stop_signals import TrainingFailure
 
         try:
-            return examine(own, args, flags, distributed)
-        except torch.OutOfMemoryError as error:
-            raise UserError("--batch-size: a training step does not fit into the device's memory; lower it") from error
+            with enough_memory("--batch-size", "a training step does not fit into the device's memory"):
+                return examine(own, args, flags, distributed)
         except TrainingFailure as error:
             print(f"{NAME}: {error}", file=sys.stderr)
             return 1

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from scripts.audit.walkthrough import true_float32
+from scripts.common.memory import lacks_memory
 from utils.config.groups.precision import PrecisionSettings
 from utils.config.settings import UserError
 from utils.data.loaders import Batch
@@ -317,7 +318,7 @@ class Runner:
         try:
             recorder, losses, gradients = self.run(made, self.passes)
         except (RuntimeError, UserError) as error:  # an operation, or the device, lacks the dtype
-            if made is self.reference or isinstance(error, torch.OutOfMemoryError):
+            if made is self.reference or lacks_memory(error):
                 raise
             made.failure = " ".join(str(error).split())[:160]
             return made

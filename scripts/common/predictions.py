@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import chain
@@ -25,6 +25,7 @@ from models.prepare import to_memory_format
 from scripts.common.answers import Answers
 from scripts.common.command_line import say, warn
 from scripts.common.label_answers import LabelAnswers
+from scripts.common.memory import enough_memory
 from utils.checkpoint.fingerprint import same_images
 from utils.checkpoint.resume import ResumePoint
 from utils.config import arguments
@@ -166,7 +167,7 @@ def predict_split(
         for note in notes:
             warn(note)
         warn_of_other_views(loaded, args.data.tta)
-        with enough_memory(args.data.val_batch_size or args.data.batch_size):
+        with enough_memory(f"--batch-size {args.data.val_batch_size or args.data.batch_size}"):
             seen = SeenFeatures(loaded.network) if features else None
             report, batches, unreadable = _validated(loaded, args, loader, processes, chosen.progress, seen)
     if not batches:
@@ -472,19 +473,6 @@ def _validated(
         seen.close()
     kept, paths = zip(*distributed.gather((recorder.kept, recorder.unreadable)), strict=True)
     return report, [*chain.from_iterable(kept)], [*chain.from_iterable(paths)]
-
-
-@contextmanager
-def enough_memory(batch_size: int) -> Iterator[None]:
-    """Context for forward passes that turns lack of memory into a ``UserError``."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
-            raise
-        raise UserError(
-            f"--batch-size {batch_size}: there is not enough memory for so many images; lower it"
-        ) from error
 
 
 class Predictor:

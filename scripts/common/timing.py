@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
+from scripts.common.memory import lacks_memory
 from utils.record.provenance import processor
 from utils.runtime import devices
 from utils.runtime.cpu import give_back_freed_memory
@@ -22,7 +23,6 @@ K = TypeVar("K")
 T = TypeVar("T")
 WARM_UP_STEPS = 3  # these steps compile, choose convolution algorithms and fill the allocator's cache
 GPU_WARM_UP_SECONDS = 0.5  # further warm-up on a GPU: an idle one takes a while to raise its clock
-OUT_OF_MEMORY = "out of memory"
 PEAK_RESET = Path("/proc/self/clear_refs")  # writing to this file resets the process's peak size
 
 
@@ -122,9 +122,8 @@ def interleaved(
 
 def failure_of(error: Exception, compiled: bool) -> str:
     """Reason why a step failed with ``error``, as text; '' if neither memory nor torch.compile is the cause."""
-    text = str(error)
-    if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text or "ALLOC_FAILED" in text:
-        return OUT_OF_MEMORY
+    if lacks_memory(error):
+        return "out of memory"
     if compiled and type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         return "does not compile"
     return ""

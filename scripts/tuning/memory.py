@@ -12,14 +12,8 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from scripts.common.timing import (
-    OUT_OF_MEMORY,
-    failure_of,
-    load_libraries,
-    peak_resident_bytes,
-    settled_bytes,
-    timed,
-)
+from scripts.common.memory import lacks_memory
+from scripts.common.timing import load_libraries, peak_resident_bytes, settled_bytes, timed
 from scripts.tuning.advice import Largest, StopSearch, largest_batch
 from utils.data.loaders import Batch
 from utils.train_validation import TraVal
@@ -84,7 +78,7 @@ class FitsOnGpu(Fits):
         try:
             return super().tries(size)
         except RuntimeError as error:  # torch.OutOfMemoryError is a RuntimeError
-            if failure_of(error, compiled=False) != OUT_OF_MEMORY:
+            if not lacks_memory(error):
                 raise
             return False
 

@@ -23,6 +23,7 @@ from scripts.audit.record import Recorder, Runner, compare, together
 from scripts.audit.report import HEADERS, as_json, finding_lines, layers, rows
 from scripts.common.trained import build_trained, settings_and_point
 from utils.config.groups.model import ModelSettings
+from utils.config.settings import UserError
 from utils.data.loaders import Batch
 from utils.optim.freezing import Freezing
 from utils.precision.amp import keep_in_fp32
@@ -709,6 +710,13 @@ def test_a_saved_batch_that_is_finite_is_said_to_be(tmp_path, capsys, planted):
     assert amp_audit.main(flags) == 0
     out = capsys.readouterr().out
     assert "could not be reproduced" in out and "Findings: none" in out and "Worst layers" not in out
+
+
+def test_an_audit_that_does_not_fit_into_the_memory_of_a_cpu_is_told_in_a_line(tmp_path, monkeypatch):
+    refused = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
+    monkeypatch.setattr(Audit, "run", Mock(side_effect=refused))
+    with pytest.raises(UserError, match="^--batch-size: the audit does not fit into the device's memory; lower it$"):
+        amp_audit.main([*"--dataname digits --arch conv2 --device cpu --output".split(), str(tmp_path / "new")])
 
 
 def test_digits_and_conv2_are_cleared_by_the_command(tmp_path, capsys):
