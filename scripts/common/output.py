@@ -64,7 +64,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def filled(template: Path, **values: Any) -> str:
-    """Text of the Jinja ``template``, filled with ``values``; it may use others in its folder."""
+    """Text of the Jinja ``template``, filled with ``values``; it may use others in its folder.
+
+    In a template whose name ends in .html, values are escaped unless they are ``Markup``.
+    """
     return _templates(template.parent).get_template(template.name).render(values)
 
 
@@ -74,6 +77,7 @@ def _templates(folder: Path) -> jinja2.Environment:
 
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
+        autoescape=jinja2.select_autoescape(["html"]),
         trim_blocks=True,
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,

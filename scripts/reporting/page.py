@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import functools
 import hashlib
 import json
 import math
@@ -13,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
+from scripts.common.output import filled
 from scripts.reporting import series
 from scripts.reporting.run_parts import (
     ShownMetric,
@@ -85,31 +84,21 @@ def fill(
     the page, and the program that made it.
     """
     script = "\n" + "\n".join(_text(name) for name in SCRIPTS) + "\n"
-    html = (
-        _templates()
-        .get_template("page.html")
-        .render(
-            values,
-            parts=parts,
-            title=title,
-            where=where,
-            kind=kind[0],
-            program=kind[1],
-            made_at=time.strftime("%Y-%m-%d %H:%M"),
-            digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
-            style=Markup(_text("style.css")),
-            script=Markup(script),
-            data=Markup(as_json(data)),
-        )
+    html = filled(
+        TEMPLATE / "page.html",
+        **values,
+        parts=parts,
+        title=title,
+        where=where,
+        kind=kind[0],
+        program=kind[1],
+        made_at=time.strftime("%Y-%m-%d %H:%M"),
+        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
+        style=Markup(_text("style.css")),
+        script=Markup(script),
+        data=Markup(as_json(data)),
     )
     return html.encode("utf-8", "replace").decode("utf-8")  # bytes of a path that are not text become replacement marks
-
-
-@functools.cache  # compiling them takes longer than filling them
-def _templates() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATE), autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
-    )
 
 
 def _text(name: str) -> str:
