@@ -56,12 +56,24 @@ def altered(run, path, **changes):
 
 def png_that_says(width, height):
     """An RGB PNG file that declares such a size, with few pixels."""
+    return png_file(width, height, 8, 2, bytes(10_000))
 
-    def chunk(kind, content):
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(10_000))) + chunk(b"IEND", b"")
+def png_file(width, height, depth, kind, pixels):
+    """A PNG file of pixels of ``depth`` bits; ``kind``: PNG's colour type."""
+
+    def chunk(name, content):
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, kind, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(pixels)) + chunk(b"IEND", b"")
+
+
+def difference(found, expected):
+    """Largest and mean absolute difference in levels of 255."""
+    assert found.shape == expected.shape and found.dtype == expected.dtype == torch.uint8
+    gap = (found.int() - expected.int()).abs().float()
+    return gap.max().item(), gap.mean().item()
 
 
 def answer(tool, line, capsys, monkeypatch):

@@ -100,6 +100,11 @@ def parameters(model):
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
+def assert_close(model, reference, **tolerance):
+    for a, b in zip(parameters(model), parameters(reference), strict=True):
+        torch.testing.assert_close(a, b, **tolerance)
+
+
 def plain_loop(model, batches):
     """The loop that every tutorial has: no autocast, no scaler."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, fused=True)

@@ -5,18 +5,15 @@ import zlib
 
 import numpy as np
 
+from tests.helpers import png_file
+
 
 def png(numbers):
     """A PNG file of uint16 (h, w) or (h, w, channels): grey, grey and alpha, RGB, RGBA."""
     height, width, channels = numbers.reshape(*numbers.shape[:2], -1).shape
     kind = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in numbers)
-    header = struct.pack(">IIBBBBB", width, height, 16, kind, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + _chunk(b"IDAT", zlib.compress(rows)) + _chunk(b"IEND", b"")
-
-
-def _chunk(kind, data):
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    return png_file(width, height, 16, kind, rows)
 
 
 def tiff(numbers, photometric=None, extra=(), deflated=False):

@@ -18,6 +18,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 from torchvision.transforms import v2
 
+from tests.helpers import difference
 from tests.utils.data.deep_files import png, tiff
 from utils.config.settings import UserError
 from utils.data.images import decoding, jpeg
@@ -86,13 +87,6 @@ def reference_of(path, draw, size, upright, colour="RGB"):
     if draw is None:
         return reference_middle(path, size, colour)
     return reference_crop(path, random_box(*upright, draw), size, colour)
-
-
-def difference(found, expected):
-    """Largest and mean absolute difference in levels of 255."""
-    assert found.shape == expected.shape and found.dtype == expected.dtype == torch.uint8
-    gap = (found.int() - expected.int()).abs().float()
-    return gap.max().item(), gap.mean().item()
 
 
 # --------------------------------------------------------------------------------- the same pixels

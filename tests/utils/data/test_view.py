@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
+from tests.helpers import difference
 from utils.data.images.decoding import decode_crop
 from utils.data.images.gpu_decoding import decode_batch, read_for_gpu
 from utils.data.images.view import LONGEST, View
@@ -33,13 +34,6 @@ def photographs(tmp_path_factory):
         PHOTOGRAPHS[number % 2].crop((20, 10, 620, 410)).resize(shape, Image.Resampling.LANCZOS).save(path, quality=92)
         paths.append(str(path))
     return paths
-
-
-def gap(found, expected):
-    """Largest and mean absolute difference in levels of 255."""
-    assert found.shape == expected.shape and found.dtype == expected.dtype == torch.uint8
-    difference = (found.int() - expected.int()).abs().float()
-    return difference.max().item(), difference.mean().item()
 
 
 def timms(view, path):
@@ -82,7 +76,7 @@ def view_of(size, share, mode, interpolation):
 def test_the_view_is_that_of_timms_evaluation_transform(photographs, size, share, mode, interpolation):
     view = view_of(size, share, mode, interpolation)
     for path in photographs:
-        largest, mean = gap(decode_crop(path, view, "RGB"), timms(view, path))
+        largest, mean = difference(decode_crop(path, view, "RGB"), timms(view, path))
         most, most_mean = MOST[mode]
         assert largest <= most and mean <= most_mean
 
@@ -91,7 +85,7 @@ def test_the_view_is_that_of_timms_evaluation_transform(photographs, size, share
 def test_the_view_of_a_size_that_is_not_square_is_timms(photographs, size, share):
     """timm resizes by bilinear there, whatever it is told."""
     for path in photographs:
-        largest, mean = gap(decode_crop(path, View(size, share), "RGB"), timms(View(size, share), path))
+        largest, mean = difference(decode_crop(path, View(size, share), "RGB"), timms(View(size, share), path))
         assert largest <= MOST["squash"][0] and mean <= MOST["squash"][1]  # it rounds sides, so it shrinks unevenly
 
 
@@ -163,5 +157,5 @@ def test_a_device_shows_the_same_view(photographs, mode, interpolation):
     view = view_of(96, 0.9, mode, interpolation)
     found = decode_batch(read_for_gpu(photographs, view, "RGB", [None] * len(photographs)), CPU)
     expected = torch.stack([decode_crop(path, view, "RGB") for path in photographs])
-    largest, mean = gap(found, expected)  # floats are rounded once, bytes after each direction
+    largest, mean = difference(found, expected)  # floats are rounded once, bytes after each direction
     assert largest <= 12 and mean <= 0.25

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.utils.test_train_validation import Overflow, make, parameters, steps
+from tests.utils.test_train_validation import Overflow, assert_close, make, parameters, steps
 from utils.optim.freezing import Freezing
 
 FC = ("--arch", "fc", "--batch-size", "48")
@@ -44,11 +44,6 @@ def foret_loop(model, windows, *, rho=0.05, adaptive=False, clip=None, scale=Non
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         scaler.step(optimizer)
         scaler.update()
-
-
-def assert_close(model, reference, **tolerance):
-    for a, b in zip(parameters(model), parameters(reference), strict=True):
-        torch.testing.assert_close(a, b, **tolerance)
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])

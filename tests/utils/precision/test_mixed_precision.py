@@ -10,7 +10,7 @@ from torch import nn
 
 from models import build_model
 from models.small import Conv
-from tests.utils.test_train_validation import CPU, Overflow, make, parameters, steps
+from tests.utils.test_train_validation import CPU, Overflow, assert_close, make, parameters, steps
 from utils.config.arguments import parse
 from utils.config.groups.average import AverageSettings
 from utils.config.settings import UserError
@@ -21,11 +21,6 @@ from utils.precision.diagnosis import too_many_skips
 
 HALF = torch.float16
 on_each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-
-
-def assert_same(ours, theirs, **tolerance):
-    for a, b in zip(parameters(ours), parameters(theirs), strict=True):
-        torch.testing.assert_close(a, b, **tolerance)
 
 
 def recipe_loop(model, batches, *, clip=None, penalty=0.0, autocast=True, scale=1024.0, lr=0.1):
@@ -76,9 +71,9 @@ def test_clipping_after_unscaling_is_that_of_torch_and_timm(flag, size, clip, am
     batches = [batch for passes in steps(traval, 3) for batch in passes]
     recipe_loop(clipped, batches, clip=clip, autocast=amp == "fp16")
     recipe_loop(free, batches, autocast=amp == "fp16")
-    assert_same(traval.model, clipped, rtol=1e-6, atol=1e-7)
+    assert_close(traval.model, clipped, rtol=1e-6, atol=1e-7)
     with pytest.raises(AssertionError):  # the clipping did something
-        assert_same(traval.model, free, rtol=1e-3, atol=1e-5)
+        assert_close(traval.model, free, rtol=1e-3, atol=1e-5)
 
 
 # -------------------------------------------------------------------------------- gradient penalty
@@ -95,9 +90,9 @@ def test_gradient_penalty_follows_the_documented_loop(amp, scale, device):
     recipe_loop(without, batches, autocast=amp == "fp16", scale=scale or 1.0)
     # Differentiated twice, products in fp16 round more than once, on a GPU in an order of its own.
     tolerance = {"rtol": 1e-3, "atol": 1e-5} if amp == "fp16" else {"rtol": 1e-4, "atol": 1e-6}
-    assert_same(traval.model, plain, **tolerance)
+    assert_close(traval.model, plain, **tolerance)
     with pytest.raises(AssertionError):
-        assert_same(traval.model, without, **tolerance)
+        assert_close(traval.model, without, **tolerance)
 
 
 def test_a_network_with_fused_attention_can_be_penalised():
@@ -192,7 +187,7 @@ def test_two_optimizers_under_one_scaler_follow_the_documented_loop(device, muon
     batches = [batch for passes in steps(traval, 3) for batch in passes]
     scaler = muon_loop(plain, batches, traval)
     # A GPU's convolutions add up in any order, and Muon computes in bfloat16.
-    assert_same(
+    assert_close(
         traval.model, plain, **({"rtol": 1e-4, "atol": 1e-6} if device == "cpu" else {"rtol": 0.05, "atol": 1e-3})
     )
     assert scaler.get_scale() == traval.scaler.get_scale() == 1024
