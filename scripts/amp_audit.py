@@ -49,13 +49,11 @@ def main(argv: list[str]) -> int:
 
     with Distributed(RankInfo(), args.run) as distributed:
         from scripts.audit import report
-        from scripts.common.memory import enough_memory
 
-        with enough_memory("--batch-size", "the audit does not fit into the device's memory"):
-            audit = (saved_step if own.batch is not None else first_batches)(own, args, source, distributed)
-            folder = make_folder(own.output or default_folder(own, args, source))
-            print("\n".join(header(args, audit, distributed)), flush=True)
-            audit.run()
+        audit = (saved_step if own.batch is not None else first_batches)(own, args, source, distributed)
+        folder = make_folder(own.output or default_folder(own, args, source))
+        print("\n".join(header(args, audit, distributed)), flush=True)
+        audit.run()
     print(report.text(audit, own.top))
     save(argv, args, audit, folder, distributed.describe_device())
     return 1 if own.fail_on_findings and audit.faults else 0

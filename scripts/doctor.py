@@ -58,12 +58,10 @@ def main(argv: list[str]) -> int:
     with Distributed(RankInfo(), args.run, args.precision.tf32) as distributed:
         if own.memory_of:
             return print_memory(own.memory_of, args, distributed)
-        from scripts.common.memory import enough_memory
         from utils.loop.stop_signals import TrainingFailure
 
         try:
-            with enough_memory("--batch-size", "a training step does not fit into the device's memory"):
-                return examine(own, args, flags, distributed)
+            return examine(own, args, flags, distributed)
         except TrainingFailure as error:
             print(f"{NAME}: {error}", file=sys.stderr)
             return 1

@@ -92,8 +92,7 @@ def explain(own: argparse.Namespace, names: Sequence[str]) -> tuple[list[Explain
     """Images that can be explained, with their maps, and a line about the method. Prints a line for each image."""
     from scripts.common.heat_map import method
     from scripts.common.image_stream import stream
-    from scripts.common.memory import enough_memory
-    from scripts.common.predictions import Predictor
+    from scripts.common.predictions import Predictor, enough_memory
 
     loaded = open_run(own.run, own.raw, own.device, best=own.best)
     target = None if own.target is None else class_number(own.target, loaded.classes)
@@ -101,7 +100,7 @@ def explain(own: argparse.Namespace, names: Sequence[str]) -> tuple[list[Explain
     explained = []
     title = ""
     together = min(predictor.batch_size, 16)
-    with enough_memory(f"--batch-size {together}"):
+    with enough_memory(together):
         for batch in stream(names, loaded.preprocessing, together, 0, device=predictor.device):
             explained += explain_batch(predictor, batch, target)
             title = f"{loaded.arch}: {method(loaded, batch.images)}"

@@ -99,8 +99,7 @@ def predict(own: argparse.Namespace, names: Iterator[str], form: str, file: Text
     import torch
 
     from scripts.common.image_stream import stream
-    from scripts.common.memory import enough_memory
-    from scripts.common.predictions import Predictor
+    from scripts.common.predictions import Predictor, enough_memory
     from utils.data.first_look import lost_levels
     from utils.data.formats.readers import ImageFiles
     from utils.data.progress_log import ProgressLog
@@ -137,7 +136,7 @@ def predict(own: argparse.Namespace, names: Iterator[str], form: str, file: Text
     progress = ProgressLog(say, bar=not shows_lines)
     with progress.counting("Predicting", None, "images") as advance, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")  # --workers is the user's choice
-        with enough_memory(f"--batch-size {predictor.batch_size}"):
+        with enough_memory(predictor.batch_size):
             for batch in batches:
                 if not total:  # an empty list is a mistake, which leaves no header behind
                     write = writer(file, form, count, loaded.reading.several, also)

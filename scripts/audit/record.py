@@ -23,13 +23,13 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from scripts.audit.walkthrough import true_float32
-from scripts.common.memory import lacks_memory
 from utils.config.groups.precision import PrecisionSettings
 from utils.config.settings import UserError
 from utils.data.loaders import Batch
 from utils.loop.forward import forward
 from utils.precision.amp import autocast, keep_in_fp32
 from utils.precision.probe import tensors_in, watching
+from utils.runtime.memory import lacks_memory
 
 HALF = (torch.float16, torch.bfloat16)
 FP32 = "fp32"  # the format of the reference

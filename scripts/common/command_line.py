@@ -156,6 +156,13 @@ def run_tool(name: str, tool: Callable[[list[str]], int], *, takes_ranks: bool =
         return 2
     except ModuleNotFoundError as error:
         return lacks_package(name, error)
+    except (RuntimeError, MemoryError) as error:
+        from utils.runtime.memory import lacks_memory, out_of_memory
+
+        if not lacks_memory(error):
+            raise
+        print(f"{name}: {out_of_memory(error)}: lower --batch-size", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         return INTERRUPTED

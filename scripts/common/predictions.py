@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import chain
@@ -25,7 +25,6 @@ from models.prepare import to_memory_format
 from scripts.common.answers import Answers
 from scripts.common.command_line import say, warn
 from scripts.common.label_answers import LabelAnswers
-from scripts.common.memory import enough_memory
 from utils.checkpoint.fingerprint import same_images
 from utils.checkpoint.resume import ResumePoint
 from utils.config import arguments
@@ -50,6 +49,7 @@ from utils.record.metrics import Report
 from utils.record.reading import OneLabel
 from utils.record.writer import Writer
 from utils.runtime.distributed import Distributed, RankInfo
+from utils.runtime.memory import lacks_memory
 
 SPLITS = ("train", "val", "test")
 SHOWN = 5  # paths shown in a message
@@ -167,7 +167,7 @@ def predict_split(
         for note in notes:
             warn(note)
         warn_of_other_views(loaded, args.data.tta)
-        with enough_memory(f"--batch-size {args.data.val_batch_size or args.data.batch_size}"):
+        with enough_memory(args.data.val_batch_size or args.data.batch_size):
             seen = SeenFeatures(loaded.network) if features else None
             report, batches, unreadable = _validated(loaded, args, loader, processes, chosen.progress, seen)
     if not batches:
@@ -473,6 +473,19 @@ def _validated(
         seen.close()
     kept, paths = zip(*distributed.gather((recorder.kept, recorder.unreadable)), strict=True)
     return report, [*chain.from_iterable(kept)], [*chain.from_iterable(paths)]
+
+
+@contextmanager
+def enough_memory(batch_size: int) -> Iterator[None]:
+    """Context for forward passes that turns lack of memory into a ``UserError``."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not lacks_memory(error):
+            raise
+        raise UserError(
+            f"--batch-size {batch_size}: there is not enough memory for so many images; lower it"
+        ) from error
 
 
 class Predictor:

@@ -14,10 +14,10 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from scripts.common.memory import lacks_memory
 from utils.record.provenance import processor
 from utils.runtime import devices
 from utils.runtime.cpu import give_back_freed_memory
+from utils.runtime.memory import lacks_memory
 
 K = TypeVar("K")
 T = TypeVar("T")

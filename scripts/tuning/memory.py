@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from scripts.common.memory import lacks_memory
 from scripts.common.timing import load_libraries, peak_resident_bytes, settled_bytes, timed
 from scripts.tuning.advice import Largest, StopSearch, largest_batch
 from utils.data.loaders import Batch
+from utils.runtime.memory import lacks_memory
 from utils.train_validation import TraVal
 
 STEPS = 2  # the optimizer creates its state in the first step

@@ -21,9 +21,9 @@ from scripts import amp_audit
 from scripts.audit.findings import Audit, half_statistics
 from scripts.audit.record import Recorder, Runner, compare, together
 from scripts.audit.report import HEADERS, as_json, finding_lines, layers, rows
+from scripts.common.command_line import run_tool
 from scripts.common.trained import build_trained, settings_and_point
 from utils.config.groups.model import ModelSettings
-from utils.config.settings import UserError
 from utils.data.loaders import Batch
 from utils.optim.freezing import Freezing
 from utils.precision.amp import keep_in_fp32
@@ -712,11 +712,14 @@ def test_a_saved_batch_that_is_finite_is_said_to_be(tmp_path, capsys, planted):
     assert "could not be reproduced" in out and "Findings: none" in out and "Worst layers" not in out
 
 
-def test_an_audit_that_does_not_fit_into_the_memory_of_a_cpu_is_told_in_a_line(tmp_path, monkeypatch):
+def test_an_audit_that_does_not_fit_into_the_memory_of_a_cpu_is_told_in_a_line(tmp_path, monkeypatch, capsys):
     refused = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
     monkeypatch.setattr(Audit, "run", Mock(side_effect=refused))
-    with pytest.raises(UserError, match="^--batch-size: the audit does not fit into the device's memory; lower it$"):
-        amp_audit.main([*"--dataname digits --arch conv2 --device cpu --output".split(), str(tmp_path / "new")])
+    line = ["--dataname", "digits", "--arch", "conv2", "--device", "cpu", "--output", str(tmp_path / "new")]
+    monkeypatch.setattr("sys.argv", ["amp_audit.py", *line])
+    assert run_tool("amp_audit.py", amp_audit.main) == 2
+    said = "amp_audit.py: out of memory (tried to allocate 8 bytes): lower --batch-size"
+    assert capsys.readouterr().err.splitlines()[-1] == said and not (tmp_path / "new").exists()
 
 
 def test_digits_and_conv2_are_cleared_by_the_command(tmp_path, capsys):

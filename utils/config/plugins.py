@@ -165,7 +165,7 @@ def mistakes_of(file: Path, what: str = "", but: type[Exception] = UserError) ->
     except (UserError, but):
         raise
     except (Exception, SystemExit) as error:
-        if type(error).__name__ == "OutOfMemoryError":  # torch's, which main.py explains
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, which ``report`` explains
             raise
         raise UserError(_line(file, error, what), on_all_ranks=not what) from error
 

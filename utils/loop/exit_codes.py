@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import traceback
+from pathlib import Path
 
 from utils.config import plugins
 from utils.config.settings import UserError
@@ -32,6 +34,13 @@ def report(error: BaseException, ranks: RankInfo, signal_received: int) -> int:
         return FAILED
     if isinstance(error, ModuleNotFoundError):
         return lacks_package(NAME, error)
+    if isinstance(error, RuntimeError | MemoryError):
+        from utils.runtime.memory import lacks_memory
+
+        if lacks_memory(error):
+            rank = f"rank {ranks.rank}: " if ranks.world_size > 1 else ""
+            print(f"{NAME}: {rank}{_out_of_memory(error)}", file=sys.stderr)
+            return MISTAKE
     if isinstance(error, KeyboardInterrupt | StoppedAtOnce):
         if ranks.is_main:
             print(stop_line(error), file=sys.stderr)
@@ -57,6 +66,20 @@ def report(error: BaseException, ranks: RankInfo, signal_received: int) -> int:
         file=sys.stderr,
     )
     return FAILED
+
+
+def _out_of_memory(error: BaseException) -> str:
+    """A line about lack of memory: where, and what needs less."""
+    from utils.runtime.memory import out_of_memory
+
+    frames = traceback.extract_tb(error.__traceback__)
+    if any(Path(frame.filename).name == "validation.py" for frame in frames):
+        return f"{out_of_memory(error)} in validation: lower --val-batch-size"
+    return (
+        f"{out_of_memory(error)}: --accumulate 4 splits a step into four passes, the same step except for batch norm; "
+        "--grad-checkpointing, a smaller --image-size or --batch-size need less, too; scripts/doctor.py names the "
+        "largest batch"
+    )
 
 
 def stop_line(stop: BaseException) -> str:
