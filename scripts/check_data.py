@@ -95,6 +95,7 @@ def report_lines(settings: DataSettings, survey: Survey, inspected: Inspected, f
         tables.verdict(survey, findings),
         f"{settings.dataname}{where}: {survey.training:,} training and {validation:,} validation images, "
         f"{len(survey.classes):,} classes",
+        *([f"labels: {survey.origin}"] if survey.origin else []),
         "",
         *tables.finding_lines(findings),
     ]

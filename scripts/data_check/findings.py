@@ -19,6 +19,7 @@ from utils.config.image_size import sides, size_text
 from utils.config.spelling import printable
 from utils.data.decoded import FOLDER
 from utils.data.first_look import LONG, Seen, counted, of_classes, remarks
+from utils.data.formats.class_folders import like_splits
 from utils.data.formats.listing import is_image, unread_ending
 from utils.data.formats.readers import class_counts
 
@@ -137,6 +138,9 @@ def _classes(survey: Survey, findings: Findings) -> None:
             if names:
                 here = f"only in {has.name}/, not in {lacks.name}/: {some(sorted(names))}"
                 findings.fault("classes in one split", len(names), f"{here}; add them there or remove them here")
+    for tree in survey.trees if len(folders) == 1 else ():
+        for line in like_splits(tree, survey.classes):
+            findings.note("class named like a split", 1, line)
     if survey.several:
         _labels(survey, findings)
     for kind, text in of_classes(counts, survey.classes):
@@ -152,7 +156,7 @@ def _labels(survey: Survey, findings: Findings) -> None:
         named = spelling.some(map(survey.name, unknown[:EXAMPLES].tolist()), count=len(unknown))
         text = f"all labels are missing of {counted(len(unknown))}: {named}"
         findings.fault("no known label", len(unknown), text)
-    empty = int(((survey.labels != 1).all(1) & (survey.labels == 0).any(1)).sum())
+    empty = int((survey.labels == 0).all(1).sum())
     if empty:
         findings.note("without labels", empty, f"{counted(empty)} with no label; they count as images of none")
     for split, labels in survey.labels_by_split.items():

@@ -72,6 +72,7 @@ class Survey:
     int8 (n, classes): 1, 0, or -1 if missing. ``training``: the number of training images. ``images``: in memory, or
     files. ``trees``: the folders that hold class folders: one per split, one for both, or none. ``refusal``: why
     training would not start, if so. ``warnings``: training's, except for plain class folders, which findings.py judges.
+    ``origin``: the table that the labels come from, in words, and its rows that are not read.
     """
 
     spec: DatasetSpec
@@ -84,6 +85,7 @@ class Survey:
     images: tuple[Images, Images]
     refusal: str | None = None
     warnings: tuple[str, ...] = ()
+    origin: str = ""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -155,10 +157,12 @@ def take_survey(settings: DataSettings, lister: Lister = LISTER) -> Survey:
     trees = _trees(settings, root)
     refusal = None
     warnings: tuple[str, ...] = ()
+    origin = ""
     try:
         data = get_data(settings, torch.device("cpu"), lister)
         classes = data.classes
         images = (data.train, data.validation)
+        origin = data.origin
         trees = trees if isinstance(data.train, ImageFiles) else ()
         if not trees or settings.class_map is not None:
             warnings = data.warnings
@@ -169,7 +173,7 @@ def take_survey(settings: DataSettings, lister: Lister = LISTER) -> Survey:
         refusal = str(error)
     labels = np.concatenate([split.labels.numpy() for split in images])
     size = settings.image_size or spec.image_size
-    return Survey(spec, size, root, trees, classes, labels, len(images[0]), images, refusal, warnings)
+    return Survey(spec, size, root, trees, classes, labels, len(images[0]), images, refusal, warnings, origin)
 
 
 def _trees(settings: DataSettings, root: Path | None) -> tuple[Path, ...]:

@@ -91,13 +91,14 @@ def label_tables(survey: Survey) -> list[str]:
     """Tables of the number of labels per image, of missing labels, and of the most frequent label pairs."""
     sections = []
     for split, labels in survey.labels_by_split.items():
-        if not len(labels):
+        known = labels[(labels >= 0).any(1)]
+        if not len(known):
             continue
-        counts = (labels == 1).sum(1)
+        counts = (known == 1).sum(1)
         missing = f"{100 * (labels < 0).mean():.1f} % missing"
         sections.append(
             f"Labels in {split}: {counts.mean():.2f} an image ({counts.min()} to {counts.max()}), "
-            f"{int((counts == 0).sum()):,} images without any, {missing}"
+            f"{int((known == 0).all(1).sum()):,} images of none, {missing}"
         )
     together = count_together(survey.labels[: survey.training] == 1)
     first, second = np.nonzero(np.triu(together > 0, 1))

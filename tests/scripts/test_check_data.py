@@ -486,6 +486,38 @@ def test_groups_in_both_splits_are_a_fault_and_how_far_a_random_split_flatters_a
     )
 
 
+def test_images_of_none_of_several_labels_are_those_of_which_all_labels_are_known(check, tmp_path):
+    rows = ["1,0", "0,1", ",", ",0", "0,0", "1,0", "0,1"]  # of a and b; without a figure unknown
+    for number in range(len(rows)):
+        Image.new("RGB", (8, 8), (30 * number,) * 3).save(tmp_path / f"{number}.png")
+    lines = [f"{number}.png,{row},{'train' if number < 5 else 'val'}" for number, row in enumerate(rows)]
+    (tmp_path / "labels.csv").write_text("\n".join(["path,a,b,split", *lines]))
+    flags = ["--labels", tmp_path / "labels.csv", "--label-columns", "a", "b"]
+    checked = check(*flags, path=tmp_path)
+    assert "1 image with no label" in checked.line("without labels")
+    assert "Labels in training: 0.50 an image (0 to 1), 1 images of none, 30.0 % missing" in checked.text
+
+
+def test_images_that_no_training_reads_are_told(check, tree, tmp_path):
+    (tree / "val").rename(tree / "train" / "test")
+    for folder in (tree / "train" / "test").iterdir():
+        for path in [*folder.iterdir()]:
+            path.rename(folder.parent / f"{folder.name}_{path.name}")
+        folder.rmdir()
+    checked = check("--val-split", "0.3", path=tree / "train")
+    assert f"test in {tree / 'train'} is taken for a class" in " ".join(
+        checked.line("class named like a split").split()
+    )
+    paths = sorted(tree.glob("train/*/*.*"))
+    rows = [
+        f"{path.relative_to(tree)},{number % 2},{('train', 'val')[number % 4 // 2]}"
+        for number, path in enumerate(paths)
+    ]
+    (tmp_path / "labels.csv").write_text("\n".join(["path,label,split", *rows[1:], rows[0].replace(",train", ",test")]))
+    checked = check("--labels", tmp_path / "labels.csv", path=tree)
+    assert "labels: " in checked.text and "1 rows of val and test are not used" in checked.text
+
+
 def test_the_share_that_a_random_split_flatters_is_that_of_random_splits():
     sizes = np.array([1] * 30 + [2] * 40 + [7] * 20)
     groups = np.repeat(np.arange(len(sizes)), sizes)

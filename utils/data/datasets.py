@@ -444,7 +444,7 @@ def _validated_in_training(
     in_place = settings.datapath is None or is_at(trained.state, settings)
     root = None if settings.datapath is None else Path(settings.datapath)
     in_folders = settings.labels is None and settings.val_split is not None
-    if in_folders and root and validation_folder(root):
+    if in_folders and root and validation_folder(root) and not class_folders.is_tree_of(root, trained.classes or ()):
         return None, ()
     try:
         data = get_data(settings, device, lister, trained).known_to(trained, settings, lister)
@@ -596,7 +596,7 @@ def _place(settings: DataSettings) -> str:
 def _lacking(
     settings: DataSettings, train: Images | None, validation: Images, classes: tuple[str, ...]
 ) -> Iterator[str]:
-    """Warnings about classes without a validation image and, if images were held out, without a training image."""
+    """Warnings about classes without a validation or a training image."""
     where = _flags_of(dataclasses.asdict(settings)) if settings.folds else _place(settings)
     trained = None if train is None else class_counts(train.labels, len(classes))
     validated = class_counts(validation.labels, len(classes))
@@ -605,10 +605,18 @@ def _lacking(
             f"{where}: {len(none)} of {len(classes)} classes have no validation image, and the results say nothing "
             f"about them: {some(classes[label] for label in none)}"
         )
-    if settings.divides_training and len(none := np.flatnonzero((trained == 0) & (validated > 0))):
+    if trained is None:
+        return
+    held_out = (trained == 0) & (validated > 0) & settings.divides_training
+    if len(none := np.flatnonzero(held_out)):
         yield (
             f"{where}: all images of {len(none)} of {len(classes)} classes are held out, so that none is trained on "
             f"and each counts as a mistake: {some(classes[label] for label in none)}"
+        )
+    if len(none := np.flatnonzero((trained == 0) & ~held_out)):
+        yield (
+            f"{where}: {len(none)} of {len(classes)} classes have no training image, and cannot be learned: "
+            f"{some(classes[label] for label in none)}"
         )
 
 

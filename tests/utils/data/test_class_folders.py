@@ -1,5 +1,6 @@
 """Class folders under the names that people give them: what is left out is told, and a wrong tree gets a hint."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -257,6 +258,20 @@ def test_a_class_named_like_a_split_is_a_class_where_other_classes_lie_beside_it
         for name in ("train", "ants"):
             plant(tmp_path / "splits" / split / name, 1)
     assert evaluated(tmp_path / "splits") == ["test/ants", "test/train"]
+
+
+@pytest.mark.parametrize("name", ["valid", "test"])
+def test_images_held_out_of_a_tree_with_a_class_named_like_a_split_are_evaluated_alone(tmp_path, name):
+    for folder in (name, f"in{name}"):
+        plant(tmp_path / folder, 20)
+    settings = parse(["--dataname", "folder", "--datapath", str(tmp_path), "--val-split", "0.2"]).data
+    data = get_data(settings, CPU)
+    (warning,) = data.warnings
+    assert f"{name} in {tmp_path} is taken for a class and trained on; if it is none, move it out" in warning
+    state = {"settings": dataclasses.asdict(settings), "classes": [*data.classes], "fingerprint": data.fingerprint}
+    evaluated = get_test_data(settings, CPU, ResumePoint(Path("old.pt"), state, ""), division_is_explicit=False)
+    assert [*evaluated.validation.paths] == [*data.validation.paths] and evaluated.seen == ""
+    assert len(data.train) + len(data.validation) == 40 > len(data.validation)
 
 
 @pytest.mark.parametrize("split", ["test", "val", "Validation"])

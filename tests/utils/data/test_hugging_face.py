@@ -273,8 +273,12 @@ def test_labels_that_are_text_in_one_split_and_bare_numbers_in_the_other_are_ref
     assert named.validation.labels.tolist() == named.train.labels.tolist()
 
 
-def change(column, values):
-    return lambda rows: rows.remove_columns(column).add_column(column, values)
+def change(column, values, kind=None):
+    def changed(rows):
+        rows = rows.remove_columns(column).add_column(column, values)
+        return rows if kind is None else rows.cast_column(column, kind)
+
+    return changed
 
 
 BAD = {
@@ -318,6 +322,11 @@ BAD = {
     ),
     "a 1 or 0 for each class": (
         change("kind", [[0, 1, 1], [1, 0, 0]] * 12),
+        ("--label-column", "kind"),
+        r"every list of train holds 3 zeros and ones, .* give lists of the numbers of the classes shown",
+    ),
+    "a yes or no for each class": (
+        change("kind", [[0, 1, 1], [1, 0, 0]] * 12, datasets.Sequence(datasets.ClassLabel(names=["no", "yes"]))),
         ("--label-column", "kind"),
         r"every list of train holds 3 zeros and ones, .* give lists of the numbers of the classes shown",
     ),

@@ -2,6 +2,7 @@
 
 import csv
 import math
+import re
 
 import numpy as np
 import pytest
@@ -100,6 +101,15 @@ def test_lists_in_a_cell_give_all_labels_an_empty_one_none_and_a_separator_alone
     assert data.classes == NAMES
     assert data.train.labels.tolist() == [[-1] * 3 if None in row else list(row) for row in ROWS]
     assert any("3 image(s) without any known label" in line for line in data.warnings)
+
+
+def test_a_blank_may_separate_labels_and_a_separator_that_stands_nowhere_is_told(tree):
+    text = (tree / "lists.csv").read_text()
+    (tree / "blanks.csv").write_text(text.replace(";", " "))
+    assert read(*flags(tree, "blanks.csv", ("--label-separator", " "))).classes == NAMES
+    (tree / "one.csv").write_text(re.sub(r";\w+", "", text))
+    warnings = read(*flags(tree, "one.csv", ("--label-separator", ","))).warnings
+    assert "--label-separator: ',' stands in no cell, so that each holds one class" in warnings
 
 
 @pytest.mark.parametrize(

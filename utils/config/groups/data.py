@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from utils.config.datasets import OF_PLUGIN, SPECS
-from utils.config.field import DEFAULT, Needs, between, group, setting, training_setting
+from utils.config.field import DEFAULT, Needs, between, group, not_empty, setting, training_setting
 from utils.config.image_size import LARGEST_SIDE, Size
 
 CROP_MODES = ("center", "squash", "border")
@@ -224,6 +224,7 @@ class DataSettings:
     label_separator: str | None = setting(
         "what stands between several labels in a cell of the label column, such as ';'",
         metavar="TEXT",
+        check=lambda value: None if value == " " else not_empty(value),
         effect=Needs("--dataname hf or --labels"),
         example=";",
         within="--dataname hf --datapath D",

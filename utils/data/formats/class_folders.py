@@ -131,7 +131,17 @@ def read_tree(root: Path, lister: Lister = LISTER) -> Splits:
     classes = class_names(root)
     _refuse_split_among(root, classes)
     images, unread = image_files(root, classes, lister)
-    return Splits(images, None, classes, (*_deeper(root, images, classes), *_left_out(unread, root)))
+    warnings = (*like_splits(root, classes), *_deeper(root, images, classes), *_left_out(unread, root))
+    return Splits(images, None, classes, warnings)
+
+
+def like_splits(root: Path, classes: Sequence[str]) -> Iterator[str]:
+    """Yield a warning if classes are named like splits: they may be images without labels."""
+    if names := [name for name in classes if name.lower() in VALIDATION_FOLDERS]:
+        yield (
+            f"--datapath: {some(names)} in {root} is taken for a class and trained on; if it is none, move it out of "
+            f"{root}"
+        )
 
 
 # ---------------------------------------------------------------------------------- what lies in a tree

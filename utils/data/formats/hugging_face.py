@@ -329,7 +329,7 @@ def labels_of(dataset: Any, column: str, where: str, separator: str | None) -> n
                 words = "are missing; leave them out of the lists"
                 raise UserError(f"--label-column {column}: {missing:,} labels in the lists of {where} {words}")
             lists = LabelLists.of_arrow(values)
-            if not getattr(_of_list(dataset.features[column]), "names", None) and lists.are_truth_values:
+            if lists.are_truth_values:
                 size = len(lists.values) // lists.known.sum()
                 raise UserError(
                     f"--label-column {column}: every list of {where} holds {size} zeros and ones, which seem to say "

@@ -524,8 +524,10 @@ class _Source:
             number = pyarrow.types.is_integer(kind) or (of_any and pyarrow.types.is_floating(kind))
             text = pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)
             if not (number or text or pyarrow.types.is_boolean(kind)):
+                advice = "; pandas keeps those as Int64, also if some are missing"
                 raise UserError(
-                    f"--labels {self.file}: column {name} holds {kind}, and each {role} is text or a number"
+                    f"--labels {self.file}: column {name} holds {kind}, and each {role} is text or a whole number"
+                    f"{advice if pyarrow.types.is_floating(kind) else ''}"
                 )
         return table.cast(pyarrow.schema([(name, pyarrow.string()) for name in table.column_names]))
 
@@ -612,10 +614,14 @@ def read_labels(
             f"{table.flag}: no row is of val, so those of test choose best.pt and the end of --early-stopping; to keep "
             "them for the end: --val-split 0.2, then scripts/evaluate.py RUN --split test",
         )
+    separator = settings.label_separator
+    if separator is not None and not any(separator in text for text in table.texts):
+        line = f"--label-separator: {separator!r} stands in no cell, so that each holds one class"
+        warnings = (*warnings, line)
     if labels.ndim > 1 and (count := int((labels[used] < 0).all(1).sum())):
         end = ""
-        if settings.label_separator is not None:
-            end = f"; write {settings.label_separator} where an image shows none of the classes"
+        if separator is not None and separator.strip():
+            end = f"; write {separator} where an image shows none of the classes"
         line = f"{table.flag}: {count:,} image(s) without any known label, which no figure counts{end}"
         warnings = (*warnings, line)
     if len(strange := used[unknown[used]]):
