@@ -712,6 +712,12 @@ def _what_is_missing(root: Path, name: str, evaluate: bool) -> str:
             "a data set"
         )
     if training := training_folder(root):
+        holds_folders = any(path.is_dir() for path in class_folders.visible(training))
+        if class_folders.holds_images(training) and not holds_folders:
+            return (
+                f"holds {training.name}/ with images, where the class folders of the training images belong; if "
+                f"{training.name} is a class, rename it"
+            )
         split = " or give --val-split 0.2" if name == "folder" else ""
         return f"holds no val/ or test/ beside {training.name}/; add one{split}"
     advice = hint(root, name, evaluate) or f"{name}: {SPECS[name].source}"

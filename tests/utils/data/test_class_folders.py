@@ -205,6 +205,11 @@ def test_a_wrong_tree_gets_a_hint_from_what_lies_there(tmp_path, make, below, hi
             "holds one class, my_data; .* use --datapath {root}/my_data --val-split 0.2",
         ),
         (plant, "it holds 0.png.*into a folder of the class's name"),
+        (
+            lambda root: [plant(root / name) for name in ("train", "bus")],
+            "holds train/ with images, where the class folders of the training images belong; if train is a class, "
+            "rename it",
+        ),
     ],
 )
 def test_a_tree_that_cannot_be_split_gets_a_hint_too(tmp_path, make, hint):
