@@ -19,6 +19,13 @@ def test_memory_that_a_cpu_refuses_is_a_lack_of_memory():
     assert out_of_memory(caught.value) == f"out of memory (tried to allocate {2**60:,} bytes)"
 
 
+@pytest.mark.gpu
+def test_memory_that_a_gpu_refuses_is_a_lack_of_memory():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**50, dtype=torch.uint8, device="cuda")
+    assert lacks_memory(caught.value) and out_of_memory(caught.value).startswith("out of memory (tried to allocate ")
+
+
 @pytest.mark.parametrize(
     ("error", "words"),
     [
