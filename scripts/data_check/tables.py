@@ -98,7 +98,7 @@ def label_tables(survey: Survey) -> list[str]:
         missing = f"{100 * (labels < 0).mean():.1f} % missing"
         sections.append(
             f"Labels in {split}: {counts.mean():.2f} an image ({counts.min()} to {counts.max()}), "
-            f"{int((known == 0).all(1).sum()):,} images of none, {missing}"
+            f"{counted(int((known == 0).all(1).sum()))} with none, {missing}"
         )
     together = count_together(survey.labels[: survey.training] == 1)
     first, second = np.nonzero(np.triu(together > 0, 1))

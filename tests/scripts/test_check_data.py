@@ -495,7 +495,7 @@ def test_images_of_none_of_several_labels_are_those_of_which_all_labels_are_know
     flags = ["--labels", tmp_path / "labels.csv", "--label-columns", "a", "b"]
     checked = check(*flags, path=tmp_path)
     assert "1 image with no label" in checked.line("without labels")
-    assert "Labels in training: 0.50 an image (0 to 1), 1 images of none, 30.0 % missing" in checked.text
+    assert "Labels in training: 0.50 an image (0 to 1), 1 image with none, 30.0 % missing" in checked.text
 
 
 def test_images_that_no_training_reads_are_told(check, tree, tmp_path):

@@ -615,7 +615,7 @@ def _lacking(
         )
     if len(none := np.flatnonzero((trained == 0) & ~held_out)):
         yield (
-            f"{where}: {len(none)} of {len(classes)} classes have no training image, and cannot be learned: "
+            f"{where}: {len(none)} of {len(classes)} classes have no training image and cannot be learned: "
             f"{some(classes[label] for label in none)}"
         )
 

@@ -73,7 +73,7 @@ def _out_of_memory(error: BaseException) -> str:
     from utils.runtime.memory import out_of_memory
 
     frames = traceback.extract_tb(error.__traceback__)
-    if any(Path(frame.filename).name == "validation.py" for frame in frames):
+    if any(Path(frame.filename).parts[-2:] == ("loop", "validation.py") for frame in frames):
         return f"{out_of_memory(error)} in validation: lower --val-batch-size"
     return (
         f"{out_of_memory(error)}: --accumulate 4 splits a step into four passes, the same step except for batch norm; "

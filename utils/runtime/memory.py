@@ -19,7 +19,7 @@ def lacks_memory(error: BaseException) -> bool:
 
 def out_of_memory(error: BaseException) -> str:
     """Words for an ``error`` that ``lacks_memory``, such as 'out of memory (tried to allocate 20.00 MiB)'."""
-    asked = re.search(r"ried to allocate ([\d.]+) (\w+)", str(error))
+    asked = re.search(r"tried to allocate ([\d.]+) (\w+)", str(error), re.IGNORECASE)
     if not asked:
         return "out of memory"
     amount = f"{int(asked[1]):,}" if asked[1].isdecimal() else asked[1]

@@ -272,7 +272,7 @@ def test_images_held_out_of_a_tree_with_a_class_named_like_a_split_are_evaluated
     settings = parse(["--dataname", "folder", "--datapath", str(tmp_path), "--val-split", "0.2"]).data
     data = get_data(settings, CPU)
     (warning,) = data.warnings
-    assert f"{name} in {tmp_path} is taken for a class and trained on; if it is none, move it out" in warning
+    assert f"{name} in {tmp_path} is taken for a class and trained on; if it is not one, move it out" in warning
     state = {"settings": dataclasses.asdict(settings), "classes": [*data.classes], "fingerprint": data.fingerprint}
     evaluated = get_test_data(settings, CPU, ResumePoint(Path("old.pt"), state, ""), division_is_explicit=False)
     assert [*evaluated.validation.paths] == [*data.validation.paths] and evaluated.seen == ""

@@ -109,7 +109,7 @@ def test_a_blank_may_separate_labels_and_a_separator_that_stands_nowhere_is_told
     assert read(*flags(tree, "blanks.csv", ("--label-separator", " "))).classes == NAMES
     (tree / "one.csv").write_text(re.sub(r";\w+", "", text))
     warnings = read(*flags(tree, "one.csv", ("--label-separator", ","))).warnings
-    assert "--label-separator: ',' stands in no cell, so that each holds one class" in warnings
+    assert "--label-separator: ',' occurs in no cell, so each cell names one class" in warnings
 
 
 @pytest.mark.parametrize(

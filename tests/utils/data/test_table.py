@@ -321,7 +321,7 @@ def test_a_class_of_a_map_that_no_image_shows_is_told(tree, tmp_path):
     flags = ["--dataname", "folder", "--datapath", str(tree), "--class-map", str(tmp_path / "map.txt")]
     unseen, untrained = get_data(arguments.parse(flags).data, CPU).warnings
     assert "1 of 4 classes have no validation image" in unseen
-    assert untrained == f"--datapath {tree}: 1 of 4 classes have no training image, and cannot be learned: bs"
+    assert untrained == f"--datapath {tree}: 1 of 4 classes have no training image and cannot be learned: bs"
 
 
 def test_a_run_with_a_class_map_is_evaluated_on_the_images_that_it_validated_on(tree, flat, tmp_path):

@@ -139,8 +139,8 @@ def like_splits(root: Path, classes: Sequence[str]) -> Iterator[str]:
     """Yield a warning if classes are named like splits: they may be images without labels."""
     if names := [name for name in classes if name.lower() in VALIDATION_FOLDERS]:
         yield (
-            f"--datapath: {some(names)} in {root} is taken for a class and trained on; if it is none, move it out of "
-            f"{root}"
+            f"--datapath: {some(names)} in {root} is taken for a class and trained on; if it is not one, move it "
+            f"out of {root}"
         )
 
 

@@ -616,7 +616,7 @@ def read_labels(
         )
     separator = settings.label_separator
     if separator is not None and not any(separator in text for text in table.texts):
-        line = f"--label-separator: {separator!r} stands in no cell, so that each holds one class"
+        line = f"--label-separator: {separator!r} occurs in no cell, so each cell names one class"
         warnings = (*warnings, line)
     if labels.ndim > 1 and (count := int((labels[used] < 0).all(1).sum())):
         end = ""
