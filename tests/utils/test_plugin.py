@@ -468,6 +468,9 @@ MISTAKES = {
     "from utils.plugin import augmentation\n@augmentation('mine')\ndef f(images, numbers):\n    return images[:1, 0]\n": (
         "augmentation mine must return images of the shape"
     ),
+    "from utils.plugin import augmentation\n@augmentation('mine')\ndef f(images, numbers):\n    return images / 255\n": (
+        "augmentation mine must return levels from 0 to 255, as it is given; its largest is 1"
+    ),
     "from utils.plugin import augmentation\n@augmentation('mine', numbers=-1)\ndef f(images, numbers): ...\n": (
         "mine.py, line 2: ValueError: augmentation mine: numbers must be a whole number of 0 or more, not -1"
     ),

@@ -167,6 +167,7 @@ class PluginAugmentation(Augmentation):
     def __init__(self, function: plugins.Entry) -> None:
         self.function = function
         self.normalised = function.options["normalised"]  # type: ignore[misc]  # a class attribute in all others
+        self.scale_is_known = self.normalised
 
     def __str__(self) -> str:
         return f"{self.function.name} ({self.function.file.name})"
@@ -183,7 +184,19 @@ class PluginAugmentation(Augmentation):
                 f"--plugin {self.function.file}: augmentation {self.function.name} must return images of the shape "
                 f"{tuple(images.shape)}, not {given}"
             )
+        if not self.scale_is_known:
+            self._refuse_fractions(images, augmented)
         return augmented
+
+    def _refuse_fractions(self, images: torch.Tensor, augmented: torch.Tensor) -> None:
+        """Raise ``UserError`` for levels from 0 to 1, which would be nearly black. Looks at the first batch alone."""
+        before, after = (float(values.max()) for values in (images, augmented))
+        if before > 1 >= after > 0:
+            raise UserError(
+                f"--plugin {self.function.file}: augmentation {self.function.name} must return levels from 0 to 255, "
+                f"as it is given; its largest is {after:.4g}"
+            )
+        self.scale_is_known = before > 1
 
 
 class Context(NamedTuple):
