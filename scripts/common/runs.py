@@ -31,6 +31,7 @@ OVERRIDDEN = re.compile(r"^\S+ \S+ warning: .*; going on with ", re.MULTILINE)
 START = re.compile(r"^\S+ \S+ Run ", re.MULTILINE)
 CONTINUING = re.compile(r"^\S+ \S+ Continuing ", re.MULTILINE)
 WHERE = re.compile(rf"^\S+ \S+ ({MACHINE}|{COMMIT})(.*)$", re.MULTILINE)  # of a start that continued the run
+TRAINING_IMAGES = re.compile(r"([\d,]+) training, ")  # in a plan's row about the data
 STEPS_AN_EPOCH = re.compile(r"(?: Steps: |; )(\d+) (?:steps )?an epoch(?= x |;)")  # older logs have the second
 
 
@@ -39,9 +40,10 @@ class RunResult:
     """A finished run. ``headline``: the metric that counts, 'top1', or 'map' for multi-label data.
 
     ``final`` and ``best``: the metric in percent at the last validation and of best.pt; NaN if no validation loss was
-    finite. ``seconds``: total of all epochs, with validation, without start-up and pauses. ``machine``: the machines of
-    all starts, each named once. ``doubts``: signs that the network has learned nothing, so that its figures say nothing
-    about the settings.
+    finite. ``trained`` and ``validated``: number of training images, 0 if the folder does not say, and of those in the
+    last validation. ``seconds``: total of all epochs, with validation, without start-up and pauses. ``machine``: the
+    machines of all starts, each named once. ``doubts``: signs that the network has learned nothing, so that its figures
+    say nothing about the settings.
     """
 
     folder: Path
@@ -56,6 +58,8 @@ class RunResult:
     doubts: tuple[str, ...] = ()
     versions: str = ""
     commit: str = ""
+    trained: int = 0
+    validated: int = 0
 
     @property
     def seed(self) -> int:
@@ -114,6 +118,13 @@ def reach(values: Sequence[float], ratio: float = 0.0) -> float:
     return float(quantile) * math.sqrt(1 / len(values) + ratio) * deviation(values)
 
 
+def validated_to_trained(runs: Sequence[RunResult]) -> float:
+    """Ratio of validation to training images of runs on cross-validation folds, for ``reach``."""
+    if not all(run.trained and run.validated for run in runs):  # as of an older version
+        return 1 / (runs[0].args.data.folds - 1)
+    return sum(run.validated for run in runs) / sum(run.trained for run in runs)
+
+
 def doubtful(runs: Sequence[RunResult]) -> str:
     """Remark on a mean over ``runs``: how many of them are doubtful; '' if none is."""
     count = sum(bool(run.doubts) for run in runs)
@@ -132,7 +143,9 @@ def read_run(folder: Path, tell: Callable[[str], None] = say) -> RunResult | Non
     Raises ``UserError`` if its files are damaged or of another version.
     """
     try:
-        about = header((folder / "config.yaml").read_text(encoding="utf-8"))
+        text = (folder / "config.yaml").read_text(encoding="utf-8")
+        about = header(text)
+        images = TRAINING_IMAGES.search(plan_in(text).get("Data", ""))
         line = arguments.read(["--config", str(folder / "config.yaml")])
         # Settings of an earlier version need not agree as a recipe's must: a flag may have replaced some of them.
         layers = [(CHECKPOINT if origin == RECIPE else origin, where, raw) for origin, where, raw in line.layers]
@@ -166,6 +179,8 @@ def read_run(folder: Path, tell: Callable[[str], None] = say) -> RunResult | Non
             doubts=tuple(doubt.sign for doubt in doubts(rows, args.data.dataname)),
             versions=about.get("versions", ""),
             commit=about.get("commit", ""),
+            trained=args.data.train_samples or (int(images[1].replace(",", "")) if images else 0),
+            validated=int(rows[-1].get("val_count") or 0),
         )
     except UserError as error:
         raise UserError(f"{folder}: {error.mistakes[0]}") from error
@@ -218,7 +233,11 @@ def header(text: str) -> dict[str, str]:
 def plan_of(checkpoint: Path) -> dict[str, str]:
     """Rows of a run's plan, by title, for one of its checkpoints; empty if config.yaml does not hold them."""
     path = checkpoint.absolute().parent.parent / "config.yaml"
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
-    comments = takewhile(lambda line: line.startswith("#"), lines)
+    return plan_in(path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else {}
+
+
+def plan_in(text: str) -> dict[str, str]:
+    """Rows of the plan, by title, in the comments at the top of config.yaml."""
+    comments = takewhile(lambda line: line.startswith("#"), text.splitlines())
     rows = (line.removeprefix(f"# {PLAN}").partition(": ") for line in comments if line.startswith(f"# {PLAN}"))
     return {title: text for title, _, text in rows}

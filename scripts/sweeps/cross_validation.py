@@ -13,7 +13,7 @@ import numpy as np
 from scripts.common.command_line import warn
 from scripts.common.output import write_csv
 from scripts.common.predictions import Chosen, Predictions, point_of, predict_split, settings_of
-from scripts.common.runs import RunResult, deviation, reach
+from scripts.common.runs import RunResult, deviation, reach, validated_to_trained
 from scripts.common.uncertainty import CONFIDENCE, of_groups, wilson_interval
 from scripts.sweeps.grid import Trial
 from scripts.sweeps.outcomes import in_words, label
@@ -165,7 +165,7 @@ def summary(runs: Sequence[RunResult], sizes: Sequence[int], folds: int) -> dict
     ``sizes``: number of images of each run's fold, which groups make differ by seed; ``folds``: number of each seed.
     """
     values = [run.final for run in runs]
-    low, high = corrected_interval(values, 1 / (folds - 1))
+    low, high = corrected_interval(values, validated_to_trained(runs))
     mean = {f"mean_{runs[0].headline}": statistics.fmean(values)}
     numbers = {**mean, "deviation": deviation(values), "low": low, "high": high}
     return {

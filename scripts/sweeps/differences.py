@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scripts.common.runs import RunResult, deviation, reach
+from scripts.common.runs import RunResult, deviation, reach, validated_to_trained
 from scripts.common.uncertainty import CONFIDENCE
 from scripts.sweeps.grid import Trial
 
@@ -42,17 +42,17 @@ class Difference:
 
 def differences(results: Mapping[Trial, RunResult]) -> list[Difference]:
     """Difference of every two points with at least two seeds (and folds) in common; the better point comes first."""
-    points: dict[tuple[str, ...], dict[tuple[int, int | None], float]] = {}
+    points: dict[tuple[str, ...], dict[tuple[int, int | None], RunResult]] = {}
     for trial, result in results.items():
-        points.setdefault(trial.point, {})[trial.seed, trial.fold] = result.final
-    # Runs on different folds share most of their images (``reach``).
-    folds = next((trial.args.data.folds for trial in results if trial.fold is not None), None)
+        points.setdefault(trial.point, {})[trial.seed, trial.fold] = result
+    has_folds = any(trial.fold is not None for trial in results)  # which share most of their images (``reach``)
     found = []
     for one, other in itertools.combinations(points, 2):
         shared = [key for key in points[one] if key in points[other]]
-        values = tuple(points[one][key] - points[other][key] for key in shared)
+        values = tuple(points[one][key].final - points[other][key].final for key in shared)
         if len(values) > 1 and all(map(math.isfinite, values)):
-            found.append(paired(one, other, values, 1 / (folds - 1) if folds else 0.0))
+            runs = [points[point][key] for point in (one, other) for key in shared]
+            found.append(paired(one, other, values, validated_to_trained(runs) if has_folds else 0.0))
     corrected = holm([difference.p for difference in found])
     return [replace(difference, corrected=p) for difference, p in zip(found, corrected, strict=True)]
 

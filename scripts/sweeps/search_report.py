@@ -61,10 +61,11 @@ def verdict(search: Search, results: Mapping[Trial, RunResult], images: int) -> 
     figure = f"{in_words(runs)} {spread([run.final for run in runs])} over {len(runs)} seed(s)"
     cut = runs[0].args.data.max_val_batches
     which = "the" if cut is None else f"{cut} batch(es) of the"
+    some = runs[0].args.data.train_samples
+    trained = "all training images" if some is None else f"{some:,} training images (--train-samples)"
     lines = [
         f"Chosen by the search, trial {best[0].number}: {' '.join(point_of(best[0]))}",
-        f"It reaches {figure}, trained on all training images, on {which} {images:,} validation images, which no trial "
-        "saw",
+        f"It reaches {figure}, trained on {trained}, on {which} {images:,} validation images, which no trial saw",
     ]
     if len(points_of(results)) > 1:
         lines.append("The other rows are for comparison: choosing the best of them would be choosing by these images")

@@ -594,6 +594,9 @@ def test_each_training_image_has_one_prediction_by_the_network_that_did_not_see_
     assert f"seed 0: {hits:,} of 1,437 right out of fold" in lines[1]
     (about,) = csv_rows(folder / "cross_validation.csv")
     values = [results[trial].final for trial in planned]
+    assert {(run.trained, run.validated) for run in results.values()} == {(958, 479)}
+    low, high = corrected_interval(values, 479 / 958)
+    assert (about["low"], about["high"]) == (f"{low:.2f}", f"{high:.2f}")
     assert (about["runs"], about["seeds"], about["smallest_fold"]) == ("3", "1", "479")
     assert float(about["mean_top1"]) == pytest.approx(statistics.fmean(values), abs=0.005)
     assert float(about["deviation"]) == pytest.approx(statistics.stdev(values), abs=0.005)
@@ -618,7 +621,9 @@ def test_folds_of_different_divisions_are_no_cross_validation(validated, tmp_pat
 
 
 def test_the_smallest_and_the_largest_fold_are_those_of_all_seeds():
-    runs = [SimpleNamespace(headline="top1", final=value) for value in (80.0, 90.0, 85.0, 85.0)]
+    runs = [
+        SimpleNamespace(headline="top1", final=value, trained=50, validated=50) for value in (80.0, 90.0, 85.0, 85.0)
+    ]
     about = summary(runs, [30, 70, 48, 52], 2)
     assert (about["seeds"], about["smallest_fold"], about["largest_fold"]) == (2, 30, 70)
     low, high = corrected_interval([80.0, 90.0, 85.0, 85.0], 1.0)

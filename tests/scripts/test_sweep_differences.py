@@ -14,12 +14,12 @@ from scripts.sweeps.grid import trials
 FIGURES = {"0.05": [91.0, 92.5, 93.1, 92.2], "0.1": [93.4, 93.3, 95.1, 94.0], "0.2": [91.2, 92.4, 93.0, 92.6]}
 
 
-def results_of(figures, folds=None, seeds=4):
+def results_of(figures, folds=None, seeds=4, **images):
     """Results of a sweep with these top-1, in the order of the trainings."""
     planned = trials("digits/fc", [f"lr={','.join(figures)}"], seeds, [], folds)
     values = [value for each in figures.values() for value in each]
     pairs = zip(planned, values, strict=True)
-    made = (RunResult(None, trial.args, "", "", 1, "top1", value, value, 1.0) for trial, value in pairs)
+    made = (RunResult(None, trial.args, "", "", 1, "top1", value, value, 1.0, **images) for trial, value in pairs)
     return dict(zip(planned, made, strict=True))
 
 
@@ -53,6 +53,14 @@ def test_folds_have_nadeau_and_bengios_variance_as_their_images_are_mostly_the_s
     values = [1.0, 2.0, 2.5, 0.5]
     error = math.sqrt((1 / 4 + 1 / 3) * stats.tstd(values) ** 2)
     assert found.p == pytest.approx(2 * stats.t.sf(1.5 / error, 3))
+    assert found.high - found.mean == pytest.approx(stats.t.ppf(0.975, 3) * error)
+
+
+def test_of_folds_that_train_or_validate_on_a_part_the_variance_is_that_of_the_images_used():
+    """With --train-samples 100 and --max-val-batches, 64 images are validated on."""
+    values = {"0.05": [90.0, 91.0, 89.0, 92.0], "0.1": [91.0, 93.0, 91.5, 92.5]}
+    (found,) = differences(results_of(values, folds=4, seeds=1, trained=100, validated=64))
+    error = math.sqrt((1 / 4 + 0.64) * stats.tstd([1.0, 2.0, 2.5, 0.5]) ** 2)
     assert found.high - found.mean == pytest.approx(stats.t.ppf(0.975, 3) * error)
 
 

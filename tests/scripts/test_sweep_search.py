@@ -202,11 +202,12 @@ def test_the_best_are_trained_with_other_seeds_and_reported_in_the_order_of_the_
     assert "on the 360 validation images, which no trial saw" in said
 
 
-def test_a_verdict_on_a_part_of_the_validation_images_says_so():
+def test_a_verdict_on_a_part_of_the_images_says_so():
     (trial, *_) = trials("digits/fc", ["lr=0.05,0.1"], 1, ["--max-val-batches", "3"])
     search = SimpleNamespace(best=lambda count: [SimpleNamespace(number=0, user_attrs={POINT: trial.point})])
     results = {trial: RunResult(None, trial.args, "", "", 1, "top1", 50.0, 50.0, 1.0)}
-    assert "on 3 batch(es) of the 360 validation images, which" in search_report.verdict(search, results, 360)
+    said = search_report.verdict(search, results, 360)
+    assert "trained on all training images, on 3 batch(es) of the 360 validation images, which" in said
 
 
 def test_a_search_that_is_killed_ends_as_one_that_was_not(whole, fake_main, without_pictures, tmp_path, monkeypatch):
