@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from scripts.common.uncertainty import TAILS, drawn
+from scripts.common.uncertainty import TAILS, around, drawn
 from utils.record.multilabel import THRESHOLD, MultilabelClasses, f1_of, known_targets, micro_f1_of
 from utils.record.reading import SeveralLabels
 
@@ -151,18 +151,21 @@ class Resampled(NamedTuple):
     micro_f1: np.ndarray
 
 
-def intervals(found: Resampled, values: Mapping[str, float]) -> dict[str, tuple[float, float]]:
-    """Basic bootstrap's 95 % interval of each metric, by name. ``values``: the metrics on all images.
+def intervals(
+    found: Resampled, values: Mapping[str, float], units: int, limits: tuple[float, float] = (0.0, 100.0)
+) -> dict[str, tuple[float, float]]:
+    """Basic bootstrap's 95 % interval of each metric, by name, within ``limits``.
 
-    Assumes that a metric differs from the truth as the resamples differ from the metric, so an end may lie outside 0 to
-    100. Images drawn twice flatter average precision, so the plain percentiles lie too high: their 95 % intervals held
-    the truth in 67 to 97 % of simulated sets of 100 to 1,000 images, the basic ones in 88 to 97 %. (Davison and
-    Hinkley, Bootstrap methods and their application, 1997, section 5.2.)
+    ``values``: the metrics on all images; ``units``: how many images, or groups, were drawn for a resample. Assumes
+    that a metric differs from the truth as the resamples differ from the metric. Images drawn twice flatter average
+    precision, so the plain percentiles lie too high: their 95 % intervals held the truth in 67 to 97 % of simulated
+    sets of 100 to 1,000 images, the basic ones in 88 to 97 %. (Davison and Hinkley, Bootstrap methods and their
+    application, 1997, section 5.2.)
     """
     spans = {}
     for name, resamples in found._asdict().items():
-        low, high = np.nanpercentile(resamples, TAILS).tolist()
-        spans[name] = (2 * values[name] - high, 2 * values[name] - low)
+        high, low = np.nanpercentile(resamples, TAILS)
+        spans[name] = around(values[name], values[name] - np.array([low, high]), units, limits)
     return spans
 
 

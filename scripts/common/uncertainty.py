@@ -65,8 +65,8 @@ def _independent(right: np.ndarray, groups: np.ndarray) -> float:
     return float(count * (norm.ppf(level) / t.ppf(level, freedom)) ** 2)
 
 
-def bootstrap_interval(values: np.ndarray, groups: np.ndarray | None = None) -> tuple[float, float]:
-    """Percentile bootstrap's 95 % interval of the mean of ``values``, (n,), in percent.
+def bootstrap_interval(values: np.ndarray, groups: np.ndarray | None = None, least: float = 0.0) -> tuple[float, float]:
+    """Percentile bootstrap's 95 % interval of the mean of ``values``, (n,), between ``least`` and 1, in percent.
 
     For two networks' difference, the values are 1 and -1 where only one of them is right, otherwise 0: their resamples
     are the same. (Efron and Tibshirani, An introduction to the bootstrap, 1993.)
@@ -80,7 +80,28 @@ def bootstrap_interval(values: np.ndarray, groups: np.ndarray | None = None) -> 
         sizes = _sums(np.ones(len(values)), groups)
         number = int(np.clip(MOST_DRAWN // len(sizes), FEWEST_RESAMPLES, RESAMPLES))
         means = np.concatenate([(times @ sums) / (times @ sizes) for times in drawn(len(sizes), number)])
-    low, high = np.percentile(100 * means, TAILS).tolist()
+    mean = float(values.mean())
+    low, high = around(mean, np.percentile(means, TAILS) - mean, number_of(groups) or len(values), (least, 1.0))
+    return 100 * low, 100 * high
+
+
+def around(
+    value: float, reach: np.ndarray, units: int, limits: tuple[float, float] = (-math.inf, math.inf)
+) -> tuple[float, float]:
+    """Interval around ``value``: its two ends lie ``reach`` away in resamples of ``units`` images or groups.
+
+    Resamples of few units vary less than samples do, by sqrt((n - 1) / n), and their ends are a normal distribution's
+    rather than a t distribution's; ``reach`` is multiplied by both ratios (Hesterberg, What teachers should know about
+    the bootstrap, The American Statistician 69, 2015). One unit tells nothing: its interval is that of the ``limits``.
+    Without this, two networks that do not differ were told apart in 4 of 10 simulated sets of two groups.
+    """
+    from scipy.stats import norm, t
+
+    if units == 1:
+        return limits
+    level = (1 + CONFIDENCE) / 2
+    factor = math.sqrt(units / (units - 1)) * float(t.ppf(level, units - 1) / norm.ppf(level))
+    low, high = np.clip(value + factor * reach, *limits).tolist()
     return low, high
 
 

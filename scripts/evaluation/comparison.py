@@ -113,7 +113,7 @@ class Comparison(OnSameImages):
     @cached_property
     def interval(self) -> tuple[float, float]:
         """Bootstrap's 95 % interval of the difference, in percentage points."""
-        return bootstrap_interval(self.changes, self.groups)
+        return bootstrap_interval(self.changes, self.groups, least=-1.0)
 
     @cached_property
     def mcnemar(self) -> SignFlipTest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from scripts.common.answers import FIGURES
@@ -39,6 +40,8 @@ def overall(predictions: LabelPredictions, description: dict[str, Any]) -> str:
         note = f"95 % interval {span} (Wilson{grouped}); images whose known labels are all right, threshold {THRESHOLD}"
         rows.append(("exact match", _percent(found["exact_match"]), note))
     chosen = "thresholds chosen on the half of the images that an image is not in"
+    if math.isnan(found["tuned_micro_f1"]):
+        chosen = "needs thresholds chosen on half of the images, or of their groups, to score the other half"
     rows += [
         ("macro F1, tuned", _percent(found["tuned_macro_f1"]), chosen),
         ("micro F1, tuned", _percent(found["tuned_micro_f1"]), ""),
@@ -111,6 +114,7 @@ def compared(comparison: LabelComparison, checkpoints: tuple[str, str]) -> str:
     lines = [f"A  {checkpoints[0]}", f"B  {checkpoints[1]}", f"On {len(comparison.places[0]):,} images, B less A:"]
     for name, (difference, (low, high)) in comparison.differences.items():
         chance = "chance alone can explain it" if low <= 0 <= high else "more than chance explains"
-        lines.append(f"{FIGURES[name]:<9} {difference:+.2f} points, 95 % interval {low:+.2f} to {high:+.2f}; {chance}")
+        span = f"95 % interval {low:+.2f} to {high:+.2f} (basic bootstrap{of_groups(comparison.groups)})"
+        lines.append(f"{FIGURES[name]:<9} {difference:+.2f} points, {span}; {chance}")
     lines += changed_classes(comparison.classes, ["class", "positives", "A's AP", "B's AP"])
     return "\n".join(lines)

@@ -13,7 +13,7 @@ import numpy as np
 
 from scripts.common.answers import Answers
 from scripts.common.trained import accepted
-from scripts.common.uncertainty import wilson_interval
+from scripts.common.uncertainty import of_groups, wilson_interval
 
 
 class Curve(NamedTuple):
@@ -53,7 +53,8 @@ class Curve(NamedTuple):
 class Rejection(NamedTuple):
     """Outcome of --reject-below ``below``: how many of ``images`` are ``accepted``, and of these answered ``right``.
 
-    Wilson's intervals of both shares are in percent; that of the accuracy is None if no image is accepted.
+    Wilson's intervals of both shares are in percent; that of the accuracy is None if no image is accepted. ``remarks``:
+    of how many groups each interval is, as text.
     """
 
     below: float
@@ -63,21 +64,23 @@ class Rejection(NamedTuple):
     coverage_interval: tuple[float, float]
     accuracy_interval: tuple[float, float] | None
     curve: Curve
+    remarks: tuple[str, str] = ("", "")
 
     @classmethod
     def of(cls, answers: Answers, below: float) -> Rejection:
         taken = accepted(answers.confidence, below)
         right = answers.right[taken]
         groups = answers.groups
-        of_right = wilson_interval(right, None if groups is None else groups[taken]) if len(right) else None
+        of_accepted = None if groups is None else groups[taken]
         return cls(
             below,
             len(taken),
             len(right),
             int(right.sum()),
             wilson_interval(taken, groups),
-            of_right,
+            wilson_interval(right, of_accepted) if len(right) else None,
             Curve.of(answers.confidence, answers.right),
+            (of_groups(groups), of_groups(of_accepted)),
         )
 
     def figures(self) -> dict[str, Any]:

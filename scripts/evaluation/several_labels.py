@@ -27,7 +27,7 @@ def summary(predictions: LabelPredictions) -> dict[str, Any]:
     targets = predictions.targets
     figures = {name: getattr(report, name) for name in Resampled._fields}
     groups = predictions.groups
-    spans = intervals(resampled(predictions.scores, targets, groups), figures)
+    spans = intervals(resampled(predictions.scores, targets, groups), figures, number_of(groups) or len(targets))
     known = targets >= 0
     judged = known.any(1)
     right = ((predictions.scores >= THRESHOLD) == (targets == 1)) & ~np.isnan(predictions.scores)
@@ -39,7 +39,7 @@ def summary(predictions: LabelPredictions) -> dict[str, Any]:
         "images": report.count,
         "groups": number_of(groups),
         **figures,
-        **{f"{name}_interval_bootstrap": tuple(np.clip(spans[name], 0, 100).tolist()) for name in Resampled._fields},
+        **{f"{name}_interval_bootstrap": span for name, span in spans.items()},
         "auroc": by_class.auroc,
         "loss": report.loss,
         "tuned_macro_f1": by_class.tuned_macro_f1,
@@ -122,7 +122,8 @@ class LabelComparison(OnSameImages):
         one, two = (resampled(*each, self.groups) for each in self.sets)
         first, second = self.figures
         found = {name: getattr(second, name) - getattr(first, name) for name in Resampled._fields}
-        spans = intervals(Resampled(*(later - before for before, later in zip(one, two, strict=True))), found)
+        between = Resampled(*(later - before for before, later in zip(one, two, strict=True)))
+        spans = intervals(between, found, number_of(self.groups) or len(self.places[0]), (-100.0, 100.0))
         return {name: (found[name], spans[name]) for name in Resampled._fields}
 
     @cached_property

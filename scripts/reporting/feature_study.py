@@ -14,7 +14,7 @@ from scripts.common.features import Features
 from scripts.common.label_answers import Resampled, intervals, resampled
 from scripts.common.neighbours import NEIGHBOURS, Duplicate, near_duplicates, nearest, unit, votes
 from scripts.common.probe import STRENGTHS, Probe, doubted, fit_probe, score_of
-from scripts.common.uncertainty import wilson_interval
+from scripts.common.uncertainty import number_of, wilson_interval
 from utils.record.metrics import Report
 from utils.record.multilabel import MultilabelClasses, MultilabelReport
 
@@ -238,7 +238,7 @@ def accuracies(of: Study) -> list[dict[str, Any]]:
         if of.several:
             figures = MultilabelClasses.of(shares, labels)
             values = {name: getattr(figures, name) for name in Resampled._fields}
-            low, high = np.clip(intervals(resampled(shares, labels, groups), values)["map"], 0, 100).tolist()
+            low, high = intervals(resampled(shares, labels, groups), values, number_of(groups) or len(labels))["map"]
         else:
             low, high = wilson_interval(shares.argmax(1) == labels, groups)
         apart = ~of.copied

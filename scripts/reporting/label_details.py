@@ -8,6 +8,7 @@ import numpy as np
 
 from scripts.common.label_answers import LabelAnswers, Resampled, intervals, resampled
 from scripts.common.predictions import LabelPredictions
+from scripts.common.uncertainty import number_of
 from scripts.reporting.details import Predicted, ShownSamples, each_gallery
 from scripts.reporting.run_parts import ShownMetric, shown
 from scripts.reporting.series import number, numbers
@@ -88,8 +89,9 @@ def metrics_of(predictions: LabelPredictions) -> list[ShownMetric]:
     report = predictions.report
     of = predictions.by_class
     figures = {name: getattr(report, name) for name in Resampled._fields}
-    spans = intervals(resampled(predictions.scores, predictions.targets, predictions.groups), figures)
-    words = {name: f"95 %: {max(0, low):.1f} to {min(100, high):.1f}" for name, (low, high) in spans.items()}
+    units = number_of(predictions.groups) or len(predictions.targets)
+    spans = intervals(resampled(predictions.scores, predictions.targets, predictions.groups), figures, units)
+    words = {name: f"95 %: {low:.1f} to {high:.1f}" for name, (low, high) in spans.items()}
     there = of.support > 0
     guessing = 100 * float(np.mean(of.support[there] / of.known[there])) if there.any() else 0.0
     total = len(predictions.classes)

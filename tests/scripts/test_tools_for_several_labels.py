@@ -140,11 +140,11 @@ def test_a_resample_has_the_figures_of_its_images_repeated_and_intervals_cover()
     assert (first == drawn).all(), "numpy draws row by row"
     assert found.map[0] == pytest.approx(100 * np.mean(aps))
     figures = {name: getattr(made.report, name) for name in Resampled._fields}
-    for name, (low, high) in intervals(found, figures).items():
+    for name, (low, high) in intervals(found, figures, 40).items():
         assert low < getattr(made.report, name) < high, name
     again = resampled(made.scores, made.targets)
     both = intervals(
-        Resampled(*(one - two for one, two in zip(found, again, strict=True))), dict.fromkeys(figures, 0.0)
+        Resampled(*(one - two for one, two in zip(found, again, strict=True))), dict.fromkeys(figures, 0.0), 40
     )
     assert set(both.values()) == {(0.0, 0.0)}, "a network differs from itself by nothing: images are drawn in pairs"
 
@@ -176,6 +176,18 @@ def test_images_of_groups_count_as_groups_in_each_interval():
         for of in (images.groups, None)
     )
     assert np.ptp(spans["map"][1]) > 2 * np.ptp(independent["map"][1])
+
+
+def test_one_group_tells_nothing_about_others():
+    one, two = answers(sure=0.5, n=40), answers(sure=3.0, n=40)
+    images = MemoryImages(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), one.labels, groups=np.full(40, "patient"))
+    one, two = (dataclasses.replace(each, images=images) for each in (one, two))
+    found = summary(one)
+    assert {found[f"{name}_interval_bootstrap"] for name in ("map", "macro_f1", "exact_match")} == {(0.0, 100.0)}
+    assert np.isnan([found["tuned_macro_f1"], found["tuned_micro_f1"]]).all(), "no other half chose thresholds"
+    assert "needs thresholds chosen on half" in labels_report.overall(one, DESCRIPTION)
+    text = labels_report.compared(LabelComparison.of(one, two), ("a", "b"))
+    assert "-100.00 to +100.00 (basic bootstrap, 1 groups); chance alone" in text and "more than chance" not in text
 
 
 def test_a_better_network_is_told_from_chance_and_an_equal_one_is_not():

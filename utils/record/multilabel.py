@@ -115,7 +115,8 @@ class MultilabelClasses:
 
     ``known``: int64, images whose label is known. ``counts``: int64 (3, k), labels, answers and right answers at a
     threshold of 0.5. ``tuned_counts``: the same, with each half of the images scored at the thresholds that are best
-    for the other half, so that no image, nor another of its group, helps to choose the thresholds it is scored at.
+    for the other half, so that no image, nor another of its group, helps to choose the thresholds it is scored at; all
+    0, so that F1 is NaN, if a single image or group leaves a half empty.
     ``thresholds``: the best for all images, for use on others.
     """
 
@@ -146,7 +147,7 @@ class MultilabelClasses:
         return cls(
             known=(targets >= 0).sum(0),
             counts=counts_at(scores, targets),
-            tuned_counts=tuned[0] + tuned[1],
+            tuned_counts=tuned[0] + tuned[1] if all(half.any() for half in halves) else np.zeros_like(tuned[0]),
             thresholds=best_thresholds(scores, targets),
             average_precision=100 * areas[:, 0],
             auroc_by_class=100 * areas[:, 1],
