@@ -28,6 +28,7 @@ from utils.optim.batch_norm_statistics import layers_with_statistics
 from utils.record.reading import Reading, reading_of
 
 BEST = "best.pt"
+FAVOURED = "chosen_by_validation"  # in a checkpoint, besides best.pt, whose weights validation images chose
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Loaded:
     in fp16. ``progress``: how far the run had got, as the checkpoint stores it; None if it does not say. ``chosen``:
     the reason for choosing this file of a run's folder, as text; '' if the file was given, or is the newest and there
     is no better one. ``confidence``: what evaluate.py --store has kept in the file for these weights.
+    ``marked``: True if the file says that validation images chose its weights.
     """
 
     network: nn.Module
@@ -63,6 +65,12 @@ class Loaded:
     chosen: str
     reading: Reading
     confidence: Confidence | None = None
+    marked: bool = False
+
+    @property
+    def is_favoured(self) -> bool:
+        """True if validation images chose the weights: those of best.pt, of a copy of it, or of a soup made by them."""
+        return self.marked or self.path.name == BEST
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.network, self.classes, self.preprocessing))
@@ -131,6 +139,7 @@ def load_model(
         progress if isinstance(progress, dict) else None,
         chosen,
         *_calibrated(network, state, path, calibrated),
+        bool(state.get(FAVOURED)),
     )
 
 

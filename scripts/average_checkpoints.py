@@ -38,6 +38,7 @@ NOT_HERE = ("resume", "evaluate", "dry_run")
 def main(argv: list[str]) -> int:
     own, flags = build_parser().parse_known_args(argv)
     refuse_mistakes(own)
+    from models.load import FAVOURED
     from scripts.averaging.soup import read, refuse_differences, save
     from utils.checkpoint.fingerprint import of_all
     from utils.record.summary import figures
@@ -55,11 +56,14 @@ def main(argv: list[str]) -> int:
             warn(line)
         soup, reached, report = kitchen.cook(own.method, [ingredient.weights for ingredient in ingredients])
         print(show(own, soup, kitchen, reached, report))
-        made_of = {"method": own.method, "ingredients": [str(ingredients[place].path) for place in soup.kept]}
+        kept = [ingredients[place] for place in soup.kept]
+        made_of = {"method": own.method, "ingredients": [str(one.path) for one in kept]}
         description = as_validated(ingredients[0].description, args, kitchen.components.data.preprocessing.state())
         description["fingerprint"] = of_all(ingredient.description["fingerprint"] for ingredient in ingredients)
         if seen := dict.fromkeys(filter(None, (ingredient.description.get("seen") for ingredient in ingredients))):
             description["seen"] = "; ".join(seen)
+        if own.method == "greedy" or any(one.is_favoured for one in kept):
+            description[FAVOURED] = True
         save(Path(own.output), kitchen.model.state_dict(), description, made_of)
     print(f"Saved {own.output}")
     print(figures(report, args.data.max_val_batches))

@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from utils.runtime.distributed import Distributed
 
 NAME = "evaluate.py"
-BEST = "best.pt"  # best on the run's own validation images
 
 
 def main(argv: list[str]) -> int:
@@ -236,13 +235,13 @@ def describe(
 
 
 def chosen_by_these_images(own: argparse.Namespace, loaded: Loaded, other: Loaded | None) -> list[str]:
-    """Paths of the checkpoints that their runs chose as the best epoch, judging by the images evaluated here."""
+    """Paths of the checkpoints whose weights were chosen by the images evaluated here."""
     from scripts.common.predictions import validated_on
 
     if not validated_on(own, loaded.settings):
         return []
     of_these = [one for one in (loaded, other) if one is not None and same_images(one.fingerprint, loaded.fingerprint)]
-    return [str(one.path) for one in of_these if one.path.name == BEST]
+    return [str(one.path) for one in of_these if one.is_favoured]
 
 
 def present(own: argparse.Namespace, loaded: Loaded, description: dict[str, Any], found: Evaluation) -> None:
@@ -253,7 +252,7 @@ def present(own: argparse.Namespace, loaded: Loaded, description: dict[str, Any]
 
     predictions = found.predictions
     kept = loaded.confidence
-    of_these = kept is not None and kept.images == predictions.digest
+    of_these = kept is not None and same_images(kept.images, predictions.digest)
     if kept is not None:
         fitted = {"fitted": kept.fitted, "fitted_on_some_of_these_images": of_these}
         description["kept"] = {"temperature": kept.temperature, **fitted}

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from models.confidence import KEY as CONFIDENCE
-from models.load import read_checkpoint
+from models.load import BEST, FAVOURED, read_checkpoint
 from scripts.common.command_line import say
 from scripts.common.trained import find_run
 from utils.checkpoint import checkpoint
@@ -22,7 +22,7 @@ from utils.config import hub_networks
 from utils.config.settings import UserError, shaping
 
 NEEDED = ("format", "arch", "classes", "preprocessing", "settings", "versions", "fingerprint")
-OF_ITS_WEIGHTS = {"model", "ema", "optimizer", "scaler", "progress", "soup", CONFIDENCE, "thresholds"}
+OF_ITS_WEIGHTS = {"model", "ema", "optimizer", "scaler", "progress", "soup", CONFIDENCE, "thresholds", FAVOURED}
 SAME = {"arch": "network", "classes": "classes", "preprocessing": "preprocessing", "multilabel": "kinds of labels"}
 StateDict = dict[str, torch.Tensor]
 
@@ -30,12 +30,14 @@ StateDict = dict[str, torch.Tensor]
 class Ingredient(NamedTuple):
     """A checkpoint to average: its path, the weights that its run reports metrics of, and the rest of its content.
 
-    ``description`` leaves out what holds for its weights alone, such as progress and temperature.
+    ``description`` leaves out what holds for its weights alone, such as progress and temperature. ``is_favoured``: as
+    of ``Loaded``.
     """
 
     path: Path
     weights: StateDict
     description: dict[str, Any]
+    is_favoured: bool
 
 
 def read(text: str, best: bool | None, warn: Callable[[str], None]) -> Ingredient:
@@ -53,7 +55,8 @@ def read(text: str, best: bool | None, warn: Callable[[str], None]) -> Ingredien
             f"{path} was saved between two validations: the batch-norm statistics of its average are of other weights, "
             "so its own figure, by which a greedy soup chooses, may be much too low"
         )
-    return Ingredient(path, weights, {key: value for key, value in state.items() if key not in OF_ITS_WEIGHTS})
+    description = {key: value for key, value in state.items() if key not in OF_ITS_WEIGHTS}
+    return Ingredient(path, weights, description, path.name == BEST or bool(state.get(FAVOURED)))
 
 
 def refuse_differences(ingredients: Sequence[Ingredient]) -> None:

@@ -25,14 +25,14 @@ from models.prepare import to_memory_format
 from scripts.common.answers import Answers
 from scripts.common.command_line import say, warn
 from scripts.common.label_answers import LabelAnswers
-from utils.checkpoint.fingerprint import same_images
+from utils.checkpoint.fingerprint import joined, same_images
 from utils.checkpoint.resume import ResumePoint
 from utils.config import arguments
 from utils.config.datasets import SPECS
 from utils.config.groups.data import DataSettings
 from utils.config.settings import Settings, UserError
 from utils.config.spelling import some
-from utils.data.datasets import Data, get_data, get_test_data, in_colour_of
+from utils.data.datasets import Data, get_data, get_test_data, in_colour_of, some_contents
 from utils.data.first_look import lost_levels
 from utils.data.formats.class_folders import find_splits, test_folder, training_folder, validation_folder
 from utils.data.formats.hugging_face import find
@@ -114,10 +114,15 @@ class PredictedImages:
 
     @property
     def digest(self) -> str:
-        """Digest of the images' classes and names, without the folders above the class folders."""
+        """Fingerprint (``same_images``) of the images' classes and names, without the folders above the class folders.
+
+        It also covers the content of some files, for images of several splits may have the same names.
+        """
         labels = self.labels.tolist()
         rows = (f"{'/'.join(Path(one).parts[-2:])}\0{label}" for one, label in zip(self.ids, labels, strict=True))
-        return hashlib.sha256("\n".join([*self.classes, *rows]).encode("utf-8", "surrogateescape")).hexdigest()
+        listing = hashlib.sha256("\n".join([*self.classes, *rows]).encode("utf-8", "surrogateescape")).hexdigest()
+        images = self.images
+        return joined(listing, some_contents(images.paths, self.numbers) if isinstance(images, ImageFiles) else None)
 
     def picture(self, place: int) -> Image.Image:
         """Whole image at ``place`` among the n, upright, in mode 'L' or 'RGB'."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from scripts.common.command_line import table
@@ -38,7 +39,7 @@ def heading(description: dict[str, Any], images: int) -> str:
         which = "them" if len(favoured) > 1 else "it"
         lines.append(f"chosen by the result on these images, which favours {which}: {' and '.join(favoured)}")
     elif favoured:
-        lines.append("best.pt was chosen by its result on these images, which favours it")
+        lines.append(f"{Path(favoured[0]).name} was chosen by its result on these images, which favours it")
     if kept := of.get("kept"):
         lines.append(f"the checkpoint keeps: {kept['fitted']}")
         if kept["fitted_on_some_of_these_images"]:
@@ -66,7 +67,7 @@ def overall(predictions: Predictions, _: dict[str, Any]) -> str:
     ]
     lines = metric_lines(rows)
     if of["not_a_number"]:
-        lines.append(f"warning: for {of['not_a_number']:,} images the network gives NaN, which counts as wrong")
+        lines.append(f"warning: for {of['not_a_number']:,} images the network gives NaN, which is wrong in top-1")
     if of["infinite"]:
         lines.append(
             f"warning: for {of['infinite']:,} images the network gives an infinite number, which --amp off may avoid; "

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from models.confidence import KEY, Confidence, Distance
-from models.load import Loaded
+from models.load import FAVOURED, Loaded
 from scripts.common.command_line import warn
 from scripts.common.predictions import AnyPredictions, LabelPredictions
 from scripts.evaluation.comparison import Comparison
@@ -62,7 +63,11 @@ def store(path: Path, loaded: Loaded, found: Evaluation, description: dict[str, 
     weights = "average" if loaded.has_average and not description["raw_weights"] else "trained"
     temperature = fit and fit.temperature
     kept = Confidence(temperature, weights, description["tta"], fitted, found.predictions.digest, distance)
-    entries = {KEY: kept.state(), **({"thresholds": found.predictions.by_class.thresholds.tolist()} if several else {})}
+    entries = {
+        KEY: kept.state(),
+        **({FAVOURED: True} if loaded.is_favoured else {}),
+        **({"thresholds": found.predictions.by_class.thresholds.tolist()} if several else {}),
+    }
     try:
         state = checkpoint.load(loaded.path)
         progress = state.get("progress")
@@ -79,8 +84,11 @@ def store(path: Path, loaded: Loaded, found: Evaluation, description: dict[str, 
 
 def _thresholds(predictions: LabelPredictions) -> str:
     of = predictions.by_class
+    chosen = f"thresholds of {len(of.thresholds)} labels, chosen on {len(predictions):,} images"
+    if math.isnan(of.tuned_micro_f1):
+        return chosen
     return (
-        f"thresholds of {len(of.thresholds)} labels, chosen on {len(predictions):,} images; chosen on half of these, "
+        f"{chosen}; chosen on half of these, "
         f"macro F1 {of.tuned_macro_f1:.2f} % and micro F1 {of.tuned_micro_f1:.2f} % on the other half, at 0.5 "
         f"{of.macro_f1:.2f} % and {of.micro_f1:.2f} %"
     )

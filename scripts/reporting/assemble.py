@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from models.load import BEST, Loaded
+from models.load import Loaded
 from scripts.common.answers import FIGURES
 from scripts.common.command_line import make_folder, say, warn
 from scripts.common.features import embed
@@ -27,6 +27,7 @@ from scripts.reporting.run_parts import ShownMetric, shown
 from scripts.reporting.run_record import RunRecord, from_settings, read
 from scripts.reporting.sources import RunSource
 from scripts.reporting.thumbnails import BUDGET_BYTES, Thumbnails
+from utils.checkpoint.fingerprint import same_images
 from utils.config.settings import UserError
 from utils.record.doubts import doubts_of
 from utils.record.metrics import shows_top5
@@ -121,7 +122,7 @@ class PredictionParts:
             sides = add_pictures(predicted, chosen, self.thumbnails, bar.update)
         made = kind.detail(predicted, chosen, self.thumbnails, sides, runs)
         figures = label_details.metrics_of(predictions) if predictions.reading.several else metrics_of(predictions)
-        words, agrees = self._check(predictions, record, loaded.path.name)
+        words, agrees = self._check(predictions, record, loaded)
         # nothing below fails
         self._keep("details", source.name, made, predictions.classes, "pictures, confusions and classes")
         self.figures[number] = figures
@@ -130,10 +131,10 @@ class PredictionParts:
             found = doubts_of(predictions.report, step, str(loaded.settings.get("dataname")))
             record.predicted_doubts = [doubt.sign for doubt in found]
         said = [(words, agrees)]
-        if loaded.path.name == BEST and validated_on(self.own, loaded.settings):
-            said.append((f"{BEST} was chosen by its result on these images, which favours it.", False))
+        if loaded.is_favoured and validated_on(self.own, loaded.settings):
+            said.append((f"{loaded.path.name} was chosen by its result on these images, which favours it.", False))
         kept = loaded.confidence
-        if kept is not None and kept.temperature is not None and kept.images == predictions.digest:
+        if kept is not None and kept.temperature is not None and same_images(kept.images, predictions.digest):
             said.append(
                 ("The temperature was fitted on some of these images, which favours loss and calibration.", False)
             )
@@ -164,11 +165,14 @@ class PredictionParts:
         made = feature_part(found, accuracies(found), number, self.thumbnails, images_of(number, loaded))
         self._keep("features", source.name, made, shown_labels(found)[1], "features")
 
-    def _check(self, predictions: AnyPredictions, record: RunRecord, checkpoint: str) -> tuple[str, bool | None]:
+    def _check(self, predictions: AnyPredictions, record: RunRecord, loaded: Loaded) -> tuple[str, bool | None]:
         """Text about where the metrics come from, and whether they agree with the run's (None: not recorded)."""
+        checkpoint = loaded.path.name
         if self.own.split == "val" and self.own.datapath is None:
             headline = predictions.report.HEADLINE
-            return against_record(getattr(predictions.report, headline), headline, record, checkpoint, self.own.raw)
+            epoch = (loaded.progress or {}).get("epoch")
+            value = getattr(predictions.report, headline)
+            return against_record(value, headline, record, checkpoint, epoch, self.own.raw)
         where = f" in {self.own.datapath}" if self.own.datapath else ""
         images = {"val": "validation", "train": "training", "test": "test"}[self.own.split]
         return (

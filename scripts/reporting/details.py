@@ -198,31 +198,34 @@ def short_ids(ids: Sequence[str]) -> list[str]:
 
 
 def against_record(
-    value: float, name: str, record: RunRecord, checkpoint: str, raw: bool = False
+    value: float, name: str, record: RunRecord, checkpoint: str, epoch: int | None, raw: bool = False
 ) -> tuple[str, bool | None]:
     """Compare this validation's metric ``name`` with the run's record: a sentence, and whether the two agree.
 
-    Whether they agree is None if the run recorded nothing. ``raw``: compare the raw weights, whose metrics have columns
+    The record is that of the checkpoint's ``epoch``; of any epoch if the checkpoint does not name it. Whether they
+    agree is None if there is none. ``raw``: compare the raw weights, whose metrics have columns
     of their own.
     """
     words = FIGURES[name]
     column = f"raw_val_{name}" if raw and f"raw_val_{name}" in record.epochs else f"val_{name}"
     recorded = record.epochs.get(column, np.empty(0))
+    epochs = record.epochs.get("epoch", np.empty(0))[: len(recorded)]
+    if epoch is not None:
+        recorded, epochs = recorded[epochs == epoch], epochs[epochs == epoch]
     value = float(f"{value:.6g}")  # as metrics.csv rounds it
     if not np.isfinite(recorded).any():
         return f"Validated {checkpoint} for this report; the run has no figure to compare it with.", None
     same = np.flatnonzero(np.abs(recorded - value) <= AS_RECORDED)
     if len(same):
-        epoch = int(record.epochs["epoch"][same[-1]])
-        return (
-            f"Validated {checkpoint} again for this report: the {words} that the run recorded for epoch {epoch}.",
-            True,
-        )
+        its = int(epochs[same[-1]])
+        return f"Validated {checkpoint} again for this report: the {words} that the run recorded for epoch {its}.", True
     recorded = recorded[np.isfinite(recorded)]  # not each epoch is validated
+    there = f"the run recorded {recorded[-1]:.4f} % for epoch {epoch}"
+    if epoch is None:
+        there = f"no epoch of the run recorded that (last {recorded[-1]:.4f} %, best {recorded.max():.4f} %)"
     return (
-        f"Validated {checkpoint} for this report: {words} {value:.4f} %, which no epoch of the run recorded "
-        f"(last {recorded[-1]:.4f} %, best {recorded.max():.4f} %). Other images, another precision or device, "
-        "the raw weights or a checkpoint between two epochs explain it.",
+        f"Validated {checkpoint} for this report: {words} {value:.4f} %; {there}. Other images, another precision "
+        "or device, the raw weights or a checkpoint between two epochs explain it.",
         False,
     )
 

@@ -177,7 +177,7 @@ def test_a_greedy_soup_is_never_worse_where_it_is_chosen_and_says_so(runs, tmp_p
     assert "chosen on the images that its top1 is of, which favours it" in lines[-3]
     kept = [run for run, line in zip(runs, lines[2:5], strict=False) if line.endswith("kept")]
     made_of = checkpoint.load(tmp_path / "soup.pt")["soup"]
-    assert made_of["method"] == "greedy"
+    assert made_of["method"] == "greedy" and load_model(tmp_path / "soup.pt").is_favoured
     assert {path.partition("/checkpoints")[0] for path in made_of["ingredients"]} == set(kept)
 
 

@@ -31,10 +31,11 @@ from tests.helpers import altered, answer
 from tests.scripts.common.test_answers import random_answers
 from tests.scripts.common.test_predictions import tree_of_digits
 from tests.utils.runtime.test_exchange import on_two
+from utils.checkpoint.fingerprint import same_images
 from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError
 from utils.data.datasets import get_data
-from utils.data.formats.readers import MemoryImages
+from utils.data.formats.readers import ImageFiles, MemoryImages
 from utils.record.metrics import ClassReport, Report, target_rank
 
 CPU = ("--device", "cpu", "--no-progress")
@@ -373,6 +374,31 @@ def test_of_a_comparison_each_network_that_its_images_chose_is_named(digits_run)
     assert heading.splitlines()[2:] == [
         "chosen by the result on these images, which favours them: best.pt and b/best.pt"
     ]
+
+
+def test_a_copy_of_best_is_told_to_be_chosen_by_these_images_and_one_of_the_last_is_not(digits_run, tmp_path, capsys):
+    said = "was chosen by its result on these images, which favours it"
+    for name, favoured in (("best", True), ("last", False)):
+        copy = tmp_path / f"{name} copy.pt"
+        printed(capsys, Path(digits_run, f"checkpoints/{name}.pt"), "--store", copy)
+        assert load_model(copy).is_favoured == favoured
+        assert (f"{copy.name} {said}" in printed(capsys, copy)) == favoured
+
+
+def test_images_of_equal_names_and_other_content_are_not_the_same_and_moved_ones_are(tmp_path):
+    labels = torch.arange(3)
+    digests = []
+    for number, split in enumerate(("val", "test", "moved/val")):
+        paths = [tmp_path / split / str(label) / "0001.png" for label in range(3)]
+        for path in paths:
+            path.parent.mkdir(parents=True)
+            path.write_bytes(f"{path.parent.name} {number % 2}".encode())
+        made = answers(torch.eye(3), labels)
+        images = ImageFiles([*map(str, paths)], labels)
+        digests.append(dataclasses.replace(made, ids=images.paths, images=images).digest)
+    val, test, moved = digests
+    assert same_images(val, moved) and not same_images(val, test)
+    assert same_images(val.partition("+")[0], test), "a copy of an older version knows the names alone"
 
 
 def test_of_a_run_with_folds_val_and_test_chose_nothing(digits_run, tmp_path):

@@ -132,15 +132,22 @@ def test_images_of_a_cell_belong_to_it(page, predictions):
 def test_another_top1_than_the_run_recorded_is_said():
     answers = Answers(torch.eye(4)[[0, 1, 2, 2]], torch.arange(4))
     record = RunRecord("run", None, epochs={"epoch": np.array([1.0, 2.0]), "val_top1": np.array([50.0, 75.0])})
-    assert details.against_record(answers.top1, "top1", record, "last.pt") == (
+    assert details.against_record(answers.top1, "top1", record, "last.pt", 2) == (
         "Validated last.pt again for this report: the top-1 that the run recorded for epoch 2.",
         True,
     )
+    words, agrees = details.against_record(answers.top1, "top1", record, "best.pt", 1)
+    assert not agrees and "75.0000 %; the run recorded 50.0000 % for epoch 1." in words, "not another epoch's"
+    equal = RunRecord("run", None, epochs={"epoch": np.array([1.0, 2.0]), "val_top1": np.array([75.0, 75.0])})
+    assert "for epoch 1." in details.against_record(answers.top1, "top1", equal, "best.pt", 1)[0]
     record.epochs["val_top1"][1] = 74.9
-    words, agrees = details.against_record(answers.top1, "top1", record, "last.pt")
-    assert not agrees and "which no epoch of the run recorded" in words
+    words, agrees = details.against_record(answers.top1, "top1", record, "last.pt", None)
+    assert not agrees and "75.0000 %; no epoch of the run recorded that" in words
     record.epochs = {"epoch": np.arange(1.0, 4), "val_top1": np.array([50.0, 74.9, np.nan])}  # not validated yet
-    assert "(last 74.9000 %, best 74.9000 %)" in details.against_record(answers.top1, "top1", record, "last.pt")[0]
+    assert (
+        "(last 74.9000 %, best 74.9000 %)" in details.against_record(answers.top1, "top1", record, "last.pt", None)[0]
+    )
+    assert details.against_record(answers.top1, "top1", record, "last.pt", 3)[1] is None
 
 
 def test_raw_weights_are_compared_with_the_raw_weights_figure(digits_run, tmp_path):

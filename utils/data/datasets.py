@@ -248,8 +248,8 @@ class Data:
             if isinstance(images, ImageFiles):
                 assert isinstance(images.paths, ImagePaths)
                 digest.update(images.paths.identity)
-                if not isinstance(images.paths, Members | Items):
-                    contents = (contents or []) + _some_contents(images.paths)
+                if (found := some_contents(images.paths)) is not None:
+                    contents = (contents or []) + found
             else:
                 digest.update(images.pixels.cpu().numpy().tobytes())
         return joined(digest.hexdigest(), contents)
@@ -273,11 +273,17 @@ def in_colour_of(preprocessing: Preprocessing, images: Images) -> Images:
     return dataclasses.replace(images, pixels=pixels.contiguous())
 
 
-def _some_contents(paths: Sequence[str]) -> list[bytes]:
-    """Size and first bytes of some files, evenly spaced from the first to the last."""
+def some_contents(paths: Sequence[str], numbers: np.ndarray | None = None) -> list[bytes] | None:
+    """Size and first bytes of some of the files ``numbers``, or of all, evenly spaced from the first to the last.
+
+    None for images whose identity covers their content, as of shards, or that no file holds.
+    """
+    if isinstance(paths, Members | Items):
+        return None
+    numbers = np.arange(len(paths)) if numbers is None else numbers
     parts = []
-    for place in np.linspace(0, len(paths) - 1, min(len(paths), LOOKED_AT)).round().astype(int).tolist():
-        path = paths[place]
+    for place in np.linspace(0, len(numbers) - 1, min(len(numbers), LOOKED_AT)).round().astype(int).tolist():
+        path = paths[int(numbers[place])]
         try:
             if isinstance(path, Stored):
                 content = path.content()
@@ -482,7 +488,7 @@ def _changed_since_validated(data: Data, settings: DataSettings, trained: Resume
     images = data.validation
     if settings.is_table or not isinstance(images, ImageFiles) or not isinstance(images.paths, FilePaths):
         return ""
-    if ends_with(trained.fingerprint, _some_contents(images.paths)):
+    if ends_with(trained.fingerprint, some_contents(images.paths) or []):
         return trained.seen
     return f"the validation images have changed since {trained.path} was trained, perhaps on some of these"
 

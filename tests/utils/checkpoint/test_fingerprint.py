@@ -5,7 +5,7 @@ import os
 import pytest
 
 from utils.checkpoint.fingerprint import ends_with, joined, of_all, same_images
-from utils.data.datasets import FIRST_BYTES, LOOKED_AT, _some_contents
+from utils.data.datasets import FIRST_BYTES, LOOKED_AT, some_contents
 
 OLD = "a" * 64
 FILES = [b"one", b"two", b"three", b"four"]
@@ -40,20 +40,20 @@ def test_contents_are_those_of_files_over_the_whole_list(tmp_path):
     for number, path in enumerate(paths):
         with open(path, "w") as file:
             file.write(f"image {number}")
-    before = _some_contents(paths)
+    before = some_contents(paths)
 
     def changed_by(content, place):
         with open(paths[place], "rb") as file:
             kept = file.read()
         with open(paths[place], "wb") as file:
             file.write(content)
-        differs = _some_contents(paths) != before
+        differs = some_contents(paths) != before
         with open(paths[place], "wb") as file:
             file.write(kept)
         return differs
 
     assert changed_by(b"other", 0) and changed_by(b"other", -1) and not changed_by(b"other", 1)
-    assert _some_contents(paths) == before, "times do not count"
+    assert some_contents(paths) == before, "times do not count"
     assert changed_by(b"image 0" + bytes(FIRST_BYTES), 0), "a longer file"
     assert sum(changed_by(b"other", place) for place in range(len(paths))) == LOOKED_AT
 
@@ -61,7 +61,7 @@ def test_contents_are_those_of_files_over_the_whole_list(tmp_path):
 def test_files_that_cannot_be_read_are_no_hindrance(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "image").write_bytes(b"image")
-    found = [_some_contents([str(tmp_path / name)]) for name in ("pipe", "missing", "image", ".")]
+    found = [some_contents([str(tmp_path / name)]) for name in ("pipe", "missing", "image", ".")]
     assert found[1] == found[3] and len({content for contents in found for content in contents}) == 3
 
 
