@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
         total, failed = predict(own, names, form, file)
     if unread:
         left_out = ", ".join(f"{count:,} {ending}" for ending, count in sorted(unread.items()))
-        warn(f"files are left out: {left_out}; convert them to JPEG or PNG")
+        warn(f"files are left out: {left_out}; convert them to .jpg or .png files")
     seconds = time.monotonic() - began
     bad = f", {failed:,} of them could not be read (column error)" if failed else ""
     where = f": {own.output}" if own.output else ""
@@ -98,7 +98,7 @@ def predict(own: argparse.Namespace, names: Iterator[str], form: str, file: Text
     """Write a row for each image; return how many there are and how many failed. Raises ``UserError``."""
     import torch
 
-    from scripts.common.image_stream import stream
+    from scripts.common.image_stream import problem_of, stream
     from scripts.common.predictions import Predictor, enough_memory
     from utils.data.first_look import lost_levels
     from utils.data.formats.readers import ImageFiles
@@ -119,8 +119,9 @@ def predict(own: argparse.Namespace, names: Iterator[str], form: str, file: Text
     if predictor.distance is not None:
         say(f"distance: at most {predictor.distance.usual:.4g} for 95 % of the images that it was tried on")
     first = list(islice(names, min(predictor.batch_size, LOOKED_AT)))
-    files = ImageFiles(first, torch.zeros(len(first), dtype=torch.int64), loaded.preprocessing.colour)
-    for line in lost_levels(files, ("",), None) if first else ():
+    there = [path for path in first if problem_of(path) is None]
+    files = ImageFiles(there, torch.zeros(len(there), dtype=torch.int64), loaded.preprocessing.colour)
+    for line in lost_levels(files, ("",), None) if there else ():
         warn(line)
     batches = stream(
         chain(first, names),
@@ -193,11 +194,16 @@ def writer(
     """
     if form == "jsonl":
         return lambda row: print(_json(row, several, also), file=file)
-    lines = csv.writer(file, lineterminator="\n")
+
+    def write_cells(cells: Sequence[str]) -> None:
+        # Python before 3.13 quotes no carriage return that does not end the line, and readers then see two rows.
+        quoting = csv.QUOTE_ALL if any("\r" in cell for cell in cells) else csv.QUOTE_MINIMAL
+        csv.writer(file, lineterminator="\n", quoting=quoting).writerow(cells)
+
     head = ["labels", "probabilities"] * several
     numbers = ["", *(f"_{place}" for place in range(2, count + 1))] if count else []
     head += [f"{name}{number}" for number in numbers for name in ("class", "probability")]
-    lines.writerow(["path", *head, *also, "error"])
+    write_cells(["path", *head, *also, "error"])
 
     def write(row: PredictionRow) -> None:
         labels = [(name, _digits(share)) for name, share in row.labels or ()]
@@ -207,7 +213,7 @@ def writer(
             cells[0] = ""
         more = (row.also.get(name) for name in also)
         cells += [_digits(one) if isinstance(one, float) else one or "" for one in more]
-        lines.writerow([row.path, *(cells if row.error is None else [""] * len([*head, *also])), row.error or ""])
+        write_cells([row.path, *(cells if row.error is None else [""] * len([*head, *also])), row.error or ""])
 
     return write
 

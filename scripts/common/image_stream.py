@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 from scripts.common.command_line import each_of
 from utils.config.settings import UserError, as_user_error
-from utils.data.formats.listing import IMAGE_ENDINGS, is_image, unread_ending
+from utils.data.formats.listing import IMAGE_ENDINGS, NAMELESS, is_image, left_out
 from utils.data.images.decoding import UnreadableImage, decode_crop, dtype_of, why_unreadable
 from utils.data.preprocessing import Preprocessing
 from utils.data.sources import empty_batch
@@ -47,8 +47,8 @@ def image_names(arguments: Sequence[str], unread: Counter[str] | None = None) ->
 
     An argument is a file, a folder (all images in and below it, by name), a pattern such as 'photos/**/*.jpg', '@FILE'
     for a text file with one name per line, or '-' for such lines from standard input. In folders, hidden entries, files
-    with other endings, and links to folders below the top level are skipped; ``unread`` counts images in unsupported
-    formats, by ending. Lists are read only as far as the iterator has advanced. Raises ``UserError`` at once for
+    with other endings, and links to folders below the top level are skipped; ``unread`` counts files as ``left_out``
+    names them. Lists are read only as far as the iterator has advanced. Raises ``UserError`` at once for
     arguments that name nothing.
     """
     unread = Counter() if unread is None else unread
@@ -78,9 +78,9 @@ def _file_or_folder(path: str, unread: Counter[str]) -> Iterable[str]:
         images = _below(path, unread)
         first = next(images, None)
         if first is None:
-            others = sorted(unread - before)
-            left_out = f"; convert its {', '.join(others)} files to JPEG or PNG" if others else ""
-            raise UserError(f"{path}: holds no images ({', '.join(IMAGE_ENDINGS)}){left_out}")
+            others = sorted((unread - before).keys() - {NAMELESS})
+            advice = f"; convert its {', '.join(others)} files to JPEG or PNG" if others else ""
+            raise UserError(f"{path}: holds no images ({', '.join(IMAGE_ENDINGS)}){advice}")
         return chain([first], images)
     if os.path.exists(path) and not os.path.isfile(path):
         raise UserError(f"{path}: is neither a file nor a folder")
@@ -104,7 +104,7 @@ def _below(folder: str, unread: Counter[str], follows: bool = True) -> Iterator[
         if entry.is_dir(follow_symlinks=False) or (leads_to_folder and follows and not _contains(entry.path, folder)):
             yield from _below(entry.path, unread, follows=False)
         elif not is_image(entry.name):
-            unread.update(unread_ending(entry.name))
+            unread.update(left_out(entry.name))
         elif not leads_to_folder:
             yield entry.path
 
@@ -162,7 +162,7 @@ class _FileBatches(Dataset):
 
     def _read(self, path: str, place: torch.Tensor) -> str | None:
         """Read a file into ``place``; return why it cannot be read, or None."""
-        problem = _problem_of(path)
+        problem = problem_of(path)
         try:
             if problem is None:
                 place.copy_(decode_crop(path, self.view, self.preprocessing.colour))
@@ -173,7 +173,7 @@ class _FileBatches(Dataset):
         return problem
 
 
-def _problem_of(path: str) -> str | None:
+def problem_of(path: str) -> str | None:
     """Fault that a file shows before it is opened, or None; opening a pipe could block forever."""
     try:
         status = os.stat(path)

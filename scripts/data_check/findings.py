@@ -372,7 +372,8 @@ def _files(survey: Survey, records: np.ndarray, findings: Findings) -> None:
     """Add findings about converted modes, EXIF rotation, and endings that do not match the content."""
     known = records["pixel_hash"] != b""
     colour = survey.colour
-    odd = Counter(mode.decode() for mode in records["mode"][known] if mode.decode().partition("x")[0] != colour)
+    usual = (colour, {"2": "LA", "4": "RGBA"}.get(colour))
+    odd = Counter(mode.decode() for mode in records["mode"][known] if mode.decode().partition("x")[0] not in usual)
     if odd:
         modes = ", ".join(f"{mode} {count:,}" for mode, count in odd.most_common())
         findings.note("converted", odd.total(), f"{counted(odd.total())} not in mode {colour}: {modes}")

@@ -334,8 +334,13 @@ def _inspect_array(file: NamedBytes, colour: str, sha256: bytes) -> tuple[tuple[
     pixels = read_pixels(file, colour)
     found = look(file, colour)
     height, width = pixels.shape[1:]
-    channels = {"grey": 1, "colour": 3}.get(found.kind) or int(found.kind.partition(" ")[0])
-    mode = {(1, 8): "L", (3, 8): "RGB"}.get((channels, found.bits), f"{channels}x{found.bits}")
+    if (array := array_header(file)) is None:
+        with Image.open(file) as image:
+            channels, mode = len(image.getbands()), image.mode
+    else:
+        channels, mode = array.channels, ""
+    if not mode or found.bits > 8:
+        mode = {(1, 8): "L", (3, 8): "RGB"}.get((channels, found.bits), f"{channels}x{found.bits}")
     content = pixel_hash(colour, (width, height), pixels.permute(1, 2, 0).numpy().tobytes() + found.lost)
     row = (sha256, content, width, height, mode.encode(), found.file_format.encode(), False)
     return row, found._replace(size=(width, height))

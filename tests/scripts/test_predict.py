@@ -109,16 +109,22 @@ def test_images_that_cannot_be_read_are_rows_and_make_the_exit_code_1(digits_run
     Image.new("L", (8, 8), 90).save(images / "good.png")
     (images / "bad.png").write_bytes(b"text")
     (images / 'z\udcff, "odd"\n.png').write_bytes(b"")
+    (images / "\r.png").write_bytes(b"")
+    np.save(images / "empty.npy", np.zeros((0, 5), np.uint8))
+    os.mkfifo(images / "pipe.png")
+    (images / "nameless").write_bytes(b"")
     for ending in ("csv", "jsonl"):
         predicted(digits_run, images, tmp_path / "images" / "good.png", "--output", tmp_path / f"a.{ending}", code=1)
     rows = csv_rows(tmp_path / "a.csv")
-    names = ["bad.png", "good.png", 'z\udcff, "odd"\n.png', "good.png"]
+    names = ["\r.png", "bad.png", "empty.npy", "good.png", "pipe.png", 'z\udcff, "odd"\n.png', "good.png"]
     assert [os.path.basename(row["path"]) for row in rows] == names
-    assert [bool(row["error"]) for row in rows] == [True, False, True, False]
-    assert [bool(row["class"]) for row in rows] == [False, True, False, True]
+    assert [bool(row["class"]) for row in rows] == [name == "good.png" for name in names]
+    assert [bool(row["error"]) for row in rows] == [name != "good.png" for name in names]
+    assert "shape (0, 5)" in rows[2]["error"] and rows[4]["error"] == "is no file"
     lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
     assert [os.path.basename(line["path"]) for line in lines] == names and lines[0]["probability"] is None
-    assert "4 images" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "7 images" in err and "files are left out: 1 without an ending" in err
 
 
 def giving(logits, classes):

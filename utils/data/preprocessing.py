@@ -20,7 +20,7 @@ from utils.config.image_size import LARGEST_SIDE, Size, enlarged, is_size, size_
 from utils.config.settings import UserError
 from utils.data.images.arrays import Header, of_colour
 from utils.data.images.decoding import LEVELS, open_image, read_pixels, to_tensor
-from utils.data.images.levels import Colour, do_not_map, in_colour, is_array, raw_mode
+from utils.data.images.levels import Colour, do_not_map, in_colour, is_array, raw_mode, refuse_misread
 from utils.data.images.view import View, resized
 from utils.data.transforms import BatchTransform
 
@@ -129,6 +129,7 @@ class Preprocessing(Channels):
     def _pixels(self, image: Image.Image | np.ndarray | str | BinaryIO) -> torch.Tensor:
         """The whole image, upright: (channels, h, w)."""
         if isinstance(image, Image.Image) and not is_array(self.colour):
+            refuse_misread(image)
             do_not_map(image)
             if self.pixel_range is not None and ";16" in raw_mode(image):  # Pillow would load 8 bits of it
                 assert isinstance(image, ImageFile) and image.fp is not None  # not loaded yet

@@ -145,6 +145,38 @@ def test_an_array_that_is_no_such_image_is_one_line_that_names_the_file(numbers,
         read_pixels(str(tmp_path / "odd.npy"), FIVE)
 
 
+@pytest.mark.parametrize("colour", ["L", "RGB", Colour("L", (0, 65535)), Colour("RGB", None, True)], ids=repr)
+def test_a_tiff_file_whose_numbers_pillow_would_misread_is_refused_and_its_8_bit_twin_is_read(colour, tmp_path):
+    tifffile = pytest.importorskip("tifffile")
+    shown = Preprocessing(8, 8, (0.5,) * 3, (0.2,) * 3, 1.0, "squash", "bilinear")
+    rgb = np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8)
+    grey = rgb[..., 0]
+    deep = 257 * rgb.astype(np.uint16)
+    white = {"photometric": "miniswhite"}
+    planes = {"photometric": "rgb", "planarconfig": "separate"}
+    for numbers, how, words in (
+        (65535 - deep[..., 0], white, "level 0 is white"),
+        (deep.transpose(2, 0, 1).copy(), planes, "separate planes"),
+        ((grey.astype(int) - 128).astype(np.int8), {}, "no known range"),
+    ):
+        tifffile.imwrite(tmp_path / "odd.tif", numbers, **how)
+        with pytest.raises(UnreadableImage, match=words):
+            read_pixels(str(tmp_path / "odd.tif"), colour)
+        with Image.open(tmp_path / "odd.tif") as image, pytest.raises(ValueError, match=words):
+            shown(image)
+    for stored, numbers, how in ((grey, 255 - grey, white), (rgb, rgb.transpose(2, 0, 1).copy(), planes)):
+        tifffile.imwrite(tmp_path / "even.tif", numbers, **how)
+        Image.fromarray(stored).save(tmp_path / "even.png")
+        assert torch.equal(*(read_pixels(str(tmp_path / f"even.{ending}"), colour) for ending in ("tif", "png")))
+
+
+def test_inks_are_no_four_channels(tmp_path):
+    Image.new("CMYK", (9, 7), (10, 20, 30, 40)).save(tmp_path / "ink.tif")
+    with pytest.raises(UnreadableImage, match="has 3 channels, and the network takes 4"):
+        read_pixels(str(tmp_path / "ink.tif"), Colour("4"))
+    assert read_pixels(str(tmp_path / "ink.tif"), "RGB").shape == (3, 7, 9)
+
+
 def test_floats_need_a_range_which_cuts_off(tmp_path):
     (tmp_path / "x.npy").write_bytes(npy(np.linspace(-1, 3, 12 * 20 * 5).reshape(12, 20, 5)))
     pixels = read_pixels(str(tmp_path / "x.npy"), Colour("5", (0.0, 2.0), keeps_levels=True)).permute(1, 2, 0)

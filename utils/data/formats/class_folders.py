@@ -215,7 +215,7 @@ def _left_out(endings: Counter[str], *trees: Path) -> tuple[str, ...]:
 
 
 def unread_images(endings: Counter[str], where: str, inside: str = "") -> Iterator[str]:
-    """Yield warnings about files that are not read, by ``endings`` (see ``unread_ending``, ``NAMELESS``, ``LINKED``).
+    """Yield warnings about files that are not read, by ``endings`` (see ``left_out``, ``LINKED``).
 
     ``where``: the folders, as text; ``inside``: words about where in these links are meant.
     """

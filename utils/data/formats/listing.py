@@ -60,6 +60,11 @@ def unread_ending(name: str) -> list[str]:
     return [ending] if ending and ending in UNREAD_ENDINGS.split() else []
 
 
+def left_out(name: str) -> list[str]:
+    """What warnings call a file that is not read: its ending, if images have it, or ``NAMELESS``; [] if they do not."""
+    return unread_ending(name) if "." in name else [NAMELESS]
+
+
 @dataclass(frozen=True)
 class Listing:
     """The image files below the class folders of a tree.
@@ -162,7 +167,7 @@ def _list_class_folder(tree: str, name: str, tell: Callable[[int], None]) -> _Cl
                     elif entry.is_symlink() and entry.is_dir():
                         unread[LINKED] += 1
                     elif not is_image(entry.name):
-                        unread.update([NAMELESS] if "." not in entry.name else unread_ending(entry.name))
+                        unread.update(left_out(entry.name))
                     elif entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path)):
                         # Not a pipe, for example, which could block forever; a dead link fails when it is read.
                         images.append(f"{folder}/{entry.name}")

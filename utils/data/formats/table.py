@@ -28,7 +28,7 @@ from utils.config.spelling import printable, some
 from utils.data.formats.class_folders import TRAINING_FOLDERS, VALIDATION_FOLDERS, unread_images
 from utils.data.formats.file_paths import NUL, FilePaths
 from utils.data.formats.hugging_face import ENDING, LABEL_NAMES
-from utils.data.formats.listing import IMAGE_ENDINGS, LINKED, THREADS, is_image, unread_ending
+from utils.data.formats.listing import IMAGE_ENDINGS, LINKED, THREADS, is_image, left_out
 from utils.data.formats.readers import ImageFiles, Splits
 from utils.data.formats.several_labels import LabelLists, of_column
 
@@ -160,8 +160,8 @@ def table_of_names(settings: DataSettings) -> Table:
         unread[LINKED] += sum(os.path.islink(os.path.join(folder, name)) for name in inner)
         below = os.path.relpath(folder, root)
         shown = [name for name in names if not name.startswith(".")]
-        unread.update(ending for name in shown for ending in unread_ending(name))
         images = [name for name in shown if is_image(name)]
+        unread.update(ending for name in shown if not is_image(name) for ending in left_out(name))
         paths += images if below == "." else [f"{below}/{name}" for name in images]
     paths.sort()
     if not paths:

@@ -20,6 +20,7 @@ from utils.data.images.levels import (
     numbers_of,
     range_of,
     raw_mode,
+    refuse_misread,
     refuse_unknown_range,
     scaled,
     to_8_bits,
@@ -57,7 +58,7 @@ def array_header(path: str | BinaryIO) -> Header | None:
     start = _start(path)
     if start.startswith(RAW):
         shape, dtype = _npy_header(path)
-        height, width, channels = _checked(shape)
+        height, width, channels = checked(shape)
         return Header((width, height), channels, bits_of(dtype), "NPY")
     if not start.startswith(TIFF) or not _is_for_tifffile(path):
         return None
@@ -76,7 +77,7 @@ def levels_of(path: str | BinaryIO, colour: str, formats: list[str] | tuple[str,
 
 def of_colour(numbers: np.ndarray, colour: str) -> np.ndarray:
     """Convert an array (h, w) or (h, w, channels) to the levels that ``levels_of`` returns. Raises ``ValueError``."""
-    _checked(numbers.shape)
+    checked(numbers.shape)
     numbers = numbers[..., None] if numbers.ndim == 2 else numbers
     levels = _levels(numbers, range_of(colour), keeps_levels(colour))
     channels = channels_of(colour)
@@ -137,6 +138,7 @@ def numbers_in(path: str | BinaryIO, channels: int, formats: list[str] | tuple[s
     if start.startswith(TIFF) and _is_for_tifffile(path, channels):
         return _of_tiff(path)
     with Image.open(path, formats=formats) as image:
+        refuse_misread(image)
         do_not_map(image)
         if (numbers := numbers_of(image, path)) is not None:
             return numbers
@@ -144,8 +146,8 @@ def numbers_in(path: str | BinaryIO, channels: int, formats: list[str] | tuple[s
         image = ImageOps.exif_transpose(image)
         if is_deep(image):  # a PPM file, whose numbers Pillow has scaled to 16 bits
             return np.asarray(image).astype(np.uint16)
-        if image.mode in ("P", "1") or (channels in (1, 3) and image.mode not in ("L", "RGB", "LA", "RGBA")):
-            has_alpha = channels == 4 or (image.mode == "P" and "transparency" in image.info)
+        if image.mode in ("P", "1", "CMYK") or (channels in (1, 3) and image.mode not in ("L", "RGB", "LA", "RGBA")):
+            has_alpha = (channels == 4 and image.mode != "CMYK") or (image.mode == "P" and "transparency" in image.info)
             image = image.convert("RGBA" if has_alpha else "L" if image.mode == "1" else "RGB")
         return np.asarray(image)
 
@@ -158,7 +160,7 @@ def _npy_header(path: str | BinaryIO) -> tuple[tuple[int, ...], np.dtype]:
     return shape, dtype
 
 
-def _checked(shape: tuple[int, ...]) -> tuple[int, int, int]:
+def checked(shape: tuple[int, ...]) -> tuple[int, int, int]:
     """Height, width and channels of an array of this ``shape``. Raises ``ValueError`` if it cannot be an image."""
     if len(shape) not in (2, 3) or 0 in shape:
         raise ValueError(f"holds numbers of shape {shape} instead of (height, width) or (height, width, channels)")

@@ -20,8 +20,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from utils.config.settings import UserError
 from utils.data.images import jpeg
-from utils.data.images.arrays import levels_of, of_colour
-from utils.data.images.levels import in_colour, is_array, keeps_levels, numbers_of, range_of, to_8_bits
+from utils.data.images.arrays import checked, levels_of, of_colour
+from utils.data.images.levels import in_colour, is_array, keeps_levels, numbers_of, range_of, refuse_misread, to_8_bits
 from utils.data.images.stored import RAW, NamedBytes, content_of
 from utils.data.images.view import LEAST_AREA, Box, Placement, View, resized
 
@@ -101,6 +101,7 @@ def _open_image(file: BinaryIO, colour: str, formats: list[str] | tuple[str, ...
     with Image.open(file, formats=formats) as image:
         if image.format == "EPS":
             raise ValueError("is PostScript, a program, which is not run")  # Pillow would, in Ghostscript
+        refuse_misread(image)
         pixel_range = range_of(colour)
         if pixel_range is not None and (numbers := numbers_of(image, file)) is not None:
             return in_colour(Image.fromarray(to_8_bits(numbers, pixel_range)), colour)
@@ -112,6 +113,7 @@ def _open_image(file: BinaryIO, colour: str, formats: list[str] | tuple[str, ...
 def _raw_image(file: BinaryIO, colour: str) -> Image.Image:
     """The image in an open .npy file."""
     pixels = np.lib.format.read_array(file, allow_pickle=False)
+    checked(pixels.shape)
     if pixels.dtype != np.uint8 or (pixels.ndim != 2 and pixels.shape[2:] != (3,)):
         pixels = of_colour(pixels, colour)
         pixels = pixels[..., 0] if pixels.shape[2] == 1 else pixels
