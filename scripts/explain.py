@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, run_tool, warn
-from scripts.common.output import whole_file, wrong_name
+from scripts.common.output import draw_png, whole_file, wrong_name
 from scripts.common.trained import NOT_FINITE, add_images, add_run_arguments, find_run, open_run
 from utils.config.settings import UserError
 from utils.config.spelling import or_nearest, printable
@@ -168,7 +168,7 @@ def draw(output: str, title: str, explained: Sequence[Explained]) -> None:
         name = _shortened(one.name)
         place.text(0.5, -0.02, name, transform=place.transAxes, ha="center", va="top", fontsize=7, **small)
     with whole_file(Path(output), f"--output {output}") as file:
-        figure.savefig(file, format="png", dpi=110)
+        draw_png(figure, file, dpi=110)
 
 
 def _side_by_side(one: Explained) -> np.ndarray:

@@ -6,6 +6,7 @@ import csv
 import functools
 import math
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from utils.runtime import files
 
 if TYPE_CHECKING:
     import jinja2
+    from matplotlib.figure import Figure
 
 
 def wrong_name(flag: str, name: str, kind: str, *endings: str) -> str | None:
@@ -55,6 +57,13 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[s
         lines = csv.DictWriter(file, columns or list(rows[0]))
         lines.writeheader()
         lines.writerows(rows)
+
+
+def draw_png(figure: Figure, file: Path | IO[bytes], dpi: int = 100) -> None:
+    """Draw ``figure`` into a PNG file; letters that its font lacks are boxes, of which matplotlib does not warn."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        figure.savefig(file, dpi=dpi, format="png")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from scripts.common.output import draw_png
 from scripts.evaluation.as_text import short
 from scripts.evaluation.comparison import Comparison
 from scripts.evaluation.distance import Others
@@ -43,9 +43,7 @@ def draw(path: Path, comparison: Comparison) -> None:
             axis.set_axis_off()
         for axis, place in zip(axes, shown, strict=False):
             _tile(axis, comparison, place)
-    with warnings.catch_warnings():  # a warning that the font lacks a letter, drawn as a box
-        warnings.simplefilter("ignore", UserWarning)
-        figure.savefig(path, dpi=100, format="png")
+    draw_png(figure, path)
 
 
 def _tile(axis: Any, comparison: Comparison, place: int) -> None:
@@ -78,7 +76,7 @@ def draw_curve(path: Path, found: Rejection) -> None:
     axis.set(xlabel="accepted images, percent", ylabel="right answers among them, percent", xlim=(0, 101))
     axis.legend()
     axis.grid(alpha=0.3)
-    figure.savefig(path, dpi=100, format="png")
+    draw_png(figure, path)
 
 
 def draw_others(path: Path, found: Others) -> None:
@@ -109,4 +107,4 @@ def draw_others(path: Path, found: Others) -> None:
         axis.set(xlabel=name, ylabel="percent of the images")
         axis.margins(y=0.35)  # room for the legend
         axis.legend()
-    figure.savefig(path, dpi=100, format="png")
+    draw_png(figure, path)

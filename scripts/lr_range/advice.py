@@ -7,7 +7,7 @@ import statistics
 from pathlib import Path
 from typing import NamedTuple
 
-from scripts.common.output import whole_file
+from scripts.common.output import draw_png, whole_file
 from scripts.lr_range.measure import FIRST_STEPS, RangePoint, RangeTest
 
 BELOW_DIVERGENCE = 10.0
@@ -108,4 +108,4 @@ def draw(output: str, title: str, test: RangeTest, advice: RateAdvice) -> None:
     axis.set_title(title, loc="left", fontsize=11)
     axis.legend(loc="best", fontsize=9, framealpha=0.9)
     with whole_file(Path(output), f"--picture {output}") as file:
-        figure.savefig(file, format="png", dpi=110)
+        draw_png(figure, file, dpi=110)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from scripts.common.answers import FIGURES
-from scripts.common.output import whole_file
+from scripts.common.output import draw_png, whole_file
 from scripts.common.runs import RunResult, counts_for, deviation, doubtful, read_run, run_folders, spread
 from scripts.sweeps.grid import Trial
 from utils.checkpoint import checkpoint
@@ -98,7 +98,7 @@ def draw(path: Path, title: str, results: Mapping[Trial, RunResult]) -> None:
     from matplotlib.figure import Figure  # without pyplot there is no global state, and Agg is the backend
 
     points = points_of(results)
-    picture = Figure(figsize=(8, 1.6 + 0.45 * len(points)), dpi=150, facecolor="white")
+    picture = Figure(figsize=(8, 1.6 + 0.45 * len(points)), facecolor="white")
     picture.set_layout_engine("constrained")
     axes = picture.subplots()
     axes.set_title(title, fontsize=10, loc="left")
@@ -124,7 +124,7 @@ def draw(path: Path, title: str, results: Mapping[Trial, RunResult]) -> None:
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
     with whole_file(path, f"--output {path}") as file:
-        picture.savefig(file, format="png")
+        draw_png(picture, file, dpi=150)
 
 
 def finished(runs: Path, trials: Sequence[Trial]) -> dict[Trial, RunResult]:

@@ -10,7 +10,7 @@ import numpy as np
 from optuna.trial import TrialState
 
 from scripts.common.command_line import table
-from scripts.common.output import whole_file, write_csv
+from scripts.common.output import draw_png, whole_file, write_csv
 from scripts.common.runs import RunResult, spread
 from scripts.sweeps.grid import Trial
 from scripts.sweeps.outcomes import BLUE, GREY, in_words, points_of
@@ -83,7 +83,7 @@ def draw(path: Path, search: Search, title: str) -> None:
     dimensions = search.space.dimensions
     rows = -(-len(dimensions) // PANELS_A_ROW)
     columns = min(PANELS_A_ROW, len(dimensions))
-    picture = Figure(figsize=(max(8, 3 * columns), 1.4 + 0.35 * len(dimensions) + 2.6 * rows), dpi=150)
+    picture = Figure(figsize=(max(8, 3 * columns), 1.4 + 0.35 * len(dimensions) + 2.6 * rows))
     picture.set_layout_engine("constrained")
     heights = [0.6 + 0.35 * len(dimensions), *[2.6] * rows]
     grid = picture.add_gridspec(1 + rows, columns, height_ratios=heights)
@@ -94,7 +94,7 @@ def draw(path: Path, search: Search, title: str) -> None:
         if place % columns == 0:
             axes.set_ylabel(search.metric.column, fontsize=8)
     with whole_file(path, f"--output {path}") as file:
-        picture.savefig(file, format="png")
+        draw_png(picture, file, dpi=150)
 
 
 def _bars(axes: Axes, importances: Mapping[str, float], title: str) -> None:

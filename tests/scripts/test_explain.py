@@ -86,6 +86,13 @@ def test_names_that_are_no_text_in_any_encoding_are_shown_as_far_as_they_are(dig
     assert capsys.readouterr().out.startswith(f"{tmp_path}/caf?.png  caf? ")
 
 
+def test_a_class_in_letters_that_the_font_lacks_raises_no_warning(digits_run, images, tmp_path, recwarn):
+    altered(digits_run, tmp_path / "cat.pt", classes=[f"\u732b {number}" for number in range(10)])
+    line = [str(tmp_path / "cat.pt"), str(images / "0.png"), "--output", str(tmp_path / "maps.png"), "--amp", "off"]
+    assert explain.main(line) == 0
+    assert [str(one.message) for one in recwarn if "Glyph" in str(one.message)] == []
+
+
 def test_an_output_that_overflows_is_said_and_has_no_map(digits_run, images, tmp_path, drawn, capsys, monkeypatch):
     plain = Predictor.logits
 
