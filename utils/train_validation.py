@@ -443,8 +443,11 @@ class TraVal:
             self.writer.classes([*result.by_class.rows(self.class_names)], progress.step)
         self.writer.epoch(row)
         finished = progress.is_finished(self.args)
-        if dropped and not finished:
-            self.reporter.lr_drop(self.args)
+        if dropped and not finished and self.lr_policy is not None:
+            before, now = (
+                self.lr_policy.at(progress.epoch, progress.updates, progress.lr_drops - back) for back in (1, 0)
+            )
+            self.reporter.lr_drop(self.args, before, now)
         write_pictures(self, gathered, finished)
         saved = finished or progress.epoch % self.args.logging.save_every_epochs == 0
         # A run continues from 'last', or 'best' if that is newer: once these say that it is finished, 'final' exists.

@@ -93,12 +93,12 @@ class Progress:
         return patience is not None and self.epoch - self.stopping_epoch >= patience
 
     def drop_lr(self, epoch: int, args: Settings) -> bool:
-        """Lower the learning rate if --lr-policy plateau has waited long enough; return True if so.
+        """Lower the learning rate if --lr-policy plateau has waited long enough after the warm-up; return True if so.
 
         ``epoch``: the epoch that has just been validated.
         """
         settings = args.optimisation
-        waited = epoch - max(self.stopping_epoch, self.lr_drop_epoch)
+        waited = epoch - max(self.stopping_epoch, self.lr_drop_epoch, math.ceil(settings.warmup_epochs))
         if settings.lr_policy != "plateau" or waited < settings.lr_patience:
             return False
         self.lr_drops += 1

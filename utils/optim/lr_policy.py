@@ -74,9 +74,11 @@ class LRPolicy:
     def at(self, epoch: int, updates: int, drops: int) -> float:
         """The rate in epoch ``epoch`` (from 0), ``updates`` steps into the schedule, not counting skipped steps.
 
-        A rate that is held for a whole epoch depends on the epoch alone, so that skipped steps do not make it change in
-        the middle of an epoch. ``drops``: how often the policy ``plateau`` has dropped so far.
+        A rate that is held for a whole epoch, and that of weight averaging, depends on the epoch alone, so that skipped
+        steps do not make it change in the middle of an epoch. ``drops``: how often the policy ``plateau`` has dropped.
         """
+        if self.swa_step is not None and epoch * self.steps_per_epoch >= self.swa_step:
+            updates = max(updates, self.swa_step)
         return self(epoch * self.hold_steps if self.hold_steps > 1 else updates, drops)
 
     def __call__(self, step: int, drops: int = 0) -> float:

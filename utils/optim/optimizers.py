@@ -216,7 +216,8 @@ def _muon_sgd(settings: OptimisationSettings, model: nn.Module, arguments: Optim
 
     As in airbench94 (Jordan, 94% on CIFAR-10 in 3.29 seconds on a single GPU, 2024; the variant with Muon): before each
     step a matrix (out, in) gets the norm sqrt(out), and a step at rate 1 is a matrix whose singular values are all
-    about 1. ``weight_decay`` applies to everything else: a step takes lr x weight_decay off each weight, whatever the
+    about 1; of a tall matrix about sqrt(out / in), as in Jordan's Muon of the same year: airbench94 has no such
+    matrix. ``weight_decay`` applies to everything else: a step takes lr x weight_decay off each weight, whatever the
     scale of its own learning rate. Muon's momentum is the source's; ``momentum`` is SGD's.
     """
     from utils.optim.muon import Muon, keep_norms

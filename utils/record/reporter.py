@@ -284,10 +284,11 @@ class Reporter:
                 {_best_tag(name): value for name, value in figures.items() if value is not None}, progress.step
             )
 
-    def lr_drop(self, args: Settings) -> None:
-        """Log that --lr-policy plateau has lowered the learning rate."""
-        rule = without_improvement(args.run, args.optimisation.lr_patience)
-        self.writer.log(f"Learning rate x {args.optimisation.lr_gamma:g} from here on, {rule}")
+    def lr_drop(self, args: Settings, before: float, now: float) -> None:
+        """Log that --lr-policy plateau has lowered the learning rate, unless another limit holds it where it was."""
+        if now < before:
+            rule = without_improvement(args.run, args.optimisation.lr_patience)
+            self.writer.log(f"Learning rate {now:.4g} instead of {before:.4g} from here on, {rule}")
 
     def charts(self) -> dict[str, dict[str, Any]]:
         """Charts that show training and validation together, by category and title."""

@@ -331,3 +331,9 @@ def test_the_words_hold_rates_along_the_run_and_what_shapes_them(flags):
     args = parse(["--epochs", "8", *flags.split()])
     policy = LRPolicy(args.optimisation, 10, args.average)
     assert describe(policy, args.data.global_batch_size) == WORDS[flags]
+
+
+def test_the_rate_of_an_average_begins_with_its_epoch_also_after_skipped_steps():
+    args = parse("--lr 0.1 --lr-policy constant --epochs 3 --swa-start-epoch 3 --swa-lr 0.03".split())
+    policy = LRPolicy(args.optimisation, 10, args.average)
+    assert [policy.at(epoch, updates, 0) for epoch, updates in ((1, 15), (2, 13), (2, 20))] == [0.1, 0.03, 0.03]

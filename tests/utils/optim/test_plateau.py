@@ -44,6 +44,22 @@ def test_no_other_schedule_falls_so_nor_do_the_warm_up_and_the_rate_of_an_averag
     assert [policy(step, drops=2) for step in (0, 3, 4, 13, 17)] == pytest.approx([0.1, 0.4, 0.004, 0.004, 0.05])
 
 
+def test_waiting_begins_with_the_end_of_the_warm_up():
+    flags = "--lr-policy plateau --lr-patience 3 --epochs 30".split()
+    never = [{"val_top1": 1.0}] * 14
+    for warmup, drops in (("0", [4, 7, 10, 13]), ("5", [8, 11, 14]), ("4.5", [8, 11, 14])):
+        counts = [judged(never[:n], *flags, "--warmup-epochs", warmup)[0].lr_drops for n in range(1, 15)]
+        assert [n + 1 for n in range(14) if counts[n] > (counts[n - 1] if n else 0)] == drops
+
+
+def test_the_log_names_no_drop_that_a_limit_prevents(results):  # noqa: F811
+    results += VALUES
+    held, recorder, _ = watched(*FLAGS, "--lr-min", "0.02")
+    held.fit()
+    said = [line.split(" from")[0] for line, *_ in recorder.of("log") if "Learning rate" in line]
+    assert said == ["Learning rate 0.04 instead of 0.4", "Learning rate 0.02 instead of 0.04"]
+
+
 @pytest.mark.parametrize("cut", range(1, 7))
 def test_a_run_that_is_cut_and_goes_on_has_the_same_rates(results, cut):  # noqa: F811
     results += VALUES
@@ -52,7 +68,9 @@ def test_a_run_that_is_cut_and_goes_on_has_the_same_rates(results, cut):  # noqa
     rates = [row["lr"] for (row,) in recorder.of("epoch")]
     assert rates == pytest.approx([0.4, 0.4, 0.04, 0.04, 4e-3, 4e-4, 4e-4]) and whole.progress.lr_drops == 4
     said = [line for line, *_ in recorder.of("log") if "Learning rate" in line]
-    assert said == ["Learning rate x 0.1 from here on, after 1 epoch(s) in which val_top1 has not improved"] * 3
+    falls = ("0.04 instead of 0.4", "0.004 instead of 0.04", "0.0004 instead of 0.004")
+    rule = "after 1 epoch(s) in which val_top1 has not improved"
+    assert said == [f"Learning rate {fall} from here on, {rule}" for fall in falls]
     results[:] = VALUES
     first, *_ = watched(*FLAGS)
     for epoch in range(cut):

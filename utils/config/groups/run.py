@@ -104,7 +104,7 @@ class RunSettings:
         example="3",
     )
     val_every_epochs: int = training_setting(
-        "epochs between two validations; the last epoch is always validated",
+        "epochs between two validations; the last epoch is always validated, and each that --early-stopping may end",
         default=1,
         synonyms="val-interval check-val-every-n-epoch eval-freq eval-interval validate-every",
         affects_result=True,
