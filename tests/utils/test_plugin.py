@@ -558,6 +558,12 @@ def test_files_that_cannot_be_read_or_have_one_name_are_refused(tmp_path, capsys
     assert "has the same name; rename one" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("value", ["5", "[5]", "{a: b}"])
+def test_what_is_no_file_in_a_recipe_is_refused(value, recipe, capsys):
+    assert main(["--config", recipe(f"plugin: {value}\n"), "--dry-run"]) == 2
+    assert "plugin: must name files, not " in capsys.readouterr().err
+
+
 def test_a_recipe_names_files_relative_to_itself(tmp_path, recipe, monkeypatch):
     written(tmp_path, "from utils.plugin import loss\n@loss('mine')\ndef f(a, b): ...\n")
     path = recipe("plugin: mine.py\nloss: mine\n")

@@ -69,7 +69,9 @@ def read(argv: Sequence[str], keeps_plugins: bool = False) -> CommandLine:
         mistakes += more
         files = recipe.get("plugin")
         files = [files] if isinstance(files, str) else files
-        if not own and isinstance(files, list) and all(isinstance(file, str) for file in files):
+        if files is not None and not (isinstance(files, list) and all(isinstance(file, str) for file in files)):
+            mistakes.append(f"recipe {path}: plugin: must name files, not {files!r}")
+        elif not own and files is not None:
             recipe["plugin"] = [os.path.abspath(path.parent / file) for file in files]
             plugins.load(recipe["plugin"])
     return CommandLine(tuple(argv), tuple(layers), tuple(mistakes))

@@ -558,7 +558,12 @@ def _data(settings: DataSettings, splits: Splits) -> Data:
     if validation.labels.ndim > 1:
         _refuse_without_labels(settings, train, validation)
     if settings.dataname != "synthetic":  # whose labels are random
-        warnings = (*_lacking(settings, train, validation, classes), *_on_both_sides(train, validation), *warnings)
+        warnings = (
+            *_lacking(settings, train, validation, classes),
+            *_on_both_sides(train, validation),
+            *_alike(train, validation),
+            *warnings,
+        )
     found = _found_in(train if train is not None else validation, settings)
     preprocessing, line = resolve(settings, None, found)
     return Data(
@@ -637,6 +642,20 @@ def _on_both_sides(train: Images | None, validation: Images) -> Iterator[str]:
             f"--group-column: {len(set(shared)):,} groups have images in training and in validation, "
             f"{100 * len(shared) / len(validation):.1f} % of the validation images, so that the results flatter: "
             f"{some(sorted(set(shared)))}; --folds and --val-split keep each group on one side"
+        )
+
+
+def _alike(*splits: Images | None) -> Iterator[str]:
+    """Yield a warning if the names of some groups seem to be one name that is written in several ways."""
+    names = {group for images in splits if images is not None and images.groups is not None for group in images.groups}
+    alike: dict[str, list[str]] = {}
+    for name in sorted(names):
+        alike.setdefault(first_look.reduced(name), []).append(name)
+    if several := [same for same in alike.values() if len(same) > 1]:
+        yield (
+            f"--group-column: {len(several):,} groups have names that differ only by {first_look.WHAT_MAY_DIFFER}: "
+            f"{some([' and '.join(map(repr, same)) for same in several], 3)}; write one name, or one of them may be "
+            "trained on while the other is validated"
         )
 
 

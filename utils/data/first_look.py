@@ -404,8 +404,11 @@ def _brighter(looks: Sequence[Seen]) -> tuple[str, str] | None:
     )
 
 
-def _reduced(name: str) -> str:
-    """What is left of a class name without what may differ by mistake: capitals, blanks, the zeros of 01 and 1.0."""
+WHAT_MAY_DIFFER = "case, blanks, the zeros of a number or the characters of an accent"
+
+
+def reduced(name: str) -> str:
+    """What is left of the name of a class, or group, without what may differ by mistake (``WHAT_MAY_DIFFER``)."""
     name = folded("".join(name.split()))
     number = re.fullmatch(r"0*(\d+)(?:\.0*)?", name)
     return number[1] if number else name
@@ -419,13 +422,12 @@ def of_classes(counts: Sequence[np.ndarray], classes: Sequence[str], several: bo
     found = []
     alike: dict[str, list[str]] = {}
     for name in classes:
-        alike.setdefault(_reduced(name), []).append(name)
+        alike.setdefault(reduced(name), []).append(name)
     for names in alike.values():
         if len(names) > 1:
             quoted = " and ".join(map(repr, names))
-            how = "case, blanks, the zeros of a number or the characters of an accent"
             differ = (
-                f"classes {quoted} differ only by {how}"
+                f"classes {quoted} differ only by {WHAT_MAY_DIFFER}"
                 if len({*names}) > 1
                 else f"{len(names)} classes are called {names[0]!r}"
             )

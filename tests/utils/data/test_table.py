@@ -135,6 +135,23 @@ def test_files_of_one_name_in_several_folders_are_told_apart(tmp_path):
     assert prints[0].split("+")[0] != prints[1].split("+")[0]
 
 
+def test_groups_whose_names_may_be_one_are_told(flat, tmp_path):
+    folder, rows = flat
+    header = (*HEADER[:2], "patient_id")
+    names = ("Ann", "ann", "M\u00fcller", "Mu\u0308ller", "Bo", "Bob", "7", "07")
+    typed = [(path, label, names[number % 8]) for number, (path, label, *_) in enumerate(rows)]
+
+    def told(name, rows):
+        warnings = read(folder, write(tmp_path / name, rows, header), "--val-split", "0.3").warnings
+        return [line for line in warnings if "--group-column" in line]
+
+    (line,) = told("a.csv", typed)
+    assert line.startswith("--group-column: 3 groups have names that differ only by case, blanks")
+    assert "'07' and '7'" in line and "'Ann' and 'ann'" in line and "Bob" not in line
+    apart = [(*row, name.replace("ann", "Eve").replace("Mu", "Lu").replace("07", "8")) for *row, name in typed]
+    assert told("b.csv", apart) == []
+
+
 def test_groups_stay_on_one_side_of_val_split(flat, tmp_path):
     folder, rows = flat
     grouped = [(path, label, f"patient {number % 9}") for number, (path, label, _) in enumerate(rows)]
