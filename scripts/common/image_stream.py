@@ -103,10 +103,12 @@ def _below(folder: str, unread: Counter[str], follows: bool = True) -> Iterator[
             continue
         if entry.is_dir(follow_symlinks=False) or (leads_to_folder and follows and not _contains(entry.path, folder)):
             yield from _below(entry.path, unread, follows=False)
-        elif not is_image(entry.name):
-            unread.update(left_out(entry.name))
-        elif not leads_to_folder:
+        elif leads_to_folder:
+            continue
+        elif is_image(entry.name):
             yield entry.path
+        else:
+            unread.update(left_out(entry.name))
 
 
 def _contains(link: str, folder: str) -> bool:

@@ -44,7 +44,7 @@ def folder(tmp_path_factory):
     exif[0x0112] = 6
     picture(64, 48, seed=4).save(root / "c turned.jpeg", exif=exif)
     picture(70, 20, "RGBA", seed=5).save(root / "d.webp", lossless=True)
-    for name in ("notes.txt", "phone.heic", "b/more.HEIC", ".hidden/e.jpg", ".f.jpg"):
+    for name in ("notes.txt", "phone.heic", "b/more.HEIC", "b/nameless", ".hidden/e.jpg", ".f.jpg"):
         (root / name).write_bytes(b"x")
     (root / "loop").symlink_to(root, target_is_directory=True)
     return root
@@ -60,7 +60,7 @@ def below(root, names):
 def test_a_folder_means_all_its_images_by_name_and_what_is_not_read_is_counted(folder):
     unread = Counter()
     assert below(folder, image_names([str(folder)], unread)) == IN_ORDER
-    assert unread == {".heic": 2}
+    assert unread == {".heic": 2, "without an ending": 1}
 
 
 def test_class_folders_may_be_links_and_links_that_lead_back_are_left_out(folder, tmp_path):
