@@ -69,8 +69,8 @@ class Loaded:
 
     @property
     def is_favoured(self) -> bool:
-        """True if validation images chose the weights: those of best.pt, of a copy of it, or of a soup made by them."""
-        return self.marked or self.path.name == BEST
+        """True if validation images chose the weights, which favours what is measured on these images."""
+        return are_chosen(self.path, self.marked)
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.network, self.classes, self.preprocessing))
@@ -80,6 +80,11 @@ class Loaded:
         """Names of the layers that computed in float32 under autocast, for ``keep_in_fp32``."""
         layers = self.settings.get("fp32_layers")
         return [*map(str, layers)] if isinstance(layers, list) else []
+
+
+def are_chosen(path: Path, marked: bool) -> bool:
+    """True if validation images chose a checkpoint's weights: best.pt's, or those of a copy or soup ``marked`` so."""
+    return marked or path.name == BEST
 
 
 def load_model(

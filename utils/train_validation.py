@@ -444,9 +444,8 @@ class TraVal:
         self.writer.epoch(row)
         finished = progress.is_finished(self.args)
         if dropped and not finished and self.lr_policy is not None:
-            before, now = (
-                self.lr_policy.at(progress.epoch, progress.updates, progress.lr_drops - back) for back in (1, 0)
-            )
+            drops = (progress.lr_drops - 1, progress.lr_drops)
+            before, now = (self.lr_policy.at(progress.epoch, progress.updates, number) for number in drops)
             self.reporter.lr_drop(self.args, before, now)
         write_pictures(self, gathered, finished)
         saved = finished or progress.epoch % self.args.logging.save_every_epochs == 0

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from models.confidence import KEY as CONFIDENCE
-from models.load import BEST, FAVOURED, read_checkpoint
+from models.load import FAVOURED, are_chosen, read_checkpoint
 from scripts.common.command_line import say
 from scripts.common.trained import find_run
 from utils.checkpoint import checkpoint
@@ -56,7 +56,7 @@ def read(text: str, best: bool | None, warn: Callable[[str], None]) -> Ingredien
             "so its own figure, by which a greedy soup chooses, may be much too low"
         )
     description = {key: value for key, value in state.items() if key not in OF_ITS_WEIGHTS}
-    return Ingredient(path, weights, description, path.name == BEST or bool(state.get(FAVOURED)))
+    return Ingredient(path, weights, description, are_chosen(path, bool(state.get(FAVOURED))))
 
 
 def refuse_differences(ingredients: Sequence[Ingredient]) -> None:

@@ -334,16 +334,21 @@ def _inspect_array(file: NamedBytes, colour: str, sha256: bytes) -> tuple[tuple[
     pixels = read_pixels(file, colour)
     found = look(file, colour)
     height, width = pixels.shape[1:]
-    if (array := array_header(file)) is None:
-        with Image.open(file) as image:
-            channels, mode = len(image.getbands()), image.mode
-    else:
-        channels, mode = array.channels, ""
-    if not mode or found.bits > 8:
-        mode = {(1, 8): "L", (3, 8): "RGB"}.get((channels, found.bits), f"{channels}x{found.bits}")
     content = pixel_hash(colour, (width, height), pixels.permute(1, 2, 0).numpy().tobytes() + found.lost)
-    row = (sha256, content, width, height, mode.encode(), found.file_format.encode(), False)
+    row = (sha256, content, width, height, _mode_of(file, found.bits).encode(), found.file_format.encode(), False)
     return row, found._replace(size=(width, height))
+
+
+def _mode_of(file: NamedBytes, bits: int) -> str:
+    """Pillow's mode of an image with this many ``bits``; 'CHANNELSxBITS' if Pillow has none for it."""
+    if (array := array_header(file)) is not None:
+        channels = array.channels
+    else:
+        with Image.open(file) as image:
+            if bits == 8:
+                return image.mode
+            channels = len(image.getbands())
+    return {(1, 8): "L", (3, 8): "RGB"}.get((channels, bits), f"{channels}x{bits}")
 
 
 def _is_rotated(image: Image.Image) -> bool:

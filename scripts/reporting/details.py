@@ -202,9 +202,8 @@ def against_record(
 ) -> tuple[str, bool | None]:
     """Compare this validation's metric ``name`` with the run's record: a sentence, and whether the two agree.
 
-    The record is that of the checkpoint's ``epoch``; of any epoch if the checkpoint does not name it. Whether they
-    agree is None if there is none. ``raw``: compare the raw weights, whose metrics have columns
-    of their own.
+    The record is that of the checkpoint's ``epoch``, or of any if the checkpoint does not name it. Whether they agree
+    is None if there is no record. ``raw``: compare the raw weights, whose metrics have columns of their own.
     """
     words = FIGURES[name]
     column = f"raw_val_{name}" if raw and f"raw_val_{name}" in record.epochs else f"val_{name}"

@@ -561,7 +561,7 @@ def _data(settings: DataSettings, splits: Splits) -> Data:
         warnings = (
             *_lacking(settings, train, validation, classes),
             *_on_both_sides(train, validation),
-            *_alike(train, validation),
+            *_groups_alike(train, validation),
             *warnings,
         )
     found = _found_in(train if train is not None else validation, settings)
@@ -645,13 +645,10 @@ def _on_both_sides(train: Images | None, validation: Images) -> Iterator[str]:
         )
 
 
-def _alike(*splits: Images | None) -> Iterator[str]:
+def _groups_alike(*splits: Images | None) -> Iterator[str]:
     """Yield a warning if the names of some groups seem to be one name that is written in several ways."""
     names = {group for images in splits if images is not None and images.groups is not None for group in images.groups}
-    alike: dict[str, list[str]] = {}
-    for name in sorted(names):
-        alike.setdefault(first_look.reduced(name), []).append(name)
-    if several := [same for same in alike.values() if len(same) > 1]:
+    if several := first_look.alike(sorted(names)):
         yield (
             f"--group-column: {len(several):,} groups have names that differ only by {first_look.WHAT_MAY_DIFFER}: "
             f"{some([' and '.join(map(repr, same)) for same in several], 3)}; write one name, or one of them may be "

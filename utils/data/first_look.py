@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -407,11 +407,19 @@ def _brighter(looks: Sequence[Seen]) -> tuple[str, str] | None:
 WHAT_MAY_DIFFER = "case, blanks, the zeros of a number or the characters of an accent"
 
 
-def reduced(name: str) -> str:
+def _reduced(name: str) -> str:
     """What is left of the name of a class, or group, without what may differ by mistake (``WHAT_MAY_DIFFER``)."""
     name = folded("".join(name.split()))
     number = re.fullmatch(r"0*(\d+)(?:\.0*)?", name)
     return number[1] if number else name
+
+
+def alike(names: Iterable[str]) -> list[list[str]]:
+    """The ``names`` that may be one and the same, together (``WHAT_MAY_DIFFER``)."""
+    same: dict[str, list[str]] = {}
+    for name in names:
+        same.setdefault(_reduced(name), []).append(name)
+    return [several for several in same.values() if len(several) > 1]
 
 
 def of_classes(counts: Sequence[np.ndarray], classes: Sequence[str], several: bool = False) -> list[tuple[str, str]]:
@@ -420,18 +428,14 @@ def of_classes(counts: Sequence[np.ndarray], classes: Sequence[str], several: bo
     ``counts``: int (classes,) each. ``several``: images have several labels.
     """
     found = []
-    alike: dict[str, list[str]] = {}
-    for name in classes:
-        alike.setdefault(reduced(name), []).append(name)
-    for names in alike.values():
-        if len(names) > 1:
-            quoted = " and ".join(map(repr, names))
-            differ = (
-                f"classes {quoted} differ only by {WHAT_MAY_DIFFER}"
-                if len({*names}) > 1
-                else f"{len(names)} classes are called {names[0]!r}"
-            )
-            found.append(("class names alike", f"{differ}; make them one"))
+    for names in alike(classes):
+        quoted = " and ".join(map(repr, names))
+        differ = (
+            f"classes {quoted} differ only by {WHAT_MAY_DIFFER}"
+            if len({*names}) > 1
+            else f"{len(names)} classes are called {names[0]!r}"
+        )
+        found.append(("class names alike", f"{differ}; make them one"))
     if blanks := [name for name in classes if name != name.strip()]:
         quoted = ", ".join(map(repr, blanks[:SHOWN]))
         found.append(("blanks around class names", f"blanks around names belong to them: {quoted}; remove the blanks"))

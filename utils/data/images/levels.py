@@ -7,10 +7,10 @@ from typing import BinaryIO
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, TiffImagePlugin
 from PIL.ImageFile import ImageFile
 
-WHITE_IS_ZERO, SIGNED, IN_PLANES = 0, 2, 2  # values of TIFF's tags 262, 339 and 284
+WHITE_IS_ZERO, SIGNED, IN_PLANES = 0, 2, 2  # values of TIFF's tags for photometric interpretation, samples, planes
 SIXTEEN_BITS_AS_I = ("PNG", "PPM")  # formats whose 16-bit images Pillow opens in its 32-bit mode
 
 
@@ -111,12 +111,12 @@ def to_8_bits(numbers: np.ndarray, pixel_range: tuple[float, float]) -> np.ndarr
 def refuse_misread(image: Image.Image) -> None:
     """Raise ``ValueError`` for an opened TIFF file that Pillow would read as other numbers than it holds."""
     tags = getattr(image, "tag_v2", {})
-    bits = max(tags.get(258, (1,)))
-    if bits == 8 and SIGNED in tags.get(339, ()):
+    bits = max(tags.get(TiffImagePlugin.BITSPERSAMPLE, (1,)))
+    if bits == 8 and SIGNED in tags.get(TiffImagePlugin.SAMPLEFORMAT, ()):
         raise ValueError("its levels are signed numbers, which have no known range; save numbers from 0 to 255")
-    if bits > 8 and tags.get(262) == WHITE_IS_ZERO:
+    if bits > 8 and tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == WHITE_IS_ZERO:
         raise ValueError("its level 0 is white, with more than 8 bits; save it with black as 0")
-    if bits > 8 and tags.get(284) == IN_PLANES and tags.get(277, 1) > 1:
+    if bits > 8 and tags.get(TiffImagePlugin.PLANAR_CONFIGURATION) == IN_PLANES and len(image.getbands()) > 1:
         raise ValueError("its colours lie in separate planes, with more than 8 bits; save it with pixel after pixel")
 
 
