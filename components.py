@@ -42,6 +42,7 @@ from utils.runtime.compiled import KeptCompilation
 from utils.runtime.console import log
 from utils.runtime.distributed import Distributed
 from utils.runtime.garbage import garbage_collection
+from utils.runtime.process import trains_by_itself
 from utils.train_validation import Extras, TraVal
 
 
@@ -100,8 +101,9 @@ class Components(NamedTuple):
         point = run.resume_point
         begins = point is None and self.train_loader is not None
         lines: list[str | None] = [data.seen, *data.warnings, *data.doubts(run.args, begins)]
-        if point is not None and self.train_loader is not None:
-            lines.append(point.changed_files(data.fingerprint))
+        if self.train_loader is not None:
+            lines.append(trains_by_itself())
+            lines.append(point.changed_files(data.fingerprint) if point is not None else None)
         if begins:
             lines.append(oversized_layer(run.args.model.arch, self.model, data.image_size))
         if self.optimizers:

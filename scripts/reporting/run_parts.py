@@ -78,7 +78,7 @@ def of_training(run: RunRecord) -> list[ShownMetric]:
         values = run.epochs.get(column, ())[: run.whole_epochs]
         if np.isfinite(values).any():
             best = int(np.nanargmax(values))
-            epoch = f"epoch {run.epochs['epoch'][best]:.0f} of {len(run.epochs['epoch'])}"
+            epoch = f"epoch {run.epochs['epoch'][best]:.0f} of {run.last('epoch'):.0f}"
             made.append(ShownMetric(name, shown(float(values[best]), "%"), epoch))
     seconds = [value for value in run.epochs.get("seconds", ()) if math.isfinite(value)]
     if seconds:

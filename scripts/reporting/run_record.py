@@ -68,15 +68,6 @@ class RunRecord:
     predicted_doubts: list[str] = field(default_factory=list)
 
     @property
-    def steps_per_epoch(self) -> float:
-        """Optimizer steps of a whole epoch, or the steps so far if the first one was cut short; NaN if unknown."""
-        ends = self.epochs.get("step", np.empty(0))
-        if not len(ends):
-            return math.nan
-        epochs = np.diff(self.epochs.get("epoch", 1.0 + np.arange(len(ends))), prepend=0)  # earlier rows may be lost
-        return float((np.diff(ends, prepend=0) / np.fmax(epochs, 1)).max())
-
-    @property
     def whole_epochs(self) -> int:
         """Number of epochs, without a last one that --max-steps has cut: it is the run's best only if it is alone."""
         count = len(self.epochs.get("epoch", ()))

@@ -169,11 +169,16 @@ def number(value: float, digits: int = 6) -> float | int | None:
 
 
 def time_axis(run: RunRecord) -> dict[str, Any]:
-    """Scale from a run's steps to its epochs and hours: steps per epoch, and hours at the end of each epoch."""
-    seconds = run.epochs.get("seconds", np.empty(0))
+    """A run's steps at the ends of its epochs, and the epochs and hours there; in between, these grow evenly.
+
+    The number of steps of an epoch may change, as where --resume-override sets another batch size. An epoch that
+    --max-steps has cut ends at the part of it that the steps of the epoch before suggest.
+    """
     ends = run.epochs.get("step", np.empty(0))
-    return {
-        "stepsPerEpoch": number(run.steps_per_epoch),
-        "ends": numbers(np.concatenate([[0], ends])),
-        "hours": numbers(np.concatenate([[0], np.nancumsum(seconds) / 3600])),
-    }
+    epochs = run.epochs.get("epoch", 1.0 + np.arange(len(ends))).copy()
+    if len(ends) > run.whole_epochs:
+        steps_per_epoch = np.diff(ends, prepend=0) / np.diff(epochs, prepend=0)
+        epochs[-1] = epochs[-2] + (ends[-1] - ends[-2]) / steps_per_epoch[-2]
+    seconds = np.nancumsum(run.epochs.get("seconds", np.zeros(len(ends))))
+    columns = {"ends": ends, "epoch": epochs, "hours": seconds / 3600}
+    return {name: numbers(np.concatenate([[0], values])) for name, values in columns.items()}

@@ -4,7 +4,7 @@ import pytest
 
 import main
 from tests.end_to_end.forked import Forked
-from utils.runtime.process import RankInfo
+from utils.runtime.process import RankInfo, trains_by_itself
 
 
 @pytest.fixture
@@ -98,6 +98,23 @@ def test_a_number_of_processes_without_a_rank_is_one_line(workplace, monkeypatch
     for alone in ("1", ""):
         monkeypatch.setenv("WORLD_SIZE", alone)
         assert RankInfo.from_environment() == RankInfo()
+
+
+@pytest.mark.parametrize(
+    ("variable", "launcher"), [("SLURM_STEP_NUM_TASKS", "srun"), ("OMPI_COMM_WORLD_SIZE", "mpirun")]
+)
+def test_one_of_many_processes_without_a_rank_is_warned_that_it_trains_by_itself(
+    variable, launcher, workplace, monkeypatch, capsys
+):
+    for count, warned in (("2", True), ("1", False)):
+        monkeypatch.setenv(variable, count)
+        assert main.main(["--arch", "fc", "--dry-run"]) == 0
+        assert (
+            f"environment: {launcher} has started 2 processes, and each trains by itself" in capsys.readouterr().err
+        ) is warned
+    monkeypatch.setenv(variable, "2")
+    monkeypatch.setenv("RANK", "0")
+    assert trains_by_itself() is None, "torchrun under srun"
 
 
 # ------------------------------------------------------------------------------- real processes

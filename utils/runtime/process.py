@@ -14,6 +14,7 @@ from utils.config.settings import UserError
 
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: a forked process must not load any
 _PR_SET_PDEATHSIG = 1
+_PROCESSES_OF = {"srun": "SLURM_STEP_NUM_TASKS", "mpirun": "OMPI_COMM_WORLD_SIZE"}  # how many a launcher has started
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,22 @@ class RankInfo:
     def is_main(self) -> bool:
         """True on the one process that writes files and prints."""
         return self.rank == 0
+
+
+def trains_by_itself() -> str | None:
+    """Line for one of several processes that a launcher other than torchrun has started: each is a training of its own.
+
+    That may be meant, as where one srun starts a training on each GPU of a machine.
+    """
+    if "RANK" in os.environ:
+        return None
+    for launcher, variable in _PROCESSES_OF.items():
+        if (count := os.environ.get(variable, "1")) != "1":
+            return (
+                f"environment: {launcher} has started {count} processes, and each trains by itself, as RANK is not "
+                "set; to train together, start with torchrun (docs/distributed.md)"
+            )
+    return None
 
 
 def port_in_use(port: str) -> str:

@@ -7,15 +7,13 @@ const AXES = [["epoch", "epoch"], ["step", "step"], ["hours", "hours"]];
 
 /** Where step `step` of a run lies on the chosen axis; null if the run does not say. */
 function place(run, step) {
-  const axis = DATA.runs[run].axis;
   if (shown.axis === "step") return step;
-  if (shown.axis === "epoch") return axis.stepsPerEpoch ? step / axis.stepsPerEpoch : null;
-  const { ends, hours } = axis;
-  const after = ends.findIndex((end) => end >= step);
-  if (after < 0) return hours.at(-1);
-  if (after === 0) return hours[0];
+  const { ends, [shown.axis]: values } = DATA.runs[run].axis;
+  if (ends.length < 2) return null;
+  const found = ends.findIndex((end) => end >= step);
+  const after = found < 0 ? ends.length - 1 : Math.max(1, found); // the epoch that still goes on is like the one before
   const part = (step - ends[after - 1]) / (ends[after] - ends[after - 1] || 1);
-  return hours[after - 1] + part * (hours[after] - hours[after - 1]);
+  return values[after - 1] + part * (values[after] - values[after - 1]);
 }
 
 function ticks(low, high, most) {

@@ -59,7 +59,7 @@ def test_settings_are_read_with_their_values_origins_and_groups(digits_run):
     assert len(record.settings) > 100
     assert record.settings["arch"] == ("fc", "flag", "model") and record.settings["lr"].origin == "default"
     assert record.header["command"].startswith("main.py --device cpu") and "torch" in record.header["versions"]
-    assert record.steps["step"].tolist() == list(range(1, 31)) and record.steps_per_epoch == 30
+    assert record.steps["step"].tolist() == list(range(1, 31)) and record.epochs["step"].tolist() == [30]
     assert record.first_batch[:4] == b"\x89PNG" and "Speed/data_wait_percent" in record.scalars
     assert record.missing == []
 
@@ -86,9 +86,26 @@ def test_a_damaged_or_missing_file_is_named_and_the_rest_is_read(digits_run, tmp
     assert record.settings and len(record.epochs["val_top1"]) == 1
 
 
-def test_the_steps_of_an_epoch_are_known_where_earlier_rows_are_lost():
-    record = run_record.RunRecord("run", None, epochs={"epoch": np.array([6.0, 7.0]), "step": np.array([600.0, 700.0])})
-    assert record.steps_per_epoch == 100
+@pytest.mark.parametrize(
+    ("epochs", "ends", "cut", "places"),
+    [
+        ([1, 2, 3], [30, 60, 90], None, {15: 0.5, 60: 2, 99: 3.3}),
+        ([6, 7], [600, 700], None, {50: 0.5, 650: 6.5}),  # earlier rows are lost
+        ([1, 2, 3], [30, 45, 60], None, {15: 0.5, 30: 1, 45: 2, 55: 2 + 2 / 3}),  # a larger batch from epoch 2 on
+        ([1, 2, 3], [30, 60, 70], 3, {60: 2, 70: 2 + 1 / 3}),  # cut by --max-steps
+        ([1], [20], 1, {20: 1}),
+        ([], [], None, {}),
+    ],
+)
+def test_a_step_lies_in_its_own_epoch(epochs, ends, cut, places):
+    columns = {"epoch": np.array(epochs, float), "step": np.array(ends, float), "seconds": np.full(len(ends), 36.0)}
+    axis = series.time_axis(run_record.RunRecord("run", None, epochs=columns, cut_epoch=cut))
+    steps = list(places)
+    # as the page does: evenly between two ends, and on after the last
+    slope = np.diff(axis["epoch"])[-1:] / np.diff(axis["ends"])[-1:]
+    beyond = [slope.sum() * max(0, step - axis["ends"][-1]) for step in steps]
+    assert np.interp(steps, axis["ends"], axis["epoch"]) + beyond == pytest.approx(list(places.values()), rel=1e-5)
+    assert axis["hours"] == pytest.approx(0.01 * np.arange(len(ends) + 1))
 
 
 @pytest.mark.parametrize("steps", [1, 28, 46])
