@@ -5,9 +5,9 @@
     python scripts/check_data.py                                              # the digits
     python scripts/check_data.py --dataname folder --datapath DIR --statistics      # --mean and --std of the images
 
-Reads every image as training does and changes nothing. Prints a verdict, findings and tables; writes report.txt,
-images.csv (one line per image) and damaged.txt into --output, or only statistics.yaml with --statistics. Exit code 0:
-no faults; 1: faults; 2: not checked.
+Reads every image as training does, and images to test on as well, and changes nothing. Prints a verdict, findings and
+tables; writes report.txt, images.csv (one line per image) and damaged.txt into --output, or only statistics.yaml with
+--statistics. Exit code 0: no faults; 1: faults; 2: not checked.
 """
 
 from __future__ import annotations
@@ -90,10 +90,9 @@ def report_lines(settings: DataSettings, survey: Survey, inspected: Inspected, f
     from scripts.data_check import tables
 
     where = f" at {settings.datapath}" if survey.root is not None else ""
-    validation = len(survey) - survey.training
     lines = [
         tables.verdict(survey, findings),
-        f"{settings.dataname}{where}: {survey.training:,} training and {validation:,} validation images, "
+        f"{settings.dataname}{where}: {tables.split_counts(map(len, survey.images))} images, "
         f"{len(survey.classes):,} classes",
         *([f"labels: {survey.origin}"] if survey.origin else []),
         "",

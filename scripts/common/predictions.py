@@ -32,8 +32,8 @@ from utils.config.datasets import SPECS
 from utils.config.groups.data import DataSettings
 from utils.config.settings import Settings, UserError
 from utils.config.spelling import some
-from utils.data.datasets import Data, get_data, get_test_data, in_colour_of, some_contents
-from utils.data.first_look import lost_levels
+from utils.data.datasets import Data, get_data, get_test_data, in_colour_of, on_both_sides, some_contents
+from utils.data.first_look import COMPARED_FILES, equal_files, lost_levels
 from utils.data.formats.class_folders import find_splits, test_folder, training_folder, validation_folder
 from utils.data.formats.hugging_face import find
 from utils.data.formats.readers import IN_MEMORY, ImageFiles, Images
@@ -168,7 +168,7 @@ def predict_split(
             samples, left_out = _samples(len(images), args, chosen)
             notes = (*notes, *left_out)
             loader = loader.part(samples) if len(samples) < len(images) else loader
-            notes = (*notes, *_lost_levels(images, loaded, args, chosen))
+            notes = (*notes, *_doubts(images, loaded, args, chosen))
         for note in notes:
             warn(note)
         warn_of_other_views(loaded, args.data.tta)
@@ -205,11 +205,27 @@ def predict_split(
     )
 
 
-def _lost_levels(images: Images, loaded: Loaded, args: Settings, chosen: Chosen) -> Iterator[str]:
-    """Yield warnings about levels of images that the run has not seen, which the network would not see."""
-    foreign = chosen.datapath is not None or chosen.split == "test" or chosen.files is not None
-    if foreign and isinstance(images, ImageFiles):
+def _doubts(images: Images, loaded: Loaded, args: Settings, chosen: Chosen) -> Iterator[str]:
+    """Yield warnings about images that the run has neither trained nor validated on, as far as the choice tells."""
+    if isinstance(images, ImageFiles) and (chosen.datapath or chosen.files or chosen.split == "test"):
         yield from lost_levels(images, loaded.classes, args.data.datapath)
+        if chosen.files is None and chosen.split != "train":
+            yield from _trained_on(images, loaded)
+
+
+def _trained_on(images: ImageFiles, loaded: Loaded) -> Iterator[str]:
+    """Yield warnings if ``loaded``'s run trained on some of ``images`` or of their groups, if its data is unchanged."""
+    settings = settings_of(loaded, Chosen()).data
+    if settings.dataname in (*IN_MEMORY, "hf") or (len(images) > COMPARED_FILES and images.groups is None):
+        return
+    try:
+        data = get_data(settings, torch.device("cpu"), trained=point_of(loaded))
+    except UserError:  # it has been moved
+        return
+    if isinstance(data.train, ImageFiles) and same_images(data.fingerprint, loaded.fingerprint):
+        files = {"train": data.train, "test": images}
+        yield from (text for kind, text in equal_files(files, settings.datapath) if kind == "in both splits")
+        yield from on_both_sides(data.train, images, "test")
 
 
 def _samples(count: int, args: Settings, chosen: Chosen) -> tuple[np.ndarray, list[str]]:

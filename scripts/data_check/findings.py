@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import combinations, islice
 from pathlib import Path
 
 import numpy as np
 
 from scripts.common.label_answers import count_together
-from scripts.data_check.survey import Inspected, Survey, class_names
+from scripts.data_check.survey import WORDS, Inspected, Survey, class_names
 from utils.config import spelling
 from utils.config.image_size import sides, size_text
 from utils.config.spelling import printable
@@ -116,34 +116,33 @@ some = partial(spelling.some, shown=EXAMPLES)
 
 
 def counts_of(survey: Survey) -> np.ndarray:
-    """Number of images of each class, int (2, classes): training and validation."""
+    """Number of images of each class, int (splits, classes)."""
     return np.stack([class_counts(images.labels, len(survey.classes)) for images in survey.images])
 
 
 def _classes(survey: Survey, findings: Findings) -> None:
     """Add findings about classes that are empty, missing in one split, or apparently one class under two names."""
     counts = counts_of(survey)
-    folders = [set(class_names(tree)) & set(survey.classes) for tree in survey.trees]  # a class map may leave some out
-    for number, (tree, names) in enumerate(zip(survey.trees, folders, strict=True)):
-        empty = [name for name in sorted(names) if not counts[number][survey.classes.index(name)]]
+    trees = survey.trees
+    folders = {split: set(class_names(tree)) for split, tree in trees.items()}
+    left_out = set().union(*(names for split, names in folders.items() if split != "test")) - set(survey.classes)
+    folders = {split: names - left_out for split, names in folders.items()}  # by a class map
+    for split, names in folders.items():
+        its_counts = dict(zip(survey.classes, counts[list(WORDS).index(split)], strict=True))
+        empty = [name for name in sorted(names) if its_counts.get(name) == 0]
         if empty:
-            paths = some(survey.below(tree / name) for name in empty)
+            paths = some(survey.below(trees[split] / name) for name in empty)
             findings.fault("empty classes", len(empty), f"no images in {paths}; fill or remove")
-    if len(folders) == 2:
-        train, validation = survey.trees
-        for has, lacks, names in (
-            (validation, train, folders[1] - folders[0]),
-            (train, validation, folders[0] - folders[1]),
-        ):
-            if names:
-                here = f"only in {has.name}/, not in {lacks.name}/: {some(sorted(names))}"
+    for other in [split for split in folders if split != "train"]:
+        for has, lacks in ((other, "train"), ("train", other)):
+            if names := folders[has] - folders[lacks]:
+                here = f"only in {trees[has].name}/, not in {trees[lacks].name}/: {some(sorted(names))}"
                 findings.fault("classes in one split", len(names), f"{here}; add them there or remove them here")
-    for tree in survey.trees if len(folders) == 1 else ():
-        for line in like_splits(tree, survey.classes):
-            findings.note("class named like a split", 1, line)
+    for line in like_splits(trees["train"], survey.classes) if list(trees) == ["train"] else ():
+        findings.note("class named like a split", 1, line)
     if survey.several:
         _labels(survey, findings)
-    for kind, text in of_classes(counts, survey.classes):
+    for kind, text in of_classes(counts[:2], survey.classes):
         if survey.several and kind != "class names alike":  # the other kinds are about top-1
             continue
         (findings.fault if kind == "class names alike" else findings.note)(kind, 1, text)
@@ -159,12 +158,13 @@ def _labels(survey: Survey, findings: Findings) -> None:
     empty = int((survey.labels == 0).all(1).sum())
     if empty:
         findings.note("without labels", empty, f"{counted(empty)} with no label; they count as images of none")
-    for split, labels in survey.labels_by_split.items():
+    for split, indices in survey.ranges.items():
+        labels = survey.labels[indices]
         for kind, value in (("on no image", 1), ("on every image", 0)):
             names = [printable(survey.classes[one]) for one in np.flatnonzero(~(labels == value).any(0)).tolist()]
             if names and len(labels):
-                hidden = "its figures do not exist" if split == "validation" else "nothing can be learned of it"
-                text = f"{split} shows {spelling.some(names)} {kind} of which that is known; {hidden}"
+                hidden = "nothing can be learned of it" if split == "train" else "its figures do not exist"
+                text = f"{WORDS[split]} shows {spelling.some(names)} {kind} of which that is known; {hidden}"
                 findings.note(f"labels {kind}", len(names), text)
     together = count_together(survey.labels == 1)
     own = np.diagonal(together)
@@ -192,21 +192,22 @@ def equal_groups(hashes: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _duplicates(survey: Survey, records: np.ndarray, findings: Findings) -> None:
-    """Add findings on equal pixels in both splits (leakage), with different labels (conflict), or repeated (a note)."""
-    leaked: list[tuple[int, int]] = []  # a validation image and the training image equal to it
-    conflicts: dict[str, list[np.ndarray]] = {"train": [], "val": []}
-    repeats: dict[str, list[tuple[int, int]]] = {"train": [], "val": []}
+    """Add findings on equal pixels in two splits (leakage), with different labels (conflict), or repeated (a note)."""
+    leaked: dict[tuple[str, str], list[tuple[int, int]]] = {pair: [] for pair in combinations(survey.ranges, 2)}
+    conflicts: dict[str, list[np.ndarray]] = {split: [] for split in survey.ranges}
+    repeats: dict[str, list[tuple[int, int]]] = {split: [] for split in survey.ranges}
     for group in sorted(equal_groups(records["pixel_hash"]), key=lambda group: group[0]):
-        train = group[group < survey.training]
-        validation = group[group >= survey.training]
-        if len(train):
-            leaked += [(index, _twin(survey, records, index, train)) for index in validation]
-        for split, equal in (("train", train), ("val", validation)):
+        members = {split: group[(group >= its.start) & (group < its.stop)] for split, its in survey.ranges.items()}
+        for (first, second), pairs in leaked.items():
+            if len(members[first]):
+                pairs += [(index, _twin(survey, records, index, members[first])) for index in members[second]]
+        for split, equal in members.items():
             if not all(survey.agree(index, equal).all() for index in equal):
                 conflicts[split].append(equal)
             else:
                 repeats[split] += [(index, equal[0]) for index in equal[1:]]
-    _add_leaks(survey, records, leaked, findings)
+    for splits, pairs in leaked.items():
+        _add_leaks(survey, records, splits, pairs, findings)
     for split, equal_images in conflicts.items():
         _add_conflicts(survey, split, equal_images, findings)
     for split, pairs in repeats.items():
@@ -223,30 +224,38 @@ def share(count: int, total: int) -> str:
     return f"{percent:.0f} %" if percent >= 10 else f"{percent:.2g} %"
 
 
-def _twin(survey: Survey, records: np.ndarray, index: int, train: np.ndarray) -> int:
-    """Index of the image in ``train`` that best matches image ``index``, which has equal pixels.
+def _twin(survey: Survey, records: np.ndarray, index: int, others: np.ndarray) -> int:
+    """Index of the image in ``others`` that best matches image ``index``, which has equal pixels.
 
     Preferred is one with the same file, then one with the same label.
     """
-    same_file = (records["sha256"][train] == records["sha256"][index]) & (records["sha256"][index] != b"")
-    return int(train[np.argmax(2 * same_file + survey.agree(index, train))])
+    same_file = (records["sha256"][others] == records["sha256"][index]) & (records["sha256"][index] != b"")
+    return int(others[np.argmax(2 * same_file + survey.agree(index, others))])
 
 
-def _add_leaks(survey: Survey, records: np.ndarray, leaked: Sequence[tuple[int, int]], findings: Findings) -> None:
+def _add_leaks(
+    survey: Survey,
+    records: np.ndarray,
+    splits: tuple[str, str],
+    leaked: Sequence[tuple[int, int]],
+    findings: Findings,
+) -> None:
+    """Add a finding about ``leaked`` images of the second of ``splits``, each with an equal one of the first."""
     if not leaked:
         return
-    validation, train = map(np.array, zip(*leaked, strict=True))
-    files = int(np.sum((records["sha256"][validation] == records["sha256"][train]) & (records["sha256"][train] != b"")))
+    first, second = splits
+    later, earlier = map(np.array, zip(*leaked, strict=True))
+    files = int(np.sum((records["sha256"][later] == records["sha256"][earlier]) & (records["sha256"][earlier] != b"")))
     elsewhere = sum(not survey.agree(index, np.array([other])).all() for index, other in leaked)
     how = "" if survey.paths is None else f" ({files:,} the same file, {len(leaked) - files:,} the same pixels)"
     labels = f", {elsewhere:,} of them under another class" if elsewhere else ""
-    percent = share(len(leaked), len(survey) - survey.training)
-    what = f"of val ({percent}) with the pixels of one of train{how}{labels}"
+    percent = share(len(leaked), len(survey.ranges[second]))
+    what = f"of {second} ({percent}) with the pixels of one of {first}{how}{labels}"
     names = (_pair(survey, pair) for pair in leaked)
     findings.images(findings.faults, "in both splits", len(leaked), what, names, "; remove one of each pair")
     for index, other in leaked:
-        findings.problem(index, f"also in train: {survey.name(other)}")
-        findings.problem(other, f"also in val: {survey.name(index)}")
+        findings.problem(index, f"also in {first}: {survey.name(other)}")
+        findings.problem(other, f"also in {second}: {survey.name(index)}")
 
 
 def _add_conflicts(survey: Survey, split: str, groups: Sequence[np.ndarray], findings: Findings) -> None:
@@ -279,26 +288,32 @@ def _pair(survey: Survey, pair: tuple[int, int], labels: bool = False) -> str:
 
 
 def _groups(survey: Survey, findings: Findings) -> None:
-    """Add findings about groups in both splits (leakage), and how a random split would flatter results (a note)."""
-    train, validation = (images.groups for images in survey.images)
-    if train is None or validation is None:
+    """Add findings about groups in two splits (leakage), and how a random split would flatter results (a note)."""
+    groups = {split: images.groups for split, images in zip(survey.ranges, survey.images, strict=True)}
+    known = {split: names for split, names in groups.items() if names is not None}
+    if not {"train", "val"} <= known.keys():
         return
-    trained = set(train)
-    shared = np.flatnonzero([group in trained for group in validation])
-    if len(shared):
-        names = sorted(set(validation[shared]))
-        findings.fault(
-            "groups in both splits",
-            len(names),
-            f"{len(names):,} groups are in train and in val, {share(len(shared), len(validation))} of val's images "
-            f"({some(names)}), so that results flatter; --folds and --val-split keep groups whole",
-        )
+    mixed = False
+    for first, second in combinations(known, 2):
+        earlier = set(known[first])
+        shared = np.flatnonzero([group in earlier for group in known[second]])
+        if len(shared):
+            mixed = True
+            names = sorted(set(known[second][shared]))
+            findings.fault(
+                "groups in both splits",
+                len(names),
+                f"{len(names):,} groups are in {first} and in {second}, {share(len(shared), len(known[second]))} of "
+                f"{second}'s images ({some(names)}), so that results flatter; --folds and --val-split keep groups "
+                "whole",
+            )
         for index in shared:
-            findings.problem(survey.training + index, f"group also in train: {printable(validation[index])}")
-    _, sizes = np.unique(np.concatenate([train, validation]).astype(str), return_counts=True)
+            problem = f"group also in {first}: {printable(known[second][index])}"
+            findings.problem(survey.ranges[second][index], problem)
+    _, sizes = np.unique(np.concatenate([*known.values()]).astype(str), return_counts=True)
     flattered = flattered_by_random(sizes)
     if flattered > 0:
-        kept = "" if len(shared) or not len(validation) else "this split keeps them whole, but "
+        kept = "" if mixed or not len(known["val"]) else "this split keeps them whole, but "
         findings.note(
             "groups",
             len(sizes),
@@ -402,13 +417,13 @@ def _files(survey: Survey, records: np.ndarray, findings: Findings) -> None:
 def _ignored(survey: Survey, findings: Findings) -> None:
     """Add findings about entries of the data set's folder that are not read."""
     kinds: dict[str, list[str]] = {}
-    for tree in survey.trees:
+    for tree in survey.trees.values():
         for kind, path in _unread(tree):
             kinds.setdefault(kind, []).append(survey.below(path))
     loose = kinds.pop(LOOSE, [])
     unread = kinds.pop(OTHER_FORMAT, [])
-    if survey.trees and survey.trees[0] != survey.root:
-        own = {*(tree.name for tree in survey.trees), FOLDER}
+    if survey.trees and survey.root not in survey.trees.values():
+        own = {*(tree.name for tree in survey.trees.values()), FOLDER}
         beside = [
             printable(entry.name) + "/" * entry.is_dir() for entry in os.scandir(survey.root) if entry.name not in own
         ]

@@ -1,7 +1,7 @@
 """Contents of a data set, image by image: each file is read once, decoded as in training, and hashed.
 
-``take_survey`` lists what training would read, even if training would refuse to start; ``inspect`` examines every
-image; ``findings.py`` judges the result.
+``take_survey`` lists what training would read, even if training would refuse to start, and the test images that it
+would leave alone; ``inspect`` examines every image; ``findings.py`` judges the result.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import io
 import multiprocessing
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,9 +32,10 @@ from utils.config.spelling import printable
 from utils.data.datasets import get_data
 from utils.data.first_look import Seen
 from utils.data.formats import class_folders
-from utils.data.formats.class_folders import LISTER, find_splits, training_folder
+from utils.data.formats.class_folders import LISTER, find_splits, test_folder, training_folder
 from utils.data.formats.listing import Lister
 from utils.data.formats.readers import ImageFiles, Images
+from utils.data.formats.table import rows_of_test
 from utils.data.images.arrays import array_header
 from utils.data.images.decoding import open_image, read_pixels
 from utils.data.images.levels import Colour, is_array
@@ -62,27 +63,27 @@ RECORD = np.dtype(
 )
 UNREAD = (b"", b"", 0, 0, b"", b"", False)
 SEPARATOR = "; "  # between an image's labels in text
+WORDS = {"train": "training", "val": "validation", "test": "test"}  # for each split, in the order of a survey
 
 
 @dataclass(frozen=True)
 class Survey:
-    """Images that training would read, first the training images, then the validation images.
+    """Images of the splits in the order of ``WORDS``: those that training would read, and those to test on, if any.
 
-    ``classes``: the classes of both splits. ``labels``: int64 (n,), indices into ``classes``, or for multi-label data
-    int8 (n, classes): 1, 0, or -1 if missing. ``training``: the number of training images. ``images``: in memory, or
-    files. ``trees``: the folders that hold class folders: one per split, one for both, or none. ``refusal``: why
+    ``classes``: the classes of all splits. ``labels``: int64 (n,), indices into ``classes``, or for multi-label data
+    int8 (n, classes): 1, 0, or -1 if missing. ``images``: of each split, in memory or in files. ``trees``: by split the
+    folders that hold class folders; only 'train' if one folder is for training and validation. ``refusal``: why
     training would not start, if so. ``warnings``: training's, except for plain class folders, which findings.py judges.
-    ``origin``: the table that the labels come from, in words, and its rows that are not read.
+    ``origin``: the table that the labels come from, in words, and its rows that training does not read.
     """
 
     spec: DatasetSpec
     image_size: Size
     root: Path | None
-    trees: tuple[Path, ...]
+    trees: Mapping[str, Path]
     classes: tuple[str, ...]
     labels: np.ndarray
-    training: int
-    images: tuple[Images, Images]
+    images: tuple[Images, ...]
     refusal: str | None = None
     warnings: tuple[str, ...] = ()
     origin: str = ""
@@ -98,19 +99,19 @@ class Survey:
     @cached_property
     def paths(self) -> Sequence[str] | None:
         """Files of the images; None for a data set in memory."""
-        train, validation = self.images
-        if not (isinstance(train, ImageFiles) and isinstance(validation, ImageFiles)):
-            return None
-        return ConcatDataset([train.paths, validation.paths])  # names in shards are made on request
+        files = [split.paths for split in self.images if isinstance(split, ImageFiles)]
+        return ConcatDataset(files) if files else None  # names in shards are made on request
 
     @property
     def several(self) -> bool:
         """True if the data is multi-label."""
         return self.labels.ndim > 1
 
-    @property
-    def labels_by_split(self) -> dict[str, np.ndarray]:
-        return {"training": self.labels[: self.training], "validation": self.labels[self.training :]}
+    @cached_property
+    def ranges(self) -> dict[str, range]:
+        """The indices of each split's images."""
+        ends = np.cumsum([0, *map(len, self.images)]).tolist()
+        return {split: range(*ends) for split, ends in zip(WORDS, pairwise(ends), strict=False)}
 
     def label_of(self, index: int) -> str:
         """Class of an image, or its labels."""
@@ -126,13 +127,13 @@ class Survey:
         return ~((theirs >= 0) & (own >= 0) & (theirs != own)).any(1)
 
     def split_of(self, index: int) -> str:
-        return "train" if index < self.training else "val"
+        return next(split for split, indices in self.ranges.items() if index < indices.stop)
 
     def name(self, index: int) -> str:
         """Image's name in a report: its path below ``--datapath``, or its number in a split."""
         if self.paths is None:
-            place = index if index < self.training else index - self.training
-            return f"{self.split_of(index)}[{place}]"
+            split = self.split_of(index)
+            return f"{split}[{index - self.ranges[split].start}]"
         return self.below(self.paths[index])
 
     def below(self, path: str | Path) -> str:
@@ -144,9 +145,9 @@ class Survey:
 
 
 def take_survey(settings: DataSettings, lister: Lister = LISTER) -> Survey:
-    """List the images that training would read with ``settings``.
+    """List the images that training would read with ``settings``, and the test images that it would leave alone.
 
-    Class folders that training refuses are listed too, with all classes of both splits. Raises ``UserError`` if there
+    Class folders that training refuses are listed too, with all classes of all splits. Raises ``UserError`` if there
     is nothing to list.
     """
     spec = SPECS[settings.dataname]
@@ -161,9 +162,13 @@ def take_survey(settings: DataSettings, lister: Lister = LISTER) -> Survey:
     try:
         data = get_data(settings, torch.device("cpu"), lister)
         classes = data.classes
-        images = (data.train, data.validation)
+        images: tuple[Images, ...] = (data.train, data.validation)
         origin = data.origin
-        trees = trees if isinstance(data.train, ImageFiles) else ()
+        trees = trees if isinstance(data.train, ImageFiles) else {}
+        if "test" in trees:
+            images += (_images_of(trees["test"], classes, data.train.colour),)
+        elif settings.is_table and (rows := rows_of_test(settings, classes)) is not None:
+            images += (replace(rows, colour=data.train.colour),)
         if not trees or settings.class_map is not None:
             warnings = data.warnings
     except UserError as error:
@@ -173,25 +178,29 @@ def take_survey(settings: DataSettings, lister: Lister = LISTER) -> Survey:
         refusal = str(error)
     labels = np.concatenate([split.labels.numpy() for split in images])
     size = settings.image_size or spec.image_size
-    return Survey(spec, size, root, trees, classes, labels, len(images[0]), images, refusal, warnings, origin)
+    return Survey(spec, size, root, trees, classes, labels, images, refusal, warnings, origin)
 
 
-def _trees(settings: DataSettings, root: Path | None) -> tuple[Path, ...]:
-    """Folders with class folders that ``get_data`` would read."""
+def _trees(settings: DataSettings, root: Path | None) -> dict[str, Path]:
+    """Folders with class folders by split: those that ``get_data`` would read, and one to test on beside them."""
     if root is None or settings.dataname == "hf" or settings.is_table:
-        return ()
+        return {}
     splits = find_splits(root)
     if not settings.divides_training:
-        return splits or ()
-    return () if splits and settings.folds is None else (training_folder(root) or root,)
+        trees = dict(zip(WORDS, splits or (), strict=False))
+    else:
+        trees = {} if splits and settings.folds is None else {"train": training_folder(root) or root}
+    test = test_folder(root)
+    beside = trees.get("train", root) != root and test not in (None, *trees.values())
+    return {**trees, "test": test} if beside and test is not None and class_names(test) else trees
 
 
-def _listed(trees: Sequence[Path], colour: str) -> tuple[tuple[str, ...], tuple[ImageFiles, ImageFiles]]:
-    """Classes and images of both splits as found; all images of a single tree count as training images."""
-    classes = tuple(sorted(set(chain.from_iterable(map(class_names, trees)))))
-    images = [_images_of(tree, classes, colour) for tree in trees[:2]]
-    images += [ImageFiles([], torch.empty(0, dtype=torch.int64), colour)] * (2 - len(images))
-    return classes, (images[0], images[1])
+def _listed(trees: Mapping[str, Path], colour: str) -> tuple[tuple[str, ...], tuple[ImageFiles, ...]]:
+    """Classes and images of all splits as found; all images of a single tree count as training images."""
+    classes = tuple(sorted(set(chain.from_iterable(map(class_names, trees.values())))))
+    none = ImageFiles([], torch.empty(0, dtype=torch.int64), colour)
+    splits = [split for split in WORDS if split != "test" or split in trees]
+    return classes, tuple(_images_of(trees[split], classes, colour) if split in trees else none for split in splits)
 
 
 def class_names(tree: Path) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from scripts.common.command_line import table
 from scripts.common.label_answers import count_together
 from scripts.common.output import write_csv, write_text
 from scripts.data_check.findings import Findings, counts_of
-from scripts.data_check.survey import HASH_BYTES, Inspected, Survey, hexadecimal
+from scripts.data_check.survey import HASH_BYTES, WORDS, Inspected, Survey, hexadecimal
 from utils.config.spelling import printable
 from utils.data.first_look import counted
 
@@ -53,15 +54,20 @@ def class_table(survey: Survey) -> str:
     """Table of the images per class and split, largest class first; one line if all classes have the same counts."""
     counts = counts_of(survey)
     if all(len(set(row)) == 1 for row in counts):
-        each = " and ".join(f"{row[0]:,} {kind}" for row, kind in zip(counts, ("training", "validation"), strict=True))
-        return f"Class balance: each of the {len(survey.classes):,} classes has {each} images"
+        return f"Class balance: each of the {len(survey.classes):,} classes has {split_counts(counts[:, 0])} images"
     order = sorted(range(len(survey.classes)), key=lambda label: (-counts[0][label], survey.classes[label]))
     rows = [[printable(survey.classes[label]), *(f"{row[label]:,}" for row in counts)] for label in order]
     if len(rows) > SHOWN_CLASSES:
         half = SHOWN_CLASSES // 2
-        rows = [*rows[:half], [f"... {len(rows) - SHOWN_CLASSES:,} more", "", ""], *rows[-half:]]
+        rows = [*rows[:half], [f"... {len(rows) - SHOWN_CLASSES:,} more", *[""] * len(counts)], *rows[-half:]]
     rows.append(["largest / smallest", *(_ratio(row) for row in counts)])
-    return table(("class", "training", "validation"), rows)
+    return table(("class", *WORDS.values())[: 1 + len(counts)], rows)
+
+
+def split_counts(counts: Iterable[int]) -> str:
+    """Numbers of images of the splits in words, such as '40 training and 16 validation'."""
+    *most, last = (f"{count:,} {kind}" for count, kind in zip(counts, WORDS.values(), strict=False))
+    return f"{', '.join(most)} and {last}"
 
 
 def _ratio(counts: np.ndarray) -> str:
@@ -90,17 +96,18 @@ def kind_table(known: np.ndarray) -> str:
 def label_tables(survey: Survey) -> list[str]:
     """Tables of the number of labels per image, of missing labels, and of the most frequent label pairs."""
     sections = []
-    for split, labels in survey.labels_by_split.items():
+    for split, indices in survey.ranges.items():
+        labels = survey.labels[indices]
         known = labels[(labels >= 0).any(1)]
         if not len(known):
             continue
         counts = (known == 1).sum(1)
         missing = f"{100 * (labels < 0).mean():.1f} % missing"
         sections.append(
-            f"Labels in {split}: {counts.mean():.2f} an image ({counts.min()} to {counts.max()}), "
+            f"Labels in {WORDS[split]}: {counts.mean():.2f} an image ({counts.min()} to {counts.max()}), "
             f"{counted(int((known == 0).all(1).sum()))} with none, {missing}"
         )
-    together = count_together(survey.labels[: survey.training] == 1)
+    together = count_together(survey.labels[survey.ranges["train"]] == 1)
     first, second = np.nonzero(np.triu(together > 0, 1))
     order = np.argsort(-together[first, second], kind="stable")[:SHOWN_PAIRS]
     rows = []

@@ -113,7 +113,7 @@ def test_what_is_checked_is_what_training_reads(tree):
     found = take_survey(settings)
     data = get_data(settings, torch.device("cpu"))
     assert [*found.paths] == [*data.train.paths, *data.validation.paths]
-    assert found.classes == data.classes and found.refusal is None and found.training == len(data.train)
+    assert found.classes == data.classes and found.refusal is None and found.ranges["train"] == range(len(data.train))
     assert found.labels.tolist() == [*data.train.labels.tolist(), *data.validation.labels.tolist()]
 
 
@@ -203,6 +203,49 @@ def test_a_validation_that_is_all_of_training_is_told_in_plain_percent(check, tr
     shutil.rmtree(tree / "val")
     shutil.copytree(tree / "train", tree / "val")
     assert "images of val (100 %) with the pixels" in check().line("in both splits")
+
+
+def test_images_to_test_on_are_checked_though_training_leaves_them_alone(check, tree):
+    for name in ("cat", "dog"):
+        shutil.copytree(tree / "train" / name, tree / "test" / name)
+        for number in range(6):
+            plant(next((tree / "test" / name).glob(f"{number}.*")), 90 + number + 10 * (name == "cat"))
+    assert check().lines == []
+    shutil.copy(tree / "train" / "dog" / "1.jpg", tree / "test" / "cat" / "copy.jpg")
+    shutil.copy(tree / "val" / "dog" / "1.jpg", tree / "test" / "dog" / "copy.jpg")
+    (tree / "test" / "dog" / "0.png").write_bytes(b"")
+    plant(tree / "test" / "eel" / "0.png")
+    checked = check()
+    assert checked.code == 1 and "12 training, 8 validation and 14 test images, 2 classes" in checked.text
+    assert "each of the 2 classes has 6 training, 4 validation and 7 test images" in checked.text
+    assert "test/dog/0.png is empty" in checked.line("damaged")
+    leaks = [line for line in checked.lines if line.startswith("in both splits")]
+    assert "1 image of test (7.1 %) with the pixels of one of train" in leaks[0] and "under another class" in leaks[0]
+    assert "of one of val (1 the same file, 0 the same pixels): test/dog/copy.jpg = val/dog/1.jpg" in leaks[1]
+    assert "only in test/, not in train/: eel" in checked.line("classes in one split")
+    assert checked.problem(tree / "test" / "cat" / "copy.jpg") == "also in train: train/dog/1.jpg"
+    assert checked.images[str(tree / "test" / "dog" / "copy.jpg")]["split"] == "test"
+    whole = check("--val-split", "0.3", path=tree / "train")
+    assert "test images" not in whole.text, "nothing beside the one tree is read"
+    assert (
+        "12 training, 0 validation" not in check("--folds", 3, "--fold", 0).text
+        and "14 test" in check("--folds", 3, "--fold", 0).text
+    )
+
+
+def test_the_rows_of_a_table_that_are_to_test_on_are_checked(check, tree, tmp_path):
+    paths = [path.relative_to(tree) for path in sorted(tree.glob("*/*/*.*"))]
+    shutil.copy(tree / "train" / "dog" / "1.jpg", tree / "copy.jpg")
+    rows = [f"{path},{path.parts[1]},{path.parts[0]},p{number}" for number, path in enumerate(paths)]
+    rows += ["copy.jpg,dog,test,p0"]
+    table = tmp_path / "labels.csv"
+    table.write_text("\n".join(["path,label,split,patient", *rows]) + "\n")
+    checked = check("--labels", table, path=tree)
+    assert checked.code == 1 and "12 training, 8 validation and 1 test images" in checked.text
+    assert "1 image of test (100 %) with the pixels of one of train" in checked.line("in both splits")
+    assert "1 groups are in train and in test, 100 % of test's images (p0)" in checked.line("groups in both splits")
+    table.write_text(table.read_text().replace(",val,", ",test,"))
+    assert "12 training and 9 validation images" in check("--labels", table, path=tree).text, "they choose best.pt"
 
 
 def test_a_lossless_copy_in_another_format_is_found_by_its_pixels(check, tree):

@@ -431,6 +431,44 @@ def test_the_images_that_chose_best_are_known_under_any_name(digits_run, tmp_pat
     assert bool(evaluate.chosen_by_these_images(own, best, None)) == favoured
 
 
+def test_a_test_that_holds_what_the_run_trained_on_is_warned_of(tmp_path, capsys):
+    draw = np.random.default_rng(0)
+    rows = ["path,label,split,patient"]
+    for number in range(36):
+        split = ("train", "train", "val", "test")[number % 4]
+        label = "ab"[number // 4 % 2]
+        path = tmp_path / "data" / split / label / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 256, (8, 8), dtype=np.uint8)).save(path)
+        rows.append(f"{split}/{label}/{number}.png,{label},{split},p{number}")
+    table = tmp_path / "labels.csv"
+    for name, *flags in (["folders"], ["table", "--labels", str(table)]):
+        table.write_text("\n".join(rows) + "\n")
+        line = ["--dataname", "folder", "--datapath", str(tmp_path / "data"), *flags, "--output", str(tmp_path / name)]
+        assert (
+            program.main([*CPU, *line, "--image-size", "8", "--arch", "fc", "--epochs", "1", "-b", "6", "-w", "0"]) == 0
+        )
+
+    def told(run, *line):
+        capsys.readouterr()
+        assert evaluate.main([str(*(tmp_path / run).glob("*/fc/*")), *CPU, *line]) == 0
+        return [text for text in capsys.readouterr().err.splitlines() if "raining" in text or "trained" in text]
+
+    assert told("folders", "--split", "test") == told("table", "--split", "test") == []
+    copy = tmp_path / "data" / "test" / "b" / "copy.png"
+    copy.write_bytes((tmp_path / "data" / "train" / "b" / "4.png").read_bytes())
+    said = "warning: 1 image of 10 to test on is trained on, too, which makes results too good: "
+    for flags in (["--split", "test"], ["--datapath", str(copy.parent.parent)]):
+        (line,) = told("folders", *flags)
+        assert line.startswith(said + f"{os.path.relpath(copy, tmp_path / 'data')} = train/b/4.png")
+    assert told("folders") == told("folders", "--split", "train") == []
+    table.write_text(table.read_text().replace(",p3\n", ",p4\n"))
+    (line,) = told("table", "--split", "test")
+    assert "1 groups have images in training and in test, 11.1 % of the test images" in line
+    (tmp_path / "data" / "train" / "b" / "4.png").unlink()
+    assert not any("trained on, too" in line for line in told("folders", "--split", "test")), "the data has changed"
+
+
 def test_of_a_comparison_it_is_said_how_each_was_run_where_that_differs(digits_run, capsys, tmp_path):
     altered(digits_run, tmp_path / "flip.pt", settings={"tta": "flip"})
     lines = printed(capsys, digits_run, "--compare", tmp_path / "flip.pt")

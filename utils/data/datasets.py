@@ -560,7 +560,7 @@ def _data(settings: DataSettings, splits: Splits) -> Data:
     if settings.dataname != "synthetic":  # whose labels are random
         warnings = (
             *_lacking(settings, train, validation, classes),
-            *_on_both_sides(train, validation),
+            *on_both_sides(train, validation),
             *_groups_alike(train, validation),
             *warnings,
         )
@@ -631,16 +631,16 @@ def _lacking(
         )
 
 
-def _on_both_sides(train: Images | None, validation: Images) -> Iterator[str]:
-    """Yield a warning if some groups have both training and validation images."""
-    if train is None or train.groups is None or validation.groups is None:
+def on_both_sides(train: Images | None, held_out: Images, kind: str = "validation") -> Iterator[str]:
+    """Yield a warning if some groups have images in training and among those ``held_out``, of this ``kind``."""
+    if train is None or train.groups is None or held_out.groups is None:
         return
     trained = set(train.groups)
-    shared = [group for group in validation.groups if group in trained]
+    shared = [group for group in held_out.groups if group in trained]
     if shared:
         yield (
-            f"--group-column: {len(set(shared)):,} groups have images in training and in validation, "
-            f"{100 * len(shared) / len(validation):.1f} % of the validation images, so that the results flatter: "
+            f"--group-column: {len(set(shared)):,} groups have images in training and in {kind}, "
+            f"{100 * len(shared) / len(held_out):.1f} % of the {kind} images, so that the results flatter: "
             f"{some(sorted(set(shared)))}; --folds and --val-split keep each group on one side"
         )
 

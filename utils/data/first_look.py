@@ -47,7 +47,7 @@ UNREAD = Look("", 0, "", (0, 0))  # the facts of an image that cannot be read
 
 
 class Seen(NamedTuple):
-    """An image's class, split ('train' or 'val'), name (for messages) and facts; ``problem``: why it is unreadable."""
+    """An image's class, split, name (for messages) and facts; ``problem``: why it is unreadable."""
 
     label: str
     split: str
@@ -374,7 +374,7 @@ def _told_by(by: str, groups: Sequence[str], looks: Sequence[Seen]) -> Iterator[
         shown = [next(group for group in apart if apart[group] == found) for found in dict.fromkeys(apart.values())]
         words = ", ".join(f"{printable(group)}: {apart[group]}" for group in shown[:SHOWN])
         if by == "split":
-            yield f"{trait} by split", f"training and validation differ in their images ({words})"
+            yield f"{trait} by split", f"the splits differ in their images ({words})"
             return
         what = "the size of their images" if trait == "size" else "how their files store images"
         yield (
@@ -468,7 +468,7 @@ def _joined(classes: Sequence[str]) -> list[tuple[str, str]]:
 
 
 class Place(NamedTuple):
-    """A file's split ('train' or 'val'), number within the split, label or labels, and path."""
+    """A file's split ('train', 'val' or 'test'), number within the split, label or labels, and path."""
 
     split: str
     number: int
@@ -487,12 +487,14 @@ def equal_files(files: dict[str, ImageFiles], root: str | None) -> list[tuple[st
         return " = ".join(below(place.path, root) for place in places)
 
     leaked = [group for group in groups if len({place.split for place in group}) > 1]
-    count = sum(place.split == "val" for group in leaked for place in group)
     found = []
     if leaked:
-        verb = "is" if count == 1 else "are"
-        what = f"{counted(count)} of {len(files['val']):,} to validate on {verb} trained on, too"
-        pair = named(max(leaked[0]), min(leaked[0]))
+        held_out = [place for group in leaked for place in group if place.split != "train"]
+        verb = "is" if len(held_out) == 1 else "are"
+        use = "test" if "test" in files else "validate"
+        total = len(files[held_out[0].split])
+        what = f"{counted(len(held_out))} of {total:,} to {use} on {verb} trained on, too"
+        pair = named(held_out[0], next(place for place in leaked[0] if place.split == "train"))
         found.append(("in both splits", f"{what}, which makes results too good: {pair}"))
     torn = [group for group in groups if len({place.label for place in group}) > 1]
     if torn:

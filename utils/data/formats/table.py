@@ -29,7 +29,7 @@ from utils.data.formats.class_folders import TRAINING_FOLDERS, VALIDATION_FOLDER
 from utils.data.formats.file_paths import NUL, FilePaths
 from utils.data.formats.hugging_face import ENDING, LABEL_NAMES
 from utils.data.formats.listing import IMAGE_ENDINGS, LINKED, THREADS, is_image, left_out
-from utils.data.formats.readers import ImageFiles, Splits
+from utils.data.formats.readers import ImageFiles, Images, Splits
 from utils.data.formats.several_labels import LabelLists, of_column
 
 if TYPE_CHECKING:
@@ -201,6 +201,18 @@ def lacks_rows_of_val(settings: DataSettings) -> bool:
     """True if the table says which images are for what, and none are of val: training validates on those of test."""
     table = table_of_names(settings) if settings.labels is None else read_table(settings)
     return table.split is not None and not (table.split == VALIDATION).any()
+
+
+def rows_of_test(settings: DataSettings, classes: Sequence[str]) -> Images | None:
+    """Images that training leaves for a test in the end, without those of other classes; None if there are none."""
+    table = table_of_names(settings) if settings.labels is None else read_table(settings)
+    if table.split is None or not (table.split == TEST).any():
+        return None
+    if not settings.divides_training and not (table.split == VALIDATION).any():
+        return None  # training validates on them
+    whose = "the rows to train on"
+    test = read_labels(settings, classes=classes, whose=whose, evaluate=True, of_test=True, leave_out_unknown=True)
+    return test.validation
 
 
 def _coded(cells: pyarrow.ChunkedArray) -> tuple[np.ndarray, list[str]]:
