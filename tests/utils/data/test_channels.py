@@ -132,6 +132,8 @@ def test_a_damaged_tiff_file_is_no_case_for_tifffile(tmp_path, monkeypatch):
     ("numbers", "words"),
     [
         (np.zeros((5, 20, 20), np.uint8)[:, :, :19], r"has 19 channels"),
+        (np.zeros((3, 20, 20), np.uint8), r"20 channels if they come last; save \(height, width, channels\)"),
+        (np.zeros((1, 24, 20), np.uint8), r"20 channels if they come last"),
         (np.zeros((5, 20, 24), np.uint8), r"24 channels if they come last; save \(height, width, channels\)"),
         (np.zeros((12, 20, 4), np.uint8), r"has 4 channels, and the network takes 5"),
         (np.zeros((2, 12, 20, 5), np.uint8), r"shape \(2, 12, 20, 5\)"),
@@ -158,6 +160,8 @@ def test_a_tiff_file_whose_numbers_pillow_would_misread_is_refused_and_its_8_bit
         (65535 - deep[..., 0], white, "level 0 is white"),
         (deep.transpose(2, 0, 1).copy(), planes, "separate planes"),
         ((grey.astype(int) - 128).astype(np.int8), {}, "no known range"),
+        (grey.astype(np.float32), {"byteorder": ">", "compression": "zlib"}, "high byte first"),
+        (grey.astype(np.int16), {"byteorder": ">", "compression": "zlib"}, "high byte first"),
     ):
         tifffile.imwrite(tmp_path / "odd.tif", numbers, **how)
         with pytest.raises(UnreadableImage, match=words):
@@ -175,6 +179,15 @@ def test_inks_are_no_four_channels(tmp_path):
     with pytest.raises(UnreadableImage, match="has 3 channels, and the network takes 4"):
         read_pixels(str(tmp_path / "ink.tif"), Colour("4"))
     assert read_pixels(str(tmp_path / "ink.tif"), "RGB").shape == (3, 7, 9)
+
+
+def test_a_range_leaves_files_alone_that_state_their_own(tmp_path):
+    numbers = np.arange(0, 1000, 8, dtype=">u2")
+    (tmp_path / "x.pgm").write_bytes(b"P5\n25 5\n1000\n" + numbers.tobytes())
+    for pixel_range in (None, (0, 1000), (-50, 200)):
+        pixels = read_pixels(str(tmp_path / "x.pgm"), Colour("L", pixel_range, keeps_levels=True))
+        # Pillow rounds to 16 bits
+        np.testing.assert_allclose(pixels.flatten(), numbers * 0.255, rtol=0, atol=0.51 / 257)
 
 
 def test_floats_need_a_range_which_cuts_off(tmp_path):

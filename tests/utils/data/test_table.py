@@ -105,6 +105,27 @@ def test_notes_of_several_lines_fill_a_file_of_any_size(flat, tmp_path):
     assert data.fingerprint == read(folder, write(tmp_path / "plain.csv", rows)).fingerprint
 
 
+@pytest.mark.parametrize("end", [None, 9, 7], ids=["never closed", "closed later", "closed in the next row"])
+@pytest.mark.parametrize("column", ["note", "patient"])
+@pytest.mark.parametrize("separator", [",", "\t"])
+def test_rows_within_a_cell_are_refused_whichever_column_has_a_quotation_mark_too_many(
+    flat, tmp_path, separator, column, end
+):
+    folder, rows = flat
+    header = ("patient", *HEADER, "note") if column == "patient" else (*HEADER, "note")
+    lines = []
+    for number, row in enumerate(rows):
+        mark = '"' * (number in (6, end))
+        cells = [f"{mark}p{number}", *row, "seen"] if column == "patient" else [*row, f"{mark}seen b.png"]
+        lines.append(separator.join(cells))
+    (tmp_path / "labels.csv").write_text("\n".join([separator.join(header), *lines, ""]))
+    found = f"line 8, column {column}: holds whole rows, such as .*; a quotation mark is too many"
+    if column == "patient" and end is None:
+        found = "line 8 has 1 cell"
+    with pytest.raises(UserError, match=found):
+        read(folder, tmp_path / "labels.csv")
+
+
 def test_the_order_of_the_rows_says_nothing_and_each_label_does(flat, tmp_path):
     folder, rows = flat
     data = read(folder, write(tmp_path / "a.csv", rows))
@@ -230,7 +251,7 @@ MISTAKES = {
     "two quotation marks too many": (
         GOOD.replace("cat,train", '"cat,train').replace("dog,train", 'dog",train'),
         "",
-        "line 2, column label: spans several lines; a quotation mark is too many",
+        "line 2, column label: holds whole rows, such as b.png,dog; a quotation mark is too many",
     ),
     "below a row of several lines": (
         'path,label,split,note\na.png,cat,train,"one\ntwo\n\nfour"\n\nb.png,,train,\nc.png,cat,val,\nd.png,dog,val,\n',

@@ -506,6 +506,8 @@ class _Source:
 
         try:
             table = self._parquet(columns) if self.is_parquet else self._csv()
+            if not self.is_parquet:
+                self._refuse_swallowed(table, self.names.index(columns["path"]))
             return {role: table.column(name) for role, name in columns.items()}
         except (pyarrow.ArrowException, OSError) as error:
             raise UserError(f"--labels {self.file}: {self._why(str(error))}") from error
@@ -522,6 +524,27 @@ class _Source:
                 column_types=dict.fromkeys(self.names, pyarrow.string()), strings_can_be_null=False, null_values=[]
             ),
         )
+
+    def _refuse_swallowed(self, table: pyarrow.Table, path: int) -> None:
+        """Raise ``UserError`` if a cell of several lines holds rows of the ``table``: a quotation mark was not closed.
+
+        Only a line with the name of an image in the column numbered ``path`` is one, as notes may have several lines.
+        """
+        import pyarrow.compute as compute
+
+        for number, name in enumerate(self.names):
+            column = table.column(name)
+            for row in np.flatnonzero(compute.match_substring_regex(column, "[\r\n]").to_numpy()):
+                first, *others = column[row].as_py().splitlines() or [""]
+                rest = [""] * number + first.split(self.separator)  # the cells of the row itself from this one on
+                lines = [(line, line.split(self.separator)) for line in others]
+                lines += [(first, rest)] if number < path and len(rest) >= len(self.names) else []
+                for line, cells in lines:
+                    if len(cells) > max(number, path) and is_image(cells[path].strip(' "')):
+                        raise UserError(
+                            f"--labels {self.file}: {self.place(int(row))}, column {printable(name)}: holds whole "
+                            f"rows, such as {printable(line[:80])}; a quotation mark is too many"
+                        )
 
     def _parquet(self, columns: dict[str, str]) -> pyarrow.Table:
         import pyarrow

@@ -72,7 +72,7 @@ def levels_of(path: str | BinaryIO, colour: str, formats: list[str] | tuple[str,
 
     Raises ``ValueError`` if the file has the wrong number of channels, or numbers without a known range.
     """
-    return of_colour(numbers_in(path, channels_of(colour), formats), colour)
+    return of_colour(numbers_in(path, colour, formats), colour)
 
 
 def of_colour(numbers: np.ndarray, colour: str) -> np.ndarray:
@@ -130,8 +130,12 @@ def _file(path: str | BinaryIO) -> BinaryIO:
     return NamedBytes(str(path), path.read())
 
 
-def numbers_in(path: str | BinaryIO, channels: int, formats: list[str] | tuple[str, ...] | None = None) -> np.ndarray:
-    """Read a file's numbers as stored, but upright: (h, w) or (h, w, c). ``channels``: how many are wanted."""
+def numbers_in(path: str | BinaryIO, colour: str, formats: list[str] | tuple[str, ...] | None = None) -> np.ndarray:
+    """Read a file's numbers as stored, but upright: (h, w) or (h, w, c).
+
+    Those of a PPM file, which states its own range, are brought into the range of ``colour``, or else to 16 bits.
+    """
+    channels = channels_of(colour)
     start = _start(path)
     if start.startswith(RAW):
         return np.lib.format.read_array(_file(path), allow_pickle=False)
@@ -145,7 +149,8 @@ def numbers_in(path: str | BinaryIO, channels: int, formats: list[str] | tuple[s
         image.load()
         image = ImageOps.exif_transpose(image)
         if is_deep(image):  # a PPM file, whose numbers Pillow has scaled to 16 bits
-            return np.asarray(image).astype(np.uint16)
+            numbers = np.asarray(image).astype(np.uint16)
+            return numbers if (pixel_range := range_of(colour)) is None else np.interp(numbers, (0, 65535), pixel_range)
         if image.mode in ("P", "1", "CMYK") or (channels in (1, 3) and image.mode not in ("L", "RGB", "LA", "RGBA")):
             has_alpha = (channels == 4 and image.mode != "CMYK") or (image.mode == "P" and "transparency" in image.info)
             image = image.convert("RGBA" if has_alpha else "L" if image.mode == "1" else "RGB")
@@ -165,7 +170,8 @@ def checked(shape: tuple[int, ...]) -> tuple[int, int, int]:
     if len(shape) not in (2, 3) or 0 in shape:
         raise ValueError(f"holds numbers of shape {shape} instead of (height, width) or (height, width, channels)")
     height, width, channels = (*shape, 1)[:3]
-    if channels > max(height, width) > 4:
+    first = height <= 4 < min(width, channels)  # bands, as where torch's arrays are saved
+    if first or channels > max(height, width) > 4:
         raise ValueError(f"has shape {shape}, {channels} channels if they come last; save (height, width, channels)")
     return height, width, channels
 

@@ -10,7 +10,8 @@ import torch
 from PIL import Image, ImageOps, TiffImagePlugin
 from PIL.ImageFile import ImageFile
 
-WHITE_IS_ZERO, SIGNED, IN_PLANES = 0, 2, 2  # values of TIFF's tags for photometric interpretation, samples, planes
+# Values of TIFF's tags for photometric interpretation, samples, planes and compression.
+WHITE_IS_ZERO, SIGNED, IN_PLANES, RAW = 0, 2, 2, 1
 SIXTEEN_BITS_AS_I = ("PNG", "PPM")  # formats whose 16-bit images Pillow opens in its 32-bit mode
 
 
@@ -118,6 +119,13 @@ def refuse_misread(image: Image.Image) -> None:
         raise ValueError("its level 0 is white, with more than 8 bits; save it with black as 0")
     if bits > 8 and tags.get(TiffImagePlugin.PLANAR_CONFIGURATION) == IN_PLANES and len(image.getbands()) > 1:
         raise ValueError("its colours lie in separate planes, with more than 8 bits; save it with pixel after pixel")
+    signed = SIGNED in tags.get(TiffImagePlugin.SAMPLEFORMAT, ())
+    if (
+        getattr(tags, "prefix", b"") == b"MM"
+        and tags.get(TiffImagePlugin.COMPRESSION, RAW) != RAW
+        and (bits > 16 or (bits == 16 and signed))
+    ):
+        raise ValueError("its numbers are compressed with the high byte first; save it uncompressed or little-endian")
 
 
 def do_not_map(image: Image.Image) -> None:

@@ -138,7 +138,7 @@ def look(path: str | BinaryIO, colour: str, shown: Image.Image | None = None) ->
 
 def _look_at_array(found: Look, path: str | BinaryIO, colour: str) -> Look:
     """The facts ``found`` and those that need an array's numbers; ``lost`` is what rounding to 256 levels loses."""
-    numbers = numbers_in(path, channels_of(colour))
+    numbers = numbers_in(path, colour)
     levels = of_colour(numbers, colour)
     seen = (float(levels.min()), float(levels.mean()), float(levels.max()))
     if found.bits > 8:
