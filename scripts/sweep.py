@@ -35,6 +35,7 @@ from scripts.common.runs import RunResult
 from scripts.sweeps.grid import Trial, trials
 from scripts.sweeps.jobs import Slots, run_all
 from scripts.sweeps.space import Space
+from utils.config.arguments import recipe_path
 from utils.config.settings import UserError, as_user_error
 from utils.data.kept import claimed
 from utils.runtime.console import INTERRUPTED, log, outlive_terminal
@@ -106,6 +107,12 @@ def build_parser() -> ToolParser:
 def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Trial] | Space]:
     """Check the flags; return them and the training runs or search space. Raises ``UserError`` with all mistakes."""
     own, training_flags = build_parser().parse_known_args(argv)
+    place = argv.index(own.recipe)
+    before = argv[place - 1] if place else ""
+    if before in training_flags and before.startswith("-") and recipe_path(own.recipe) is None:
+        raise UserError(
+            f"RECIPE: {own.recipe} of {before} was taken for it; write it first: {NAME} RECIPE {before} ..."
+        )
     of_each_run = ("--seed", "--fold", "--fold-seed", "--resume", "--name", "--config")
     for flag in (*of_each_run, "--evaluate", "-e", "--dry-run", "--max-steps"):
         if any(word == flag or word.startswith(f"{flag}=") for word in training_flags):

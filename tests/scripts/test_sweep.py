@@ -494,6 +494,15 @@ def test_a_run_on_images_that_were_moved_since_is_the_trainings_result(fake_main
     assert str(run) in (tmp_path / "out/sweep.csv").read_text()
 
 
+def test_a_recipe_that_is_left_out_is_not_sought_in_the_value_of_a_flag():
+    with pytest.raises(
+        UserError, match=r"^RECIPE: folder of --dataname was taken for it; write it first: sweep\.py RECIPE"
+    ):
+        sweep.read_flags(["--dataname", "folder", "--datapath", "x", "--seeds", "2"])
+    own, _ = sweep.read_flags(["digits/fc", "--seeds", "2", "--deterministic"])
+    assert own.recipe == "digits/fc"
+
+
 def test_a_mistake_that_a_training_finds_ends_the_sweep(fake_main, tmp_path):
     fake_main(MAIN_ENDS_WITH.format(code=2))
     ended = []

@@ -252,7 +252,7 @@ def _read_flags(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
 def _read_recipe(config: str) -> tuple[Path, dict[str, Any], list[str]]:
     """The path of a recipe, its raw values by setting, and the mistakes."""
-    path = _recipe_path(config)
+    path = recipe_path(config)
     if path is None:
         names = [str(recipe.relative_to(CONFIGS).with_suffix("")) for recipe in sorted(CONFIGS.rglob("*.yaml"))]
         mistake = f"--config {_shown(config)}: no such recipe or file{meant_value(config, names)}"
@@ -332,7 +332,7 @@ def _expanded_size(node: Any, sizes: dict[int, int]) -> int:
     return sizes[id(node)]
 
 
-def _recipe_path(config: str) -> Path | None:
+def recipe_path(config: str) -> Path | None:
     """The file that ``--config`` means, a path or a name under configs/; None if there is none."""
     for candidate in (Path(config), CONFIGS / f"{config}.yaml", CONFIGS / config):
         try:
