@@ -85,6 +85,12 @@ def build_teacher(source: str, data: Data, device: torch.device) -> Teacher:
     theirs = known.preprocessing
     if own.channels != theirs.channels:
         raise UserError(f"{flag}: sees images of {theirs.channels} channel(s), and the data has {own.channels}")
+    if isinstance(known, Loaded) and own.pixel_range != theirs.pixel_range:
+        trained, this = ("{:g} {:g}".format(*of) if of else "none" for of in (theirs.pixel_range, own.pixel_range))
+        raise UserError(
+            f"{flag}: was trained with --pixel-range {trained}, and here it is {this}; it would see brighter or darker "
+            "images than it knows"
+        )
     order = _order(flag, data.classes, known.classes)
     normalisation = None
     if (own.mean, own.std) != (theirs.mean, theirs.std):

@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
     from utils.runtime.distributed import Distributed
 
     with Distributed(RankInfo(), args.run, args.precision.tf32) as distributed:
-        kitchen = Kitchen(args, ingredients[0], distributed, own.choose_on)
+        kitchen = Kitchen(args, ingredients, distributed, own.choose_on)
         for line in kitchen.seen_in_training(ingredients):
             warn(line)
         soup, reached, report = kitchen.cook(own.method, [ingredient.weights for ingredient in ingredients])
@@ -121,8 +121,6 @@ def settings(flags: Sequence[str], first: Ingredient) -> Settings:
     args = arguments.parse(list(flags), checkpoint=begun)
     if mistakes := [f"{flag_of(name)} is not for averaging" for name in NOT_HERE if getattr(args.run, name)]:
         raise UserError(*mistakes)
-    if args.model.freezing_changes:  # what trained in some epochs differs, so the mean needs statistics of its own
-        args = args.with_values(freeze=None)
     return dataclasses.replace(
         args.with_values(resume_override=True, ema_decay=None, swa_start_epoch=None),  # other images may be given
         loss=type(args.loss)(**({"loss": "bce"} if first.description.get("multilabel") else {})),
@@ -143,19 +141,25 @@ def as_validated(description: dict[str, Any], args: Settings, preprocessing: dic
 class Kitchen:
     """Network and images with which weights are scored. ``choose_on``: see --choose-on."""
 
-    def __init__(self, args: Settings, first: Ingredient, distributed: Distributed, choose_on: str) -> None:
+    def __init__(
+        self, args: Settings, ingredients: Sequence[Ingredient], distributed: Distributed, choose_on: str
+    ) -> None:
         from components import build
+        from scripts.averaging.soup import statistics_differ
         from scripts.common.uncertainty import divided
         from utils.checkpoint.resume import ResumePoint
+        from utils.optim.freezing import let_gather_statistics
         from utils.record.writer import Writer
         from utils.run import Run
         from utils.train_validation import Extras, TraVal
 
-        point = ResumePoint(first.path, first.description, digest="")
+        point = ResumePoint(ingredients[0].path, ingredients[0].description, digest="")
         self.components = build(Run(args, distributed, resume_point=point))
         data = self.components.data
         point.refuse_other_data(data.classes, None, multilabel=data.multilabel)
         self.model = self.components.model
+        # What the first run froze, others may have trained.
+        let_gather_statistics(self.model, lambda layer: statistics_differ(ingredients, layer))
         self.args = args
         self.distributed = distributed
         self.choosing = self.reporting = loader = self.components.validation_loader

@@ -85,6 +85,8 @@ def _differences(first: Ingredient, other: Ingredient) -> list[str]:
         for name in shaping("network")
         if (settings[0].get(name) or None) != (settings[1].get(name) or None)  # an older checkpoint may lack a setting
     ]
+    if first.path.samefile(other.path):
+        words.append("is given twice")
     shapes = [{name: value.shape for name, value in one.weights.items()} for one in (first, other)]
     return words + ([f"has weights of other names or shapes {whose}"] if shapes[0] != shapes[1] else [])
 
@@ -102,6 +104,13 @@ def mean(several: Sequence[StateDict]) -> StateDict:
         else first.clone()
         for name, first in several[0].items()
     }
+
+
+def statistics_differ(ingredients: Sequence[Ingredient], layer: str) -> bool:
+    """True if the batch-norm ``layer`` has other statistics in some ingredient than in the first."""
+    names = [f"{layer}.running_mean", f"{layer}.running_var"]
+    first, *others = ([one.weights[name] for name in names if name in one.weights] for one in ingredients)
+    return any(not torch.equal(one, other) for their in others for one, other in zip(first, their, strict=True))
 
 
 def save(path: Path, weights: StateDict, description: dict[str, Any], made_of: dict[str, Any]) -> None:

@@ -69,12 +69,15 @@ def limit(measured: PartSpeeds) -> str:
     """The key of ``LIMITS`` that follows from the speeds of the parts alone and of the loop.
 
     If the loop is nearly as fast as its slower part, that part is the limit; for the loader, its slowest part.
-    Otherwise each has to wait for the other, and it matters little which is slower alone.
+    Otherwise each has to wait for the other, and it matters little which is slower alone. A loop that is slower still
+    than parts that take turns was disturbed.
     """
     loader = measured.loader.median
     compute = measured.compute.median
     overlap = measured.gpu and measured.workers
-    if not overlap and measured.together.median < SHARED * min(loader, compute):
+    in_turns = loader * compute / (loader + compute)
+    together = measured.together.median
+    if not overlap and together < SHARED * min(loader, compute) and (measured.workers or together > SHARED * in_turns):
         return _in_each_others_way(measured)
     if loader * EQUAL < compute:
         return max(measured.costs, key=measured.costs.get)

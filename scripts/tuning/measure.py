@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ LR = 1e-6
 WINDOWS = 5
 FEWEST_WINDOWS = 3
 READ_AT_ONCE = 32  # images, when reading is timed in this process
+TAKEN_AT_ONCE = 4096  # images in memory, when taking them is timed
 PROFILED_STEPS = 5
 
 
@@ -220,29 +222,44 @@ def interleaved_speeds(before: Measure, after: Measure, seconds: float, pairs: i
 
 def loader_split(subject: TrainingSetup, seconds: float) -> dict[str, float]:
     """Seconds per image in each part of the loader: medians of measurements that take about ``seconds`` in all."""
+    measure = _resident_parts if subject.workers is None else _streamed_parts
+    ends = time.perf_counter() + seconds
+    found = []
+    while time.perf_counter() < ends or len(found) < 3:
+        found.append(measure(subject))
+    return {part: statistics.median(one[part] for one in found[1:]) for part in found[0]}  # the first warms up
+
+
+def _resident_parts(subject: TrainingSetup) -> dict[str, float]:
+    """One measurement of a loader of images in memory, which takes and augments those of many steps together."""
+    loader = subject.loader
+    epoch = next(subject.epochs)
+    steps = range(min(loader.steps_per_epoch, max(1, TAKEN_AT_ONCE // loader.plan.global_batch_size)))
+    micro_batches = [one for step in steps for one in loader.plan.micro_batches(epoch, step)]
+    count = sum(len(one.indices) for one in micro_batches)
+    took, _ = timed(lambda: deque(loader.source.batches(micro_batches), 0), subject.device)
+    whole, _ = timed(lambda: deque(loader.prepared(micro_batches), 0), subject.device)
+    return {"read": took / count, "augmentation": max(0.0, whole - took) / count}
+
+
+def _streamed_parts(subject: TrainingSetup) -> dict[str, float]:
+    """One measurement of the parts of a loader that reads files."""
     source = subject.loader.source
     device = subject.device
-    read = []
-    augmented = []
-    copied = []
-    ends = time.perf_counter() + seconds
-    while time.perf_counter() < ends or len(read) < 3:
-        micro_batch = subject.loader.plan.micro_batches(next(subject.epochs), 0)[0]
-        few = micro_batch.indices[:READ_AT_ONCE]
-        some = dataclasses.replace(micro_batch, indices=few, count=len(few))
-        took, (_, pixels, labels) = timed(partial(source.read, some), device)
-        read.append(took / len(few))
-        rows = torch.arange(len(micro_batch.indices), device=pixels.device) % len(few)  # these images fill the batch
-        whole = pixels[rows], labels[rows]
-        took, _ = timed(partial(list, subject.loader.prepare([micro_batch], *whole)), device)  # lazy: read in ``timed``
-        augmented.append(took / len(rows))
-        if device.type == "cuda" and subject.workers is not None:
-            pinned = torch.empty(whole[0].shape, dtype=whole[0].dtype, pin_memory=True)
-            took, _ = timed(partial(pinned.to, device, non_blocking=True), device)
-            copied.append(took / len(rows))
-    name = "read" if subject.workers is None else "decode"
-    parts = {name: read, "augmentation": augmented, **({"copy": copied} if copied else {})}
-    return {part: statistics.median(values[1:]) for part, values in parts.items()}  # the first measurement warms up
+    micro_batch = subject.loader.plan.micro_batches(next(subject.epochs), 0)[0]
+    few = micro_batch.indices[:READ_AT_ONCE]
+    some = dataclasses.replace(micro_batch, indices=few, count=len(few))
+    took, (_, pixels, labels) = timed(partial(source.read, some), device)
+    parts = {"decode": took / len(few)}
+    rows = torch.arange(len(micro_batch.indices), device=pixels.device) % len(few)  # these images fill the batch
+    whole = pixels[rows], labels[rows]
+    took, _ = timed(partial(list, subject.loader.prepare([micro_batch], *whole)), device)  # lazy: read in ``timed``
+    parts["augmentation"] = took / len(rows)
+    if device.type == "cuda":
+        pinned = torch.empty(whole[0].shape, dtype=whole[0].dtype, pin_memory=True)
+        took, _ = timed(partial(pinned.to, device, non_blocking=True), device)
+        parts["copy"] = took / len(rows)
+    return parts
 
 
 def step_shares(subject: TrainingSetup, steps: int) -> dict[str, float]:

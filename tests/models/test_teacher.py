@@ -83,6 +83,10 @@ def test_what_cannot_teach_is_refused_in_one_line(teacher, digits, tmp_path, mon
             str(altered(teacher.parents[1], tmp_path / "a.pt", classes=names)),
             "knows other classes than the data: it lacks 9 and has ten",
         ),
+        (
+            str(altered(teacher.parents[1], tmp_path / "b.pt", preprocessing={"pixel_range": [0, 1023]})),
+            "was trained with --pixel-range 0 1023, and here it is none; it would see brighter or darker images",
+        ),
         (str(tmp_path / "damaged.pt"), "it is damaged"),
         ("fc", "fc: has no pretrained weights; give the path of a checkpoint"),
         ("resnet1", "is no file or folder, and no timm or torchvision network has this name"),

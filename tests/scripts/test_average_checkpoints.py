@@ -207,9 +207,10 @@ def test_halves_share_no_image_and_the_soup_is_reported_on_the_one_that_did_not_
     [
         ("vgg11", {}),
         ("vgg11", {"freeze": ["features.1"], "unfreeze_epoch": 1}),
+        ("vgg11", {"freeze_bn": True}),  # of the first: the second has other statistics
         ("timm/test_resnet", {"epochs": 7, "progressive_size": 4}),
     ],
-    ids=["trained", "unfrozen", "grown"],
+    ids=["trained", "unfrozen", "frozen", "grown"],
 )
 def test_its_batch_norm_statistics_are_those_of_torchs_update_bn_over_the_last_epochs_images(
     runs, tmp_path, monkeypatch, capsys, arch, of_run
@@ -219,6 +220,7 @@ def test_its_batch_norm_statistics_are_those_of_torchs_update_bn_over_the_last_e
     for seed in (1, 2):
         torch.manual_seed(seed)
         weights = build_model(ModelSettings(arch=arch), classes=10, channels=1, image_size=8).state_dict()
+        weights |= {name: value + seed for name, value in weights.items() if name.endswith("running_mean")}
         settings = state["settings"] | {"arch": arch, "weights": None} | of_run
         torch.save(state | {"arch": arch, "model": weights, "ema": None, "settings": settings}, f"{seed}.pt")
     flags = ("--batch-size", "1437", "--ema-bn-batches", "2", "--augment", "none")  # an epoch has one step
@@ -236,6 +238,24 @@ def test_its_batch_norm_statistics_are_those_of_torchs_update_bn_over_the_last_e
     assert not torch.allclose(soup[name + "var"], torch.ones(()), rtol=0.1), "that is what both began with"
 
 
+def test_statistics_that_no_run_has_changed_stay_as_they_are(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    state = checkpoint.load(checkpoint.Path(runs[0]) / "checkpoints/final.pt")
+    settings = state["settings"] | {"arch": "vgg11", "weights": None, "freeze": ["features.1"], "freeze_bn": False}
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        weights = build_model(ModelSettings(arch="vgg11"), classes=10, channels=1, image_size=8).state_dict()
+        weights["features.1.running_mean"] += 3
+        weights["features.5.running_mean"] += seed
+        torch.save(state | {"arch": "vgg11", "model": weights, "ema": None, "settings": settings}, f"{seed}.pt")
+    cooked(
+        capsys, "--checkpoints", "1.pt", "2.pt", "--output", "soup.pt", "--batch-size", "64", "--ema-bn-batches", "1"
+    )
+    soup = checkpoint.load(checkpoint.Path("soup.pt"))["model"]
+    assert (soup["features.1.running_mean"] == 3).all() and (soup["features.1.running_var"] == 1).all()
+    assert not (soup["features.5.running_mean"] == 1.5).any()
+
+
 def refused(*line):
     with pytest.raises(UserError) as raised:
         average_checkpoints.main([*map(str, line), "--device", "cpu"])
@@ -246,6 +266,10 @@ def test_another_network_is_refused_in_a_line(runs, tmp_path):
     (line,) = refused("--checkpoints", runs[0], runs[3], runs[1], "--output", tmp_path / "soup.pt")
     assert line.startswith(f"--checkpoints {runs[3]}/checkpoints/last.pt: has another network than {runs[0]}")
     assert line.endswith("conv2 where that has fc") and not any(tmp_path.iterdir())
+    (line,) = refused(
+        "--checkpoints", runs[0], runs[1], f"{runs[0]}/checkpoints/last.pt", "--output", tmp_path / "s.pt"
+    )
+    assert line == f"--checkpoints {runs[0]}/checkpoints/last.pt: is given twice"
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,8 @@ def test_loader_and_network_that_take_from_each_other_are_the_limit_together():
     assert limit(measured(1000, 100, **slow)) == limit(measured(100, 1000, **slow)) == "cores"
     assert limit(measured(1000, 100, workers=0, **slow)) == limit(measured(1000, 100, workers=None, **slow)) == "turns"
     assert limit(measured(1000, 100, together=exactly(81.0))) == "compute", "the loop comes near it"
+    disturbed = {"workers": None, "together": exactly(0.79 * 1000 * 100 / 1100)}
+    assert limit(measured(1000, 100, **disturbed)) == "compute", "taking turns does not explain it"
     assert limit(measured(1000, 100, gpu=True, **slow)) == "compute", "processes and GPU have nothing to share"
     assert limit(measured(1000, 100, gpu=True, workers=None, **slow)) == "turns"
 

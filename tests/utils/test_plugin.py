@@ -469,8 +469,19 @@ MISTAKES = {
         "augmentation mine must return images of the shape"
     ),
     "from utils.plugin import augmentation\n@augmentation('mine')\ndef f(images, numbers):\n    return images / 255\n": (
-        "augmentation mine must return levels from 0 to 255, as it is given; its largest is 1"
+        "augmentation mine must return levels from 0 to 255, as it is given; its numbers lie between 0 and 1"
     ),
+    **{
+        f"from utils.plugin import augmentation\n@augmentation('mine'{more})\ndef f(images, numbers):\n    return {made}\n": (
+            f"augmentation mine must return {words} as it is given; its numbers lie between"
+        )
+        for more, made, words in (
+            ("", "(images / 255 - 0.3) / 0.35", "levels from 0 to 255,"),
+            ("", "images.float() - 300", "levels from 0 to 255,"),
+            ("", "images.long() + 300", "levels from 0 to 255,"),
+            (", normalised=True", "images * 255", "images normalised"),
+        )
+    },
     "from utils.plugin import augmentation\n@augmentation('mine', numbers=-1)\ndef f(images, numbers): ...\n": (
         "mine.py, line 2: ValueError: augmentation mine: numbers must be a whole number of 0 or more, not -1"
     ),
@@ -481,6 +492,9 @@ MISTAKES = {
         "data set mine: there is no augmentation flp; did you mean flip"
     ),
     "from utils.plugin import dataset\n@dataset('mine')\ndef f(path):\n    return 1\n": "(training, validation, classes)",
+    "from utils.plugin import dataset\n@dataset('mine')\ndef f(path):\n    return [1], [1], 3\n": (
+        "data set mine must return the names of the classes last, not 3"
+    ),
     "from utils.plugin import dataset\n@dataset('mine')\ndef f(path):\n    return [(0, 5)], [(0, 0)], 'ab'\n": (
         "train: item 0 has label 5 of 2 classes"
     ),

@@ -161,13 +161,16 @@ class Cutout(Augmentation):
 # ----------------------------------------------------------------------------------------- registry
 
 
+ANOTHER_SCALE = 25  # factor between the largest numbers before and after a user's augmentation that is a mistake
+
+
 class PluginAugmentation(Augmentation):
     """An augmentation from a user's file: a function of images and of random numbers for each image."""
 
     def __init__(self, function: plugins.Entry) -> None:
         self.function = function
         self.normalised = function.options["normalised"]  # type: ignore[misc]  # a class attribute in all others
-        self.scale_is_known = self.normalised
+        self.scale_is_known = False
 
     def __str__(self) -> str:
         return f"{self.function.name} ({self.function.file.name})"
@@ -184,17 +187,25 @@ class PluginAugmentation(Augmentation):
                 f"--plugin {self.function.file}: augmentation {self.function.name} must return images of the shape "
                 f"{tuple(images.shape)}, not {given}"
             )
+        augmented = augmented.to(images.dtype) if self.normalised else augmented
         if not self.scale_is_known:
-            self._refuse_fractions(images, augmented)
+            self._refuse_another_scale(images, augmented)
         return augmented
 
-    def _refuse_fractions(self, images: torch.Tensor, augmented: torch.Tensor) -> None:
-        """Raise ``UserError`` for levels from 0 to 1, which would be nearly black. Looks at the first batch alone."""
-        before, after = (float(values.max()) for values in (images, augmented))
-        if before > 1 >= after > 0:
+    def _refuse_another_scale(self, images: torch.Tensor, augmented: torch.Tensor) -> None:
+        """Raise ``UserError`` for numbers of another scale, such as levels from 0 to 1. Looks at the first batch alone.
+
+        Noise and contrast may leave the range of the levels; their mean does not.
+        """
+        before, after = (float(values.abs().max()) for values in (images, augmented))
+        apart = 0 < after * ANOTHER_SCALE < before or 0 < before * ANOTHER_SCALE < after
+        if not self.normalised:
+            apart = apart or before > 1 >= after > 0 or not 0 <= float(augmented.float().mean()) <= 255
+        if apart:
+            what = "images normalised" if self.normalised else "levels from 0 to 255,"
             raise UserError(
-                f"--plugin {self.function.file}: augmentation {self.function.name} must return levels from 0 to 255, "
-                f"as it is given; its largest is {after:.4g}"
+                f"--plugin {self.function.file}: augmentation {self.function.name} must return {what} as it is given; "
+                f"its numbers lie between {float(augmented.min()):.4g} and {float(augmented.max()):.4g}"
             )
         self.scale_is_known = before > 1
 

@@ -160,9 +160,9 @@ class TrainLoader:
         return [*chain.from_iterable(of_steps)]
 
     def _read(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Batch]:
-        return self._prefetch(chain.from_iterable(map(self._chunk, self.source.chunks(micro_batches))))
+        return self._prefetch(chain.from_iterable(map(self.prepared, self.source.chunks(micro_batches))))
 
-    def _chunk(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Batch]:
+    def prepared(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Batch]:
         """Batches of one epoch's ``micro_batches``; if images are in memory, draws all their random numbers at once."""
         drawn = None
         shape = self.source.stored_shape

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -165,6 +165,13 @@ def _keep_statistics(layer: nn.Module, from_the_start: bool) -> None:
     assert isinstance(layer, _KeepsStatistics)
     layer.keeps_statistics = from_the_start
     layer.train(layer.training)
+
+
+def let_gather_statistics(model: nn.Module, layers: Callable[[str], bool]) -> None:
+    """Let the batch norms of ``model`` gather statistics again whose names ``layers`` accepts."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, _KeepsStatistics) and layers(name):
+            layer.keeps_statistics = False
 
 
 class _KeepsStatistics(nn.Module):

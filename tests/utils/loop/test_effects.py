@@ -90,7 +90,11 @@ SPECIAL = [
     ("--freeze a --freeze-epoch 20", {}, "--freeze-epoch 20 never freezes: --epochs 20 end before"),
     ("--freeze a --unfreeze-epoch 20", {}, "--unfreeze-epoch 20 does nothing: --epochs 20 end before"),
     ("--ema-decay 0.9 --ema-start-epoch 21", {}, "--ema-start-epoch 21 does nothing: --epochs 20 end before"),
-    ("--lr-policy plateau --lr-patience 20", {}, "--lr-patience 20 does nothing: --epochs 20 end before"),
+    (
+        "--lr-policy plateau --lr-patience 20",
+        {},
+        "--lr-policy plateau keeps one rate: --epochs 20 end before --lr-patience 20",
+    ),
     ("--lr-cycle-epochs 20", {}, "--lr-cycle-epochs 20 never restarts: --epochs 20 end before"),
     ("--lr-cycle-epochs 3 --lr-policy step", {}, f" or {RESTARTING_POLICIES[-1]}, not step"),
     (

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from utils.config.field import Needs, between, ends_before, group, positive, setting
+from utils.config.field import Needs, between, group, positive, setting
 
 LR_POLICIES = (
     "constant",
@@ -67,6 +67,11 @@ def _at_the_full_rate(v: Any) -> str | None:
 def _reaches_milestones(v: Any) -> str | None:
     late = [f"{milestone:g}" for milestone in v.lr_milestones or () if milestone >= v.epochs]
     return f"does nothing at {' and '.join(late)}: --epochs {v.epochs} end before" if late else None
+
+
+def _drops_in_time(v: Any) -> str | None:
+    late = v.lr_policy == "plateau" and v.lr_patience >= v.epochs
+    return f"keeps one rate: --epochs {v.epochs} end before --lr-patience {v.lr_patience}" if late else None
 
 
 def _interval_and_fraction(value: tuple[float, ...]) -> str | None:
@@ -206,6 +211,7 @@ class OptimisationSettings:
         "learning-rate schedule after the warm-up; constant with schedule-free optimizers",
         default="cosine",
         choices=LR_POLICIES,
+        effect=_drops_in_time,
         synonyms="sched scheduler lr-scheduler lr-schedule lr-scheduler-type",
         example="gaussian",
     )
@@ -237,7 +243,7 @@ class OptimisationSettings:
         "plateau: the learning rate drops after this many epochs in which --early-stopping-metric has not improved",
         default=10,
         check=between(1, 10**6),
-        effect=(Needs("--lr-policy plateau"), ends_before("lr_patience")),
+        effect=Needs("--lr-policy plateau"),
         synonyms="lr-plateau-patience",
         example="1",
     )

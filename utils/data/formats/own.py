@@ -140,7 +140,10 @@ def read_own(entry: Entry, settings: DataSettings) -> Splits:
     if not isinstance(given, tuple | list) or len(given) != 3:
         raise UserError(f"{where} must return (training, validation, classes)")
     *datasets, classes = given
-    classes = tuple(map(str, classes))
+    try:
+        classes = tuple(map(str, classes))
+    except TypeError as error:
+        raise UserError(f"{where} must return the names of the classes last, not {classes!r}") from error
     spec = SPECS[entry.name]
     known = plugins.choices("augment", ("none", *AUGMENTATIONS))
     for name in spec.augment:
