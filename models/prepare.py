@@ -85,7 +85,9 @@ def prepare_network(
     model = _built(settings, data, data.image_size)
     resolution = build_resolution(args, data.image_size)
     for size in resolution.sizes(args.optimisation.epochs) if resolution else ():
-        check_forward(settings.arch, model, **_shape(data), image_size=size, flag="--progressive-size")
+        check_forward(
+            settings.arch, model, **_shape(data), image_size=size, flag="--progressive-size or --progressive-step"
+        )
     stem = stem_line(model, data.image_size, trained_size)
     untrained = begins_anew(model, settings, len(data.classes), data.image_size)
     model.to(device)

@@ -162,7 +162,7 @@ def compare_with(
     other: Loaded, own: argparse.Namespace, loaded: Loaded, predictions: AnyPredictions, distributed: Distributed
 ) -> Comparison | LabelComparison:
     """Compare ``loaded``'s predictions with those of the network ``other`` on the same images."""
-    from scripts.common.predictions import Chosen, point_of, predict_split, settings_of
+    from scripts.common.predictions import Chosen, point_of, predict_split, seen_before, settings_of
     from scripts.evaluation.comparison import Comparison, with_data_settings_of
     from scripts.evaluation.several_labels import LabelComparison
     from utils.data.datasets import seen_in_training
@@ -172,6 +172,8 @@ def compare_with(
         settings = settings_of(loaded, chosen).data
         if line := seen_in_training(predictions.images, loaded.fingerprint, settings, point_of(other)):
             warn(line)
+    for line in seen_before(predictions.images, other, chosen) if chosen.may_be_new else ():
+        warn(line)
     second = predict_split(with_data_settings_of(other, loaded), chosen, distributed, first=predictions)
     return (LabelComparison if loaded.reading.several else Comparison).of(predictions, second)
 

@@ -31,9 +31,9 @@ from utils.config import arguments
 from utils.config.datasets import SPECS
 from utils.config.groups.data import DataSettings
 from utils.config.settings import Settings, UserError
-from utils.config.spelling import some
-from utils.data.datasets import Data, get_data, get_test_data, in_colour_of, on_both_sides, some_contents
-from utils.data.first_look import COMPARED_FILES, equal_files, lost_levels
+from utils.config.spelling import printable, some
+from utils.data.datasets import Data, get_data, get_test_data, groups_alike, in_colour_of, on_both_sides, some_contents
+from utils.data.first_look import COMPARED_FILES, copies_in, counted, lost_levels
 from utils.data.formats.class_folders import find_splits, test_folder, training_folder, validation_folder
 from utils.data.formats.hugging_face import find
 from utils.data.formats.readers import IN_MEMORY, ImageFiles, Images
@@ -83,6 +83,11 @@ class Chosen:
     def of(cls, own: argparse.Namespace) -> Chosen:
         """Choice made by a tool's command line."""
         return cls(**{field.name: getattr(own, field.name) for field in fields(cls) if hasattr(own, field.name)})
+
+    @property
+    def may_be_new(self) -> bool:
+        """True for images that the run has neither trained nor validated on, as far as the choice tells."""
+        return self.datapath is not None or self.files is not None or self.split == "test"
 
 
 @dataclass(frozen=True)
@@ -168,7 +173,7 @@ def predict_split(
             samples, left_out = _samples(len(images), args, chosen)
             notes = (*notes, *left_out)
             loader = loader.part(samples) if len(samples) < len(images) else loader
-            notes = (*notes, *_doubts(images, loaded, args, chosen))
+            notes = (*notes, *_doubts(images, loaded, args, chosen, first))
         for note in notes:
             warn(note)
         warn_of_other_views(loaded, args.data.tta)
@@ -205,27 +210,53 @@ def predict_split(
     )
 
 
-def _doubts(images: Images, loaded: Loaded, args: Settings, chosen: Chosen) -> Iterator[str]:
-    """Yield warnings about images that the run has neither trained nor validated on, as far as the choice tells."""
-    if isinstance(images, ImageFiles) and (chosen.datapath or chosen.files or chosen.split == "test"):
+def _doubts(
+    images: Images, loaded: Loaded, args: Settings, chosen: Chosen, first: PredictedImages | None
+) -> Iterator[str]:
+    """Yield warnings about images that may be new to the run. ``first``: as in ``predict_split``."""
+    if isinstance(images, ImageFiles) and chosen.may_be_new:
         yield from lost_levels(images, loaded.classes, args.data.datapath)
-        if chosen.files is None and chosen.split != "train":
-            yield from _trained_on(images, loaded)
+        if first is None:  # otherwise ``loaded`` has the other run's data
+            yield from seen_before(images, loaded, chosen)
 
 
-def _trained_on(images: ImageFiles, loaded: Loaded) -> Iterator[str]:
-    """Yield warnings if ``loaded``'s run trained on some of ``images`` or of their groups, if its data is unchanged."""
-    settings = settings_of(loaded, Chosen()).data
-    if settings.dataname in (*IN_MEMORY, "hf") or (len(images) > COMPARED_FILES and images.groups is None):
+def seen_before(images: Images, loaded: Loaded, chosen: Chosen) -> Iterator[str]:
+    """Yield warnings if ``loaded``'s run trained on some of ``images``, or their groups, or was chosen by some."""
+    args = settings_of(loaded, Chosen())
+    is_large = len(images) > COMPARED_FILES and images.groups is None
+    if chosen.files is not None or chosen.split == "train" or args.data.dataname in (*IN_MEMORY, "hf") or is_large:
         return
-    try:
-        data = get_data(settings, torch.device("cpu"), trained=point_of(loaded))
-    except UserError:  # it has been moved
+    data, changed = _data_of_run(loaded, args.data, chosen)
+    if data is None or not isinstance(data.train, ImageFiles) or not isinstance(images, ImageFiles):
         return
-    if isinstance(data.train, ImageFiles) and same_images(data.fingerprint, loaded.fingerprint):
-        files = {"train": data.train, "test": images}
-        yield from (text for kind, text in equal_files(files, settings.datapath) if kind == "in both splits")
-        yield from on_both_sides(data.train, images, "test")
+    train = data.train.take(first_samples(len(data.train), args))
+    for split, verb in ((train, "trained on"), (data.validation, "chosen by its result on")):
+        if split is not train and not loaded.is_favoured:
+            continue
+        assert isinstance(split, ImageFiles)
+        if copies := copies_in(split, images):
+            pair = " = ".join(os.path.relpath(path, args.data.datapath) for path in copies[0])
+            yield (
+                f"{loaded.path} was {verb} {counted(len(copies))} of {len(images):,} to test on, which makes results "
+                f"too good: {printable(pair)}{changed}; scripts/check_data.py lists all"
+            )
+    if chosen.datapath is None and chosen.labels is None:  # a name of another table is no name of this one
+        yield from on_both_sides(train, images, "test")
+        yield from groups_alike(train, images)
+
+
+def _data_of_run(loaded: Loaded, settings: DataSettings, chosen: Chosen) -> tuple[Data | None, str]:
+    """The data of ``loaded``'s run, where it was or where ``chosen`` says, and words if it has changed since."""
+    for place in dict.fromkeys((settings.datapath, chosen.datapath or settings.datapath)):
+        try:
+            own = dataclasses.replace(settings, datapath=place)
+            data = get_data(own, torch.device("cpu"), trained=point_of(loaded))
+        except UserError:
+            continue
+        is_same = same_images(data.fingerprint, loaded.fingerprint)
+        if is_same or place == settings.datapath:
+            return data, "" if is_same else " (if it was there then: the data has changed since)"
+    return None, ""
 
 
 def _samples(count: int, args: Settings, chosen: Chosen) -> tuple[np.ndarray, list[str]]:

@@ -93,6 +93,8 @@ def judge(survey: Survey, inspected: Inspected) -> Findings:
     if survey.refusal is not None:
         findings.fault("refusal of training", 1, " ".join(survey.refusal.split()))
     _classes(survey, findings)
+    for line in survey.of_test:  # labels of all of them may be unknown on purpose
+        (findings.fault if "test" in survey.ranges else findings.note)("rows to test on", 0, line)
     if damage:
         names = (f"{survey.name(index)} {reason}" for index, reason in sorted(damage.items()))
         what = "cannot be decoded"

@@ -29,7 +29,7 @@ from utils.config.groups.data import DataSettings
 from utils.config.image_size import Size
 from utils.config.settings import UserError
 from utils.config.spelling import printable
-from utils.data.datasets import get_data
+from utils.data.datasets import Data, get_data, groups_alike
 from utils.data.first_look import Seen
 from utils.data.formats import class_folders
 from utils.data.formats.class_folders import LISTER, find_splits, test_folder, training_folder
@@ -74,7 +74,8 @@ class Survey:
     int8 (n, classes): 1, 0, or -1 if missing. ``images``: of each split, in memory or in files. ``trees``: by split the
     folders that hold class folders; only 'train' if one folder is for training and validation. ``refusal``: why
     training would not start, if so. ``warnings``: training's, except for plain class folders, which findings.py judges.
-    ``origin``: the table that the labels come from, in words, and its rows that training does not read.
+    ``origin``: the table that the labels come from, in words, and its rows that training does not read. ``of_test``:
+    lines about a table's rows to test on.
     """
 
     spec: DatasetSpec
@@ -87,6 +88,7 @@ class Survey:
     refusal: str | None = None
     warnings: tuple[str, ...] = ()
     origin: str = ""
+    of_test: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -159,16 +161,15 @@ def take_survey(settings: DataSettings, lister: Lister = LISTER) -> Survey:
     refusal = None
     warnings: tuple[str, ...] = ()
     origin = ""
+    of_test: tuple[str, ...] = ()
+    images: tuple[Images, ...]
     try:
         data = get_data(settings, torch.device("cpu"), lister)
         classes = data.classes
-        images: tuple[Images, ...] = (data.train, data.validation)
         origin = data.origin
         trees = trees if isinstance(data.train, ImageFiles) else {}
-        if "test" in trees:
-            images += (_images_of(trees["test"], classes, data.train.colour),)
-        elif settings.is_table and (rows := rows_of_test(settings, classes)) is not None:
-            images += (replace(rows, colour=data.train.colour),)
+        test, of_test = _to_test_on(settings, trees, data)
+        images = (data.train, data.validation) if test is None else (data.train, data.validation, test)
         if not trees or settings.class_map is not None:
             warnings = data.warnings
     except UserError as error:
@@ -178,7 +179,20 @@ def take_survey(settings: DataSettings, lister: Lister = LISTER) -> Survey:
         refusal = str(error)
     labels = np.concatenate([split.labels.numpy() for split in images])
     size = settings.image_size or spec.image_size
-    return Survey(spec, size, root, trees, classes, labels, images, refusal, warnings, origin)
+    return Survey(spec, size, root, trees, classes, labels, images, refusal, warnings, origin, of_test)
+
+
+def _to_test_on(settings: DataSettings, trees: Mapping[str, Path], data: Data) -> tuple[Images | None, tuple[str, ...]]:
+    """Images that training leaves for a test, None if there are none, and lines about such rows of a table."""
+    if "test" in trees:
+        return _images_of(trees["test"], data.classes, data.train.colour), ()
+    if not settings.is_table:
+        return None, ()
+    test, lines = rows_of_test(settings, data.classes)
+    if test is None:
+        return None, lines
+    more_alike = {*groups_alike(data.train, data.validation, test)} - {*groups_alike(data.train, data.validation)}
+    return replace(test, colour=data.train.colour), (*lines, *more_alike)
 
 
 def _trees(settings: DataSettings, root: Path | None) -> dict[str, Path]:

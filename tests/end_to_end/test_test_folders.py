@@ -158,6 +158,9 @@ def test_of_another_folder_all_images_are_evaluated_and_that_is_said(whole, tmp_
     (_, _, count), lines = evaluate(capsys, run, "--datapath", str(tmp_path / "other"), "--val-split", "0.25")
     (line,) = lines
     assert count == 3 and "was trained on none of the 3 validation images, by their names: the data" in line
+    for path in [*(tmp_path / "other").glob("*/*.png")]:
+        path.rename(path.with_stem(f"new{path.stem}"))
+    assert evaluate(capsys, run, "--datapath", str(tmp_path / "other"))[1] == [], "no name of the run's images"
     (tmp_path / "other").rename(tmp_path / "val")
     (_, _, count), lines = evaluate(capsys, run, "--datapath", str(tmp_path))
     assert (count, lines) == (12, [])

@@ -244,7 +244,17 @@ def test_the_rows_of_a_table_that_are_to_test_on_are_checked(check, tree, tmp_pa
     assert checked.code == 1 and "12 training, 8 validation and 1 test images" in checked.text
     assert "1 image of test (100 %) with the pixels of one of train" in checked.line("in both splits")
     assert "1 groups are in train and in test, 100 % of test's images (p0)" in checked.line("groups in both splits")
-    table.write_text(table.read_text().replace(",val,", ",test,"))
+    whole = table.read_text()
+    table.write_text(whole.replace("copy.jpg,dog,", "copy.jpg,Dog,"))
+    hidden = check("--labels", table, path=tree)
+    assert hidden.code == 0 and "12 training and 8 validation images" in hidden.text
+    assert "line 22, column label: Dog is no class of the rows to train on" in hidden.line("rows to test on")
+    Image.new("RGB", SIZE).save(tree / "other.png")
+    table.write_text(whole + "other.png,Cat,test,p99\n")
+    assert "line 23, column label: Cat is no class" in check("--labels", table, path=tree).line("rows to test on")
+    table.write_text(whole.replace("test,p0", "test,P1"))
+    assert "'P1' and 'p1'" in check("--labels", table, path=tree).line("rows to test on")
+    table.write_text(whole.replace(",val,", ",test,"))
     assert "12 training and 9 validation images" in check("--labels", table, path=tree).text, "they choose best.pt"
 
 
@@ -558,7 +568,7 @@ def test_images_that_no_training_reads_are_told(check, tree, tmp_path):
     ]
     (tmp_path / "labels.csv").write_text("\n".join(["path,label,split", *rows[1:], rows[0].replace(",train", ",test")]))
     checked = check("--labels", tmp_path / "labels.csv", path=tree)
-    assert "labels: " in checked.text and "1 rows of val and test are not used" in checked.text
+    assert "labels: " in checked.text and "1 rows of val and test are not for training" in checked.text
 
 
 def test_the_share_that_a_random_split_flatters_is_that_of_random_splits():

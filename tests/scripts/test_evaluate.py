@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -457,16 +458,42 @@ def test_a_test_that_holds_what_the_run_trained_on_is_warned_of(tmp_path, capsys
     assert told("folders", "--split", "test") == told("table", "--split", "test") == []
     copy = tmp_path / "data" / "test" / "b" / "copy.png"
     copy.write_bytes((tmp_path / "data" / "train" / "b" / "4.png").read_bytes())
-    said = "warning: 1 image of 10 to test on is trained on, too, which makes results too good: "
+    said = (
+        "last.pt was trained on 1 image of 10 to test on, which makes results too good: test/b/copy.png = train/b/4.png"
+    )
+    run = next((tmp_path / "folders").glob("*/fc/*"))
+    other = altered(run, tmp_path / "other.pt", settings={"train_samples": 4, "seed": 1})
     for flags in (["--split", "test"], ["--datapath", str(copy.parent.parent)]):
         (line,) = told("folders", *flags)
-        assert line.startswith(said + f"{os.path.relpath(copy, tmp_path / 'data')} = train/b/4.png")
+        assert said in line and "changed" not in line
+        assert len(told("folders", *flags, "--compare", str(run / "checkpoints/last.pt"))) == 2
+        assert len(told("folders", *flags, "--compare", str(other))) == 1, "it trained on four of the images"
     assert told("folders") == told("folders", "--split", "train") == []
     table.write_text(table.read_text().replace(",p3\n", ",p4\n"))
     (line,) = told("table", "--split", "test")
     assert "1 groups have images in training and in test, 11.1 % of the test images" in line
-    (tmp_path / "data" / "train" / "b" / "4.png").unlink()
-    assert not any("trained on, too" in line for line in told("folders", "--split", "test")), "the data has changed"
+    (tmp_path / "data" / "train" / "b" / "extra.png").write_bytes(b"")
+    assert said + " (if it was there then: the data has changed since)" in told("folders", "--split", "test")[0]
+    (tmp_path / "data" / "train" / "b" / "extra.png").unlink()
+    (tmp_path / "data").rename(tmp_path / "elsewhere")
+    (line,) = told("folders", "--split", "test", "--datapath", str(tmp_path / "elsewhere"))
+    assert "1 image of 10 to test on" in line and "changed" not in line
+
+
+def test_a_test_that_holds_the_images_which_chose_the_weights_is_warned_of(tmp_path, capsys):
+    for number in range(12):
+        path = tmp_path / "data" / ("train", "val")[number % 2] / "ab"[number // 2 % 2] / f"{number}.bmp"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), 20 * number).save(path)
+    shutil.copytree(tmp_path / "data" / "val", tmp_path / "data" / "test")
+    line = ["--dataname", "folder", "--datapath", str(tmp_path / "data"), "--output", str(tmp_path / "runs"), "-w", "0"]
+    assert program.main([*CPU, *line, "--image-size", "8", "--arch", "fc", "--epochs", "1", "-b", "6"]) == 0
+    run = next((tmp_path / "runs").glob("*/fc/*"))
+    for best, count in ((["--best"], 1), ([], 0)):
+        capsys.readouterr()
+        assert evaluate.main([str(run), *CPU, *best, "--split", "test"]) == 0
+        said = capsys.readouterr().err
+        assert said.count("best.pt was chosen by its result on 6 images of 6 to test on") == count
 
 
 def test_of_a_comparison_it_is_said_how_each_was_run_where_that_differs(digits_run, capsys, tmp_path):

@@ -32,7 +32,7 @@ from utils.data.formats import archives, class_folders
 from utils.data.formats.class_folders import LISTER, find_splits, hint, training_folder, validation_folder
 from utils.data.formats.class_map import in_order_of
 from utils.data.formats.file_paths import FilePaths
-from utils.data.formats.held_out import Folds, hold_out
+from utils.data.formats.held_out import Folds, hold_out, keys_of
 from utils.data.formats.hugging_face import SAVED, read_tables
 from utils.data.formats.listing import Lister
 from utils.data.formats.own import Items, read_own
@@ -464,12 +464,31 @@ def _validated_in_training(
         return None, ()
     seen = ""
     if data is not None and data.train is not None and settings.val_split_by != "draw":
-        seen = f", perhaps {len(data.train):,} of {len(data.train) + len(data.validation):,} by their names"
+        total = len(data.train) + len(data.validation)
+        count = _trained_by_name(data, settings, trained, lister)
+        if count == 0:
+            return None, ()
+        seen = f", perhaps {len(data.train) if count is None else count:,} of {total:,} by their names"
     flags = _flags_of(dataclasses.asdict(settings))
     return None, (
         f"--datapath {settings.datapath}: is not what {trained.path} was trained on, so all of its images are "
         f"evaluated, also any that it was trained on{seen}; main.py --evaluate {flags} leaves these out",
     )
+
+
+def _trained_by_name(data: Data, settings: DataSettings, trained: ResumePoint, lister: Lister) -> int | None:
+    """How many of ``data``'s images have names of training images of ``trained``; None if these are not there."""
+    begun = trained.settings
+    own = dataclasses.replace(settings, datapath=begun.get("datapath"), labels=begun.get("labels"))
+    try:
+        then = get_data(own, torch.device("cpu"), lister, trained)
+    except UserError:
+        return None
+    if then.train is None or not same_images(then.fingerprint, trained.fingerprint):
+        return None
+    names = set(keys_of(then.train, then.classes))
+    splits = (data.train, data.validation)
+    return sum(key in names for images in splits if images is not None for key in keys_of(images, data.classes))
 
 
 def _flags_of(division: Mapping[str, Any]) -> str:
@@ -561,7 +580,7 @@ def _data(settings: DataSettings, splits: Splits) -> Data:
         warnings = (
             *_lacking(settings, train, validation, classes),
             *on_both_sides(train, validation),
-            *_groups_alike(train, validation),
+            *groups_alike(train, validation),
             *warnings,
         )
     found = _found_in(train if train is not None else validation, settings)
@@ -645,7 +664,7 @@ def on_both_sides(train: Images | None, held_out: Images, kind: str = "validatio
         )
 
 
-def _groups_alike(*splits: Images | None) -> Iterator[str]:
+def groups_alike(*splits: Images | None) -> Iterator[str]:
     """Yield a warning if the names of some groups seem to be one name that is written in several ways."""
     names = {group for images in splits if images is not None and images.groups is not None for group in images.groups}
     if several := first_look.alike(sorted(names)):

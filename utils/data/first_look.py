@@ -468,7 +468,7 @@ def _joined(classes: Sequence[str]) -> list[tuple[str, str]]:
 
 
 class Place(NamedTuple):
-    """A file's split ('train', 'val' or 'test'), number within the split, label or labels, and path."""
+    """A file's split, number within the split, label or labels, and path."""
 
     split: str
     number: int
@@ -481,7 +481,8 @@ def equal_files(files: dict[str, ImageFiles], root: str | None) -> list[tuple[st
     in_files = not any(isinstance(images.paths[0], Stored) for images in files.values())
     if not in_files or not TRIAL_FILES < sum(map(len, files.values())) <= COMPARED_FILES:
         return []
-    groups = [group for group in _equal(files) if _is_image(group[0].path)]
+    equal, whole = _equal(files, COMPARED_BYTES)
+    groups = [group for group in equal if _is_image(group[0].path)]
 
     def named(*places: Place) -> str:
         return " = ".join(below(place.path, root) for place in places)
@@ -491,9 +492,8 @@ def equal_files(files: dict[str, ImageFiles], root: str | None) -> list[tuple[st
     if leaked:
         held_out = [place for group in leaked for place in group if place.split != "train"]
         verb = "is" if len(held_out) == 1 else "are"
-        use = "test" if "test" in files else "validate"
-        total = len(files[held_out[0].split])
-        what = f"{counted(len(held_out))} of {total:,} to {use} on {verb} trained on, too"
+        least = "" if whole else "at least "
+        what = f"{least}{counted(len(held_out))} of {len(files['val']):,} to validate on {verb} trained on, too"
         pair = named(held_out[0], next(place for place in leaked[0] if place.split == "train"))
         found.append(("in both splits", f"{what}, which makes results too good: {pair}"))
     torn = [group for group in groups if len({place.label for place in group}) > 1]
@@ -509,8 +509,23 @@ def equal_files(files: dict[str, ImageFiles], root: str | None) -> list[tuple[st
     return [(kind, f"{text}; scripts/check_data.py lists all") for kind, text in found]
 
 
-def _equal(files: dict[str, ImageFiles]) -> list[list[Place]]:
-    """Groups of files with the same bytes. Reads only files that share their size, at most COMPARED_BYTES in all."""
+def copies_in(known: ImageFiles, images: ImageFiles) -> list[tuple[str, str]]:
+    """For each of ``images`` with the bytes of one of ``known``, both paths; none of too many, or in shards."""
+    files = {"known": known, "new": images}
+    if any(isinstance(each.paths[0], Stored) for each in files.values()) or len(known) + len(images) > COMPARED_FILES:
+        return []
+    copies = []
+    for group in _equal(files)[0]:
+        first = next((place.path for place in group if place.split == "known"), None)
+        copies += [(place.path, first) for place in group if place.split == "new" and first is not None]
+    return copies
+
+
+def _equal(files: dict[str, ImageFiles], most_bytes: float = math.inf) -> tuple[list[list[Place]], bool]:
+    """Groups of files with the same bytes, and whether all were compared.
+
+    Reads only files that share their size, at most ``most_bytes`` in all.
+    """
     by_size: dict[int, list[Place]] = {}
     for split, images in files.items():
         rows = images.labels.tolist()
@@ -519,7 +534,7 @@ def _equal(files: dict[str, ImageFiles]) -> list[list[Place]]:
             with suppress(OSError):
                 by_size.setdefault(os.stat(path).st_size, []).append(Place(split, number, label, path))
     by_content: dict[str, list[Place]] = {}
-    left = COMPARED_BYTES
+    left = most_bytes
     for size, places in by_size.items():
         if size and len(places) > 1:
             left -= size * len(places)
@@ -528,7 +543,7 @@ def _equal(files: dict[str, ImageFiles]) -> list[list[Place]]:
             for place in places:
                 with suppress(OSError):
                     by_content.setdefault(sha256(Path(place.path)), []).append(place)
-    return [places for places in by_content.values() if len(places) > 1]
+    return [places for places in by_content.values() if len(places) > 1], left >= 0
 
 
 def _is_image(path: str) -> bool:

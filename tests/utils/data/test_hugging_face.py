@@ -177,6 +177,23 @@ def test_parts_of_other_splits_are_no_training_images_though_their_names_begin_a
     table(3, 400).to_parquet(str(root / "data" / "train-00002-of-00003-a09b74b3ef9c3b56.parquet"))
     data = read(root)
     assert (len(data.train), len(data.validation)) == (27, 9)
+    assert data.warnings == ()
+    (root / "data" / "train-00001-of-00002.parquet").unlink()
+    assert read(root).warnings == (f"--datapath {root}: holds 2 of the 3 parquet files of train",)
+    table(3, 500).to_parquet(str(root / "data" / "more.parquet"))
+    assert f"--datapath {root}: parquet files whose names say no split are left out: data/more.parquet" in (
+        read(root).warnings
+    )
+
+
+def test_files_that_number_their_classes_in_another_way_are_refused(tmp_path):
+    root = save(tmp_path / "set", "hub", table(24), table(9, 100))
+    other = table(6, 300, label=datasets.ClassLabel(names=NAMES[::-1]))
+    other.to_parquet(str(root / "data" / "train-00001-of-00002.parquet"))
+    with pytest.raises(
+        UserError, match="classes of column kind are other ones, or in another order, than in train-00000"
+    ):
+        read(root)
 
 
 def test_resident_images_are_those_of_the_column_and_of_files_as_they_are_now(tmp_path):

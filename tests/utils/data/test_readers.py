@@ -101,9 +101,11 @@ def test_idx_files_are_read_in_torchvisions_layout_bare_and_compressed(tmp_path,
 def test_a_truncated_idx_file_is_named(tmp_path):
     write_idx(tmp_path / "data", some(30), some(20))
     path = tmp_path / "data/train-images-idx3-ubyte"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(UserError, match="train-images-idx3-ubyte: is not a whole idx file"):
-        read("--dataname", "mnist", "--datapath", tmp_path / "data")
+    whole = path.read_bytes()
+    for damaged in (whole[:-1], whole[:10], whole[:3], whole[:4] + b"\xff" * 4 + whole[8:]):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match="train-images-idx3-ubyte: is not a whole idx file"):
+            read("--dataname", "mnist", "--datapath", tmp_path / "data")
 
 
 @pytest.mark.parametrize("validation", ["val", "test"])

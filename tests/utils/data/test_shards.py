@@ -379,6 +379,12 @@ def test_a_compressed_tar_file_is_said_to_be_one(foreign, tmp_path):
         (foreign / "my-train-000.tar").write_bytes(compress(plain))
         with pytest.raises(UserError, match="my-train-000.tar: is compressed, and images are read by position"):
             read(foreign)
+    (foreign / "my-train-000.tar").write_bytes(plain)
+    (foreign / "my-train-001.tar.gz").write_bytes(gzip.compress(plain))
+    with pytest.raises(UserError, match="my-train-001.tar.gz is compressed"):
+        read(foreign)
+    (foreign / "my-train-001.tar.gz").rename(foreign / "annotations.tar.gz")
+    assert len(read(foreign).train) == 10
     (tmp_path / "zipped").mkdir()
     (tmp_path / "zipped" / "train-000.tar.gz").write_bytes(gzip.compress(plain))
     with pytest.raises(UserError, match="zipped: train-000.tar.gz is compressed"):

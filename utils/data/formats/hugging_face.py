@@ -32,7 +32,7 @@ CONVERTED = "arrow"  # folder of converted files, inside the one for all that is
 IMAGE_NAMES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp")
 LABEL_NAMES = ("label", "labels", "class", "cls", "target", "fine_label", "category", "y")
 MOST_CLASSES = 1_000_000  # of a data set whose labels are bare numbers
-_PART = re.compile(r"(.+)-\d+-of-\d+")  # how the Hub names the parts of a split
+_PART = re.compile(r"(.+)-\d+-of-(\d+)")  # how the Hub names the parts of a split
 
 
 def read_tables(settings: DataSettings, lister: Lister, evaluate: bool) -> Splits:
@@ -62,7 +62,8 @@ def read_tables(settings: DataSettings, lister: Lister, evaluate: bool) -> Split
         ImageFiles(Rows(dataset, image, f"{root}/{name}", str(root)), torch.from_numpy(own))
         for (name, dataset), own in zip(tables, labels, strict=True)
     ]
-    return Splits(images[0] if train else None, images[-1] if validation else None, classes)
+    warnings = dict.fromkeys(line for split in found for line in split.warnings)
+    return Splits(images[0] if train else None, images[-1] if validation else None, classes, tuple(warnings))
 
 
 class _Table(NamedTuple):
@@ -133,11 +134,15 @@ def _of_one_column(
 
 
 class Found(NamedTuple):
-    """The files of one split: a folder that ``save_to_disk`` wrote, or parquet files."""
+    """The files of one split: a folder that ``save_to_disk`` wrote, or parquet files.
+
+    ``warnings``: about parquet files beside them that are not read, or are not there.
+    """
 
     name: str
     saved: Path | None
     parquet: tuple[Path, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def library() -> ModuleType:
@@ -198,15 +203,21 @@ def _parquet(root: Path) -> dict[str, Found]:
                 files.setdefault(_split_of(Path(folder, name).relative_to(root)), []).append(Path(folder, name))
     if set(files) == {""}:
         files = {"train": files[""]}
-    files.pop("", None)
+    unnamed = [str(path.relative_to(root)) for path in files.pop("", ())]
+    said = (
+        [f"--datapath {root}: parquet files whose names say no split are left out: {some(unnamed)}"] if unnamed else []
+    )
     for split, paths in files.items():
+        wholes = [int(found[2]) for path in paths if (found := _PART.match(path.stem))]
+        if wholes and len(wholes) < max(wholes):
+            said.append(f"--datapath {root}: holds {len(wholes)} of the {max(wholes)} parquet files of {split}")
         folders = sorted({path.parent for path in paths})
         if len(folders) > 1:
             raise UserError(
                 f"--datapath {root}: parquet files of {split} lie in {folders[0]} and in {folders[1]}: several data "
                 "sets, or versions of one; give the folder of one"
             )
-    return {split: Found(split, None, tuple(paths)) for split, paths in files.items()}
+    return {split: Found(split, None, tuple(paths), tuple(said)) for split, paths in files.items()}
 
 
 def _split_of(path: Path) -> str:
@@ -230,7 +241,23 @@ def read_features(found: Found) -> Any:
             return datasets.load_from_disk(str(found.saved)).features
         import pyarrow.parquet
 
-        return datasets.Features.from_arrow_schema(pyarrow.parquet.read_schema(found.parquet[0]))
+        first, *others = (
+            datasets.Features.from_arrow_schema(pyarrow.parquet.read_schema(path)) for path in found.parquet
+        )
+    for path, features in zip(found.parquet[1:], others, strict=True):
+        for column in features.keys() & first.keys():
+            own, names = (_class_names(each[column]) for each in (first, features))
+            if own and names and own != names:  # the library would take the numbers of one for those of the other
+                raise UserError(
+                    f"{path}: the classes of column {column} are other ones, or in another order, than in "
+                    f"{found.parquet[0].name}; give the files of one data set"
+                )
+    return first
+
+
+def _class_names(feature: Any) -> list[str] | None:
+    """The names of a column of ClassLabels or lists of them; None for another column."""
+    return getattr(_of_list(feature) or feature, "names", None)
 
 
 def read_split(found: Found, columns: list[str], folder: Path, log: Log) -> Any:

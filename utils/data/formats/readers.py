@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -227,8 +228,8 @@ def _read_idx_file(path: Path) -> np.ndarray:
         data = bytearray(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes())
     dimensions = data[3] if len(data) > 3 else 0
     start = 4 + 4 * dimensions
-    shape = np.frombuffer(data[4:start], dtype=">i4")
-    if data[:3] != b"\0\0\x08" or len(data) != start + int(np.prod(shape, dtype=np.int64)):
+    shape = [int.from_bytes(data[place : place + 4], "big") for place in range(4, start, 4)]
+    if data[:3] != b"\0\0\x08" or len(data) != start + math.prod(shape):
         raise UserError(f"{path}: is not a whole idx file; fetch it again")
     return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)
 

@@ -203,16 +203,19 @@ def lacks_rows_of_val(settings: DataSettings) -> bool:
     return table.split is not None and not (table.split == VALIDATION).any()
 
 
-def rows_of_test(settings: DataSettings, classes: Sequence[str]) -> Images | None:
-    """Images that training leaves for a test in the end, without those of other classes; None if there are none."""
+def rows_of_test(settings: DataSettings, classes: Sequence[str]) -> tuple[Images | None, tuple[str, ...]]:
+    """Images that training leaves for a test in the end, None if there are none; and lines about those left out."""
     table = table_of_names(settings) if settings.labels is None else read_table(settings)
     if table.split is None or not (table.split == TEST).any():
-        return None
+        return None, ()
     if not settings.divides_training and not (table.split == VALIDATION).any():
-        return None  # training validates on them
+        return None, ()  # training validates on them
     whose = "the rows to train on"
-    test = read_labels(settings, classes=classes, whose=whose, evaluate=True, of_test=True, leave_out_unknown=True)
-    return test.validation
+    try:
+        test = read_labels(settings, classes=classes, whose=whose, evaluate=True, of_test=True, leave_out_unknown=True)
+    except UserError as error:  # all are of other classes, as labels are that the user does not know
+        return None, tuple(error.mistakes)
+    return test.validation, tuple(line for line in test.warnings if line not in table.warnings)
 
 
 def _coded(cells: pyarrow.ChunkedArray) -> tuple[np.ndarray, list[str]]:
@@ -667,7 +670,7 @@ def read_labels(
             raise UserError(f"{line}; those are {some(names)}")
         warnings = (*warnings, f"{line}; they are left out")
         train, validation = (rows[~unknown[rows]] for rows in (train, validation))
-    origin = table.words + (f"; {len(unused):,} rows of val and test are not used" if len(unused) else "")
+    origin = table.words + (f"; {len(unused):,} rows of val and test are not for training" if len(unused) else "")
     images = [_images(table, rows, labels) if len(rows) else None for rows in (train, validation)]
     return Splits(images[0], images[1], names, warnings, origin)
 

@@ -88,6 +88,8 @@ def ensure_index(root: Path, log: Log) -> None:
     shards = foreign_shards(root)
     if not any(shards.values()) or not _is_ours_to_make(root / CONTENTS):
         return
+    if wrong := compressed_shard(root, of_a_split=True):
+        raise UserError(f"--datapath {root}: {wrong}")
     if _fits(root, shards):
         return
     said = f"--datapath {root}: the index of its tar files cannot be written there"
@@ -125,9 +127,10 @@ def _fits(root: Path, shards: dict[str, list[Path]]) -> bool:
     return indexed == {name: {path.relative_to(root).as_posix() for path in paths} for name, paths in shards.items()}
 
 
-def compressed_shard(root: Path) -> str | None:
-    """What is wrong with the first compressed tar file in ``root``; None if there is none."""
+def compressed_shard(root: Path, of_a_split: bool = False) -> str | None:
+    """What is wrong with the first compressed tar file in ``root``, of all or ``of_a_split``; None if there is none."""
     named = (path for path in sorted(visible(root)) if re.search("[.](tar[.]|tgz$)", path.name))
+    named = (path for path in named if not of_a_split or _split_named_by(Path(path.name)))
     return next((f"{path.name} {COMPRESSED}" for path in named if _is_compressed(path)), None)
 
 
