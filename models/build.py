@@ -336,7 +336,8 @@ def _fit_last_layer(model: nn.Module, classes: int) -> None:
         return
     setattr(last, "out_features" if isinstance(last, nn.Linear) else "out_channels", classes)
     last.weight = nn.Parameter(last.weight.new_empty(classes, *last.weight.shape[1:]))
-    last.bias = nn.Parameter(last.weight.new_empty(classes))
+    if last.bias is not None:  # MaxViT's has none
+        last.bias = nn.Parameter(last.weight.new_empty(classes))
     last.reset_parameters()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from models.build import build_model, check_forward, locate, stem_line
@@ -59,11 +60,19 @@ class Prepared(NamedTuple):
         return rows | {"Parameters": f"{sum(parameter.numel() for parameter in self.model.parameters()):,}"}
 
     def multiply_adds(self, image_shape: tuple[int, int, int], device: torch.device) -> int:
-        """Multiply-adds of one image's forward pass, counted by torch (matrix products and convolutions)."""
+        """Multiply-adds of one image's forward pass, counted by torch (matrix products and convolutions).
+
+        Attention is computed as plain products: torch does not count all of its fused kernels.
+        """
         counter = FlopCounterMode(display=False)
         self.model.eval()
-        with torch.no_grad(), counter:
-            self.model(torch.zeros(1, *image_shape, device=device))
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
+                self.model(torch.zeros(1, *image_shape, device=device))
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
         self.model.train()
         return counter.get_total_flops() // 2
 

@@ -17,7 +17,7 @@ from utils.checkpoint.resume import DEFAULTS, ResumePoint, is_at, last_of, take_
 from utils.checkpoint.sharded import bytes_of
 from utils.config import arguments
 from utils.config.field import FLAG
-from utils.config.settings import Settings, as_flag
+from utils.config.settings import Settings, as_flag, shaping
 from utils.data.datasets import DataReader
 from utils.data.progress_log import ProgressLog
 from utils.record import tracking
@@ -111,7 +111,21 @@ class Run:
     @property
     def is_finished(self) -> bool:
         """True if the run to resume has nothing left to do."""
-        return self.position is not None and Progress.from_state(self.begun.state["progress"]).is_finished(self.args)
+        if self.position is None:
+            return False
+        progress = Progress.from_state(self.begun.state["progress"])
+        waits_anew = self.args.run.resume_override and {*shaping("stopping")} & self.begun.differences(self.args).keys()
+        if waits_anew and not progress.stops_early(self._args_of_figures):
+            progress.wait_anew()  # as ``carry_over`` makes it
+        return progress.is_finished(self.args)
+
+    @property
+    def _args_of_figures(self) -> Settings:
+        """The settings that gave the figures of the run to resume; --resume-override may have others."""
+        begun = DEFAULTS | self.begun.state["settings"]
+        stopping = ("early_stopping", "early_stopping_metric", "early_stopping_delta")
+        names = ("best_metric", "max_val_batches", "epochs", *stopping)
+        return self.args.with_values(**{name: begun[name] for name in names})
 
     def warn(self, line: str) -> None:
         """Print a warning and keep it for the log, on the main process."""
@@ -225,7 +239,8 @@ class Run:
             log(f"Best {headline}{cut} {progress.best_headline:.2f} in epoch {progress.best_epoch}{other}")
         elif progress.best_value is not None:
             reached = f"{report.headline:.2f} after step {progress.step}"
-            log(f"Best {headline}{cut} {reached}, where --max-steps cut the first epoch")
+            epoch = progress.epoch + (progress.step_in_epoch > 0)
+            log(f"Best {headline}{cut} {reached}, within epoch {epoch}; no whole epoch was validated")
         inside = folder.absolute().is_relative_to(Path(args.run.output).absolute())
         logs = args.run.output if inside else str(folder)
         log(f"TensorBoard ({FIRST_SEEN}{TAGS[headline]}): {tensorboard()} --logdir {shlex.quote(logs)}")
@@ -244,10 +259,7 @@ class Run:
         point = self.begun
         values = self.args.result_values()
         progress = Progress.from_state(point.state["progress"])
-        begun = DEFAULTS | point.state["settings"]
-        of_figures = ("best_metric", "early_stopping_metric", "early_stopping_delta", "max_val_batches")
-        # --resume-override may have others, which did not give the figures
-        args = self.args.with_values(**{name: begun[name] for name in of_figures})
+        args = self._args_of_figures
         early = stopped_early(args, progress)
         end = f"; it stopped early {early}" if early else ""
         print(f"{point.folder or point.path} is finished: {progress.epoch} epochs, {progress.step} steps{end}")

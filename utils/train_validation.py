@@ -443,7 +443,7 @@ class TraVal:
             self.writer.classes([*result.by_class.rows(self.class_names)], progress.step)
         self.writer.epoch(row)
         finished = progress.is_finished(self.args)
-        if dropped and not finished and self.lr_policy is not None:
+        if dropped and progress.epoch < self.args.optimisation.epochs and self.lr_policy is not None:
             drops = (progress.lr_drops - 1, progress.lr_drops)
             before, now = (self.lr_policy.at(progress.epoch, progress.updates, number) for number in drops)
             self.reporter.lr_drop(self.args, before, now)

@@ -52,6 +52,8 @@ def image_names(arguments: Sequence[str], unread: Counter[str] | None = None) ->
     arguments that name nothing.
     """
     unread = Counter() if unread is None else unread
+    if arguments.count(STDIN) > 1:
+        raise UserError(f"IMAGES: {STDIN} stands twice, and standard input holds one list; give it once")
     return chain.from_iterable(each_of(partial(_named_by, unread=unread), arguments))
 
 

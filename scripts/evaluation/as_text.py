@@ -167,12 +167,13 @@ def rejection(found: Rejection) -> str:
         (
             "coverage",
             f"{of['coverage']:.2f} %",
-            f"95 % interval {_span(coverage)} (Wilson); {found.accepted:,} of {found.images:,} images are accepted",
+            f"95 % interval {_span(coverage)} (Wilson){found.remarks[0]}; {found.accepted:,} of {found.images:,} "
+            "images are accepted",
         ),
         (
             "top-1 of these",
             "-" if accuracy is None else f"{of['accuracy']:.2f} %",
-            "none is accepted" if accuracy is None else f"95 % interval {_span(accuracy)} (Wilson)",
+            "none is accepted" if accuracy is None else f"95 % interval {_span(accuracy)} (Wilson){found.remarks[1]}",
         ),
         ("AURC", f"{of['aurc']:.4f}", f"perfect order {of['aurc_perfect']:.4f}, random order {of['aurc_random']:.4f}"),
     ]

@@ -1,13 +1,15 @@
 """Networks by name: sizes, stems, channels and answers to what cannot be built."""
 
+from types import SimpleNamespace
+
 import pytest
 import timm
 import torch
 import torchvision
 from torch import nn
 
-from models.build import OWN, build_model, locate, unknown_arch
-from models.prepare import channels_last_is_faster
+from models.build import OWN, _fit_last_layer, build_model, locate, unknown_arch
+from models.prepare import Prepared, channels_last_is_faster
 from tests.helpers import equal
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError
@@ -245,3 +247,19 @@ def test_images_that_do_not_fit_the_network_are_one_line_about_both(shapes_alone
 def test_own_networks_have_no_pretrained_weights():
     with pytest.raises(UserError, match="--pretrained: there are no pretrained weights of conv2"):
         build("conv2", pretrained=True)
+
+
+def test_multiply_adds_of_attention_are_counted_in_full():
+    """torch counts neither all of its fused kernels nor what its fast path for MultiheadAttention computes."""
+    size, patch, layers, width, inner, classes = 32, 8, 2, 32, 64, 10
+    network = torchvision.models.VisionTransformer(size, patch, layers, 2, width, inner, num_classes=classes)
+    tokens = (size // patch) ** 2 + 1
+    layer = tokens * width * (4 * width + 2 * tokens + 2 * inner)
+    expected = (tokens - 1) * 3 * patch**2 * width + layers * layer + width * classes
+    assert Prepared.multiply_adds(SimpleNamespace(model=network), (3, size, size), torch.device("cpu")) == expected
+
+
+def test_a_last_layer_without_a_bias_gets_none():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1000, bias=False))
+    _fit_last_layer(model, 3)
+    assert [*model.state_dict()] == ["0.weight", "0.bias", "1.weight"] and model[1].weight.shape == (3, 8)

@@ -226,6 +226,8 @@ def test_images_of_groups_count_as_groups_in_each_interval():
         assert np.ptp(summary(grouped)[name]) > 2.5 * np.ptp(summary(apart)[name]), name
     assert (summary(grouped)["groups"], summary(apart)["groups"]) == (40, None)
     assert "(bootstrap), 40 groups" in as_text.overall(grouped, {}) and "groups" not in as_text.overall(apart, {})
+    said = as_text.rejection(Rejection.of(grouped, 0.5))
+    assert "(Wilson), 40 groups; " in said and said.count(" groups") == 2
     taken, same = (Rejection.of(of, 0.5).figures() for of in (grouped, apart))
     for name in ("coverage_interval_wilson", "accuracy_interval_wilson"):
         assert np.ptp(taken.pop(name)) > 2.5 * np.ptp(same.pop(name)), name

@@ -159,6 +159,10 @@ def carry_over(
     if 0 < progress.step_in_epoch < steps_per_epoch and "loss" in shaped:
         progress.forget_sums()
         changes.append(f"another loss: epoch {progress.epoch + 1}'s training figures are of its remaining steps")
+    if "lr_gamma" in differences and progress.lr_drops:
+        changes.append(
+            f"--lr-gamma {args.optimisation.lr_gamma:g} holds for the {progress.lr_drops} drop(s) so far, too"
+        )
     if of_others or "stopping" in shaped or {args.run.best_metric, args.run.early_stopping_metric} & own_metrics.keys():
         progress.wait_anew()
     state = resume_point.state | {

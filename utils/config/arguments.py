@@ -56,6 +56,8 @@ def read(argv: Sequence[str], keeps_plugins: bool = False) -> CommandLine:
     Loads the files of --plugin. Without that flag, ``keeps_plugins`` keeps the files loaded before; otherwise they are
     dropped.
     """
+    if isinstance(argv, str) or not all(isinstance(word, str) for word in argv):
+        raise UserError("the command line must be a list of texts, such as ['--epochs', '1']")
     own = _plugin_files(argv)
     if own is not None or not keeps_plugins:
         plugins.load(own if own and own != ["none"] else ())  # before the parser: --help lists what they add
@@ -270,6 +272,8 @@ def _read_recipe(config: str) -> tuple[Path, dict[str, Any], list[str]]:
     allowed = [name for name, option in OPTIONS.items() if option.metadata["in_recipe"]]
     known = {}
     unset = [_text(key) for key, value in content.items() if _is_unset(_text(key), value)]
+    if "model_ema" in unset and "model_ema_decay" in content:  # which timm then ignores
+        unset.append("model_ema_decay")
     given = {_text(key): value for key, value in content.items() if _text(key) not in unset}
     for key, value in content.items():
         name = _text(key).replace("-", "_")
@@ -285,8 +289,10 @@ def _read_recipe(config: str) -> tuple[Path, dict[str, Any], list[str]]:
             mistakes.append(f"recipe {path}: {_shown(key)} is not a setting{advice}")
     if unset:
         mistakes.append(f"recipe {path}: flags of another program without a value, to be left out: {', '.join(unset)}")
-    words = [*given, *map(_text, given.values())]
-    unasked = silent_defaults([f"--{name}" for name in given], words) if mistakes else []
+    asked = {name: value for name, value in given.items() if value is not None and value is not False}
+    zeros = [name for name, value in asked.items() if value == 0]
+    words = [*asked, *map(_text, asked.values())]
+    unasked = silent_defaults([f"--{name}" for name in asked], words, zeros=zeros) if mistakes else []
     return path, known, [*mistakes, *(f"recipe {path}: {line}" for line in unasked)]
 
 

@@ -71,6 +71,7 @@ def other_programs() -> OtherPrograms:
 
 
 def _program(entry: dict[str, Any]) -> Program:
+    assert all(row.keys() <= {"words", "unless", "needs"} for row in entry.get("silent", ())), "a comma needs quotes"
     silent = (
         Silent(row["words"], _words(row["unless"]), _sets(row.get("needs", []))) for row in entry.get("silent", ())
     )

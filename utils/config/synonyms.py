@@ -49,18 +49,22 @@ def meant(name: str, known: Iterable[str], others: Collection[str] = (), value: 
     return did_you_mean([("--" if flags else "") + one for one in spelled]) + advice
 
 
-def silent_defaults(names: Collection[str], words: Collection[str], folder: bool = False) -> list[str]:
+def silent_defaults(
+    names: Collection[str], words: Collection[str], folder: bool = False, zeros: Collection[str] = ()
+) -> list[str]:
     """At most one line on what a program does by default, if ``names`` are certainly flags of that program; else empty.
 
     The program is certain if at least two of ``names`` are its flags and neither ours nor those of many scripts.
     Otherwise it must be the only program that has all foreign flags, and either one of these is not a flag of many
     scripts, or they are several and it also has all our flags among ``names``. ``folder``: a folder is given without a
     flag, as timm takes its data. Names without dashes are ultralytics' arguments. ``words``: the whole command line;
-    defaults that it settles are left out.
+    defaults that it settles are left out. ``zeros``: names with the value 0, which may settle a default and ask for
+    nothing that has further ones.
     """
     programs = other_programs().programs
     keys = set(map(key_of, names))
     words = {key_of(word.partition("=")[0]) for word in words}
+    asked = words - set(map(key_of, zeros))
     own = {name: _count(program, keys) for name, program in programs.items()}
     bare = {key_of(name) for name in names if not name.startswith("-")}
     own["ultralytics"] += _count(programs["ultralytics"], bare & other_programs().common, common=True)
@@ -78,7 +82,7 @@ def silent_defaults(names: Collection[str], words: Collection[str], folder: bool
     done = [
         silent.words
         for silent in program.silent
-        if words.isdisjoint(silent.unless) and not any(map(words.isdisjoint, silent.needs))
+        if words.isdisjoint(silent.unless) and not any(map(asked.isdisjoint, silent.needs))
     ]
     if not done:
         return []

@@ -224,7 +224,9 @@ def describe(policy: LRPolicy, global_batch_size: int) -> str:
     settings = policy.settings
     total = policy.total_steps
     swa = set() if policy.swa_step is None else {policy.swa_step}
-    points = sorted({*swa, 0, policy.warmup_steps, total // 4, total // 2, 3 * total // 4, total - 1})
+    later = {total // 4, total // 2, 3 * total // 4, total - 1}
+    # Nobody knows when a plateau will be.
+    points = sorted({*swa, 0, policy.warmup_steps, *(later if settings.lr_policy != "plateau" else ())})
     steps = policy.steps_per_epoch
     values = "  ".join(f"epoch {point / steps:.3g}: {policy(point):.4g}" for point in points if point < total)
     words = [f"{settings.lr_policy}  {values}", *_shape(policy)]

@@ -86,6 +86,8 @@ def test_files_patterns_and_lists_keep_their_order_and_spelling(folder, tmp_path
     monkeypatch.chdir(folder)
     (tmp_path / "list.txt").write_bytes(b"./b/../a.jpg\r\n\nno\xff such.png\nb/tall.jpg")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"d.webp\nd.webp\n")))
+    with pytest.raises(UserError, match="- stands twice"):
+        image_names(["-", "-"])
     names = list(image_names(["d.webp", "**/*a*.[jJpP]*", f"@{tmp_path}/list.txt", "-"]))
     listed = ["./b/../a.jpg", os.fsdecode(b"no\xff such.png"), "b/tall.jpg"]
     assert names[:1] + names[-5:] == ["d.webp", *listed, "d.webp", "d.webp"]

@@ -32,6 +32,7 @@ def carried(progress, flags, fingerprint="f", **of_run):
         (("--lr", "0.2"), 7, True),
         (("--grad-penalty", "0.1"), 7, False),
         (("--loss", "focal"), 7, False),
+        (("--mixup", "0.2"), 7, False),
         (("--loss", "focal"), STEPS, True),  # only its validation is missing
     ],
 )

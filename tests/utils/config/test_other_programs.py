@@ -252,6 +252,24 @@ def test_a_default_of_timms_is_told_where_the_command_leaves_it(more, told, unto
     assert told in line and (not untold or untold not in line)
 
 
+def test_what_a_file_of_timms_says_was_not_used_asks_for_nothing(tmp_path):
+    used = (
+        "model: resnet18\nopt: adamw\nsched: cosine\nwarmup_prefix: false\nmodel_ema: false\nmodel_ema_decay: 0.9998\n"
+    )
+    (tmp_path / "args.yaml").write_text(used + "pretrained: false\nreprob: 0.0\nmixup: 0.0\namp: false\nvflip: 0.0\n")
+    said = "\n".join(arguments.read(["--config", str(tmp_path / "args.yaml")]).mistakes)
+    for told in (
+        "matrix products in float32 (--tf32)",
+        "mean and std in timm",
+        "(--no-warmup-prefix)",
+        "leave it out for 0",
+    ):
+        assert told in said
+    for untold in ("ema_decay?", "add them to --epochs", "random erasing after mixup", "(--label-smoothing 0.1); 0"):
+        assert untold not in said
+    assert "to be left out: model_ema, model_ema_decay" in said
+
+
 def test_a_word_without_a_flag_is_answered_as_the_data_that_it_may_be(tmp_path):
     def answer(word, *more):
         return arguments.read([word, "--lr", "1", *more]).mistakes[0]

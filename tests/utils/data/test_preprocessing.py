@@ -158,6 +158,18 @@ def validation_images(*flags):
     return data, torch.cat([batch.images for batch in loader.batches()])
 
 
+@pytest.mark.parametrize("mode", ["P", "CMYK", "1", "LA", "YCbCr", "RGBA"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_an_image_in_memory_shows_what_its_file_shows_where_all_levels_are_read(mode, channels, tmp_path):
+    shown = Preprocessing(16, 16, (0.5,) * channels, (0.2,) * channels, 1.0, "squash", "bilinear", levels="all")
+    ending = {"CMYK": "tif", "YCbCr": "tif"}.get(mode, "png")
+    PHOTOGRAPHS[0].resize((40, 30)).convert(mode).save(tmp_path / f"x.{ending}")
+    with Image.open(tmp_path / f"x.{ending}") as image:
+        image.load()
+        copy = image.copy()
+    assert torch.equal(shown(copy), shown(str(tmp_path / f"x.{ending}")))
+
+
 @pytest.fixture
 def tree(tmp_path):
     """Photographs of all kinds, as files."""

@@ -84,6 +84,21 @@ def test_resume_auto_reports_it_as_finished_and_more_patience_goes_on(stopped, c
     assert main.main(more) == 0 and len(rows(run)) == 4
 
 
+def test_a_run_that_max_steps_cut_waits_anew_for_another_metric_and_never_stopped_early(tmp_path, capsys, monkeypatch):
+    given = [Report(loss, 50.0, 90.0, 360) for loss in (1.0, 2.0, 3.0, 4.0, 3.0, 3.5)]
+    monkeypatch.setattr(validation, "validate", lambda *_: given.pop(0))
+    line = ["--arch", "fc", "--device", "cpu", *QUIETLY, "--output", str(tmp_path)]
+    assert main.main([*line, "--epochs", "9", "--max-steps", "69"]) == 0
+    run = next(tmp_path.glob("*/*/*"))
+    override = ["--resume", str(run), "--resume-override", "--device", "cpu"]
+    capsys.readouterr()
+    assert main.main([*override, "--early-stopping", "1"]) == 0
+    said = capsys.readouterr()
+    assert "is finished: 3 epochs, 69 steps\n" in said.out and "nothing remains to be trained with" in said.err
+    more = ["--max-steps", "999", "--early-stopping", "1", "--early-stopping-metric", "loss"]
+    assert main.main([*override, *more]) == 0 and len(rows(run)) == 6, "4 is the first, 3 better, and 3.5 ends it"
+
+
 def test_another_metric_for_a_run_that_has_stopped_does_not_stand_beside_its_figures(stopped, capsys):
     run, _ = stopped
     told = []

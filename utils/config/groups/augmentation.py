@@ -119,29 +119,34 @@ class AugmentationSettings:
         "mixup: blend pairs of images; alpha of the beta distribution, for example 0.2",
         default=0.0,
         synonyms="mixup-alpha",
+        shapes="loss",
     )
     cutmix: float = setting(
         "CutMix: paste a box of one image into another; alpha of the beta distribution, for example 1",
         default=0.0,
         synonyms="cutmix-alpha",
+        shapes="loss",
     )
     mixup_mode: str = setting(
         "draw how images are mixed for each pair, or once for all images of a step (batch)",
         default="pair",
         choices=MIX_MODES,
         effect=_MIXING,
+        shapes="loss",
     )
     mixup_prob: float = setting(
         "probability that --mixup or --cutmix mixes a pair, or a step",
         default=1.0,
         check=between(0, 1, open_low=True),
         effect=_MIXING,
+        shapes="loss",
     )
     mixup_switch_prob: float = setting(
         "with both --mixup and --cutmix: probability of --cutmix",
         default=0.5,
         check=between(0, 1),
         effect=Needs("both --mixup and --cutmix"),
+        shapes="loss",
     )
     mixup_off_epoch: int = setting(
         "train this many epochs with mixup and CutMix, the rest without; 0: all of them",
@@ -149,6 +154,7 @@ class AugmentationSettings:
         check=between(0, 10**6),
         effect=(_MIXING, ends_before("mixup_off_epoch")),
         example="15",
+        shapes="loss",
     )
     repeated_augmentation: int = setting(
         "repeated augmentation: an epoch is as long, but shows fewer images, each this many times, augmented "

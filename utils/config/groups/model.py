@@ -67,7 +67,8 @@ class ModelSettings:
         effect=Needs("--weights or --pretrained"),
     )
     drop: float | None = training_setting(
-        "dropout before the last layer [that of the library]",
+        "dropout before the last layer; in torchvision's DenseNet, ViT and Swin within their blocks [that of the "
+        "library]",
         check=between(0, 1, open_high=True),
         synonyms="dropout",
         plan="dropout {}",

@@ -151,10 +151,16 @@ def numbers_in(path: str | BinaryIO, colour: str, formats: list[str] | tuple[str
         if is_deep(image):  # a PPM file, whose numbers Pillow has scaled to 16 bits
             numbers = np.asarray(image).astype(np.uint16)
             return numbers if (pixel_range := range_of(colour)) is None else np.interp(numbers, (0, 65535), pixel_range)
-        if image.mode in ("P", "1", "CMYK") or (channels in (1, 3) and image.mode not in ("L", "RGB", "LA", "RGBA")):
-            has_alpha = (channels == 4 and image.mode != "CMYK") or (image.mode == "P" and "transparency" in image.info)
-            image = image.convert("RGBA" if has_alpha else "L" if image.mode == "1" else "RGB")
-        return np.asarray(image)
+        return np.asarray(in_plain_mode(image, colour))
+
+
+def in_plain_mode(image: Image.Image, colour: str) -> Image.Image:
+    """``image`` in a mode whose numbers are levels: no palette, inks, single bits or another space of colours."""
+    channels = channels_of(colour)
+    if image.mode in ("P", "1", "CMYK") or (channels in (1, 3) and image.mode not in ("L", "RGB", "LA", "RGBA")):
+        has_alpha = (channels == 4 and image.mode != "CMYK") or (image.mode == "P" and "transparency" in image.info)
+        return image.convert("RGBA" if has_alpha else "L" if image.mode == "1" else "RGB")
+    return image
 
 
 def _npy_header(path: str | BinaryIO) -> tuple[tuple[int, ...], np.dtype]:
