@@ -234,7 +234,10 @@ def seen_before(images: Images, loaded: Loaded, chosen: Chosen) -> Iterator[str]
         if split is not train and not loaded.is_favoured:
             continue
         assert isinstance(split, ImageFiles)
-        if copies := copies_in(split, images):
+        copies = copies_in(split, images)
+        if split is not train:  # of the validation images themselves, evaluate.py says so anyway
+            copies = [(path, known) for path, known in copies if not os.path.samefile(path, known)]
+        if copies:
             pair = " = ".join(os.path.relpath(path, args.data.datapath) for path in copies[0])
             yield (
                 f"{loaded.path} was {verb} {counted(len(copies))} of {len(images):,} to test on, which makes results "

@@ -113,7 +113,7 @@ class Survey:
     def ranges(self) -> dict[str, range]:
         """The indices of each split's images."""
         ends = np.cumsum([0, *map(len, self.images)]).tolist()
-        return {split: range(*ends) for split, ends in zip(WORDS, pairwise(ends), strict=False)}
+        return {split: range(begin, end) for split, (begin, end) in zip(WORDS, pairwise(ends), strict=False)}
 
     def label_of(self, index: int) -> str:
         """Class of an image, or its labels."""

@@ -496,6 +496,9 @@ def test_a_test_that_holds_the_images_which_chose_the_weights_is_warned_of(tmp_p
         assert evaluate.main([str(run), *CPU, *best, "--split", "test"]) == 0
         said = capsys.readouterr().err
         assert said.count("best.pt was chosen by its result on 6 images of 6 to test on") == count
+    assert evaluate.main([str(run), *CPU, "--best", "--datapath", str(tmp_path / "data" / "val")]) == 0
+    said = capsys.readouterr()
+    assert "to test on" not in said.err and "was chosen by its result on these images" in said.out, "told once"
 
 
 def test_of_a_comparison_it_is_said_how_each_was_run_where_that_differs(digits_run, capsys, tmp_path):

@@ -25,6 +25,7 @@ from utils.data.augment.libraries import BLUR_SIGMA, build_policy
 from utils.data.images.decoding import CROP_RATIO
 from utils.data.images.view import LEAST_AREA
 
+ANOTHER_SCALE = 25  # factor between the largest numbers before and after a user's augmentation that is a mistake
 CROP_NUMBERS = 22
 
 
@@ -161,9 +162,6 @@ class Cutout(Augmentation):
 # ----------------------------------------------------------------------------------------- registry
 
 
-ANOTHER_SCALE = 25  # factor between the largest numbers before and after a user's augmentation that is a mistake
-
-
 class PluginAugmentation(Augmentation):
     """An augmentation from a user's file: a function of images and of random numbers for each image."""
 
@@ -207,7 +205,7 @@ class PluginAugmentation(Augmentation):
                 f"--plugin {self.function.file}: augmentation {self.function.name} must return {what} as it is given; "
                 f"its numbers lie between {float(augmented.min()):.4g} and {float(augmented.max()):.4g}"
             )
-        self.scale_is_known = before > 1
+        self.scale_is_known = before > (0 if self.normalised else 1)
 
 
 class Context(NamedTuple):
