@@ -374,7 +374,7 @@ def silent(text):
 
 def test_slow_decoding_is_named_as_the_limit(pictures, monkeypatch):
     def slowly(*args, _decode=sources.decode_crop):
-        time.sleep(0.02)
+        time.sleep(0.06)
         return _decode(*args)
 
     monkeypatch.setattr(sources, "decode_crop", slowly)
