@@ -43,10 +43,10 @@ def killed_in_its_first_step(*flags, after=0):
 
 def test_a_run_that_is_killed_after_it_went_back_goes_on_from_there(whole, run, capsys):
     killed_in_its_first_step("--resume", run / "checkpoints/initial.pt")
-    assert load(run, "last.pt")["progress"]["step"] == 0 and load(run, "previous.pt")["progress"]["step"] == 3 * STEPS
-    assert (
-        load(run, "abandoned_final.pt")["progress"]["step"] == 3 * STEPS and not (run / "checkpoints/final.pt").exists()
-    )
+    assert load(run, "last.pt")["progress"]["step"] == 0
+    for name in ("previous", "final"):
+        assert load(run, f"abandoned_{name}.pt")["progress"]["step"] == 3 * STEPS
+        assert not (run / f"checkpoints/{name}.pt").exists()
     capsys.readouterr()
     assert told(capsys, (*FLAGS, "--resume", "auto")) == (0, [])
     assert [row["epoch"] for row in rows(run)] == ["1", "2", "3"] and steps_of(run) == 3 * STEPS
@@ -57,6 +57,7 @@ def test_going_back_sets_aside_checkpoints_of_later_steps_and_says_so(run, capsy
     code, lines = told(capsys, (*CPU, "--resume", run / "checkpoints/initial.pt", "--max-steps", STEPS))
     assert code == 0 and [line.partition(" is of step ")[0].rpartition("/")[2] for line in lines] == [
         "best.pt",
+        "previous.pt",
         "final.pt",
     ]
     assert lines[0].endswith("from which the run goes back to step 0; it is kept as abandoned_best.pt")
@@ -73,6 +74,15 @@ def test_a_best_epoch_that_was_saved_after_the_last_checkpoint_is_gone_on_from(w
     os.utime(run / "checkpoints/last.pt", (0, 0))
     assert told(capsys, (*CPU, "--resume", run))[0] == 0
     assert f"Continuing {run / 'checkpoints/best.pt'} after epoch 2, step {2 * STEPS}" in (run / "log.txt").read_text()
+    assert differences(whole, run) == []
+
+
+def test_a_run_that_went_back_never_goes_on_from_what_it_abandoned(whole, run):
+    """Not even where best.pt is newer than last.pt, so that any checkpoint may be the newest."""
+    killed_in_its_first_step("--resume", run / "checkpoints/initial.pt", "--save-every-epochs", 5, after=STEPS)
+    assert load(run, "last.pt")["progress"]["step"] == 0 and load(run, "best.pt")["progress"]["epoch"] == 1
+    assert main.main([*CPU, "--resume", str(run)]) == 0
+    assert f"Continuing {run / 'checkpoints/best.pt'} after epoch 1" in (run / "log.txt").read_text()
     assert differences(whole, run) == []
 
 

@@ -29,7 +29,7 @@ from utils.config.spelling import some
 from utils.runtime.files import sha256
 
 SHOWN_CLASSES = SHOWN_SETTINGS = 5  # in a message
-OF_ONE_STATE = ("best", "final")
+SET_ASIDE = ("best", "previous", "final")  # when a run goes back behind them
 FIXED = ("state", "first weights")  # what --resume-override cannot change either
 ABANDONED = "abandoned_"
 # Values of settings that a run's checkpoint or config.yaml does not hold: the run may be older than the setting.
@@ -309,8 +309,8 @@ def find(args: Settings, parent: Path, warn: Warn, fingerprint: Callable[[], str
 def take_as_last(point: ResumePoint) -> list[str]:
     """Make ``point`` its run's last checkpoint; set those of later steps aside and return lines about them.
 
-    Otherwise a kill before the next save would leave a folder whose checkpoints go further than its curves, and best.pt
-    would be of an epoch that the run no longer has. Only for the process that holds the folder's lock. Raises
+    Otherwise a resume after a kill could continue from a state that the run has abandoned, and best.pt would be of an
+    epoch that the run no longer has. Only for the process that holds the folder's lock. Raises
     ``UserError`` if another process has written the run since ``point`` was found.
     """
     if not point.path.is_file() or sha256(point.path) != point.digest:
@@ -320,7 +320,7 @@ def take_as_last(point: ResumePoint) -> list[str]:
     if point.path.absolute() != last_of(point.folder).absolute():
         checkpoint.Checkpointer(checkpoints).take_as_last(point.path)
     step = point.state["progress"]["step"]
-    return [line for name in OF_ONE_STATE if (line := _set_aside(checkpoints / f"{name}.pt", step))]
+    return [line for name in SET_ASIDE if (line := _set_aside(checkpoints / f"{name}.pt", step))]
 
 
 def last_of(folder: Path) -> Path:
