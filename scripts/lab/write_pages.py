@@ -18,7 +18,7 @@ from scripts.common.command_line import ToolParser, run_tool
 from scripts.common.output import filled
 from utils.config.arguments import convert, read
 from utils.config.other_programs import other_programs
-from utils.config.rules import OPTIONS
+from utils.config.rules import INHERITED, OPTIONS
 from utils.config.settings import GROUPS, as_text, flag_of
 from utils.config.spelling import advice_on, key_of
 from utils.config.synonyms import CHOICES, DATA, SYNONYMS
@@ -58,7 +58,9 @@ def settings_page() -> str:
         (name.capitalize(), group.__doc__.partition("\n")[0], map(settings_row, dataclasses.fields(group)))
         for name, group in GROUPS.items()
     ]
-    return filled(TEMPLATES / "settings.md.jinja", groups=groups)
+    once = ", ".join(f"`{flag_of(name)}`" for name in OPTIONS if name not in INHERITED)
+    once = textwrap.fill(once, 119, **WHOLE_WORDS)
+    return filled(TEMPLATES / "settings.md.jinja", groups=groups, once=once)
 
 
 def settings_row(option: dataclasses.Field) -> str:

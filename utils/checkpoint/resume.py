@@ -23,7 +23,7 @@ from utils.config.arguments import load_yaml
 from utils.config.datasets import SPECS
 from utils.config.field import DEFAULT, RECIPE
 from utils.config.groups.data import DataSettings
-from utils.config.rules import OPTIONS, Given, absolute_paths, derive, of_policy
+from utils.config.rules import INHERITED, OPTIONS, Given, absolute_paths, derive, of_policy
 from utils.config.settings import GONE, IS_GONE, Settings, UserError, as_flag, as_text, as_user_error, unused
 from utils.config.spelling import some
 from utils.runtime.files import sha256
@@ -86,16 +86,13 @@ class ResumePoint:
         Leaves out values that equal what the run's schedule chose for its number of epochs, because a checkpoint cannot
         tell them from the user's: they follow --epochs. Raises ``UserError`` for parts from a plugin not loaded.
         """
-        known = {
-            name for name, option in OPTIONS.items() if option.metadata["in_recipe"] and option.metadata["inherited"]
-        }
         stored = self.state.get("settings")
         stored = stored if isinstance(stored, dict) else {}
         plugins.refuse_missing(stored, self.path)
         left = _left_to_the_schedule(stored)
         if stored:
             stored = OF_OLDER_RUNS | stored
-        return {name: stored[name] for name in stored if name in known and name not in left}
+        return {name: stored[name] for name in stored if name in INHERITED and name not in left}
 
     @property
     def classes(self) -> tuple[str, ...] | None:

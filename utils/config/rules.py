@@ -23,6 +23,8 @@ from utils.config.settings import GROUPS, all_settings, as_flag, flag_of
 
 DEFAULT_LR = {"sgd": 0.1, "schedulefree-sgd": 1.0}  # 1.0: steps as large as sgd's, with its momentum of 0.9
 OPTIONS = {option.name: option for _, option in all_settings()}
+# what a continued run takes from its checkpoint
+INHERITED = {name for name, option in OPTIONS.items() if option.metadata["in_recipe"] and option.metadata["inherited"]}
 
 
 class Given:

@@ -39,7 +39,7 @@ _PROGRESSIVE = Needs("--progressive-size")
 
 def _first_and_last(epochs: tuple[int, ...]) -> str | None:
     fits = len(epochs) == 2 and 0 <= epochs[0] <= epochs[1]
-    words = "must be two epochs, the first below the second: where the image size begins and where it ends to grow"
+    words = "must be two epochs, the second not below the first: where the image size begins and where it ends to grow"
     return None if fits else words
 
 
@@ -156,7 +156,7 @@ class DataSettings:
         within="--folds 3 --fold 1",
     )
     folds_from: str | None = setting(
-        "run or checkpoint whose folds are kept: its images stay in theirs, and those that were added are spread",
+        "run or checkpoint whose folds are kept: its images stay in them, and images added since are spread over them",
         metavar="RUN",
         affects_result=False,  # the fingerprint tells what came of it
         effect=Needs("--folds"),
@@ -245,7 +245,7 @@ class DataSettings:
         example="16",
     )
     val_image_size: int | tuple[int, ...] | None = view_setting(
-        "height and width of validation's images; one number: both [image size]",
+        "height and width of validation's images; one number: both [that of the weights, otherwise the image size]",
         check=_height_and_width,
         metavar="PIXELS",
         synonyms="val-crop-size val-img-size eval-crop-size",

@@ -15,7 +15,7 @@ class LoggingSettings:
     """Logging and saving."""
 
     print_freq: int = setting(
-        "optimizer steps between two log lines and TensorBoard points",
+        "optimizer steps between two log lines and TensorBoard points; an epoch's end has a point, too",
         default=50,
         synonyms="p log-interval log-every-n-steps log-freq logging-steps",
     )

@@ -334,7 +334,8 @@ class OptimisationSettings:
         "clamp each element of the unscaled gradient to this absolute value", check=positive, example="0.001"
     )
     clip_grad_agc: float | None = setting(
-        "adaptive clipping of each unit's gradient to this fraction of its weights' norm, for example 0.01",
+        "adaptive clipping of each unit's gradient, except in the last layer, to this fraction of its weights' norm, "
+        "for example 0.01",
         check=positive,
         effect=Needs("more than the last layer to train", lambda v: v.trains_backbone),
         unsharded="needs the norms of whole weights",

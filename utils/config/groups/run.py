@@ -44,7 +44,7 @@ class RunSettings:
         example="D",
     )
     name: str | None = training_setting(
-        "text appended to the run folder's name",
+        "text appended to the run folder's name; --resume auto looks for a run with the same",
         check=safe_name,
         metavar="TEXT",
         effect=_NEW_FOLDER,
@@ -135,7 +135,7 @@ class RunSettings:
         within="--early-stopping 1",
     )
     early_stopping_delta: float = training_setting(
-        "smallest improvement of --early-stopping-metric that counts, in its own unit: percent for top1",
+        "an improvement of --early-stopping-metric counts if it is larger than this, in its own unit: percent for top1",
         default=0.0,
         effect=_WATCHES,
         affects_result=True,
