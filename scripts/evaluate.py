@@ -77,7 +77,9 @@ def main(argv: list[str]) -> int:
     with Distributed(RankInfo.from_environment(), args.run, args.precision.tf32) as distributed:
         refuse_other_files(distributed, loaded, *filter(None, [other]))
         if own.output is not None:
-            distributed.run_on_rank0(lambda: make_folder(own.output))
+            from scripts.evaluation.files import refuse_others
+
+            distributed.run_on_rank0(lambda: refuse_others(make_folder(own.output)))
         found = evaluate(own, loaded, other, distributed)
         if distributed.is_main:
             present(own, loaded, describe(own, loaded, other, args, distributed), found)

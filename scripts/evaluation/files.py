@@ -18,7 +18,8 @@ from scripts.evaluation import picture, several_labels, summary
 from scripts.evaluation.as_text import doubts
 from scripts.evaluation.result import Evaluation
 from scripts.evaluation.summary import reliability
-from utils.config.settings import as_user_error
+from utils.config.settings import UserError, as_user_error
+from utils.config.spelling import some
 from utils.record.metrics import Bin
 
 JSON_FILE = "evaluation.json"
@@ -30,6 +31,16 @@ KNOWN = (  # files that an earlier evaluation may have left
     *(f"{name}.csv" for name in ("scores", "targets", "cooccurrence", "comparison")),
     *(f"{name}.png" for name in ("comparison", "coverage", "other_images")),
 )
+
+
+def refuse_others(folder: Path) -> None:
+    """Raise ``UserError`` if ``folder`` has files of an evaluation's names, such as predict.py's, without being one."""
+    there = [name for name in KNOWN if (folder / name).exists()]
+    if there and not (folder / JSON_FILE).exists():
+        raise UserError(
+            f"--output {folder}: holds {some(there)} but no {JSON_FILE}, so they may be another program's; give "
+            "another folder, or remove them"
+        )
 
 
 def save(folder: Path, write: Callable[[Path], None]) -> list[str]:
