@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -34,15 +34,17 @@ from utils.runtime.process import RankInfo
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from components import Components
     from models.prepare import Prepared
-    from scripts.tuning.advice import Change
+    from scripts.tuning.advice import Advice, Change, PartSpeeds
     from scripts.tuning.diagnosis import Memory
     from scripts.tuning.measure import TrainingSetup
     from utils.checkpoint.resume import ResumePoint
     from utils.config.image_size import Size
     from utils.data.datasets import Data
+    from utils.data.loaders import TrainLoader
     from utils.runtime.distributed import Distributed
     from utils.train_validation import TraVal
 
@@ -69,17 +71,48 @@ def main(argv: list[str]) -> int:
 
 def examine(own: argparse.Namespace, args: Settings, flags: list[str], distributed: Distributed) -> int:
     """Measure, try changes, print the report and return the exit code."""
+    from scripts.tuning.diagnosis import csv_rows, report
+
+    warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores are tried, too
+    folder = make_folder(own.output) if own.output else None
+    found = measure(own, args, flags, distributed)
+    begin("memory")
+    memory = memory_on_gpu(own, found, distributed) if found.peak else memory_in_child(own, found.args, flags)
+    text = report(found.header, found.measured, found.advice, memory, args.data.batch_size, found.step_images)
+    print(text)
+    if folder is not None:
+        save(folder, text, list(csv_rows(found.measured, found.advice, memory)))
+    return 0
+
+
+class Measured(NamedTuple):
+    """What was measured, and what the search for the largest batch needs, without the networks, which take memory.
+
+    ``args``: the settings with what the run measured for itself. ``peak``: bytes allocated and reserved in a step, on a
+    GPU. ``loader``: kept because its resident images take memory of the GPU in training, too.
+    """
+
+    header: str
+    measured: PartSpeeds
+    advice: Advice
+    step_images: int
+    args: Settings
+    peak: tuple[int, int] | None
+    data: Data
+    criterion: nn.Module
+    loader: TrainLoader
+
+
+def measure(own: argparse.Namespace, args: Settings, flags: list[str], distributed: Distributed) -> Measured:
+    """Measure the parts of training, and try changes."""
     import torch
 
     from components import build
-    from scripts.tuning.diagnosis import csv_rows, report
     from scripts.tuning.measure import TrainingSetup
     from scripts.tuning.trials import Trials, hardware_of
     from scripts.tuning.trials import examine as examine_parts
     from utils.run import Run
 
-    warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores are tried, too
-    folder = make_folder(own.output) if own.output else None
     begin("data, network and optimizer")
     run = Run(args, distributed)
     components = build(run)
@@ -91,13 +124,17 @@ def examine(own: argparse.Namespace, args: Settings, flags: list[str], distribut
     trials = Trials(now, variant, measured, own.seconds, begin)
     advice = trials.advise(hardware_of(now, components.data, own.try_compile))
     torch.set_num_threads(now.threads)
-    begin("memory")
-    memory = memory_on_gpu(own, now, components, peak) if peak else memory_in_child(own, now, flags)
-    text = report(header, measured, advice, memory, args.data.batch_size, now.step_images)
-    print(text)
-    if folder is not None:
-        save(folder, text, list(csv_rows(measured, advice, memory)))
-    return 0
+    return Measured(
+        header=header,
+        measured=measured,
+        advice=advice,
+        step_images=now.step_images,
+        args=now.args,
+        peak=peak,
+        data=components.data,
+        criterion=components.criterion,
+        loader=components.train_loader,
+    )
 
 
 def begin(what: str) -> None:
@@ -219,23 +256,25 @@ def build_variant(
 # ------------------------------------------------------------------------------------------- memory
 
 
-def memory_on_gpu(own: argparse.Namespace, now: TrainingSetup, components: Components, peak: tuple[int, int]) -> Memory:
-    """Memory of the timed steps, given their ``peak`` bytes, and the largest batch, found by trying."""
+def memory_on_gpu(own: argparse.Namespace, found: Measured, distributed: Distributed) -> Memory:
+    """Memory of the timed steps, and the largest batch, found by trying."""
     import torch
 
     from scripts.tuning.diagnosis import Memory
     from scripts.tuning.memory import FitsOnGpu, search
 
-    meaning = f"max_memory_allocated, with the resident images if any; {peak[1] / 1e6:,.0f} MB reserved"
+    assert found.peak is not None  # on a GPU
+    allocated, reserved = found.peak
+    meaning = f"max_memory_allocated, with the resident images if any; {reserved / 1e6:,.0f} MB reserved"
     free = f"{torch.cuda.get_device_name()}, {torch.cuda.mem_get_info()[1] / 1e9:,.0f} GB"
     if not own.largest_batch:
-        return Memory(peak[0], meaning, None, free)
-    train = training_on_random(now.args, components.data, components.criterion, now.traval.distributed)
-    found = search(FitsOnGpu(train, own.seconds), now.args.data.batch_size, len(components.data.train))
-    return Memory(peak[0], meaning, found, free)
+        return Memory(allocated, meaning, None, free)
+    train = training_on_random(found.args, found.data, found.criterion, distributed)
+    largest = search(FitsOnGpu(train, own.seconds), found.args.data.batch_size, len(found.data.train))
+    return Memory(allocated, meaning, largest, free)
 
 
-def memory_in_child(own: argparse.Namespace, now: TrainingSetup, flags: list[str]) -> Memory:
+def memory_in_child(own: argparse.Namespace, now: Settings, flags: list[str]) -> Memory:
     """Memory of a step and the largest batch, from a separate process in which nothing else takes memory."""
     from scripts.common.timing import PEAK_RESET
     from scripts.tuning.advice import Largest
@@ -244,7 +283,7 @@ def memory_in_child(own: argparse.Namespace, now: TrainingSetup, flags: list[str
 
     room = int(CPU_MEMORY_SHARE * available_bytes())
     task = {
-        "measured": measured_values(settings(flags), now.args),
+        "measured": measured_values(settings(flags), now),
         "room": room,
         "seconds": own.seconds,
         "largest": own.largest_batch,

@@ -263,7 +263,12 @@ def _streamed_parts(subject: TrainingSetup) -> dict[str, float]:
 
 
 def step_shares(subject: TrainingSetup, steps: int) -> dict[str, float]:
-    """Shares of a step: 'forward' (with loss), 'backward', 'optimizer' (with scaler, clipping, averages, metrics)."""
+    """Shares of a step: 'forward' (with loss), 'backward', 'optimizer' (with scaler, clipping, averages, metrics).
+
+    None ({}) where graphs may stand for steps, because a graph calls no hooks.
+    """
+    if subject.traval.launcher is not subject.traval:
+        return {}
     marks: list[tuple[str, Any]] = []
 
     def mark(name: str) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import time
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -42,6 +43,7 @@ from tests.helpers import image_tree
 from utils.config.settings import UserError
 from utils.data import sources
 from utils.loop.hooks import Hooks
+from utils.loop.step_graph import StepGraphs
 from utils.precision import choice
 from utils.runtime.distributed import Distributed, RankInfo
 
@@ -399,6 +401,12 @@ def test_shares_of_a_step_know_backward_and_optimizer_apart_and_leave_the_step_a
     assert slow.traval.hooks == Hooks()
 
 
+def test_a_step_that_a_graph_may_stand_for_has_no_shares():
+    graphs, _ = subject("--arch", "fc", "--batch-size", 8)
+    graphs.traval.launcher = StepGraphs(graphs.traval)
+    assert step_shares(graphs, 2) == {}
+
+
 @pytest.mark.parametrize("flags", [(), ("--workers", 1), ("--accumulate", 3)])
 def test_every_window_holds_its_steps_and_no_image_is_counted_twice(pictures, flags):
     one, _ = on_pictures(pictures, *flags)
@@ -699,13 +707,32 @@ def test_a_process_that_fails_to_measure_memory_costs_its_rows_and_nothing_else(
     ended = subprocess.CompletedProcess([], code, f"a line of the log\n{figures}", "Traceback\nRuntimeError: why\n")
     monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: ended)
     own, flags = doctor.build_parser().parse_known_args(["--device", "cpu"])
-    memory = doctor.memory_in_child(own, SimpleNamespace(args=doctor.settings(flags)), flags)
+    memory = doctor.memory_in_child(own, doctor.settings(flags), flags)
     assert memory_lines(memory, 64) == lines
     values = [row["value"] for row in csv_rows(measured(300, 100), Advice([]), memory) if row["kind"] == "memory"]
     assert values == [memory.step_bytes or memory.failure, memory.failure]
 
 
 # --------------------------------------------------------------------------------- the whole tool
+
+
+def test_no_network_is_left_when_the_largest_batch_is_searched_for(monkeypatch):
+    """What is left would take memory of the GPU from it."""
+    networks = []
+    build = doctor.build_traval
+
+    def noted(*parts):
+        traval = build(*parts)
+        networks.append(weakref.ref(traval.model))
+        return traval
+
+    monkeypatch.setattr(doctor, "build_traval", noted)
+    own, flags = doctor.build_parser().parse_known_args(["--device", "cpu", "--arch", "fc", "--seconds", "0.05"])
+    with Distributed(RankInfo(), doctor.settings(flags).run) as distributed:
+        found = doctor.measure(own, doctor.settings(flags), flags, distributed)
+        gc.collect()
+        assert len(networks) > 1 and [network() for network in networks] == [None] * len(networks)
+    assert found.loader.image_shape == (1, 8, 8)
 
 
 def test_the_whole_tool_prints_a_report_and_writes_only_where_it_is_told_to(tmp_path, monkeypatch, capsys):

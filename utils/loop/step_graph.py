@@ -2,7 +2,8 @@
 
 A step is recorded in two parts: its passes up to the gradient's norm, and its update. Between them the host learns the
 outcome of the step before, as it does without graphs. The same operations run on the same numbers, so the result is the
-same to the bit.
+same to the bit, but for one thing: learning rates, and what an update computes with them, are float32 on the device,
+where an update without graphs may use the host's doubles. Where float32 rounds them, last digits differ.
 
 PyTorch, CUDA semantics, CUDA graphs: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """

@@ -124,7 +124,8 @@ def describe(settings: PrecisionSettings, device: torch.device) -> str:
         return "bf16 or float32, by measurement when the run begins"
     tf32 = f", TF32 {'on' if settings.tf32 else 'off'}" if settings.tf32 is not None and device.type == "cuda" else ""
     if amp == "off":
-        return f"float32 (mixed precision off){tf32}"
+        default = ", convolutions in TF32 where the GPU has it" if device.type == "cuda" and not tf32 else tf32
+        return f"float32 (mixed precision off){default}"
     scale = f", loss scale from {settings.init_scale:g}" if amp == "fp16" else ""
     layers = f", float32 in {' '.join(settings.fp32_layers)}" if settings.fp32_layers else ""
     return f"{amp}{scale}{layers}{tf32}"

@@ -23,6 +23,7 @@ from utils.runtime.files import sha256, whole_file
 FOLDER = ".compiled"  # in --output
 LIST = "files.json"  # SHA-256 of each file, by its path within the folder
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+MOST_SIZES = 64  # that a function is compiled for; torch would stop at 8, and launch it as it is from then on
 
 
 def compile_in_place(model: torch.nn.Module, mode: str) -> None:
@@ -31,7 +32,10 @@ def compile_in_place(model: torch.nn.Module, mode: str) -> None:
     All modes but 'default' launch CUDA graphs, whose next pass overwrites an output that sums of several steps still
     need; torch refuses to read it then. So it is copied.
     """
-    model.compile(mode=mode)
+    # Each size of batch and image on its own: after a second size, torch would compile for any size, and from then on
+    # train with that slower code on all of them.
+    torch._dynamo.config.recompile_limit = MOST_SIZES
+    model.compile(mode=mode, dynamic=False)
     if mode != "default":
         graphs: Any = model._compiled_call_impl
         model._compiled_call_impl = lambda *arguments, **named: graphs(*arguments, **named).clone()

@@ -74,8 +74,10 @@ class Distributed:
             self.gloo_group = group
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if torch.distributed.is_initialized():
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # NCCL's groups are taken down by all processes together: one that alone has an error would wait for the others,
+        # and say nothing until the launcher ends it. Such a process ends without that.
+        if torch.distributed.is_initialized() and (kind is None or self.device.type == "cpu"):
             torch.distributed.destroy_process_group()
 
     def apply_tf32(self, tf32: bool | None) -> None:

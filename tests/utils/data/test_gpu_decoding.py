@@ -10,7 +10,8 @@ from sklearn.datasets import load_sample_images
 from torch.utils.data import DataLoader
 
 from utils.config.settings import UserError
-from utils.data.images.decoding import decode_crop
+from utils.data.images import gpu_decoding
+from utils.data.images.decoding import cropped, decode_crop
 from utils.data.images.gpu_decoding import decode_batch, read_for_gpu, require_decoder
 from utils.data.images.view import View
 from utils.data.sample_plan import sample_uniforms
@@ -51,6 +52,20 @@ def test_a_mixed_batch_keeps_its_order_and_agrees_with_decode_crop(paths):
     assert [length > 0 for length in batch.lengths] == [Path(path).stem in ("a", "c", "d") for path in paths]
     gap = level_difference(decode_batch(batch, CPU), on_cpu(paths))
     assert gap.max() <= 1 and gap.float().mean() < 0.05  # resized in floats and in integers
+
+
+def test_an_image_that_the_gpu_cannot_reduce_so_much_is_reduced_on_the_cpu(paths, monkeypatch):
+    refused = []
+
+    def refuses_once(pixels, view, place):
+        if not refused:
+            refused.append(pixels)
+            raise RuntimeError("Too much shared memory required: 100000 vs 49152")
+        return cropped(pixels, view, place)
+
+    whole = decode_batch(read(paths), CPU)
+    monkeypatch.setattr(gpu_decoding, "cropped", refuses_once)
+    assert torch.equal(decode_batch(read(paths), CPU), whole) and refused
 
 
 @pytest.mark.gpu

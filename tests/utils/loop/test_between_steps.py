@@ -265,7 +265,7 @@ def test_the_graph_is_static_for_ddp_where_every_backward_pass_is_alike(monkeypa
 
 def test_compiling_is_in_place_and_only_where_asked_for(monkeypatch):
     compiled = []
-    monkeypatch.setattr(nn.Module, "compile", lambda network, mode: compiled.append((network, mode)))
+    monkeypatch.setattr(nn.Module, "compile", lambda network, mode, **_: compiled.append((network, mode)))
     make("--arch", "fc")
     assert compiled == []
     traval = make("--arch", "fc", "--compile")
@@ -275,7 +275,7 @@ def test_compiling_is_in_place_and_only_where_asked_for(monkeypatch):
 
 
 def test_figures_are_the_same_if_each_pass_overwrites_the_output_of_the_one_before_as_cuda_graphs_do(monkeypatch):
-    def compile_(network, mode):
+    def compile_(network, mode, dynamic):
         outputs = []
 
         def call(images):

@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
-from utils.runtime.compiled import LIST, VARIABLE, KeptCompilation
+from utils.runtime.compiled import LIST, VARIABLE, KeptCompilation, compile_in_place
 
 ROOT = Path(__file__).parents[3]
 
@@ -103,3 +105,20 @@ def test_a_second_start_compiles_nothing(tmp_path):
     assert second["fxgraph_cache_hit"] >= first["fxgraph_cache_miss"]
     libraries = {path.name: path.stat().st_mtime for path in tmp_path.rglob("*.so")}
     assert start(2)["code"] == 0 and {path.name: path.stat().st_mtime for path in tmp_path.rglob("*.so")} == libraries
+
+
+def test_each_size_of_batch_has_its_own_code_also_after_others(monkeypatch):
+    """The last batch of an epoch must not leave code for any size, which is slower, to all later ones."""
+    compiled_for = []
+
+    def note(graph, inputs):
+        compiled_for.append([value for value in inputs if isinstance(value, torch.SymInt)])
+        return graph.forward
+
+    own = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda model, *, mode, **flags: own(model, backend=note, **flags))
+    model = nn.Linear(3, 2)
+    compile_in_place(model, "default")
+    sizes = [*range(2, 14), *range(2, 14)]
+    assert [len(model(torch.zeros(size, 3))) for size in sizes] == sizes
+    assert compiled_for == [[]] * 12

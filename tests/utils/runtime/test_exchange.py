@@ -4,6 +4,7 @@ import os
 import socket
 import traceback
 
+import pytest
 import torch
 from timm.optim import kron
 from torch import nn
@@ -11,6 +12,7 @@ from torch import nn
 from tests.end_to_end.forked import server
 from tests.utils.test_train_validation import make
 from utils.config.arguments import parse
+from utils.config.groups.run import RunSettings
 from utils.runtime.distributed import Distributed, RankInfo
 
 LR = 0.05
@@ -123,3 +125,16 @@ def check_an_optimizer_that_draws_random_numbers(distributed):
 def test_an_optimizer_that_draws_random_numbers_draws_the_same_on_all_processes():
     """timm's Kron moves its preconditioners by noise; the processes exchange gradients alone, never weights."""
     on_two(check_an_optimizer_that_draws_random_numbers)
+
+
+@pytest.mark.parametrize(("device", "ends"), [("cpu", [None, ValueError]), ("cuda", [None])])
+def test_groups_of_a_gpu_are_left_to_the_end_of_a_process_that_has_an_error(device, ends, monkeypatch):
+    """Taking NCCL's down waits for the other processes, which may wait for this one."""
+    taken_down = []
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    here = Distributed(RankInfo(), RunSettings(device="cpu"))
+    here.device = torch.device(device)
+    for kind in (None, ValueError):
+        monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda kind=kind: taken_down.append(kind))
+        here.__exit__(kind, None, None)
+    assert taken_down == ends

@@ -304,7 +304,7 @@ def hue(images: torch.Tensor, shifts: np.ndarray) -> torch.Tensor:
     falling = saturation * turned.sub_(sector)
     low = 1.0 - saturation
     sides = [high, *(side.mul_(high).clamp_(0.0, 1.0) for side in (low.clone(), 1.0 - falling, falling + low))]
-    places = torch.tensor(HUE_SIDES, device=images.device)[:, sector.long() % 6].movedim(0, 1)
+    places = to_device(torch.tensor(HUE_SIDES), images.device)[:, sector.long() % 6].movedim(0, 1)
     return torch.stack(sides, dim=1).gather(1, places).mul_(LEVELS + 1 - 1e-3)
 
 

@@ -132,7 +132,17 @@ def _no_other_use_of_free_memory(device: torch.device) -> Iterator[None]:
 def _crop_and_resize(images: list[torch.Tensor], batch: MixedBatch) -> torch.Tensor:
     """Crop and resize images to uint8 (n, 3, h, w), in float32 because torch has no such GPU kernel for uint8."""
     crops = [
-        cropped(image[:, top:bottom, left:right].float(), batch.view, place)
+        _cropped(image[:, top:bottom, left:right].float(), batch.view, place)
         for image, (_, (left, top, right, bottom), place) in zip(images, batch.files, strict=True)
     ]
     return torch.stack(crops).round_().clamp_(0, 255).to(torch.uint8)
+
+
+def _cropped(pixels: torch.Tensor, view: View, place: Placement | None) -> torch.Tensor:
+    """As ``cropped``, on the CPU where a reduction, such as to a hundredth, asks too much of torch's GPU kernel."""
+    try:
+        return cropped(pixels, view, place)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        return cropped(pixels.cpu(), view, place).to(pixels.device)

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from utils.config.image_size import Size, enlarged, sides
+from utils.runtime.devices import to_device
 
 REACH = {"bilinear": 1, "bicubic": 2}  # pixels that a resized pixel depends on, each way; more if the image shrinks
 LEAST_AREA = 0.08  # random-resized-crop of Szegedy et al., Going deeper with convolutions, 2014
@@ -120,7 +121,7 @@ class View:
         if inside.shape[1:] == (height, width):
             return inside
         levels = self.border if self.crop_mode == "border" else (0,)
-        shown = torch.tensor(levels, dtype=image.dtype, device=image.device).view(-1, 1, 1)
+        shown = to_device(torch.tensor(levels, dtype=image.dtype), image.device).view(-1, 1, 1)
         shown = shown.expand(len(image), height, width).contiguous()
         across = max(-left, 0)
         down = max(-top, 0)
