@@ -44,7 +44,8 @@ READS = {"_local_scalar_dense", "is_nonzero", "nonzero", "equal", "_unique2", "u
 class Counted(TorchDispatchMode):
     """Counts ``operations``, a launch or more each, and ``reads`` by place: what makes the host wait for the device.
 
-    ``copies``: copies to the host that it does not wait for.
+    Copies to the device from memory that is not pinned are among the reads, but torch does not show those of
+    ``torch.tensor(..., device=...)``. ``copies``: copies to the host that it does not wait for.
     """
 
     def __init__(self):
@@ -62,10 +63,13 @@ class Counted(TorchDispatchMode):
                 return args[0].dtype.is_floating_point and 0.0  # finite, and no skipped step
         if name in ("_to_copy", "copy_") and function.namespace == "aten":
             source, target = (args[1], args[0].device) if name == "copy_" else (args[0], kwargs.get("device"))
-            if on_device(source) and target is not None and torch.device(target).type == "cpu":
-                waits = not (kwargs.get("non_blocking") or (name == "copy_" and len(args) > 2 and args[2]))
+            towards = target is not None and torch.device(target).type
+            waits = not (kwargs.get("non_blocking") or (name == "copy_" and len(args) > 2 and args[2]))
+            if on_device(source) and towards == "cpu":
                 self.reads[place()] += waits
                 self.copies += not waits
+            if towards == "cuda" and not on_device(source):  # from memory that is not pinned
+                self.reads[place()] += waits
         if function.namespace not in ("profiler", "prim") and name not in NO_LAUNCH and touches_device(args, kwargs):
             self.operations[name] += 1
         return function(*args, **kwargs)

@@ -19,7 +19,7 @@ from torch.nn import functional
 from utils.config.image_size import Size, enlarged, sides
 from utils.data.augment.base import Augmentation, Numbers, Samples
 from utils.data.augmentations import fused, in_range
-from utils.runtime.devices import to_device
+from utils.runtime.devices import constant, to_device
 
 ENLARGED_PIXELS = 2**26  # in all images that are enlarged at once to crop their middle
 
@@ -180,4 +180,4 @@ def _statistics(
     mean: tuple[float, ...], std: tuple[float, ...], levels: int, device: torch.device
 ) -> tuple[torch.Tensor, ...]:
     """Mean and std times ``levels``: tensors (1, c, 1, 1), kept, so that they are moved to ``device`` only once."""
-    return tuple(levels * torch.tensor(values, device=device).view(1, -1, 1, 1) for values in (mean, std))
+    return tuple(levels * constant(values, torch.float32, device).view(1, -1, 1, 1) for values in (mean, std))

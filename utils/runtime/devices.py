@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -83,3 +85,9 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if tensor.dtype == torch.float64 and exact_device(device) != device:
         tensor = tensor.float()
     return tensor.to(device)
+
+
+@lru_cache(maxsize=32)
+def constant(values: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor of ``values`` on ``device``, kept there: to move it, the host would wait for the device each time."""
+    return torch.tensor(values, dtype=dtype, device=device)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from utils.runtime.devices import to_device
+from utils.runtime.devices import constant, to_device
 
 Pair = tuple[np.ndarray | float, np.ndarray | float]  # across and down
 
@@ -69,7 +69,7 @@ def warp(images: torch.Tensor, matrices: np.ndarray, interpolation: str, fill: S
     levels = functional.grid_sample(levels, grid, mode=interpolation, padding_mode="zeros", align_corners=False)
     if fill:
         levels, inside = levels[:, :-1], levels[:, -1:]
-        level = to_device(torch.tensor(fill, dtype=torch.float32), images.device).view(1, -1, 1, 1)
+        level = constant(tuple(fill), torch.float32, images.device).view(1, -1, 1, 1)
         levels = levels.sub(level).mul_(inside).add_(level)
     return levels.round_() if interpolation == "bilinear" else levels
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from utils.data.augment.geometry import MATRICES, mirrored, warp
-from utils.runtime.devices import to_device
+from utils.runtime.devices import constant, to_device
 
 # Maps uint8 images (k, c, h, w) and their arguments, float64 (k,) on the host, to levels 0 to 255, which the caller
 # truncates to whole ones.
@@ -304,7 +304,7 @@ def hue(images: torch.Tensor, shifts: np.ndarray) -> torch.Tensor:
     falling = saturation * turned.sub_(sector)
     low = 1.0 - saturation
     sides = [high, *(side.mul_(high).clamp_(0.0, 1.0) for side in (low.clone(), 1.0 - falling, falling + low))]
-    places = to_device(torch.tensor(HUE_SIDES), images.device)[:, sector.long() % 6].movedim(0, 1)
+    places = constant(HUE_SIDES, torch.int64, images.device)[:, sector.long() % 6].movedim(0, 1)
     return torch.stack(sides, dim=1).gather(1, places).mul_(LEVELS + 1 - 1e-3)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from utils.config.image_size import Size, enlarged, sides
-from utils.runtime.devices import to_device
+from utils.runtime.devices import constant
 
 REACH = {"bilinear": 1, "bicubic": 2}  # pixels that a resized pixel depends on, each way; more if the image shrinks
 LEAST_AREA = 0.08  # random-resized-crop of Szegedy et al., Going deeper with convolutions, 2014
@@ -121,8 +121,8 @@ class View:
         if inside.shape[1:] == (height, width):
             return inside
         levels = self.border if self.crop_mode == "border" else (0,)
-        shown = to_device(torch.tensor(levels, dtype=image.dtype), image.device).view(-1, 1, 1)
-        shown = shown.expand(len(image), height, width).contiguous()
+        shown = constant(tuple(levels), image.dtype, image.device).view(-1, 1, 1)
+        shown = shown.expand(len(image), height, width).clone(memory_format=torch.contiguous_format)
         across = max(-left, 0)
         down = max(-top, 0)
         shown[:, down : down + inside.shape[1], across : across + inside.shape[2]] = inside
