@@ -218,15 +218,10 @@ def sample_uniforms(seed: int, epoch: int, indices: np.ndarray, stream: int, cou
     pseudorandom number generators, OOPSLA 2014) as a hash, vectorised over rows.
     """
     key = np.uint64(hashed(seed, epoch, stream))
-    rows = _mix(np.asarray(indices).astype(np.uint64) ^ key)
+    rows = mixed(np.asarray(indices).astype(np.uint64) ^ key)
     counters = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN  # modulo 2^64: numpy's arrays wrap silently
-    bits = _mix(rows[:, None] + counters[None, :])
+    bits = mixed(rows[:, None] + counters[None, :])
     return (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
-
-
-def hashes(keys: np.ndarray, counters: np.ndarray) -> np.ndarray:
-    """Random uint64 (n,), each a function of its key, uint64, and its counter, a non-negative integer."""
-    return _mix(_mix(keys) + (counters.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
@@ -235,7 +230,7 @@ def step_seed(seed: int, step: int, rank: int) -> int:
 
 
 def hashed(*numbers: int) -> int:
-    """Hash ``numbers``, one after the other, into 64 bits, by ``_mix`` in Python's integers (fast for one hash)."""
+    """Hash ``numbers``, one after the other, into 64 bits, by ``mixed`` in Python's integers (fast for one hash)."""
     key = 0
     for number in numbers:
         key = ((key ^ number) + 0x9E3779B97F4A7C15) & _BITS
@@ -245,7 +240,7 @@ def hashed(*numbers: int) -> int:
     return key
 
 
-def _mix(value: np.ndarray) -> np.ndarray:
+def mixed(value: np.ndarray) -> np.ndarray:
     """SplitMix64's output function; uint64 in and out."""
     value = value + _GOLDEN
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

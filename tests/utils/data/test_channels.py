@@ -11,6 +11,7 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from scipy.special import ndtri
 from timm.models import adapt_input_conv
 from torchvision.transforms.v2 import functional
 
@@ -41,6 +42,7 @@ from utils.data.images.arrays import array_header, of_colour
 from utils.data.images.decoding import UnreadableImage, open_image, read_pixels
 from utils.data.images.levels import Colour
 from utils.data.preprocessing import Preprocessing
+from utils.data.sample_plan import mixed
 
 CPU = torch.device("cpu")
 FIVE = Colour("5", keeps_levels=True)
@@ -288,9 +290,11 @@ def test_a_rotation_of_floats_moves_them_as_it_moves_bytes():
 
 
 def test_noise_of_many_channels_is_independent_and_that_of_four_as_ever():
-    keys = np.arange(20_000, dtype=np.uint64)
-    noise = normals(keys, np.zeros(20_000, dtype=np.int64), 9)
-    assert np.array_equal(noise[:, :4], normals(keys, np.zeros(20_000, dtype=np.int64), 4))
+    codes = mixed(np.arange(20_000, dtype=np.uint64))
+    first = torch.from_numpy(codes.view(np.int64))
+    noise = normals(first, torch.zeros_like(first), 9).numpy()
+    hashed = mixed(codes + np.uint64(0x9E3779B97F4A7C15)).view(np.uint16).reshape(-1, 4)  # SplitMix64's next number
+    assert np.array_equal(noise[:, :4], ndtri((hashed + 0.5) / 2**16).astype(np.float32))
     correlation = np.corrcoef(noise.T) - np.eye(9)
     assert np.abs(correlation).max() < 5 / math.sqrt(20_000)  # five standard errors
 

@@ -11,12 +11,13 @@ import numpy as np
 import torch
 
 from utils.data.augment.base import Augmentation, Numbers, Samples, Stream
-from utils.data.sample_plan import hashes
+from utils.data.sample_plan import mixed
 from utils.runtime.devices import to_device
 
 AREA = (0.02, 1 / 3)  # of the image, for all boxes together
 ASPECT = (0.3, 1 / 0.3)  # height / width, log-uniform
 ATTEMPTS = 10  # to find a box that fits
+_GOLDEN = -0x61C8864680B583EB  # SplitMix64's, as int64
 
 
 @dataclass(frozen=True)
@@ -54,23 +55,26 @@ class RandomErasing(Augmentation):
 
         ``keys``: uint64 (k,), from which the random colours of each box are made.
         """
+        device = images.device
+        channels = images.shape[1]
+        image_step, channel_step, row_step, column_step = images.stride()
         top, left, height, width = boxes.T
         area = height * width
-        box = np.repeat(np.arange(len(boxes)), area)
-        pixel = np.arange(len(box)) - np.repeat(np.cumsum(area) - area, area)  # within its box
-        row = top[box] + pixel // width[box]
-        column = left[box] + pixel % width[box]
-        image_step, channel_step, *steps = images.stride()
-        first = chosen[box] * image_step + row * steps[0] + column * steps[1]
-        places = first[:, None] + np.arange(images.shape[1]) * channel_step
-        values = np.zeros(places.shape, dtype=np.float32)
-        if self.mode == "pixel":
-            values = normals(keys[box], pixel, images.shape[1])
-        elif self.mode == "rand":
-            values = normals(keys, np.zeros(len(keys), dtype=np.int64), images.shape[1])[box]
+        start = chosen * image_step + top * row_step + left * column_step
+        facts = np.stack([start, width, np.cumsum(area) - area, area, mixed(keys).view(np.int64)])
+        *facts_of_boxes, areas, codes = to_device(torch.from_numpy(facts), device)  # all else is computed there
+        box = torch.repeat_interleave(torch.arange(len(boxes), device=device), areas, output_size=int(area.sum()))
+        start, width, before = torch.stack(facts_of_boxes)[:, box]
+        pixel = torch.arange(len(box), device=device) - before  # within its box
+        first = start + pixel // width * row_step + pixel % width * column_step
+        places = (first[:, None] + torch.arange(channels, device=device) * channel_step).view(-1)
         flat = images.as_strided((images.numel(),), (1,))
-        at, filling = (to_device(torch.from_numpy(each.reshape(-1)), images.device) for each in (places, values))
-        flat.index_copy_(0, at, filling)
+        if self.mode == "const":
+            flat.index_fill_(0, places, 0.0)
+        elif self.mode == "pixel":
+            flat.index_copy_(0, places, normals(codes[box], pixel, channels).view(-1))
+        else:
+            flat.index_copy_(0, places, normals(codes, torch.zeros_like(codes), channels)[box].view(-1))
 
     def __str__(self) -> str:
         boxes = "a box" if self.count == 1 else f"1 to {self.count} boxes"
@@ -100,20 +104,32 @@ def boxes_of(uniforms: np.ndarray, counts: np.ndarray, height: int, width: int) 
     return np.stack([top, left, box_height, box_width], axis=1)
 
 
-def normals(keys: np.ndarray, counters: np.ndarray, channels: int) -> np.ndarray:
-    """Normally distributed float32 (k, channels), a function of ``keys``, uint64 (k,), and ``counters``, int64 (k,).
+def normals(codes: torch.Tensor, counters: torch.Tensor, channels: int) -> torch.Tensor:
+    """Normally distributed float32 (k, channels), a function of ``codes`` and ``counters``, int64 (k,) each.
 
-    One 64-bit hash of key and counter gives the numbers of four channels.
+    ``codes``: ``mixed`` keys. One 64-bit hash of code and counter gives the numbers of four channels.
     """
-    hashed = [
-        hashes(keys, counters + (four << 40)).view(np.uint16).reshape(len(keys), 4) for four in range(-(-channels // 4))
-    ]
-    return _quantiles()[np.concatenate(hashed, axis=1)[:, :channels]]
+    hashed = [_mixed(codes + (counters + ((four << 40) + 1)) * _GOLDEN) for four in range(-(-channels // 4))]
+    sixteen_bits = [hashed[channel // 4] >> 16 * (channel % 4) & 0xFFFF for channel in range(channels)]
+    return _quantiles(codes.device)[torch.stack(sixteen_bits, dim=1)]
 
 
-@lru_cache(maxsize=1)
-def _quantiles() -> np.ndarray:
+def _mixed(value: torch.Tensor) -> torch.Tensor:
+    """``mixed`` in int64, whose products wrap as those of uint64 do."""
+    value = value + _GOLDEN
+    for bits, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+        value = (value ^ _shifted(value, bits)) * factor
+    return value ^ _shifted(value, 31)
+
+
+def _shifted(value: torch.Tensor, bits: int) -> torch.Tensor:
+    """``value``, int64, shifted right, with zeros from the left."""
+    return value >> bits & (1 << 64 - bits) - 1
+
+
+@lru_cache(maxsize=8)
+def _quantiles(device: torch.device) -> torch.Tensor:
     """The normal distribution as 2^16 equally likely values: float32 (65536,)."""
     from scipy.special import ndtri  # here, so that only runs that need noise pay for the import
 
-    return ndtri((np.arange(2**16) + 0.5) / 2**16).astype(np.float32)
+    return torch.from_numpy(ndtri((np.arange(2**16) + 0.5) / 2**16).astype(np.float32)).to(device)
