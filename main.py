@@ -36,7 +36,7 @@ __all__ = ["main"]
 
 
 def main(argv: list[str], ends_process: bool = False, hooks: Hooks | None = None) -> int:
-    """Run the program; return its exit code: 0 done, 1 failed, 2 an error the user can fix, 75 stopped by a signal.
+    """Run the program; return its exit code: 0 done, 1 failed, 2 an error the user can fix, 75 or 130 (Ctrl-C) stopped.
 
     ``ends_process``: the process exits with this code right away, so a late signal must not change it. ``hooks`` are
     called at the points of training and validation that they name.

@@ -247,8 +247,8 @@ def open_run(words: Sequence[str]) -> Iterator[Training]:
     ``words``: a list of main.py's command-line arguments. If they have ``--plugin`` with the program's own path, flags
     and tools can name what its decorators of ``utils.plugin`` add, and a resume refuses a program that has changed.
 
-    Ends the program as main.py does: with one line and exit code 2 for a user's mistake, with 75 after a stop signal,
-    and with 0 if ``--resume`` finds a finished run.
+    Ends the program as main.py does: with one line and exit code 2 for a user's mistake, with 75 after a stop signal
+    (130 after Ctrl-C), and with 0 if ``--resume`` finds a finished run.
     """
     let_threads_wait_briefly()
     ranks = RankInfo()

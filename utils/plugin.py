@@ -40,7 +40,8 @@ def network(name: str) -> Decorator:
 def loss(name: str) -> Decorator:
     """Decorator for ``--loss NAME``: a function of (logits, targets) that returns a tensor (), the mean over n images.
 
-    ``logits``: float32 (n, classes); ``targets``: int64 (n,), or float32 (n, classes) of mixed images.
+    ``logits``: float32 (n, classes); ``targets``: int64 (n,), or float32 (n, classes) of mixed images, or of several
+    labels, with NaN where a label is missing.
     """
     return add("loss", name, ("logits", "targets"))
 
@@ -77,8 +78,9 @@ def augmentation(name: str, *, numbers: int = 1, normalised: bool = False) -> De
 def metric(name: str, *, lower_is_better: bool = False) -> Decorator:
     """Decorator for column ``val_NAME`` and ``--best-metric NAME``: a function of (logits, targets), a value per image.
 
-    ``logits``: float32 (n, classes); ``targets``: int64 (n,); the function returns a tensor (n,), and the metric is its
-    mean over the validation images, each counted once on any number of processes.
+    ``logits``: float32 (n, classes); ``targets``: int64 (n,), or float32 (n, classes) of several labels, with NaN where
+    one is missing; the function returns a tensor (n,), and the metric is its mean over the validation images, each
+    counted once on any number of processes.
     """
     return add("metric", name, ("logits", "targets"), lower_is_better=lower_is_better)
 
@@ -107,8 +109,8 @@ def dataset(
     ``len`` and items (image, label): the image as a Pillow image, as uint8 of shape (height, width), (height, width, 3)
     or (3, height, width), or as the bytes of an image file, for other numbers of channels of a .npy or TIFF file; the
     label as a number below ``len(classes)``. ``mean`` and ``std``: of pixel values between 0 and 1, a number per
-    channel. ``fixed_size``: every image has ``image_size`` pixels a side; then all are read once and stay in memory.
-    ``augment``: training's default augmentations.
+    channel, 0.5 and 0.25 by default. ``fixed_size``: every image has ``image_size`` pixels a side; then all are read
+    once and stay in memory. ``augment``: training's default augmentations.
     """
     centre, spread = MEAN_AND_STD
     spec = DatasetSpec(

@@ -161,7 +161,7 @@ def run_tool(name: str, tool: Callable[[list[str]], int], *, takes_ranks: bool =
 
         if not lacks_memory(error):
             raise
-        print(f"{name}: {out_of_memory(error)}: lower --batch-size", file=sys.stderr)
+        print(f"{name}: {out_of_memory(error)}; a smaller --batch-size needs less", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)

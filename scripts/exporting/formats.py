@@ -80,6 +80,8 @@ class Place:
                 if os.path.lexists(file):
                     raise UserError(f"--output {file}: exists already; remove it or choose another name")
             card = CARD if not os.path.lexists(path.parent / CARD) else f"{path.name}.{CARD}"
+            if os.path.lexists(path.parent / card):
+                raise UserError(f"--output {output}: its card {card} exists already; remove it or choose another name")
             return cls(path.parent, path.name, card, whole=False)
         if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
             raise UserError(f"--output {output}: exists already; remove it or choose another name")

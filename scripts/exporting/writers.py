@@ -65,6 +65,7 @@ def timm_config(subject: Subject) -> dict[str, Any]:
     network = subject.loaded.network
     shown = subject.loaded.preprocessing
     facts = subject.metadata
+    kept = ("weights", "validation", "temperature", "divided_by_temperature", *subject.reading.facts)
     of_network = {name: network.pretrained_cfg.get(name) for name in ("fixed_input_size", "first_conv", "classifier")}
     return {
         "architecture": subject.name,
@@ -84,7 +85,7 @@ def timm_config(subject: Subject) -> dict[str, Any]:
             # images of a data set with one size are made that size, whatever their shape
             "crop_mode": "squash" if shown.stored_size else shown.crop_mode,
         },
-        "training": {key: facts[key] for key in ("weights", "validation", "temperature") if key in facts},
+        "training": {key: facts[key] for key in kept if key in facts},
     }
 
 

@@ -718,7 +718,7 @@ def test_an_audit_that_does_not_fit_into_the_memory_of_a_cpu_is_told_in_a_line(t
     line = ["--dataname", "digits", "--arch", "conv2", "--device", "cpu", "--output", str(tmp_path / "new")]
     monkeypatch.setattr("sys.argv", ["amp_audit.py", *line])
     assert run_tool("amp_audit.py", amp_audit.main) == 2
-    said = "amp_audit.py: out of memory (tried to allocate 8 bytes): lower --batch-size"
+    said = "amp_audit.py: out of memory (tried to allocate 8 bytes); a smaller --batch-size needs less"
     assert capsys.readouterr().err.splitlines()[-1] == said and not (tmp_path / "new").exists()
 
 

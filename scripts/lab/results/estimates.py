@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,6 +12,7 @@ from utils.config.datasets import SPECS
 from utils.config.groups.model import ModelSettings
 from utils.config.image_size import Size, sides
 from utils.config.settings import Settings
+from utils.data.resolution import build_resolution
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -40,11 +42,12 @@ class Cost(NamedTuple):
 def cost(recipe: str) -> Cost:
     """Cost of one image of the size --image-size in the network of ``recipe``, such as 'cifar10/conv2'."""
     args = settings(recipe)
-    return _cost(args.model, args.data.dataname, args.data.image_size)
+    dataname = args.data.dataname
+    return _cost(args.model, dataname, args.data.image_size or SPECS[dataname].image_size)
 
 
 @functools.cache  # several recipes train one network
-def _cost(model: ModelSettings, dataname: str, image_size: Size | None) -> Cost:
+def _cost(model: ModelSettings, dataname: str, image_size: Size) -> Cost:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -66,14 +69,17 @@ def _cost(model: ModelSettings, dataname: str, image_size: Size | None) -> Cost:
 
 
 def training_multiply_adds(recipe: str) -> int:
-    """Multiply-adds of all matrix products and convolutions in training with ``recipe``.
-
-    Assumes --image-size throughout, although --progressive-size starts smaller; excludes validation.
-    """
-    dataname = recipe.partition("/")[0]
-    assert dataname in TRAINING_IMAGES, f"TRAINING_IMAGES lacks the number of {dataname}"
-    images = TRAINING_IMAGES[dataname] * settings(recipe).optimisation.epochs
-    return cost(recipe).multiply_adds * PASSES * images
+    """Multiply-adds of all matrix products and convolutions in training with ``recipe``, without validation."""
+    data = recipe.partition("/")[0]
+    assert data in TRAINING_IMAGES, f"TRAINING_IMAGES lacks the number of {data}"
+    args = settings(recipe)
+    dataname = args.data.dataname
+    epochs = range(args.optimisation.epochs)
+    largest = args.data.image_size or SPECS[dataname].image_size
+    resolution = build_resolution(args, largest)
+    sizes = Counter(largest if resolution is None else resolution.size(epoch) for epoch in epochs)
+    of_epochs = sum(_cost(args.model, dataname, size).multiply_adds * count for size, count in sizes.items())
+    return of_epochs * PASSES * TRAINING_IMAGES[data]
 
 
 def training_bytes(recipe: str, gpus: int) -> int:
@@ -100,7 +106,7 @@ def settings(recipe: str) -> Settings:
     return arguments.parse(["--config", recipe, "--datapath", "DATA"])
 
 
-def network_and_image(model: ModelSettings, dataname: str, image_size: Size | None) -> tuple[nn.Module, Tensor]:
+def network_and_image(model: ModelSettings, dataname: str, size: Size) -> tuple[nn.Module, Tensor]:
     """A recipe's network and one black image for it, both on the meta device unless the network is one of our own."""
     import torch
 
@@ -109,7 +115,6 @@ def network_and_image(model: ModelSettings, dataname: str, image_size: Size | No
     from models.small import OWN
 
     spec = SPECS[dataname]
-    size = image_size or spec.image_size
     own = model.arch in OWN
     with nullcontext() if own else shapes_alone():
         network = build_model(

@@ -12,6 +12,13 @@ def test_the_arithmetic_of_a_training_is_that_of_its_layers():
     assert estimates.training_multiply_adds("mnist/conv2") == 3 * conv2 * 60_000 * 5
 
 
+def test_small_images_of_the_first_epochs_count_as_such():
+    sizes = {160: 12, 192: 4}
+    args = estimates.settings("imagenet/resnet50_ffcv16")
+    images = sum(estimates._cost(args.model, "imagenet", size).multiply_adds * epochs for size, epochs in sizes.items())
+    assert estimates.training_multiply_adds("imagenet/resnet50_ffcv16") == 3 * images * 1_281_167
+
+
 def test_the_memory_of_a_step_is_that_of_its_weights_and_of_what_its_layers_keep():
     fc = 28 * 28 * 300 + 300 + 300 * 100 + 100 + 100 * 10 + 10
     kept = 28 * 28 + 300 + 100  # what each linear layer reads
