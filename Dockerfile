@@ -3,6 +3,8 @@
 #   docker build --tag training .
 #   docker run --gpus all --ipc host --volume DATA:/data --volume RUNS:/workspace/runs training imagenet/resnet50 /data --resume auto
 #
+# RUNS must be writable for user 1000, or give --user. --compile needs a C compiler, which this image lacks.
+#
 # The arguments are those of scripts/launch.sh. The default wheels of torch carry CUDA and run on a CPU as well; for a
 # smaller image without CUDA give the address of the CPU wheels that PyTorch's installation page names:
 #

@@ -24,11 +24,21 @@ ready_python() {
   if find_python "$1"; then
     return
   fi
+  # Two processes that install at once, as of an array job, would each take the other for an interrupted installation.
+  if command -v flock >/dev/null && [[ -w $ROOT ]]; then
+    exec 9>"$ROOT/.venv.lock"
+    flock --nonblock 9 || { echo "Waiting for another process, which installs"; flock 9; }
+    if find_python "$1"; then
+      exec 9>&-
+      return
+    fi
+  fi
   if [[ $venv == "$ROOT/.venv" ]] && ! { is_new "$venv/bin/python" && has_pip "$venv/bin/python"; }; then
     make_venv "$venv" python3 python python3.13 python3.12 python3.11 python3.10
   fi
   install "$venv" "$1"
   PYTHON=$venv/bin/python
+  exec 9>&-
 }
 
 # run_pytest FLAGS: on two processes for each core, since the tests spend a third of their time waiting; each takes up to

@@ -100,6 +100,17 @@ def test_a_number_of_processes_without_a_rank_is_one_line(workplace, monkeypatch
         assert RankInfo.from_environment() == RankInfo()
 
 
+def test_a_rank_of_many_on_a_machine_without_its_place_there_is_one_line(workplace, monkeypatch, capsys):
+    """As where a script for srun exports RANK and WORLD_SIZE alone: all would take the first GPU."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "16", "SLURM_STEP_TASKS_PER_NODE": "8(x2)"}.items():
+        monkeypatch.setenv(name, value)
+    (answer,) = check_answer(main.main(["--dry-run"]), *capsys.readouterr(), 1)
+    assert "RANK is set and LOCAL_RANK is not, but srun has started 8(x2) processes a machine" in answer
+    for tasks in ("1", "1(x2)"):
+        monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", tasks)
+        assert RankInfo.from_environment() == RankInfo(0, 16)
+
+
 @pytest.mark.parametrize(
     ("variable", "launcher"), [("SLURM_STEP_NUM_TASKS", "srun"), ("OMPI_COMM_WORLD_SIZE", "mpirun")]
 )

@@ -1,5 +1,6 @@
 """The scripts that a person starts: each launcher's command for real, and which python the scripts choose."""
 
+import fcntl
 import os
 import re
 import shutil
@@ -7,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from concurrent import futures
 
 import pytest
 import torch
@@ -315,6 +317,20 @@ def test_an_installation_that_was_cut_off_is_repaired(place):
     place.run("quickstart.sh")
     assert [path.name for path in packages.iterdir()] == ["whole.dist-info"]
     assert place.done() == ["venv", "install requirements.txt", "install requirements.txt"]
+
+
+def test_of_two_that_would_install_at_once_one_waits_and_uses_what_the_other_has_installed(place):
+    (place.bin / "flock").symlink_to(shutil.which("flock"))
+    with open(place.root / ".venv.lock", "w") as other, futures.ThreadPoolExecutor() as pool:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        waiting = pool.submit(place.run, "quickstart.sh")
+        with pytest.raises(futures.TimeoutError):
+            waiting.result(1)
+        (place.bin / "has_all").touch()
+        fcntl.flock(other, fcntl.LOCK_UN)
+        said = waiting.result(60).stdout.splitlines()
+    assert said == ["Waiting for another process, which installs", "main.py", "val_top1=99.0000"]
+    assert place.done() == []
 
 
 def test_the_active_environment_gets_what_it_lacks(place, tmp_path):

@@ -1,5 +1,6 @@
 """The container and cluster files call programs and flags that exist, and treat exit code 75 as the pages say."""
 
+import re
 from pathlib import Path
 
 import yaml
@@ -17,6 +18,7 @@ def test_the_train_job_resumes_after_75_and_ends_at_a_users_mistake():
     policy = node["template"]["spec"]["podFailurePolicy"]["rules"]
     assert [(rule["action"], rule["onExitCodes"]["values"]) for rule in policy] == [("FailJob", [MISTAKE])]
     (rule,) = spec["failurePolicy"]["rules"]
+    assert re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", rule["name"]), "JobSet refuses other names"
     assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
     pod = node["template"]["spec"]["template"]["spec"]
     assert pod["restartPolicy"] == "Never", "which podFailurePolicy asks for"

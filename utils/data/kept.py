@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -60,22 +61,27 @@ def _acquired(lock: BaseFileLock, timeout: float) -> bool:
 
     Raises ``OSError``, for example if another process still holds the lock after ``timeout`` seconds (-1: no limit).
     """
-    try:
-        lock.acquire(timeout=timeout)
-    except OSError as error:  # filelock's Timeout is one, too
-        if error.errno not in WITHOUT_LOCKS:
-            raise
-        Path(lock.lock_file).unlink(missing_ok=True)
+    if not _has_locks(Path(lock.lock_file).parent):  # there filelock would make markers, which outlive a killed process
         return False
+    lock.acquire(timeout=timeout)
+    return True
+
+
+def _has_locks(folder: Path) -> bool:
+    """Whether the file system of ``folder`` has the locks of flock. Raises ``OSError`` if no file can be made there."""
+    import fcntl
+
+    with tempfile.TemporaryFile(dir=folder) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            return error.errno not in WITHOUT_LOCKS
     return True
 
 
 def _release(lock: BaseFileLock) -> None:
-    from filelock import SoftFileLock
-
-    if not isinstance(lock, SoftFileLock):  # filelock's substitute on file systems without locks; it removes that one
-        with suppress(OSError):  # before the release: a process that has it open checks whether it still exists
-            os.unlink(lock.lock_file)
+    with suppress(OSError):  # before the release: a process that has it open checks whether it still exists
+        os.unlink(lock.lock_file)
     lock.release()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
 import sys
 from contextlib import suppress
@@ -12,6 +13,7 @@ from pathlib import Path
 SPINS = "5000"
 BF16_UNITS = ("amx_bf16", "avx512_bf16", "bf16", "svebf16")  # names in /proc/cpuinfo, on x86-64 and Arm
 CPU_FLAGS = Path("/proc/cpuinfo")
+CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of all its cores together, and their period
 # of glibc's mallopt
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_MAX = -4
@@ -82,4 +84,14 @@ def cores_per_process(local_world_size: int) -> int:
 
 def cores() -> int:
     """Number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.ceil(min(allowed, _quota())))
+
+
+def _quota() -> float:
+    """Cores whose time a container may use, as by ``docker run --cpus`` or a limit of Kubernetes; inf without one."""
+    try:
+        quota, period = CPU_MAX.read_text(encoding="ascii").split()
+        return int(quota) / int(period)
+    except (OSError, ValueError):  # no such file, or 'max'
+        return math.inf

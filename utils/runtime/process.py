@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+import re
 import signal
 import sys
 from dataclasses import dataclass
@@ -41,6 +42,13 @@ class RankInfo:
             )
         if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
             return cls()
+        tasks = os.environ.get("SLURM_STEP_TASKS_PER_NODE", "1")  # such as 8(x2) for two machines
+        if "LOCAL_RANK" not in os.environ and not re.fullmatch(r"1(\(x\d+\))?", tasks):
+            raise UserError(
+                f"environment: RANK is set and LOCAL_RANK is not, but srun has started {tasks} processes a machine, "
+                "which would share one device; start with torchrun, or set LOCAL_RANK (SLURM_LOCALID) and "
+                "LOCAL_WORLD_SIZE, too"
+            )
         try:
             ranks = cls(*(int(os.environ.get(name, "0" if name == "LOCAL_RANK" else "1")) for name in names))
         except ValueError as error:

@@ -89,3 +89,12 @@ def test_freed_memory_is_used_again_without_new_pages():
     if faults[False] < 100:
         pytest.skip("this C library keeps freed memory by itself, or pages are huge")
     assert faults[True] < faults[False] / 100
+
+
+@pytest.mark.parametrize(("text", "limit"), [("150000 100000\n", 2), ("max 100000\n", 64), ("", 64), (None, 64)])
+def test_a_containers_share_of_the_processor_limits_its_cores(text, limit, monkeypatch, tmp_path):
+    monkeypatch.setattr(cpu, "CPU_MAX", tmp_path / "cpu.max")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
+    if text is not None:
+        (tmp_path / "cpu.max").write_text(text)
+    assert cpu.cores() == limit
