@@ -174,6 +174,12 @@ def test_no_function_is_too_long_or_takes_too_many_parameters():
 def unsafe_calls(tree):
     """Every way to load a pickle that runs code."""
     for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module in ("torch", "numpy", "pickle", "yaml"):
+            yield from (
+                f"from {node.module} import {name.name}"
+                for name in node.names
+                if name.name.endswith(("load", "loads", "Unpickler"))
+            )
         if not isinstance(node, ast.Call):
             continue
         called = ast.unparse(node.func)
@@ -190,7 +196,7 @@ def unsafe_calls(tree):
             yield called
         if called == "torch.load" and options.get("weights_only") != "True":
             yield called
-        if called in ("np.load", "numpy.load") and options.get("allow_pickle", "False") != "False":
+        if called in ("np.load", "numpy.load") and (options.get("allow_pickle", "False") != "False" or node.args[2:]):
             yield called
 
 
@@ -218,7 +224,11 @@ def later():
 
 
 @pytest.mark.parametrize(
-    "call", ["pickle.loads(x)", "torch.load(p)", "torch.load(p, weights_only=False)", "yaml.load(f)"]
+    "call",
+    [
+        *("pickle.loads(x)", "torch.load(p)", "torch.load(p, weights_only=False)", "yaml.load(f)"),
+        *("np.load(p, None, True)", "np.load(p, allow_pickle=True)"),
+    ],
 )
 def test_checks_see_an_unsafe_call(call):
     assert list(unsafe_calls(ast.parse(call))) == [call.partition("(")[0]]

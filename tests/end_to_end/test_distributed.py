@@ -100,6 +100,7 @@ def test_a_mistake_of_one_process_ends_the_others_that_would_go_on_to_exchange_s
 
     codes, (first, second) = on_own_disks(tmp_path, remove, "--shard-model", "--amp", "auto", "--optimizer", "adamw")
     assert (codes, second) == ([2, 2], ""), first
+    assert not list(tmp_path.glob("*/runs")), "nothing is begun"
     (line,) = mistakes_in(first)
     assert line.startswith("main.py: --datapath data: no such folder")
 
@@ -121,5 +122,6 @@ def own(classes, channels, image_size):
     flags = ("--plugin", str(plugin), "--arch", "own", "--amp", "auto")
     codes, (first, second) = on_own_disks(tmp_path, lambda _: (tmp_path / "0/own.txt").touch(), *flags)
     assert (codes, second) == ([2, 2], ""), first
+    assert not list(tmp_path.glob("*/runs")), "nothing is begun"
     (line,) = mistakes_in(first)
     assert "network own: FileNotFoundError" in line

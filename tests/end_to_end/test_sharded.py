@@ -1,6 +1,7 @@
 """--shard-model: the same training with parameters spread over processes, and checkpoints that any number reads."""
 
 import os
+import pickle
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from main import main
 from scripts import join_shards
 from tests.end_to_end.forked import _ranks, server, train_with
 from tests.end_to_end.processes import flat, rows, train
+from tests.faults.small_run import Attack
 from utils.checkpoint import checkpoint
 from utils.config.settings import UserError
 from utils.loop.hooks import Hooks
@@ -158,8 +160,8 @@ def test_a_damaged_or_missing_shard_is_named_and_the_checkpoint_before_it_taken(
     shard.write_bytes(content)
     with pytest.raises(UserError, match=f"{shard.name} is damaged"):
         checkpoint.load(last)
-    for pickle in (last.parent / "shards").glob("*/.metadata"):  # could run code, and is never read
-        pickle.unlink()
+    for metadata in (last.parent / "shards").glob("*/.metadata"):  # a pickle, which is never read
+        metadata.write_bytes(pickle.dumps(Attack(tmp_path / "attacked")))
     warned = []
     path, found = checkpoint.newest(last.parent, warned.append)
     assert path.name == "previous.pt" and found["progress"]["step"] == CUT
@@ -167,6 +169,7 @@ def test_a_damaged_or_missing_shard_is_named_and_the_checkpoint_before_it_taken(
     sharing = [file for file in files if file[checkpoint.SHARDS]["folder"] == shard.parent.name]
     assert len(sharing) >= 2, "last and final share their bytes"
     assert sum(f"{shard.name} is damaged" in line for line in warned) == len(sharing)
+    assert not (tmp_path / "attacked").exists()
     shutil.copy(last, tmp_path / "alone.pt")
     with pytest.raises(UserError, match="copy the folder shards too"):
         checkpoint.load(tmp_path / "alone.pt")

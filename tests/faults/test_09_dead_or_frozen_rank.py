@@ -1,7 +1,7 @@
 """Row 9: a process of a run dies or freezes, or their launcher dies: all of them end, and the run can go on.
 
 How long it takes. When a process dies, the others notice at their next exchange, and torchrun within 0.1 s. When one
-freezes, the others give up after ``--timeout`` seconds (600 by default); torchrun then kills what does not obey SIGTERM
+freezes, the others give up after ``--timeout`` seconds (600 by default, with which no other run here would end in time); torchrun then kills what does not obey SIGTERM
 after 30 s, which is its own figure. When torchrun dies, the system tells its processes, which save and end.
 """
 
@@ -19,6 +19,7 @@ from scripts.verification.processes import descendants, processes
 from tests.end_to_end.forked import Launched
 from tests.end_to_end.processes import ROOT, command, load
 from tests.helpers import wait_for
+from utils.loop.stop_signals import TRY_AGAIN
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes through /proc")
 
@@ -46,8 +47,8 @@ class Outcome(NamedTuple):
 class Run:
     """A run on its way; ``launcher`` is torchrun or what stands in for it."""
 
-    def __init__(self, output, ranks, launcher=("-m", "torch.distributed.run"), **variables):
-        line = command(*FLAGS, "--timeout", TIMEOUT_SECONDS, "--output", output, processes=ranks)
+    def __init__(self, output, ranks, launcher=("-m", "torch.distributed.run"), timeout=600, **variables):
+        line = command(*FLAGS, "--timeout", timeout, "--output", output, processes=ranks)
         line[1:3] = launcher
         self.output = output
         with open(f"{output}.out", "w") as out, open(f"{output}.err", "w") as err:
@@ -77,18 +78,22 @@ def outcomes(tmp_path_factory):
     """Each fault's outcome. They happen side by side."""
     folder = tmp_path_factory.mktemp("runs")
     shorter = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN_SECONDS)}  # torch 2.11's torchrun has no flag for it
-    frozen = Run(folder / "frozen", 2, (ROOT / "scripts/torchrun.py",), **shorter)
+    frozen = Run(folder / "frozen", 2, (ROOT / "scripts/torchrun.py",), TIMEOUT_SECONDS, **shorter)
     frozen_ranks = frozen.ranks()
     os.kill(frozen_ranks[1], signal.SIGSTOP)
     killed = Run(folder / "killed", 3)
     orphans = Run(folder / "orphans", 2)
+    stopped = Run(folder / "stopped", 2, (ROOT / "scripts/torchrun.py",))
     killed_ranks = killed.ranks()
     orphan_ranks = orphans.ranks()
+    stopped_ranks = stopped.ranks()
     os.kill(killed_ranks[-1], signal.SIGKILL)
     os.kill(orphans.process.pid, signal.SIGKILL)
+    os.kill(stopped.process.pid, signal.SIGTERM)
     return {
         "killed": killed.ended(killed_ranks),
         "orphans": orphans.ended(orphan_ranks),
+        "stopped": stopped.ended(stopped_ranks),
         "frozen": frozen.ended(frozen_ranks),
     }
 
@@ -123,6 +128,15 @@ def test_a_frozen_rank_ends_the_others_within_the_timeout_and_the_run_goes_on(ou
     assert tells_its_loss_in_a_line(outcome) == 1
     assert outcome.err.splitlines()[-1] == "torchrun.py: failed; process 0: exit code 1, process 1: SIGKILL"
     goes_on(outcome)
+
+
+def test_a_launcher_that_gets_sigterm_has_its_ranks_save_and_the_run_goes_on(outcomes):
+    outcome = outcomes["stopped"]
+    assert outcome.code == TRY_AGAIN, outcome.err
+    assert not outcome.left
+    assert "Traceback" not in outcome.err
+    told = re.search(r"stopped by SIGTERM after step (\d+)", outcome.out)
+    assert goes_on(outcome) == int(told[1])
 
 
 def test_ranks_without_their_launcher_save_and_end_and_the_run_goes_on(outcomes):

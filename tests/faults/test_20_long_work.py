@@ -292,7 +292,13 @@ def test_an_archive_that_is_cut_or_missing_is_one_line_before_the_work(imagenet_
 
 
 @pytest.fixture
-def mnist(tmp_path, monkeypatch):
+def asked():
+    """The names of the files that were asked for, in order."""
+    return []
+
+
+@pytest.fixture
+def mnist(tmp_path, monkeypatch, asked):
     """A place from which torchvision fetches a made-up MNIST, its own MD5 sums included: gives the folder to fill."""
     generator = np.random.default_rng(0)
     shelf = tmp_path / "shelf"
@@ -306,7 +312,13 @@ def mnist(tmp_path, monkeypatch):
             path.write_bytes(gzip.compress(header + array.tobytes()))
             resources.append((path.name, hashlib.md5(path.read_bytes()).hexdigest()))
     monkeypatch.setattr(torchvision.datasets.MNIST, "resources", resources)
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=shelf)) as server:
+
+    class Shelf(SimpleHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path.removeprefix("/"))
+            super().do_GET()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Shelf, directory=shelf)) as server:
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         monkeypatch.setattr(torchvision.datasets.MNIST, "mirrors", [f"http://127.0.0.1:{server.server_port}/"])
         yield tmp_path / "data"
@@ -315,7 +327,7 @@ def mnist(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("fetched", [0, 3])
 @pytest.mark.parametrize("cut", ["archive", "file"])
-def test_a_download_that_was_cut_is_fetched_again_and_what_is_whole_is_not(mnist, fetched, cut, monkeypatch):
+def test_a_download_that_was_cut_is_fetched_again_and_what_is_whole_is_not(mnist, asked, fetched, cut, monkeypatch):
     settings = parse(["--dataname", "mnist", "--datapath", str(mnist), "--download"]).data
     prepare(settings, print)
     whole = get_data(settings, CPU)
@@ -334,7 +346,10 @@ def test_a_download_that_was_cut_is_fetched_again_and_what_is_whole_is_not(mnist
             file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(UserError):
         get_data(settings, CPU)
+    asked.clear()
     prepare(settings, print)
     assert get_data(settings, CPU).fingerprint == whole.fingerprint
+    missing = order[fetched:]  # an archive that is whole is unpacked again
+    assert [*dict.fromkeys(asked)] == (missing if cut == "archive" else missing[1:])  # torchvision asks twice for each
     monkeypatch.setattr(torchvision.datasets.MNIST, "download", None)
     prepare(settings, print)

@@ -14,20 +14,23 @@ SOME = ["cifar10/airbench", "digits/fc", "imagenet/resnet18"]
 OTHERS = [name for name in WRITTEN["recipes"] if name not in SOME]
 
 
-def grown(names):
-    """The figures of recipes that are larger than those in the table, each with what it was."""
+def changed(names):
+    """The figures of recipes that are larger than those in the table, or not half of them, each with what it was.
+
+    Half as many launches are no improvement until somebody has written them into the table: the count may be broken.
+    """
     try:
         counted = counts(names)
     except Unavailable as reason:
         pytest.skip(str(reason))
-    larger = {}
+    found = {}
     for name in names:
         written = WRITTEN["recipes"][name]
         for key, value in figures(counted[name]).items():
             comparable = key.endswith("reads") or TORCH in WRITTEN["torch"]
-            if value > written[key] and comparable:
-                larger[name, key] = (value, written[key], counted[name])
-    return larger
+            if comparable and not written[key] / 2 <= value <= written[key]:
+                found[name, key] = (value, written[key], counted[name])
+    return found
 
 
 def test_the_table_names_every_recipe():
@@ -35,9 +38,9 @@ def test_the_table_names_every_recipe():
 
 
 def test_nothing_launches_more_or_waits_more_often_than_it_did():
-    assert grown(SOME) == {}
+    assert changed(SOME) == {}
 
 
 @pytest.mark.thorough
 def test_no_other_recipe_launches_more_or_waits_more_often_than_it_did():
-    assert grown(OTHERS) == {}
+    assert changed(OTHERS) == {}

@@ -632,6 +632,10 @@ def test_a_card_never_replaces_another_file(tmp_path):
         (folder / place.model).chmod(0o600)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "a.onnx", "a.onnx.README.md"]
     assert (tmp_path / "README.md").read_text() == "mine"
+    (tmp_path / "a.onnx").rename(tmp_path / "b.onnx")
+    with pytest.raises(UserError, match=r"its card a\.onnx\.README\.md exists already"):
+        Place.of(str(tmp_path / "a.onnx"), "onnx")
+    (tmp_path / "b.onnx").rename(tmp_path / "a.onnx")
     assert (tmp_path / "a.onnx").stat().st_mode == (tmp_path / "README.md").stat().st_mode, "others may read it, too"
 
 

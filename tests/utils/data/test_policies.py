@@ -261,7 +261,7 @@ def test_a_sample_is_the_same_in_any_batch_and_memory_format(name):
 
 
 @pytest.mark.parametrize("name", ["ra", "rand-m9-mstd0.5-inc1", "augmix"])
-def test_grey_images_stay_grey_and_any_size_is_taken(name):
+def test_images_of_one_channel_and_any_size_keep_their_shape(name):
     for size in (1, 2, 5, 8):
         images = images_of(60, 1, size)
         assert augmented(build_policy(name, (0.5,)), images).shape == images.shape

@@ -21,6 +21,7 @@ from utils.data.augmentations import (
     BY_FLAG,
     CROP_NUMBERS,
     Context,
+    ResizedCrop,
     build_augmentations,
     mirrored,
     resized_crop,
@@ -281,11 +282,11 @@ def test_batched_crop_of_a_central_box_equals_torchvisions_crop_and_resize(size)
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-3)
 
 
-def boxes_of_batched_crop(uniforms, width, height, size=8):
+def boxes_of_batched_crop(uniforms, width, height, least, size=8):
     """(left, top, width, height) of each box, read off from a picture whose pixels say where they are."""
     columns, rows = torch.meshgrid(torch.arange(width) + 0.5, torch.arange(height) + 0.5, indexing="xy")
     picture = torch.stack([columns, rows]).float().expand(len(uniforms), -1, -1, -1)
-    seen = resized_crop(picture, uniforms, size)
+    seen = ResizedCrop(size, least_area=least).apply(picture, uniforms)
     across = seen[:, 0, 0]
     down = seen[:, 1, :, 0]
     # inner pixels: no border is in play
@@ -298,14 +299,15 @@ def boxes_of_batched_crop(uniforms, width, height, size=8):
     ).double()
 
 
-def test_boxes_of_the_batched_crop_are_inside_with_the_asked_area_and_ratio():
+@pytest.mark.parametrize("least", [LEAST_AREA, 0.35])
+def test_boxes_of_the_batched_crop_are_inside_with_the_asked_area_and_ratio(least):
     uniforms = torch.from_numpy(sample_uniforms(0, 0, np.arange(3000), Stream.CROP, 4))
-    left, top, width, height = boxes_of_batched_crop(uniforms, 64, 64).T
+    left, top, width, height = boxes_of_batched_crop(uniforms, 64, 64, least).T
     assert min(left.min(), top.min()) > -0.01 and max((left + width).max(), (top + height).max()) < 64.01
     area = width * height / 64**2
     ratio = width / height
     narrowed = (width > 63.99) | (height > 63.99)
-    wanted = LEAST_AREA + (1 - LEAST_AREA) * uniforms[:, 0]
+    wanted = least + (1 - least) * uniforms[:, 0]
     torch.testing.assert_close(area[~narrowed], wanted[~narrowed].double(), rtol=1e-3, atol=1e-3)
     assert 0.74 < ratio.min() < 0.76 and 1.32 < ratio.max() < 1.35
     shares = ((left / (64 - width))[~narrowed], (top / (64 - height))[~narrowed])
