@@ -43,6 +43,8 @@ READERS = {  # the path of the checkpoint and of its run -> a command line; tool
     "evaluate": lambda path, run: ("--evaluate", "--resume", path),
     "evaluate folder": lambda path, run: ("--evaluate", "--resume", run),
     "evaluate weights": lambda path, run: (*RUN, "--evaluate", "--weights", path),
+    "teacher": lambda path, run: (*RUN, "--teacher", path),
+    "folds": lambda path, run: (*RUN, "--folds", "3", "--fold", "0", "--folds-from", path),
 }
 
 
