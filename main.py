@@ -43,10 +43,11 @@ def main(argv: list[str], ends_process: bool = False, hooks: Hooks | None = None
     """
     let_threads_wait_briefly()
     ranks = RankInfo()
+    trains = {"--evaluate", "--dry-run"}.isdisjoint(argv)
 
     def end_at_once(stop: BaseException) -> None:
         if ranks.is_main:
-            log_at_once(stop_line(stop))
+            log_at_once(stop_line(stop, trains))
         os._exit(stop_code(stop))
 
     signals = StopSignals(end_at_once if ends_process else None)
@@ -64,7 +65,7 @@ def main(argv: list[str], ends_process: bool = False, hooks: Hooks | None = None
                     return plan(run)
                 return evaluate(run, hooks) if run.args.run.evaluate else train(run, signals, hooks)
     except (Exception, KeyboardInterrupt, StoppedAtOnce) as error:
-        return report(error, ranks, signals.received)
+        return report(error, ranks, signals.received, trains)
 
 
 # ----------------------------------------------------------------------------------------- three programs

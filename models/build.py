@@ -225,8 +225,8 @@ def stem_line(model: nn.Module, image_size: Size, trained_size: Size | None) -> 
         return ""
     if small := max(sides(image_size)) <= SMALL_IMAGE:
         text = (
-            f"3x3 without max-pool, as for all training images of at most {SMALL_IMAGE} pixels; for larger ones it is "
-            "timm's own, and the network computes about a tenth"
+            f"3x3 without max-pool, as for all training images of at most {SMALL_IMAGE} pixels a side; larger ones get "
+            "timm's own, with which the network computes about a tenth"
         )
     else:
         text = f"timm's own, as for all training images of more than {SMALL_IMAGE} pixels; others get a 3x3 one"

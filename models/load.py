@@ -186,7 +186,8 @@ def _confidence(state: Mapping[str, Any], path: Path) -> Confidence | None:
         return None
     if confidence.weights != ("trained" if state.get("ema") is None else "average"):
         warnings.warn(
-            f"{path}: its temperature, distances and thresholds are of other weights and left out", stacklevel=3
+            f"{path}: the temperature, distances and thresholds in it were fitted for other weights, and are not used",
+            stacklevel=3,
         )
         return None
     return confidence

@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
         left_out = ", ".join(f"{count:,} {ending}" for ending, count in sorted(unread.items()))
         warn(f"files are left out: {left_out}; convert them to .jpg or .png files")
     seconds = time.monotonic() - began
-    bad = f", {failed:,} of them could not be read (column error)" if failed else ""
+    bad = f", {failed:,} of them without a prediction (see error)" if failed else ""
     where = f": {own.output}" if own.output else ""
     print(f"{total:,} image{'s' * (total != 1)} in {seconds:.1f} s{bad}{where}", file=sys.stderr)
     return 1 if failed else 0

@@ -151,7 +151,7 @@ def of_architecture(arch: str, flags: Sequence[str]) -> Loaded:
     if weights is not None:
         load_start(network, weights.state, weights.path, True, data.classes)
     elif not args.model.pretrained:
-        warn(f"{arch}: its weights are random, those of --seed {args.run.seed}; give --pretrained or --weights FILE")
+        warn(f"{arch}: its weights are random, those of --seed {args.run.seed}; --weights FILE gives it others")
     return Loaded(
         network.eval(),
         data.classes,

@@ -417,6 +417,8 @@ def _tree(settings: DataSettings, chosen: Chosen) -> Path | None:
         return None  # a share of the images, which a fingerprint must prove unchanged
     in_class_folders = settings.datapath is not None and settings.dataname not in (*IN_MEMORY, "hf")
     root = Path(settings.datapath or "")
+    if in_class_folders and not root.is_dir():
+        raise UserError(f"--split {chosen.split}: {root} is no longer there; --datapath FOLDER names another place")
     tree = (test_folder if chosen.split == "test" else training_folder)(root) if in_class_folders else None
     if tree is None and chosen.datapath is not None:
         raise UserError(
@@ -428,7 +430,7 @@ def _tree(settings: DataSettings, chosen: Chosen) -> Path | None:
             raise UserError(
                 f"--split test: {settings.datapath} holds no test/; --datapath FOLDER evaluates other class folders"
             )
-        raise UserError(f"--split test: of {settings.dataname} no test images are read beside those of --split val")
+        raise UserError(f"--split test: {settings.dataname} has no test images besides those of --split val")
     return tree
 
 

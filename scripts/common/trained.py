@@ -245,8 +245,8 @@ def of_each_class(loaded: Loaded) -> str:
     if loaded.reading.several or loaded.settings.get("loss") != "bce":
         return ""
     return (
-        "was trained with --loss bce, which judges each class alone; probabilities are the softmax over all, as of any "
-        "network: the likeliest class is the same, that it is none of them does not show"
+        "was trained with --loss bce, which judges each class alone; probabilities are a softmax over all classes, so "
+        "an image of none of them still gets a likely class"
     )
 
 

@@ -104,5 +104,5 @@ def written(statistics: Statistics, survey: Survey, settings: DataSettings, fold
     return [
         f"Statistics of {about}{', all of them kept' if kept else ''}: {ranges}",
         " ".join(as_flag(name, value) for name, value in chosen.items()),
-        f"A run takes them so, or with --config {folder / FILE}",
+        f"Give main.py these flags, or --config {folder / FILE}",
     ]

@@ -22,7 +22,7 @@ def overall(predictions: LabelPredictions, description: dict[str, Any]) -> str:
     found = summary(predictions)
     total = len(predictions.classes)
     counted = found["classes_with_positives"]
-    means = "" if counted == total else f"; {counted} of {total} classes have positive labels here, of which it is"
+    means = "" if counted == total else f"; the mean of the {counted} of {total} classes with positive labels here"
     grouped = of_groups(predictions.groups)
     spans = {
         name: "95 % interval {:.2f} to {:.2f} (basic bootstrap{})".format(*found[f"{name}_interval_bootstrap"], grouped)
@@ -39,9 +39,9 @@ def overall(predictions: LabelPredictions, description: dict[str, Any]) -> str:
         span = "{:.2f} to {:.2f}".format(*found["exact_match_interval_wilson"])
         note = f"95 % interval {span} (Wilson{grouped}); images whose known labels are all right, threshold {THRESHOLD}"
         rows.append(("exact match", _percent(found["exact_match"]), note))
-    chosen = "thresholds chosen on the half of the images that an image is not in"
+    chosen = "each half of the images scored with thresholds chosen on the other half"
     if math.isnan(found["tuned_micro_f1"]):
-        chosen = "needs thresholds chosen on half of the images, or of their groups, to score the other half"
+        chosen = "too few images, or groups, to choose thresholds on one half and score the other"
     rows += [
         ("macro F1, tuned", _percent(found["tuned_macro_f1"]), chosen),
         ("micro F1, tuned", _percent(found["tuned_micro_f1"]), ""),

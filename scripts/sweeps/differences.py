@@ -158,8 +158,8 @@ def remarks(found: Sequence[Difference], shown: int) -> list[str]:
         )
     if pairs < FEW:
         lines.append(
-            f"so few cannot show that differences are normal, which a t test assumes; one without that (sign flips) "
-            f"gives {2 / 2**pairs:.3g} at best"
+            "so few pairs cannot show that differences are normal, which a t test assumes; a test of signs, which does "
+            f"not, gives p = {2 / 2**pairs:.3g} at best"
         )
     if any(math.isnan(each.p) for each in found):
         lines.append("-: the same difference in each pair, whose spread is unknown")

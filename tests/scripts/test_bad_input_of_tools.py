@@ -197,7 +197,7 @@ LINES = (
     ("sweep", "digits/fc --search 3 --set epochs=2..4 --pruner median", "--set varies epochs; leave it out"),
     ("sweep", "digits/fc --set lr=0.1..1", "--set lr=0.1..1: a range needs --search N; list the values instead"),
     ("sweep", "digits/fc --best 2", "--best needs --search N"),
-    ("features", "--split test", "--split test: of digits no test images are read"),
+    ("features", "--split test", "--split test: digits has no test images besides"),
     ("features", "--neighbours 0", "--neighbours"),
     ("features", "--no-such-flag", "'--no-such-flag' is not a flag"),
     ("features", "--arch conv2", "--arch: network and preprocessing are those of"),

@@ -312,7 +312,7 @@ def test_a_dead_run_is_said_beside_its_figure_and_in_a_box():
     old = RunRecord("old", None, epochs={"epoch": np.array([3.0])}, predicted_doubts=["nothing was learned"])
     assert "nothing was learned" in Page(render(PageContent([old], page_data([old])))).text
     text = Page(render(PageContent([alive], page_data([alive])))).text
-    assert "Doubtful: the network" not in text and "doubtful;" not in text
+    assert "Doubtful results" not in text and "doubtful;" not in text
 
 
 def test_of_best_it_is_said_that_these_images_chose_it_unless_others_are_shown_which_is_said(

@@ -82,9 +82,9 @@ def test_how_little_few_seeds_can_show_is_said():
     found = differences(results_of(FIGURES))
     text = "\n".join(remarks(found, 2))
     assert "for all 3 comparison(s), intervals are not corrected; 1 more in differences.csv" in text
-    assert "sign flips) gives 0.125 at best" in text
+    assert "a test of signs, which does not, gives p = 0.125 at best" in text
     many = [dataclasses.replace(found[0], values=found[0].values * 2)]
-    assert "sign flips" not in "\n".join(remarks(many, 1))
+    assert "test of signs" not in "\n".join(remarks(many, 1))
 
 
 @pytest.mark.parametrize("pairs", [2, 3, 6, 30, 1000])

@@ -185,7 +185,7 @@ def test_one_group_tells_nothing_about_others():
     found = summary(one)
     assert {found[f"{name}_interval_bootstrap"] for name in ("map", "macro_f1", "exact_match")} == {(0.0, 100.0)}
     assert np.isnan([found["tuned_macro_f1"], found["tuned_micro_f1"]]).all(), "no other half chose thresholds"
-    assert "needs thresholds chosen on half" in labels_report.overall(one, DESCRIPTION)
+    assert "too few images, or groups, to choose thresholds" in labels_report.overall(one, DESCRIPTION)
     text = labels_report.compared(LabelComparison.of(one, two), ("a", "b"))
     assert "-100.00 to +100.00 (basic bootstrap, 1 groups); chance alone" in text and "more than chance" not in text
 

@@ -42,7 +42,7 @@ def refuse_impossible(resume_point: ResumePoint, args: Settings) -> None:
     mistakes = []
     differences = resume_point.differences(args)
     for difference in _that_shape("state", differences):
-        mistakes.append(f"{difference}; its state fits no other, also with --resume-override")
+        mistakes.append(f"{difference}; its state fits no other, not even with --resume-override")
     for difference in _that_shape("first weights", differences):
         mistakes.append(f"{difference}; the run has begun, and goes on with its own weights; remove the flag")
     for name, difference in differences.items():
@@ -96,7 +96,7 @@ def refuse_other_groups(
         for settings in (begun, args.optimisation)
     )
     if before != now:
-        words = "its state fits no other groups of parameters, also with --resume-override"
+        words = "its state fits no other groups of parameters, not even with --resume-override"
         raise UserError(*(f"{difference}; {words}" for difference in changed), on_all_ranks=True)
 
 
@@ -104,8 +104,9 @@ def refuse_other_head(resume_point: ResumePoint, classes: tuple[str, ...], multi
     """Raise ``UserError`` if data set and checkpoint differ in number of classes or in being multi-label."""
     if len(classes) != len(resume_point.state["classes"]) or multilabel != resume_point.multilabel:
         difference = resume_point.data_differences(classes, None, multilabel)[0]
+        fits = "number of classes" if multilabel == resume_point.multilabel else "kind of labels"
         raise UserError(
-            f"{difference}; its last layer fits no other number: begin anew with --weights", on_all_ranks=True
+            f"{difference}; its last layer fits no other {fits}: begin anew with --weights", on_all_ranks=True
         )
 
 
@@ -177,12 +178,15 @@ def carry_over(
 def _skip_rest(progress: Progress, args: Settings) -> str:
     """Skip to the next epoch's beginning, or start this epoch again if it is the last; return a line for the log."""
     step = progress.step_in_epoch
+    begins = "the next one"
     if progress.epoch + 1 < args.optimisation.epochs:
         progress.finish_epoch()
+    else:
+        begins = "the last one again"
     progress.step_in_epoch = 0
     progress.epoch_seconds = 0.0
     progress.forget_sums()
-    return f"steps have other samples now: after step {step} of an epoch, epoch {progress.epoch + 1} begins"
+    return f"steps have other samples now: after step {step} of an epoch, {begins} begins, epoch {progress.epoch + 1}"
 
 
 def _with_settings_of(optimizers: Sequence[torch.optim.Optimizer], stored: Any) -> Any:

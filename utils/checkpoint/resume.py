@@ -21,7 +21,7 @@ from utils.checkpoint.sharded import Places
 from utils.config import hub_networks, plugins
 from utils.config.arguments import load_yaml
 from utils.config.datasets import SPECS
-from utils.config.field import DEFAULT, RECIPE
+from utils.config.field import DEFAULT, FLAG, RECIPE
 from utils.config.groups.data import DataSettings
 from utils.config.rules import INHERITED, OPTIONS, Given, absolute_paths, derive, of_policy
 from utils.config.settings import GONE, IS_GONE, Settings, UserError, as_flag, as_text, as_user_error, unused
@@ -150,7 +150,10 @@ class ResumePoint:
         chosen = {name: line for name, line in differences.items() if not self._follows(name, args)}
         mistakes = [f"{line}; to go on without it, {self._override}" for line in self.gone]
         for name, difference in (chosen or differences).items():
-            remove = f"remove {'--config' if args.origins[name] == RECIPE else 'the flag'}"
+            origin = args.origins[name]
+            remove = {RECIPE: "remove --config", FLAG: "remove the flag"}.get(
+                origin, f"change what it follows from ({origin})"
+            )
             if self.can_never_change(name, args):
                 mistakes.append(f"{difference}; {remove} or start anew without --resume")
             else:
@@ -230,7 +233,9 @@ class ResumePoint:
         """
         advice = "give the same data"
         if fingerprint is not None:
-            advice += f", go on with this by {self._override}, or begin a new run with --weights {self.path}"
+            fits = self.classes is not None and len(classes) == len(self.classes) and multilabel == self.multilabel
+            advice += f", go on with this by {self._override}," * fits
+            advice += f" or begin a new run with --weights {self.path}"
             advice += seen and f"; {seen}"
         differences = self.data_differences(classes, fingerprint, multilabel)
         if differences and (changed := named(self)):

@@ -17,10 +17,11 @@ FAILED = 1
 MISTAKE = 2
 
 
-def report(error: BaseException, ranks: RankInfo, signal_received: int) -> int:
+def report(error: BaseException, ranks: RankInfo, signal_received: int, trains: bool = True) -> int:
     """Print why the program ends; return its exit code. Raise ``error`` again if only a traceback helps.
 
-    ``signal_received``: a stop signal that this process received, 0 without one.
+    ``signal_received``: a stop signal that this process received, 0 without one. ``trains``: False for an evaluation or
+    a plan.
     """
     if isinstance(error, UserError):
         if ranks.is_main or not error.on_all_ranks:
@@ -43,7 +44,7 @@ def report(error: BaseException, ranks: RankInfo, signal_received: int) -> int:
             return MISTAKE
     if isinstance(error, KeyboardInterrupt | StoppedAtOnce):
         if ranks.is_main:
-            print(stop_line(error), file=sys.stderr)
+            print(stop_line(error, trains), file=sys.stderr)
         return stop_code(error)
     reason = None
     if isinstance(error, RuntimeError) and ranks.world_size > 1:
@@ -76,14 +77,17 @@ def _out_of_memory(error: BaseException) -> str:
     if any(Path(frame.filename).parts[-2:] == ("loop", "validation.py") for frame in frames):
         return f"{out_of_memory(error)} in validation: lower --val-batch-size"
     return (
-        f"{out_of_memory(error)}: --accumulate 4 splits a step into four passes, the same step except for batch norm; "
-        "--grad-checkpointing, a smaller --image-size or --batch-size need less, too; scripts/doctor.py names the "
-        "largest batch"
+        f"{out_of_memory(error)}: a smaller --batch-size needs less; with --global-batch-size and a larger "
+        "--accumulate, a step takes the same images in more passes (the same except for batch norm); "
+        "--grad-checkpointing and a smaller --image-size help, too, and --loader stream where images are kept in "
+        "memory; scripts/doctor.py names the largest batch"
     )
 
 
-def stop_line(stop: BaseException) -> str:
-    """The line to print about a signal outside of training."""
+def stop_line(stop: BaseException, trains: bool = True) -> str:
+    """The line to print about a signal outside of training; not ``trains``: there was nothing to continue."""
+    if not trains:
+        return f"{NAME}: stopped by a signal; nothing was saved, and the same command begins again"
     return f"{NAME}: {str(stop) or 'interrupted; the same command with --resume auto continues'}"
 
 

@@ -33,8 +33,8 @@ KEYS = (
 )
 OF_ALL_RANKS = -1  # in place of a rank, for random numbers that are the same on any number of ranks
 MOST_BAD_BATCHES = 10  # in a run; each holds the network's weights
-COMPILED = "nothing when the step was repeated uncompiled, so what --compile makes of the network; train without it"
-UPHILL = "nothing at the weights themselves, so SAM's second gradient; a lower --sam-rho helps"
+COMPILED = "nothing when the step was repeated uncompiled: perhaps it comes from --compile; train without it"
+UPHILL = "nothing at the weights themselves: perhaps SAM's second gradient; try a lower --sam-rho"
 
 
 @dataclass(eq=False)

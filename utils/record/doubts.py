@@ -133,7 +133,7 @@ def _training(rows: Sequence[Mapping[str, Any]], validated: Mapping[str, Any]) -
     if not stands or (right >= RIGHT_MOSTLY and not knows_nothing(validated)):
         return None
     epochs = f"{int(_number(trained[0], 'epoch'))} to {int(_number(trained[-1], 'epoch'))}"
-    return Doubt(f"the training loss did not fall: {before:.4f} to {now:.4f} in epochs {epochs}", ADVICE)
+    return Doubt(f"the training loss hardly fell: {before:.4f} to {now:.4f} in epochs {epochs}", ADVICE)
 
 
 def _after(row: Mapping[str, Any]) -> str:

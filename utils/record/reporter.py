@@ -270,7 +270,8 @@ class Reporter:
         if not math.isfinite(result.loss):
             self.writer.log(
                 f"warning: the validation loss{self.cut} is {result.loss}: the network's outputs are not finite any "
-                "more; resume from an earlier checkpoint with a lower --lr, or see scripts/amp_audit.py"
+                "more; resume from an earlier checkpoint with --resume-override and a lower --lr, or see "
+                "scripts/amp_audit.py"
             )
         elif row["epoch"] in self.doubted:
             for doubt in doubts([row], self.dataname):

@@ -294,19 +294,21 @@ def _choose_device(settings: RunSettings, ranks: RankInfo) -> torch.device:
     if not available:
         asked = "--gpu-ids" if settings.gpu_ids else f"--device {settings.device}"
         other = f"{kind} or cpu" if kind else "cpu or repair the driver"
+        cure = "remove the flag" if settings.gpu_ids else f"use --device {other}"
         no_such = "such " if kind else ""
-        raise UserError(f"{asked}: torch {torch.__version__} sees no {no_such}GPU here; use --device {other}")
+        raise UserError(f"{asked}: torch {torch.__version__} sees no {no_such}GPU here; {cure}")
     ids = settings.gpu_ids or tuple(range(available))
     if settings.gpu_ids and len(ids) != ranks.local_world_size:
         raise UserError(
-            f"--gpu-ids names {len(ids)} GPUs for {ranks.local_world_size} processes; "
+            f"--gpu-ids names {len(ids)} GPU(s) for {ranks.local_world_size} process(es); "
             f"start with torchrun --nproc-per-node {len(ids)}"
         )
     if max(ids) >= available:
-        raise UserError(f"--gpu-ids {max(ids)}: there are GPUs 0 to {available - 1} here")
+        raise UserError(f"--gpu-ids {max(ids)}: this machine has {available} GPU(s), counted from 0")
     if ranks.local_world_size > len(ids):
         raise UserError(
-            f"{ranks.local_world_size} processes but {len(ids)} GPUs; lower torchrun's --nproc-per-node or --device cpu"
+            f"{ranks.local_world_size} processes but {len(ids)} GPU(s); lower torchrun's --nproc-per-node, or give "
+            "--device cpu"
         )
     if ranks.local_rank >= len(ids):  # as where srun --gpus-per-task shows each process a GPU of its own
         raise UserError(

@@ -169,7 +169,7 @@ def test_other_groups_of_parameters_are_refused_by_an_override(begun, other, wor
     line = [*flags[:3], "--resume", str(run), "--resume-override", *other, "--max-steps", "3"]
     assert main.main(line) == 2
     (said,) = capsys.readouterr().err.splitlines()
-    assert other[0] in said and "its state fits no other groups of parameters, also with --resume-override" in said
+    assert other[0] in said and "its state fits no other groups of parameters, not even with --resume-override" in said
     after = torch.load(run / "checkpoints/last.pt", weights_only=True)["optimizer"]["state"]
     assert all(torch.equal(before[n]["momentum_buffer"], after[n]["momentum_buffer"]) for n in before)
     assert main.main([*line[:6], *begun, "--weight-decay", "0.001", "--max-steps", "3"]) == 0

@@ -183,7 +183,7 @@ def test_a_training_loss_that_does_not_fall_is_told_unless_the_network_is_mostly
         for epoch, loss, hits in zip((1, 9), losses, top1, strict=True)
     ]
     found = [doubt.sign for doubt in doubts(rows, "cifar10")]
-    expected = f"the training loss did not fall: {losses[0]:.4f} to {losses[1]:.4f} in epochs 1 to 9"
+    expected = f"the training loss hardly fell: {losses[0]:.4f} to {losses[1]:.4f} in epochs 1 to 9"
     assert found == [expected] * told
     assert doubts(rows[1:], "cifar10") == [], "of one epoch nothing can be compared"
 

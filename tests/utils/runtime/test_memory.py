@@ -61,7 +61,7 @@ class Full(torch.nn.Linear):
 @pytest.mark.parametrize(
     ("where", "words"),
     [
-        ("training", ": --accumulate 4 splits a step into four passes, the same step except for batch norm; "),
+        ("training", ": a smaller --batch-size needs less; with --global-batch-size and a larger --accumulate"),
         ("validation", " in validation: lower --val-batch-size\n"),
     ],
 )

@@ -137,14 +137,14 @@ def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> N
 
 
 def refuse_half_unpacked(folder: Path) -> None:
-    """Raise ``UserError`` if another program was interrupted while unpacking ImageNet and left files in ``folder``."""
+    """Raise ``UserError`` if files lie beside class folders, as after an unpacking of ImageNet that was interrupted."""
     with os.scandir(folder) as entries:
         loose = sorted(entry.name for entry in entries if entry.name.endswith((".JPEG", ".tar")))
     if loose:
-        raise UserError(
-            f"--datapath: {folder} holds {len(loose):,} files beside its class folders ({loose[0]} ...), as an "
-            f"unpacking that was cut leaves them; remove {folder}, and it is unpacked anew from the archives"
-        )
+        cure = "put each into the folder of its class"
+        if has_imagenet(folder.parent):
+            cure = f"if an unpacking was cut, remove {folder}, and it is unpacked anew from the archives"
+        raise UserError(f"--datapath: {folder} holds files beside its class folders, such as {loose[0]}; {cure}")
 
 
 # -------------------------------------------------------------------------------- torchvision's downloads

@@ -480,7 +480,9 @@ class _Source:
         there = f"{self.file} has the columns {', '.join(map(printable, self.names))}"
         for role, name in given.items():
             guess = next((small[usual] for usual in GUESSES[role] if usual in small), None)
-            if name is not None and name not in (*self.names, NO_COLUMN):
+            if name == NO_COLUMN and (role == "path" or (role == "label" and not of_classes)):
+                mistakes.append(f"--{role}-column off: only other columns can be left out; {there}")
+            elif name is not None and name not in (*self.names, NO_COLUMN):
                 mistakes.append(f"--{role}-column {name}: {there}")
             elif name is None and guess is None and role in ("path", "label"):
                 mistakes.append(f"--{role}-column COLUMN is needed: {there}")
@@ -489,7 +491,8 @@ class _Source:
         for role, name in columns.items():
             other = next(other for other in columns if columns[other] == name)
             if other != role:
-                mistakes.append(f"--{role}-column: {name} is the column of the {other}s, too; give another one, or off")
+                off = "" if role in ("path", "label") else ", or off"
+                mistakes.append(f"--{role}-column: {name} is the column of the {other}s, too; give another one{off}")
         if mistakes:
             raise UserError(*mistakes)
         return columns
@@ -725,7 +728,8 @@ def _rows_of(
         if not settings.divides_training and not evaluate:
             raise UserError(
                 f"{table.flag}: no column or folder says which images are to validate on (split, with train and val); "
-                "name it with --split-column, or give --val-split 0.2"
+                + ("" if settings.class_from_name else "name it with --split-column, or ")
+                + "give --val-split 0.2"
             )
         return (everything, none, none) if settings.divides_training else (none, everything, none)
     train, validation, test = (np.flatnonzero(table.split == number) for number in (TRAIN, VALIDATION, TEST))

@@ -50,7 +50,7 @@ def read_shards(root: Path, pixel_range: tuple[float, ...] | None, skip_bad: boo
         count = contents.made["left_out"]
         told = problems[0] + (f" (and {count - 1:,} more)" if count > 1 else "")
         if not skip_bad:
-            raise UserError(f"{told}; repair the tar file, or leave it out with --skip-bad-images")
+            raise UserError(f"{told}; repair the tar file, or leave out what is damaged with --skip-bad-images")
         warnings = (f"--datapath {root}: left out: {told}",)
     if contents.made.get(FOREIGN) and not contents.made.get("listed"):
         _refuse_classes_of_validation_alone(contents)
