@@ -264,7 +264,7 @@ def test_what_torchvisions_own_unpacking_leaves_when_it_is_cut_is_not_taken_for_
             (tmp_path / split / name / "1.JPEG").write_bytes(b"")
     settings = parse(["--dataname", "imagenet", "--datapath", str(tmp_path)]).data
     (tmp_path / left).write_bytes(b"")
-    with pytest.raises(UserError, match=rf"holds 1 files beside its class folders \({Path(left).name} .*remove"):
+    with pytest.raises(UserError, match=rf"holds files beside its class folders, such as {Path(left).name}; "):
         get_data(settings, CPU)
     (tmp_path / left).unlink()
     with pytest.raises(UserError, match="2 classes where imagenet has 1000"):

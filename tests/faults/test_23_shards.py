@@ -215,13 +215,17 @@ def test_from_a_slow_store_training_sees_the_same_images_and_the_copies_stay_wit
         most[0] = max(most[0], sum(path.stat().st_size for path in cache.iterdir()))
 
     monkeypatch.setattr(read_ahead.ReadAhead, "_make", watched)
-    args = parse([*flags_of(shards, "--augment", "none", "-w", "0", "--shard-window", "2")])
+
+    def smaller(paths, folder, limit, **more):
+        assert limit == 500_000_000
+        return read_ahead.ReadAhead(paths, folder, int(3.5 * size), **more)
+
+    monkeypatch.setattr("utils.data.loaders.ReadAhead", smaller)
+    flags = ("--augment", "none", "-w", "0", "--shard-window", "2", "--shard-cache", cache, "--shard-cache-gb", "0.5")
+    args = parse([*map(str, flags_of(shards, *flags))])
     with Distributed(RankInfo(), args.run) as distributed:
         data = get_data(args.data, CPU)
         train, _, _ = loaders(data, args, distributed, channels_last=False, progress=ProgressLog(print))
-        train.source.read_ahead = read_ahead.ReadAhead(
-            data.train.paths, cache, int(3.5 * size), is_first=True, log=print
-        )
         seen = []
         for batch in train.batches(0):
             seen.append(batch)

@@ -92,7 +92,7 @@ LINES = (
     ("evaluate", "--output good.png", "cannot be made"),
     ("evaluate", "--output ", "--output must not be empty"),
     ("evaluate", f"--output {LONG}", f"--output {LONG}: cannot be made"),
-    ("evaluate", "--split test --output new", "--split test: of digits no test images"),
+    ("evaluate", "--split test --output new", "--split test: digits has no test images"),
     ("evaluate", "--datapath missing --output new", "--datapath missing: no such folder"),
     ("evaluate", "--datapath animals --output new", "folders that are no classes"),
     ("evaluate", "--split train --datapath animals", "--split train: animals holds no train/"),

@@ -8,6 +8,7 @@ import os
 import subprocess
 import time
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -40,6 +41,7 @@ from scripts.tuning.memory import FitsOnCpu, FitsOnGpu, search
 from scripts.tuning.trials import FIRST_PAIRS, STAND_IN_IMAGES, Trials, examine, hardware_of
 from tests.end_to_end.forked import Forked
 from tests.helpers import image_tree
+from utils.checkpoint.checkpoint import load_run
 from utils.config.settings import UserError
 from utils.data import sources
 from utils.loop.hooks import Hooks
@@ -761,9 +763,11 @@ def test_the_whole_tool_prints_a_report_and_writes_only_where_it_is_told_to(tmp_
         assert {"speed", "trial, compute", "memory"} <= {row["kind"] for row in csv.DictReader(file)}
 
 
-def test_the_settings_of_a_run_count_but_not_its_weights_or_its_end():
-    args = doctor.settings(["--resume", "auto", "--output", "/nonexistent", "--max-steps", "3", "--amp", "bf16"])
-    assert (args.run.resume, args.run.max_steps, args.precision.amp) == (None, None, "bf16")
+def test_the_settings_of_a_run_count_but_not_its_weights_or_its_end(digits_run):
+    args = doctor.settings(["--resume", digits_run, "--max-steps", "3", "--batch-size", "32"])
+    assert (args.run.resume, args.run.max_steps, args.data.batch_size) == (None, None, 32)
+    run = load_run(Path(digits_run, "checkpoints/last.pt"))["settings"]
+    assert (args.model.arch, args.average.ema_decay) == (run["arch"], run["ema_decay"]) == ("fc", 0.9)
 
 
 def test_a_fresh_network_sees_images_as_large_as_pretrained_weights_would(pictures):

@@ -43,9 +43,13 @@ def test_steps_and_losses_are_those_of_a_plain_loop_over_more_than_one_epoch():
     assert traval.progress.epoch == 2 and test.diverged is None
 
 
-def test_layers_that_are_released_later_are_said_to_stay_frozen(capsys):
+def test_layers_that_are_released_later_are_said_to_stay_frozen(capsys, monkeypatch):
     flags = ["--freeze", "features", "--unfreeze-epoch", "1", "--arch", "conv2"]
+    seen = []
+    run = measure.run
+    monkeypatch.setattr(measure, "run", lambda *given: seen.append(run(*given)) or seen[-1])
     assert find_lr.main([*FAST, *flags, "--steps", "10", "--start-lr", "1e-3", "--end-lr", "1e-2"]) == 0
+    assert [seen[0].points[place].lr for place in (0, -1)] == pytest.approx([1e-3, 1e-2])
     assert capsys.readouterr().out.splitlines()[0].endswith(", frozen throughout as in the first epoch")
     assert find_lr.main([*FAST, "--steps", "10"]) == 0
     assert "frozen" not in capsys.readouterr().out

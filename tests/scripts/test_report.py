@@ -102,6 +102,7 @@ def test_matrix_classes_and_mistakes_are_those_of_the_logits(page, predictions):
     sure = predictions.logits.softmax(1).max(1).values
     worst = wrong[sure[wrong].argsort(descending=True)]
     rows = [detail["rows"][place] for place in detail["mistakes"]]
+    assert len(rows) == min(details.SHOWN_SAMPLES, len(worst)) > 0
     assert [row[0] for row in rows] == [predictions.ids[number] for number in worst[: len(rows)]]
     for row, number in zip(rows, worst, strict=False):
         likely = predictions.logits[number].double().softmax(0).topk(3)
@@ -111,6 +112,7 @@ def test_matrix_classes_and_mistakes_are_those_of_the_logits(page, predictions):
 
 def test_a_samples_picture_is_its_own(page, predictions):
     (detail,) = page.data["details"]
+    assert detail["mistakes"] and detail["unsure"]
     for row in (detail["rows"][place] for place in detail["mistakes"][:5] + detail["unsure"][:5]):
         content = base64.b64decode(page.data["images"][row[1]].partition(",")[2])
         expected = predictions.picture(predictions.ids.index(row[0]))
@@ -308,7 +310,7 @@ def test_a_dead_run_is_said_beside_its_figure_and_in_a_box():
         text = Page(render(PageContent(runs, page_data(runs)))).text
         assert "doubtful; recorded, epoch 3" in text and text.count("doubtful;") == 1
         whose = "dead: " if len(runs) > 1 else ""
-        assert f"learned nothing {whose}val_loss 2.3026 and val_top1 10.10 after 300 step(s) are no better" in text
+        assert f"Doubtful results {whose}val_loss 2.3026 and val_top1 10.10 after 300 step(s) are no better" in text
     old = RunRecord("old", None, epochs={"epoch": np.array([3.0])}, predicted_doubts=["nothing was learned"])
     assert "nothing was learned" in Page(render(PageContent([old], page_data([old])))).text
     text = Page(render(PageContent([alive], page_data([alive])))).text
@@ -418,7 +420,7 @@ def test_heat_maps_stand_beside_mistakes(digits_run, tmp_path):
     page = made(tmp_path, digits_run, "--heat-maps")
     (detail,) = page.data["details"]
     shown = {*detail["mistakes"], *detail["unsure"]}
-    assert all((row[6] is not None) == (place in shown) for place, row in enumerate(detail["rows"]))
+    assert shown and all((row[6] is not None) == (place in shown) for place, row in enumerate(detail["rows"]))
 
 
 def test_outputs_that_are_no_numbers_leave_a_report_without_predictions(digits_run, tmp_path):

@@ -1,5 +1,6 @@
 """The server: validation's probabilities, alone and together, and an answer to whatever else is sent to it."""
 
+import base64
 import dataclasses
 import gc
 import http.client
@@ -22,6 +23,7 @@ from starlette.datastructures import Headers
 
 from models import load_model
 from scripts import serve
+from scripts.common.heat_map import heat_map, overlay
 from scripts.serving import app as application
 from scripts.serving import guard
 from scripts.serving.guard import HEADERS, Guard
@@ -165,8 +167,17 @@ def test_the_heat_map_is_two_pictures_of_what_the_network_sees(server):
     status, _, content = server.ask("/heat_map?class=3", encoded(size=(40, 20)))
     answer = json.loads(content)
     assert status == 200 and answer["class"] == "3"
-    assert all(answer[name].startswith("data:image/png;base64,") for name in ("seen", "heat"))
-    assert answer["seen"] != answer["heat"]
+    service = server.service
+    image = service.loaded.preprocessing(Image.open(io.BytesIO(encoded(size=(40, 20)))))[None]
+    heat = heat_map(service.loaded, image, [3])[0]
+    pixels = service.loaded.preprocessing.evaluation_transform.to_pixels(image)[0]
+    for name, expected in (("seen", overlay(pixels, 0 * heat)), ("heat", overlay(pixels, heat))):
+        kind, _, content = answer[name].partition(",")
+        assert kind == "data:image/png;base64"
+        shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(content)))).astype(int)
+        each = len(shown) // expected.height  # enlarged for people
+        assert np.abs(shown[each // 2 :: each, each // 2 :: each] - np.asarray(expected)).max() <= 2
+    assert np.abs(heat - heat_map(service.loaded, image, [0])[0]).max() > 0.1, "classes have maps of their own"
 
 
 def test_names_that_are_no_text_in_any_encoding_are_answered_like_others(server, monkeypatch):

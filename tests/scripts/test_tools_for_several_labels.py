@@ -97,7 +97,7 @@ def test_a_summary_counts_every_known_label_once_and_says_how_many_classes_count
     own = np.stack([made.scores[:, place] >= made.reading.thresholds[place] for place in range(5)], 1)
     assert found["given_micro_f1"] == pytest.approx(100 * metrics.f1_score(truth, own, average="micro"))
     text = labels_report.overall(made, DESCRIPTION)
-    assert "4 of 5 classes have positive labels here" in text and "chosen on these images" in text
+    assert "the mean of the 4 of 5 classes with positive labels here" in text and "chosen on these images" in text
     assert "F1 at 0.5  F1 tuned  threshold" in labels_report.classes(made, ""), "not at the threshold beside it"
 
 

@@ -132,13 +132,14 @@ def test_an_image_is_augmented_by_seed_epoch_and_number_alone():
     (own,) = build_augmentations(("brightness",), Context(args.augmentation, 1, 8))
     images = torch.full((4, 1, 8, 8), 100, dtype=torch.uint8)
 
-    def augmented(numbers, epoch):
-        samples = Samples(0, epoch, torch.tensor(numbers).numpy())
+    def augmented(numbers, epoch, seed=0):
+        samples = Samples(seed, epoch, torch.tensor(numbers).numpy())
         return own.apply(images[: len(numbers)], *own.draw(samples, 8, 8))
 
     together = augmented([3, 1, 2, 7], 0)
     assert equal(together[2:], augmented([2, 7], 0))
     assert not torch.equal(together, augmented([3, 1, 2, 7], 1))
+    assert not torch.equal(together, augmented([3, 1, 2, 7], 0, seed=1))
     assert 80 <= together.min() < together.max() <= 120
 
 

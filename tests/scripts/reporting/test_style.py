@@ -45,10 +45,11 @@ def test_text_and_lines_stand_out_from_their_background(theme):
 
 
 def test_black_or_white_reads_on_every_strength_of_a_cell():
+    limit = float(re.search(r"blue > ([\d.]+) \?", (TEMPLATE / "matrix.js").read_text())[1])
     for theme in ("light", "dark"):
         colour = colours(theme)
         for name in ("hit", "miss"):
             for alpha in (place / 50 for place in range(51)):
                 cell = [alpha * a + (1 - alpha) * b for a, b in zip(colour[name], colour["card"], strict=True)]
-                ink = (0, 0, 0) if luminance(cell) > 0.179 else (255, 255, 255)  # as matrix.js chooses
+                ink = (0, 0, 0) if luminance(cell) > limit else (255, 255, 255)
                 assert contrast(ink, cell) >= 4.5

@@ -9,6 +9,7 @@ from sklearn.datasets import load_sample_images
 from tests.utils.data.loading import CPU, make
 from utils.config.arguments import parse
 from utils.config.settings import UserError
+from utils.data import sources
 from utils.data.augment.base import Samples
 from utils.data.datasets import get_data
 from utils.data.formats.readers import ImageFiles
@@ -137,7 +138,9 @@ def test_batches_that_are_made_together_are_those_made_one_by_one():
     assert sum(len(batch.targets) for batch in validation.batches()) == 360
 
 
-def test_the_number_of_workers_is_measured_or_given(tree):
+@pytest.mark.parametrize(("speeds", "number"), [((100, 105), 1), ((100, 150), 2)])
+def test_the_number_of_workers_is_measured_or_given(tree, speeds, number, monkeypatch):
+    monkeypatch.setattr(sources, "reading_speed", lambda reader, batches, workers: speeds[workers - 1])
     images = get_data(parse(["--dataname", "folder", "--datapath", str(tree)]).data, CPU).train
     many = ImageFiles([*images.paths] * 40, images.labels.repeat(40), "RGB")
 
@@ -147,7 +150,7 @@ def test_the_number_of_workers_is_measured_or_given(tree):
     assert workers(3, images, 1) == 3
     assert workers("auto", images, 8) == 2  # too few to measure
     assert workers("auto", images, 1) == 1
-    assert workers("auto", many, 2) in (1, 2)
+    assert workers("auto", many, 2) == number
 
 
 # ------------------------------------------------------------- augmentations that have flags of their own

@@ -293,6 +293,8 @@ MISTAKES = {
         "",
         "--label-column COLUMN is needed: FILE has the columns path, x, split",
     ),
+    "no labels": (GOOD, "--label-column off", "--label-column off: only other columns can be left out; FILE has"),
+    "no paths": (GOOD, "--path-column off", "--path-column off: only other columns can be left out; FILE has"),
     "one column for two": (GOOD, "--label-column split", "split is the column of the labels, too"),
     "no split column": (replaced("split", "x"), "", "which images are to validate on (split, with train and val)"),
     "splits and a share": (GOOD, "--val-split 0.5", "says already which images are to validate on; remove the flag"),

@@ -255,6 +255,13 @@ def test_mistakes_are_drawn_in_rows(channels):
     one = Mistake(7, 0, 1, 0.98, pixels)
     sizes = [drawing.worst_mistakes([one] * number, NAMES).shape[:2] for number in (1, 6, 7)]
     assert sizes[0][1] < sizes[1][1] == sizes[2][1] and sizes[0][0] == sizes[1][0] < sizes[2][0]
+    levels = [20, 60, 100, 140, 180, 220, 250]
+    picture = drawing.worst_mistakes([one._replace(pixels=pixels + np.uint8(level)) for level in levels], NAMES)
+    side, columns = drawing.TILE, drawing.COLUMNS
+    for place, level in enumerate(levels):
+        left = drawing.GAP + place % columns * (side + drawing.GAP)
+        top = drawing.GAP + place // columns * (side + drawing.CAPTION + drawing.GAP)
+        assert (picture[top : top + side, left : left + side] == level).all()
 
 
 def test_tensorboards_projector_reads_the_files(tmp_path):

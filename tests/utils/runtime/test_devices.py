@@ -51,7 +51,7 @@ def test_another_kind_than_the_machine_s_is_refused_with_what_there_is(machine):
     machine("mps")
     with pytest.raises(UserError, match="--device cuda: torch .* sees no such GPU here; use --device mps or cpu"):
         chosen("cuda")
-    with pytest.raises(UserError, match="2 processes but 1 GPUs"):
+    with pytest.raises(UserError, match=r"2 processes but 1 GPU\(s\)"):
         chosen(processes=2)
     with pytest.raises(UserError, match=r"environment: LOCAL_RANK is 2, and this process sees 1 GPU\(s\)"):
         _choose_device(RunSettings(), RankInfo(rank=2, world_size=4, local_rank=2))
