@@ -42,6 +42,7 @@ from scripts.common.trained import (
     refuse_rejection,
 )
 from utils.config.settings import UserError
+from utils.config.spelling import counted
 
 if TYPE_CHECKING:
     from scripts.common.image_stream import ImageBatch
@@ -70,7 +71,7 @@ def main(argv: list[str]) -> int:
     seconds = time.monotonic() - began
     bad = f", {failed:,} of them without a prediction (see error)" if failed else ""
     where = f": {own.output}" if own.output else ""
-    print(f"{total:,} image{'s' * (total != 1)} in {seconds:.1f} s{bad}{where}", file=sys.stderr)
+    print(f"{counted(total)} in {seconds:.1f} s{bad}{where}", file=sys.stderr)
     return 1 if failed else 0
 
 

@@ -32,6 +32,7 @@ from scripts.verification.runs import Failure, Timeline, WatchedRun
 from utils.config import arguments
 from utils.config.field import DEFAULT, RECIPE
 from utils.config.settings import UserError
+from utils.config.spelling import counted
 from utils.runtime.console import log
 
 NAME = "verify_resume.py"
@@ -165,7 +166,7 @@ def report(own: argparse.Namespace, straight: WatchedRun, killed: Sequence[Watch
         more = f"; and {len(wrong) - len(shown)} more" if len(wrong) > len(shown) else ""
         log(f"- {what}: {'; '.join(shown)}{more}")
     kills = landed.total()
-    after = f"after {kills} kill{'s' * (kills != 1)} on {own.ranks} rank(s)"
+    after = f"after {counted(kills, 'kill')} on {own.ranks} rank(s)"
     if different:
         first = "; ".join(f"{what}: {wrong[0]}" for what, wrong in different.items())
         log(f"verdict: DIFFERENT: {first} ({after})")

@@ -18,6 +18,7 @@ from utils.checkpoint.sharded import bytes_of
 from utils.config import arguments
 from utils.config.field import FLAG
 from utils.config.settings import Settings, as_flag, shaping
+from utils.config.spelling import counted
 from utils.data.datasets import DataReader
 from utils.data.progress_log import ProgressLog
 from utils.record import tracking
@@ -262,7 +263,8 @@ class Run:
         args = self._args_of_figures
         early = stopped_early(args, progress)
         end = f"; it stopped early {early}" if early else ""
-        print(f"{point.folder or point.path} is finished: {progress.epoch} epochs, {progress.step} steps{end}")
+        done = f"{counted(progress.epoch, 'epoch')}, {counted(progress.step, 'step')}"
+        print(f"{point.folder or point.path} is finished: {done}{end}")
         if self.args.run.resume_override and (late := point.differences(self.args)):
             flags = ", ".join(as_flag(name, values[name]) for name in late)
             self.warn(

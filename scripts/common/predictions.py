@@ -31,9 +31,9 @@ from utils.config import arguments
 from utils.config.datasets import SPECS
 from utils.config.groups.data import DataSettings
 from utils.config.settings import Settings, UserError
-from utils.config.spelling import printable, some
+from utils.config.spelling import counted, printable, some
 from utils.data.datasets import Data, get_data, get_test_data, groups_alike, in_colour_of, on_both_sides, some_contents
-from utils.data.first_look import COMPARED_FILES, copies_in, counted, lost_levels
+from utils.data.first_look import COMPARED_FILES, copies_in, lost_levels
 from utils.data.formats.class_folders import find_splits, test_folder, training_folder, validation_folder
 from utils.data.formats.hugging_face import find
 from utils.data.formats.readers import IN_MEMORY, ImageFiles, Images

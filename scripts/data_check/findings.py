@@ -16,9 +16,9 @@ from scripts.common.label_answers import count_together
 from scripts.data_check.survey import WORDS, Inspected, Survey, class_names
 from utils.config import spelling
 from utils.config.image_size import sides, size_text
-from utils.config.spelling import printable
+from utils.config.spelling import counted, printable
 from utils.data.decoded import FOLDER
-from utils.data.first_look import LONG, Seen, counted, of_classes, remarks
+from utils.data.first_look import LONG, Seen, of_classes, remarks
 from utils.data.formats.class_folders import like_splits
 from utils.data.formats.listing import is_image, unread_ending
 from utils.data.formats.readers import class_counts
@@ -305,9 +305,9 @@ def _groups(survey: Survey, findings: Findings) -> None:
             findings.fault(
                 "groups in both splits",
                 len(names),
-                f"{len(names):,} groups are in {first} and in {second}, {share(len(shared), len(known[second]))} of "
-                f"{second}'s images ({some(names)}), so that results flatter; --folds and --val-split keep groups "
-                "whole",
+                f"{counted(len(names), 'group')} in {first} and in {second}, with "
+                f"{share(len(shared), len(known[second]))} of {second}'s images ({some(names)}), so that results "
+                "flatter; --folds and --val-split keep groups whole",
             )
         for index in shared:
             problem = f"group also in {first}: {printable(known[second][index])}"
@@ -319,9 +319,9 @@ def _groups(survey: Survey, findings: Findings) -> None:
         findings.note(
             "groups",
             len(sizes),
-            f"{len(sizes):,} groups of {sizes.mean():.1f} images; {kept}a random split of one image in five would have "
-            f"trained on the group of {100 * flattered:.0f} % of its validation images, and flatter: keep groups "
-            "whole, as --folds and --val-split do",
+            f"{counted(len(sizes), 'group')} of {sizes.mean():.1f} images; {kept}a random split of one image in five "
+            f"would have trained on the group of {100 * flattered:.0f} % of its validation images, and flatter: keep "
+            "groups whole, as --folds and --val-split do",
         )
 
 

@@ -13,8 +13,7 @@ from scripts.common.label_answers import count_together
 from scripts.common.output import write_csv, write_text
 from scripts.data_check.findings import Findings, counts_of
 from scripts.data_check.survey import HASH_BYTES, WORDS, Inspected, Survey, hexadecimal
-from utils.config.spelling import printable
-from utils.data.first_look import counted
+from utils.config.spelling import counted, printable
 
 SHOWN_DAMAGED = 20
 SHOWN_PAIRS = 10

@@ -29,6 +29,7 @@ from scripts.reporting.sources import RunSource
 from scripts.reporting.thumbnails import BUDGET_BYTES, Thumbnails
 from utils.checkpoint.fingerprint import same_images
 from utils.config.settings import UserError
+from utils.config.spelling import counted
 from utils.record.doubts import doubts_of
 from utils.record.metrics import shows_top5
 
@@ -40,7 +41,7 @@ DETAIL_BYTES = 2_200_000  # JSON about the predictions of all runs, beside the p
 
 def assemble(sources: Sequence[RunSource], own: argparse.Namespace) -> PageContent:
     """Content of the page. Whatever cannot be read or predicted is named on it."""
-    say(f"reading {len(sources)} run{'s' * (len(sources) > 1)}")
+    say(f"reading {counted(len(sources), 'run')}")
     records = [read(source.folder, source.name) if source.folder else None for source in sources]
     gathered = PredictionParts(Thumbnails(budget=0), own)
     for number, source in enumerate(sources):

@@ -16,6 +16,7 @@ from scripts.reporting.run_record import RunRecord, Setting
 from scripts.reporting.thumbnails import picture_uri
 from utils.config.arguments import OPTIONS, in_yaml
 from utils.config.field import CHECKPOINT
+from utils.config.spelling import counted
 
 UNKNOWN = "\u2013"
 RECORDED = (
@@ -82,8 +83,7 @@ def of_training(run: RunRecord) -> list[ShownMetric]:
             made.append(ShownMetric(name, shown(float(values[best]), "%"), epoch))
     seconds = [value for value in run.epochs.get("seconds", ()) if math.isfinite(value)]
     if seconds:
-        epochs = f"{len(seconds)} epoch{'s' * (len(seconds) > 1)}"
-        made.append(ShownMetric("Training time", duration(sum(seconds)), epochs))
+        made.append(ShownMetric("Training time", duration(sum(seconds)), counted(len(seconds), "epoch")))
     if math.isfinite(run.last("images_per_second")):
         made.append(ShownMetric("Speed", f"{run.last('images_per_second'):,.0f}", "images/s, last epoch"))
     return made

@@ -9,6 +9,7 @@ from typing import Any
 from scripts.common.command_line import table
 from scripts.common.timing import Spread
 from scripts.tuning.advice import BUSY, GAIN, LIMITS, Advice, Largest, PartSpeeds, TriedChange, final_limit, part_of
+from utils.config.spelling import counted
 
 PART_NAMES = {
     "decode": "read and decode, 1 process",
@@ -91,7 +92,9 @@ def gain(advice: Advice, now: Spread) -> list[str]:
         tried = sum(not trial.failure for trial in advice.trials)
         uncertain = [trial for trial in advice.trials if trial.gains and not trial.is_certain]
         if not uncertain:
-            return [f"now {now.median:,.0f} images/s; none of {tried} changes tried gives more than {percent}"]
+            return [
+                f"now {now.median:,.0f} images/s; none of {counted(tried, 'change')} tried gives more than {percent}"
+            ]
         best = max(uncertain, key=lambda trial: trial.loops[0].ratio)
         return [
             f"now {now.median:,.0f} images/s; no advice: {best.change.label} gave {best.loops[0].ratio:.2f}x, but "

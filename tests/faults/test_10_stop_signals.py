@@ -118,7 +118,7 @@ def test_a_run_that_max_steps_cuts_is_finished_only_when_its_last_step_is_valida
         again = FINAL_LINE.fullmatch(out.splitlines()[-1])
         assert code == 0 and again.groups()[:-1] == result.groups()[:-1] and again["run"] == str(run)
         same(whole, run)
-    assert "is finished: 1 epochs, 15 steps" in out
+    assert "is finished: 1 epoch, 15 steps" in out
 
 
 LATE_SIGNALS = """

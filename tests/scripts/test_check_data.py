@@ -243,7 +243,7 @@ def test_the_rows_of_a_table_that_are_to_test_on_are_checked(check, tree, tmp_pa
     checked = check("--labels", table, path=tree)
     assert checked.code == 1 and "12 training, 8 validation and 1 test images" in checked.text
     assert "1 image of test (100 %) with the pixels of one of train" in checked.line("in both splits")
-    assert "1 groups are in train and in test, 100 % of test's images (p0)" in checked.line("groups in both splits")
+    assert "1 group in train and in test, with 100 % of test's images (p0)" in checked.line("groups in both splits")
     whole = table.read_text()
     table.write_text(whole.replace("copy.jpg,dog,", "copy.jpg,Dog,"))
     hidden = check("--labels", table, path=tree)
@@ -527,7 +527,7 @@ def test_groups_in_both_splits_are_a_fault_and_how_far_a_random_split_flatters_a
     line = ["--dataname", "folder", "--datapath", str(tmp_path), "--labels", str(tmp_path / "labels.csv")]
     assert check_data.main([*line, "--workers", "0", "--output", str(tmp_path / "out")]) == 1
     said = capsys.readouterr().out
-    both = "8 groups are in train and in val, 67 % of val's images (p10, p11, p12 and 5 more)"
+    both = "8 groups in train and in val, with 67 % of val's images (p10, p11, p12 and 5 more)"
     assert f"- groups in both splits: {both}" in said
     # 40 of 60 images have 3 others in their group: (40 / 60) (1 - 0.2^3) = 66 %
     assert "trained on the group of 66 % of its validation images" in " ".join(said.split())

@@ -473,7 +473,7 @@ def test_a_test_that_holds_what_the_run_trained_on_is_warned_of(tmp_path, capsys
     assert told("folders") == told("folders", "--split", "train") == []
     table.write_text(table.read_text().replace(",p3\n", ",p4\n"))
     (line,) = told("table", "--split", "test")
-    assert "1 groups have images in training and in test, 11.1 % of the test images" in line
+    assert "1 group with images in training and in test, 11.1 % of the test images" in line
     (tmp_path / "data" / "train" / "b" / "extra.png").write_bytes(b"")
     assert said + " (if it was there then: the data has changed since)" in told("folders", "--split", "test")[0]
     (tmp_path / "data" / "train" / "b" / "extra.png").unlink()

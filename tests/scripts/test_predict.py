@@ -81,7 +81,7 @@ def test_of_a_network_whose_loss_judged_each_class_alone_it_is_said_that_probabi
     said = []
     with mock.patch.object(trained, "say", said.append):
         of_bce, other = (open_run(path, device="cpu") for path in (str(tmp_path / "bce.pt"), run))
-    assert [line for line in said if "probabilities are the softmax over all" in line] == said[:1]
+    assert [line for line in said if "probabilities are a softmax over all classes" in line] == said[:1]
     cards = [
         card(Exported(Subject.of(loaded, False, False), "onnx", "a.onnx", Check("", "", 0, 0, 0), ""))
         for loaded in (of_bce, other)

@@ -91,3 +91,9 @@ def folded(name: str) -> str:
 def printable(text: str) -> str:
     """Replace the unprintable characters of ``text``, such as the name of a file or class."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def counted(count: float, noun: str = "image") -> str:
+    """Text for a number of things, such as '1 image' or '1.5 epochs'."""
+    number = f"{count:g}" if isinstance(count, float) else f"{count:,}"
+    return f"{number} {noun}{'s' * (count != 1)}"

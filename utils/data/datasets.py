@@ -25,7 +25,7 @@ from utils.config.field import CHECKPOINT
 from utils.config.groups.data import VIEWS, DataSettings
 from utils.config.image_size import Size, enlarged, sides
 from utils.config.settings import Settings, UserError, as_flag
-from utils.config.spelling import some
+from utils.config.spelling import counted, some
 from utils.data import first_look
 from utils.data.decoded import folder_for
 from utils.data.formats import archives, class_folders
@@ -658,7 +658,7 @@ def on_both_sides(train: Images | None, held_out: Images, kind: str = "validatio
     shared = [group for group in held_out.groups if group in trained]
     if shared:
         yield (
-            f"--group-column: {len(set(shared)):,} groups have images in training and in {kind}, "
+            f"--group-column: {counted(len(set(shared)), 'group')} with images in training and in {kind}, "
             f"{100 * len(shared) / len(held_out):.1f} % of the {kind} images, so that the results flatter: "
             f"{some(sorted(set(shared)))}; --folds and --val-split keep each group on one side"
         )
@@ -669,7 +669,8 @@ def groups_alike(*splits: Images | None) -> Iterator[str]:
     names = {group for images in splits if images is not None and images.groups is not None for group in images.groups}
     if several := first_look.alike(sorted(names)):
         yield (
-            f"--group-column: {len(several):,} groups have names that differ only by {first_look.WHAT_MAY_DIFFER}: "
+            f"--group-column: {counted(sum(map(len, several)), 'group')} with names that differ only by "
+            f"{first_look.WHAT_MAY_DIFFER}: "
             f"{some([' and '.join(map(repr, same)) for same in several], 3)}; write one name, or one of them may be "
             "trained on while the other is validated"
         )

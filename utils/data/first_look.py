@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from utils.config.settings import UserError
-from utils.config.spelling import folded, printable, some
+from utils.config.spelling import counted, folded, printable, some
 from utils.data.formats.readers import ImageFiles, Images, class_counts
 from utils.data.images.decoding import why_unreadable
 from utils.data.images.levels import channels_of, keeps_levels, range_of
@@ -228,11 +228,6 @@ def _is_plain(facts: Look) -> bool:
 
 def _is_only_alpha(facts: Look) -> bool:
     return _is_plain(facts) and facts.alpha is not None and facts.alpha[0] < facts.alpha[1]
-
-
-def counted(count: int) -> str:
-    """Text for a number of images, such as '1 image'."""
-    return f"{count:,} image{'s' * (count != 1)}"
 
 
 def _names(looks: Sequence[Seen]) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from utils.config.groups.augmentation import AugmentationSettings
+from utils.config.spelling import counted
 from utils.data.augment.base import Stream
 from utils.data.augmentations import inside, take
 from utils.data.sample_plan import MicroBatch, sample_uniforms
@@ -64,7 +65,7 @@ class Mixing:
         if settings.mixup_prob < 1:
             words.append(f"{100 * settings.mixup_prob:g} % of the {'steps' if by_step else 'pairs'}")
         if settings.mixup_off_epoch:
-            words.append(f"off after {settings.mixup_off_epoch} epochs")
+            words.append(f"off after {counted(settings.mixup_off_epoch, 'epoch')}")
         return "; ".join(words)
 
     def __call__(

@@ -16,7 +16,7 @@ from utils.config.groups.optimisation import (
     OptimisationSettings,
 )
 from utils.config.settings import UserError
-from utils.config.spelling import some
+from utils.config.spelling import counted, some
 
 GAUSSIAN_WIDTHS = 3.0  # the gaussian policy ends at this many standard deviations, 1.1 % of its peak
 ROUNDING = 1e-6  # by which sums of floats may miss a whole step, and a user's factor 0
@@ -245,7 +245,7 @@ def _shape(policy: LRPolicy) -> Iterator[str]:
     if settings.lr_policy == "multistep":
         yield f"x {settings.lr_gamma:g} at epochs {', '.join(f'{epoch:g}' for epoch in settings.lr_milestones or ())}"
     if settings.lr_policy == "step":
-        yield f"x {settings.lr_gamma:g} every {settings.lr_step_epochs:g} epochs"
+        yield f"x {settings.lr_gamma:g} every {counted(settings.lr_step_epochs or 1.0, 'epoch')}"
     if settings.lr_policy == "plateau":
         yield f"x {settings.lr_gamma:g} after {settings.lr_patience} epoch(s) without improvement"
     if settings.lr_policy == "poly":
@@ -260,7 +260,7 @@ def _shape(policy: LRPolicy) -> Iterator[str]:
     if settings.warmup_epochs:
         first = f" from {settings.warmup_lr:g}" if settings.warmup_lr is not None else ""
         within = "" if settings.warmup_prefix else ", in which the schedule begins"
-        yield f"warm-up over {settings.warmup_epochs:g} epochs{first}{within}"
+        yield f"warm-up over {counted(settings.warmup_epochs, 'epoch')}{first}{within}"
     if settings.lr_per_epoch:
         yield "changes with each epoch"
     if policy.swa_step is not None:

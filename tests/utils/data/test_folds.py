@@ -336,7 +336,7 @@ def test_a_tables_groups_stay_together_and_its_rows_of_val_and_test_are_left_alo
     (tmp_path / "labels.csv").write_text("\n".join(row.replace(",p3,", ",p0,") for row in rows) + "\n")
     (line,) = [line for line in read_tree(tree, *flags)[0].warnings if "--group-column" in line]
     assert line.startswith(
-        "--group-column: 1 groups have images in training and in validation, 50.0 % of the validation"
+        "--group-column: 1 group with images in training and in validation, 50.0 % of the validation"
     )
     (words,) = [
         read_tree(tree, *flags, *flags_of(3, 0))[0].describe(parse(["--folds", "3", "--fold", "0"]).data, 9)["Data"]

@@ -167,7 +167,7 @@ def test_groups_whose_names_may_be_one_are_told(flat, tmp_path):
         return [line for line in warnings if "--group-column" in line]
 
     (line,) = told("a.csv", typed)
-    assert line.startswith("--group-column: 3 groups have names that differ only by case, blanks")
+    assert line.startswith("--group-column: 6 groups with names that differ only by case, blanks")
     assert "'07' and '7'" in line and "'Ann' and 'ann'" in line and "Bob" not in line
     apart = [(*row, name.replace("ann", "Eve").replace("Mu", "Lu").replace("07", "8")) for *row, name in typed]
     assert told("b.csv", apart) == []

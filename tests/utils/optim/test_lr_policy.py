@@ -311,7 +311,7 @@ WORDS = {
     "epoch 7.9: 0.002; x 0.1 at epochs 4, 6",
     "--lr 0.2 --lr-policy step --lr-step-epochs 3 --lr-min 0.01 --warmup-epochs 1 --warmup-lr 0.02": "step  "
     "epoch 0: 0.02  epoch 1: 0.2  epoch 2: 0.2  epoch 4: 0.02  epoch 6: 0.01  epoch 7.9: 0.01; x 0.1 every 3 epochs; "
-    "not below 0.01; warm-up over 1 epochs from 0.02",
+    "not below 0.01; warm-up over 1 epoch from 0.02",
     "--lr-base 0.1 --lr-base-size 32 --lr-policy poly --lr-power 2 --swa-start-epoch 5 --swa-lr 0.03": "poly  "
     "epoch 0: 0.2  epoch 2: 0.1125  epoch 4: 0.03  epoch 6: 0.03  epoch 7.9: 0.03; power 2; "
     "constant from epoch 5 on; peak 0.2 = --lr-base 0.1 x 64 / 32",
