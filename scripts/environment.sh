@@ -67,7 +67,11 @@ missing_requirements() {
 import sys
 from importlib import metadata
 from pathlib import Path
-from pip._vendor.packaging.requirements import Requirement
+
+try:
+    from packaging.requirements import Requirement
+except ImportError:  # but for pip, which environments made by uv lack
+    from pip._vendor.packaging.requirements import Requirement
 
 def is_met(wanted):
     try:

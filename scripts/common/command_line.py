@@ -154,7 +154,7 @@ def run_tool(name: str, tool: Callable[[list[str]], int], *, takes_ranks: bool =
         if os.environ.get("RANK", "0") == "0" or not error.on_all_ranks:
             print("\n".join(f"{name}: {' '.join(line.split())}" for line in error.mistakes), file=sys.stderr)
         return 2
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         return lacks_package(name, error)
     except (RuntimeError, MemoryError) as error:
         from utils.runtime.memory import lacks_memory, out_of_memory

@@ -42,7 +42,7 @@ from utils.data.images.levels import Colour, is_array
 from utils.data.images.look import Look, look
 from utils.data.images.stored import NamedBytes, content_of
 from utils.data.progress_log import ProgressLog
-from utils.data.worker_pool import WorkerPool
+from utils.data.worker_pool import START, WorkerPool
 
 CHUNK = 64  # images that a worker takes at a time
 SPOKEN_OF = 20_000  # most images chosen for a comparison of kinds, sizes and levels, besides remarkable ones
@@ -275,7 +275,7 @@ def inspect(survey: Survey, *, workers: int, progress: ProgressLog) -> Inspected
     if survey.paths is None:
         return Inspected(np.concatenate([_of_pixels(images.pixels.numpy()) for images in survey.images]), {}, [])
     found = Inspected(np.empty(len(survey), dtype=RECORD), {}, [])
-    stop = multiprocessing.Event()
+    stop = multiprocessing.get_context(START).Event()
     inspector = _ChunkInspector(survey.paths, survey.colour, stop)
     try:
         for chunk, (rows, damage, looks) in in_chunks(

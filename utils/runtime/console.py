@@ -60,12 +60,18 @@ def refuse_old_python(program: str) -> None:
         raise SystemExit(2)
 
 
-def lacks_package(program: str, error: ModuleNotFoundError) -> int:
-    """Print which package is not installed; return the exit code, 2. Raises ``error`` again for a module of ours."""
+def lacks_package(program: str, error: ImportError) -> int:
+    """Print which package is not installed, or is of another version; return the exit code, 2.
+
+    Raises ``error`` again for a module of ours.
+    """
     package = (error.name or "").partition(".")[0]
     if package in ("", "components", "main", "models", "scripts", "utils"):
         raise error
-    _say(f"{program}: the package {package} is not installed for {sys.executable}; {ADVICE}")
+    if isinstance(error, ModuleNotFoundError):
+        _say(f"{program}: the package {package} is not installed for {sys.executable}; {ADVICE}")
+    else:
+        _say(f"{program}: another version of {package} is needed than the one for {sys.executable} ({error}); {ADVICE}")
     return 2
 
 

@@ -59,6 +59,13 @@ def test_a_module_of_ours_that_is_missing_is_no_package_to_install():
         console.lacks_package("main.py", ModuleNotFoundError("no such", name="utils.lost"))
 
 
+def test_a_package_of_another_version_is_one_line(capsys):
+    gone = ImportError("cannot import name 'decode_jpeg' from 'torchvision.io'", name="torchvision.io")
+    assert console.lacks_package("main.py", gone) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("main.py: another version of torchvision is needed than the one for ") and "decode_jpeg" in line
+
+
 def test_an_old_python_is_one_line_and_can_read_as_far(monkeypatch, capsys):
     monkeypatch.setattr(sys, "version_info", (3, 9, 18))
     with pytest.raises(SystemExit) as end:

@@ -82,12 +82,11 @@ def decode_batch(batch: MixedBatch, device: torch.device) -> torch.Tensor:
 
 def require_decoder(device: torch.device) -> None:
     """Raise ``UserError`` if ``device`` cannot decode JPEG files: torchvision may be built without nvJPEG."""
-    from torchvision.io import ImageReadMode, decode_jpeg, encode_jpeg
-
-    file = encode_jpeg(torch.zeros(3, 16, 16, dtype=torch.uint8))
     try:
-        decode_jpeg([file], ImageReadMode.RGB, device)
-    except RuntimeError as error:
+        from torchvision.io import ImageReadMode, decode_jpeg, encode_jpeg  # a later torchvision may lack them
+
+        decode_jpeg([encode_jpeg(torch.zeros(3, 16, 16, dtype=torch.uint8))], ImageReadMode.RGB, device)
+    except (RuntimeError, ImportError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"--decode gpu: torchvision cannot decode on {device} ({reason}); use --decode cpu") from error
 
