@@ -63,7 +63,8 @@ def test_a_package_of_another_version_is_one_line(capsys):
     gone = ImportError("cannot import name 'decode_jpeg' from 'torchvision.io'", name="torchvision.io")
     assert console.lacks_package("main.py", gone) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("main.py: another version of torchvision is needed than the one for ") and "decode_jpeg" in line
+    assert line.startswith("main.py: another version of torchvision is needed than the one for ")
+    assert "decode_jpeg" in line
 
 
 def test_an_old_python_is_one_line_and_can_read_as_far(monkeypatch, capsys):
