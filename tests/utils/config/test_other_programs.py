@@ -12,7 +12,7 @@ from utils.config.synonyms import SYNONYMS, meant
 
 FLAGS = sorted({flag for action in arguments.build_parser()._actions for flag in action.option_strings})
 PROGRAMS = tuple(other_programs().programs.values())
-TIMM, TORCHVISION, ULTRALYTICS, OTHERS = PROGRAMS
+TIMM, TORCHVISION, ULTRALYTICS, EXAMPLE, OTHERS = PROGRAMS
 OURS = "ours"
 # What the other programs call a setting of ours.
 MEANT = {
@@ -91,7 +91,7 @@ def is_advice(answer):
     return re.match(r": (for 0 )?write |: leave it out|(:| and has) no equivalent", answer) is not None
 
 
-@pytest.mark.parametrize(("name", "count"), [("timm", 180), ("torchvision", 62), ("others", 47)])
+@pytest.mark.parametrize(("name", "count"), [("timm", 180), ("torchvision", 62), ("imagenet-example", 23), ("others", 43)])
 def test_each_flag_of_a_program_is_ours_or_answered_with_what_to_do(name, count):
     program = other_programs().programs[name]
     names = program.synonyms | program.instead.keys() | program.same
@@ -105,7 +105,7 @@ def test_each_flag_of_a_program_is_ours_or_answered_with_what_to_do(name, count)
 
 def test_each_argument_of_ultralytics_is_answered_with_what_to_write():
     names = {*ULTRALYTICS_SAME, *ULTRALYTICS.synonyms, *ULTRALYTICS.instead}
-    assert len(names) == 109
+    assert len(names) == 110
     for name in names:
         (line, *_) = arguments.read([f"{name.replace('-', '_')}=0.5"]).mistakes
         answer = line.partition("belongs to no flag")[2]
