@@ -72,7 +72,7 @@ CHARTS = (
         "Gradient norm",
         (Curve("gradient norm", "steps:gradient_norm"),),
         log=True,
-        note="Of unscaled gradients, before clipping. Steps whose gradient is not finite leave a gap.",
+        note="Of unscaled gradients, before clipping. Steps whose gradient is not finite are left out.",
     ),
     Chart("Loss scale", (Curve("loss scale", "steps:loss_scale", reduce="last"),), log=True),
     Chart(
@@ -116,7 +116,8 @@ def _curves(chart: Chart, runs: Sequence[RunRecord], most: int) -> Iterator[dict
             x, y = points_of(run, curve.source)
             if not np.isfinite(y).any() or _says_nothing(run, curve.source, y):
                 continue
-            yield {"run": number, "name": curve.name, "style": curve.style} | summarised(x, y, most, curve.reduce)
+            reduce = "last" if curve.style == "points" else curve.reduce  # a point is a validation, not a mean of some
+            yield {"run": number, "name": curve.name, "style": curve.style} | summarised(x, y, most, reduce)
 
 
 def _says_nothing(run: RunRecord, source: str, y: np.ndarray) -> bool:

@@ -1,6 +1,7 @@
 "use strict";
 // Line charts of all runs over epoch, step or hours: one SVG each, drawn again when its width changes.
-const shown = { axis: "epoch", hidden: new Set() };
+// A run without a finished epoch says nothing of epochs.
+const shown = { axis: DATA.runs.some((run) => run.axis.ends.length > 1) ? "epoch" : "step", hidden: new Set() };
 const MARGIN = { left: 50, right: 14, top: 10, bottom: 24 };
 const HEIGHT = 226;
 const AXES = [["epoch", "epoch"], ["step", "step"], ["hours", "hours"]];
@@ -85,7 +86,8 @@ class LineChart {
     this.svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     this.svg.setAttribute("aria-label", this.description());
     if (!this.range) {
-      this.svg.replaceChildren(draw("text", { x: width / 2, y: HEIGHT / 2, "text-anchor": "middle" }, "all runs are hidden"));
+      const why = this.curves.length ? `nothing to show over ${shown.axis}s: choose steps` : "all runs are hidden";
+      this.svg.replaceChildren(draw("text", { x: width / 2, y: HEIGHT / 2, "text-anchor": "middle" }, why));
       return;
     }
     this.cross = draw("line", { class: "cross", y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom, visibility: "hidden" });
@@ -180,9 +182,11 @@ class LineChart {
 
   /** Show the values of all curves nearest to `at`, and the same place in every other chart. */
   read(at, clientX, clientY) {
-    const nearest = this.curves.map((curve) => [curve, closest(curve.points, at)]).filter(([, p]) => p);
-    if (!nearest.length) return;
-    const lead = nearest.map(([, p]) => p).sort((a, b) => Math.abs(a.x - at) - Math.abs(b.x - at))[0];
+    const found = this.curves.map((curve) => [curve, closest(curve.points, at)]).filter(([, p]) => p);
+    if (!found.length) return;
+    const lead = found.map(([, p]) => p).sort((a, b) => Math.abs(a.x - at) - Math.abs(b.x - at))[0];
+    const least = (this.range.right - this.range.left) * 0.003;
+    const nearest = found.filter(([curve, p]) => Math.abs(p.x - lead.x) <= Math.max(least, reach(curve.points, p)));
     this.dots.replaceChildren(...nearest.map(([curve, p]) =>
       draw("circle", { cx: this.x(p.x), cy: this.y(p.y), r: 4, style: { fill: runColour(curve.run) } })));
     LineChart.all.forEach((chart) => chart.mark(lead.x));
@@ -192,7 +196,7 @@ class LineChart {
       const spread = p.low !== p.high ? ` (${compact(p.low)} to ${compact(p.high)})` : "";
       return make("div", { class: "row" }, make("span", {}, swatch, named(who)), make("b", {}, `${compact(p.y)}${spread}`));
     });
-    const head = `${shown.axis} ${compact(lead.x)}${shown.axis === "step" ? "" : `, step ${whole(lead.step)}`}`;
+    const head = shown.axis === "step" ? `step ${whole(lead.x)}` : `${shown.axis} ${compact(lead.x)}, step ${whole(lead.step)}`;
     showTip(clientX, clientY, make("div", { class: "row" }, make("span", {}, head)), ...rows);
   }
 
@@ -229,6 +233,12 @@ function closest(points, at) {
   let best = null;
   for (const p of points) if (p && (!best || Math.abs(p.x - at) < Math.abs(best.x - at))) best = p;
   return best;
+}
+
+/** How far a point speaks for its curve: half way to the farther of its neighbours. */
+function reach(points, point) {
+  const places = points.filter(Boolean).map((p) => p.x), n = places.indexOf(point.x);
+  return Math.max(n > 0 ? point.x - places[n - 1] : 0, n + 1 < places.length ? places[n + 1] - point.x : 0) / 2;
 }
 
 /** A chip for each run, in the groups of what differs; a group's name shows or hides all of its runs. */

@@ -4,7 +4,7 @@ const LOW = 0.5; // an accuracy below this is drawn as a warning
 
 const CLASS_COLUMNS = [
   ["class", "Class", (row) => row.name], ["count", "Images", (row) => row.support], ["share", "Accuracy (recall)", (row) => row.accuracy, "no images"],
-  ["part", "Precision", (row) => row.precision], ["part", "F1", (row) => row.f1], ["pair", "Most often taken for", (row) => row.pair?.count ?? 0],
+  ["part", "Precision", (row) => row.precision], ["part", "F1", (row) => row.f1], ["pair", "Most often taken for", (row) => (row.pair ? row.pair.count / row.support : 0)],
 ];
 const LABEL_COLUMNS = [
   ["class", "Label", (row) => row.name], ["count", "Images with it", (row) => row.support], ["share", "Average precision", (row) => row.ap, "on no image"],
@@ -67,8 +67,8 @@ function classRows(detail) {
   return detail.classes.map((name, number) => {
     const support = detail.support[number], taken = detail.taken[number], hits = detail.hits[number];
     return {
-      name, number, support, accuracy: support ? hits / support : null, precision: taken ? hits / taken : 0,
-      f1: support + taken ? (2 * hits) / (support + taken) : 0, pair: worst.get(number),
+      name, number, support, accuracy: support ? hits / support : null,
+      precision: taken ? hits / taken : support ? 0 : null, f1: support + taken ? (2 * hits) / (support + taken) : null, pair: worst.get(number),
     };
   });
 }
@@ -110,7 +110,7 @@ function reliability(detail, width) {
   detail.bins.forEach(([count, confidence, accuracy], n) => {
     if (!count) return;
     const step = 1 / detail.bins.length, low = Math.min(confidence, accuracy), high = Math.max(confidence, accuracy);
-    const words = `Confidence ${percent(n * step, 0)} to ${percent(n * step + step, 0)}: ${plural(count, "image")}, on average ${percent(confidence)} sure and ${percent(accuracy)} right`;
+    const words = `Confidence ${percent(n * step)} to ${percent(n * step + step)}: ${plural(count, "image")}, on average ${percent(confidence)} sure and ${percent(accuracy)} right`;
     const gap = accuracy > confidence ? "rgb(var(--hit) / .3)" : "rgb(var(--miss) / .4)";
     bar(n * step, step, words, [y(low), y(0) - y(low), "rgb(var(--hit) / .85)"], [y(high), y(low) - y(high), gap]);
   });
@@ -127,7 +127,7 @@ function confidences(detail, width) {
   for (const mark of new Set(marks.filter(Boolean))) line(y(mark), compact(mark));
   wrong.forEach((bad, n) => {
     const step = 1 / wrong.length, good = right[n];
-    const words = `Confidence ${percent(n * step, 0)} to ${percent(n * step + step, 0)}: ${whole(good)} right, ${whole(bad)} wrong`;
+    const words = `Confidence ${percent(n * step)} to ${percent(n * step + step)}: ${whole(good)} right, ${whole(bad)} wrong`;
     bar(n * step, step, words, [y(good + bad), y(bad) - y(good + bad), "rgb(var(--hit) / .85)"], [y(bad), base - y(bad), "rgb(var(--miss))"]);
   });
   return svg;

@@ -97,7 +97,7 @@ class CanvasMatrix {
     this.space = make("div", { class: "space" });
     this.view = make("div", {
       class: "viewport", tabindex: 0, role: "group",
-      "aria-label": "Confusion matrix. Arrow keys move over its cells, Enter shows their images. The table of pairs beside it says the same in words.",
+      "aria-label": "Confusion matrix. Arrow keys move over its cells, Enter shows their images. The table of pairs beside it has the most frequent in words.",
     }, this.canvas, this.space);
     this.words = make("p", { class: "small", role: "status", "aria-live": "polite" });
     this.box = make("div", {}, this.view, this.words);

@@ -67,7 +67,10 @@ function showPicture(file) {
   const picture = $("picture");
   if (picture.dataset.url) URL.revokeObjectURL(picture.dataset.url);
   picture.dataset.url = picture.dataset.image = URL.createObjectURL(file);
-  picture.onload = () => picture.classList.toggle("coarse", picture.naturalWidth <= COARSE);
+  picture.onload = () => {
+    picture.hidden = false; // the server's picture, where the browser could not show the file
+    picture.classList.toggle("coarse", picture.naturalWidth <= COARSE);
+  };
   picture.onerror = () => (picture.hidden = true); // the server says why
   delete picture.dataset.seen;
   showView();
