@@ -188,6 +188,8 @@ def build_to_evaluate(run: Run) -> Components:
         data = run.images.to_evaluate(args, point).shown_to(known, args.data)
         if point is not None:
             point.refuse_other_data(data.classes, None, data.seen, multilabel=data.multilabel)
+        if data.multilabel:
+            args.refuse_for_several_labels("tta")
     data.refuse_differences(distributed)
     with distributed.raise_on_all_ranks(), distributed.without_timeout("Reading the images"):
         distributed.seed(args.run.seed)

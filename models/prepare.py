@@ -10,14 +10,14 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.build import build_model, check_forward, locate, stem_line
+from models.build import build_model, check_forward, locate, small_stem_replaces_convolution, stem_line
 from models.layers import checkpoint_gradients
 from models.starting_weights import begins_anew, load_start, preprocessing_of
 from utils.checkpoint import checkpoint
 from utils.checkpoint.resume import ResumePoint
 from utils.config.datasets import SPECS
 from utils.config.groups.model import ModelSettings
-from utils.config.image_size import Size, is_size, pixels_text
+from utils.config.image_size import Size, is_size, pixels_text, size_text
 from utils.config.settings import Settings, UserError, flag_of, plan_words, shaping
 from utils.data.datasets import Data
 from utils.data.loaders import TrainLoader
@@ -108,6 +108,8 @@ def prepare_network(
     if settings.grad_checkpointing:
         checkpoint_gradients(settings.arch, model)
     freezing = build_freezing(settings, model)
+    if weights is None and settings.pretrained and small_stem_replaces_convolution(model, data.image_size):
+        _refuse_frozen_stem(freezing, data.image_size)
     keep_in_fp32(model, args.precision.fp32_layers or (), device)
     _refuse_without_determinism(args, model, data, channels_last, device, training=True)
     if args.optimisation.grad_penalty:
@@ -140,6 +142,16 @@ def prepare_to_evaluate(args: Settings, data: Data, device: torch.device, weight
     keep_in_fp32(model, args.precision.fp32_layers or (), device)
     _refuse_without_determinism(args, model, data, channels_last, device, training=False)
     return Prepared(model, origin, "", stem, channels_last, freezing)
+
+
+def _refuse_frozen_stem(freezing: Freezing, image_size: Size) -> None:
+    """Raise ``UserError`` if the first convolution begins anew and is frozen: all layers would see random features."""
+    if "conv1.weight" in freezing.names:
+        raise UserError(
+            f"--freeze: the 3x3 first convolution for images of {size_text(image_size)} pixels begins anew, and frozen "
+            "it would stay random; give --image-size 65 or more, with which it has its pretrained weights, or do not "
+            "freeze conv1"
+        )
 
 
 def _shape(data: Data) -> dict[str, int]:

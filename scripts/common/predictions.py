@@ -301,7 +301,10 @@ def settings_of(loaded: Loaded, chosen: Chosen) -> Settings:
         begun["val_batch_size"] = batch_size
     if chosen.skip_bad_images or chosen.device == "cpu" or not torch.cuda.is_available():
         begun.pop("decode", None)
-    return arguments.parse(["--evaluate", f"--resume={loaded.path}", *line], checkpoint=begun)
+    args = arguments.parse(["--evaluate", f"--resume={loaded.path}", *line], checkpoint=begun)
+    if loaded.reading.several:
+        args.refuse_for_several_labels("tta")
+    return args
 
 
 def warn_of_other_views(loaded: Loaded, tta: str) -> None:

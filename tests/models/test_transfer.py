@@ -1,6 +1,7 @@
 """Weights of other programs and other classes: what fits is loaded, what begins anew is said, the rest is refused."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,17 @@ from torch import nn
 
 import main
 from models import build_model
+from models.prepare import prepare_network
 from models.starting_weights import load_start
 from tests.end_to_end.processes import load
 from tests.faults.small_run import told
 from tests.helpers import QUIETLY, equal
 from tests.models.test_pretrained import timm_weights
 from utils.checkpoint import checkpoint
+from utils.config.arguments import parse
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError
+from utils.data.datasets import get_data
 from utils.optim.head import head_parameters
 
 DIGITS = (*QUIETLY, "--max-steps", "2", "--val-batch-size", "360")
@@ -264,3 +268,13 @@ def test_heads_that_torchvisions_files_have_for_training_alone_are_left_out(name
     model = build(f"torchvision/{name}", 4, 96)
     load_start(model, trained.state_dict(), Path("x.pt"), new_head=False)
     assert torch.equal(model.fc.weight, trained.fc.weight)
+
+
+def test_a_first_convolution_that_begins_anew_is_not_frozen(monkeypatch):
+    """All pretrained layers would see what random filters leave, throughout the run."""
+    built = partial(build_model, ModelSettings(arch="timm/resnet18"))  # without the weights, which are far away
+    monkeypatch.setattr("models.prepare.build_model", lambda settings, **shape: built(**shape))
+    device = torch.device("cpu")
+    args = parse(["--arch", "timm/resnet18", "--pretrained", "--freeze", "all-but-head"])
+    with pytest.raises(UserError, match="^--freeze: the 3x3 first convolution for images of 8 pixels begins anew"):
+        prepare_network(args, get_data(args.data, device), device, None, None)

@@ -129,7 +129,7 @@ def test_images_that_it_was_not_fitted_on_are_not_said_to_be(kept, tmp_path, cap
 
 
 def test_other_weights_and_other_views_have_a_warning_and_other_weights_no_temperature(digits_run, kept, capsys):
-    with pytest.warns(UserWarning, match="were fitted for other weights and are not used"):
+    with pytest.warns(UserWarning, match="were fitted for other weights, and are not used"):
         raw = load_model(kept, raw=True)
     assert raw.confidence is None and not raw.network._forward_hooks
     predict_split(load_model(kept), dataclasses.replace(CPU, tta="flip"))

@@ -259,7 +259,7 @@ def test_own_thresholds_are_said_to_favour_the_images_that_chose_them_and_no_oth
 def test_thresholds_of_other_weights_are_left_out(kept, tmp_path):
     stored = checkpoint.load(kept)
     torch.save(stored | {"ema": {"model": stored["model"]}}, tmp_path / "averaged.pt")
-    with pytest.warns(UserWarning, match="were fitted for other weights and are not used"):
+    with pytest.warns(UserWarning, match="were fitted for other weights, and are not used"):
         average = load_model(tmp_path / "averaged.pt")
     assert average.reading.thresholds == (0.5, 0.5, 0.5) != tuple(stored["thresholds"])
     raw = load_model(tmp_path / "averaged.pt", raw=True, calibrated=False)

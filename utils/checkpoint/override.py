@@ -160,10 +160,8 @@ def carry_over(
     if 0 < progress.step_in_epoch < steps_per_epoch and "loss" in shaped:
         progress.forget_sums()
         changes.append(f"another loss: epoch {progress.epoch + 1}'s training figures are of its remaining steps")
-    if "lr_gamma" in differences and progress.lr_drops:
-        changes.append(
-            f"--lr-gamma {args.optimisation.lr_gamma:g} holds for the {progress.lr_drops} drop(s) so far, too"
-        )
+    if progress.lr_drops and {"lr", "lr_gamma"} & differences.keys():
+        changes += _of_drops(args.optimisation, progress.lr_drops)
     if of_others or "stopping" in shaped or {args.run.best_metric, args.run.early_stopping_metric} & own_metrics.keys():
         progress.wait_anew()
     state = resume_point.state | {
@@ -175,18 +173,28 @@ def carry_over(
     return state, changes
 
 
+def _of_drops(settings: OptimisationSettings, drops: int) -> list[str]:
+    """A line about the rate with which a plateau's ``drops`` so far go on, under another --lr or --lr-gamma."""
+    if settings.lr_policy != "plateau":  # other schedules do not count them
+        return []
+    assert settings.lr is not None  # filled in
+    return [
+        f"the {drops} drop(s) so far count: the learning rate goes on at {settings.lr * settings.lr_gamma**drops:g}, "
+        f"--lr {settings.lr:g} times --lr-gamma {settings.lr_gamma:g} for each"
+    ]
+
+
 def _skip_rest(progress: Progress, args: Settings) -> str:
     """Skip to the next epoch's beginning, or start this epoch again if it is the last; return a line for the log."""
     step = progress.step_in_epoch
-    begins = "the next one"
-    if progress.epoch + 1 < args.optimisation.epochs:
+    is_last = progress.epoch + 1 >= args.optimisation.epochs
+    if not is_last:
         progress.finish_epoch()
-    else:
-        begins = "the last one again"
     progress.step_in_epoch = 0
     progress.epoch_seconds = 0.0
     progress.forget_sums()
-    return f"steps have other samples now: after step {step} of an epoch, {begins} begins, epoch {progress.epoch + 1}"
+    again = " again" * is_last
+    return f"steps have other samples now: after step {step} of an epoch, epoch {progress.epoch + 1} begins{again}"
 
 
 def _with_settings_of(optimizers: Sequence[torch.optim.Optimizer], stored: Any) -> Any:

@@ -482,6 +482,10 @@ def _dumped(value: Any) -> str:
     return yaml.safe_dump([value], default_flow_style=True, width=math.inf).strip()[1:-1]
 
 
+# what follows from optimizer and data set where nobody has set it
+FOLLOWING = ("arch", "lr", "lr_base_scale")
+
+
 def as_recipe(settings: Settings, header: str) -> str:
     """The settings as a recipe that ``--config`` reads back; each line names the origin of its value."""
     values = settings.values()
@@ -498,7 +502,7 @@ def as_recipe(settings: Settings, header: str) -> str:
             # So would a learning rate and the --lr-base that it follows from.
             derived = name == "batch_size" or (name == "lr" and values["lr_base"] is not None)
             # What was left to the schedule has to follow another schedule, or another number of epochs.
-            derived = derived or (name in of_schedule and settings.origins[name] == DEFAULT)
+            derived = derived or (name in {*of_schedule, *FOLLOWING} and settings.origins[name] == DEFAULT)
             # What the optimizer or schedule of a flag does not use would contradict it.
             derived = derived or (name in replaced and values[name] != option.default)
             line = f"{name.replace('_', '-')}: {in_yaml(values[name])}  # {settings.origins[name]}"

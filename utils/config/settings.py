@@ -116,6 +116,19 @@ class Settings:
                 )
         return changed
 
+    def _one_label(self, group: str, option: dataclasses.Field) -> list[str]:
+        """A line if the value of ``option`` needs one label per image."""
+        value = getattr(getattr(self, group), option.name)
+        why = option.metadata["one_label"]
+        why = why.get(value) if isinstance(why, dict) else value != option.default and why
+        return [f"{as_flag(option.name, value)} {why}; the images have several labels"] if why else []
+
+    def refuse_for_several_labels(self, name: str) -> None:
+        """Raise ``UserError`` if the value of setting ``name`` needs one label per image."""
+        ((group, option),) = ((group, option) for group, option in all_settings() if option.name == name)
+        if mistakes := self._one_label(group, option):
+            raise UserError(*mistakes, on_all_ranks=True)
+
     def of_several_labels(self) -> Settings:
         """A copy for multi-label data, for which some defaults differ.
 
@@ -125,13 +138,10 @@ class Settings:
         changed = {}
         for group, option in all_settings():
             name, declared = option.name, option.metadata
-            value = getattr(getattr(self, group), name)
             if declared["several_labels"] and self.origins.get(name, DEFAULT) == DEFAULT:
                 changed[name] = declared["several_labels"]
                 continue
-            why = declared["one_label"]
-            if why := why.get(value) if isinstance(why, dict) else value != option.default and why:
-                mistakes.append(f"{as_flag(name, value)} {why}; the images have several labels")
+            mistakes += self._one_label(group, option)
         if self.loss.loss in set(LOSSES) - set(OF_EACH_CLASS) and "loss" not in changed:
             mistakes.append(
                 f"{as_flag('loss', self.loss.loss)} takes one label an image, and these have several; give --loss "

@@ -197,8 +197,18 @@ def test_saved_configuration_says_where_each_value_came_from(recipe):
 
 @pytest.mark.parametrize("header", ["main.py \x1b[1m", "main.py a\nlr: 7", "main.py \x85lr: 7", "main.py \u2028lr: 7"])
 def test_saved_configuration_is_readable_whatever_the_command_line_held(header):
-    saved = arguments.as_recipe(arguments.parse([]), header)
-    assert yaml.safe_load(saved)["lr"] == 0.1
+    saved = arguments.as_recipe(arguments.parse(["--lr", "0.3"]), header)
+    assert yaml.safe_load(saved)["lr"] == 0.3
+
+
+def test_what_followed_from_optimizer_and_data_set_follows_others_when_it_is_read_back(recipe):
+    saved = arguments.as_recipe(arguments.parse(["--lr-base", "0.1"]), "main.py")
+    assert {"# arch: conv2  # default", "# lr-base-scale: linear  # default"} <= set(saved.splitlines())
+    plain = recipe(arguments.as_recipe(arguments.parse([]), "main.py"))
+    args = arguments.parse(["--config", plain, "--optimizer", "adamw", "--dataname", "imagenet", "--datapath", "D"])
+    begun = arguments.parse(["--optimizer", "adamw", "--dataname", "imagenet", "--datapath", "D"])
+    assert args.optimisation.lr == begun.optimisation.lr == 0.001
+    assert args.model.arch == begun.model.arch != "conv2"
 
 
 def test_help_lists_every_flag_of_the_interface():

@@ -91,7 +91,9 @@ def is_advice(answer):
     return re.match(r": (for 0 )?write |: leave it out|(:| and has) no equivalent", answer) is not None
 
 
-@pytest.mark.parametrize(("name", "count"), [("timm", 180), ("torchvision", 62), ("imagenet-example", 22), ("others", 43)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("timm", 180), ("torchvision", 62), ("imagenet-example", 22), ("others", 43)]
+)
 def test_each_flag_of_a_program_is_ours_or_answered_with_what_to_do(name, count):
     program = other_programs().programs[name]
     names = program.synonyms | program.instead.keys() | program.same

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -70,8 +71,12 @@ def _reaches_milestones(v: Any) -> str | None:
 
 
 def _drops_in_time(v: Any) -> str | None:
-    late = v.lr_policy == "plateau" and v.lr_patience >= v.epochs
-    return f"keeps one rate: --epochs {v.epochs} end before --lr-patience {v.lr_patience}" if late else None
+    if v.lr_policy == "plateau" and v.lr_patience >= v.epochs - math.ceil(v.warmup_epochs):
+        warmup = " after the warm-up" if v.warmup_epochs else ""
+        return f"keeps one rate: --epochs {v.epochs} end before --lr-patience {v.lr_patience}{warmup}"
+    if v.lr_policy == "step" and v.lr_step_epochs and v.lr_step_epochs >= v.epochs:
+        return f"keeps one rate: --epochs {v.epochs} end before --lr-step-epochs {v.lr_step_epochs:g}"
+    return None
 
 
 def _interval_and_fraction(value: tuple[float, ...]) -> str | None:
