@@ -230,7 +230,7 @@ def test_unknown_name_is_answered_with_the_nearest(wrong, near):
 
 def test_unknown_name_near_to_nothing_is_answered_with_our_own():
     assert "conv2" in unknown_arch("@@@@")
-    assert unknown_arch("yolo11n-cls").endswith("such as resnet18; yolo's own are not here")
+    assert unknown_arch("yolo11n-cls").endswith("such as torchvision/resnet18; yolo's own are not here")
 
 
 @pytest.mark.parametrize(
