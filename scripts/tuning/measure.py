@@ -265,7 +265,7 @@ def _streamed_parts(subject: TrainingSetup) -> dict[str, float]:
 def step_shares(subject: TrainingSetup, steps: int) -> dict[str, float]:
     """Shares of a step: 'forward' (with loss), 'backward', 'optimizer' (with scaler, clipping, averages, metrics).
 
-    None ({}) where graphs may stand for steps, because a graph calls no hooks.
+    Empty where graphs may stand for steps, because a graph calls no hooks.
     """
     if subject.traval.launcher is not subject.traval:
         return {}

@@ -513,6 +513,10 @@ MISTAKES = {
     "from torch import nn\nclass Net(nn.Linear):\n    def forward(self, x):\n        return no if self.training else super().forward(x.flatten(1))\n"
     + NETWORK
     + "return Net(64, 10)\n": "line 4: NameError: name 'no'",
+    "from torch import nn\nclass Net(nn.Linear):\n    def forward(self, x):\n        if self.training:\n            import no_package\n"
+    "        return super().forward(x.flatten(1))\n"
+    + NETWORK
+    + "return Net(64, 10)\n": "line 5: ModuleNotFoundError: No module named 'no_package'",
     "from torch import nn\nclass Net(nn.Linear):\n    def forward(self, x):\n        return no\n"
     + NETWORK
     + "return Net(64, 10)\n": "mine.py, line 4: network mine at --image-size 8: NameError: name 'no' is not defined",

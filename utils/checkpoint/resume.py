@@ -312,8 +312,8 @@ def take_as_last(point: ResumePoint) -> list[str]:
     """Make ``point`` its run's last checkpoint; set those of later steps aside and return lines about them.
 
     Otherwise a resume after a kill could continue from a state that the run has abandoned, and best.pt would be of an
-    epoch that the run no longer has. Only for the process that holds the folder's lock. Raises
-    ``UserError`` if another process has written the run since ``point`` was found.
+    epoch that the run no longer has. Only for the process that holds the folder's lock. Raises ``UserError`` if another
+    process has written the run since ``point`` was found.
     """
     if not point.path.is_file() or sha256(point.path) != point.digest:
         raise UserError(f"{point.path}: another process has continued the run; the same command goes on from there")

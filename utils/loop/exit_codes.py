@@ -33,7 +33,7 @@ def report(error: BaseException, ranks: RankInfo, signal_received: int, trains: 
         if ranks.is_main:
             print(f"{NAME}: {error}", file=sys.stderr)
         return FAILED
-    if isinstance(error, ImportError):
+    if isinstance(error, ImportError) and plugins.mistake(error) is None:
         return lacks_package(NAME, error)
     if isinstance(error, RuntimeError | MemoryError):
         from utils.runtime.memory import lacks_memory

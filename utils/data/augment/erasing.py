@@ -61,10 +61,11 @@ class RandomErasing(Augmentation):
         top, left, height, width = boxes.T
         area = height * width
         start = chosen * image_step + top * row_step + left * column_step
-        facts = np.stack([start, width, np.cumsum(area) - area, area, mixed(keys).view(np.int64)])
-        *facts_of_boxes, areas, codes = to_device(torch.from_numpy(facts), device)  # all else is computed there
+        table = np.stack([start, width, np.cumsum(area) - area, area, mixed(keys).view(np.int64)])
+        facts = to_device(torch.from_numpy(table), device)  # all else is computed there
+        areas, codes = facts[3:]
         box = torch.repeat_interleave(torch.arange(len(boxes), device=device), areas, output_size=int(area.sum()))
-        start, width, before = torch.stack(facts_of_boxes)[:, box]
+        start, width, before = facts[:3, box]
         pixel = torch.arange(len(box), device=device) - before  # within its box
         first = start + pixel // width * row_step + pixel % width * column_step
         places = (first[:, None] + torch.arange(channels, device=device) * channel_step).view(-1)
