@@ -125,7 +125,9 @@ def detail(
     rows = chosen.samples
     places = {sample: place for place, sample in enumerate(rows)}
     diagonal = [cell for cell in answers.cells if cell.is_right]
-    others = answers.confusions[: max(0, MOST_CELLS // runs - len(diagonal))]  # those with the most images
+    most = MOST_CELLS // runs - len(diagonal)
+    worst = {cell.label: cell for cell in reversed(answers.confusions)}  # which the table of classes names
+    others = [cell for place, cell in enumerate(answers.confusions) if place < most or cell is worst[cell.label]]
     dropped = len(answers.confusions) - len(others)
     order = answers.order_by_confusion()
     with_pictures = [(cell, [places[row] for row in found if row in sides]) for cell, found in chosen.cells]

@@ -435,6 +435,16 @@ def test_outputs_that_are_no_numbers_leave_a_report_without_predictions(digits_r
     assert "not finite numbers (NaN or infinite)" in page.text and not page.data["details"]
 
 
+def test_a_matrix_without_room_keeps_the_most_frequent_confusion_of_each_class(digits_run, tmp_path, monkeypatch):
+    whole = made(tmp_path, str(digits_run)).data["details"][0]
+    monkeypatch.setattr(details, "MOST_CELLS", 1)
+    small = made(tmp_path, str(digits_run)).data["details"][0]
+    wrong, kept = ([one for one in zip(*of["matrix"], strict=True) if one[0] != one[1]] for of in (whole, small))
+    assert kept == [one for place, one in enumerate(wrong) if one[0] not in {label for label, *_ in wrong[:place]}]
+    assert len(wrong) > len(kept) > 1 and not whole["matrixNote"]
+    assert small["matrixNote"] == f"{len(wrong) - len(kept)} further cells with the fewest images are not shown."
+
+
 def test_cells_get_room_in_turn_after_those_that_are_listed(monkeypatch):
     monkeypatch.setattr(details, "LISTED_CELLS", 1)
     assert details.in_order_of_cells([(None, [1, 2]), (None, [3, 4, 5]), (None, [6])]) == [1, 2, 1, 3, 6, 2, 4, 5]

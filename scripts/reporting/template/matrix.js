@@ -36,7 +36,8 @@ function cellWords(detail, truth, predicted) {
   const share = detail.support[truth] ? ` (${percent(count / detail.support[truth])})` : "";
   const what = truth === predicted ? [named(detail.classes[truth]), " recognised"]
     : [named(detail.classes[truth]), " taken for ", named(detail.classes[predicted])];
-  return [...what, `: ${plural(count, "image")}${share}`];
+  const unknown = detail.matrixNote && !count && truth !== predicted;
+  return [...what, unknown ? ": no image, or too few to be shown" : `: ${plural(count, "image")}${share}`];
 }
 
 /** A table with `cell(row, column)` in each cell, at most `largest` pixels wide, and names at most `widest` wide. */
