@@ -62,12 +62,13 @@ class Look(NamedTuple):
 def header(path: str | BinaryIO, colour: str = "RGB") -> Look:
     """The facts in the header of a file that is to be read in ``colour``."""
     if (array := array_header(path)) is not None:
+        channels = array.channels
         return Look(
-            kind_of_array(array.channels),
+            {1: "grey", 3: "colour"}.get(channels, f"{channels} channels"),
             array.bits,
             array.file_format,
             array.size,
-            further=further_of(array.channels, colour),
+            further=max(0, channels - channels_of(colour)) if channels > 4 else 0,  # a fourth may be alpha
         )
     with Image.open(path) as image:
         raw = raw_mode(image)
@@ -85,20 +86,8 @@ def header(path: str | BinaryIO, colour: str = "RGB") -> Look:
         )
 
 
-def kind_of_array(channels: int) -> str:
-    """The ``Look.kind`` of an array with this number of ``channels``."""
-    return {1: "grey", 3: "colour"}.get(channels, f"{channels} channels")
-
-
-def further_of(channels: int, colour: str) -> int:
-    """Number of an array's channels that ``colour`` does not read; 0 if it has up to four, as a fourth may be alpha."""
-    return max(0, channels - channels_of(colour)) if channels > 4 else 0
-
-
 def kind_of(mode: str) -> str:
-    """The ``Look.kind`` of an image in Pillow's ``mode``, or of an array, written 'CHANNELSxBITS'."""
-    if mode[:1].isdecimal() and "x" in mode:  # an array
-        return kind_of_array(int(mode.partition("x")[0]))
+    """The ``Look.kind`` of an image in Pillow's ``mode``."""
     return "CMYK" if mode == "CMYK" else "grey" if mode in GREY or mode.startswith("I;16") else "colour"
 
 
