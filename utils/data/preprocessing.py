@@ -18,6 +18,7 @@ from utils.config.datasets import SPECS, Channels, DatasetSpec
 from utils.config.groups.data import CROP_MODES, INTERPOLATIONS, MOST_CHANNELS, DataSettings
 from utils.config.image_size import LARGEST_SIDE, Size, enlarged, is_size, size_text
 from utils.config.settings import UserError
+from utils.data.augmentations import in_range
 from utils.data.images.arrays import Header, in_plain_mode, of_colour
 from utils.data.images.decoding import LEVELS, open_image, read_pixels, to_tensor
 from utils.data.images.levels import Colour, do_not_map, in_colour, is_array, is_deep, raw_mode, refuse_misread
@@ -123,7 +124,7 @@ class Preprocessing(Channels):
             view = self.view(self.val_image_size)
             place = view.place(*reversed(pixels.shape[1:]))
             left, top, right, bottom = place.box
-            pixels = view.show(pixels[:, top:bottom, left:right], place)
+            pixels = in_range(view.show(pixels[:, top:bottom, left:right], place), self.interpolation)
         return self.evaluation_transform.evaluation(pixels[None])[0]
 
     def _pixels(self, image: Image.Image | np.ndarray | str | BinaryIO) -> torch.Tensor:

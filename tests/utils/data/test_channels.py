@@ -39,7 +39,7 @@ from utils.data.augment.operations import Canvas, apply_layers
 from utils.data.datasets import get_data
 from utils.data.formats.own import read_own
 from utils.data.images.arrays import array_header, of_colour
-from utils.data.images.decoding import UnreadableImage, open_image, read_pixels
+from utils.data.images.decoding import UnreadableImage, decode_crop, open_image, read_pixels
 from utils.data.images.levels import Colour
 from utils.data.preprocessing import Preprocessing
 from utils.data.sample_plan import mixed
@@ -224,6 +224,14 @@ def test_a_picture_for_people_has_three_of_the_channels_and_keeps_them_all(tmp_p
     resized = functional.resize(torch.from_numpy(BANDS / 65535).permute(2, 0, 1).float(), [8, 8], antialias=True)
     torch.testing.assert_close(ways[0], (resized - 0.5) / 0.2, rtol=1e-4, atol=1e-5)
     assert Preprocessing.from_state(shown.state(), "here") == shown
+
+
+def test_levels_that_bicubic_puts_beyond_0_and_255_are_cut_off_in_one_image_as_in_validation(tmp_path):
+    (tmp_path / "x.npy").write_bytes(npy(65535 * (BANDS % 2)))
+    shown = Preprocessing(8, 8, (0.0,) * 5, (1.0,) * 5, 1.0, "squash", "bicubic", levels="all")
+    validated = decode_crop(str(tmp_path / "x.npy"), shown.view(8), shown.colour)
+    assert (validated.min(), validated.max()) == (0, 255)
+    assert torch.equal(shown(str(tmp_path / "x.npy")), shown.evaluation_transform.evaluation(validated[None])[0])
 
 
 # ------------------------------------------------------------------------------------------ training
