@@ -34,7 +34,7 @@ from utils.data.images.view import View
 from utils.data.mixing import Mixing
 from utils.data.progress_log import ProgressLog
 from utils.data.resolution import Resolution, build_resolution
-from utils.data.sample_plan import MicroBatch, SamplePlan, validation_batches
+from utils.data.sample_plan import MicroBatch, SamplePlan, permutation
 from utils.data.sampling import build_sampling, described, first_samples
 from utils.data.sources import MicroBatchReader, ResidentSource, Source, StreamSource, keys_of
 from utils.data.transforms import BatchTransform
@@ -229,6 +229,8 @@ class TrainLoader:
 class ValidationLoader:
     """Validation batches of this rank: every world_size-th, so that each sample is on exactly one rank.
 
+    Ranks take whole batches, so every batch has the same samples, and hence the same result, on any number of ranks.
+
     ``groups``: str (n,), the group of each of the source's images; None without groups.
     """
 
@@ -251,7 +253,8 @@ class ValidationLoader:
         self._take(np.arange(len(source)))
 
     def _take(self, samples: np.ndarray) -> None:
-        self._all = [samples[places] for places in validation_batches(len(samples), self._batch_size)]
+        size = self._batch_size
+        self._all = [samples[first : first + size] for first in range(0, len(samples), size)]
         self._mine = range(self._rank, len(self._all), self._world_size)
 
     def part(self, samples: np.ndarray) -> ValidationLoader:
@@ -453,7 +456,7 @@ def tried_out(count: int, wanted: int) -> np.ndarray:
     Class folders begin with the first class, so the first images would not do; all seeds choose alike, so that runs can
     be compared.
     """
-    return np.sort(np.random.Generator(np.random.Philox(key=[0, 1])).permutation(count)[:wanted])
+    return np.sort(permutation(count, 0, 1)[:wanted])
 
 
 @dataclass(frozen=True)

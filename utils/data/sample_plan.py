@@ -202,15 +202,6 @@ def permutation(count: int, *key: int) -> np.ndarray:
     return np.random.Generator(np.random.Philox(key=key)).permutation(count).astype(np.int64)
 
 
-def validation_batches(num_samples: int, batch_size: int) -> list[np.ndarray]:
-    """The validation batches in order: each sample exactly once; the last batch may be smaller.
-
-    Ranks take whole batches, interleaved (rank, rank + world_size, ...), so every batch has the same samples, and
-    hence the same result, on any number of ranks.
-    """
-    return [np.arange(start, min(start + batch_size, num_samples)) for start in range(0, num_samples, batch_size)]
-
-
 def sample_uniforms(seed: int, epoch: int, indices: np.ndarray, stream: int, count: int) -> np.ndarray:
     """Random numbers in [0, 1): float32, shape (len(indices), count).
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from utils.data.sample_plan import SamplePlan, hashed, sample_uniforms, step_seed, validation_batches
+from utils.data.sample_plan import SamplePlan, hashed, sample_uniforms, step_seed
 
 few = settings(max_examples=60, deadline=None)
 seeds = st.integers(0, 2**31 - 1)
@@ -219,15 +219,6 @@ def test_where_pairs_stay_together_an_odd_batch_size_is_rounded_up(batch_size, a
     ranks = [SamplePlan(whole, whole, batch_size, 0, rank, world_size, pairs=True) for rank in range(world_size)]
     passes = zip(*(plan.micro_batches(0, 0) for plan in ranks), strict=True)
     assert [share.count for of_pass in passes for share in of_pass] == expected
-
-
-@few
-@given(st.integers(0, 300), st.integers(1, 70))
-def test_validation_batches_hold_every_sample_exactly_once(num_samples, batch_size):
-    batches = validation_batches(num_samples, batch_size)
-    assert [index for batch in batches for index in batch.tolist()] == list(range(num_samples))
-    assert all(len(batch) == batch_size for batch in batches[:-1])
-    assert all(0 < len(batch) <= batch_size for batch in batches)
 
 
 # -------------------------------------------------------------------------------- random numbers
