@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
@@ -605,18 +604,19 @@ def _found_in(images: Images, settings: DataSettings) -> Header | None:
     """
     if not isinstance(images, ImageFiles) or not len(images):
         return None
-    path = images.paths[0]
     try:
-        found = array_header(opened(path))
+        file = opened(images.paths[0])
+        found = array_header(file)
+        if settings.in_channels is None:
+            return None if found is not None and found.channels in (1, 3) else found
+        if found is None:
+            facts = header(file)
+            found = Header(facts.size, settings.in_channels, facts.bits, facts.file_format)
+        return found
     except UserError:
         raise
     except Exception:  # each reader fails in its own ways on a damaged file
         return None
-    if found is None and settings.in_channels is not None:
-        with suppress(Exception):  # each of Pillow's readers fails in its own ways on a damaged file
-            facts = header(opened(path))
-            return Header(facts.size, settings.in_channels, facts.bits, facts.file_format)
-    return None if found is not None and found.channels in (1, 3) and settings.in_channels is None else found
 
 
 def _place(settings: DataSettings) -> str:
