@@ -109,7 +109,8 @@ class Mixing:
         partner, first = _places(micro_batches)
         settings = self.settings
         if settings.mixup_mode == "batch":
-            keys, group = np.unique(_steps(micro_batches), return_inverse=True)
+            sizes = [len(one.indices) for one in micro_batches]
+            keys, group = np.unique(np.repeat([one.step for one in micro_batches], sizes), return_inverse=True)
         else:
             leaders, group = np.unique(first, return_inverse=True)
             keys = keys_of(micro_batches)[leaders]
@@ -163,8 +164,3 @@ def _places(micro_batches: Sequence[MicroBatch]) -> tuple[np.ndarray, np.ndarray
         firsts.append(begin + first)
         begin += len(own)
     return np.concatenate(partners), np.concatenate(firsts)
-
-
-def _steps(micro_batches: Sequence[MicroBatch]) -> np.ndarray:
-    """The step of each image of ``micro_batches``: int64 (n,)."""
-    return np.concatenate([np.full(len(one.indices), one.step) for one in micro_batches])
