@@ -30,9 +30,14 @@ def steps_of(*flags, world_size=1, epoch=1, first_step=0):
     return {step: [torch.cat(column) for column in zip(*parts, strict=True)] for step, parts in steps.items()}
 
 
+def bits(tensor):
+    """A tensor's bits, so that a NaN is equal to itself."""
+    return tensor.view(torch.int32) if tensor.is_floating_point() else tensor
+
+
 def same_steps(found, expected):
     return found.keys() == expected.keys() and all(
-        torch.equal(*pair) for step in expected for pair in zip(found[step], expected[step], strict=True)
+        torch.equal(*map(bits, pair)) for step in expected for pair in zip(found[step], expected[step], strict=True)
     )
 
 

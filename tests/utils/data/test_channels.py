@@ -28,7 +28,7 @@ from scripts.serving.uploads import Limits, decode
 from tests.faults.small_run import told
 from tests.helpers import trained
 from tests.utils.data.deep_files import png, tiff
-from tests.utils.data.loading import make, steps_of
+from tests.utils.data.loading import make, same_steps, steps_of
 from utils.config.arguments import parse
 from utils.config.datasets import SPECS
 from utils.config.groups.model import ModelSettings
@@ -250,11 +250,7 @@ def test_8_bits_and_as_many_numbers_of_16_train_to_the_same_bits(tmp_path):
                     path.write_bytes(png(pixels.astype(np.uint16) * np.uint16(257)) if deep else b"")
                     _ = None if deep else Image.fromarray(pixels).save(path)
     more = ("--in-channels", 1, "--levels", "all", "--rotation", 20, "--gaussian-blur-prob", 0.5, "--workers", 0)
-    steps = [steps_of(*flags(tmp_path / name, *more)) for name in ("8", "16")]
-    assert steps[0].keys() == steps[1].keys()
-    for step in steps[0]:
-        for first, second in zip(steps[0][step], steps[1][step], strict=True):
-            assert torch.equal(first, second)
+    assert same_steps(*(steps_of(*flags(tmp_path / name, *more)) for name in ("8", "16")))
 
 
 def test_channels_and_levels_are_found_and_loaders_agree(bands):
@@ -265,9 +261,7 @@ def test_channels_and_levels_are_found_and_loaders_agree(bands):
         steps_of(*flags(folder, "--augment", "flip", "--crop-pct", 1, "--loader", loader, "--workers", workers))
         for loader, workers in (("stream", 0), ("stream", 2), ("resident", 0))
     ]
-    for other in ways[1:]:
-        for step, parts in ways[0].items():
-            assert all(torch.equal(*pair) for pair in zip(parts, other[step], strict=True))
+    assert all(same_steps(other, ways[0]) for other in ways[1:])
     _, validation, _ = make(*flags(folder, "--workers", 0))
     shown = torch.cat([batch.images for batch in validation.batches()])
     for kind in (str, Path):

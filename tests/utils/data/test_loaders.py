@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from tests.utils.data.loading import CPU, make
+from tests.utils.data.loading import CPU, make, same_steps, steps_of
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data import sources
@@ -179,16 +179,7 @@ def test_resident_and_streamed_images_of_one_size_are_the_same_bits(flags):
 @pytest.mark.parametrize("flags", MIXTURES.values(), ids=MIXTURES)
 def test_files_are_the_same_bits_with_any_number_of_workers_and_ranks(tree, flags):
     flags = ("--dataname", "folder", "--datapath", tree, "--image-size", 32, "--global-batch-size", 6, *flags)
-
-    def by_sample(workers, world_size):
-        images = {}
-        for rank in range(world_size):
-            train = make(*flags, "--workers", workers, rank=rank, world_size=world_size)[0]
-            for batch in train.batches(4):
-                images |= {int(index): image for index, image in zip(batch.indices, batch.images, strict=False)}
-        return images
-
-    alone = by_sample(0, 1)
+    alone = steps_of(*flags, "--workers", 0, epoch=4)
+    assert sorted(torch.cat([numbers for numbers, *_ in alone.values()]).tolist()) == list(range(21))
     for workers, world_size in ((1, 1), (0, 2), (0, 3)):
-        other = by_sample(workers, world_size)
-        assert sorted(other) == list(range(21)) and all(torch.equal(alone[index], other[index]) for index in alone)
+        assert same_steps(steps_of(*flags, "--workers", workers, world_size=world_size, epoch=4), alone)
