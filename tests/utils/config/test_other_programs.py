@@ -6,7 +6,7 @@ import pytest
 
 from utils.config import arguments
 from utils.config.other_programs import other_programs
-from utils.config.settings import UserError, all_settings
+from utils.config.settings import UserError, all_settings, flag_of
 from utils.config.spelling import meant_value, nearest
 from utils.config.synonyms import SYNONYMS, meant
 
@@ -14,63 +14,7 @@ FLAGS = sorted({flag for action in arguments.build_parser()._actions for flag in
 PROGRAMS = tuple(other_programs().programs.values())
 TIMM, TORCHVISION, ULTRALYTICS, EXAMPLE, OTHERS = PROGRAMS
 OURS = "ours"
-# What the other programs call a setting of ours.
-MEANT = {
-    "datapath": "data-dir data-path data",
-    "dataname": "dataset",
-    "download": "dataset-download",
-    "arch": "model",
-    "weights": "initial-checkpoint finetune",
-    "image-size": "img-size train-crop-size imgsz",
-    "in-channels": "in-chans",
-    "accumulate": "grad-accum-steps accum-iter update-freq",
-    "compile": "torchcompile",
-    "compile-mode": "torchcompile-mode",
-    "optimizer": "opt",
-    "clip-grad-norm": "clip-grad",
-    "lr-policy": "sched lr-scheduler",
-    "lr-min": "min-lr",
-    "lr-step-epochs": "decay-epochs lr-step-size",
-    "random-erase": "reprob erasing",
-    "random-erase-mode": "remode",
-    "random-erase-count": "recount",
-    "label-smoothing": "smoothing",
-    "val-batch-size": "validation-batch-size vb",
-    "auto-augment": "aa",
-    "repeated-augmentation": "aug-repeats ra-reps",
-    "teacher": "kd-model-name",
-    "amp": "amp-dtype",
-    "distillation-temperature": "kd-temperature",
-    "ema-decay": "model-ema-decay",
-    "config": "c",
-    "print-freq": "log-interval",
-    "val-every-epochs": "val-interval",
-    "save-every-steps": "recovery-interval",
-    "name": "experiment",
-    "best-metric": "eval-metric",
-    "image-column": "input-key",
-    "label-column": "target-key",
-    "workers": "j",
-    "weight-decay": "wd",
-    "mixup": "mixup-alpha",
-    "cutmix": "cutmix-alpha",
-    "evaluate": "test-only",
-    "warmup-epochs": "lr-warmup-epochs",
-    "output": "output-dir project",
-    "deterministic": "use-deterministic-algorithms",
-    "val-image-size": "val-crop-size",
-    "early-stopping": "patience",
-    "batch-size": "batch",
-    "lr": "lr0 learning-rate",
-    "drop": "dropout",
-    "save-every-epochs": "save-period",
-    "opt-eps": "adam-epsilon eps",
-    "opt-betas": "betas",
-    "grad-checkpointing": "gradient-checkpointing",
-    "max-val-batches": "limit-val-batches",
-}
-
-FLAG_MEANT = {name: f"--{ours}" for ours, names in MEANT.items() for name in names.split()}
+FLAG_MEANT = {name: flag_of(setting) for name, setting in SYNONYMS.items()}
 ULTRALYTICS_SAME = "epochs name workers seed momentum weight-decay warmup-epochs".split()
 
 
@@ -115,10 +59,6 @@ def test_each_argument_of_ultralytics_is_answered_with_what_to_write():
         assert is_advice(answer) if name in ULTRALYTICS.instead else answer == f": write {flag} 0.5", (name, line)
 
 
-def test_the_table_above_holds_what_other_programs_call_our_settings():
-    assert {name: f"--{SYNONYMS[name].replace('_', '-')}" for name in FLAG_MEANT} == FLAG_MEANT
-
-
 def test_an_advice_names_flags_that_exist():
     theirs = {f"--{name}" for program in PROGRAMS for name in (*program.instead, *program.synonyms)}
     texts = [text for program in PROGRAMS for text in program.instead.values()]
@@ -153,7 +93,7 @@ def test_a_name_has_one_meaning():
 
 @pytest.mark.parametrize("name", SYNONYMS)
 def test_a_synonym_is_answered_with_its_flag_in_each_spelling(name):
-    expected = f" (did you mean --{SYNONYMS[name].replace('_', '-')}?)"
+    expected = f" (did you mean {FLAG_MEANT[name]}?)"
     for spelling in (f"-{name}",) if len(name) == 1 else (f"--{name}", f"--{name.replace('-', '_')}", name.upper()):
         assert meant(spelling, FLAGS) == expected
 
