@@ -207,28 +207,6 @@ def test_a_setting_that_kept_runs_were_made_with_is_still_one_or_said_to_be_gone
     assert len(names) > 100 and names <= known | {name.replace("_", "-") for name in GONE}
 
 
-def declaring(name, value):
-    return {option.name for _, option in all_settings() if option.metadata[name] == value}
-
-
-def test_only_these_settings_leave_the_result_alone():
-    assert declaring("affects_result", False) == {
-        *("config", "output", "name", "deterministic", "device", "gpu_ids", "resume", "resume_override", "evaluate"),
-        *("dry_run", "max_steps", "timeout", "datapath", "labels", "class_map", "download", "workers", "decode"),
-        *("cache_dir", "loader"),
-        *("skip_bad_images", "batch_size", "val_batch_size", "shard_cache", "shard_cache_gb", "grad_checkpointing"),
-        *("shard_model", "channels_last", "max_skipped_steps", "dump_bad_batch", "bucket_mb", "print_freq", "progress"),
-        *("picture_epochs", "save_every_epochs", "save_every_steps", "folds_from", "plugin", "track"),
-    }
-
-
-def test_only_these_settings_are_the_machines_or_the_commands_own():
-    inherited = set("batch_size deterministic device download workers progress timeout plugin".split())
-    assert declaring("inherited", False) == inherited
-    words = "config output gpu_ids resume resume_override evaluate dry_run max_steps"
-    assert declaring("in_recipe", False) == set(words.split())
-
-
 def test_help_shows_every_help_text_and_default():
     text = " ".join(arguments.build_parser().format_help().split())
     for _, option in all_settings():
