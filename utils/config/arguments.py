@@ -191,7 +191,7 @@ def _build_parser(_: tuple[str, ...]) -> argparse.ArgumentParser:
             continue
         if option.default is not None:
             text += f" [{option.default}]"
-        choices = plugins.choices(option.name, meta["choices"])
+        choices = plugins.choices(option.name)
         metavar = meta["metavar"] or ("{" + ",".join(choices) + "}" if choices else None)
         metavar = metavar or {int: "N", float: "X"}.get(meta["type"], "NAME")
         arity = {"nargs": "*"} if meta["many"] else {"nargs": "?", "const": meta["bare"] or _NO_VALUE}
@@ -367,7 +367,7 @@ def convert(option: dataclasses.Field, raw: Any) -> tuple[Any, str | None]:
     if raw is None:
         return (None, None) if option.default is None else (None, "must have a value")
     if raw is _NO_VALUE or raw == [] or raw == ():
-        choices = plugins.choices(option.name, meta["choices"])
+        choices = plugins.choices(option.name)
         return None, "needs a value" + (f": {', '.join(choices)}" if choices else "")
     if meta["many"]:
         raw = _as_items(meta, raw)
@@ -412,7 +412,7 @@ def _unseparated(raw: Any) -> str | None:
 
 def _scalar(option: dataclasses.Field, raw: Any) -> tuple[Any, str | None]:
     meta = option.metadata
-    choices = plugins.choices(option.name, meta["choices"])
+    choices = plugins.choices(option.name)
     kind = meta["type"]
     kinds = " or ".join((_KINDS[kind], *meta["words"]))
     if kind is bool:

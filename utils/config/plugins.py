@@ -6,7 +6,6 @@ its recipe names are executed: a checkpoint says which files its run had, but ne
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib.util
 import inspect
@@ -23,6 +22,7 @@ from typing import Any, TypeVar
 
 from utils.config.datasets import SPECS
 from utils.config.field import safe_name
+from utils.config.rules import OPTIONS
 from utils.config.settings import UserError
 
 # The settings whose choices an entry's name joins; an entry of another kind is looked up where its name is used.
@@ -79,8 +79,9 @@ def hooks() -> Sequence[Entry]:
     return tuple(_loaded.hooks)
 
 
-def choices(setting: str, own: tuple[str, ...]) -> tuple[str, ...]:
-    """Names that ``setting`` accepts: its ``own`` choices, and those that files add."""
+def choices(setting: str) -> tuple[str, ...]:
+    """Names that ``setting`` accepts: its own choices, and those that files add."""
+    own = OPTIONS[setting].metadata["choices"]
     return (*own, *added(KIND_OF[setting])) if setting in KIND_OF else own
 
 
@@ -92,10 +93,10 @@ def digests() -> dict[str, str]:
 def refuse_missing(settings: Mapping[str, Any], path: Path) -> None:
     """Raise ``UserError`` if ``settings`` of checkpoint ``path`` use a part from a plugin file that is not loaded."""
     files = ", ".join(Path(file).name for file in settings.get("plugin") or ())
-    for name, kind in KIND_OF.items() if files else ():
+    for name in KIND_OF if files else ():
         values = settings.get(name) or ()
         for value in (values,) if isinstance(values, str) else values:
-            if value not in choices(name, _own(kind)):
+            if value not in choices(name):
                 made_with = f"was trained with --{name.replace('_', '-')} {value} of {files}"
                 raise UserError(f"{path}: {made_with}; give that file by --plugin")
 
@@ -226,9 +227,10 @@ def add(
             _loaded.hooks.append(entry)
             return make
         refuse_other_arguments(make, f"{where}: {kind} {name}", taken, more)
-        if name in _loaded.entries.setdefault(kind, {}) or name in _own(kind):
+        known = (choices(setting) for setting, other in KIND_OF.items() if other == kind)
+        if name in added(kind) or any(name in names for names in known):
             raise UserError(f"{where}: there is a {kind} {name} already; choose another name", on_all_ranks=True)
-        _loaded.entries[kind][name] = entry
+        _loaded.entries.setdefault(kind, {})[name] = entry
         if kind == "dataset":
             SPECS[name] = options["spec"]
         return make
@@ -239,12 +241,3 @@ def add(
 def _place(make: Callable[..., Any]) -> str:
     line = f", line {make.__code__.co_firstlineno}" if inspect.isfunction(make) else ""
     return f"--plugin {_loading[-1]}{line}"
-
-
-@functools.cache
-def _own(kind: str) -> tuple[str, ...]:
-    """Names that the repository itself offers for ``kind``."""
-    from utils.config.settings import all_settings
-
-    settings = [name for name, other in KIND_OF.items() if other == kind]
-    return next((option.metadata["choices"] for _, option in all_settings() if option.name in settings), ())

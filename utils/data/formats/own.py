@@ -16,7 +16,6 @@ from PIL import Image, ImageOps
 
 from utils.config import plugins
 from utils.config.datasets import SPECS, DatasetSpec
-from utils.config.groups.augmentation import AUGMENTATIONS
 from utils.config.groups.data import DataSettings
 from utils.config.plugins import Entry
 from utils.config.settings import UserError
@@ -145,7 +144,7 @@ def read_own(entry: Entry, settings: DataSettings) -> Splits:
     except TypeError as error:
         raise UserError(f"{where} must return the names of the classes last, not {classes!r}") from error
     spec = SPECS[entry.name]
-    known = plugins.choices("augment", ("none", *AUGMENTATIONS))
+    known = plugins.choices("augment")
     for name in spec.augment:
         if name not in known:
             hint = or_nearest(name, known, f"there are {', '.join(known)}")
