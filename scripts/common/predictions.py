@@ -51,7 +51,6 @@ from utils.record.writer import Writer
 from utils.runtime.distributed import Distributed, RankInfo
 from utils.runtime.memory import lacks_memory
 
-SPLITS = ("train", "val", "test")
 SHOWN = 5  # paths shown in a message
 THUMBNAIL = 16  # pixels per side
 
@@ -60,7 +59,7 @@ THUMBNAIL = 16  # pixels per side
 class Chosen:
     """Choice of images, and of how a network is run on them; None: as in the network's training run.
 
-    ``split``: one of ``SPLITS``; 'val' is what main.py validates on. ``datapath``: class folders to read instead of the
+    ``split``: 'train', 'test', or 'val', which main.py validates on. ``datapath``: class folders to read instead of the
     run's data, or with ``labels`` the images of that table; ``files``: unlabelled images to read instead, labelled as
     the first class. ``most``: number of images to draw at random. ``batch_size``: images per forward pass. ``tta``: as
     main.py's --tta.
