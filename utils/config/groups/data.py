@@ -25,9 +25,7 @@ VIEWS = {
 }
 
 view_setting = partial(setting, shapes="views of the validation images")
-column_setting = partial(
-    setting, effect=Needs("--labels"), example="a", within="--dataname folder --datapath D --labels F"
-)
+column_setting = partial(setting, effect=Needs("--labels"), example="a")
 
 _IMAGE_FILES = Needs("images in files", lambda v: not v.in_memory)
 BEFORE_THE_NUMBER = r"(.*?)[\W_]*(?<!\d)\d+\.[^.]*$"  # what stands before the last number of a file's name
