@@ -2,9 +2,9 @@
 
 import re
 
-from utils.config.settings import all_settings, as_flag, flag_of
+from utils.config.rules import OPTIONS
+from utils.config.settings import as_flag, flag_of
 
-OPTIONS = {option.name: option for _, option in all_settings()}
 SHAPES_RESULT = [name for name, option in OPTIONS.items() if option.metadata["affects_result"]]
 # What shows only with other images or weights, on a GPU, or with several processes.
 ELSEWHERE = {

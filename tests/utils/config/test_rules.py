@@ -8,7 +8,7 @@ import pytest
 from tests.utils.config.examples import OPTIONS, context, example
 from tests.utils.config.test_argument_mistakes import mistakes_of
 from utils.config import arguments, rules
-from utils.config.field import DEFAULT, FLAG
+from utils.config.field import FLAG
 from utils.config.rules import Given, contradictions
 from utils.config.settings import GROUPS, UserError, all_settings, flag_of
 
@@ -35,10 +35,6 @@ def test_rare_classes_are_made_up_for_once():
     assert line == "--balanced-sampler and --class-weights both make up for rare classes, together twice; give one"
     older = {"balanced_sampler": True, "class_weights": "balanced"}
     assert arguments.parse(["--resume", "R"], 1, older).data.balanced_sampler, "a run of a version without the rule"
-
-
-def test_defaults_contradict_nothing():
-    assert contradictions(Given(DEFAULTS, dict.fromkeys(DEFAULTS, DEFAULT))) == []
 
 
 def test_a_setting_that_cannot_be_read_contradicts_nothing():
