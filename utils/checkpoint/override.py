@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from utils.checkpoint.progress import Progress
-from utils.checkpoint.resume import DEFAULTS, ResumePoint
+from utils.checkpoint.resume import DEFAULTS, WHY_FIXED, ResumePoint
 from utils.config import plugins
 from utils.config.groups.average import AverageSettings
 from utils.config.groups.optimisation import OptimisationSettings
 from utils.config.rules import OPTIONS
-from utils.config.settings import Settings, UserError, as_flag
+from utils.config.settings import Settings, UserError, as_flag, shaping
 
 # of an optimizer's group, except the learning rate, which each step sets
 HYPERPARAMETERS = (
@@ -39,15 +39,12 @@ def settings_to_go_on(point: ResumePoint, args: Settings) -> Settings:
 
 def refuse_impossible(resume_point: ResumePoint, args: Settings) -> None:
     """Raise ``UserError`` with a line for each setting in ``args`` that the checkpoint's state does not fit."""
-    mistakes = []
     differences = resume_point.differences(args)
-    for difference in _that_shape("state", differences):
-        mistakes.append(f"{difference}; its state fits no other, not even with --resume-override")
-    for difference in _that_shape("first weights", differences):
-        mistakes.append(f"{difference}; the run has begun, and goes on with its own weights; remove the flag")
-    for name, difference in differences.items():
-        if OPTIONS[name].metadata["shapes"] == "state at all" and resume_point.can_never_change(name, args):
-            mistakes.append(f"{difference}; only its number can change there")
+    mistakes = [
+        f"{difference}; {WHY_FIXED[OPTIONS[name].metadata['shapes']]}"
+        for name, difference in differences.items()
+        if resume_point.can_never_change(name, args)
+    ]
     if resume_point.state["ema"] is not None and (moved := _of_another_epoch(resume_point, args, differences)):
         mistakes.append(moved)
     if mistakes:
@@ -85,7 +82,8 @@ def refuse_other_groups(
     ``groups_of`` returns an optimizer's groups. An optimizer's state identifies a parameter only by its place in the
     groups: in other groups, it would get another parameter's momentum.
     """
-    changed = _that_shape("groups", resume_point.differences(args))
+    differences = resume_point.differences(args)
+    changed = [differences[name] for name in shaping("groups") if name in differences]
     if not changed:
         return
     stored = DEFAULTS | resume_point.state["settings"]
@@ -108,11 +106,6 @@ def refuse_other_head(resume_point: ResumePoint, classes: tuple[str, ...], multi
         raise UserError(
             f"{difference}; its last layer fits no other {fits}: begin anew with --weights", on_all_ranks=True
         )
-
-
-def _that_shape(what: str, differences: dict[str, str]) -> list[str]:
-    """The lines of ``differences`` about settings whose fields say that they shape ``what``."""
-    return [line for name, line in differences.items() if OPTIONS[name].metadata["shapes"] == what]
 
 
 def carry_over(

@@ -30,7 +30,11 @@ from utils.runtime.files import sha256
 
 SHOWN_CLASSES = SHOWN_SETTINGS = 5  # in a message
 SET_ASIDE = ("best", "previous", "final")  # when a run goes back behind them
-FIXED = ("state", "first weights")  # what --resume-override cannot change either
+WHY_FIXED = {  # by what a setting shapes that --resume-override cannot change either
+    "state": "its state fits no other, not even with --resume-override",
+    "first weights": "the run has begun, and goes on with its own weights; remove the flag",
+    "state at all": "only its number can change there",
+}
 ABANDONED = "abandoned_"
 # Values of settings that a run's checkpoint or config.yaml does not hold: the run may be older than the setting.
 DEFAULTS = {name: option.metadata["earlier"] for name, option in OPTIONS.items()}
@@ -168,7 +172,7 @@ class ResumePoint:
         shaped = OPTIONS[name].metadata["shapes"]
         if shaped == "state at all":
             return (self.state["settings"].get(name) is None) != (args.values()[name] is None)
-        return shaped in FIXED
+        return shaped in WHY_FIXED
 
     def _follows(self, name: str, args: Settings) -> bool:
         """True if setting ``name`` was and is left to the schedule, and so differs only as schedule or epochs do."""
