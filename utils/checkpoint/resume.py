@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from utils.checkpoint import checkpoint
 from utils.checkpoint.fingerprint import changed_files, listing_of, same_images, short
@@ -47,8 +48,8 @@ Warn = Callable[[str], None]
 class ResumePoint:
     """A checkpoint to continue from; ``folder``: its run's folder, None if the file lies outside one.
 
-    ``state``: everything except the tensors, which stay in the file until ``read``, because ``state`` lives as long as
-    the run and goes to all processes. ``digest``: the file's SHA-256.
+    ``state``: everything, with None for the tensors, which stay in the file until ``read``, because ``state`` lives as
+    long as the run and goes to all processes. ``digest``: the file's SHA-256.
     """
 
     path: Path
@@ -64,7 +65,7 @@ class ResumePoint:
         except FileNotFoundError:  # another process replaces it at this moment
             digest = "no file"  # which ``read`` will refuse
         hub_networks.remember(state.get(hub_networks.KEY))
-        return cls(path, _plain_parts(state), digest, folder)
+        return cls(path, tree_map_only(torch.Tensor, lambda tensor: None, state), digest, folder)
 
     @classmethod
     def whole(cls, path: Path) -> ResumePoint:
@@ -477,17 +478,8 @@ def _differences(other: dict[str, Any], wanted: dict[str, Any]) -> str:
     return some(shown, SHOWN_SETTINGS)
 
 
-def _plain_parts(value: Any) -> Any:
-    """Copy ``value`` without the tensors in its dicts, and with None for the tensors in its lists."""
-    if isinstance(value, dict):
-        return {key: _plain_parts(item) for key, item in value.items() if not isinstance(item, torch.Tensor)}
-    if isinstance(value, list | tuple):
-        return type(value)(map(_plain_parts, value))
-    return None if isinstance(value, torch.Tensor) else value
-
-
 def _completed(plain: Any, whole: Any) -> Any:
-    """Complete ``plain``, made by ``_plain_parts`` and perhaps changed since, by the tensors of ``whole``."""
+    """Complete ``plain``, which has None for tensors and was perhaps changed since, by the tensors of ``whole``."""
     if isinstance(plain, dict) and isinstance(whole, dict):
         return plain | {key: _completed(plain.get(key, item), item) for key, item in whole.items()}
     if isinstance(plain, list) and isinstance(whole, list) and len(plain) == len(whole):

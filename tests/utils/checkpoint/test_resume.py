@@ -285,7 +285,7 @@ def test_to_evaluate_weights_are_enough_and_to_go_on_nothing_may_be_missing(run,
     with pytest.raises(UserError, match="lacks format"):
         find(parse([*weights]), tmp_path, pytest.fail)
     found = find(parse(["--evaluate", "--weights", str(tmp_path / "weights.pt")]), tmp_path, pytest.fail)
-    assert (found.path, found.folder, found.state) == (tmp_path / "weights.pt", None, {"model": {}})
+    assert (found.path, found.folder, found.state) == (tmp_path / "weights.pt", None, {"model": {"weight": None}})
     for begun_anew in (["--weights", str(tmp_path / "weights.pt")], ["--evaluate", "--pretrained"], []):
         assert find(parse(begun_anew), tmp_path, pytest.fail) is None
 
