@@ -138,7 +138,8 @@ def validate_in_views(loop: Any, model: nn.Module, pictured: bool) -> tuple[AnyR
     if pictured:
         loader = loop.validation_loader
         kind = MultilabelCollector if loader.multilabel else Collector
-        collector = kind(network, model, len(loop.class_names), len(loader.source), loader.transform.to_pixels)
+        to_pixels = loader.transform.to_pixels
+        collector = kind(network, model, len(loop.class_names), len(loader.source), to_pixels, loop.device)
         network = collector
         before_batch.append(collector.before_batch)
     report = validate(

@@ -29,6 +29,7 @@ from utils.record.pictures import drawing, projector
 from utils.record.pictures.collector import Collector, Mistake, Point
 from utils.record.writer import Writer
 
+CPU = torch.device("cpu")
 CLASSES = 4
 COUNT = 50
 BATCH = 8
@@ -40,8 +41,6 @@ NAMES = [f"class {number}" for number in range(CLASSES)]
 
 class Alone:
     """One process."""
-
-    device = torch.device("cpu")
 
     def all_reduce_sum(self, counts):
         return counts
@@ -77,7 +76,7 @@ def normalised(images):
 def collected(rank=0, ranks=1, model=None):
     """A collector that has seen every ``ranks``-th batch of the images above."""
     model = model or network()
-    collector = Collector(model, model, CLASSES, COUNT, lambda images: (images + 1) / 2)
+    collector = Collector(model, model, CLASSES, COUNT, lambda images: (images + 1) / 2, CPU)
     for first in range(rank * BATCH, COUNT, ranks * BATCH):
         part = np.arange(first, min(first + BATCH, COUNT))
         collector.before_batch(SimpleNamespace(images=normalised(IMAGES[part]), targets=TARGETS[part], indices=part))
@@ -113,7 +112,7 @@ def test_the_matrix_has_top1s_hits_also_where_logits_are_not_finite_or_have_equa
     targets = torch.tensor([0, 2, 1, 0])
     fixed = nn.Module()
     fixed.forward = lambda images: logits
-    collector = Collector(fixed, fixed, CLASSES, len(logits), lambda images: images)
+    collector = Collector(fixed, fixed, CLASSES, len(logits), lambda images: images, CPU)
     collector.before_batch(SimpleNamespace(targets=targets, indices=np.arange(len(logits))))
     collector(torch.zeros(len(logits), 1, 6, 6))
     found = collector.gather(Alone())
@@ -188,7 +187,7 @@ def test_views_of_an_image_have_the_mean_of_their_features():
     model = network()
     twice = nn.Module()
     twice.forward = lambda images: (model(images) + model(images.flip(-1))) / 2
-    collector = Collector(twice, model, CLASSES, COUNT, lambda images: images)
+    collector = Collector(twice, model, CLASSES, COUNT, lambda images: images, CPU)
     part = np.arange(3)
     collector.before_batch(SimpleNamespace(images=IMAGES[part], targets=TARGETS[part], indices=part))
     collector(IMAGES[part])

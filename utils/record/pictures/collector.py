@@ -85,7 +85,7 @@ class Collector(nn.Module):
 
     ``of``: the module whose output layer has the features as its input; the features of several views of a batch, in
     one call or several, are averaged. ``classes``: their number. ``samples``: the size of the validation set.
-    ``to_pixels`` undoes the normalisation of images, into floats between 0 and 1.
+    ``to_pixels`` undoes the normalisation of images, into floats between 0 and 1. ``device``: the network's.
     """
 
     draws_matrix = True
@@ -97,6 +97,7 @@ class Collector(nn.Module):
         classes: int,
         samples: int,
         to_pixels: Callable[[torch.Tensor], torch.Tensor],
+        device: torch.device,
     ) -> None:
         super().__init__()
         self.network = network
@@ -105,7 +106,7 @@ class Collector(nn.Module):
         self._shown = set(np.linspace(0, samples - 1, min(samples, MOST_POINTS)).round().astype(int).tolist())
         self._with_matrix = self.draws_matrix and classes <= MOST_CLASSES
         self._own_curves = classes if classes <= MOST_CURVES else 0
-        self._counts: torch.Tensor | None = None  # the matrix and the curves, flat
+        self._counts = torch.zeros(self._numbers, dtype=torch.int64, device=device)  # the matrix and the curves, flat
         self._worst: tuple[torch.Tensor, ...] = ()  # probability, number, class, answer, pixels
         self._points: list[tuple[torch.Tensor, ...]] = []
         self._batch: Batch
@@ -142,8 +143,6 @@ class Collector(nn.Module):
 
     def _count(self, answers: Answers) -> None:
         shares, is_target, _, (targets, predicted), _ = answers
-        if self._counts is None:
-            self._counts = torch.zeros(self._numbers, dtype=torch.int64, device=shares.device)
         bins = (shares.nan_to_num(0) * (THRESHOLDS - 1)).long()
         known = (is_target >= 0).long().flatten()
         is_target = is_target.clamp(min=0)  # missing labels are counted 0 times
@@ -199,8 +198,7 @@ class Collector(nn.Module):
 
     def gather(self, distributed: Distributed) -> Gathered:
         """Gather what all ranks have seen, on every rank. A synchronisation point."""
-        own = self._counts if self._counts is not None else self._no_counts(distributed.device)
-        counts = distributed.all_reduce_sum(own).cpu().numpy()
+        counts = distributed.all_reduce_sum(self._counts).cpu().numpy()
         mine = [_on_host(Mistake, self._worst)], [_on_host(Point, part) for part in self._points]
         mistakes = []
         points = []
@@ -214,9 +212,6 @@ class Collector(nn.Module):
             mistakes=sorted(mistakes, key=lambda one: (-one.share, one.index))[:MOST_MISTAKES],
             points=sorted(points, key=lambda one: one.index),
         )
-
-    def _no_counts(self, device: torch.device) -> torch.Tensor:
-        return torch.zeros(self._numbers, dtype=torch.int64, device=device)
 
 
 class MultilabelCollector(Collector):
