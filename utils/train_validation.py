@@ -35,8 +35,6 @@ from utils.runtime.devices import runs_ahead, timing_algorithms
 
 __all__ = ["Extras", "TraVal"]
 
-NOTHING = Extras()
-
 
 class TraVal:
     """Trains and validates ``model``.
@@ -61,8 +59,9 @@ class TraVal:
         *,
         writer: Writer | None = None,
         curr_scen_name: str = "",
-        extras: Extras = NOTHING,
+        extras: Extras | None = None,
     ) -> None:
+        extras = extras or Extras()
         # bare: its parameters' names are the checkpoint's
         self.model = model
         self.ema = extras.ema

@@ -94,6 +94,8 @@ def test_what_the_signature_leaves_out_is_one_process_and_each_groups_own_rate()
         weights.append(parameters(model))
     assert all(map(torch.equal, *weights)), "a policy that is constant does the same"
     assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.1]
+    one, other = (TraVal(model, None, None, criterion, scaler, args, None) for _ in range(2))
+    assert one.hooks is not other.hooks, "a hook of one loop is not called by another"
 
 
 def parameters(model):
