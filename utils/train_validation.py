@@ -32,6 +32,8 @@ from utils.record.reporter import Reporter
 from utils.record.writer import Bar, Writer
 from utils.runtime.compiled import compile_in_place
 from utils.runtime.devices import runs_ahead, timing_algorithms
+from utils.runtime.distributed import Distributed
+from utils.runtime.process import RankInfo
 
 __all__ = ["Extras", "TraVal"]
 
@@ -72,7 +74,7 @@ class TraVal:
         self.criterion = criterion
         self.scaler = scaler
         self.args = args
-        self.distributed = extras.processes(args)
+        self.distributed = extras.distributed or Distributed(RankInfo(), args.run, args.precision.tf32)
         self.device = self.distributed.device
         self.lr_policy = extras.lr_policy
         self.run_name = curr_scen_name

@@ -6,14 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from utils.checkpoint.checkpoint import Checkpointer
-from utils.config.settings import Settings
 from utils.loop.hooks import Hooks
 from utils.loop.stop_signals import StopSignals
 from utils.optim.ema import WeightAverage
 from utils.optim.freezing import Freezing
 from utils.optim.lr_policy import LRPolicy
 from utils.runtime.distributed import Distributed
-from utils.runtime.process import RankInfo
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,3 @@ class Extras:
     stop_signals: StopSignals | None = None
     hooks: Hooks = field(default_factory=Hooks)
     multilabel: bool = False
-
-    def processes(self, args: Settings) -> Distributed:
-        """The processes that train together; by default only this one."""
-        return self.distributed or Distributed(RankInfo(), args.run, args.precision.tf32)
