@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from utils.checkpoint.checkpoint import Checkpointer
-from utils.checkpoint.progress import Progress
 from utils.checkpoint.sharded import Places, write_shards
 from utils.config.settings import Settings
 from utils.data.loaders import Batch
@@ -40,7 +39,6 @@ class Loop(Protocol):
     optimizers: tuple[torch.optim.Optimizer, ...]
     clip: GradientClipper
     args: Settings
-    attachments: list[Attachment]
     distributed: Distributed
     device: torch.device
     scaler: torch.amp.GradScaler
@@ -49,7 +47,6 @@ class Loop(Protocol):
     writer: Writer
     checkpointer: Checkpointer | None
     description: dict[str, Any]
-    progress: Progress
 
     def launch_passes(self, batches: Iterable[Batch], passed: Passed) -> Gradient: ...
     def launch_update(self, gradient: Gradient) -> torch.Tensor | None: ...
