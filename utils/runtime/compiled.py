@@ -112,8 +112,6 @@ def digest_of(recipe: str, machine: str) -> str:
 
 def _doubt(folder: Path) -> str:
     """The reason not to execute files in ``folder``; '' if there is none."""
-    if not hasattr(os, "getuid"):
-        return ""
     for one in (folder, folder.parent):
         status = one.stat()
         if status.st_uid != os.getuid():

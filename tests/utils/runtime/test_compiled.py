@@ -60,7 +60,6 @@ def test_without_a_readable_list_nothing_of_the_folder_is_used(tmp_path):
     assert "kept file(s) are damaged" in line and [path.name for path in folder.rglob("*") if path.is_file()] == []
 
 
-@pytest.mark.skipif(not hasattr(os, "getuid"), reason="needs owners of files")
 def test_a_folder_of_another_user_or_that_others_can_write_to_is_left_alone(tmp_path, monkeypatch):
     folder = compiled(tmp_path)
     folder.chmod(0o777)
