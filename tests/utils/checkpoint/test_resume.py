@@ -338,12 +338,10 @@ def test_of_a_recipes_value_no_flag_is_to_be_removed(recipe):
         found_with(settings={}).refuse_differences(parse(["--config", recipe("epochs: 7\n")]))
 
 
-@pytest.mark.parametrize(("begun", "advised"), [((), False), (("--ema-decay", "0.99"), True)])
-def test_no_override_is_advised_that_would_be_refused(begun, advised):
-    with pytest.raises(UserError) as caught:
-        found_with(settings=parse(begun).values()).refuse_differences(parse(["--ema-decay", "0.9"]))
-    (line,) = caught.value.mistakes
-    assert ("or go on like this with" in line) == advised
+def test_an_override_is_advised_of_a_number_that_a_run_without_it_could_not_take():
+    begun = parse(["--ema-decay", "0.99"]).values()
+    with pytest.raises(UserError, match="or go on like this with"):
+        found_with(settings=begun).refuse_differences(parse(["--ema-decay", "0.9"]))
 
 
 FIXED = {"arch", "optimizer", "opt_kwargs", "freeze", "init", "pretrained", "weights", "new_head"}

@@ -101,14 +101,6 @@ def test_fewer_epochs_than_are_trained_end_with_the_figures_of_the_last_one(run,
     assert " is finished: 4 epochs, 92 steps" in told and again == last
 
 
-def test_the_last_line_of_a_finished_run_names_the_metric_that_chose_its_best_epoch(run, capsys):
-    lines = []
-    for more in ([], ["--resume-override", "--best-metric", "loss", "--max-val-batches", "1"]):
-        assert main.main([*FLAGS, "--resume", str(run), *more]) == 0
-        lines.append(capsys.readouterr().out.splitlines()[-1])
-    assert lines[0] == lines[1]
-
-
 def test_another_setting_for_a_finished_run_is_said_to_come_too_late(run, capsys):
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     assert main.main([*FLAGS, "--resume", str(run), "--resume-override", "--lr", "7"]) == 0

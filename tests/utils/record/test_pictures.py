@@ -21,6 +21,7 @@ import main
 from tests.helpers import csv_rows, points_of, trained
 from utils.checkpoint.progress import Progress
 from utils.config.arguments import parse
+from utils.config.groups.run import RunSettings
 from utils.loop import validation
 from utils.record import board
 from utils.record.metrics import ClassReport
@@ -28,6 +29,7 @@ from utils.record.pictures import collector as collecting
 from utils.record.pictures import drawing, projector
 from utils.record.pictures.collector import Collector, Mistake, Point
 from utils.record.writer import Writer
+from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")
 CLASSES = 4
@@ -37,19 +39,10 @@ GENERATOR = torch.Generator().manual_seed(0)
 IMAGES = torch.rand(COUNT, 1, 6, 6, generator=GENERATOR)
 TARGETS = torch.randint(CLASSES, (COUNT,), generator=GENERATOR)
 NAMES = [f"class {number}" for number in range(CLASSES)]
+ALONE = Distributed(RankInfo(), RunSettings(device="cpu"))
 
 
-class Alone:
-    """One process."""
-
-    def all_reduce_sum(self, counts):
-        return counts
-
-    def gather(self, mine):
-        return [mine]
-
-
-class Recorded(Alone):
+class Recorded:
     """Keeps what this rank adds; with ``others``, the ranks are these."""
 
     def __init__(self, others=()):
@@ -89,7 +82,7 @@ def collected(rank=0, ranks=1, model=None):
 
 @pytest.fixture(scope="module")
 def gathered():
-    return collected().gather(Alone())
+    return collected().gather(ALONE)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +108,7 @@ def test_the_matrix_has_top1s_hits_also_where_logits_are_not_finite_or_have_equa
     collector = Collector(fixed, fixed, CLASSES, len(logits), lambda images: images, CPU)
     collector.before_batch(SimpleNamespace(targets=targets, indices=np.arange(len(logits))))
     collector(torch.zeros(len(logits), 1, 6, 6))
-    found = collector.gather(Alone())
+    found = collector.gather(ALONE)
     by_class = ClassReport.of(logits, targets)
     assert (found.confusion.diagonal() == by_class.right).all() and by_class.right.sum() == 2
     assert (found.confusion.sum(0) == by_class.predicted).all(), "NaN answers nothing"
@@ -151,7 +144,7 @@ def test_the_points_are_what_the_output_layer_gets(gathered, shares):
 
 def test_of_a_large_set_a_part_is_shown_that_is_spread_over_it(monkeypatch):
     monkeypatch.setattr(collecting, "MOST_POINTS", 5)
-    assert [one.index for one in collected().gather(Alone()).points] == [0, 12, 24, 37, 49]
+    assert [one.index for one in collected().gather(ALONE).points] == [0, 12, 24, 37, 49]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -179,7 +172,7 @@ def test_equally_sure_mistakes_come_in_the_order_of_the_set_on_any_number_of_ran
 def test_many_classes_have_neither_matrix_nor_curves_of_their_own(monkeypatch):
     monkeypatch.setattr(collecting, "MOST_CLASSES", 3)
     monkeypatch.setattr(collecting, "MOST_CURVES", 3)
-    few = collected().gather(Alone())
+    few = collected().gather(ALONE)
     assert few.confusion is None and len(few.curves) == 1 and few.curves.sum() == COUNT * CLASSES
 
 
@@ -192,7 +185,7 @@ def test_views_of_an_image_have_the_mean_of_their_features():
     collector.before_batch(SimpleNamespace(images=IMAGES[part], targets=TARGETS[part], indices=part))
     collector(IMAGES[part])
     features = (model[:3](IMAGES[part]) + model[:3](IMAGES[part].flip(-1))) / 2
-    points = collector.gather(Alone()).points
+    points = collector.gather(ALONE).points
     np.testing.assert_allclose(np.stack([one.features for one in points]), features.detach(), rtol=1e-5)
 
 

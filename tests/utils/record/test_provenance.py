@@ -17,13 +17,8 @@ def test_a_copy_without_history_has_the_commit_that_the_variable_names(variable,
     assert provenance.commit() == expected
 
 
-def test_history_says_more_than_the_variable(monkeypatch):
-    monkeypatch.setenv("GIT_COMMIT", "0123456789")
-    monkeypatch.setattr(provenance, "_git", lambda *words: "abcdef0123" if words[0] == "rev-parse" else "")
-    assert provenance.commit() == "abcdef0123"
-
-
 @pytest.mark.parametrize(("status", "expected"), [("", "abcdef0123"), (" M main.py", "abcdef0123, changed")])
-def test_a_tree_that_was_changed_is_told(status, expected, monkeypatch):
+def test_history_says_more_than_the_variable_and_a_tree_that_was_changed_is_told(status, expected, monkeypatch):
+    monkeypatch.setenv("GIT_COMMIT", "0123456789")
     monkeypatch.setattr(provenance, "_git", lambda *words: "abcdef0123" if words[0] == "rev-parse" else status)
     assert provenance.commit() == expected
