@@ -108,9 +108,7 @@ def published_as(arch: str) -> tuple[str, str]:
     """
     library, name = located(arch)
     if library == "torchvision":
-        import torchvision
-
-        return (torchvision.models.get_model_weights(name).DEFAULT.url,) * 2
+        return (torchvision_weights(name).url,) * 2
     import timm
     from huggingface_hub import constants
 

@@ -167,30 +167,22 @@ def _calibrated(
 ) -> tuple[Reading, Confidence | None]:
     """Return the way to read the logits, and the ``Confidence`` that a checkpoint keeps for its weights, if any.
 
-    With ``calibrated``, makes ``network`` divide its logits by the temperature, if there is one.
+    A confidence for other weights does not count, nor do the thresholds beside it. With ``calibrated``, makes
+    ``network`` divide its logits by the temperature, if there is one.
     """
-    confidence = _confidence(state, path)
-    if confidence is None and state.get(CONFIDENCE) is not None:  # its thresholds are of the other weights, too
+    confidence = Confidence.from_state(state.get(CONFIDENCE), path)
+    if confidence is not None and confidence.weights != ("trained" if state.get("ema") is None else "average"):
+        warnings.warn(
+            f"{path}: the temperature, distances and thresholds in it were fitted for other weights, and are not used",
+            stacklevel=3,
+        )
+        confidence = None
         state = {**state, "thresholds": None}
     reading = reading_of(state, len(state["classes"]), path)
     if not calibrated or confidence is None or confidence.temperature is None:
         return reading, confidence
     divide_logits(network, confidence.temperature)
     return reading.divided(confidence.temperature), confidence
-
-
-def _confidence(state: Mapping[str, Any], path: Path) -> Confidence | None:
-    """The confidence that a checkpoint keeps for its weights; None if it has none, or one for other weights."""
-    confidence = Confidence.from_state(state.get(CONFIDENCE), path)
-    if confidence is None:
-        return None
-    if confidence.weights != ("trained" if state.get("ema") is None else "average"):
-        warnings.warn(
-            f"{path}: the temperature, distances and thresholds in it were fitted for other weights, and are not used",
-            stacklevel=3,
-        )
-        return None
-    return confidence
 
 
 def read_checkpoint(path: Path, best: bool | None, warn: Callable[[str], None]) -> tuple[Path, dict[str, Any], str]:
