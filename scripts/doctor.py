@@ -260,8 +260,9 @@ def memory_on_gpu(own: argparse.Namespace, found: Measured, distributed: Distrib
     """Memory of the timed steps, and the largest batch, found by trying."""
     import torch
 
+    from scripts.tuning.advice import largest_batch
     from scripts.tuning.diagnosis import Memory
-    from scripts.tuning.memory import FitsOnGpu, search
+    from scripts.tuning.memory import FitsOnGpu
 
     assert found.peak is not None  # on a GPU
     allocated, reserved = found.peak
@@ -270,7 +271,7 @@ def memory_on_gpu(own: argparse.Namespace, found: Measured, distributed: Distrib
     if not own.largest_batch:
         return Memory(allocated, meaning, None, free)
     train = training_on_random(found.args, found.data, found.criterion, distributed)
-    largest = search(FitsOnGpu(train, own.seconds), found.args.data.batch_size, len(found.data.train))
+    largest = largest_batch(FitsOnGpu(train, own.seconds), found.args.data.batch_size, len(found.data.train))
     return Memory(allocated, meaning, largest, free)
 
 
@@ -314,7 +315,8 @@ def failure_of(done: subprocess.CompletedProcess[str]) -> str:
 def print_memory(task: dict[str, Any], args: Settings, distributed: Distributed) -> int:
     """Measure and print the figures for memory_in_child; return the exit code."""
     from models.training_loss import build_loss
-    from scripts.tuning.memory import FitsOnCpu, search
+    from scripts.tuning.advice import largest_batch
+    from scripts.tuning.memory import FitsOnCpu
     from utils.run import Run
 
     run = Run(args.with_values(**task["measured"]), distributed)
@@ -326,7 +328,7 @@ def print_memory(task: dict[str, Any], args: Settings, distributed: Distributed)
     room(size)
     print(json.dumps({"step_bytes": room.grown[size]}), flush=True)  # at once: the search may end this process
     if task["largest"]:
-        print(json.dumps({"largest": dataclasses.asdict(search(room, size, len(data.train)))}))
+        print(json.dumps({"largest": dataclasses.asdict(largest_batch(room, size, len(data.train)))}))
     return 0
 
 

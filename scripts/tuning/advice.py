@@ -16,6 +16,8 @@ GAIN = 1.05  # smallest speed-up for which a change is recommended
 EQUAL = 1.2  # parts whose speeds differ by a smaller factor limit training equally
 SHARED = 0.8  # share of the slower part's speed: if the loop is slower, loader and network compete for something
 BUSY = 0.7  # a GPU busy for a smaller share of a step waits for the processor that launches its work
+LARGEST_SIZE = 2**16  # images; --batch-size allows more, but no training run needs it
+TOLERANCE = 1 / 32  # share of the largest batch: below it, what fits changes from run to run
 
 # What can limit training, as the verdict words it.
 LIMITS = {
@@ -313,14 +315,14 @@ class Largest:
     reason: str = ""
 
 
-def largest_batch(
-    fits: Callable[[int], bool], start: int, cap: int, cap_reason: str, tolerance: float = 0.0
-) -> Largest:
-    """Find the largest batch up to ``cap`` that ``fits``: double (or halve) it from ``start``, then bisect.
+def largest_batch(fits: Callable[[int], bool], start: int, samples: int, tolerance: float = TOLERANCE) -> Largest:
+    """Find the largest batch that ``fits``: double (or halve) it from ``start``, then bisect.
 
-    Stops when the largest batch that fits and the smallest that does not differ by at most ``tolerance`` times the
-    former; 0 finds exactly the largest. ``fits`` may raise ``StopSearch``.
+    At most ``samples``, the whole training set. Stops when the largest batch that fits and the smallest that does not
+    differ by at most ``tolerance`` times the former; 0 finds exactly the largest. ``fits`` may raise ``StopSearch``.
     """
+    cap = min(samples, LARGEST_SIZE)
+    cap_reason = "the whole training set" if cap == samples else f"{cap:,} images are enough for any training"
     good = 0
     bad = cap + 1
     size = min(start, cap)

@@ -13,14 +13,12 @@ import numpy as np
 import torch
 
 from scripts.common.timing import load_libraries, peak_resident_bytes, settled_bytes, timed
-from scripts.tuning.advice import Largest, StopSearch, largest_batch
+from scripts.tuning.advice import StopSearch
 from utils.data.loaders import Batch
 from utils.runtime.memory import lacks_memory
 from utils.train_validation import TraVal
 
 STEPS = 2  # the optimizer creates its state in the first step
-LARGEST_SIZE = 2**16  # images; --batch-size allows more, but no training run needs it
-TOLERANCE = 1 / 32  # share of the largest batch: below it, what fits changes from run to run
 CPU_MEMORY_SHARE = 0.5  # share of the available memory that the search may use on a CPU
 
 
@@ -111,13 +109,6 @@ class FitsOnCpu(Fits):
         """Expected bytes, extrapolated linearly from the two largest batches so far."""
         *_, (smaller, fewer_bytes), (largest, its_bytes) = [(0, 0), *sorted(self.grown.items())]
         return its_bytes + (size - largest) * (its_bytes - fewer_bytes) / (largest - smaller)
-
-
-def search(room: Callable[[int], bool], start: int, samples: int) -> Largest:
-    """Find the largest batch that fits, up to ``samples``, the whole training set. ``room``: whether a batch fits."""
-    cap = min(samples, LARGEST_SIZE)
-    reason = f"{LARGEST_SIZE:,} images are enough for any training"
-    return largest_batch(room, start, cap, "the whole training set" if cap == samples else reason, TOLERANCE)
 
 
 def available_bytes() -> int:

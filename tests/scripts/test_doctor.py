@@ -37,7 +37,7 @@ from scripts.tuning.advice import (
 )
 from scripts.tuning.diagnosis import LEAST_BYTES, Memory, csv_rows, gain, memory_lines, report, trials_table, verdict
 from scripts.tuning.measure import TrainingSetup, Window, interleaved_speeds, step_shares
-from scripts.tuning.memory import FitsOnCpu, FitsOnGpu, search
+from scripts.tuning.memory import FitsOnCpu, FitsOnGpu
 from scripts.tuning.trials import FIRST_PAIRS, STAND_IN_IMAGES, Trials, examine, hardware_of
 from tests.end_to_end.forked import Forked
 from tests.helpers import image_tree
@@ -258,14 +258,14 @@ def test_the_search_finds_exactly_the_largest_batch_that_fits(limit, start, cap)
         asked.append(size)
         return size <= limit
 
-    found = largest_batch(fits, start, cap, "cap")
-    assert found == Largest(min(limit, cap), "cap" if limit >= cap else "")
+    found = largest_batch(fits, start, cap, tolerance=0.0)
+    assert found == Largest(min(limit, cap), "the whole training set" if limit >= cap else "")
     assert all(1 <= size <= cap for size in asked) and len(asked) <= 26
 
 
 def test_the_largest_batch_is_at_most_the_training_set_and_a_long_step_ends_the_search(quick):
-    assert search(lambda size: True, 64, 1437) == Largest(1437, "the whole training set")
-    found = search(FitsOnGpu(lambda size: size / 1000, longest_step_seconds=0.5), 64, 10**6)
+    assert largest_batch(lambda size: True, 64, 1437) == Largest(1437, "the whole training set")
+    found = largest_batch(FitsOnGpu(lambda size: size / 1000, longest_step_seconds=0.5), 64, 10**6)
     assert found == Largest(256, "a step of 512 images would take more than 0.5 s")
 
 
@@ -275,7 +275,7 @@ def test_on_a_gpu_running_out_of_memory_is_the_answer_no_and_other_errors_are_ra
             raise torch.OutOfMemoryError("CUDA out of memory")
         return 0.0
 
-    assert 700 / (1 + 1 / 32) <= search(FitsOnGpu(train, 1.0), 64, 10**6).size <= 700
+    assert 700 / (1 + 1 / 32) <= largest_batch(FitsOnGpu(train, 1.0), 64, 10**6).size <= 700
 
     def wrong(size):
         raise RuntimeError("something else")
@@ -296,7 +296,7 @@ def test_on_a_cpu_no_batch_is_tried_that_is_expected_not_to_fit(quick, monkeypat
     monkeypatch.setattr("scripts.tuning.memory.settled_bytes", lambda: 0)
     monkeypatch.setattr("scripts.tuning.memory.peak_resident_bytes", lambda: memory.peak)
     room = FitsOnCpu(train, 95_000, 1.0)
-    assert 900 / (1 + 1 / 32) <= search(room, 64, 10**6).size <= 900
+    assert 900 / (1 + 1 / 32) <= largest_batch(room, 64, 10**6).size <= 900
     assert max(trained) <= 900 and room.grown[64] == 11_400
 
 
@@ -319,7 +319,7 @@ def test_a_batch_that_has_just_trained_is_not_refused_for_its_long_step(quick):
     tried = []
     room = FitsOnCpu(lambda size: tried.append(size) or 0.05 * size, 10**12, longest_step_seconds=3.0)
     assert room(64)
-    assert search(room, 64, 1437) == Largest(64, "a step of 128 images would take more than 3 s")
+    assert largest_batch(room, 64, 1437) == Largest(64, "a step of 128 images would take more than 3 s")
     assert tried == [64]
 
 
@@ -329,7 +329,7 @@ def test_smaller_batches_are_tried_however_long_the_step_was_that_did_not_fit(qu
     monkeypatch.setattr("scripts.tuning.memory.peak_resident_bytes", lambda: 100 * trained[-1])
     room = FitsOnCpu(lambda size: trained.append(size) or float(size), 2_000, longest_step_seconds=3.0)
     assert not room(64)
-    assert search(room, 64, 1437).size == 16
+    assert largest_batch(room, 64, 1437).size == 16
 
 
 def test_interleaved_speeds_give_the_median_of_the_pairs_own_ratios():
