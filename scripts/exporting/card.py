@@ -62,22 +62,12 @@ class Exported(NamedTuple):
 
 def card(one: Exported) -> str:
     """Text of the card, in Markdown."""
-    loaded = one.subject.loaded
-    channels, height, width = one.subject.shape
     return filled(
         TEMPLATE / "card.jinja",
-        loaded=loaded,
-        reading=one.subject.reading,
-        data=one.subject.data,
+        subject=one.subject,
         facts=list(_facts(one)),
-        channels=channels,
-        height=height,
-        width=width,
-        inside=one.subject.inside,
-        temperature=one.subject.temperature,
-        divided=one.subject.divided,
         steps=list(_steps(one.subject)),
-        of_each_class=of_each_class(loaded),
+        of_each_class=of_each_class(one.subject.loaded),
         packages=PACKAGES.get(one.name, "torch, numpy and pillow"),
         code=code(one),
         shown_classes=SHOWN_CLASSES,
