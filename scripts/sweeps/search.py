@@ -49,7 +49,6 @@ class Search:
     study: optuna.Study = field(init=False)
     running: dict[int, optuna.Trial] = field(default_factory=dict)
     judged: dict[int, int] = field(default_factory=dict)  # last epoch of each trial that the pruner saw
-    pruned: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -117,7 +116,7 @@ class Search:
     def worthwhile(self, training: Trial) -> bool:
         """Report the epochs that a running trial has finished; False if the pruner wants it ended."""
         trial = self.running[training.number]
-        if trial.number in self.pruned:
+        if PRUNED in trial.user_attrs:
             return False
         for epoch, value in self._values(self._rows(training)):
             if epoch >= training.args.optimisation.epochs:
@@ -132,7 +131,6 @@ class Search:
                 continue  # judged before the search was killed
             if trial.should_prune():
                 trial.set_user_attr(PRUNED, epoch)
-                self.pruned.add(trial.number)
                 return False
         return True
 
