@@ -92,13 +92,7 @@ class TrainingSetup:
 
     def measure_loop(self, steps: int, windows: int) -> list[Window]:
         """Time training as ``TraVal.train`` does it, without its log lines."""
-
-        def step(passes: Iterable[Batch]) -> None:
-            self.traval.training_step(passes)
-            if self.traval.sums.full:
-                self.traval.collect()
-
-        return self._go_through(steps, windows, step)
+        return self._go_through(steps, windows, self._step)
 
     def measure_compute(self, steps: int, windows: int) -> list[Window]:
         """Time training steps on one batch that is already on the device."""
@@ -114,6 +108,9 @@ class TrainingSetup:
 
     def repeat_step(self, passes: list[Batch]) -> None:
         self._stand_at(0, 0)
+        self._step(passes)
+
+    def _step(self, passes: Iterable[Batch]) -> None:
         self.traval.training_step(passes)
         if self.traval.sums.full:
             self.traval.collect()
