@@ -50,9 +50,7 @@ class Muon(timm.optim.Muon):
                     self.state[parameter] |= {"use_muon": True, "momentum_buffer": torch.zeros_like(parameter)}
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # hidden steps take no closure
-        """Take a step; ``closure`` must be None."""
-        assert closure is None
+    def step(self) -> None:  # type: ignore[override]  # no step of ours takes a closure
         self.begin_state()
         gradients: dict[nn.Parameter, torch.Tensor | None] = {}
         for group in self.param_groups:
