@@ -4,14 +4,11 @@ import pytest
 import torch
 from torch import nn
 
+from tests.helpers import equal
 from tests.utils.optim.test_optimizers import network, weights_after_steps
 from tests.utils.test_train_validation import make, parameters, steps
 from utils.config.groups.optimisation import OptimisationSettings
 from utils.optim.optimizers import build_optimizers, unknown_optimizer
-
-
-def same(found, expected):
-    return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lion"])
@@ -37,7 +34,7 @@ def test_steps_are_those_of_the_papers_algorithm(name, every, alpha, count):
     if alpha < 1:
         without = network()
         weights_after_steps(without, build_optimizers(OptimisationSettings(optimizer=name, lr=0.1), without), count)
-        assert not same(found, parameters(without))
+        assert not equal(found, parameters(without))
 
 
 def test_it_begins_and_ends_with_a_state_that_lacks_or_has_it():

@@ -1,6 +1,7 @@
 """Learning rates against tables worked out by hand and against torch's own schedulers."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -109,25 +110,23 @@ def by_epoch(epochs, steps=3, **settings):
 
 
 @pytest.mark.filterwarnings("ignore:The epoch parameter")
-def test_a_rate_per_epoch_with_a_warm_up_from_a_hundredth_equals_torchvisions_references():
+@pytest.mark.parametrize(
+    ("after", "epochs", "ours"),
+    [
+        (partial(lr_scheduler.CosineAnnealingLR, T_max=25), 30, {}),
+        (partial(lr_scheduler.StepLR, step_size=30), 90, {"lr_policy": "multistep", "lr_milestones": (35, 65)}),
+    ],
+    ids=["cosine", "multistep"],
+)
+def test_a_rate_per_epoch_with_a_warm_up_from_a_hundredth_equals_torchvisions_references(after, epochs, ours):
+    """Its steps after the warm-up are later milestones here, as main.py answers."""
+
     def make(optimizer):
         warm = lr_scheduler.LinearLR(optimizer, start_factor=0.01, total_iters=5)
-        cosine = lr_scheduler.CosineAnnealingLR(optimizer, T_max=25)
-        return lr_scheduler.SequentialLR(optimizer, [warm, cosine], milestones=[5])
+        return lr_scheduler.SequentialLR(optimizer, [warm, after(optimizer)], milestones=[5])
 
-    rates = by_epoch(30, warmup_epochs=5.0, warmup_lr=0.004)
-    assert rates == pytest.approx(torch_rates(make, 30), abs=1e-12)
-
-
-def test_a_rate_per_epoch_whose_schedule_begins_with_the_warm_up_equals_timms():
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.4)
-    scheduler = CosineLRScheduler(optimizer, t_initial=30, warmup_t=5, warmup_lr_init=1e-4, lr_min=1e-6)
-    expected = []
-    for epoch in range(30):
-        scheduler.step(epoch)
-        expected.append(optimizer.param_groups[0]["lr"])
-    rates = by_epoch(30, warmup_epochs=5.0, warmup_lr=1e-4, warmup_prefix=False, lr_min=1e-6)
-    assert rates == pytest.approx(expected, abs=1e-12)
+    rates = by_epoch(epochs, warmup_epochs=5.0, warmup_lr=0.004, **ours)
+    assert rates == pytest.approx(torch_rates(make, epochs), abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +137,7 @@ def test_a_rate_per_epoch_whose_schedule_begins_with_the_warm_up_equals_timms():
             {"lr_policy": "multistep", "lr_milestones": (5, 11)},
         ),
         ({"sched": "poly", "num_epochs": 20}, {"lr_policy": "poly", "lr_power": 0.1, "warmup_prefix": False}),
+        ({"sched": "cosine", "num_epochs": 20, "min_lr": 1e-6}, {"lr_min": 1e-6, "warmup_prefix": False}),
         ({"sched": "cosine", "num_epochs": 20, "warmup_prefix": True}, {}),
         (
             {"sched": "cosine", "num_epochs": 5, "cycle_limit": 3, "cycle_mul": 2.0, "cycle_decay": 0.5},
@@ -163,17 +163,6 @@ def test_timms_milestones_are_ours_with_sched_on_updates_one_step_earlier():
     rates = timm_rates(MultiStepLRScheduler, 60, decay_t=[20, 40], decay_rate=0.1)
     policy = policy_of("multistep", 60, lr_milestones=(20, 40))
     assert rates[:-1] == pytest.approx([policy(step) for step in range(1, 60)], abs=1e-12)
-
-
-@pytest.mark.filterwarnings("ignore:The epoch parameter")
-def test_what_main_py_answers_on_torchvisions_steps_after_a_warm_up_gives_their_rates():
-    def make(optimizer):
-        warm = lr_scheduler.LinearLR(optimizer, start_factor=0.01, total_iters=5)
-        step = lr_scheduler.StepLR(optimizer, step_size=30)
-        return lr_scheduler.SequentialLR(optimizer, [warm, step], milestones=[5])
-
-    rates = by_epoch(90, lr_policy="multistep", lr_milestones=(35, 65), warmup_epochs=5.0, warmup_lr=0.004)
-    assert rates == pytest.approx(torch_rates(make, 90), abs=1e-12)
 
 
 def test_a_rate_per_epoch_warms_up_by_equal_parts_and_never_above_the_highest():
