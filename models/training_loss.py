@@ -23,7 +23,7 @@ from utils.config.spelling import some
 from utils.data.datasets import Data
 from utils.data.preprocessing import Preprocessing
 from utils.data.sampling import first_samples
-from utils.optim.class_weights import class_weights, refuse_other_weights
+from utils.optim.class_weights import class_weights, other_weights
 from utils.optim.criterion import build_criterion, mean_known
 from utils.optim.distillation import Distillation, Origin, Teacher
 from utils.precision.amp import keep_in_fp32
@@ -36,25 +36,28 @@ def build_loss(
 
     Differences from that checkpoint raise ``UserError``; with --resume-override, they are passed to ``warn`` instead.
     """
+
+    def refuse(difference: str, advice: str, present: str) -> None:
+        if difference and not args.run.resume_override:
+            raise UserError(f"{difference}; {advice}, or go on like this with --resume PATH --resume-override")
+        if difference:
+            warn(f"{difference}; going on with {present}")
+
     settings = args.loss
-    override = args.run.resume_override
     weights = None
     assert data.train is not None
     labels = data.train.labels.cpu()[first_samples(len(data.train), args)]
     if settings.class_weights is not None:
         weights = class_weights(labels, data.classes, settings.class_weights)
         if point is not None:
-            refuse_other_weights(weights, settings, point.state, point.path, warn if override else None)
+            refuse(*other_weights(weights, settings, point.state, point.path), "these")
         weights = weights.to(device)
     criterion = build_criterion(settings, weights, mean_known(labels))
     if settings.teacher is None:
         return criterion
     teacher = build_teacher(settings.teacher, data, device)
-    difference = point is not None and other_teacher(teacher, point)
-    if difference and not override:
-        raise UserError(f"{difference}; give that one, or go on like this with --resume PATH --resume-override")
-    if difference:
-        warn(f"{difference}; going on with this one")
+    if point is not None:
+        refuse(other_teacher(teacher, point), "give that one", "this one")
     return Distillation(criterion, teacher, settings)
 
 

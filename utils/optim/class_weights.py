@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,34 +56,23 @@ def of_several_labels(labels: torch.Tensor, classes: Sequence[str], setting: str
     return torch.where((shown > 0) & (others > 0), others / shown, 1.0).float()
 
 
-def refuse_other_weights(
-    weights: torch.Tensor,
-    settings: LossSettings,
-    state: dict[str, Any],
-    path: Path,
-    warn: Callable[[str], None] | None,
-) -> None:
-    """Raise ``UserError`` if the checkpoint to resume was trained with other class weights.
+def other_weights(weights: torch.Tensor, settings: LossSettings, state: dict[str, Any], path: Path) -> tuple[str, str]:
+    """Message if the checkpoint to resume was trained with other class weights, and what to do; both '' if it was not.
 
-    ``state``: the checkpoint's content; ``path``: its file. The error is also raised if an earlier version applied the
-    same weights to the terms of classes (--loss bce, label smoothing) instead of to images. ``warn``: called with the
-    message, in place of the error.
+    ``state``: the checkpoint's content; ``path``: its file. There is a message, too, if an earlier version applied the
+    same weights to the terms of classes (--loss bce, label smoothing) instead of to images.
     """
+    trained = f"--class-weights: {path} was trained with"
     begun = state.get("class_weights")
-    difference = None
     if begun not in (None, weights.tolist()):  # a run without weights differs in its settings
-        difference = "other weights of the classes"
-        advice = "restore the file"
-    elif begun and not state.get("weighs_images") and (settings.loss == "bce" or settings.label_smoothing):
+        return f"{trained} other weights of the classes", "restore the file"
+    if begun and not state.get("weighs_images") and (settings.loss == "bce" or settings.label_smoothing):
         losses = "--loss bce" if settings.loss == "bce" else "--label-smoothing"
-        difference = f"an earlier version's {losses}, which weighted the classes' terms, not the images"
-        advice = "begin anew"
-    if difference is None:
-        return
-    difference = f"--class-weights: {path} was trained with {difference}"
-    if warn is None:
-        raise UserError(f"{difference}; {advice}, or go on like this with --resume PATH --resume-override")
-    warn(f"{difference}; going on with these")
+        return (
+            f"{trained} an earlier version's {losses}, which weighted the classes' terms, not the images",
+            "begin anew",
+        )
+    return "", ""
 
 
 def read_weights(path: Path, classes: Sequence[str]) -> list[float]:
