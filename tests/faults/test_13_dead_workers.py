@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import _utils
+from torch.utils.data import _utils, dataloader
 
 from scripts.verification.processes import processes
 from tests.end_to_end.forked import Forked
@@ -44,6 +44,8 @@ def workers_look_often(monkeypatch):
     """Workers and who waits for them look every half second for each other's end, not every five."""
     for module in (_utils, _utils.worker):
         monkeypatch.setattr(module, "MP_STATUS_CHECK_INTERVAL", 0.5)
+    # whoever waits has it as the default of an argument
+    monkeypatch.setattr(dataloader._MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.5,))
 
 
 @pytest.fixture
