@@ -20,6 +20,7 @@ from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError
 from utils.loop.validation import validate
 
+NORMED = "timm/test_resnet"
 FC = ("--device", "cpu", "--arch", "fc", "--no-progress", "--batch-size", "240", "--picture-epochs", "off")
 
 
@@ -203,31 +204,31 @@ def test_halves_share_no_image_and_the_soup_is_reported_on_the_one_that_did_not_
 
 
 @pytest.mark.parametrize(
-    ("arch", "of_run"),
+    "of_run",
     [
-        ("vgg11", {}),
-        ("vgg11", {"freeze": ["features.1"], "unfreeze_epoch": 1}),
-        ("vgg11", {"freeze_bn": True}),  # of the first: the second has other statistics
-        ("timm/test_resnet", {"epochs": 7, "progressive_size": 4}),
+        {},
+        {"freeze": ["bn1"], "unfreeze_epoch": 1},
+        {"freeze_bn": True},  # of the first: the second has other statistics
+        {"epochs": 7, "progressive_size": 4},
     ],
     ids=["trained", "unfrozen", "frozen", "grown"],
 )
 def test_its_batch_norm_statistics_are_those_of_torchs_update_bn_over_the_last_epochs_images(
-    runs, tmp_path, monkeypatch, capsys, arch, of_run
+    runs, tmp_path, monkeypatch, capsys, of_run
 ):
     monkeypatch.chdir(tmp_path)
     state = checkpoint.load(checkpoint.Path(runs[0]) / "checkpoints/final.pt")
     for seed in (1, 2):
         torch.manual_seed(seed)
-        weights = build_model(ModelSettings(arch=arch), classes=10, channels=1, image_size=8).state_dict()
+        weights = build_model(ModelSettings(arch=NORMED), classes=10, channels=1, image_size=8).state_dict()
         weights |= {name: value + seed for name, value in weights.items() if name.endswith("running_mean")}
-        settings = state["settings"] | {"arch": arch, "weights": None} | of_run
-        torch.save(state | {"arch": arch, "model": weights, "ema": None, "settings": settings}, f"{seed}.pt")
+        settings = state["settings"] | {"arch": NORMED, "weights": None} | of_run
+        torch.save(state | {"arch": NORMED, "model": weights, "ema": None, "settings": settings}, f"{seed}.pt")
     flags = ("--batch-size", "1437", "--ema-bn-batches", "2", "--augment", "none")  # an epoch has one step
     said = cooked(capsys, "--checkpoints", "1.pt", "2.pt", "--output", "soup.pt", *flags)
     assert "Batch-norm statistics of the soup: computed over 1 training batch" in said
     soup = checkpoint.load(checkpoint.Path("soup.pt"))["model"]
-    traval = make("--arch", arch, "--batch-size", "1437")
+    traval = make("--arch", NORMED, "--batch-size", "1437")
     checkpoint.load_weights(traval.model, soup, "")
     images = torch.cat([batch.images for batch in traval.train_loader.shared_out(of_run.get("epochs", 1) - 1, 1)[1]])
     model = copy.deepcopy(traval.model)
@@ -241,19 +242,19 @@ def test_its_batch_norm_statistics_are_those_of_torchs_update_bn_over_the_last_e
 def test_statistics_that_no_run_has_changed_stay_as_they_are(runs, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     state = checkpoint.load(checkpoint.Path(runs[0]) / "checkpoints/final.pt")
-    settings = state["settings"] | {"arch": "vgg11", "weights": None, "freeze": ["features.1"], "freeze_bn": False}
+    settings = state["settings"] | {"arch": NORMED, "weights": None, "freeze": ["bn1"], "freeze_bn": False}
     for seed in (1, 2):
         torch.manual_seed(seed)
-        weights = build_model(ModelSettings(arch="vgg11"), classes=10, channels=1, image_size=8).state_dict()
-        weights["features.1.running_mean"] += 3
-        weights["features.5.running_mean"] += seed
-        torch.save(state | {"arch": "vgg11", "model": weights, "ema": None, "settings": settings}, f"{seed}.pt")
+        weights = build_model(ModelSettings(arch=NORMED), classes=10, channels=1, image_size=8).state_dict()
+        weights["bn1.running_mean"] += 3
+        weights["layer1.0.bn1.running_mean"] += seed
+        torch.save(state | {"arch": NORMED, "model": weights, "ema": None, "settings": settings}, f"{seed}.pt")
     cooked(
         capsys, "--checkpoints", "1.pt", "2.pt", "--output", "soup.pt", "--batch-size", "64", "--ema-bn-batches", "1"
     )
     soup = checkpoint.load(checkpoint.Path("soup.pt"))["model"]
-    assert (soup["features.1.running_mean"] == 3).all() and (soup["features.1.running_var"] == 1).all()
-    assert not (soup["features.5.running_mean"] == 1.5).any()
+    assert (soup["bn1.running_mean"] == 3).all() and (soup["bn1.running_var"] == 1).all()
+    assert not (soup["layer1.0.bn1.running_mean"] == 1.5).any()
 
 
 def refused(*line):
