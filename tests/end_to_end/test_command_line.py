@@ -39,7 +39,7 @@ WRONG_IN_WHAT_IT_NAMES = [
     ("--arch torchvision/conv2", ("--arch 'torchvision/conv2'",)),
     ("--arch hub/resnet18", ("--arch 'hub/resnet18'",)),
     ("--optimizer adamz", ("--optimizer 'adamz'", "adam")),
-    ("--arch torchvision/alexnet", ("--arch torchvision/alexnet", "8-pixel", "--image-size")),
+    ("--arch torchvision/squeezenet1_1", ("--arch torchvision/squeezenet1_1", "8-pixel", "--image-size")),
     ("--arch conv2 --pretrained", ("--pretrained", "conv2")),
     ("--dataname mnist --datapath missing", ("--datapath missing", "no such folder", "--download")),
     ("--dataname folder --datapath missing --labels a.csv", ("--datapath missing", "the paths in a.csv are below it")),

@@ -111,7 +111,7 @@ def test_positions_are_embedded_by_sines_and_cosines_of_column_and_row_and_nothi
 @pytest.mark.parametrize("settings", [{"arch": "conv2"}, {"arch": "timm/resnet18"}, {"arch": "torchvision/vit_b_16"}])
 def test_a_network_that_learns_no_positions_in_a_grid_is_refused(settings):
     with pytest.raises(UserError, match="--init sincos_positions: needs a network that learns an embedding of each"):
-        build_model(ModelSettings(init="sincos_positions", **settings), classes=5, channels=3, image_size=224)
+        build_model(ModelSettings(init="sincos_positions", **settings), classes=5, channels=3, image_size=32)
 
 
 def test_there_is_a_formula_for_each_scheme_that_can_be_chosen():
