@@ -12,7 +12,8 @@ from models.load import Loaded
 from scripts.common.neighbours import NEAREST, likeness_of_copies
 from scripts.reporting.details import short_ids
 from scripts.reporting.feature_study import NAMES, Doubt, Study, answers_of, heads
-from scripts.reporting.page import FEATURE_PARTS, fill
+from scripts.reporting.page import FEATURE_PARTS, fill, page_data
+from scripts.reporting.run_record import RunRecord
 from scripts.reporting.series import number, numbers
 from scripts.reporting.thumbnails import Thumbnails
 
@@ -251,15 +252,8 @@ def render_features(of: Study, loaded: Loaded, figures: Sequence[dict[str, Any]]
     """HTML of a separate page about the features of one network."""
     thumbnails = Thumbnails()
     part = feature_part(of, figures, 0, thumbnails, "") | {"classes": 0}
-    data = {
-        "runs": [{"name": str(loaded.path)}],
-        "charts": [],
-        "details": [],
-        "features": [part],
-        "classes": [_shown(shown_labels(of)[1])],
-        "images": thumbnails.uris,
-        "classTable": None,
-    }
+    own = {"features": [part], "classes": [_shown(shown_labels(of)[1])], "images": thumbnails.uris}
+    data = page_data([RunRecord(str(loaded.path), None)]) | own
     name = f"{loaded.settings.get('dataname')} \u00b7 {loaded.arch}"
     return fill(data, FEATURE_PARTS, name, str(loaded.path), ("Features", "scripts/features.py"))
 

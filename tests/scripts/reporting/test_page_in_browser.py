@@ -1,16 +1,22 @@
 """The page in a real browser: nothing reaches the console, names stay text, and cells open by mouse and keyboard."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from scripts.common.answers import Answers
+from scripts.common.features import Features
 from scripts.reporting.details import Predicted, add_pictures, choose, detail
+from scripts.reporting.feature_page import render_features
+from scripts.reporting.feature_study import accuracies, study
 from scripts.reporting.page import PageContent, page_data, render
 from scripts.reporting.run_record import RunRecord
 from scripts.reporting.thumbnails import Thumbnails
 from tests.scripts.reporting.browser import MISSING, Browser
+from utils.data.formats.readers import MemoryImages
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {MISSING}")
 HOSTILE = "</script><script>document.title = 'run'</script><img src=x onerror=\"document.title='run'\">"
@@ -132,3 +138,21 @@ def test_classes_are_sorted_by_a_click_on_the_head(browser, tmp_path):
     assert (
         browser.run("return document.querySelector('#classes th[aria-sort]').getAttribute('aria-sort')") == "descending"
     )
+
+
+def test_a_page_of_features_alone_is_filled(browser, tmp_path):
+    draw = np.random.default_rng(0)
+    labels = np.arange(12) % 2
+    images = MemoryImages(torch.zeros(12, 1, 8, 8, dtype=torch.uint8), torch.from_numpy(labels))
+
+    def features(split):
+        values, thumbnails = (draw.random((12, size), dtype=np.float32) for size in (4, 256))
+        ids = [f"{split}[{n}]" for n in range(12)]
+        return Features(split, values, thumbnails, labels, np.arange(12), ids, ("ape", "bee"), images)
+
+    of = study({split: features(split) for split in ("train", "val")}, "val")
+    loaded = SimpleNamespace(path="last.pt", settings={"dataname": "digits"}, arch="fc")
+    (tmp_path / "features.html").write_text(render_features(of, loaded, accuracies(of)), encoding="utf-8")
+    browser.open(tmp_path / "features.html")
+    assert browser.run("return document.querySelectorAll('#feature-map circle').length") == 12
+    assert browser.messages() == []
