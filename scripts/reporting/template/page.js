@@ -3,18 +3,12 @@
 
 function prepared(detail) {
   if (detail.several) return detail;
-  const n = detail.classes.length;
-  const counts = new Map();
-  detail.cells = [];
-  const [truths, predictions, numbers] = detail.matrix;
-  truths.forEach((truth, place) => {
-    detail.cells.push([truth, predictions[place], numbers[place]]);
-    counts.set(truth * n + predictions[place], numbers[place]);
-  });
-  detail.key = (truth, predicted) => truth * n + predicted;
-  detail.count = (truth, predicted) => counts.get(truth * n + predicted) || 0;
-  detail.shown = new Map(detail.shownCells.map(([truth, predicted, rows]) => [truth * n + predicted, rows]));
-  return detail;
+  const [truths, predictions, counts] = detail.matrix;
+  const key = (truth, predicted) => truth * detail.classes.length + predicted;
+  const cells = truths.map((truth, place) => [truth, predictions[place], counts[place]]);
+  const countOf = new Map(cells.map(([truth, predicted, count]) => [key(truth, predicted), count]));
+  const shown = new Map(detail.shownCells.map(([truth, predicted, rows]) => [key(truth, predicted), rows]));
+  return { ...detail, key, cells, shown, count: (truth, predicted) => countOf.get(key(truth, predicted)) || 0 };
 }
 
 function showDetail(detail) {
