@@ -1,10 +1,10 @@
 "use strict";
 // Line charts of all runs over epoch, step or hours: one SVG each, drawn again when its width changes.
-// A run without a finished epoch says nothing of epochs.
-const shown = { axis: DATA.runs.some((run) => run.axis.ends.length > 1) ? "epoch" : "step", hidden: new Set() };
+// Runs without a finished epoch say nothing of epochs and hours.
+const AXES = DATA.runs.some((run) => run.axis.ends.length > 1) ? ["epoch", "step", "hours"] : ["step"];
+const shown = { axis: AXES[0], hidden: new Set() };
 const MARGIN = { left: 50, right: 14, top: 10, bottom: 24 };
 const HEIGHT = 226;
-const AXES = [["epoch", "epoch"], ["step", "step"], ["hours", "hours"]];
 
 /** Where step `step` of a run lies on the chosen axis; null if the run does not say. */
 function place(run, step) {
@@ -267,9 +267,7 @@ function startCharts() {
   LineChart.all = DATA.charts.map((chart) => new LineChart(chart));
   box.append(...LineChart.all.map((chart) => chart.card));
   const renderAll = () => LineChart.all.forEach((chart) => chart.render());
-  const usable = AXES.filter(([name]) => name !== "hours" || DATA.runs.some((run) => run.axis.hours.length > 1));
-  const tools = byId("chart-tools");
-  tools.append(chooser("over", usable, (value) => { shown.axis = value; renderAll(); }));
+  byId("chart-tools").append(chooser("over", AXES.map((axis) => [axis, axis]), (axis) => { shown.axis = axis; renderAll(); }));
   if (DATA.runs.length > 1) startLegend(renderAll);
   new ResizeObserver(renderAll).observe(box);
   renderAll();

@@ -129,6 +129,15 @@ def test_a_chart_is_read_with_the_keyboard_and_over_another_axis(browser, tmp_pa
     assert browser.messages() == []
 
 
+def test_a_run_without_an_epoch_is_shown_over_steps_and_says_so(browser, tmp_path):
+    run = RunRecord("run", None, steps={name: np.arange(1.0, 9.0) for name in ("step", "loss")})
+    (tmp_path / "page.html").write_text(render(PageContent([run], page_data([run]))), encoding="utf-8")
+    browser.open(tmp_path / "page.html")
+    assert browser.run("return document.querySelector('#chart-tools select').value") == "step"
+    assert browser.run("return document.querySelectorAll('#charts svg polyline').length") == 1
+    assert browser.messages() == []
+
+
 def test_classes_are_sorted_by_a_click_on_the_head(browser, tmp_path):
     browser.open(page(tmp_path / "page.html", 6))
     first = "return document.querySelector('#classes tbody th').textContent"
