@@ -17,6 +17,7 @@ from utils.runtime import files
 
 if TYPE_CHECKING:
     import jinja2
+    import numpy as np
     from matplotlib.figure import Figure
 
 
@@ -100,3 +101,16 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def numbers(values: Sequence[float] | np.ndarray, digits: int = 6) -> list[float | int | None]:
+    """Numbers for JSON: ``digits`` significant digits, whole numbers without a point, None for values not finite."""
+    return [number(value, digits) for value in values]
+
+
+def number(value: float, digits: int = 6) -> float | int | None:
+    """One number for JSON, as in ``numbers``."""
+    if not math.isfinite(value):
+        return None
+    short = float(f"{value:.{digits}g}") if abs(value) < 10**digits or value != round(value) else value
+    return int(short) if short == int(short) and abs(short) < 2**53 else float(short)

@@ -16,8 +16,8 @@ from models.load import Loaded
 from scripts.common.answers import FIGURES, Answers, Cell
 from scripts.common.heat_map import heat_map, overlay
 from scripts.common.label_answers import LabelAnswers
+from scripts.common.output import number, numbers
 from scripts.reporting.run_record import RunRecord
-from scripts.reporting.series import number, numbers
 from scripts.reporting.thumbnails import Thumbnails
 from utils.record.reading import OneLabel
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from models.load import Loaded
 from scripts.common.neighbours import NEAREST, likeness_of_copies
+from scripts.common.output import number, numbers
 from scripts.reporting.details import short_ids
 from scripts.reporting.feature_study import NAMES, Doubt, Study, answers_of, heads
 from scripts.reporting.page import FEATURE_PARTS, fill, page_data
 from scripts.reporting.run_record import RunRecord
-from scripts.reporting.series import number, numbers
 from scripts.reporting.thumbnails import Thumbnails
 
 SHOWN_QUERIES = 12

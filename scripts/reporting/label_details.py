@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from scripts.common.label_answers import LabelAnswers, Resampled, intervals, resampled
+from scripts.common.output import number, numbers
 from scripts.common.predictions import LabelPredictions
 from scripts.common.uncertainty import number_of
 from scripts.reporting.details import Predicted, ShownSamples, each_gallery
 from scripts.reporting.run_parts import ShownMetric, shown
-from scripts.reporting.series import number, numbers
 from scripts.reporting.thumbnails import Thumbnails
 
 MOST_TOGETHER = 30  # labels in the tables of co-occurring labels; the most frequent ones

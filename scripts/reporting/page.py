@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -195,44 +194,5 @@ def page_data(runs: Sequence[RunRecord]) -> dict[str, Any]:
         "features": [],
         "classes": [],
         "images": [],
-        "classTable": class_table(runs[0]) if len(runs) == 1 else None,
+        "classTable": (runs[0].classes or None) if len(runs) == 1 else None,  # shown if there are no predictions
     }
-
-
-def class_table(run: RunRecord) -> list[dict[str, Any]] | None:
-    """Rows of class_metrics.csv, shown if there are no predictions; shares between 0 and 1. None if there are none."""
-    return [
-        {
-            "name": row["class"],
-            "number": number,
-            "support": int(row["val_count"]),
-            **(_of_label(row) if "val_average_precision" in row else _of_class(row)),
-        }
-        for number, row in enumerate(run.classes)
-    ] or None
-
-
-def _of_class(row: dict[str, str]) -> dict[str, Any]:
-    return {
-        "accuracy": _share(row["val_accuracy"]),
-        "precision": _share(row.get("val_precision")) or 0,
-        "f1": _share(row.get("val_f1")) or 0,
-        "pair": None,
-    }
-
-
-def _of_label(row: dict[str, str]) -> dict[str, Any]:
-    """Metrics of a class in multi-label data."""
-    return {
-        "several": True,
-        "known": int(row["val_known"]),
-        "ap": _share(row["val_average_precision"]),
-        "auroc": _share(row["val_auroc"]),
-        "f1": _share(row["val_f1"]),
-        "threshold": series.number(float(row["threshold"]), 5),
-    }
-
-
-def _share(percent: str | None) -> float | None:
-    value = float(percent or "nan")
-    return series.number(value / 100, 5) if math.isfinite(value) else None

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from scripts.common.output import number
 from scripts.common.runs import header
 from utils.checkpoint.resume import BEGINS_ANEW
 from utils.config.arguments import OPTIONS, in_yaml
@@ -46,8 +47,8 @@ class RunRecord:
     """One run, read from its folder. Accuracies and errors are in percent.
 
     ``epochs``: the columns of metrics.csv, float64 (epochs,), NaN where empty. ``steps``: the columns of metrics.npz by
-    name, float64 (steps,). ``scalars``: points (step, value) of the event files by tag. ``classes``: the rows of
-    class_metrics.csv. ``cut_epoch``: the latest epoch, if --max-steps has cut it. ``first_batch``: an encoded picture.
+    name, float64 (steps,). ``scalars``: points (step, value) of the event files by tag. ``classes``: from
+    ``read_classes``. ``cut_epoch``: the latest epoch, if --max-steps has cut it. ``first_batch``: an encoded picture.
     ``header``: the comments above the settings, by 'command', 'versions', 'machine' and 'commit'. ``missing``: a
     sentence for each thing that could not be read. ``predicted_doubts``: doubts from predictions of the run's own
     validation images.
@@ -60,7 +61,7 @@ class RunRecord:
     epochs: dict[str, np.ndarray] = field(default_factory=dict)
     steps: dict[str, np.ndarray] = field(default_factory=dict)
     scalars: dict[str, np.ndarray] = field(default_factory=dict)
-    classes: list[dict[str, str]] = field(default_factory=list)
+    classes: list[dict[str, Any]] = field(default_factory=list)
     cut_epoch: int | None = None
     first_batch: bytes | None = None
     warnings: list[str] = field(default_factory=list)
@@ -177,19 +178,47 @@ def read_steps(path: Path) -> dict[str, np.ndarray]:
     return curves.named(rows)
 
 
-def read_classes(path: Path) -> list[dict[str, str]]:
-    """Rows of class_metrics.csv. Raises an error for a file of another kind."""
+def read_classes(path: Path) -> list[dict[str, Any]]:
+    """Rows of the page's table of classes, from class_metrics.csv; shares between 0 and 1.
+
+    Raises an error for a file of another kind.
+    """
     rows, cut = read_table(path, errors="surrogateescape")
     if cut:
         raise ValueError("a row is cut off")
-    for row in rows:  # raises for another kind of file
-        int(row["val_count"]), row["class"]
-        if "val_average_precision" in row:  # multi-label
-            int(row["val_known"]), float(row["val_average_precision"]), float(row["val_auroc"]), float(row["threshold"])
-        else:
-            float(row["val_accuracy"]), float(row.get("val_precision") or 0)
-        float(row.get("val_f1") or 0)
-    return rows
+    return [
+        {
+            "name": row["class"],
+            "number": place,
+            "support": int(row["val_count"]),
+            **(_of_label(row) if "val_average_precision" in row else _of_class(row)),
+        }
+        for place, row in enumerate(rows)
+    ]
+
+
+def _of_class(row: dict[str, str]) -> dict[str, Any]:
+    return {
+        "accuracy": _share(row["val_accuracy"]),
+        "precision": _share(row.get("val_precision")) or 0,
+        "f1": _share(row.get("val_f1")) or 0,
+    }
+
+
+def _of_label(row: dict[str, str]) -> dict[str, Any]:
+    """Metrics of a class in multi-label data."""
+    return {
+        "several": True,
+        "known": int(row["val_known"]),
+        "ap": _share(row["val_average_precision"]),
+        "auroc": _share(row["val_auroc"]),
+        "f1": _share(row["val_f1"]),
+        "threshold": number(float(row["threshold"]), 5),
+    }
+
+
+def _share(percent: str | None) -> float | None:
+    return number(float(percent or "nan") / 100, 5)
 
 
 def read_log(path: Path) -> str:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from scripts.common.output import numbers
 from scripts.reporting.run_record import RunRecord
 
 POINTS = 160  # per curve: one for about every three pixels
@@ -154,19 +155,6 @@ def summarised(x: np.ndarray, y: np.ndarray, most: int, reduce: str) -> dict[str
     middle = [part.mean() if reduce == "mean" else part[-1] for part in finite]
     low, high = ([limit(part) for part in finite] for limit in (np.min, np.max))
     return {"x": numbers(x[edges[1:] - 1]), "y": numbers(middle), "low": numbers(low), "high": numbers(high)}
-
-
-def numbers(values: Sequence[float] | np.ndarray, digits: int = 6) -> list[float | int | None]:
-    """Numbers for JSON: ``digits`` significant digits, whole numbers without a point, None for values not finite."""
-    return [number(value, digits) for value in values]
-
-
-def number(value: float, digits: int = 6) -> float | int | None:
-    """One number for JSON, as in ``numbers``."""
-    if not math.isfinite(value):
-        return None
-    short = float(f"{value:.{digits}g}") if abs(value) < 10**digits or value != round(value) else value
-    return int(short) if short == int(short) and abs(short) < 2**53 else float(short)
 
 
 def time_axis(run: RunRecord) -> dict[str, Any]:

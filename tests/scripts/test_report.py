@@ -184,7 +184,7 @@ def test_names_of_classes_runs_and_files_stay_text():
     run = RunRecord(
         f"{HOSTILE}\udce9", Path(HOSTILE), missing=[HOSTILE], warnings=[HOSTILE], header={"command": HOSTILE}
     )
-    run.classes = [{"class": HOSTILE, "val_count": "3", "val_accuracy": "50"}]
+    run.classes = [{"name": HOSTILE, "number": 0, "support": 3, "accuracy": 0.5}]
     data = page_data([run]) | {"classes": [[HOSTILE]]}
     page = Page(render(PageContent([run], data, notes=[HOSTILE], without_predictions=HOSTILE)))
     assert [has for tag, has, _ in page.elements if tag == "img"] == []

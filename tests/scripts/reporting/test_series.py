@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scripts.common.output import number
 from scripts.reporting import run_parts, run_record, series
 from tests.end_to_end.processes import FINAL_LINE
 from tests.helpers import trained
@@ -37,8 +38,8 @@ def test_a_short_curve_stays_as_it_is_and_what_is_not_finite_is_a_gap():
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -2.5, 123456.0, 1234567.0, 1e-12, 0.1 + 0.2, 1e300, 65536.0])
 def test_numbers_keep_six_digits(value):
-    assert series.number(value) == pytest.approx(value, rel=5e-6)
-    assert isinstance(series.number(65536.0), int)
+    assert number(value) == pytest.approx(value, rel=5e-6)
+    assert isinstance(number(65536.0), int)
 
 
 def test_the_points_of_many_runs_stay_within_the_budget():
