@@ -21,7 +21,7 @@ from scripts.common.uncertainty import wilson_interval
 from scripts.reporting import details, label_details
 from scripts.reporting.details import Predicted, add_pictures, against_record, explainer, short_ids
 from scripts.reporting.feature_page import feature_part, shown_labels
-from scripts.reporting.feature_study import TRAIN, accuracies, study
+from scripts.reporting.feature_study import NAMES, TRAIN, accuracies, study
 from scripts.reporting.page import PageContent, as_json, grouped, page_data
 from scripts.reporting.run_parts import ShownMetric, shown
 from scripts.reporting.run_record import RunRecord, from_settings, read
@@ -43,7 +43,7 @@ def assemble(sources: Sequence[RunSource], own: argparse.Namespace) -> PageConte
     """Content of the page. Whatever cannot be read or predicted is named on it."""
     say(f"reading {counted(len(sources), 'run')}")
     records = [read(source.folder, source.name) if source.folder else None for source in sources]
-    gathered = PredictionParts(Thumbnails(budget=0), own)
+    gathered = PredictionParts(own, len(sources))
     for number, source in enumerate(sources):
         try:
             loaded = open_network(source, own)
@@ -51,9 +51,9 @@ def assemble(sources: Sequence[RunSource], own: argparse.Namespace) -> PageConte
             if not own.no_predictions:
                 say(f"validating {loaded.path}")
                 predictions = predict_split(loaded, Chosen.of(own))
-                gathered.add(number, source, records[number], loaded, predictions, len(sources))
+                gathered.add(number, records[number], loaded, predictions)
                 if own.features:
-                    gathered.add_features(number, source, loaded, len(sources))
+                    gathered.add_features(number, source, loaded)
         except (UserError, ValueError) as error:
             if records[number] is None:
                 raise
@@ -85,12 +85,16 @@ def images_of(number: int, loaded: Loaded) -> str:
 
 
 class PredictionParts:
-    """Parts of the page that come from predictions, run by run; a run's logits are freed before the next run."""
+    """Parts of the page that come from predictions, run by run; a run's logits are freed before the next run.
 
-    def __init__(self, thumbnails: Thumbnails, own: argparse.Namespace) -> None:
-        self.thumbnails = thumbnails
+    ``runs``: number of runs on the page, which share the room for pictures.
+    """
+
+    def __init__(self, own: argparse.Namespace, runs: int) -> None:
         self.own = own
-        self.data: dict[str, Any] = {"details": [], "features": [], "classes": [], "images": thumbnails.uris}
+        self.runs = runs
+        self.thumbnails = Thumbnails(budget=0)
+        self.data: dict[str, Any] = {"details": [], "features": [], "classes": [], "images": self.thumbnails.uris}
         self.figures: dict[int, list[ShownMetric]] = {}
         self.notes: list[str] = []
         self.checks: list[tuple[str, bool | None]] = []
@@ -98,10 +102,8 @@ class PredictionParts:
         self.left_out: list[tuple[str, str]] = []
         self.room = DETAIL_BYTES
 
-    def add(
-        self, number: int, source: RunSource, record: RunRecord, loaded: Loaded, predictions: AnyPredictions, runs: int
-    ) -> None:
-        """Analyse the predictions of run ``number`` of ``runs``, and choose what is shown of them."""
+    def add(self, number: int, record: RunRecord, loaded: Loaded, predictions: AnyPredictions) -> None:
+        """Analyse the predictions of run ``number``, and choose what is shown of them."""
         shown_before = self.data["details"]
         if shown_before and shown_before[0].get("several", False) != predictions.reading.several:
             raise ValueError("the first run gives another number of labels an image; make a report of its own")
@@ -115,17 +117,17 @@ class PredictionParts:
             source=images_of(number, loaded),
             heat_map=explainer(loaded) if self.own.heat_maps else None,
         )
-        self.thumbnails.budget += (BUDGET_BYTES - FEATURE_BYTES * self.own.features) // runs
+        self.thumbnails.budget += (BUDGET_BYTES - FEATURE_BYTES * self.own.features) // self.runs
         kind = label_details if predictions.reading.several else details
-        chosen = kind.choose(predicted, runs)
+        chosen = kind.choose(predicted, self.runs)
         quiet = not sys.stderr.isatty()
-        with tqdm(total=len(chosen.samples), desc=f"pictures of {source.name}", leave=False, disable=quiet) as bar:
+        with tqdm(total=len(chosen.samples), desc=f"pictures of {record.name}", leave=False, disable=quiet) as bar:
             sides = add_pictures(predicted, chosen, self.thumbnails, bar.update)
-        made = kind.detail(predicted, chosen, self.thumbnails, sides, runs)
+        made = kind.detail(predicted, chosen, self.thumbnails, sides, self.runs)
         figures = label_details.metrics_of(predictions) if predictions.reading.several else metrics_of(predictions)
         words, agrees = self._check(predictions, record, loaded)
         # nothing below fails
-        self._keep("details", source.name, made, predictions.classes, "pictures, confusions and classes")
+        self._keep("details", record.name, made, predictions.classes, "pictures, confusions and classes")
         self.figures[number] = figures
         if self.own.split == "val" and self.own.datapath is None:
             step = (loaded.progress or {}).get("step")
@@ -139,16 +141,15 @@ class PredictionParts:
             said.append(
                 ("The temperature was fitted on some of these images, which favours loss and calibration.", False)
             )
-        self.checks += [(f"{record.name}: {words}" if runs > 1 else words, agrees) for words, agrees in said]
-        self.notes += [
-            f"{record.name}: {note}" if runs > 1 else note for note in (*predictions.notes, *predicted.notes)
-        ]
+        whose = f"{record.name}: " if self.runs > 1 else ""
+        self.checks += [(whose + words, agrees) for words, agrees in said]
+        self.notes += [whose + note for note in (*predictions.notes, *predicted.notes)]
 
-    def add_features(self, number: int, source: RunSource, loaded: Loaded, runs: int) -> None:
-        """Study the features of run ``number`` of ``runs``, and keep them in the run's folder."""
+    def add_features(self, number: int, source: RunSource, loaded: Loaded) -> None:
+        """Study the features of run ``number``, and keep them in the run's folder."""
         say(f"features of {loaded.path}")
-        self.thumbnails.budget += FEATURE_BYTES // runs
-        self.room += FEATURE_JSON_BYTES // runs
+        self.thumbnails.budget += FEATURE_BYTES // self.runs
+        self.room += FEATURE_JSON_BYTES // self.runs
         chosen = Chosen.of(self.own)
         folder = source.folder and source.folder / "features"
         try:
@@ -175,10 +176,9 @@ class PredictionParts:
             value = getattr(predictions.report, headline)
             return against_record(value, headline, record, checkpoint, epoch, self.own.raw)
         where = f" in {self.own.datapath}" if self.own.datapath else ""
-        images = {"val": "validation", "train": "training", "test": "test"}[self.own.split]
         return (
-            f"Figures, pictures and confusions are {checkpoint}'s on the {images} images{where}, curves and best "
-            f"{FIGURES[predictions.report.HEADLINE]} those of the run's own validation.",
+            f"Figures, pictures and confusions are {checkpoint}'s on the {NAMES[self.own.split]} images{where}, curves "
+            f"and best {FIGURES[predictions.report.HEADLINE]} those of the run's own validation.",
             False,
         )
 

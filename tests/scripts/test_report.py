@@ -214,7 +214,7 @@ def test_the_file_stays_small_with_many_classes_and_noisy_pictures():
 
 
 def test_runs_whose_classes_have_no_room_are_left_out_and_named(page):
-    gathered = assemble.PredictionParts(thumbnails.Thumbnails(budget=0), None)
+    gathered = assemble.PredictionParts(None, 1)
     for name in "abc":
         made = {"hits": [0] * (assemble.DETAIL_BYTES // 5)}
         gathered._keep("details", name, made, ("ape", "bee"), "pictures")
@@ -231,10 +231,10 @@ def test_pictures_of_features_are_those_of_the_runs_own_images(monkeypatch):
     monkeypatch.setattr(assemble, "accuracies", lambda _: [])
     monkeypatch.setattr(assemble, "shown_labels", lambda _: ({}, ["a"]))
     monkeypatch.setattr(assemble, "feature_part", lambda *given: sources.append(given[-1]) or {})
-    gathered = assemble.PredictionParts(thumbnails.Thumbnails(budget=0), SimpleNamespace())
+    gathered = assemble.PredictionParts(SimpleNamespace(), 3)
     for number, fingerprint in enumerate(("of mnist", "of digits", "of digits")):  # whose images have the same ids
         loaded = SimpleNamespace(path="last.pt", fingerprint=fingerprint, settings={})
-        gathered.add_features(number, SimpleNamespace(folder=None, name="a"), loaded, 3)
+        gathered.add_features(number, SimpleNamespace(folder=None, name="a"), loaded)
     assert sources[0] != sources[1] == sources[2]
 
 
