@@ -11,8 +11,8 @@ THEMES = dict(zip(("light", "dark", "print"), re.findall(r":root \{(.*?)\}", CSS
 
 
 def colours(theme):
-    """Each colour's name and its channels, 0 to 255."""
-    found = re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{3,6}|\d+ \d+ \d+);", THEMES[theme])
+    """Each colour's name and its channels, 0 to 255; dark and print replace some of the light form's."""
+    found = re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{3,6}|\d+ \d+ \d+);", THEMES["light"] + THEMES[theme])
     return {name: channels(text) for name, text in found}
 
 
