@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     from utils.checkpoint.fingerprint import of_all
     from utils.record.summary import figures
 
-    ingredients = [read(path, own.best, warn) for path in own.checkpoints]
+    ingredients = [read(path, own.best) for path in own.checkpoints]
     refuse_differences(ingredients)
     args = settings(flags, ingredients[0])
     if own.choose_on == "half" and args.data.max_val_batches:

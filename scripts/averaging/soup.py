@@ -15,7 +15,7 @@ import torch
 
 from models.confidence import KEY as CONFIDENCE
 from models.load import FAVOURED, are_chosen, read_checkpoint
-from scripts.common.command_line import say
+from scripts.common.command_line import say, warn
 from scripts.common.trained import find_run
 from utils.checkpoint import checkpoint
 from utils.config import hub_networks
@@ -40,7 +40,7 @@ class Ingredient(NamedTuple):
     is_favoured: bool
 
 
-def read(text: str, best: bool | None, warn: Callable[[str], None]) -> Ingredient:
+def read(text: str, best: bool | None) -> Ingredient:
     """Read the checkpoint of RUN ``text``, a file or run folder. ``best``: see ``load_model``. Raises ``UserError``."""
     path, state, chosen = read_checkpoint(find_run(text), best, warn)
     if chosen:
