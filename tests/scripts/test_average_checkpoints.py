@@ -147,14 +147,6 @@ def test_an_average_that_has_moved_since_its_statistics_were_computed_is_warned_
     assert "was saved between two validations" in warned
 
 
-def test_a_run_that_went_on_after_its_end_stands_for_its_newest_checkpoint(runs, tmp_path):
-    state = checkpoint.load(checkpoint.Path(runs[0]) / "checkpoints/final.pt")
-    torch.save(state, tmp_path / "final.pt")
-    later = state | {"progress": state["progress"] | {"step": state["progress"]["step"] + 1}}
-    torch.save(later, tmp_path / "last.pt")
-    assert read(str(tmp_path), None).path == tmp_path / "last.pt"
-
-
 def test_a_soup_is_readable_like_any_new_file_and_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
     weights = {"w": torch.zeros(3)}
     save(tmp_path / "soup.pt", weights, {"arch": "fc"}, {"method": "uniform"})
