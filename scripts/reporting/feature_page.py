@@ -30,11 +30,11 @@ class _Rows:
         self.rows: list[list[Any]] = []
         self.unread: list[str] = []
         self._of = of
-        self._ids = {split: short_ids(part.ids) for split, part in of.parts.items()}
+        self.ids = {split: short_ids(part.ids) for split, part in of.parts.items()}
+        self.labels, _ = shown_labels(of)
         self._thumbnails = thumbnails
         self._source = source
         self._places: dict[tuple[str, int], int] = {}
-        self._labels, _ = shown_labels(of)
 
     def add(self, split: str, place: int) -> int:
         """Index of the row of image ``place`` of a split, added if missing; an unreadable image has no picture."""
@@ -48,12 +48,8 @@ class _Rows:
             except (OSError, ValueError):
                 self.unread.append(name)
             self._places[split, place] = len(self.rows)
-            shown = self._ids[split][place]
-            self.rows.append([shown, picture, int(self._labels[split][place]), side])
+            self.rows.append([self.ids[split][place], picture, int(self.labels[split][place]), side])
         return self._places[split, place]
-
-    def id_of(self, split: str, place: int) -> str:
-        return self._ids[split][place]
 
 
 def shown_labels(of: Study) -> tuple[dict[str, np.ndarray], list[str]]:
@@ -80,7 +76,7 @@ def feature_part(
     of classes, of the labels' names (``shown_labels``).
     """
     rows = _Rows(of, thumbnails, source)
-    queries = _spread(shown_labels(of)[0][of.scored], SHOWN_QUERIES)
+    queries = _spread(rows.labels[of.scored], SHOWN_QUERIES)
     near = zip(of.places[queries].tolist(), of.cosines[queries].tolist(), strict=True)
     neighbours = [
         [
@@ -157,8 +153,8 @@ def _map(of: Study, rows: _Rows) -> dict[str, Any]:
     return {
         "x": numbers(of.spots[:, 0], 4),
         "y": numbers(of.spots[:, 1], 4),
-        "label": shown_labels(of)[0][of.scored][of.mapped].tolist(),
-        "id": [rows.id_of(of.scored, place) for place in places],
+        "label": rows.labels[of.scored][of.mapped].tolist(),
+        "id": [rows.ids[of.scored][place] for place in places],
         "doubted": [int(place in doubted) for place in places],
     }
 
