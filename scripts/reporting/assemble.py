@@ -188,7 +188,7 @@ class PredictionParts:
         Runs with the same names of ``classes`` share one list of them. ``what``: text that names the part.
         """
         shared = self.data["classes"]
-        names = [name.encode("utf-8", "replace").decode() for name in classes]
+        names = [*classes]
         size = len(as_json(made)) + (0 if names in shared else len(as_json(names)))
         if size > self.room:
             self.left_out.append((name, f"{what}, for which this file has no room"))

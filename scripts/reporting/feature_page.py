@@ -248,11 +248,7 @@ def render_features(of: Study, loaded: Loaded, figures: Sequence[dict[str, Any]]
     """HTML of a separate page about the features of one network."""
     thumbnails = Thumbnails()
     part = feature_part(of, figures, 0, thumbnails, "") | {"classes": 0}
-    own = {"features": [part], "classes": [_shown(shown_labels(of)[1])], "images": thumbnails.uris}
+    own = {"features": [part], "classes": [shown_labels(of)[1]], "images": thumbnails.uris}
     data = page_data([RunRecord(str(loaded.path), None)]) | own
     name = f"{loaded.settings.get('dataname')} \u00b7 {loaded.arch}"
     return fill(data, FEATURE_PARTS, name, str(loaded.path), ("Features", "scripts/features.py"))
-
-
-def _shown(classes: Sequence[str]) -> list[str]:
-    return [name.encode("utf-8", "replace").decode() for name in classes]

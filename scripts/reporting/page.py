@@ -82,6 +82,8 @@ def fill(
     The page's security policy lets the browser run only the page's own script, and load nothing. ``kind``: the name of
     the page, and the program that made it.
     """
+    # A folder's name may be no text.
+    classes = [[name.encode("utf-8", "replace").decode() for name in names] for names in data["classes"]]
     script = "\n" + "\n".join(_text(name) for name in SCRIPTS) + "\n"
     html = filled(
         TEMPLATE / "page.html",
@@ -95,7 +97,7 @@ def fill(
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
         style=Markup(_text("style.css")),
         script=Markup(script),
-        data=Markup(as_json(data)),
+        data=Markup(as_json(data | {"classes": classes})),
     )
     return html.encode("utf-8", "replace").decode("utf-8")  # bytes of a path that are not text become replacement marks
 
