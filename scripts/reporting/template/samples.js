@@ -37,10 +37,8 @@ function pictureOf(picture, heat, size, id, words) {
   return make("div", { class: images.length > 1 ? "picture double" : "picture" }, images);
 }
 
-function gallery(detail, rows, kind = "") {
-  const wide = rows.some((row) => detail.rows[row].at(-1) !== null) ? "wide" : "";
-  return make("ul", { class: `gallery ${kind} ${wide}` }, rows.map((row) => sampleCard(detail, row)));
-}
+/** The kind of a gallery of these samples: wide if there are heat maps beside the pictures. */
+const widthOf = (detail, rows) => (rows.some((row) => detail.rows[row].at(-1) !== null) ? "wide" : "");
 
 /** Fill a part of the page with cards, made by functions, of which the first are shown, or with why there is none. */
 function fill(id, cards, first, none, kind = "") {
@@ -53,9 +51,9 @@ function fill(id, cards, first, none, kind = "") {
 }
 
 function fillGallery(id, detail, rows, none) {
-  const wide = rows.some((row) => detail.rows[row].at(-1) !== null);
+  const wide = widthOf(detail, rows);
   const first = innerWidth < 620 ? 8 : wide ? 15 : 16; // whole rows, also of wider cards
-  fill(id, rows.map((row) => () => sampleCard(detail, row)), first, none, wide ? "wide" : "");
+  fill(id, rows.map((row) => () => sampleCard(detail, row)), first, none, wide);
 }
 
 /** The images of the cell (truth, predicted) under the matrix. */
@@ -75,7 +73,7 @@ function showCell(detail, truth, predicted) {
   const title = make("h3", { tabindex: -1 }, head);
   box.hidden = false;
   box.replaceChildren(make("div", { class: "head" }, make("div", {}, title, make("p", { class: "soft small" }, which)), close),
-    gallery(detail, rows, "compact"));
+    make("ul", { class: `gallery compact ${widthOf(detail, rows)}` }, rows.map((row) => sampleCard(detail, row))));
   detail.mark([truth, predicted]);
   title.focus({ preventScroll: true });
   box.scrollIntoView({ block: "nearest" });
