@@ -74,11 +74,10 @@ def choose(predicted: Predicted, runs: int) -> ShownSamples:
         for cell in answers.cells[: budget + answers.logits.shape[1]]
     ]
     kept = set(in_order_of_cells(cells)[:budget])
-    cells = [(cell, [row for row in rows if row in kept]) for cell, rows in cells]
     return ShownSamples(
         answers.most_confident(np.flatnonzero(~answers.right))[:each].tolist(),
         answers.least_confident(np.flatnonzero(answers.right))[:each].tolist(),
-        [(cell, rows) for cell, rows in cells if rows],
+        [(cell, [row for row in rows if row in kept]) for cell, rows in cells],
     )
 
 
