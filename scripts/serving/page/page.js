@@ -65,8 +65,8 @@ async function take(file) {
 
 function showPicture(file) {
   const picture = $("picture");
-  if (picture.dataset.url) URL.revokeObjectURL(picture.dataset.url);
-  picture.dataset.url = picture.dataset.image = URL.createObjectURL(file);
+  if (picture.dataset.image) URL.revokeObjectURL(picture.dataset.image);
+  picture.dataset.image = URL.createObjectURL(file);
   picture.onload = () => {
     picture.hidden = false; // the server's picture, where the browser could not show the file
     picture.classList.toggle("coarse", picture.naturalWidth <= COARSE);
@@ -165,7 +165,6 @@ function showView() {
   const whole = view === "image" || !picture.dataset.seen;
   picture.src = whole ? picture.dataset.image : picture.dataset.seen;
   picture.classList.toggle("square", !whole);
-  $("heat").classList.add("square");
   $("heat").hidden = whole || view !== "heat";
   $("strength-label").hidden = view !== "heat";
   $("heat").style.opacity = $("strength").value / 100;
