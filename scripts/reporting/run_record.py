@@ -21,7 +21,7 @@ from scripts.common.runs import header
 from utils.checkpoint.resume import BEGINS_ANEW
 from utils.config.arguments import OPTIONS, in_yaml
 from utils.config.field import CHECKPOINT
-from utils.config.settings import GROUPS, Settings
+from utils.config.settings import GROUPS, all_settings
 from utils.record import curves
 from utils.record.doubts import doubts
 from utils.record.event_files import NAMES, events_in
@@ -121,7 +121,7 @@ def read(folder: Path, name: str) -> RunRecord:
 def from_settings(name: str, values: dict[str, Any]) -> RunRecord:
     """Record of a checkpoint outside a run folder: settings, no curves."""
     record = RunRecord(name, None, missing=["Curves: the checkpoint does not lie in its run's folder"])
-    of_group = {name: group for group in GROUPS for name in vars(getattr(Settings(), group))}
+    of_group = {option.name: group for group, option in all_settings()}
     record.settings = {
         name.replace("_", "-"): Setting(in_yaml(value), CHECKPOINT, of_group.get(name, "other"))
         for name, value in values.items()
