@@ -11,6 +11,7 @@ from itertools import combinations, islice
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from scripts.common.label_answers import count_together
 from scripts.data_check.survey import WORDS, Inspected, Survey, class_names
@@ -31,16 +32,6 @@ HUGE_PIXELS = 20_000_000
 NO_ENDING = "no image ending"
 LOOSE = "loose image"
 OTHER_FORMAT = "format that is not read"
-FORMATS = {
-    "JPEG": (".jpg", ".jpeg"),
-    "MPO": (".jpg", ".jpeg"),
-    "PNG": (".png",),
-    "PPM": (".ppm", ".pgm"),
-    "BMP": (".bmp",),
-    "TIFF": (".tif", ".tiff"),
-    "WEBP": (".webp",),
-    "NPY": (".npy",),
-}
 
 
 @dataclass(frozen=True)
@@ -400,12 +391,13 @@ def _files(survey: Survey, records: np.ndarray, findings: Findings) -> None:
         findings.images(findings.notes, "EXIF rotation", len(rotated), what, map(survey.name, rotated))
         for place in rotated:
             findings.problem(place, "EXIF rotation")
-    other = [
-        (place, kind)
-        for place in np.flatnonzero(known)
-        if os.path.splitext(path := survey.paths[place])[1]  # rows of a table have no ending
-        and not path.lower().endswith(FORMATS.get(kind := records["format"][place].decode(), ()))
-    ]
+    formats = {**Image.registered_extensions(), ".npy": "NPY"}
+    other = []
+    for place in np.flatnonzero(known):
+        kind = records["format"][place].decode()
+        ending = os.path.splitext(survey.paths[place])[1].lower()
+        if ending and formats.get(ending) != {"MPO": "JPEG"}.get(kind, kind):  # rows of a table have no ending
+            other.append((place, kind))
     if other:
         names = (f"{survey.name(place)} is {kind}" for place, kind in other)
         findings.images(findings.notes, "other format", len(other), "not in the format of their ending", names)
