@@ -161,11 +161,7 @@ def _labels(survey: Survey, findings: Findings) -> None:
                 findings.note(f"labels {kind}", len(names), text)
     together = count_together(survey.labels == 1)
     own = np.diagonal(together)
-    same = [
-        (one, two)
-        for one, two in zip(*np.nonzero(np.triu(together > 0, 1)), strict=True)
-        if together[one, two] == own[one] == own[two]
-    ]
+    same = np.argwhere(np.triu((together > 0) & (together == own) & (together == own[:, None]), 1)).tolist()
     if same:
         names = (" = ".join(printable(survey.classes[place]) for place in pair) for pair in same)
         text = f"always together, never alone: {spelling.some(names, count=len(same))}"
