@@ -49,7 +49,7 @@ class Statistics(NamedTuple):
 def measure(images: Images, *, workers: int, progress: ProgressLog) -> Statistics:
     """Statistics of ``images``, read by ``workers`` processes. Raises ``UserError`` if one cannot be read."""
     if isinstance(images, MemoryImages):
-        return of_pixels(images.pixels.cpu().numpy(), len(images.pixels))
+        return of_pixels(images.pixels.cpu().numpy())
     chunks = in_chunks(_Chunk(images), len(images), "Measuring", workers=workers, progress=progress)
     return joined([part for _, part in chunks])
 
@@ -62,19 +62,19 @@ class _Chunk(Dataset):
 
     def __getitem__(self, chunk: range) -> Statistics:
         files = (read_pixels(self.images.paths[index], self.images.colour) for index in chunk)
-        return joined([of_pixels(pixels[None].numpy(), 1) for pixels in files])
+        return joined([of_pixels(pixels[None].numpy()) for pixels in files])
 
 
-def of_pixels(pixels: np.ndarray, count: int) -> Statistics:
-    """Statistics of ``count`` images (n, c, h, w), uint8 or levels as floats."""
+def of_pixels(pixels: np.ndarray) -> Statistics:
+    """Statistics of images (n, c, h, w), uint8 or levels as floats."""
     by_channel = np.moveaxis(pixels, 1, 0).reshape(pixels.shape[1], -1)
     low, high = by_channel.min(1).astype(float), by_channel.max(1).astype(float)
     if pixels.dtype == np.uint8:
         counts = np.stack([np.bincount(channel, minlength=256) for channel in by_channel])
         levels = np.arange(256)
-        return Statistics(count, by_channel.shape[1], counts @ levels, counts @ levels**2, low, high)
+        return Statistics(len(pixels), by_channel.shape[1], counts @ levels, counts @ levels**2, low, high)
     wide = by_channel.astype(np.float64)
-    return Statistics(count, by_channel.shape[1], wide.sum(1), (wide**2).sum(1), low, high)
+    return Statistics(len(pixels), by_channel.shape[1], wide.sum(1), (wide**2).sum(1), low, high)
 
 
 def joined(parts: Sequence[Statistics]) -> Statistics:
