@@ -66,7 +66,7 @@ class ResidentSource:
             begin = 0
             for together, count in _cut(zip(read, map(len, shown), strict=True), images_together):
                 end = begin + count
-                yield together, self._pixels(rows[begin:end]), labels[begin:end]
+                yield together, pixels_of(self.pixels, len(self), rows[begin:end]), labels[begin:end]
                 begin = end
 
     def read(self, micro_batch: MicroBatch) -> Item:
@@ -79,9 +79,6 @@ class ResidentSource:
             return micro_batches, [micro_batch.indices for micro_batch in micro_batches]
         read = [read_micro_batch(micro_batch, len(self), self.policy, self._look) for micro_batch in micro_batches]
         return tuple(zip(*read, strict=True))
-
-    def _pixels(self, rows: torch.Tensor) -> torch.Tensor:
-        return pixels_of(self.pixels, len(self), rows)
 
     def _look(self, index: int, *_: int, **__: int) -> None:
         if index in self._unreadable:
