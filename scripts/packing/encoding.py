@@ -14,12 +14,10 @@ from utils.data.images.decoding import UnreadableImage, open_image
 from utils.data.images.jpeg import plain_size
 from utils.data.images.stored import RAW, NamedBytes, content_of
 
-FORMATS = ("keep", "jpeg", "png", "raw")
-
 
 @dataclass(frozen=True)
 class Encoding:
-    """How images are packed: one of ``FORMATS``, limit of the shorter side in pixels, JPEG quality.
+    """How images are packed: 'keep', 'jpeg', 'png' or 'raw', limit of the shorter side in pixels, JPEG quality.
 
     ``colour``: Pillow's mode of images that are encoded anew, 'L' or 'RGB'. ``check``: also decode images whose bytes
     are kept, to find damaged ones.

@@ -65,10 +65,10 @@ class ShardMaker(Dataset):
                 named = list(zip(self.plan.classes, label, strict=True))
                 about = {"labels": [name for name, own in named if own == 1]}
                 about["missing"] = [name for name, own in named if own < 0]
+                label = tuple(label)
             about["name"] = _name(images, split, number)
             _add(tar, f"{key}.json", json.dumps(about, sort_keys=True).encode())
             numbers.append(number)
-            label = label if isinstance(label, int) else tuple(label)
             rows.append((offset, len(content), shard, label, head, zlib.crc32(content), f"{key}.{ending}".encode()))
         return numbers, rows, left_out
 
