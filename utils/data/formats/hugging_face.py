@@ -109,7 +109,7 @@ def _of_one_column(
     """
     read = [labels_of(table.dataset, column, table.name, separator) for table in tables]
     values = [each.values if isinstance(each, LabelLists) else each for each in read]
-    kinds = [_of_list(table.dataset.features[column]) or table.dataset.features[column] for table in tables]
+    kinds = [_item_of(table.dataset.features[column]) for table in tables]
     classes = classes_of(kinds[0], values[0], column)
     labels = []
     for (where, _), kind, each, own in zip(tables, kinds, read, values, strict=True):
@@ -246,18 +246,13 @@ def read_features(found: Found) -> Any:
         )
     for path, features in zip(found.parquet[1:], others, strict=True):
         for column in features.keys() & first.keys():
-            own, names = (_class_names(each[column]) for each in (first, features))
+            own, names = (getattr(_item_of(each[column]), "names", None) for each in (first, features))
             if own and names and own != names:  # the library would take the numbers of one for those of the other
                 raise UserError(
                     f"{path}: the classes of column {column} are other ones, or in another order, than in "
                     f"{found.parquet[0].name}; give the files of one data set"
                 )
     return first
-
-
-def _class_names(feature: Any) -> list[str] | None:
-    """The names of a column of ClassLabels or lists of them; None for another column."""
-    return getattr(_of_list(feature) or feature, "names", None)
 
 
 def read_split(found: Found, columns: list[str], folder: Path, log: Log) -> Any:
@@ -304,23 +299,21 @@ def chosen_column(features: Any, given: str | None, flag: str, where: str) -> st
     """
     datasets = library()
     named = f"{where} has the columns {', '.join(features)}"
-    kind, names = (datasets.Image, IMAGE_NAMES) if flag == "--image-column" else (datasets.ClassLabel, LABEL_NAMES)
-
-    def may_be(column: str) -> bool:
-        if flag == "--image-column":
-            return _holds_files(features[column])
-        return isinstance(_of_list(features[column]) or features[column], datasets.Value)
-
+    if flag == "--image-column":
+        certain = [name for name in features if isinstance(features[name], datasets.Image)]
+        possible = [name for name in features if _holds_files(features[name])]
+        names = IMAGE_NAMES
+    else:
+        certain = [name for name in features if isinstance(_item_of(features[name]), datasets.ClassLabel)]
+        possible = [name for name in features if isinstance(_item_of(features[name]), datasets.Value)]
+        names = LABEL_NAMES
     if given is not None:
         if given not in features:
             raise UserError(f"{flag} {given}: {named}")
-        if flag == "--image-column" and not (isinstance(features[given], kind) or may_be(given)):
+        if flag == "--image-column" and given not in (*certain, *possible):
             raise UserError(f"{flag} {given}: holds no images but {features[given]}; {named}")
         return given
-    certain = [name for name in features if isinstance(features[name], kind)]
-    if flag == "--label-column":
-        certain += [name for name in features if isinstance(_of_list(features[name]), kind)]
-    for candidates in (certain, [name for name in features if name in names and may_be(name)]):
+    for candidates in (certain, [name for name in possible if name in names]):
         usual = [name for name in names if name in candidates]
         if len(candidates) == 1 or usual:
             return (usual or candidates)[0]
@@ -332,9 +325,9 @@ def _holds_files(kind: Any) -> bool:
     return "bytes" in kind if isinstance(kind, dict) else getattr(kind, "dtype", "").endswith("binary")
 
 
-def _of_list(kind: Any) -> Any:
-    """The type of the items if ``kind`` is the type of a column of lists, otherwise None."""
-    return kind[0] if isinstance(kind, list) else getattr(kind, "feature", None)
+def _item_of(kind: Any) -> Any:
+    """The type of the items if ``kind`` is the type of a column of lists, otherwise ``kind`` itself."""
+    return kind[0] if isinstance(kind, list) else getattr(kind, "feature", kind)
 
 
 def labels_of(dataset: Any, column: str, where: str, separator: str | None) -> np.ndarray | LabelLists:
