@@ -1,9 +1,7 @@
 """scripts/check_data.py: each fault is planted in a small tree, named and counted; a clean tree has none."""
 
-import csv
 import hashlib
 import shutil
-import struct
 import zlib
 
 import numpy as np
@@ -16,7 +14,8 @@ from sklearn.model_selection import train_test_split
 from scripts import check_data
 from scripts.data_check.findings import flattered_by_random
 from scripts.data_check.survey import hexadecimal, take_survey
-from tests.helpers import answer
+from tests.helpers import answer, csv_rows
+from tests.utils.data.test_readers import write_idx
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.datasets import get_data
@@ -54,8 +53,7 @@ class Checked:
     def __init__(self, code, text, folder):
         self.code = code
         self.text = text
-        with open(folder / "images.csv", newline="") as file:
-            self.images = {row["path"]: row for row in csv.DictReader(file)}
+        self.images = {row["path"]: row for row in csv_rows(folder / "images.csv")}
         self.damaged = dict(line.split("\t") for line in (folder / "damaged.txt").read_text().splitlines())
         assert (folder / "report.txt").read_text().strip() in text
         assert text.startswith("verdict: no faults" if code == 0 else "verdict: FAULTS")
@@ -459,20 +457,13 @@ def test_digits_are_checked_by_their_pixels(check):
 
 
 def test_duplicates_in_mnists_files_are_found_with_their_labels(check, tmp_path):
-    def write(prefix, images, labels):
-        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
-            head = struct.pack(f">HBB{array.ndim}i", 0, 8, array.ndim, *array.shape)
-            (tmp_path / "data" / f"{prefix}-{kind}-ubyte").write_bytes(head + array.tobytes())
-
-    (tmp_path / "data").mkdir()
     images = np.random.default_rng(0).integers(0, 256, (60, 28, 28), dtype=np.uint8)
     labels = np.arange(60, dtype=np.uint8) % 10
     images[11] = images[2]  # of class 1 and 2
     # validation: 5 as in training, 6 where training says 7
     images[45] = images[5]
     images[46] = images[7]
-    write("train", images[:40], labels[:40])
-    write("t10k", images[40:], labels[40:])
+    write_idx(tmp_path / "data", (images[:40], labels[:40]), (images[40:], labels[40:]))
     checked = check(data="mnist")
     assert checked.code == 1 and len(checked.lines) == 2
     assert "2 images of train" in checked.line("label conflicts") and "train[2] (2) = train[11] (1)" in checked.text

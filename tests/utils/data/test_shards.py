@@ -99,10 +99,10 @@ def write_tar(path, members, **options):
             tar.addfile(info, io.BytesIO(content))
 
 
-def samples(first, count, labels=2, prefix=""):
+def samples(first, count, prefix="", redder=0):
     for number in range(first, first + count):
-        yield f"{prefix}{number:04}.cls", str(number % labels).encode()
-        yield f"{prefix}{number:04}.png", png(number)
+        yield f"{prefix}{number:04}.cls", str(number % 2).encode()
+        yield f"{prefix}{number:04}.png", png(number + redder)
 
 
 @pytest.fixture
@@ -247,14 +247,8 @@ def test_resident_images_are_those_of_the_tar_files_as_they_are_now(foreign, tmp
         return validation.source.pixels[:, 0, 0, 0].tolist()
 
     assert shown() == shown() == list(range(10, 14))
-    write_tar(foreign / "validation" / "0.tar", samples_of_reds((20, 21, 22, 23), 10), format=tarfile.GNU_FORMAT)
+    write_tar(foreign / "validation" / "0.tar", samples(10, 4, redder=10), format=tarfile.GNU_FORMAT)
     assert shown() == list(range(20, 24))
-
-
-def samples_of_reds(reds_of_samples, first):
-    for number, red in enumerate(reds_of_samples, first):
-        yield f"{number:04}.cls", str(number % 2).encode()
-        yield f"{number:04}.png", png(red)
 
 
 def test_classes_that_a_file_lists_later_or_in_another_order_are_the_classes(foreign):
