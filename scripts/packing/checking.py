@@ -58,7 +58,9 @@ def _faults_of_shard(path: Path, split: Split, number: int) -> list[str]:
         faults.append(f"{path}: the index lists {len(records):,} of its {shard.samples:,} images")
     with open(path, "rb") as file:
         bad = [record for record in np.sort(records, order="offset") if not _is_whole(file, record, split.checked)]
-    return faults + [f"{path}/{record['name'].decode()}: is damaged or lies elsewhere" for record in bad]
+    # tar files of others may have any bytes as names
+    names = [record["name"].decode("utf-8", "surrogateescape") for record in bad]
+    return faults + [f"{path}/{name}: is damaged or lies elsewhere" for name in names]
 
 
 def _is_whole(file: BinaryIO, record: np.void, checked: bool) -> bool:
