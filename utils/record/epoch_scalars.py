@@ -92,7 +92,11 @@ RAW_SCALARS = (
 def validation_tags(multilabel: bool) -> list[str]:
     """Tags of an epoch's TensorBoard points, for multi-label or single-label data."""
     labels = {EITHER, SEVERAL if multilabel else ONE}
-    return [scalar.tag for scalar in (*EPOCH_SCALARS, *RAW_SCALARS) if scalar.tag and scalar.labels in labels]
+    return [scalar.tag for scalar in _all_scalars() if scalar.tag and scalar.labels in labels]
+
+
+def _all_scalars() -> tuple[EpochScalar, ...]:
+    return (*EPOCH_SCALARS, *RAW_SCALARS, *_of_plugins())
 
 
 def _of_plugins() -> Iterator[EpochScalar]:
@@ -134,14 +138,13 @@ def _figure(report: AnyReport | None, name: str) -> float | None:
 
 def points_of(row: dict[str, float]) -> dict[str, float]:
     """TensorBoard points of ``row``, by tag."""
-    scalars = (*EPOCH_SCALARS, *RAW_SCALARS, *_of_plugins())
-    tagged = (scalar for scalar in scalars if scalar.column in row)
+    tagged = (scalar for scalar in _all_scalars() if scalar.column in row)
     return {scalar.tag: row[scalar.column] for scalar in tagged if scalar.tag}
 
 
 def tagged_columns() -> list[str]:
     """Columns of metrics.csv that are TensorBoard points as well."""
-    return [scalar.column for scalar in (*EPOCH_SCALARS, *RAW_SCALARS, *_of_plugins()) if scalar.tag]
+    return [scalar.column for scalar in _all_scalars() if scalar.tag]
 
 
 # ---------------------------------------------------------------------------------- the columns that decide

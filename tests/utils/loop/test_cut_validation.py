@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import main
-from tests.end_to_end.processes import rows
+from tests.end_to_end.processes import ROOT, rows
 from tests.helpers import QUIETLY, points_of, trained
 from utils.checkpoint.override import carry_over
 from utils.checkpoint.progress import Progress
@@ -18,7 +18,8 @@ from utils.data.datasets import get_data
 from utils.data.loaders import loaders, tried_out
 from utils.runtime.distributed import Distributed, RankInfo
 
-FLAGS = (*QUIETLY, "--arch", "fc", "--epochs", "2", "--print-freq", "1000")
+EXAMPLE = ROOT / "examples" / "plugin.py"  # adds the metric margin
+FLAGS = (*QUIETLY, "--plugin", str(EXAMPLE), "--arch", "fc", "--epochs", "2", "--print-freq", "1000")
 CUT = ("--val-batch-size", "20", "--max-val-batches", "3")
 SAYS_SO = re.compile(r"\(cut: --max-val-batches 3\)| max_val_batches=3 |cut to 60 \(--max-val-batches\)")
 
@@ -38,13 +39,13 @@ def numbers(*flags, rank=0, world_size=1):
 
 def test_every_line_about_a_validation_says_that_it_is_cut(run, capsys):
     lines = (run / "log.txt").read_text().splitlines()
-    about = [line for line in lines if re.search(r"validation|val_top1=|Best top1", line)]
+    about = [line for line in lines if re.search(r" validation |val_top1=|Best top1", line)]
     assert len(about) == 5, "the images, both epochs, the best and the last line"
     assert [line for line in about if not SAYS_SO.search(f"{line} ")] == []
     assert [(row["val_count"], row["max_val_batches"]) for row in rows(run)] == [("60", "3")] * 2
     points = [value for _, value in points_of(run)]
     said = {point.tag: point.metadata.summary_description for point in points if point.metadata.summary_description}
-    assert {"Loss/Test", "Top1/Test", "Top5/Test"} <= said.keys()
+    assert {"Loss/Test", "Top1/Test", "Top5/Test", "margin/Test"} <= said.keys()
     assert {*said.values()} == {"of some of the images (cut: --max-val-batches 3)"}
     assert main.main([*FLAGS, *CUT, "--output", str(run.parents[2]), "--resume", "auto"]) == 0  # it is finished
     out, err = capsys.readouterr()
@@ -83,12 +84,13 @@ def test_another_batch_forgets_the_best_result_where_it_cuts_the_validation(flag
 
 def test_an_evaluation_of_the_run_is_cut_only_when_it_is_asked_for(run, capsys):
     asked = ("--max-val-batches", "1", "--val-batch-size", "20")
+    evaluate = ("--evaluate", "--resume", str(run), "--plugin", str(EXAMPLE), "--device", "cpu", "--no-progress")
     for flags, count, words in (((), 360, ""), (asked, 20, " max_val_batches=1")):
-        assert main.main(["--evaluate", "--resume", str(run), "--device", "cpu", "--no-progress", *flags]) == 0
+        assert main.main([*evaluate, *flags]) == 0
         *above, last = capsys.readouterr().out.splitlines()
         assert last.endswith(f" val_count={count}{words}")
-        (classes,) = [line for line in above if "validation" in line]
-        assert ("(cut: --max-val-batches 1)" in classes) == bool(words)
+        classes, metric = (line for line in above if line.startswith("validation"))
+        assert all(("(cut: --max-val-batches 1)" in line) == bool(words) for line in (classes, metric))
 
 
 def test_the_images_are_drawn_from_all_classes_and_are_the_same_on_any_ranks_and_seed():
