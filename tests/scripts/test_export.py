@@ -148,7 +148,8 @@ def test_a_quantised_file_that_takes_bytes_says_what_it_costs_and_is_no_other_ne
     digits_run, tmp_path, monkeypatch
 ):
     output = tmp_path / "small"
-    printed = exported(digits_run, "onnx", output, "--with-preprocessing", "--quantise", "static")
+    static = ("--quantise", "static", "--calibration-images", "128")
+    printed = exported(digits_run, "onnx", output, "--with-preprocessing", *static)
     assert re.search(
         rf"^Wrote {re.escape(str(output))}/README\.md \(.* kB\), {re.escape(str(output))}/model\.onnx \(", printed, re.M
     )
@@ -158,7 +159,7 @@ def test_a_quantised_file_that_takes_bytes_says_what_it_costs_and_is_no_other_ne
         r"same answer for (\S+) %, top-1 (\S+) % before and (\S+) % after, .* on (\d+) validation images, calibrated on (\d+) training",
         printed,
     ).groups()
-    assert (before, count, calibrated) == (f"{report.top1:.2f}", "360", "256")
+    assert (before, count, calibrated) == (f"{report.top1:.2f}", "360", "128")
     pixels = read_digits().validation.pixels
     session = onnxruntime.InferenceSession(output / "model.onnx")
     (probabilities,) = session.run(None, {"images": pixels.numpy()})

@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import io
 import itertools
 import json
 import os
@@ -224,10 +225,13 @@ def test_odd_images_are_made_anew_as_pillow_shows_them(tree, tmp_path, kind):
         if kind != "jpeg":
             assert not difference.any(), path
         assert image.size == right.size and np.abs(difference).mean() < 8, path
-    again = packed(tree, tmp_path / "again", "--resize", 48)  # jpeg: nothing is as large
+    again = packed(tree, tmp_path / "again", "--resize", 48, "--quality", 60)  # jpeg: nothing is as large
     kept = [path.endswith("plain.jpg") for path in files]
-    contents = zip(files, read("shards", again).train.paths, strict=True)
-    assert [Path(path).read_bytes() == member.content() for path, member in contents] == kept
+    contents = [member.content() for member in read("shards", again).train.paths]
+    assert [Path(path).read_bytes() == content for path, content in zip(files, contents, strict=True)] == kept
+    right.save(tmp_path / "coarse.jpg", quality=60)
+    coarse = Image.open(tmp_path / "coarse.jpg").quantization[0]
+    assert [Image.open(io.BytesIO(content)).quantization[0] != coarse for content in contents] == kept
 
 
 @pytest.mark.parametrize("flags", [("--format", "raw", "--levels", "all"), ("--resize", "24", "--in-channels", "4")])
