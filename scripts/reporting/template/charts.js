@@ -5,6 +5,7 @@ const AXES = DATA.runs.some((run) => run.axis.ends.length > 1) ? ["epoch", "step
 const shown = { axis: AXES[0], hidden: new Set() };
 const MARGIN = { left: 50, right: 14, top: 10, bottom: 24 };
 const HEIGHT = 226;
+const MOST_VALUES = 12; // beside the pointer
 
 /** Where step `step` of a run lies on the chosen axis; null if the run does not say. */
 function place(run, step) {
@@ -190,13 +191,18 @@ class LineChart {
     this.dots.replaceChildren(...nearest.map(([curve, p]) =>
       draw("circle", { cx: this.x(p.x), cy: this.y(p.y), r: 4, style: { fill: runColour(curve.run) } })));
     LineChart.all.forEach((chart) => chart.mark(lead.x));
-    const rows = nearest.map(([curve, p]) => {
+    const box = this.svg.getBoundingClientRect(), pointed = ((clientY - box.top) / box.height) * HEIGHT;
+    const away = ([, p]) => Math.abs(this.y(p.y) - pointed);
+    const listed = new Set([...nearest].sort((a, b) => away(a) - away(b)).slice(0, MOST_VALUES));
+    const rows = nearest.filter((one) => listed.has(one)).map(([curve, p]) => {
       const who = DATA.runs.length > 1 ? `${DATA.runs[curve.run].name}: ${curve.name}` : curve.name;
       const swatch = make("i", { class: "swatch", style: { "--c": runColour(curve.run) } });
       const spread = p.low !== p.high ? ` (${compact(p.low)} to ${compact(p.high)})` : "";
       return make("div", { class: "row" }, make("span", {}, swatch, named(who)), make("b", {}, `${compact(p.y)}${spread}`));
     });
     const head = shown.axis === "step" ? `step ${whole(lead.x)}` : `${shown.axis} ${compact(lead.x)}, step ${whole(lead.step)}`;
+    const rest = nearest.length - rows.length;
+    if (rest) rows.push(make("div", { class: "row" }, make("span", {}, `and ${whole(rest)} more; those nearest to the pointer are shown`)));
     showTip(clientX, clientY, make("div", { class: "row" }, make("span", {}, head)), ...rows);
   }
 

@@ -129,6 +129,23 @@ def test_a_chart_is_read_with_the_keyboard_and_over_another_axis(browser, tmp_pa
     assert browser.messages() == []
 
 
+def test_of_many_runs_the_values_nearest_to_the_pointer_are_read(browser, tmp_path):
+    epochs = {name: np.array([1.0, 2.0]) for name in ("epoch", "step", "seconds")}
+    losses = np.linspace(1, 2, 30)
+    runs = [
+        RunRecord(f"run {n}.", None, epochs=epochs | {"val_loss": np.full(2, loss)}) for n, loss in enumerate(losses)
+    ]
+    (tmp_path / "page.html").write_text(render(PageContent(runs, page_data(runs))), encoding="utf-8")
+    browser.open(tmp_path / "page.html")
+    for y, named in ((0, "run 29."), (226, "run 0.")):  # the highest loss lies at the top
+        browser.run(
+            f"LineChart.all[0].read(2, 100, document.querySelector('#charts svg').getBoundingClientRect().y + {y})"
+        )
+        tip = browser.run("return document.getElementById('tip').textContent")
+        assert named in tip and tip.count("run ") == 12 and "and 18 more" in tip
+    assert browser.messages() == []
+
+
 def test_a_run_without_an_epoch_is_shown_over_steps_and_says_so(browser, tmp_path):
     run = RunRecord("run", None, steps={name: np.arange(1.0, 9.0) for name in ("step", "loss")})
     (tmp_path / "page.html").write_text(render(PageContent([run], page_data([run]))), encoding="utf-8")
