@@ -25,9 +25,11 @@ ready_python() {
     return
   fi
   # Two processes that install at once, as of an array job, would each take the other for an interrupted installation.
-  if command -v flock >/dev/null && [[ -w $ROOT ]]; then
-    exec 9>"$ROOT/.venv.lock"
-    flock --nonblock 9 || { echo "Waiting for another process, which installs"; flock 9; }
+  local lock=$ROOT/.venv.lock
+  if command -v flock >/dev/null && [[ -w $ROOT && (! -e $lock || -w $lock) ]]; then
+    exec 9>"$lock"
+    # Any other code: this file system has no locks, and nobody waits.
+    flock -n -E 200 9 || [[ $? != 200 ]] || { echo "Waiting for another process, which installs"; flock 9; }
     if find_python "$1"; then
       exec 9>&-
       return

@@ -155,7 +155,11 @@ def run_tool(name: str, tool: Callable[[list[str]], int], *, takes_ranks: bool =
             print("\n".join(f"{name}: {' '.join(line.split())}" for line in error.mistakes), file=sys.stderr)
         return 2
     except ImportError as error:
-        return lacks_package(name, error)
+        own = plugins.mistake(error)
+        if own is None:
+            return lacks_package(name, error)
+        print(f"{name}: {own}", file=sys.stderr)
+        return 2
     except (RuntimeError, MemoryError) as error:
         from utils.runtime.memory import lacks_memory, out_of_memory
 

@@ -27,7 +27,7 @@ from scripts.common.command_line import say, warn
 from scripts.common.label_answers import LabelAnswers
 from utils.checkpoint.fingerprint import joined, same_images
 from utils.checkpoint.resume import ResumePoint
-from utils.config import arguments
+from utils.config import arguments, plugins
 from utils.config.datasets import SPECS
 from utils.config.groups.data import DataSettings
 from utils.config.settings import Settings, UserError
@@ -419,7 +419,7 @@ def _tree(settings: DataSettings, chosen: Chosen) -> Path | None:
         return None  # a share of the images, which a fingerprint must prove unchanged
     in_class_folders = settings.datapath is not None and settings.dataname not in (*IN_MEMORY, "hf")
     root = Path(settings.datapath or "")
-    if in_class_folders and not root.is_dir():
+    if in_class_folders and not root.is_dir() and settings.dataname not in plugins.added("dataset"):
         raise UserError(f"--split {chosen.split}: {root} is no longer there; --datapath FOLDER names another place")
     tree = (test_folder if chosen.split == "test" else training_folder)(root) if in_class_folders else None
     if tree is None and chosen.datapath is not None:

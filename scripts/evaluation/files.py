@@ -38,8 +38,8 @@ def refuse_others(folder: Path) -> None:
     there = [name for name in KNOWN if (folder / name).exists()]
     if there and not (folder / JSON_FILE).exists():
         raise UserError(
-            f"--output {folder}: holds {some(there)} but no {JSON_FILE}, so they may be another program's; give "
-            "another folder, or remove them"
+            f"--output {folder}: holds {some(there)} but no {JSON_FILE}, so they are another program's, or of "
+            "an evaluation that was cut; give another folder, or remove them"
         )
 
 

@@ -144,17 +144,20 @@ def points_of(run: RunRecord, source: str) -> tuple[np.ndarray, np.ndarray]:
 def summarised(x: np.ndarray, y: np.ndarray, most: int, reduce: str) -> dict[str, Any]:
     """At most ``most`` points of a curve: x and y, and if a point stands for several values, their lowest and highest.
 
-    A point is the mean of equally many consecutive values (``reduce`` 'mean') or the last of them ('last'), at their
-    last x. Values that are not finite are left out; a point without any finite value is None.
+    A point is the mean of equally many consecutive values (``reduce`` 'mean'), at their last x, or the last of them
+    ('last'), at its own. Values that are not finite are left out; a point without any finite value is None.
     """
     if len(x) <= most:
         return {"x": numbers(x), "y": numbers(y)}
     edges = np.linspace(0, len(x), most + 1).round().astype(int)
-    parts = [y[start:end] for start, end in pairwise(edges)]
-    finite = [part[np.isfinite(part)] if np.isfinite(part).any() else np.array([math.nan]) for part in parts]
-    middle = [part.mean() if reduce == "mean" else part[-1] for part in finite]
-    low, high = ([limit(part) for part in finite] for limit in (np.min, np.max))
-    return {"x": numbers(x[edges[1:] - 1]), "y": numbers(middle), "low": numbers(low), "high": numbers(high)}
+    finite = [start + np.flatnonzero(np.isfinite(y[start:end])) for start, end in pairwise(edges)]
+    parts = [y[places] if len(places) else np.array([math.nan]) for places in finite]
+    middle = [part.mean() if reduce == "mean" else part[-1] for part in parts]
+    low, high = ([limit(part) for part in parts] for limit in (np.min, np.max))
+    at = edges[1:] - 1
+    if reduce == "last":
+        at = np.array([places[-1] if len(places) else end for places, end in zip(finite, at, strict=True)])
+    return {"x": numbers(x[at]), "y": numbers(middle), "low": numbers(low), "high": numbers(high)}
 
 
 def time_axis(run: RunRecord) -> dict[str, Any]:

@@ -333,6 +333,12 @@ def test_of_two_that_would_install_at_once_one_waits_and_uses_what_the_other_has
     assert place.done() == []
 
 
+def test_where_files_cannot_be_locked_nobody_waits_before_an_installation(place):
+    executable(place.bin / "flock", "#!/bin/sh\necho no locks here >&2\nexit 71\n")
+    assert place.run("quickstart.sh").stdout.splitlines()[-2:] == ["main.py", "val_top1=99.0000"]
+    assert place.done() == ["venv", "install requirements.txt"]
+
+
 def test_the_active_environment_gets_what_it_lacks(place, tmp_path):
     active = tmp_path / "active"
     (active / "bin").mkdir(parents=True)

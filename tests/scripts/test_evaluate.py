@@ -590,7 +590,7 @@ def test_nothing_half_written_is_left_where_writing_fails(digits_run, tmp_path, 
 def test_files_of_another_program_are_not_replaced(digits_run, tmp_path, monkeypatch, capsys):
     (tmp_path / "predictions.csv").write_text("of predict.py")
     code, said = answer(evaluate, [digits_run, "--output", str(tmp_path), *CPU], capsys, monkeypatch)
-    assert code == 2 and "holds predictions.csv but no evaluation.json" in said.err
+    assert code == 2 and "holds predictions.csv but no evaluation.json, so they are another program's" in said.err
     assert [path.read_text() for path in tmp_path.iterdir()] == ["of predict.py"]
 
 

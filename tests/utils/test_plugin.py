@@ -16,6 +16,7 @@ from torch.nn import functional
 from main import main
 from models import load_model
 from scripts import export, features
+from scripts.common.command_line import run_tool
 from scripts.common.runs import read_run
 from scripts.evaluate import main as evaluate
 from tests.end_to_end.processes import curves, differences, train
@@ -356,6 +357,16 @@ def test_a_checkpoint_never_starts_code_and_says_what_it_needs(whole):
         load_model(whole, plugins=[EXAMPLE])
 
 
+def test_a_tool_names_the_line_of_a_users_file_whose_late_import_fails(tmp_path, monkeypatch, capsys):
+    plugins.load(
+        [written(tmp_path, "from utils.plugin import loss\n@loss('late')\ndef f(a, b):\n    import no_package\n")]
+    )
+    monkeypatch.setattr("sys.argv", ["tool"])
+    assert run_tool("tool.py", lambda _: plugins.added("loss")["late"].make(1, 2)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("mine.py, line 4: ModuleNotFoundError: No module named 'no_package'")
+
+
 def test_a_tool_is_told_if_the_file_is_not_the_one_of_the_training(whole, tmp_path):
     file = written(tmp_path, Path(EXAMPLE).read_text() + "# more\n", "plugin.py")
     with pytest.warns(UserWarning, match="plugin.py is not what it was"):
@@ -378,13 +389,15 @@ def test_a_tool_that_needs_more_than_the_network_names_the_file_to_give(flags, t
         """,
     )
     more = [*QUIETLY, "--arch", "fc", "--max-steps", "1", "--output", str(tmp_path / "runs")]
+    more += ["--datapath", file] if "--dataname" in flags else []  # for the user's reader, which may want a file
     assert main(["--plugin", file, *flags, *more]) == 0
     run = str(run_in(tmp_path))
     plugins.load(())  # as a new process
     load_model(run)  # the network alone needs no file
     with pytest.raises(UserError, match=f"was trained with {' '.join(flags)} of mine.py; give that file by --plugin"):
         evaluate([run, "--device", "cpu"])
-    assert evaluate([run, "--device", "cpu", "--plugin", file]) == 0
+    for split in ("val", "train"):
+        assert evaluate([run, "--device", "cpu", "--plugin", file, "--split", split]) == 0
 
 
 def test_a_damaged_image_of_a_streamed_data_set_is_skipped_and_a_mistake_in_its_code_is_not(tmp_path, capsys):

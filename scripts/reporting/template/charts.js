@@ -87,7 +87,8 @@ class LineChart {
     this.svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     this.svg.setAttribute("aria-label", this.description());
     if (!this.range) {
-      const why = this.curves.length ? `nothing to show over ${shown.axis}s: choose steps` : "all runs are hidden";
+      const advice = shown.axis === "step" ? "" : ` over ${shown.axis === "epoch" ? "epochs" : "hours"}: choose steps`;
+      const why = this.curves.length ? `nothing to show${advice}` : "all runs are hidden";
       this.svg.replaceChildren(draw("text", { x: width / 2, y: HEIGHT / 2, "text-anchor": "middle" }, why));
       return;
     }

@@ -26,6 +26,8 @@ def test_points_are_means_and_extremes_of_equal_parts_at_the_last_step_of_each()
     )
     assert short["x"] == list(range(20, 1001, 20))
     assert series.summarised(x, y, 50, "last")["y"] == pytest.approx(parts[:, -1], rel=1e-5)
+    validated = series.summarised(x, np.where(x % 15 == 0, x, math.nan), 50, "last")  # not in every epoch
+    assert validated["x"] == validated["y"] and len(validated["x"]) == 50
 
 
 def test_a_short_curve_stays_as_it_is_and_what_is_not_finite_is_a_gap():
