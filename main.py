@@ -43,7 +43,7 @@ def main(argv: list[str], ends_process: bool = False, hooks: Hooks | None = None
     """
     let_threads_wait_briefly()
     ranks = RankInfo()
-    trains = {"--evaluate", "--dry-run"}.isdisjoint(argv)
+    trains = {"-e", "--evaluate", "--dry-run"}.isdisjoint(argv)
 
     def end_at_once(stop: BaseException) -> None:
         if ranks.is_main:

@@ -261,10 +261,11 @@ def open_run(words: Sequence[str]) -> Iterator[Training]:
             raise UserError("--evaluate, --dry-run: this program trains; main.py has both", on_all_ranks=True)
         with signals, Distributed(ranks, args.run, args.precision.tf32) as distributed:
             run = find_run(command_line, args, distributed)
-            if run.is_finished:
-                run.report_finished()
-                sys.exit(0)
-            with opened(run, signals) as training:
-                yield training
+            if not run.is_finished:
+                with opened(run, signals) as training:
+                    yield training
+                return
+            run.report_finished()
+        sys.exit(0)  # after the processes have taken leave of each other
     except (Exception, KeyboardInterrupt, StoppedAtOnce) as error:
         sys.exit(report(error, ranks, signals.received))

@@ -200,8 +200,8 @@ def read_classes(path: Path) -> list[dict[str, Any]]:
 def _of_class(row: dict[str, str]) -> dict[str, Any]:
     return {
         "accuracy": _share(row["val_accuracy"]),
-        "precision": _share(row.get("val_precision")) or 0,
-        "f1": _share(row.get("val_f1")) or 0,
+        "precision": _share(row.get("val_precision") or "nan") or 0,
+        "f1": _share(row.get("val_f1") or "nan") or 0,
     }
 
 
@@ -217,8 +217,8 @@ def _of_label(row: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _share(percent: str | None) -> float | None:
-    return number(float(percent or "nan") / 100, 5)
+def _share(percent: str) -> float | None:
+    return number(float(percent) / 100, 5)
 
 
 def read_log(path: Path) -> str:

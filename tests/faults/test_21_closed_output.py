@@ -102,6 +102,11 @@ def test_a_pipe_whose_reader_has_read_enough_ends_no_training(tmp_path):
     check_whole(the_run(tmp_path))
 
 
+def test_a_python_that_begins_without_input_and_output_keeps_the_exit_code():
+    script = f"{sys.executable} {ROOT / 'main.py'} --epochs none >&- 2>&- <&-"
+    assert subprocess.run(["bash", "-c", script], timeout=SECONDS, check=False).returncode == 2
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_signal_is_answered_as_ever_when_nobody_reads(begin, tmp_path, number):
     process = begin(*FLAGS, "--epochs", 10_000, NOBODY_READS="1 2")

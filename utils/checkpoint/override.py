@@ -171,9 +171,11 @@ def _of_drops(settings: OptimisationSettings, drops: int) -> list[str]:
     if settings.lr_policy != "plateau":  # other schedules do not count them
         return []
     assert settings.lr is not None  # filled in
+    rate = max(settings.lr_min, settings.lr * settings.lr_gamma**drops)
+    floor = f", but at least --lr-min {settings.lr_min:g}" if settings.lr_min else ""
     return [
-        f"the {drops} drop(s) so far count: the learning rate goes on at {settings.lr * settings.lr_gamma**drops:g}, "
-        f"--lr {settings.lr:g} times --lr-gamma {settings.lr_gamma:g} for each"
+        f"the {drops} drop(s) so far count: the learning rate goes on at {rate:g}, --lr {settings.lr:g} times "
+        f"--lr-gamma {settings.lr_gamma:g} for each{floor}"
     ]
 
 

@@ -46,8 +46,8 @@ class RankInfo:
         if "LOCAL_RANK" not in os.environ and not re.fullmatch(r"1(\(x\d+\))?", tasks):
             raise UserError(
                 f"environment: RANK is set and LOCAL_RANK is not, but srun has started {tasks} processes a machine, "
-                "which would share one device; start with torchrun, or set LOCAL_RANK (SLURM_LOCALID) and "
-                "LOCAL_WORLD_SIZE, too"
+                "which would share one device; start with torchrun, or set LOCAL_WORLD_SIZE and LOCAL_RANK, too: "
+                "SLURM_LOCALID, or 0 if each process sees only a GPU of its own"
             )
         try:
             ranks = cls(*(int(os.environ.get(name, "0" if name == "LOCAL_RANK" else "1")) for name in names))

@@ -207,6 +207,11 @@ def test_a_setting_that_kept_runs_were_made_with_is_still_one_or_said_to_be_gone
     assert len(names) > 100 and names <= known | {name.replace("_", "-") for name in GONE}
 
 
+def test_only_these_settings_are_for_one_command_and_in_no_recipe():
+    words = "config output gpu_ids resume resume_override evaluate dry_run max_steps"
+    assert {option.name for _, option in all_settings() if not option.metadata["in_recipe"]} == set(words.split())
+
+
 def test_help_shows_every_help_text_and_default():
     text = " ".join(arguments.build_parser().format_help().split())
     for _, option in all_settings():

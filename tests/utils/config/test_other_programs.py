@@ -15,6 +15,24 @@ PROGRAMS = tuple(other_programs().programs.values())
 TIMM, TORCHVISION, ULTRALYTICS, EXAMPLE, OTHERS = PROGRAMS
 OURS = "ours"
 FLAG_MEANT = {name: flag_of(setting) for name, setting in SYNONYMS.items()}
+# What programs whose names no page shows call a setting of ours: here alone is it said a second time.
+MEANT = {
+    "accumulate": "accum-iter update-freq",
+    "batch-size": "batch",
+    "datapath": "data",
+    "drop": "dropout",
+    "early-stopping": "patience",
+    "grad-checkpointing": "gradient-checkpointing",
+    "image-size": "imgsz",
+    "lr": "lr0 learning-rate",
+    "max-val-batches": "limit-val-batches",
+    "opt-betas": "betas",
+    "opt-eps": "adam-epsilon eps",
+    "output": "project",
+    "random-erase": "erasing",
+    "save-every-epochs": "save-period",
+    "weights": "finetune",
+}
 ULTRALYTICS_SAME = "epochs name workers seed momentum weight-decay warmup-epochs".split()
 
 
@@ -57,6 +75,11 @@ def test_each_argument_of_ultralytics_is_answered_with_what_to_write():
         answer = line.partition("belongs to no flag")[2]
         flag = FLAG_MEANT[name] if name in ULTRALYTICS.synonyms else f"--{name}"
         assert is_advice(answer) if name in ULTRALYTICS.instead else answer == f": write {flag} 0.5", (name, line)
+
+
+def test_the_table_above_holds_what_other_programs_call_our_settings():
+    expected = {name: f"--{ours}" for ours, names in MEANT.items() for name in names.split()}
+    assert {name: FLAG_MEANT[name] for name in expected} == expected
 
 
 def test_an_advice_names_flags_that_exist():
