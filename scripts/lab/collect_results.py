@@ -59,7 +59,7 @@ CORES = re.compile(r", \d+ core\(s\)")
 IN_README = (
     ("digits/conv2", "float32"),
     ("mnist/fc", "float32"),
-    ("cifar10/fast", "bf16"),
+    ("cifar10/fast", "float32"),
     ("cifar10/airbench", "fp16"),
     ("cifar100/fast", "bf16"),
     ("imagenette/resnet10t_muon", "bf16"),

@@ -231,14 +231,16 @@ def test_page_readme_and_headers_show_what_the_kept_runs_give(kept):
     assert said == collect_results.readme_rows(rows, machines), "python scripts/lab/collect_results.py makes it anew"
     for recipe in recipes():
         told = re.findall(
-            r"(\d[\d.]* %)(?: top-1)?(?: \((?:mean of )?(one|two|three|five|six|25) seeds?[^)]*\))?(?: in (\d+ (?:s|min)))?",
+            r"(\d[\d.]* %)(?: top-1)?(?: \((?:mean of )?(one|two|three|five|six|ten|25) seeds?[^)]*\))?(?: in (\d+ (?:s|min)))?",
             recipe.measured,
         )
         count = "5"
         for figure, seeds, time in told:
             if figure in recipe.measured.partition("best epoch ")[2]:
                 continue
-            count = {"one": "1", "two": "2", "three": "3", "five": "5", "six": "6", "": count}.get(seeds, seeds)
+            count = {"one": "1", "two": "2", "three": "3", "five": "5", "six": "6", "ten": "10", "": count}.get(
+                seeds, seeds
+            )
             assert re.search(
                 rf"^\| {recipe.name} .*\| {figure[:-2]}( ± \S+)? % \({count}\) .*{time}", page, flags=re.MULTILINE
             ), (recipe.name, figure)
