@@ -266,6 +266,6 @@ def open_run(words: Sequence[str]) -> Iterator[Training]:
                     yield training
                 return
             run.report_finished()
-        sys.exit(0)  # after the processes have taken leave of each other
+        sys.exit(0)  # only now: an error or exit inside would leave NCCL's groups standing
     except (Exception, KeyboardInterrupt, StoppedAtOnce) as error:
         sys.exit(report(error, ranks, signals.received))

@@ -145,7 +145,7 @@ def prepare_to_evaluate(args: Settings, data: Data, device: torch.device, weight
 
 
 def _refuse_frozen_stem(freezing: Freezing, image_size: Size) -> None:
-    """Raise ``UserError`` if the first convolution begins anew and never trains: others would see random features."""
+    """Raise ``UserError`` if the first convolution begins anew and never trains: the rest would see random features."""
     if "conv1.weight" in freezing.names and not freezing.begin and freezing.end is None:
         raise UserError(
             f"--freeze: the 3x3 first convolution for images of {size_text(image_size)} pixels begins anew, and frozen "

@@ -28,7 +28,7 @@ ready_python() {
   local lock=$ROOT/.venv.lock
   if command -v flock >/dev/null && [[ -w $ROOT && (! -e $lock || -w $lock) ]]; then
     exec 9>"$lock"
-    # Any other code: this file system has no locks, and nobody waits.
+    # 200: another process has the lock. Any other failure means that this file system has no locks; then nobody waits.
     flock -n -E 200 9 || [[ $? != 200 ]] || { echo "Waiting for another process, which installs"; flock 9; }
     if find_python "$1"; then
       exec 9>&-
