@@ -51,10 +51,16 @@ def trees():
     return {module: ast.parse(path.read_text(encoding="utf-8")) for module, path in FILES.items()}
 
 
-def imports_of(tree, modules):
+@functools.cache
+def all_nodes():
+    """All nodes of each file, which it takes seconds to walk through."""
+    return {module: [*ast.walk(tree)] for module, tree in trees().items()}
+
+
+def imports_of(nodes, modules):
     """The modules of ours that a file imports, wherever in it, also for type checkers only."""
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -68,7 +74,7 @@ def imports_of(tree, modules):
 
 @functools.cache
 def imports():
-    return {module: imports_of(tree, FILES) for module, tree in trees().items()}
+    return {module: imports_of(found, FILES) for module, found in all_nodes().items()}
 
 
 def layer_of(module):
@@ -106,7 +112,7 @@ def test_every_package_of_utils_has_a_layer():
 def test_the_loop_knows_what_builders_make_and_not_the_builders():
     names = {
         alias.name
-        for node in ast.walk(trees()["utils.train_validation"])
+        for node in all_nodes()["utils.train_validation"]
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
@@ -119,7 +125,7 @@ def test_the_settings_of_a_run_are_replaced_at_one_point():
     assigned = [
         (module, ast.unparse(target))
         for module in FILES
-        for node in ast.walk(trees()[module])
+        for node in all_nodes()[module]
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign)
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
         if isinstance(target, ast.Attribute) and target.attr == "args"
@@ -143,16 +149,16 @@ def test_what_runs_before_the_settings_are_known_imports_nothing_heavy():
 
 
 def test_no_file_imports_a_star():
-    for module, tree in trees().items():
-        names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names]
+    for module, found in all_nodes().items():
+        names = [alias.name for node in found if isinstance(node, ast.ImportFrom) for alias in node.names]
         assert "*" not in names, module
 
 
 # -------------------------------------------------------------------------------------------- sizes
 
 
-def functions_of(tree):
-    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+def functions_of(nodes):
+    return [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
 def parameters_of(function):
@@ -162,7 +168,7 @@ def parameters_of(function):
 
 
 def test_no_function_is_too_long_or_takes_too_many_parameters():
-    functions = [(module, node) for module, tree in trees().items() for node in functions_of(tree)]
+    functions = [(module, node) for module, found in all_nodes().items() for node in functions_of(found)]
     long = [(module, node.name) for module, node in functions if node.end_lineno - node.lineno >= LONGEST_FUNCTION]
     many = [(module, node.name) for module, node in functions if len(parameters_of(node)) > MOST_PARAMETERS]
     assert long == [] and many == MANY_PARAMETERS
@@ -171,9 +177,9 @@ def test_no_function_is_too_long_or_takes_too_many_parameters():
 # ------------------------------------------------------------------------------------------- safety
 
 
-def unsafe_calls(tree):
+def unsafe_calls(nodes):
     """Every way to load a pickle that runs code."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module in ("torch", "numpy", "pickle", "yaml"):
             yield from (
                 f"from {node.module} import {name.name}"
@@ -201,7 +207,7 @@ def unsafe_calls(tree):
 
 
 def test_no_file_loads_what_can_run_code():
-    assert {module: calls for module, tree in trees().items() if (calls := list(unsafe_calls(tree)))} == {}
+    assert {module: calls for module, found in all_nodes().items() if (calls := list(unsafe_calls(found)))} == {}
     for module, path in FILES.items():
         assert "weights_only=False" not in path.read_text(encoding="utf-8").replace(" ", ""), module
 
@@ -220,7 +226,7 @@ def later():
     import main
 """
     modules = {"utils.record.run_folder", "utils.checkpoint.checkpoint", "utils.data.loaders"}
-    assert imports_of(ast.parse(text), modules) == modules | {"main"}
+    assert imports_of(ast.walk(ast.parse(text)), modules) == modules | {"main"}
 
 
 @pytest.mark.parametrize(
@@ -231,7 +237,7 @@ def later():
     ],
 )
 def test_checks_see_an_unsafe_call(call):
-    assert list(unsafe_calls(ast.parse(call))) == [call.partition("(")[0]]
+    assert list(unsafe_calls(ast.walk(ast.parse(call)))) == [call.partition("(")[0]]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ gc.disable()  # imports make a million objects, to be gone through again and aga
 import hypothesis
 import scipy.stats
 import sklearn.metrics
+import tensorboard.backend.event_processing.event_file_loader
 import timm
 import torch._dynamo
 import torch.distributed.checkpoint
@@ -28,9 +29,14 @@ import tests.quicker
 import training
 import utils.record.writer
 import utils.train_validation
+from utils.config.arguments import build_parser
+from utils.data.formats.readers import read_digits
 from utils.record.provenance import commit
 
-commit()  # which all that is forked knows from now on
+# What all that is forked knows from now on.
+commit()
+build_parser()
+read_digits()
 del sys.modules["wandb"]
 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is forked prints to where its test looks, and nothing else
 ForkServerProcess._start_method = None  # else what is forked would have its own children come from a server too

@@ -15,6 +15,7 @@ from tests.helpers import equal
 
 FINAL_LINE = re.compile(
     r"val_top1=(?P<top1>\d+\.\d{4}) val_top5=(?P<top5>\d+\.\d{4}) val_loss=(?P<loss>\d+\.\d{4}) val_count=(?P<count>\d+)"
+    r"(?: max_val_batches=\d+)?"
     r"(?: val_epoch=(?P<epoch>\d+) best_top1=(?P<best_top1>\d+\.\d{4}) best_epoch=(?P<best_epoch>\d+))?"  # of training
     r"(?: run=(?P<run>.+))?"
 )

@@ -110,7 +110,7 @@ def test_a_best_epoch_whose_checkpoint_is_gone_is_told_and_one_that_is_there_is_
 def test_going_back_behind_an_override_takes_its_settings_back(run, capsys):
     assert told(capsys, (*CPU, "--resume", run, "--resume-override", "--lr", 0.01, "--epochs", 4))[0] == 0
     assert yaml.safe_load((run / "config.yaml").read_text())["lr"] == 0.01
-    assert told(capsys, (*CPU, "--resume", run / "checkpoints/initial.pt"))[0] == 0
+    assert told(capsys, (*CPU, "--resume", run / "checkpoints/initial.pt", "--max-steps", STEPS))[0] == 0
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert (config["lr"], config["epochs"]) == (0.1, 3) and float(rows(run)[0]["lr"]) > 0.05
     assert yaml.safe_load((run / "config.2.yaml").read_text())["lr"] == 0.01
@@ -119,7 +119,7 @@ def test_going_back_behind_an_override_takes_its_settings_back(run, capsys):
 
 def test_a_plain_resume_leaves_the_settings_file_alone(run, capsys):
     before = (run / "config.yaml").read_bytes()
-    assert told(capsys, (*CPU, "--resume", run / "checkpoints/initial.pt"))[0] == 0
+    assert told(capsys, (*CPU, "--resume", run / "checkpoints/initial.pt", "--max-steps", 2))[0] == 0
     assert (run / "config.yaml").read_bytes() == before and not (run / "config.1.yaml").exists()
 
 

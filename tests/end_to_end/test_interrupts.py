@@ -33,7 +33,7 @@ class Finder:
 sys.meta_path.insert(0, Finder())
 """
 
-MOMENTS = ("utils.runtime.console", "dataclasses", "utils.loop.stop_signals", "torch.nn", "torch._dynamo")
+MOMENTS = ("utils.runtime.console", "dataclasses", "utils.loop.stop_signals", "torch.nn")
 
 
 @pytest.fixture
@@ -49,10 +49,11 @@ def start(folder, program, where, number=signal.SIGINT):
     return subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_a_stop_signal_while_the_program_imports_is_one_line_at_most_and_its_exit_code(folder):
+@pytest.mark.parametrize("places", [MOMENTS, pytest.param(("torch._dynamo",), marks=pytest.mark.thorough)])
+def test_a_stop_signal_while_the_program_imports_is_one_line_at_most_and_its_exit_code(folder, places):
     interrupted = INTERRUPTED, "main.py: interrupted"
     stopped = TRY_AGAIN, "main.py: stopped by SIGTERM before or after training; --resume auto continues"
-    moments = {(where, signal.SIGINT): interrupted for where in MOMENTS} | {("torch.nn", signal.SIGTERM): stopped}
+    moments = {(where, signal.SIGINT): interrupted for where in places} | {("torch.nn", signal.SIGTERM): stopped}
     started = [start(folder, "main.py", *moment) for moment in moments]  # side by side, because some import for seconds
     for (moment, (code, line)), process in zip(moments.items(), started, strict=True):
         out, err = process.communicate(timeout=300)

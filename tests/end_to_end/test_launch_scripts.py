@@ -80,14 +80,19 @@ def test_a_launcher_starts_its_recipe_whose_plan_holds_these_figures(script, pla
         assert figure in plan, plan
 
 
-def test_a_launcher_chooses_the_number_of_processes_and_trains(forking, tmp_path):
-    del forking["NPROC"]  # then a process a GPU
-    processes = max(1, torch.cuda.device_count())
+def test_a_launcher_starts_a_process_for_each_gpu(place, capsys):
+    (place.bin / "has_all").touch()
+    line = place.run("launch.sh", "digits/fc").stdout  # in which the fake python's answer is what it was asked
+    exec(line.partition("--nproc-per-node -c ")[2].partition(f" {place.root}/main.py")[0])
+    assert capsys.readouterr().out == f"{max(1, torch.cuda.device_count())}\n"
+
+
+def test_a_launcher_trains_in_the_callers_folder(forking, tmp_path):
     flags = [*SYNTHETIC, "--max-steps", "2", "--global-batch-size", "8", "--output", "here", "--picture-epochs", "off"]
     done = run("bash", SCRIPTS / "mnist_fc.sh", "DATA", *flags, env=forking, cwd=tmp_path)
     final = FINAL_LINE.fullmatch(done.stdout.splitlines()[-1])
     assert final["count"] == "1280"
-    assert f"Processes: {processes} on " in done.stdout
+    assert "Processes: 1 on " in done.stdout
     assert "_b8-sgd-lr0.1-cosine-e10" in final["run"]
     assert (tmp_path / final["run"] / "checkpoints" / "final.pt").is_file()  # in the caller's folder
 
@@ -234,7 +239,7 @@ class Place:
         self.bin = folder / "bin"
         self.log = folder / "log"
         self.fail = folder / "fail"
-        shutil.copytree(SCRIPTS, self.root / "scripts")
+        shutil.copytree(SCRIPTS, self.root / "scripts", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
         self.bin.mkdir()
         for tool in TOOLS:
             (self.bin / tool).symlink_to(shutil.which(tool))

@@ -31,12 +31,20 @@ CLASSES_OF_A_FOLDER = 10
 # What has no effect on so few images, or without half precision.
 IDLE_HERE = ("warmup-epochs: ", "drop-last: ", "init-scale: ", "fp32-layers: ", "--ema-bn-batches")
 VGG = ("vgg11", "vgg13", "vgg16", "vgg19")
-# Of the large networks one trains as it is, the others with fewer and narrower blocks of the same code.
+# Large networks train with fewer and narrower blocks of the same code; this one, before releases, also as it is.
 WHOLE = "imagenet/resnet50"
-SMALLER = {f"resnet{depth}": "timm/test_resnet" for depth in (18, 34, 50)}
+SMALLER = dict.fromkeys(("resnet18", "resnet34", "resnet50", "timm/resnet10t"), "timm/test_resnet")
 SMALLER |= {f"torchvision/resnet{depth}": "torchvision/resnet18" for depth in (34, 50, 101)}
 SMALLER |= {"convnext_tiny": "timm/test_convnext", "vit_small_patch16_224": "timm/test_vit"}
 SMALLER |= dict.fromkeys(VGG, "vgg11")
+# Recipes that set what another of the same or a like data set sets, for another network or to other values.
+LIKE_ANOTHER = {f"digits/{arch}" for arch in ("conv2", "conv4", "conv4a", "conv6", "conv6a", *VGG)}
+LIKE_ANOTHER |= {f"{dataname}/{arch}" for dataname in IDX for arch in ("conv2a", "conv4a", "conv6")}
+LIKE_ANOTHER |= {"mnist/conv6a", "fashionmnist/conv4", "fashionmnist/conv6a"}
+LIKE_ANOTHER |= {f"cifar10/{arch}" for arch in ("airbench", "conv2", "conv4", "conv6", "resnet18", "resnet34", *VGG)}
+LIKE_ANOTHER |= {f"cifar100/{arch}" for arch in ("fast", "resnet34", "vgg19")}
+LIKE_ANOTHER |= {f"imagenet/resnet{rest}" for rest in ("18", "34", "101", "50_a1", "50_a3", "50_ffcv16")}
+LIKE_ANOTHER |= {"imagenette/resnet10t", "imagenette/resnet50"}
 
 
 def parsed(name, world_size=1):
@@ -156,14 +164,21 @@ def flags(name, data):
     return ["--config", name, *place, *streams, "--device", "cpu"]
 
 
-@pytest.mark.parametrize("name", OF_A_SET)
-def test_a_recipe_trains_and_all_that_it_sets_has_an_effect(name, data, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("name", "whole"),
+    [
+        *((name, False) for name in OF_A_SET if name not in LIKE_ANOTHER),
+        *(pytest.param(name, False, marks=pytest.mark.thorough) for name in sorted(LIKE_ANOTHER)),
+        pytest.param(WHOLE, True, marks=pytest.mark.thorough),
+    ],
+)
+def test_a_recipe_trains_and_all_that_it_sets_has_an_effect(name, whole, data, tmp_path, monkeypatch, capsys):
     recipe = parsed(name)
     small = []
     monkeypatch.setattr(
         Writer, "weights", lambda *_: None
     )  # histograms are of no recipe, and take as long as the steps
-    if name != WHOLE:  # so do pictures
+    if not whole:  # so do pictures
         small += ["--picture-epochs", "off", "--arch", SMALLER.get(recipe.model.arch, recipe.model.arch)]
     if name.split("/")[0] in OF_ANY_SIZE:
         small += ["--image-size", "64" if recipe.data.progressive_size else "32"]

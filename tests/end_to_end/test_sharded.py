@@ -12,21 +12,23 @@ import torch
 from main import main
 from scripts import join_shards
 from tests.end_to_end.forked import _ranks, server, train_with
-from tests.end_to_end.processes import flat, rows, train
+from tests.end_to_end.processes import FINAL_LINE, flat, rows, train
 from tests.faults.small_run import Attack
 from utils.checkpoint import checkpoint
 from utils.config.settings import UserError
 from utils.loop.hooks import Hooks
 from utils.runtime.sharding import local
 
-VIT = (
-    "--arch timm/test_vit --model-kwargs depth=2 --image-size 32 --optimizer adamw --lr 0.001 --amp off "
-    "--global-batch-size 30 --accumulate 2 --clip-grad-norm 1 --ema-decay 0.9 --no-progress --print-freq 1 "
-    "--val-batch-size 120 --deterministic --picture-epochs off"
+TRAINING = (
+    "--optimizer adamw --lr 0.001 --amp off --global-batch-size 30 --accumulate 2 --clip-grad-norm 1 --ema-decay 0.9 "
+    "--no-progress --print-freq 1 --val-batch-size 120 --deterministic --picture-epochs off"
 ).split()
+VIT = (*"--arch timm/test_vit --model-kwargs depth=2 --image-size 32".split(), *TRAINING)
+FC = ("--arch", "fc", *TRAINING)  # where no more than one unit's parameters are needed
 EPOCHS = "--train-samples 90 --epochs 2".split()
 STEPS = 6
 CUT = 4
+HALF = "--amp fp16 --ema-decay none --max-val-batches 1 --val-batch-size 15"  # validation takes a CPU seconds
 LR = 0.001
 COMPARED = ("/model", "/ema", "/optimizer/state")
 # Of a gradient, as a share: each is a chain of up to thirty sums of up to 1,000 float32 products (2**-24 each), which
@@ -99,15 +101,19 @@ def test_half_precision_is_that_of_autocast(tmp_path):
 
     In all six blocks: in two, rounded residuals differ by less than the tolerance.
     """
-    own = "--model-kwargs depth=6 --amp fp16 --max-steps 2 --ema-decay none"  # an average would be validated, too
-    flags = (*VIT, *own.split(), "--output", tmp_path)
+    flags = (*VIT, *f"--model-kwargs depth=6 {HALF} --max-steps 2 --output".split(), tmp_path)
     sharded, whole = (curves(train(*flags, *more, processes=2)["run"]) for more in (("--shard-model",), ()))
     assert np.allclose(sharded["gradient_norm"], whole["gradient_norm"], rtol=2e-4)
     assert np.allclose(sharded["loss"], whole["loss"], rtol=2e-5)
 
 
 @pytest.mark.parametrize(
-    ("begun", "processes", "flag"), [("sharded", 1, ()), ("sharded", 3, ()), ("whole", 2, ("--shard-model",))]
+    ("begun", "processes", "flag"),
+    [
+        ("sharded", 1, ()),
+        ("whole", 2, ("--shard-model",)),
+        pytest.param("sharded", 3, (), marks=pytest.mark.thorough),
+    ],
 )
 def test_a_run_continues_on_any_number_of_processes_sharded_or_whole(begun, processes, flag, runs, tmp_path):
     shutil.copytree(runs[begun], tmp_path / "run")
@@ -122,29 +128,32 @@ def test_a_run_continues_on_any_number_of_processes_sharded_or_whole(begun, proc
     assert (checkpoint.SHARDS in file) == (processes > 1)
 
 
-def test_a_run_killed_while_saving_continues_to_the_same_bits_and_leaves_no_shards_behind(runs, tmp_path):
-    flags = (*VIT, *EPOCHS, "--shard-model", "--output", tmp_path, "--resume", "auto")
+def test_a_run_killed_while_saving_continues_to_the_same_bits_and_leaves_no_shards_behind(tmp_path):
+    alone = Path(train(*FC, *EPOCHS, "--shard-model", "--output", tmp_path / "alone", processes=2)["run"])
+    flags = (*FC, *EPOCHS, "--shard-model", "--output", tmp_path / "killed", "--resume", "auto")
     assert train_with("kill write step=5", *flags, "--save-every-steps", 5, processes=2) < 0
-    (shards,) = tmp_path.glob("*/*/*/checkpoints/shards")
+    (shards,) = tmp_path.glob("killed/*/*/*/checkpoints/shards")
     assert sorted(folder.name[:8] for folder in shards.iterdir()) == ["00000000", "00000003", "00000005"]
     assert checkpoint.newest(shards.parent, pytest.fail)[1]["progress"]["step"] == 3
     run = Path(train(*flags, processes=2)["run"])
-    one, other = (state(folder / "checkpoints/final.pt") for folder in (run, runs["sharded"]))
+    one, other = (state(folder / "checkpoints/final.pt") for folder in (run, alone))
     assert all(torch.equal(value, other[key]) for key, value in one.items() if isinstance(value, torch.Tensor))
     files = [checkpoint.read_quickly(path) for path in shards.parent.glob("*.pt")]
     assert {folder.name for folder in shards.iterdir()} == {file[checkpoint.SHARDS]["folder"] for file in files}
 
 
-def test_every_tool_reads_shards_and_one_file_made_of_them(runs, tmp_path):
+def test_every_tool_reads_shards_and_one_file_made_of_them(runs, tmp_path, capsys):
     best = runs["sharded"] / "checkpoints/best.pt"
     whole = tmp_path / "whole.pt"
     assert join_shards.main([str(best), "--output", str(whole)]) == 0
     assert checkpoint.SHARDS not in torch.load(whole, weights_only=True)
     joined = state(whole)
     assert all(torch.equal(value, joined[key]) for key, value in state(best).items() if isinstance(value, torch.Tensor))
-    told = [
-        train("--evaluate", "--resume", path, "--no-progress").group("top1", "loss", "count") for path in (best, whole)
-    ]
+    told = []
+    for path in (best, whole):
+        assert main(["--device", "cpu", "--evaluate", "--resume", str(path), "--no-progress"]) == 0
+        last_line = capsys.readouterr().out.splitlines()[-1]
+        told.append(FINAL_LINE.fullmatch(last_line).group("top1", "loss", "count"))
     row = max(rows(runs["sharded"]), key=lambda row: float(row["val_top1"]))
     assert told[0] == told[1] == (*(f"{float(row[f'val_{name}']):.4f}" for name in ("top1", "loss")), "360")
     with pytest.raises(UserError, match="exists; give another file"):
@@ -191,7 +200,7 @@ def overflow_on_rank_1(environment, flags):
 
 
 def test_an_overflow_in_one_ranks_part_of_the_gradient_skips_the_step_on_all_ranks(tmp_path):
-    flags = [*VIT, "--amp", "fp16", "--shard-model", "--device", "cpu", "--max-steps", "3", "--output", str(tmp_path)]
+    flags = [*FC, *HALF.split(), *"--shard-model --device cpu --max-steps 3 --output".split(), str(tmp_path)]
     ranks = [server().Process(target=overflow_on_rank_1, args=(rank, flags)) for rank in _ranks(2)]
     for rank in ranks:
         rank.start()

@@ -53,7 +53,10 @@ def test_a_kill_at_a_random_moment_and_resume_auto_leave_the_same_bits_metrics_a
 
 @pytest.mark.parametrize(
     ("number", "code", "said"),
-    [(signal.SIGINT, 130, "interrupted"), (signal.SIGHUP, 143, "ended by SIGTERM")],  # which it is taken for
+    [
+        pytest.param(signal.SIGINT, 130, "interrupted", marks=pytest.mark.thorough),
+        (signal.SIGHUP, 143, "ended by SIGTERM"),  # which it is taken for
+    ],
 )
 def test_the_tool_when_it_is_stopped_takes_its_training_and_its_folder_along(tmp_path, monkeypatch, number, code, said):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -70,16 +73,18 @@ def test_the_tool_when_it_is_stopped_takes_its_training_and_its_folder_along(tmp
 
 # ------------------------------------------------------------------------------------ chosen points
 
-POINTS = {
-    "before the first step": "kill step step=1",
-    "between two forward passes of a step": "kill forward step=15 pass=1",
-    "after the last step of an epoch": "kill after_step step=11",
-    "in the validation of the moving average": "kill validation step=11 batch=6",
-    "at an epoch's end": "kill epoch_end epoch=1",
-}
+# Runs of one process: test_02 kills in the first save and at an epoch's end, test_10 stops in the average's validation.
+POINTS = [
+    pytest.param("kill step step=1", id="before the first step", marks=pytest.mark.thorough),
+    pytest.param("kill forward step=15 pass=1", id="between two forward passes of a step"),
+    pytest.param("kill after_step step=11", id="after the last step of an epoch", marks=pytest.mark.thorough),
+    pytest.param(
+        "kill validation step=11 batch=6", id="in the validation of the moving average", marks=pytest.mark.thorough
+    ),
+    pytest.param("kill epoch_end epoch=1", id="at an epoch's end", marks=pytest.mark.thorough),
+]
 
-# Each of three processes validates 4 batches, and 4 more with the average; with two, a sum has one order alone. One process
-# is killed while it saves in test_02.
+# Each of three processes validates 4 batches, and 4 more with the average; with two, a sum has one order alone.
 POINT_FLAGS = "--epochs 2 --global-batch-size 66 --accumulate 2 --save-every-steps 4 --val-batch-size 30".split()
 POINT_FLAGS = (*FLAGS, *POINT_FLAGS)
 
@@ -93,7 +98,7 @@ def whole(tmp_path_factory):
 @pytest.mark.parametrize("point", POINTS)
 def test_a_kill_at_each_kind_of_moment_and_resume_auto_leave_the_same_bits(whole, tmp_path, point):
     flags = (*POINT_FLAGS, "--output", tmp_path, "--resume", "auto")
-    assert train_with(POINTS[point], *flags, processes=3) == -signal.SIGKILL
+    assert train_with(point, *flags, processes=3) == -signal.SIGKILL
     resumed = train(*flags, processes=3)
     assert {str(path.parents[1]) for path in tmp_path.rglob("checkpoints/*.pt")} == {resumed["run"]}, "it goes on"
     assert resumed.groups()[:-1] == whole.groups()[:-1]
@@ -130,7 +135,7 @@ FORGOTTEN = {
 
 def test_the_tool_says_different_and_what_differs_when_a_resume_forgets_something(straight, tmp_path, monkeypatch):
     for name in ("models", "utils", "scripts", "configs"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, tmp_path / name)  # with what is compiled
     for file in ROOT.glob("*.py"):
         shutil.copy(file, tmp_path)
     # Checkpoints are written at once, not in the background: on a slow disk the kill would come before that of step 26.

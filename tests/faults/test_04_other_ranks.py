@@ -6,9 +6,9 @@ import pytest
 from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import load
 
-FLAGS = ("--arch", "fc", "--epochs", 2, "--global-batch-size", 60, "--no-progress", "--deterministic")
+FLAGS = ("--arch", "fc", "--epochs", 2, "--global-batch-size", 180, "--no-progress", "--deterministic")
 FLAGS += ("--picture-epochs", "off")
-STEPS_AN_EPOCH = 24
+STEPS_AN_EPOCH = 8
 
 
 PLUGIN = """
@@ -46,7 +46,7 @@ def test_a_run_continued_on_three_and_then_two_ranks_sees_the_samples_rates_and_
     flags = (*FLAGS, "--amp", "fp16", "--init-scale", 4096, "--ema-decay", "0.9")
     alone = recorded(tmp_path / "a", 1, *flags, "--output", tmp_path / "whole")
     changed = {}
-    for processes, until in ((1, 10), (3, STEPS_AN_EPOCH + 6), (2, 2 * STEPS_AN_EPOCH)):
+    for processes, until in ((1, 4), (3, STEPS_AN_EPOCH + 3), (2, 2 * STEPS_AN_EPOCH)):
         more = ("--output", tmp_path / "changed", "--resume", "auto", "--max-steps", until)
         changed |= recorded(tmp_path / f"b{processes}", processes, *flags, *more)
     assert changed == alone and len(alone) == 2 * STEPS_AN_EPOCH
@@ -57,7 +57,7 @@ def test_a_run_continued_on_three_and_then_two_ranks_sees_the_samples_rates_and_
         np.testing.assert_array_equal(left[name], right[name])
     # A scale that overflows may be met on one number of ranks only: each has gradients of its own part. This one does not.
     # Sums are rounded in another order: the first steps differ in the last digits of half precision, later ones grow apart.
-    np.testing.assert_allclose(left["loss"][:12], right["loss"][:12], rtol=5e-3)
+    np.testing.assert_allclose(left["loss"][:6], right["loss"][:6], rtol=5e-3)
     assert np.abs(left["loss"] - right["loss"]).max() < 0.1
     left = load(whole, "final.pt")
     right = load(run, "final.pt")
@@ -84,9 +84,9 @@ def test_a_run_has_the_same_losses_on_one_two_and_three_ranks_and_with_accumulat
     # Six steps are an epoch: the last two share out a remainder, one of them with an odd number of images.
     flags = ("--arch", "fc", *TECHNIQUES[name].format(teacher=teacher).split(), "--global-batch-size", 270)
     flags = (*flags, "--max-steps", 6, "--picture-epochs", "off", "--no-progress")
-    more = [(2, 1), (1, 2), (1, 3)] if name == "mixing" else []
+    more = [(3, 1), (1, 3)] if name == "mixing" else []
     runs = {}
-    for processes, passes in [(1, 1), (3, 1), (2, 2), *more]:
+    for processes, passes in [(1, 1), (2, 2), *more]:
         output = tmp_path / f"{processes}_{passes}"
         runs[processes, passes] = Forked(*flags, "--accumulate", passes, "--output", output, processes=processes)
     curves = {}

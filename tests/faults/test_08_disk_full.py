@@ -14,7 +14,8 @@ from tests.end_to_end.processes import ROOT, differences, start, train
 from utils.checkpoint import checkpoint
 from utils.checkpoint.checkpoint import Checkpointer
 
-FLAGS = "--deterministic --arch fc --epochs 6 --global-batch-size 64 --no-progress --picture-epochs off".split()
+FLAGS = "--deterministic --arch fc --epochs 4 --global-batch-size 64 --train-samples 320".split()
+FLAGS += "--no-progress --picture-epochs off".split()
 
 
 @pytest.fixture

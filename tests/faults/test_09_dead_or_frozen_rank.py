@@ -19,14 +19,14 @@ from main import main
 from scripts.verification.processes import descendants, processes
 from tests.end_to_end.forked import Launched
 from tests.end_to_end.processes import ROOT, command, load
-from tests.helpers import wait_for
+from tests.helpers import QUIETLY, wait_for
 from utils.loop.stop_signals import TRY_AGAIN
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes through /proc")
 
 BATCH = 60
 IMAGES = 1437
-FLAGS = ("--arch", "fc", "--global-batch-size", BATCH, "--save-every-steps", 10, "--no-progress", "--epochs", 100000)
+FLAGS = ("--arch", "fc", "--global-batch-size", BATCH, "--save-every-steps", 10, "--epochs", 100000, *QUIETLY)
 TIMEOUT_SECONDS = 5
 TORCHRUN = ROOT / "scripts/torchrun.py"
 # A torchrun that waits for less than those 30 s, which no flag or variable of its own shortens.
@@ -94,10 +94,10 @@ def outcomes(tmp_path_factory):
     orphans = Run(folder / "orphans", 2)
     stopped = Run(folder / "stopped", 2, (TORCHRUN,))
     killed_ranks = killed.ranks()
-    orphan_ranks = orphans.ranks()
-    stopped_ranks = stopped.ranks()
     os.kill(killed_ranks[-1], signal.SIGKILL)
+    orphan_ranks = orphans.ranks()
     os.kill(orphans.process.pid, signal.SIGKILL)
+    stopped_ranks = stopped.ranks()
     os.kill(stopped.process.pid, signal.SIGTERM)
     return {
         "killed": killed.ended(killed_ranks),
@@ -112,7 +112,7 @@ def goes_on(outcome):
     (run,) = outcome.output.glob("digits/fc/*")
     before = load(run, "last.pt")["progress"]["step"]
     last = before + 5
-    flags = [*FLAGS, "--device", "cpu", "--output", outcome.output, "--resume", "auto", "--max-steps", last]
+    flags = [*FLAGS, "--output", outcome.output, "--resume", "auto", "--max-steps", last]
     assert main([*map(str, flags)]) == 0
     progress = load(run, "final.pt")["progress"]
     an_epoch = -(-IMAGES // BATCH)

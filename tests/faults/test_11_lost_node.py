@@ -6,7 +6,7 @@ on each. The waits, by default and here, in seconds:
 - a process waits for the others in one exchange: ``--timeout`` 600, here 5. It notices at once when the other machine's
   system says that the process is gone; only silence takes the whole time;
 - a machine counts as lost after ``keep_alive_interval`` x ``keep_alive_max_attempt`` = 5 x 3 of silence, here 1 x 3;
-- the meeting stays open for ``last_call_timeout`` 30 for more machines once there are enough, here 10;
+- the meeting stays open for ``last_call_timeout`` 30 for more machines once there are enough, here 7;
 - a launcher that hears nothing from the meeting point ends after ``read_timeout`` 60 in one call, here 10;
 - a launcher waits for enough machines for ``join_timeout`` 600, here 60.
 
@@ -38,7 +38,7 @@ IMAGES = 1437
 STEPS_AN_EPOCH = 16
 RECIPE = f"dataname: digits\narch: fc\nepochs: {EPOCHS}\nglobal-batch-size: 90\nsave-every-steps: 10\n"
 TIMEOUT_SECONDS = 5
-WAITS = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=10,read_timeout=10,join_timeout=60"
+WAITS = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=7,read_timeout=10,join_timeout=60"
 PORT = 29400
 SECONDS = 180  # for what should take some 20
 

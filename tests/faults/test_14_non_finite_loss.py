@@ -146,10 +146,11 @@ def test_a_nan_on_one_rank_stops_all_of_them_and_names_the_rank(tmp_path, amp):
     ],
 )
 def test_two_processes_follow_one_process_with_the_same_global_batch(tmp_path, others, flags, tolerance):
-    shared = (*FLAGS, *others, "--amp", "fp16", "--init-scale", "256", "--global-batch-size", "16", "--max-steps", "4")
-    one = train(*shared, *flags, "--output", tmp_path / "one")["run"]
+    cut = "--amp fp16 --init-scale 256 --global-batch-size 16 --max-steps 4 --max-val-batches 1 --val-batch-size 16"
+    shared = (*FLAGS, *others, *cut.split())
+    one = trained(tmp_path / "one", *shared, *flags)
     two = train(*shared, *flags, "--output", tmp_path / "two", processes=2)["run"]
-    without = train(*shared, "--output", tmp_path / "without")["run"]
+    without = trained(tmp_path / "without", *shared)
     assert apart(one, two) < tolerance, "of how far the weights moved"
     assert apart(one, without) > 1.4 * tolerance, "otherwise two processes may do without the flag"
 

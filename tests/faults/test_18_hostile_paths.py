@@ -132,12 +132,13 @@ PLACES = ("checkpoints/last.pt", "config.yaml", "log.txt", "metrics.npz", "check
 @pytest.mark.parametrize("kind", [kind for kind in STRANGE if kind != "a folder"])
 def test_a_run_with_a_file_that_is_none_is_refused(run, capsys, kind):
     """Whatever is not a plain file may lead anywhere."""
-    for place in PLACES:
+    never_ends = kind in ("a pipe", "a link to a device")
+    for place in PLACES if never_ends else PLACES[:1]:
         kept = (run / place).rename(run.parent / "kept")
         STRANGE[kind](run / place)
         code, lines = told(capsys, ("--device", "cpu", "--no-progress", "--resume", run))
         assert code == 2 and f"{run / place}: is a" in lines[-1] and "remove it" in lines[-1]
-        if kind in ("a pipe", "a link to a device"):
+        if never_ends:
             told(capsys, (*SHORT, "--resume", "auto"))  # and does not hang
         (run / place).unlink()
         kept.rename(run / place)

@@ -74,7 +74,7 @@ def check_whole(run):
 # ------------------------------------------------------------------------------------------------- pipes
 
 
-@pytest.mark.parametrize("numbers", ["1", "2", "1 2"], ids=["stdout", "stderr", "both"])
+@pytest.mark.parametrize("numbers", ["1", "2"], ids=["stdout", "stderr"])
 def test_a_run_whose_output_nobody_reads_is_trained_to_its_end(begin, tmp_path, numbers):
     process = begin(*FLAGS, "--lr-gamma", 0.5, NOBODY_READS=numbers)  # which is a warning on stderr
     out, err = process.communicate(SECONDS)
@@ -107,7 +107,7 @@ def test_a_python_that_begins_without_input_and_output_keeps_the_exit_code():
     assert subprocess.run(["bash", "-c", script], timeout=SECONDS, check=False).returncode == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.thorough)])
 def test_a_stop_signal_is_answered_as_ever_when_nobody_reads(begin, tmp_path, number):
     process = begin(*FLAGS, "--epochs", 10_000, NOBODY_READS="1 2")
     wait_for(lambda: any((tmp_path / "runs").glob("*/fc/*/metrics.csv")))
@@ -117,9 +117,7 @@ def test_a_stop_signal_is_answered_as_ever_when_nobody_reads(begin, tmp_path, nu
     assert load(the_run(tmp_path), "last.pt")["progress"]["step"] > 0
 
 
-@pytest.mark.parametrize(
-    ("flags", "code"), [(("--epochs", "none"), 2), (("--help",), 0), (("--dry-run",), 0), (("--resume", "none"), 2)]
-)
+@pytest.mark.parametrize(("flags", "code"), [(("--epochs", "none"), 2), (("--help",), 0), (("--dry-run",), 0)])
 def test_what_only_prints_keeps_its_exit_code(begin, flags, code):
     process = begin(*flags, NOBODY_READS="1")
     _, err = process.communicate(SECONDS)
@@ -143,7 +141,7 @@ def test_a_tool_that_finds_faults_says_so_by_its_exit_code_whether_its_report_is
 # ---------------------------------------------------------------------------------------------- terminals
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.thorough), 2])
 def test_a_closed_terminal_ends_no_training(begin, tmp_path, workers):
     master, slave = pty.openpty()
     flags = ("--loader", "stream", "--workers", workers) if workers else ()

@@ -18,7 +18,8 @@ from utils.config.groups.model import ModelSettings
 from utils.config.keywords import read_keyword
 from utils.config.settings import UserError
 
-FLAGS = (*QUIETLY, "--max-steps", "2", "--batch-size", "8")
+CUT = ("--val-batch-size", "40", "--max-val-batches", "1")
+FLAGS = (*QUIETLY, *CUT, "--max-steps", "2", "--batch-size", "8")
 
 
 def build(arch, size=32, **settings):
@@ -104,8 +105,8 @@ def test_a_checkpoint_is_loaded_evaluated_and_resumed_with_its_options(workplace
     assert told(capsys, (*FLAGS, *options.split())) == (0, [])
     (run,) = workplace.glob("runs/digits/*/*")
     assert "blocks.0.attn.q_norm.weight" in load_model(run).network.state_dict()
-    assert told(capsys, (*FLAGS[:3], "--resume", run, "--max-steps", 3)) == (0, [])
-    assert told(capsys, (*FLAGS[:3], "--evaluate", "--resume", run)) == (0, [])
+    assert told(capsys, (*FLAGS[:3], *CUT, "--resume", run, "--max-steps", 3)) == (0, [])
+    assert told(capsys, (*FLAGS[:3], *CUT, "--evaluate", "--resume", run)) == (0, [])
 
 
 @pytest.mark.parametrize("arch", ["timm/test_resnet", "timm/test_vit", "timm/test_convnext"])

@@ -238,13 +238,16 @@ def test_what_is_assumed_of_weights_in_a_file_of_another_program(line, source, m
     assert known_preprocessing(args, None, ours) is None
 
 
-@pytest.mark.parametrize("name", ["mobilenet_v3_small", "googlenet", "regnet_y_400mf"])
+@pytest.mark.parametrize(
+    "name", ["mobilenet_v3_small", "googlenet", pytest.param("regnet_y_400mf", marks=pytest.mark.thorough)]
+)
 def test_torchvisions_weights_are_evaluated_as_torchvision_evaluates_them(tree, tmp_path, monkeypatch, name):
     network = torchvision_weights(monkeypatch, tmp_path, name)
     monkeypatch.setattr("models.starting_weights.classes_of", lambda arch: 2)  # its last layer is put in below
-    parts, images, _ = built(tree, "--evaluate", "--pretrained", "--arch", f"torchvision/{name}")
+    flags = ("--evaluate", "--pretrained", "--arch", f"torchvision/{name}", "--val-batch-size", 4)
+    parts, images, _ = built(tree, *flags)
     transform = torchvision.models.get_model_weights(name).DEFAULT.transforms()
-    theirs = shown_by(transform, parts)
+    theirs = shown_by(transform, parts)[: len(images)]
     features = []
     ours = []
     for model, seen in ((network, features), (parts.model, ours)):
@@ -266,6 +269,7 @@ def test_a_last_layer_for_the_same_classes_keeps_torchvisions_weights(tmp_path, 
     assert begins_anew(model, settings, 1000, 64) == ""
 
 
+@pytest.mark.thorough
 def test_what_timm_says_of_all_its_weights_is_taken_over():
     not_square = 0
     for name in timm.list_pretrained():

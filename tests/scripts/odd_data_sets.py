@@ -265,7 +265,7 @@ SETS: dict[str, Odd] = {
     "1 pixel": Odd(written(resized((1, 1))), "of at most 4 pixels a side", "small"),
     "extreme ratio": Odd(written(resized((200, 8))), "times as long as wide", "extreme ratio"),
     "huge": Odd(
-        changed(lambda root, _: Image.effect_noise((5200, 4000), 50).save(root / "train/a/huge.jpg")),
+        changed(lambda root, _: Image.linear_gradient("L").resize((5200, 4000)).save(root / "train/a/huge.jpg")),
         QUIET,
         "huge",
     ),

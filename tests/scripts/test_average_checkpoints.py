@@ -216,11 +216,12 @@ def test_its_batch_norm_statistics_are_those_of_torchs_update_bn_over_the_last_e
         weights |= {name: value + seed for name, value in weights.items() if name.endswith("running_mean")}
         settings = state["settings"] | {"arch": NORMED, "weights": None} | of_run
         torch.save(state | {"arch": NORMED, "model": weights, "ema": None, "settings": settings}, f"{seed}.pt")
-    flags = ("--batch-size", "1437", "--ema-bn-batches", "2", "--augment", "none")  # an epoch has one step
+    few = ("--train-samples", "240", "--batch-size", "240")  # an epoch has one step
+    flags = (*few, "--ema-bn-batches", "2", "--augment", "none", "--max-val-batches", "1", "--val-batch-size", "60")
     said = cooked(capsys, "--checkpoints", "1.pt", "2.pt", "--output", "soup.pt", *flags)
     assert "Batch-norm statistics of the soup: computed over 1 training batch" in said
     soup = checkpoint.load(checkpoint.Path("soup.pt"))["model"]
-    traval = make("--arch", NORMED, "--batch-size", "1437")
+    traval = make("--arch", NORMED, *few)
     checkpoint.load_weights(traval.model, soup, "")
     images = torch.cat([batch.images for batch in traval.train_loader.shared_out(of_run.get("epochs", 1) - 1, 1)[1]])
     model = copy.deepcopy(traval.model)

@@ -35,16 +35,23 @@ def plant(path, seed=None, size=SIZE, **options):
     return path
 
 
-@pytest.fixture
-def tree(tmp_path):
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory):
     """Two classes, 6 training and 4 validation images of each, nothing wrong with them."""
+    folder = tmp_path_factory.mktemp("clean")
     seeds = iter(range(100))
     for split, count in (("train", 6), ("val", 4)):
         for name in ("cat", "dog"):
             for number in range(count):
                 ending = ("png", "jpg")[number % 2]
-                plant(tmp_path / "data" / split / name / f"{number}.{ending}", next(seeds))
-    return tmp_path / "data"
+                plant(folder / split / name / f"{number}.{ending}", next(seeds))
+    return folder
+
+
+@pytest.fixture
+def tree(clean, tmp_path):
+    """A copy of these."""
+    return shutil.copytree(clean, tmp_path / "data")
 
 
 class Checked:

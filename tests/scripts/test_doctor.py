@@ -378,7 +378,7 @@ def silent(text):
 
 def test_slow_decoding_is_named_as_the_limit(pictures, monkeypatch):
     def slowly(*args, _decode=sources.decode_crop):
-        time.sleep(0.06)
+        time.sleep(0.03)
         return _decode(*args)
 
     monkeypatch.setattr(sources, "decode_crop", slowly)
@@ -389,7 +389,7 @@ def test_slow_decoding_is_named_as_the_limit(pictures, monkeypatch):
 
 def test_a_slow_network_is_named_as_the_limit(pictures):
     slow, _ = on_pictures(pictures)
-    slow.traval.model.register_forward_pre_hook(lambda *_: time.sleep(0.2))
+    slow.traval.model.register_forward_pre_hook(lambda *_: time.sleep(0.1))
     found, peak = examine(slow, 0.1, silent)
     assert limit(found) == "compute" and found.shares["forward"] > 0.5 and peak is None
     assert sum(found.shares.values()) == pytest.approx(1)
@@ -497,7 +497,7 @@ def test_variants_and_the_search_for_the_largest_batch_freeze_compute_and_judge_
     monkeypatch.setattr(choice, "has_bf16_units", lambda: True)
     monkeypatch.setattr(choice, "seconds_of_passes", lambda *_: (1.0, 0.5))
     frozen = ("--freeze", "all-but-head", "--freeze-bn")
-    flags = ("--arch", "vgg11", *frozen, "--class-weights", "balanced", "--amp", "auto")
+    flags = ("--arch", "test_resnet", *frozen, "--class-weights", "balanced", "--amp", "auto")
     parts, *others = variant_and_memory(*flags)
 
     def trained(model):

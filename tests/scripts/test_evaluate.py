@@ -28,7 +28,7 @@ from scripts.evaluation.summary import class_rows, confusion_matrix, fit_tempera
 from scripts.reporting.assemble import metrics_of
 from scripts.sweeps.cross_validation import _pooled
 from tests.end_to_end.forked import Forked
-from tests.helpers import altered, answer
+from tests.helpers import QUIETLY, altered, answer
 from tests.scripts.common.test_answers import random_answers
 from tests.scripts.common.test_predictions import tree_of_digits
 from tests.utils.runtime.test_exchange import on_two
@@ -448,9 +448,8 @@ def test_a_test_that_holds_what_the_run_trained_on_is_warned_of(tmp_path, capsys
     for name, *flags in (["folders"], ["table", "--labels", str(table)]):
         table.write_text("\n".join(rows) + "\n")
         line = ["--dataname", "folder", "--datapath", str(tmp_path / "data"), *flags, "--output", str(tmp_path / name)]
-        assert (
-            program.main([*CPU, *line, "--image-size", "8", "--arch", "fc", "--epochs", "1", "-b", "6", "-w", "0"]) == 0
-        )
+        line += ["--image-size", "8", "--arch", "fc", "--epochs", "1", "-b", "6", "-w", "0"]
+        assert program.main([*QUIETLY, *line]) == 0
 
     def told(run, *line):
         capsys.readouterr()
@@ -489,7 +488,7 @@ def test_a_test_that_holds_the_images_which_chose_the_weights_is_warned_of(tmp_p
         Image.new("L", (8, 8), 20 * number).save(path)
     shutil.copytree(tmp_path / "data" / "val", tmp_path / "data" / "test")
     line = ["--dataname", "folder", "--datapath", str(tmp_path / "data"), "--output", str(tmp_path / "runs"), "-w", "0"]
-    assert program.main([*CPU, *line, "--image-size", "8", "--arch", "fc", "--epochs", "1", "-b", "6"]) == 0
+    assert program.main([*QUIETLY, *line, "--image-size", "8", "--arch", "fc", "--epochs", "1", "-b", "6"]) == 0
     run = next((tmp_path / "runs").glob("*/fc/*"))
     for best, count in ((["--best"], 1), ([], 0)):
         capsys.readouterr()

@@ -49,7 +49,7 @@ def data(tmp_path_factory):
 def run(data, tmp_path_factory):
     """A run on ``data`` whose weights have moved, so that its answers differ."""
     place = tmp_path_factory.mktemp("runs")
-    line = ["--dataname", "folder", "--datapath", str(data), "--arch", "conv2", "--image-size", "32", "--workers", "0"]
+    line = ["--dataname", "folder", "--datapath", str(data), "--arch", "conv2", "--image-size", "16", "--workers", "0"]
     line += ["--device", "cpu", "--no-progress", "--epochs", "1", "--batch-size", "8", "--ema-decay", "0.5"]
     line += ["--picture-epochs", "off"]
     assert main.main([*line, "--output", str(place)]) == 0
@@ -57,7 +57,7 @@ def run(data, tmp_path_factory):
 
 
 def predicted(*line, code=0):
-    assert predict.main([*map(str, line), "--device", "cpu"]) == code
+    assert predict.main(["--device", "cpu", "--workers", "0", *map(str, line)]) == code
 
 
 @pytest.mark.parametrize("flags", [(), ("--tta", "flip-shift"), ("--batch-size", "5", "--workers", "2")])

@@ -17,10 +17,12 @@ from torch.nn import functional
 from main import main
 from models import load_model
 from scripts import average_checkpoints, evaluate, features, predict
+from scripts.common.features import chosen_of, embed, on_data
 from scripts.common.label_answers import LabelAnswers
 from scripts.common.neighbours import TEMPERATURE, votes
 from scripts.common.predictions import Chosen, predict_split
 from scripts.common.probe import fit_probe, score_of
+from scripts.common.trained import open_run
 from scripts.evaluation.distance import fit_distance
 from scripts.evaluation.summary import fit_temperature
 from scripts.sweeps import outcomes
@@ -28,7 +30,7 @@ from scripts.sweeps.cross_validation import cross_validate
 from scripts.sweeps.grid import trials
 from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import curves, differences, rows
-from tests.helpers import csv_rows, trained
+from tests.helpers import csv_rows, run_in, trained
 from tests.scripts.test_export import exported, printed_by_card, reloads_in_this_process  # noqa: F401 - a fixture
 from tests.scripts.test_serve import Running
 from utils.checkpoint import checkpoint
@@ -62,7 +64,7 @@ def table(tmp_path_factory):
 @pytest.fixture(scope="module")
 def flags(table):
     own = ["--dataname", "folder", "--datapath", str(table), "--labels", str(table / "labels.csv")]
-    return [*own, "--label-columns", *NAMES, "--image-size", "8", "--arch", "fc", *QUIET]
+    return [*own, "--label-columns", *NAMES, "--image-size", "8", "--arch", "fc", "--picture-epochs", "off", *QUIET]
 
 
 @pytest.fixture(scope="module")
@@ -95,20 +97,24 @@ def test_a_validation_and_the_tools_choose_each_groups_thresholds_on_other_group
 
 def test_two_processes_have_the_figures_of_one_and_a_cut_run_goes_on_to_the_same_bits(flags, tmp_path):
     line = "--epochs 2 --global-batch-size 30 --val-batch-size 7 --mixup 0.2 --ema-decay 0.9 --deterministic".split()
-    line = [*flags, *line, "--print-freq", "1", "--resume", "auto", "--picture-epochs", "off"]
+    line = [*flags, *line, "--print-freq", "1", "--resume", "auto"]
     one = trained(tmp_path / "one", *line)
-    for output, more in (("two", ()), ("cut", ("--max-steps", "4")), ("cut", ())):
-        process = Forked(*line, "--output", tmp_path / output, *more, processes=2)
-        _, err = process.communicate()
-        assert process.returncode == 0, err
-    (two,), (cut,) = (tmp_path.glob(f"{output}/folder/fc/*") for output in ("two", "cut"))
-    assert differences(two, cut) == [] and rows(two) == rows(cut) and curves(two) == curves(cut)
+    for more in (("--max-steps", "4"), ()):
+        cut = trained(tmp_path / "cut", *line, *more)
+    assert differences(one, cut) == [] and rows(one) == rows(cut) and curves(one) == curves(cut)
+    process = Forked(*line, "--output", tmp_path / "two", processes=2)
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    two = run_in(tmp_path / "two")
     for name in ("val_map", "raw_val_map", "val_macro_f1", "val_count", "val_loss", "train_loss", "train_micro_f1"):
         (first, second) = ([float(row[name]) for row in rows(run)] for run in (one, two))
         assert first == pytest.approx(second, rel=1e-5), name  # of gradients that are added up in another order
 
 
-@pytest.mark.parametrize(("name", "more"), [("onnx", ["--with-preprocessing"]), ("safetensors", [])])
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("safetensors", []), pytest.param("onnx", ["--with-preprocessing"], marks=pytest.mark.thorough)],
+)
 def test_server_and_the_program_of_an_exports_card_give_the_labels_of_the_network(
     kept, table, tmp_path, monkeypatch, name, more
 ):
@@ -293,14 +299,15 @@ def test_a_soup_is_chosen_and_reported_by_mean_average_precision_and_evaluates_t
 
 
 def test_features_of_several_labels_are_measured_by_average_precision_and_stored(runs, tmp_path, capsys):
-    line = [runs[0], "--output", str(tmp_path), "--neighbours", "5", *QUIET]
-    assert features.main([*line, "--format", "parquet"]) == 0
-    first = capsys.readouterr().out
-    assert features.main([*line, "--format", "parquet"]) == 0
-    again = capsys.readouterr()
-    assert "are reused" in again.err and again.out.splitlines()[-1] == first.splitlines()[-1]
-    found = dict(word.split("=") for word in first.splitlines()[-1].split())
-    assert 100 > float(found["probe_map"]) > 50 and found["val_count"] == "60" and "no group in two of them" in first
+    line = [runs[0], "--output", str(tmp_path), "--neighbours", "5", "--format", "parquet", *QUIET]
+    assert features.main(line) == 0
+    said = capsys.readouterr().out
+    own = on_data(open_run(runs[0], device="cpu"), [*QUIET])
+    stored, made = (embed(own, chosen_of(own, "val"), place, "parquet") for place in (tmp_path, None))
+    assert "are reused" in capsys.readouterr().err
+    assert np.array_equal(stored.features, made.features) and np.array_equal(stored.labels, made.labels)
+    found = dict(word.split("=") for word in said.splitlines()[-1].split())
+    assert 100 > float(found["probe_map"]) > 50 and found["val_count"] == "60" and "no group in two of them" in said
     rows = list(csv.DictReader((tmp_path / "doubtful.csv").read_text().splitlines()))
     assert rows and all(row["likely"].removeprefix("not ") == row["label"].removeprefix("not ") for row in rows)
 
@@ -357,8 +364,8 @@ def test_no_group_is_on_both_sides_of_the_probes_folds():
 
 
 def test_folds_of_several_labels_are_cross_validated_by_mean_average_precision(flags, table, tmp_path):
-    own = ["--split-column", "off", "--epochs", "2", "--batch-size", "30", "--picture-epochs", "off"]
-    planned = trials("digits/fc", [], 1, [*flags, *own], folds=3)
+    own = ["--split-column", "off", "--epochs", "2", "--batch-size", "30"]
+    planned = trials("digits/fc", [], 1, [*flags, *own], folds=2)
     for trial in planned:
         assert main([*trial.flags, "--output", str(tmp_path / "runs")]) == 0
     results = outcomes.finished(tmp_path / "runs", planned)
@@ -380,6 +387,6 @@ def test_folds_of_several_labels_are_cross_validated_by_mean_average_precision(f
         assert results[trial].headline == "map" and results[trial].final == pytest.approx(by_hand[-1], abs=1e-3)
     (about,) = csv_rows(tmp_path / "cross_validation.csv")
     assert float(about["mean_map"]) == pytest.approx(np.mean(by_hand), abs=0.006)
-    assert f"mAP {about['mean_map']} % over 3 runs" in lines[0]
+    assert f"mAP {about['mean_map']} % over 2 runs" in lines[0]
     assert "final mAP" in outcomes.headers(results)
     assert all({"val_map", "best_map"} < row.keys() for row in outcomes.csv_rows(planned, results))

@@ -372,15 +372,15 @@ def test_a_training_that_fails_is_named_and_the_others_go_on(fake_main, tmp_path
 
 def test_a_sweep_is_never_silent_for_long_and_its_first_step_is_told_once(fake_main, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(heartbeat, "SILENCE_SECONDS", 0.2)
-    fake_main(
-        "import time; time.sleep(0.5); print('epoch 1/9  step 1/4  first step after 1 s', flush=True); time.sleep(1)"
-    )
+    works = "seed=0: epoch 1/9  step 1/4  first step after 1 s"
+    program = "import time; time.sleep({}); print('epoch 1/9  step 1/4  first step after 1 s', flush=True); time.sleep({})"
+    fake_main(program.format(0.5, 0.8))
     trained(tmp_path, seeds=2)
     lines = capsys.readouterr().out.splitlines()
-    works = "seed=0: epoch 1/9  step 1/4  first step after 1 s"
     assert lines.index("seed=0: nothing said yet") < lines.index(works) and "seed=1: nothing said yet" in lines
     assert lines.count(works) >= 3, "as soon as it is said, and after each silence"
     monkeypatch.setattr(heartbeat, "SILENCE_SECONDS", 60)
+    fake_main(program.format(0, 0.3))
     trained(tmp_path, seeds=2)
     assert capsys.readouterr().out.splitlines() == [works]
 
@@ -543,12 +543,8 @@ def test_gpus_and_threads_are_shared_out(monkeypatch):
     assert "OMP_NUM_THREADS" not in jobs.Slots(1, 8, 1).environment(0)
 
 
-def test_a_sweep_that_is_interrupted_goes_on_and_repeats_no_finished_run(tmp_path, capsys, monkeypatch):
-    """The first training is begun as a user's are, and the one that goes on is forked."""
-    flags = ["--seeds", "1", "--device", "cpu", "--epochs", "40"]
-    process = Sweep(tmp_path, *flags)
-    wait_for(lambda: list(tmp_path.glob("out/runs/**/last.pt")), 120)
-    assert process.end(signal.SIGINT) == (130, "sweep.py: interrupted; the same command continues\n")
+def goes_on(tmp_path, flags, capsys, monkeypatch):
+    """The same command continues the only run, whose process is forked now, and repeats it no more."""
     monkeypatch.setattr(jobs.subprocess, "Popen", lambda line, stdout, **_: Launched(line, stdout, stdout))
     sweeping = ["digits/fc", *flags, "--output", tmp_path / "out"]
     code, said = told(sweeping, capsys, monkeypatch)
@@ -559,6 +555,23 @@ def test_a_sweep_that_is_interrupted_goes_on_and_repeats_no_finished_run(tmp_pat
     code, said = told(sweeping, capsys, monkeypatch)
     assert code == 0 and said.out.startswith("1 of 1 runs are finished already\n")
     assert (folder / "log.txt").read_text() == before
+
+
+def test_a_sweep_continues_a_training_that_was_cut_and_repeats_no_finished_one(tmp_path, capsys, monkeypatch):
+    flags = [*QUIETLY, "--epochs", "2"]
+    (trial,) = trials("digits/fc", [], 1, flags)
+    assert main.main([*trial.flags, "--max-steps", "30", "--output", str(tmp_path / "out/runs")]) == 0
+    goes_on(tmp_path, ["--seeds", "1", *flags], capsys, monkeypatch)
+
+
+@pytest.mark.thorough
+def test_so_does_one_that_is_interrupted_itself(tmp_path, capsys, monkeypatch):
+    """The first training is begun as a user's are."""
+    flags = ["--seeds", "1", *QUIETLY, "--epochs", "25"]
+    process = Sweep(tmp_path, *flags)
+    wait_for(lambda: list(tmp_path.glob("out/runs/**/last.pt")), 120)
+    assert process.end(signal.SIGINT) == (130, "sweep.py: interrupted; the same command continues\n")
+    goes_on(tmp_path, flags, capsys, monkeypatch)
 
 
 # ------------------------------------------------------------------------------------------ cross-validation

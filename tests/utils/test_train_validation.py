@@ -71,7 +71,7 @@ def steps(traval, count):
 
 def test_what_the_signature_leaves_out_is_one_process_and_each_groups_own_rate():
     """As an outside program makes it: with nothing but what stands before the star."""
-    args = parse(["--device", "cpu", "--augment", "none", "--lr-policy", "constant", "--epochs", "1", "--lr", "0.05"])
+    args = parse("--device cpu --arch fc --augment none --lr-policy constant --epochs 1 --lr 0.05".split())
     data = get_data(args.data, CPU)
     weights = []
     for ours in (False, True):
@@ -212,8 +212,8 @@ def test_a_skipped_step_moves_neither_weights_nor_average_nor_learning_rate_and_
 
 
 def test_with_a_rate_per_epoch_a_skipped_step_moves_none_of_its_changes_into_an_epoch():
-    flags = ("--amp", "fp16", "--arch", "fc", "--batch-size", "480", "--lr-policy", "linear", "--lr-per-epoch")
-    traval = make(*flags, "--epochs", "3", criterion=Overflow(at=2))
+    flags = "--amp fp16 --init-scale 1024 --arch fc --train-samples 48 --batch-size 16 --epochs 3 --lr-policy linear"
+    traval = make(*flags.split(), "--lr-per-epoch", criterion=Overflow(at=2))
     rates = []
     for epoch in range(3):
         add = traval.sums.end_step

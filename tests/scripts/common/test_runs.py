@@ -24,20 +24,20 @@ def read(folder, *flags):
 
 @pytest.mark.parametrize(
     ("cut", "change"),
-    [(66, ("--lr", "0.3")), (66, ("--epochs", "4")), (69, ("--epochs", "4"))],
-    ids=["in its last steps", "to more epochs", "after its end"],
+    [(20, ("--lr", "0.3")), (23, ("--epochs", "2"))],
+    ids=["in its last steps", "after its end"],
 )
 def test_a_run_that_was_trained_with_two_settings_counts_for_neither(cut, change, tmp_path):
-    folder = begin(tmp_path, "--max-steps", cut)
+    folder = begin(tmp_path, "--epochs", "1", "--max-steps", cut)
     run, said = read(folder, "--resume", folder, "--resume-override", *change)
     assert run is None
     assert said == [f"{folder} does not count: its settings or data were changed by --resume-override"]
 
 
 def test_an_override_that_changes_nothing_does_no_harm(tmp_path):
-    folder = begin(tmp_path, "--max-steps", "60")
+    folder = begin(tmp_path, "--epochs", "1", "--max-steps", "20")
     run, said = read(folder, "--resume", folder, "--resume-override", "--lr", "0.1")
-    assert (run.epochs, said) == (3, [])
+    assert (run.epochs, said) == (1, [])
 
 
 def test_an_override_is_known_by_the_log_alone_where_its_settings_were_not_saved_in_time(tmp_path, capsys):
@@ -59,17 +59,17 @@ def test_a_run_that_went_on_after_its_end_is_under_way(tmp_path):
 
 @pytest.mark.parametrize("steps", [30, 5], ids=["later", "in its first epoch"])
 def test_a_run_whose_beginning_is_in_another_folder_does_not_count(steps, tmp_path):
-    first = begin(tmp_path / "first", "--max-steps", steps)
+    first = begin(tmp_path / "first", "--epochs", "2", "--max-steps", steps)
     shutil.copy(first / "checkpoints" / "last.pt", tmp_path / "moved.pt")
-    begin(tmp_path / "second", "--resume", tmp_path / "moved.pt")
+    begin(tmp_path / "second", "--epochs", "2", "--resume", tmp_path / "moved.pt")
     (folder,) = (tmp_path / "second").glob("digits/fc/*")
     assert read(folder) == (None, [f"{folder} does not count: it was begun in another folder"])
     run, said = read(first, "--resume", first)
-    assert (run.epochs, said) == (3, [])
+    assert (run.epochs, said) == (2, [])
 
 
 def test_a_run_whose_epochs_are_not_all_in_its_table_does_not_count(tmp_path):
-    folder = begin(tmp_path, "--max-steps", "50")
+    folder = begin(tmp_path, "--epochs", "2", "--max-steps", "30")
     (folder / "metrics.csv").write_text("x")
     run, said = read(folder, "--resume", folder)
     assert run is None and said == [f"{folder} does not count: metrics.csv lacks some of its epochs"]
@@ -82,8 +82,8 @@ def test_epochs_that_are_not_validated_are_in_the_table_as_well(tmp_path):
 
 def test_a_run_names_the_machines_of_all_its_starts_in_turn(tmp_path, monkeypatch):
     monkeypatch.setattr(run_module, "machine", lambda _: "a computer")
-    folder = begin(tmp_path, "--max-steps", "30")
-    assert main.main([*SMALL, "--resume", str(folder), "--max-steps", "40"]) == 0
+    folder = begin(tmp_path, "--epochs", "1", "--max-steps", "5")
+    assert main.main([*SMALL, "--resume", str(folder), "--max-steps", "10"]) == 0
     monkeypatch.setattr(run_module, "machine", lambda _: "another")
     run, _ = read(folder, "--resume", folder)
     assert run.machine == "a computer; then another"

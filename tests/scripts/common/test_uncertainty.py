@@ -62,8 +62,7 @@ def test_the_test_of_many_differences_is_the_chi_squared_of_edwards():
 # ------------------------------------------------------------------------------------------ images in groups
 
 
-@pytest.mark.parametrize("share", [0.5, 0.8, 0.97])
-@pytest.mark.parametrize("correlation", [0.3, 0.9])
+@pytest.mark.parametrize(("correlation", "share"), [(0.3, 0.97), (0.9, 0.5)])
 def test_an_interval_over_groups_holds_the_truth_where_one_over_images_does_not(correlation, share):
     """Of 1,500 such sets each, intervals over groups held it in 88 to 96 %, over images in 32 to 66 %."""
     held = np.zeros(2)

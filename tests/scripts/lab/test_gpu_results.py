@@ -124,9 +124,19 @@ def in_this_process(patch):
     patch.setattr(timm.data, "create_loader", timm.data.create_loader)
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory, scripts):
-    """All pieces in their tiny form: the exit code, what was printed, and the folder."""
+# The commands of other pieces with other arguments: only the thorough run has them too.
+VARIANTS = {"resnet50-fp16", "resnet50-compiled", "vit-small-bf16", "fast-graphs", "jpeg-resnet18", "imagenette"}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param([piece for piece in PIECES if piece.name not in VARIANTS], id="one of each kind"),
+        pytest.param(PIECES, id="all", marks=pytest.mark.thorough),
+    ],
+)
+def measured(request, tmp_path_factory, scripts):
+    """Pieces in their tiny form: the exit code, what was printed, the folder, and those that need no GPU."""
     folder = tmp_path_factory.mktemp("tiny") / "results"
     out = io.StringIO()
     tests = tmp_path_factory.mktemp("suite")
@@ -136,6 +146,7 @@ def measured(tmp_path_factory, scripts):
     )
     (tests / "test_b.py").write_text("import no_such_package\n")
     flags = ["--tiny", "--output", str(folder), "--timm-train", str(scripts / "train.py")]
+    flags += ["--only", *(piece.name for piece in request.param)]
     with pytest.MonkeyPatch.context() as patch:
         in_this_process(patch)
         patch.setattr(gpu_results, "TESTS", tests)
@@ -144,7 +155,8 @@ def measured(tmp_path_factory, scripts):
         with contextlib.redirect_stdout(out):
             code = gpu_results.main(flags)
         torch.set_num_threads(threads)
-    return SimpleNamespace(code=code, printed=out.getvalue(), folder=folder, flags=flags)
+    pieces = {piece.name for piece in request.param if piece.tiny is not None}
+    return SimpleNamespace(code=code, printed=out.getvalue(), folder=folder, flags=flags, pieces=pieces)
 
 
 def lines_of(measured, piece):
@@ -158,12 +170,12 @@ def lines_of(measured, piece):
 def test_every_piece_runs_in_its_tiny_form_or_says_that_it_needs_a_gpu(measured):
     assert measured.code == 0, measured.printed
     done = {path.stem for path in (measured.folder / "pieces").glob("*.json")}
-    assert done == {piece.name for piece in PIECES if piece.tiny is not None}
+    assert done == measured.pieces
     assert "airbench94-muon: left out: it needs a GPU" in measured.printed
 
 
 def test_the_table_has_a_line_for_each_comparison_with_its_aim(measured):
-    for part in ("resnet50-fp16", "resnet50-bf16", "resnet50-compiled", "vit-small-bf16"):
+    for part in {"resnet50-fp16", "resnet50-bf16", "resnet50-compiled", "vit-small-bf16"} & measured.pieces:
         bare, graphs, timm_line = lines_of(measured, part)
         assert (bare.against, bare.aim) == ("bare loop, one batch", 0.98)
         assert (timm_line.against, timm_line.aim) == ("timm's train.py, one batch", 1.0)
@@ -176,14 +188,13 @@ def test_the_table_has_a_line_for_each_comparison_with_its_aim(measured):
     assert amp["MLP of PyTorch's AMP recipe, fp16"].aim == 2.44
     (top1, seconds) = lines_of(measured, "resnet18-short")
     assert (top1.aim, seconds.aim) == (95.28, None) and 0 <= top1.ours <= 100
-    assert len(lines_of(measured, "fast")) == 4 and lines_of(measured, "fast-graphs")[0].aim == 94
+    assert len(lines_of(measured, "fast")) == 4 and lines_of(measured, "fast")[0].aim == 94
     assert [line.against for line in lines_of(measured, "accounting")] == ["bare loop"] * 2
 
 
 def test_files_are_compared_with_images_in_memory_and_with_timm(measured):
-    (memory,) = lines_of(measured, "jpeg-resnet18")
-    assert memory.against == "images in memory" and memory.other > 0
     memory, timm_line = lines_of(measured, "jpeg-resnet50")
+    assert memory.against == "images in memory" and memory.other > 0
     assert timm_line.against.startswith("timm's train.py, ") and timm_line.other == 201
 
 
@@ -200,7 +211,7 @@ def test_the_table_holds_all_pieces_which_are_not_measured_again(measured, monke
     monkeypatch.setattr(gpu_results, "wait", lambda *_: pytest.fail("nothing is left"))
     assert gpu_results.main(measured.flags) == 0
     printed = capsys.readouterr().out
-    assert all(f"{piece.name}: finished before" in printed for piece in PIECES if piece.tiny is not None)
+    assert all(f"{name}: finished before" in printed for name in measured.pieces)
     assert page in printed
 
 
@@ -290,6 +301,7 @@ def test_at_the_limit_a_command_and_what_it_started_are_ended(tmp_path, monkeypa
 
 def test_airbenchs_runs_are_limited_and_read_without_its_warm_up(scripts, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(data, "TREE_IMAGES", {"train": 100, "val": 10})
     out = tmp_path / "files" / "airbench"
     airbench.main([str(scripts / "airbench94.py"), str(data.cifar10_tree(None, tmp_path)), str(out)])
     (out / "log.txt").write_text(capsys.readouterr().out)

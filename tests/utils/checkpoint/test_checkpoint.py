@@ -63,9 +63,7 @@ class Killed(BaseException):
     """Stands for a kill: nothing after it runs."""
 
 
-@pytest.mark.parametrize(
-    "names", [["last"], ["best", "last"], ["final", "last"], ["final", "best", "last"]], ids=" ".join
-)
+@pytest.mark.parametrize("names", [["last"], ["final", "last"], ["final", "best", "last"]], ids=" ".join)
 @pytest.mark.parametrize("call", range(16))
 def test_a_kill_between_any_two_file_operations_leaves_the_newest_or_the_one_before(tmp_path, monkeypatch, call, names):
     """Each os.replace, os.link and os.fsync in turn is the last thing that the process does."""

@@ -64,11 +64,14 @@ def test_what_needs_whole_weights_contradicts_a_sharded_model_and_nothing_else_d
     arguments.parse(["--shard-model", "--compile", "--optimizer", "lamb"]), "which one process does not shard"
 
 
+RECIPES = sorted(arguments.CONFIGS.rglob("*.yaml"))
+# One of those that give the same settings, whatever the values.
+RECIPES = {(*re.findall("^[a-z0-9-]+:", path.read_text(), re.M),): path for path in RECIPES}.values()
 OVERRIDES = [
-    ["--optimizer", "adamw"],
+    pytest.param(["--optimizer", "adamw"], marks=pytest.mark.thorough),
     ["--optimizer", "schedulefree-sgd"],
     ["--optimizer", "muon", "--lr-policy", "constant"],
-    ["--lr-policy", "cosine"],
+    pytest.param(["--lr-policy", "cosine"], marks=pytest.mark.thorough),
     ["--lr-policy", "one-cycle", "--warmup-epochs", "0"],
     ["--lr-policy", "multistep"],
     ["--lr", "0.3"],
@@ -79,7 +82,7 @@ OVERRIDES = [
 @pytest.mark.parametrize("flags", OVERRIDES, ids=" ".join)
 def test_what_a_run_of_any_recipe_saves_can_be_read_back_whatever_a_flag_has_replaced(flags, recipe):
     read = 0
-    for path in sorted(arguments.CONFIGS.rglob("*.yaml")):
+    for path in RECIPES:
         try:
             args = arguments.parse(["--config", str(path), "--datapath", "DATA", *flags])
         except UserError:  # what contradicts the recipe, or a recipe for any data
@@ -87,4 +90,4 @@ def test_what_a_run_of_any_recipe_saves_can_be_read_back_whatever_a_flag_has_rep
         again = arguments.parse(["--config", recipe(arguments.as_recipe(args, "main.py"))])
         assert again.result_values() == args.result_values(), path
         read += 1
-    assert read > 20
+    assert read > 5

@@ -4,6 +4,7 @@ import dataclasses
 import shutil
 import warnings
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
@@ -25,6 +26,7 @@ from utils.data.formats.file_paths import FilePaths
 from utils.data.formats.held_out import Folds, _hashes, folds_of, key_of
 from utils.data.formats.readers import ImageFiles
 
+few = hypothesis.settings(max_examples=40)
 CLASSES = ("a", "b", "c")
 SEEDS = st.integers(0, 2**32 - 1)  # from which images are drawn at once: drawing each by itself is slow
 
@@ -76,6 +78,7 @@ def counts(images, fold_of, count):
     return table
 
 
+@few
 @given(GROUPED, st.integers(2, 4), st.randoms())
 def test_no_group_is_in_two_folds_and_no_order_of_the_images_changes_them(images, count, random):
     if (found := can_be_dealt(images, count)) is None:
@@ -88,6 +91,7 @@ def test_no_group_is_in_two_folds_and_no_order_of_the_images_changes_them(images
     assert dealt(random.sample(images, len(images)), count)[1] == found[1]
 
 
+@few
 @given(IMAGES, IMAGES, st.integers(2, 5))
 def test_images_keep_their_folds_as_others_are_added_and_removed_and_the_classes_stay_spread(old, more, count):
     if (before := can_be_dealt(old, count)) is None:
@@ -103,6 +107,7 @@ def test_images_keep_their_folds_as_others_are_added_and_removed_and_the_classes
     assert all(fewer[number] == fold for number, fold in before[1].items() if number in fewer)
 
 
+@few
 @given(GROUPED, GROUPED, st.integers(2, 4))
 def test_added_images_of_a_known_group_join_it_and_new_groups_stay_whole(old, more, count):
     if (before := can_be_dealt(old, count)) is None:
@@ -127,6 +132,7 @@ def in_order_of_hashes(images, seed, of_groups=False):
     return order, np.array([image[0] for image in images])[order], np.unique(hashes, return_inverse=True)[1][order]
 
 
+@few
 @given(IMAGES, st.integers(2, 5), st.integers(0, 2))
 def test_they_are_those_of_scikit_learns_stratified_k_fold_in_the_order_of_the_hashes(images, count, seed):
     if (found := can_be_dealt(images, count, seed)) is None:
@@ -271,7 +277,7 @@ def test_the_checkpoint_holds_the_folds_and_added_images_move_none_of_another_fo
     assert shown.seen == f"{point.path} {none}"
 
 
-def test_the_fold_of_another_run_is_known_to_have_been_trained_on(tree, tmp_path):
+def test_the_fold_of_another_run_is_known_to_have_been_trained_on_and_others_are_not_taken_from_it(tree, tmp_path):
     run = trained_on(tree, tmp_path, *flags_of(3, 1))
     path = run / "checkpoints" / "final.pt"
     point = ResumePoint.of(path, checkpoint.load(path), run)
@@ -279,10 +285,6 @@ def test_the_fold_of_another_run_is_known_to_have_been_trained_on(tree, tmp_path
     line = f"{path} was trained on 10 of the 10 validation images; with --folds 3 --fold 1 on none of them"
     assert data.seen == line
     assert read_tree(tree, *flags_of(3, 1), trained=point)[0].seen == ""
-
-
-def test_folds_from_a_run_with_others_is_refused(tree, tmp_path):
-    run = trained_on(tree, tmp_path, *flags_of(3, 1))
     with pytest.raises(UserError, match=r"--folds-from .*: has --folds 3 --fold-seed 0, not --folds 4 --fold-seed 0"):
         read_tree(tree, *flags_of(4, 1), "--folds-from", str(run))
     (run / "checkpoints").rename(run / "gone")

@@ -7,10 +7,9 @@ import pytest
 import torch
 from torchvision.transforms.v2 import functional
 
-import main
 from models.build import build_model
 from models.load import load_model
-from models.small import OWN
+from tests.helpers import trained
 from utils.config.arguments import parse
 from utils.config.groups.model import ModelSettings
 from utils.config.image_size import sides, size_of
@@ -96,7 +95,11 @@ def test_training_gives_images_of_height_and_width_that_are_normalised_alike(cha
 
 
 @pytest.mark.parametrize(
-    "arch", [*OWN, "timm/test_resnet", "timm/test_vit", "timm/test_convnext", "torchvision/squeezenet1_1"]
+    "arch",
+    [
+        *("fc", "conv6", "conv6a", "vgg11", "airbench"),  # of each class one that pools most often
+        *("timm/test_resnet", "timm/test_vit", "timm/test_convnext", "torchvision/squeezenet1_1"),
+    ],
 )
 def test_networks_are_built_for_images_that_are_not_square(arch):
     size = (32, 48) if "/" in arch else (HEIGHT, 9)
@@ -118,12 +121,9 @@ def test_torchvisions_vision_transformers_are_refused_in_one_line():
 
 
 def test_a_run_on_images_that_are_not_square_is_kept_as_it_was(tmp_path):
-    flags = (
-        "--device cpu --arch conv2 --image-size 12 20 --epochs 1 --max-steps 2 --no-progress --cutout 3 --rotation 5"
-    )
-    flags += f" --auto-augment rand --mixup 0.2 --cutmix 1 --tta flip-shift --output {tmp_path}"
-    assert main.main(flags.split()) == 0
-    (run,) = tmp_path.glob("digits/conv2/*size12_20*")
+    flags = "--arch conv2 --image-size 12 20 --epochs 1 --max-steps 2 --cutout 3 --rotation 5 --auto-augment rand"
+    run = trained(tmp_path, *flags.split(), *"--mixup 0.2 --cutmix 1 --tta flip-shift".split())
+    assert "size12_20" in run.name
     loaded = load_model(run)
     assert loaded.preprocessing.image_size == loaded.preprocessing.val_image_size == (12, 20)
     assert Preprocessing.from_state(loaded.preprocessing.state(), "here") == loaded.preprocessing

@@ -68,7 +68,7 @@ def test_passes_that_are_shared_out_are_those_of_the_first_steps_and_the_same_on
     assert [index for item in alone for index in item[3]] == [
         n for step in range(4) for n in plan.step_indices(2, step)
     ]
-    for other in (shared_out(2), shared_out(3), shared_out(1, "--accumulate", 5)):
+    for other in (shared_out(3), shared_out(1, "--accumulate", 5)):
         for one, another in zip(alone, other, strict=True):
             assert torch.equal(one[1], another[1]) and torch.equal(one[2], another[2]) and one[3] == another[3]
 
@@ -104,7 +104,7 @@ def test_a_folder_is_not_made_resident_where_training_would_see_other_pixels(tre
     assert make(*flags)[2].startswith("stream")
 
 
-@pytest.mark.parametrize("size, reach", [(224, 28), (64, 8), (32, 4), (4, 1)])
+@pytest.mark.parametrize("size, reach", [(64, 8), (4, 1)])
 def test_a_shift_reaches_an_eighth_of_a_stored_image_that_has_no_size_of_its_own(tree, size, reach):
     for name in ("folder", "synthetic"):
         flags = ("--dataname", name, "--datapath", tree, "--image-size", size, "--augment", "shift", "--workers", 0)
@@ -170,10 +170,11 @@ MIXTURES = {
 
 @pytest.mark.parametrize("flags", MIXTURES.values(), ids=MIXTURES)
 def test_resident_and_streamed_images_of_one_size_are_the_same_bits(flags):
-    resident, streaming = (make("--loader", kind, "--workers", 1, *flags) for kind in ("resident", "stream"))
+    some = ("--train-samples", 320)
+    resident, streaming = (make("--loader", kind, "--workers", 1, *some, *flags) for kind in ("resident", "stream"))
     batches = collect(resident[0], 1)
     assert same(batches, collect(streaming[0], 1)) and same(*map(collect, (resident[1], streaming[1])))
-    assert torch.equal(batches[0][0], collect(make()[0], 1)[0][0]) == (not flags)
+    assert torch.equal(batches[0][0], collect(make(*some)[0], 1)[0][0]) == (not flags)
 
 
 @pytest.mark.parametrize("flags", MIXTURES.values(), ids=MIXTURES)
@@ -181,5 +182,5 @@ def test_files_are_the_same_bits_with_any_number_of_workers_and_ranks(tree, flag
     flags = ("--dataname", "folder", "--datapath", tree, "--image-size", 32, "--global-batch-size", 6, *flags)
     alone = steps_of(*flags, "--workers", 0, epoch=4)
     assert sorted(torch.cat([numbers for numbers, *_ in alone.values()]).tolist()) == list(range(21))
-    for workers, world_size in ((1, 1), (0, 2), (0, 3)):
+    for workers, world_size in ((1, 1), (0, 3)):
         assert same_steps(steps_of(*flags, "--workers", workers, world_size=world_size, epoch=4), alone)

@@ -41,13 +41,14 @@ def argument_of(name, magnitude):
 
 
 @pytest.mark.parametrize("space", SPACES)
-@pytest.mark.parametrize(("channels", "height", "width"), [(3, 32, 32), (1, 28, 28), (3, 64, 64), (3, 13, 18)])
+@pytest.mark.parametrize(("channels", "height", "width"), [(3, 32, 32), (1, 28, 28), (3, 13, 18)])
 def test_each_operation_at_each_magnitude_is_torchvisions_to_the_pixel(space, channels, height, width):
     check(SPACES[space][0], list(cases_of(space, height, width)), channels, height, width)
 
 
-@pytest.mark.parametrize(("height", "width"), [(190, 200), (20, 30)])
-@pytest.mark.parametrize("fill", [(), (10, 200, 77)])
+@pytest.mark.parametrize(
+    ("height", "width", "fill"), [(190, 200, (10, 200, 77)), (20, 30, ()), (20, 30, (10, 200, 77))]
+)
 def test_large_images_and_colours_outside_too(height, width, fill):
     """Large images are worked on one by one, and places far outside are of the colour, too."""
     cases = [case for k, case in enumerate(cases_of("RandAugment", height, width)) if k % 11 == 0]

@@ -55,12 +55,12 @@ def asks_for(space, name, number_of_bin):
 @pytest.mark.parametrize(("name", "transform"), [("ra", v2.RandAugment()), ("ta_wide", v2.TrivialAugmentWide())])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_random_operations_are_torchvisions_of_the_same_random_numbers(monkeypatch, name, transform, channels):
-    images = images_of(300, channels)
+    images = images_of(100, channels)
     policy = build_policy(name, MEAN)
     fed = Fed(monkeypatch)
-    uniforms = samples_of(300).uniforms(Stream.POLICY, policy.layers * 5)
+    uniforms = samples_of(100).uniforms(Stream.POLICY, policy.layers * 5)
     first = uniforms[:, : policy.layers]
-    others = uniforms[:, policy.layers :].reshape(300, policy.layers, 4)
+    others = uniforms[:, policy.layers :].reshape(100, policy.layers, 4)
     for image, one, chosen, rest in zip(images, augmented(policy, images), first, others, strict=True):
         numbers = []
         for which, (_, sign, level, _) in zip(chosen, rest, strict=True):
@@ -73,11 +73,11 @@ def test_random_operations_are_torchvisions_of_the_same_random_numbers(monkeypat
 
 @pytest.mark.parametrize("name", ["imagenet", "cifar10", "svhn"])
 def test_auto_augment_is_torchvisions_of_the_same_random_numbers(monkeypatch, name):
-    images = images_of(400)
+    images = images_of(150)
     policy = build_policy(name, MEAN)
     fed = Fed(monkeypatch)
     transform = v2.AutoAugment(v2.AutoAugmentPolicy(name))
-    uniforms = samples_of(400).uniforms(Stream.POLICY, 9)
+    uniforms = samples_of(150).uniforms(Stream.POLICY, 9)
     for image, one, row in zip(images, augmented(policy, images), uniforms, strict=True):
         numbers = [row[0]]
         sequence = transform._policies[int(row[0] * 25)]
@@ -88,13 +88,13 @@ def test_auto_augment_is_torchvisions_of_the_same_random_numbers(monkeypatch, na
 
 
 def test_augmix_is_torchvisions_of_the_same_random_numbers(monkeypatch):
-    images = images_of(150)
+    images = images_of(50)
     policy = build_policy("augmix", MEAN)
     fed = Fed(monkeypatch)
     transform = v2.AugMix()
-    drawn = policy.draw(samples_of(150), 32, 32)
+    drawn = policy.draw(samples_of(50), 32, 32)
     weights = drawn[-1]
-    uniforms = samples_of(150).uniforms(Stream.POLICY, 3 * 16).reshape(150, 3, 16)
+    uniforms = samples_of(50).uniforms(Stream.POLICY, 3 * 16).reshape(50, 3, 16)
     for image, one, row, weight in zip(images, policy.apply(images, *drawn), uniforms, weights, strict=True):
         dirichlet = iter([[weight[0], 1 - weight[0]], weight[1:]])
         transform._sample_dirichlet = lambda _, own=dirichlet: torch.tensor(np.array([next(own)]), dtype=torch.float32)

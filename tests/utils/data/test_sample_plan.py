@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from utils.data.sample_plan import SamplePlan, hashed, sample_uniforms, step_seed
 
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=30, deadline=None)
 seeds = st.integers(0, 2**31 - 1)
 epochs = st.integers(0, 10**6)
 

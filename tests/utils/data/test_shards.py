@@ -8,7 +8,6 @@ import lzma
 import os
 import pickle
 import subprocess
-import sys
 import tarfile
 
 import numpy as np
@@ -17,6 +16,7 @@ import torch
 from PIL import Image
 
 from scripts import pack
+from tests.end_to_end.forked import server
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.datasets import get_data, prepare
@@ -133,14 +133,20 @@ def test_tar_files_that_others_wrote_are_indexed_and_read_by_number(foreign):
     assert {frozenset(plan.step_indices(0, step)) for step in (0, 1)} == {frozenset(range(5)), frozenset(range(5, 10))}
 
 
+def contents(paths, answer):
+    image = pickle.loads(pickle.dumps(paths[1]))
+    answer.put(([*map(str, paths)], paths.identity, image.content()))
+
+
 def test_a_process_that_is_sent_the_images_and_was_not_forked_reads_the_same(foreign):
+    """It was forked from the server, which knows nothing of them."""
     paths = read(foreign).train.paths.take(np.array([3, 0, 7]))
-    code = (
-        "import pickle, sys; paths = pickle.load(sys.stdin.buffer); image = pickle.loads(pickle.dumps(paths[1]))\n"
-        "sys.stdout.buffer.write(pickle.dumps(([str(path) for path in paths], paths.identity, image.content())))"
-    )
-    sent = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(paths), capture_output=True, check=True)
-    assert pickle.loads(sent.stdout) == ([*map(str, paths)], paths.identity, paths[1].content())
+    answer = server().SimpleQueue()
+    process = server().Process(target=contents, args=(paths, answer))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert answer.get() == ([*map(str, paths)], paths.identity, paths[1].content())
 
 
 def test_verifying_vouches_only_for_what_it_has_compared(foreign, capsys):

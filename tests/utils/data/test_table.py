@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from main import main
 from scripts import check_data, evaluate, pack
-from tests.helpers import image_tree
+from tests.helpers import QUIETLY, image_tree
 from utils.checkpoint.resume import ResumePoint
 from utils.config import arguments
 from utils.config.settings import UserError
@@ -472,8 +472,8 @@ def test_a_class_map_is_for_one_label_an_image(tmp_path):
 def test_a_resume_names_the_label_that_has_changed(flat, tmp_path, capfd):
     folder, rows = flat
     labels = write(tmp_path / "labels.csv", rows)
-    flags = "--arch fc --image-size 8 --device cpu --workers 0 --no-progress --batch-size 6 --lr 0.01 --epochs 2"
-    start = ["--dataname", "folder", "--datapath", str(folder), "--labels", str(labels), *flags.split()]
+    flags = "--arch fc --image-size 8 --workers 0 --batch-size 6 --lr 0.01 --epochs 2"
+    start = ["--dataname", "folder", "--datapath", str(folder), "--labels", str(labels), *flags.split(), *QUIETLY]
     assert main([*start, "--output", str(tmp_path / "runs"), "--max-steps", "2"]) == 0
     run = next((tmp_path / "runs").rglob("config.yaml")).parent
     place = next(number for number, row in enumerate(rows) if row[1:] == ("a", "train"))
@@ -493,9 +493,9 @@ def test_tools_read_the_rows_of_each_split_and_other_tables(flat, tmp_path, caps
     folder, rows = flat
     three = [(path, label, "test" if path < "val1" and split == "val" else split) for path, label, split in rows]
     labels = write(tmp_path / "labels.csv", three)
-    flags = "--arch fc --image-size 8 --device cpu --workers 0 --no-progress --batch-size 6 --lr 0.01 --epochs 1"
+    flags = "--arch fc --image-size 8 --workers 0 --batch-size 6 --lr 0.01 --epochs 1"
     place = ["--dataname", "folder", "--datapath", str(folder), "--labels", str(labels)]
-    assert main([*place, *flags.split(), "--output", str(tmp_path / "runs")]) == 0
+    assert main([*place, *flags.split(), *QUIETLY, "--output", str(tmp_path / "runs")]) == 0
     run = str(next((tmp_path / "runs").rglob("config.yaml")).parent)
     counts = {name: sum(split == name for *_, split in three) for name in ("train", "val", "test")}
     assert counts == {"train": 18, "val": 6, "test": 3}

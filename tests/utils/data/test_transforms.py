@@ -320,9 +320,7 @@ def boxes(width, height, count=3000, least=LEAST_AREA):
     return np.array([random_box(width, height, draw, least) for draw in draws])
 
 
-@pytest.mark.parametrize(
-    ("width", "height", "least"), [(224, 224, 0.08), (500, 375, 0.08), (500, 375, 0.5), (100, 300, 0.05)]
-)
+@pytest.mark.parametrize(("width", "height", "least"), [(500, 375, 0.08), (100, 300, 0.05)])
 def test_random_box_has_the_distribution_of_torchvisions(width, height, least):
     torch.manual_seed(0)
     blank = torch.empty(1, height, width)

@@ -29,8 +29,15 @@ class Keys(Dataset):
         return key
 
 
-@pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize("to_its_end", [False, True])
+@pytest.mark.parametrize(
+    ("keep", "to_its_end"),
+    [
+        (False, False),
+        (True, True),
+        pytest.param(False, True, marks=pytest.mark.thorough),
+        pytest.param(True, False, marks=pytest.mark.thorough),
+    ],
+)
 def test_workers_are_not_ended_by_force_when_their_pool_is_garbage_in_a_cycle(tmp_path, keep, to_its_end):
     pool = WorkerPool(Keys(tmp_path), 2, keep=keep)
     walk = pool.read(range(20))

@@ -1,7 +1,10 @@
 """A run that stops early is finished: in its files, for a resume and in what it prints."""
 
+import contextlib
 import copy
+import io
 import math
+import shutil
 
 import pytest
 
@@ -42,15 +45,28 @@ def test_a_run_that_is_cut_and_goes_on_stops_after_the_same_epoch(results, cut):
     assert ours == theirs and ours["epoch"] == 4
 
 
-@pytest.fixture
-def stopped(tmp_path, monkeypatch, capsys):
-    """A run of main.py that stops after epoch 3 of 20, and its output."""
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The current folder of a run of main.py that stopped after epoch 3 of 20, and its output. Only to copy."""
     given = [Report(loss, 50.0, 90.0, 360) for loss in (1.0, 2.0, 3.0)]
-    monkeypatch.setattr(validation, "validate", lambda *_: given.pop(0))
+    place = tmp_path_factory.mktemp("finished")
+    out = io.StringIO()
+    with pytest.MonkeyPatch.context() as patches, contextlib.redirect_stdout(out):
+        patches.setattr(validation, "validate", lambda *_: given.pop(0))
+        patches.chdir(place)
+        assert main.main([*FLAGS, "--resume", "auto"]) == 0
+    return place, out.getvalue().splitlines()
+
+
+@pytest.fixture
+def stopped(finished, tmp_path, monkeypatch):
+    """A copy of that run below the current folder, and the run's output."""
+    place, lines = finished
+    shutil.copytree(place, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    assert main.main([*FLAGS, "--resume", "auto"]) == 0
+    monkeypatch.setattr(validation, "validate", lambda *_: pytest.fail("it has stopped"))
     (run,) = tmp_path.glob("runs/digits/fc/*")
-    return run, capsys.readouterr().out.splitlines()
+    return run, lines
 
 
 FLAGS = [*QUIETLY, "--arch", "fc", "--early-stopping", "2", "--best-metric", "loss"]

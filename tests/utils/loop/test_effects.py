@@ -1,5 +1,6 @@
 """A setting that was given and has no effect is said so, in a line: what each needs, and who is told."""
 
+import functools
 from types import SimpleNamespace
 
 import pytest
@@ -149,8 +150,13 @@ SPECIAL = [
 ]
 
 
+@functools.cache
+def parsed(line):
+    return arguments.parse(line.split())
+
+
 def lines_of(line, **changes):
-    return without_effect(arguments.parse(line.split()), RICH | changes)
+    return without_effect(parsed(line), RICH | changes)
 
 
 def lines_about(name, line, **changes):

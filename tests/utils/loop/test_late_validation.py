@@ -1,5 +1,6 @@
 """An epoch that ended without a validation gets one once nothing follows it: in its row, and as a whole epoch."""
 
+import shutil
 import time
 
 import pytest
@@ -10,14 +11,12 @@ from tests.helpers import QUIETLY, csv_rows, trained
 from utils.loop import validation
 from utils.record.metrics import Report
 
-FLAGS = [*QUIETLY, "--arch", "fc", "--amp", "off"]
-STEPS = 23  # of an epoch
+FLAGS = [*QUIETLY, "--arch", "fc", "--amp", "off", "--train-samples", "320"]
+STEPS = 5  # of an epoch
 
 
-@pytest.fixture
-def validate(monkeypatch):
+def instead(monkeypatch, given):
     """Validations have these top-1 instead, one after the other, and take some milliseconds."""
-    given = []
 
     def validate(*_):
         time.sleep(0.003)
@@ -28,10 +27,21 @@ def validate(monkeypatch):
 
 
 @pytest.fixture
-def run(tmp_path, validate):
+def validate(monkeypatch):
+    return instead(monkeypatch, [])
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        instead(patch, [50.0, 40.0])
+        return trained(tmp_path_factory.mktemp("runs"), *FLAGS, "--epochs", 5, "--val-every-epochs", 3)
+
+
+@pytest.fixture
+def run(original, tmp_path):
     """The folder of a run of 5 epochs, of which the third and the last are validated; top-1 is 50 and 40."""
-    validate[:] = [50.0, 40.0]
-    return trained(tmp_path, *FLAGS, "--epochs", 5, "--val-every-epochs", 3)
+    return shutil.copytree(original, tmp_path / "run")
 
 
 def table(run):
@@ -98,7 +108,7 @@ def test_fewer_epochs_than_are_trained_end_with_the_figures_of_the_last_one(run,
     assert "\nepochs: 4" in (run / "config.yaml").read_text()
     assert main.main([*FLAGS, "--resume", str(run)]) == 0
     told, again = capsys.readouterr().out.splitlines()
-    assert " is finished: 4 epochs, 92 steps" in told and again == last
+    assert " is finished: 4 epochs, 20 steps" in told and again == last
 
 
 def test_another_setting_for_a_finished_run_is_said_to_come_too_late(run, capsys):

@@ -18,7 +18,7 @@ from utils.train_validation import TrainingFailure
 
 FP16 = "--amp fp16 --init-scale 64 --max-skipped-steps 4"
 # Twelve steps an epoch.
-BATCHES = "--train-samples 361 --batch-size 32 --epochs 2 --print-freq 5 --lr-policy cosine --lr 0.01"
+BATCHES = "--train-samples 91 --batch-size 8 --max-val-batches 4 --epochs 2 --print-freq 5 --lr-policy cosine --lr 0.01"
 # The first, the one that a graph records, some, a row over an epoch's end, the last.
 SKIPPED = (0, 3, 4, 7, 9, 10, 11, 12, 23)
 CASES = {
@@ -29,7 +29,7 @@ CASES = {
     "lamb, lookahead": "--optimizer lamb --lookahead 3 0.5 --grad-penalty 0.01",
     "schedule-free": "--optimizer schedulefree-adamw --lr-policy constant",
     "sharpness-aware": "--sam-rho 0.05 --swa-start-epoch 1",
-    "accumulation": "--batch-size 16 --accumulate 2 --mixup 0.2",
+    "accumulation": "--batch-size 4 --accumulate 2 --mixup 0.2",
 }
 
 

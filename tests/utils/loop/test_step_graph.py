@@ -19,6 +19,11 @@ from utils.optim import held
 from utils.optim.freezing import build_freezing
 from utils.train_validation import TrainingFailure
 
+# Seven steps an epoch, the last of them smaller. Not finite: the first, the one that a graph records, a row over an
+# epoch's end, the last.
+SHORT = f"{BATCHES} --train-samples 51 {FP16}"
+SKIPPED_IN_SHORT = (0, 3, 5, 6, 7, 13)
+
 
 class Tape(TorchDispatchMode):
     """Does on a CPU what a CUDA graph does: the same operations, on the same memory, and no read by the host."""
@@ -141,30 +146,30 @@ def plain_and_graphs(*arguments):
 @pytest.mark.parametrize("case", CASES)
 def test_graphs_change_no_bit_and_no_word(case, recording):
     """An epoch's last step is smaller and launched as it is, so it comes between recorded ones."""
-    flags = f"{BATCHES} {FP16} {CASES[case]}"
-    _, graphs = plain_and_graphs(flags, SKIPPED)
-    assert graphs.progress.skipped_steps == len(SKIPPED)
+    flags = f"{SHORT} {CASES[case]}"
+    _, graphs = plain_and_graphs(flags, SKIPPED_IN_SHORT)
+    assert graphs.progress.skipped_steps == len(SKIPPED_IN_SHORT)
     # The case muon has filters for AdamW.
     whole = case in ("sgd", "adamw", "muon-sgd", "accumulation", "sharpness-aware")
     replayed = [tape.replayed for tape in recording]
     assert len(replayed) == 1 + whole, "one for the passes, and one for the update unless it counts steps on the host"
-    assert min(replayed) >= 10, "of 24 steps, 3 come before, one records, and 2 are ragged"
+    assert min(replayed) >= 5, "of 14 steps, 3 come before, one records, and 2 are ragged"
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "muon-sgd"])
 def test_of_two_optimizers_a_graph_holds_each_on_its_own(optimizer, recording):
-    flags = f"{BATCHES} {FP16} --optimizer {optimizer} --ema-decay 0.9"
-    _, graphs = plain_and_graphs(flags, (3, 5, 8, 14), Marked, 100.0)
+    flags = f"{SHORT} --optimizer {optimizer} --ema-decay 0.9"
+    _, graphs = plain_and_graphs(flags, (3, 5, 8, 11), Marked, 100.0)
     assert (graphs.progress.partly_skipped_steps, graphs.progress.skipped_steps) == (4, 0)
     assert all("not finite: gradient of mark" in line for line in told_of(graphs)) and len(told_of(graphs)) == 4
 
 
 def test_an_update_in_which_the_host_reads_one_of_the_flags_is_launched_as_it_is(recording, monkeypatch):
     monkeypatch.setattr(held, "READ_BY_HOST", ("SGD",))
-    _, graphs = plain_and_graphs(f"{BATCHES} {FP16} {CASES['muon-sgd']}", SKIPPED)
+    _, graphs = plain_and_graphs(f"{SHORT} {CASES['muon-sgd']}", SKIPPED_IN_SHORT)
     assert sorted(own.reads_flag for own in graphs.active) == [False, True]
     (passes,) = recording
-    assert passes.replayed >= 10
+    assert passes.replayed >= 5
 
 
 def test_other_parameters_that_train_are_recorded_anew(recording):
@@ -201,10 +206,12 @@ def saved_after_every_step(*arguments):
     return [states[step] for step in sorted(states)]
 
 
-def resumed_after_every_step_ends_alike(flags, bad, *arguments):
-    """After the last step of an epoch its validation is still to come."""
+def resumed_ends_alike(flags, bad, *arguments, after=range(1, 25)):
+    """Resumed after each of these steps; after the last one of an epoch its validation is still to come."""
     plain, _ = plain_and_graphs(flags, bad, *arguments)
     for last, state in enumerate(saved_after_every_step(flags, "auto", bad, *arguments), start=1):
+        if last not in after:
+            continue
         resumed, _ = built(flags, "auto", bad, *arguments)
         resumed.load_state(state)
         resumed.fit()
@@ -214,23 +221,23 @@ def resumed_after_every_step_ends_alike(flags, bad, *arguments):
     assert last == plain.progress.step
 
 
-def test_a_run_that_is_resumed_after_any_step_is_recorded_anew_and_ends_with_the_same_bits(recording):
-    six_an_epoch = "--batch-size 61"
+def test_a_run_that_is_resumed_after_a_step_is_recorded_anew_and_ends_with_the_same_bits(recording):
+    six_an_epoch = "--batch-size 16"
     flags = f"{BATCHES} {FP16} {CASES['sgd']} {six_an_epoch}"
-    resumed_after_every_step_ends_alike(flags, (0, 3, 5, 6, 8, 11))
+    resumed_ends_alike(flags, (0, 3, 5, 6, 8, 11), after=(1, 4, 6, 10))
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("case", CASES)
-def test_so_is_any_other_run(case, recording):
-    resumed_after_every_step_ends_alike(f"{BATCHES} {FP16} {CASES[case]}", SKIPPED)
+def test_so_is_any_run_after_any_step(case, recording):
+    resumed_ends_alike(f"{BATCHES} {FP16} {CASES[case]}", SKIPPED)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("optimizer", ["muon", "muon-sgd"])
 def test_so_is_one_whose_two_optimizers_skip_other_steps(optimizer, recording):
     flags = f"{BATCHES} {FP16} --optimizer {optimizer} --ema-decay 0.9"
-    resumed_after_every_step_ends_alike(flags, (3, 5, 8, 11, 12, 14), Marked, 100.0)
+    resumed_ends_alike(flags, (3, 5, 8, 11, 12, 14), Marked, 100.0)
 
 
 def test_without_a_scaler_a_graphs_step_that_is_not_finite_leaves_the_state_before_it(recording):
@@ -261,7 +268,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("flags", REFUSED)
-def test_where_no_graph_can_stand_for_a_step_the_log_says_why(flags, recording):
+def test_where_no_graph_can_stand_for_a_step_the_log_says_why(flags, recording, monkeypatch):
+    monkeypatch.setattr("utils.train_validation.compile_in_place", lambda *_: None)  # which imports for seconds
     traval, *_ = watched(*flags.split(), "--cuda-graph", "auto", model=Net())
     lines = [line for (line, *_) in traval.writer.of("log") if REFUSED[flags] in line]
     assert traval.launcher is traval and len(lines) == 1
@@ -311,7 +319,7 @@ def test_steps_that_do_not_launch_the_same_are_not_recorded(recording):
     traval, recorder, _ = watched(*BATCHES.split(), "--cuda-graph", "auto", model=Counting())
     traval.train(0)
     (line,) = [line for (line, *_) in recorder.of("log") if "--cuda-graph" in line]
-    assert "two of them differ, aten.mul.Tensor((32, 10), 1.02) and aten.mul.Tensor((32, 10), 1.03)" in line
+    assert "two of them differ, aten.mul.Tensor((8, 10), 1.02) and aten.mul.Tensor((8, 10), 1.03)" in line
     assert recording == []
 
 
@@ -341,7 +349,7 @@ def failing(traval, part):
 
 @pytest.mark.parametrize("part", ["passes", "update"])
 def test_what_cannot_be_recorded_is_launched_as_it_is_and_no_bit_changes(part, recording, monkeypatch):
-    flags = f"{BATCHES} {FP16} --ema-decay 0.9 --max-skipped-steps 9"
+    flags = f"{BATCHES} {FP16} --ema-decay 0.9 --max-skipped-steps 9 --epochs 1"
     whole, _ = built(flags, "auto", (2, 5, 8))
     whole.fit()
     traval, _ = built(flags, "auto", (2, 5, 8))

@@ -132,7 +132,7 @@ def test_no_decay_falls_on_norms_and_biases_as_in_timm(arch):
 )
 @pytest.mark.parametrize("layer_decay", [None, 0.5])
 def test_what_is_named_does_not_decay(patterns, kinds, layer_decay):
-    model = timm.create_model("resnet50", num_classes=10)
+    model = timm.create_model("resnet18", num_classes=10)
     settings = OptimisationSettings(weight_decay=0.1, weight_decay_except=patterns, layer_decay=layer_decay)
     expected = {name for name, _ in model.named_parameters() if kinds(name)}
     groups = parameter_groups(settings, model)

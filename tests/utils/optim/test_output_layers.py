@@ -83,7 +83,7 @@ def test_where_the_classifier_is_nothing_the_last_layer_counts():
     assert names(model, output_layers(model)) == ["layer4.1.conv2"]
 
 
-@pytest.mark.parametrize("arch", HEADS)
+@pytest.mark.parametrize("arch", ["deit_tiny_distilled_patch16_224", "crossvit_tiny_240"])
 def test_muon_leaves_all_heads_to_adamw(arch):
     model = on_no_device(arch)
     muon, adamw = build_optimizers(OptimisationSettings(optimizer="muon", lr=0.01), model)

@@ -92,7 +92,7 @@ def test_perfect_answers_tell_all_that_labels_hold_and_those_of_one_class_nothin
 # ------------------------------------------------------------------------------- dead, and never alive
 
 
-@pytest.mark.parametrize("support", [TEN, [500, 500], [9900, 100], [600, 300, 100], [50] * 100, [5] * 200])
+@pytest.mark.parametrize("support", [TEN, [9900, 100], [600, 300, 100], [50] * 100, [5] * 200])
 @pytest.mark.parametrize("kind", ["uniform", "the shares", "sure of one class", "random answers"])
 def test_outputs_that_know_nothing_of_the_images_are_told(support, kind):
     shares = np.array(support) / sum(support)
@@ -129,8 +129,8 @@ HONEST = {
 @pytest.mark.parametrize("case", HONEST)
 def test_no_network_that_tells_classes_apart_is_doubted(case):
     rng = np.random.default_rng(2)
-    rows = [counted(*alive(*HONEST[case], rng)) for _ in range(50)]
-    assert [signs(row) for row in rows] == [[]] * 50
+    rows = [counted(*alive(*HONEST[case], rng)) for _ in range(20)]
+    assert [signs(row) for row in rows] == [[]] * 20
     if case == "far too sure":
         assert min(row["val_loss"] for row in rows) > math.log(10), "a loss above guessing is no sign by itself"
 

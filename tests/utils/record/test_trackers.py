@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 
@@ -16,7 +15,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import main
-from tests.end_to_end.forked import ROOT, Forked
+from tests.end_to_end.forked import Forked, server
 from tests.end_to_end.processes import differences
 from tests.helpers import csv_rows, trained, wait_for
 from utils.checkpoint import checkpoint
@@ -103,17 +102,23 @@ def test_a_finished_run_is_mirrored_whole(run):
     assert tracker.ends == [True]
 
 
+def mirroring(lines):
+    """The process of a tracker that reads ``lines``, a socket."""
+    os.dup2(lines.fileno(), sys.stdin.fileno())
+    os._exit(trackers.main())
+
+
 def test_a_run_that_ended_before_its_tracker_had_begun_is_mirrored_whole_at_once(run, tmp_path):
     """Its last line then lies in the pipe behind the first, and no further one comes."""
     folder = shutil.copytree(run, tmp_path / "run")
-    line = [sys.executable, "-m", "utils.record.trackers"]
-    with subprocess.Popen(line, stdin=subprocess.PIPE, cwd=ROOT, text=True) as process:
-        process.stdin.write(f"{json.dumps(job(folder)._asdict())}\n{FINISHED}\n")
-        process.stdin.flush()
-        try:
-            assert process.wait(60) == 0  # seconds: it would wait for ever
-        finally:
-            process.kill()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(f"{json.dumps(job(folder)._asdict())}\n{FINISHED}\n".encode())
+        process = server().Process(target=mirroring, args=(theirs,))
+        process.start()
+        process.join(60)  # seconds: it would wait for ever
+        process.kill()
+    assert process.exitcode == 0
     table = {(int(row["step"]), row["tag"]): float(row["value"]) for row in csv_rows(folder / "scalars.csv")}
     assert same(table, logged(folder))
 
