@@ -213,8 +213,11 @@ def _begin(args: Settings, distributed: Distributed, evaluate: bool) -> None:
         if mistakes:
             raise UserError(*mistakes)
         Hooks().and_of_plugins()  # raises for a point that does not exist
-    if not args.run.dry_run:
-        distributed.run_on_rank0(lambda: prepare(args.data, log, evaluate), long_work="Preparing the data")
+    # A folder that all machines share is then ready for the others, each of which may have a copy of its own.
+    for turn in (distributed.is_main, distributed.local_rank == 0 and not distributed.is_main):
+        with distributed.raise_on_all_ranks(), distributed.without_timeout("Preparing the data"):
+            if turn and not args.run.dry_run:
+                prepare(args.data, log, evaluate)
 
 
 def extras_of(
@@ -224,9 +227,10 @@ def extras_of(
     stop_signals: StopSignals | None = None,
     hooks: Hooks | None = None,
 ) -> Extras:
-    """What the loop of the run uses besides its components. If no folder is open, checkpoints get no description."""
+    """What the loop of the run uses besides its components. If no folder is open, it has no checkpoints to describe."""
     args = run.args
     folder = run.folder
+    classes = {"classes": [*components.data.classes]}  # which hooks may ask for
     hooks = (hooks or Hooks()).and_of_plugins()
     if folder and (args.model.compile or args.model.compile_augment):
         data = args.data
@@ -240,7 +244,7 @@ def extras_of(
         ema=components.ema,
         freezing=components.network.freezing,
         checkpointer=checkpointer,
-        description=checkpoint_description(args, components.data, components.criterion) if folder else None,
+        description=checkpoint_description(args, components.data, components.criterion) if folder else classes,
         stop_signals=stop_signals,
         hooks=hooks,
         multilabel=components.data.multilabel,

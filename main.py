@@ -20,7 +20,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from utils.config import arguments
-from utils.loop.exit_codes import report, stop_code, stop_line
+from utils.loop.exit_codes import report, stop_code, stop_line, told_by_each_machine
 from utils.loop.stop_signals import StoppedAtOnce, StopSignals
 from utils.record.run_folder import planned_folder
 from utils.runtime.console import log_at_once
@@ -53,8 +53,9 @@ def main(argv: list[str], ends_process: bool = False, hooks: Hooks | None = None
     signals = StopSignals(end_at_once if ends_process else None)
     try:
         ranks = RankInfo.from_environment()
-        command_line = arguments.read(argv)
-        args = command_line.resolve(ranks.world_size)
+        with told_by_each_machine(ranks):
+            command_line = arguments.read(argv)
+            args = command_line.resolve(ranks.world_size)
         with signals:
             from training import find_run
             from utils.runtime.distributed import Distributed

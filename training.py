@@ -18,7 +18,7 @@ from utils.checkpoint.resume import ResumePoint, find
 from utils.config import arguments, hub_networks
 from utils.config.settings import Settings, UserError
 from utils.data.loaders import TrainLoader, ValidationLoader
-from utils.loop.exit_codes import report
+from utils.loop.exit_codes import report, told_by_each_machine
 from utils.loop.extras import Extras
 from utils.loop.hooks import Hooks
 from utils.loop.stop_signals import Stopped, StoppedAtOnce, StopSignals
@@ -255,8 +255,9 @@ def open_run(words: Sequence[str]) -> Iterator[Training]:
     signals = StopSignals()
     try:
         ranks = RankInfo.from_environment()
-        command_line = arguments.read(words)
-        args = command_line.resolve(ranks.world_size)
+        with told_by_each_machine(ranks):
+            command_line = arguments.read(words)
+            args = command_line.resolve(ranks.world_size)
         if args.run.evaluate or args.run.dry_run:
             raise UserError("--evaluate, --dry-run: this program trains; main.py has both", on_all_ranks=True)
         with signals, Distributed(ranks, args.run, args.precision.tf32) as distributed:

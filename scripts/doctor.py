@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from scripts.tuning.diagnosis import Memory
     from scripts.tuning.measure import TrainingSetup
     from utils.checkpoint.resume import ResumePoint
-    from utils.config.image_size import Size
     from utils.data.datasets import Data
     from utils.data.loaders import TrainLoader
     from utils.runtime.distributed import Distributed
@@ -118,7 +117,8 @@ def measure(own: argparse.Namespace, args: Settings, flags: list[str], distribut
     components = build(run)
     header = describe(run.args, components, distributed)
     traval = build_traval(run.args, components, distributed)
-    now = TrainingSetup(run.args, components.train_loader, traval, itertools.count(), torch.get_num_threads())
+    epochs = itertools.count(components.train_loader.full_size_epoch)
+    now = TrainingSetup(run.args, components.train_loader, traval, epochs, torch.get_num_threads())
     measured, peak = examine_parts(now, own.seconds, begin)
     variant = partial(build_variant, flags, components, distributed)
     trials = Trials(now, variant, measured, own.seconds, begin)
@@ -167,11 +167,11 @@ def settings(flags: Sequence[str]) -> Settings:
     """Training settings for a fresh network; from a run to resume, only the settings are used."""
     args, resume_point = settings_and_point(flags, required=False)
     of_run = {"resume": None, "evaluate": False, "dry_run": False, "max_steps": None}
-    return args.with_values(**of_run, **sizes_for_weights(args, resume_point), pretrained=False, weights=None)
+    return args.with_values(**of_run, **view_for_weights(args, resume_point), pretrained=False, weights=None)
 
 
-def sizes_for_weights(args: Settings, resume_point: ResumePoint | None) -> dict[str, Size]:
-    """Image-size settings that pretrained or loaded weights imply, so that a fresh network gets them too; else {}."""
+def view_for_weights(args: Settings, resume_point: ResumePoint | None) -> dict[str, Any]:
+    """Settings of size and resizing that pretrained or loaded weights imply, for a fresh network, too; else {}."""
     if resume_point is None and not args.model.pretrained and not args.model.weights:
         return {}
     from models.prepare import known_preprocessing, read_weights
@@ -179,7 +179,7 @@ def sizes_for_weights(args: Settings, resume_point: ResumePoint | None) -> dict[
 
     known = known_preprocessing(args, resume_point, None if resume_point is not None else read_weights(args.model))
     shown, _ = resolve(args.data, known)
-    return {"image_size": shown.image_size, "val_image_size": shown.val_image_size}
+    return {name: getattr(shown, name) for name in ("image_size", "val_image_size", "interpolation")}
 
 
 # ----------------------------------------------------------------------------------------- building

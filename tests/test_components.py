@@ -69,6 +69,7 @@ def test_pretrained_weights_and_tf32_on_a_gpu_are_in_the_plan(workplace, monkeyp
         network = build(Run(args, distributed)).network
         monkeypatch.setattr("models.prepare.build_model", lambda *_, **__: network.model)
         monkeypatch.setattr("models.prepare.begins_anew", lambda *_: "")
+        monkeypatch.setattr("models.prepare.trained_image_size", lambda *_: None)
         pretrained = dataclasses.replace(args, model=dataclasses.replace(args.model, pretrained=True))
         data = get_data(args.data, distributed.device)
         other = prepare_network(pretrained, data, distributed.device, None, None)

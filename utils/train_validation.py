@@ -366,6 +366,11 @@ class TraVal:
         first = self.reporter.awaits_first_step
         if first or progress.step % logging.print_freq == 0 or self.sums.full:
             self.collect()
+        if first and (replaced := self.watch.buffers.replaced()):
+            self.writer.log(
+                f"warning: the network puts a new tensor in the place of its buffer {replaced[0]}: an average of the "
+                "weights keeps the old one, and a skipped step does not restore it; write into it: buffer.copy_(...)"
+            )
         self.reporter.step_ended(progress, to_console=bar.disable)
         if progress.step % logging.print_freq == 0:
             self.reporter.window(progress, bar)

@@ -246,7 +246,8 @@ def loops(settings: dict[str, Settings], distributed: Distributed) -> dict[str, 
     for name, args in settings.items():
         run = Run(args, distributed)
         components = build(run)
-        (batch,) = components.train_loader.replay_step(0, 0)
+        loader = components.train_loader
+        (batch,) = loader.replay_step(loader.full_size_epoch, 0)
         if not sides:
             network = copy.deepcopy(components.model)
             torch.backends.cudnn.benchmark = True  # as in main.py's passes; without effect on a CPU

@@ -50,8 +50,8 @@ Measure = Callable[[int, int], list[Window]]  # (steps per window, windows)
 class TrainingSetup:
     """One way to train, ready to be measured.
 
-    ``epochs`` yields the number of the next epoch to read; all set-ups share it, so that none finds in the file cache
-    what another has just read. ``threads``: number that the network uses on a CPU.
+    ``epochs`` yields the number of the next epoch to read, of those with images of full size; all set-ups share it, so
+    that none finds in the file cache what another has just read. ``threads``: number that the network uses on a CPU.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class TrainingSetup:
 
     @property
     def passes(self) -> list[Batch]:
-        """Forward passes of an epoch's first step, on the device. No step has more images."""
+        """Forward passes of an epoch's first step, on the device. No step has more images or larger ones."""
         if self._passes is None:
-            self._passes = self.loader.replay_step(0, 0)
+            self._passes = self.loader.replay_step(self.loader.full_size_epoch, 0)
         return self._passes
 
     @property

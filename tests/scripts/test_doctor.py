@@ -364,7 +364,8 @@ def subject(*flags):
     run = Run(args, Distributed(RankInfo(), args.run))
     parts = build(run)
     traval = doctor.build_traval(run.args, parts, run.distributed)
-    return TrainingSetup(run.args, parts.train_loader, traval, itertools.count(), torch.get_num_threads()), parts
+    epochs = itertools.count(parts.train_loader.full_size_epoch)
+    return TrainingSetup(run.args, parts.train_loader, traval, epochs, torch.get_num_threads()), parts
 
 
 def on_pictures(pictures, *flags):
@@ -407,6 +408,15 @@ def test_a_step_that_a_graph_may_stand_for_has_no_shares():
     graphs, _ = subject("--arch", "fc", "--batch-size", 8)
     graphs.traval.launcher = StepGraphs(graphs.traval)
     assert step_shares(graphs, 2) == {}
+
+
+def test_all_parts_are_measured_on_images_of_the_size_with_which_training_ends():
+    grows, _ = subject("--arch", "conv2a", "--progressive-size", 4, "--epochs", 8, "--progressive-epochs", 2, 5)
+    shapes = set()
+    grows.traval.model.register_forward_pre_hook(lambda _, inputs: shapes.add(tuple(inputs[0].shape[1:])))
+    grows.measure_compute(1, 2)
+    grows.measure_loop(1, 2)
+    assert shapes == {(1, 8, 8)}
 
 
 @pytest.mark.parametrize("flags", [(), ("--workers", 1), ("--accumulate", 3)])

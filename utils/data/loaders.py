@@ -107,6 +107,11 @@ class TrainLoader:
         """Channels, height and width of a batch's images; the final ones if image sizes are progressive."""
         return self.transform.image_shape
 
+    @property
+    def full_size_epoch(self) -> int:
+        """The first epoch, counted from 0, whose images have their final size."""
+        return self.resolution.end if self.resolution is not None else 0
+
     def describe(self, args: Settings, data: Data) -> dict[str, str]:
         """The rows of a run's plan about its training batches and steps; ``data`` has the images."""
         plan = self.plan

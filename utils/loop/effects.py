@@ -34,14 +34,15 @@ def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bo
     device = distributed.device
     train = parts.train_loader is not None
     trained, scales = _trained(parts.optimizers) if train else (set(), set())
+    augmentation = chosen_names(args.augmentation, data.spec)  # with the data set's own filled in
+    crops = "resized-crop" in augmentation
     return {
         "continues": continues,  # the run goes on in an existing folder
         "on_gpu": device.type == "cuda",
         "precision": resolve_amp(args.precision, device),  # 'off', 'fp16' or 'bf16'
         "processes": distributed.world_size,
         "local_processes": distributed.local_world_size,
-        # its names, with the data set's own filled in
-        "augmentation": chosen_names(args.augmentation, data.spec),
+        "augmentation": augmentation,
         "classes": len(data.classes),
         "multilabel": data.multilabel,  # images have several labels
         "colour": data.preprocessing.channels > 1,  # images have colour
@@ -51,7 +52,7 @@ def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bo
         "cuts_validation": parts.validation_loader.is_cut,
         "any_size": not data.spec.fixed_size,  # images are of any size
         # images are resized
-        "resizes": data.preprocessing.resizes or bool(train and args.data.progressive_size),
+        "resizes": data.preprocessing.resizes or (train and bool(args.data.progressive_size or crops)),
         # all images are kept in the device's memory
         "resident": choose(data, args.data, device)[0],
         "has_momentum": has_momentum(args.optimisation.optimizer),

@@ -16,6 +16,7 @@ from utils.checkpoint.progress import Progress
 from utils.config.settings import Settings
 from utils.data.loaders import Batch, TrainLoader
 from utils.data.sample_plan import step_seed
+from utils.data.sampling import first_samples
 from utils.loop.forward import Outputs
 from utils.optim.criterion import mean_known
 from utils.precision.amp import resolve_amp
@@ -134,10 +135,11 @@ class NonFiniteStepHandler:
 
     def _dump(self, folder: Path, batches: list[Batch], progress: Progress, scale: torch.Tensor) -> None:
         """Save all that ``scripts/amp_audit.py --batch`` needs to repeat this rank's part of the step."""
+        labels = self.train_loader.source.labels.cpu()
         content = {
             "format": FORMAT,
             **{name: self.description[name] for name in ("arch", "settings", "classes")},
-            "known": mean_known(self.train_loader.source.labels),
+            "known": mean_known(labels[first_samples(len(labels), self.args)]),
             "image_shape": list(self.train_loader.image_shape),
             "model": self.model.state_dict(),
             "passes": [

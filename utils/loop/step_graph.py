@@ -10,8 +10,8 @@ PyTorch, CUDA semantics, CUDA graphs: https://docs.pytorch.org/docs/stable/notes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any, ClassVar
 from weakref import WeakSet
@@ -83,10 +83,11 @@ class CudaGraph:
     def record(self, function: Callable[[], Any]) -> Any:
         """Record ``function`` and run it; return what it returned, in memory that each replay overwrites.
 
-        Raises ``NotRecorded``. A failed recording leaves torch on the stream of the recording, and its random numbers
-        waiting for the recording's end: both are set right here.
+        Raises ``NotRecorded``. A failed recording leaves torch on the stream of the recording, its random numbers
+        waiting for the recording's end and, before torch 2.13, its allocator, too, which would free no batch any more:
+        all are set right here.
         """
-        pool = next((other._graph.pool() for other in CudaGraph._alive), None)
+        pool = next((other._graph.pool() for other in CudaGraph._alive), None) or torch.cuda.graph_pool_handle()
         self._graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream()
         try:
@@ -95,6 +96,8 @@ class CudaGraph:
                 made = function()
         except Exception as error:
             torch.cuda.set_stream(stream)
+            with suppress(RuntimeError, AttributeError):  # newer versions have done so
+                torch._C._cuda_endAllocateToPool(stream.device_index, pool)
             generator = torch.cuda.default_generators[stream.device_index]
             generator.graphsafe_set_state(torch.Generator(stream.device))
             reason = error.__context__ or error  # the cause, rather than the failure to end the recording
@@ -123,6 +126,7 @@ class StepGraphs:
         self._watched: list[tuple[Any, list[str]]] = []  # shapes and operations of the steps in a row
         self._operations: Operations | None = None
         self._random: set[str] = set()
+        self._numbers: tuple[Any, ...] = ()
         self._gives_up = False
         self._rates = [own for own in loop.verdicts.optimizers if own.can_be_recorded]
         for own in self._rates:
@@ -133,6 +137,10 @@ class StepGraphs:
         batches = list(batches)
         self._now = self._operations = None
         if not self._gives_up:
+            if (numbers := tuple(self._of_host())) != self._numbers:  # which graphs would repeat
+                self._numbers = numbers
+                self._recorded.clear()
+                self._watched.clear()
             self._watch_or_record(tuple(map(_shape, batches)))
         if self._now is not None:
             try:
@@ -164,6 +172,13 @@ class StepGraphs:
                 _noted(self._loop.scaler).update(noted)
         with (update_can_be_recorded(self._loop) and self._operations) or nullcontext():
             return self._loop.launch_update(gradient)
+
+    def _of_host(self) -> Iterator[Any]:
+        """The optimizers' numbers on the host, such as weight decay, which a program may change."""
+        for own in self._rates:
+            for group in own.optimizer.param_groups:
+                numbers = (value for name, value in group.items() if name != "lr")
+                yield from (value for value in numbers if isinstance(value, int | float | tuple))
 
     def _watch_or_record(self, shape: tuple[Any, ...]) -> None:
         """Choose the graphs for a step of ``shape``, recorded or due to be; otherwise watch what the step launches."""

@@ -176,7 +176,7 @@ def update_best(progress: Progress, row: dict[str, float], args: Settings, whole
     run = args.run
     metric = best_metric(run)
     watched = stopping_metric(run)
-    value = row[metric.column]
+    value, current = (row.get(one.column, math.nan) for one in (metric, watched))  # none without a readable image
     on = progress.best_value if progress.best_epoch else None
     best = sound and (whole or not progress.best_epoch) and metric.improves(value, on)
     if best:
@@ -185,7 +185,6 @@ def update_best(progress: Progress, row: dict[str, float], args: Settings, whole
         headline = row["val_map" if "val_map" in row else "val_top1"]
         progress.best_top1 = headline if math.isfinite(headline) else -1.0  # NaN without any positive label
         progress.best_epoch = epoch
-    current = row[watched.column]
     if whole and sound and watched.improves(current, progress.stopping_value, run.early_stopping_delta):
         progress.stopping_value = current
         progress.stopping_epoch = epoch

@@ -43,6 +43,8 @@ def build_optimizer_parts(
     if args.model.shard_model and distributed.world_size > 1 and not args.run.dry_run:
         dtype = DTYPES.get(resolve_amp(args.precision, distributed.device))
         twin = sharding.spread(model, distributed.device, dtype, with_copy=args.average.ema_decay is not None)
+    elif distributed.world_size > 1:
+        sharding.equalise(model)  # DDP does so only after the copies that averages and lookahead make here
     refuse_beyond_memory(args.optimisation, model, distributed.device)
     optimizers = freezing.separate(build_optimizers(args.optimisation, model))
     epochs = args.optimisation.epochs

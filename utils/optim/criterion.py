@@ -213,7 +213,9 @@ class PluginLoss(nn.Module):
 
 def image_weights(targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Weight of each image, (n,): its class's in ``weights`` (classes,); for a mixed image, the mean by shares."""
-    return targets.to(weights.dtype) @ weights if targets.is_floating_point() else weights[targets]
+    if not targets.is_floating_point():
+        return weights[targets]
+    return (targets.to(weights.dtype) * weights).sum(1)  # autocast would compute a matrix product in half precision
 
 
 def _at_least_float32(logits: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,9 @@ def output_layers(model: nn.Module) -> list[nn.Module]:
     """
     of_timm = getattr(model, "get_classifier", None)
     classifier = () if of_timm is None else of_timm()
-    heads = classifier if isinstance(classifier, tuple | list) else (classifier,)
+    heads = [*classifier] if isinstance(classifier, tuple | list) else [classifier]
+    if isinstance(aux_head := getattr(model, "aux_head", None), nn.Module):  # VOLO's, which is not in its classifier
+        heads.append(aux_head)
     layers = [layer for head in heads for layer in _linear(head)]
     if not layers:
         return _linear(model)[-1:]

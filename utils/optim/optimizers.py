@@ -108,6 +108,8 @@ def _mistake(value: Any, parameter: inspect.Parameter) -> str | None:
         return None if number else "must be a number"
     if isinstance(default, str) or annotation.endswith("[str]"):
         return None if isinstance(value, str) else "must be a text"
+    if parameter.annotation is parameter.empty and default in (None, parameter.empty):
+        return None  # of a user's optimizer, which says nothing
     return "cannot be given on a command line"
 
 
@@ -334,6 +336,19 @@ def load_states(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], s
     stored = state["optimizer"] if isinstance(state["optimizer"], list) else [state["optimizer"]]
     for optimizer, its_state in zip(optimizers, stored, strict=True):
         optimizer.load_state_dict(with_own_kernels(optimizer, its_state))
+        match_strides(optimizer)
+
+
+def match_strides(optimizer: torch.optim.Optimizer) -> None:
+    """Give a state's tensors the strides of their parameters, if a run with another memory format has saved them.
+
+    torch's fused kernels walk through the memory of both without looking at strides, and would mix up the elements.
+    """
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            both = torch.is_tensor(parameter) and torch.is_tensor(value)
+            if both and value.shape == parameter.shape and value.stride() != parameter.stride():
+                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def describe(settings: OptimisationSettings, optimizers: Optimizers) -> str:

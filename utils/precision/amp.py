@@ -95,7 +95,9 @@ def never_called(
     """
     if not names:
         return ()
-    model = copy.deepcopy(model).train(training)
+    model = copy.deepcopy(model)
+    alone = not any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())  # which waits for other ranks
+    model.train(training and alone)
     called = set()
     for name in names:
         model.get_submodule(name).register_forward_pre_hook(lambda *_, name=name: called.add(name))

@@ -74,6 +74,7 @@ class BufferCopy:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        self._model = model
         self._live = Vectors(model.buffers())
         self._copies = self._live.copied()
         self._copy_of = {}
@@ -83,6 +84,11 @@ class BufferCopy:
                 end = begin + live.numel() * live.itemsize // vector.itemsize
                 self._copy_of[id(live)] = vector[begin:end].view(live.dtype).as_strided(live.shape, live.stride())
                 begin = end
+
+    def replaced(self) -> list[str]:
+        """Names of the buffers that ``model`` has replaced by new tensors, which neither this nor an average knows."""
+        known = {id(tensor) for tensors in self._live.tensors for tensor in tensors}
+        return [name for name, one in self._model.named_buffers() if one.numel() and id(one) not in known]
 
     @property
     def copy_of(self) -> Callable[[torch.Tensor], torch.Tensor] | None:

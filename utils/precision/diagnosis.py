@@ -126,8 +126,8 @@ def examine(
 
     ``forward`` returns a pass's logits (n, classes), its loss and more; ``backward`` takes a pass and its loss.
     Gradients are left in place; the caller restores buffers and random state. A compiled network runs uncompiled. A
-    sharded network, which needs all ranks in every pass, goes through all passes. ``scaled``: a gradient scaler is in
-    use, which skips a step for its gradient's values, never for their norm.
+    network that needs all ranks in every pass, sharded or with SyncBatchNorm, goes through all passes. ``scaled``: a
+    gradient scaler is in use, which skips a step for its gradient's values, never for their norm.
     """
     found = NonFinite()
     samples = []
@@ -147,7 +147,7 @@ def examine(
         if found:
             bad = ~torch.isfinite(logits[0]).all(dim=1)
             samples = [int(index) for index in np.asarray(part.indices)[bad.cpu().numpy()]]
-            if not is_sharded(model):
+            if not (is_sharded(model) or any(isinstance(one, nn.SyncBatchNorm) for one in model.modules())):
                 break
     return RankFinding(rank, found, samples, "" if found or scaled else _too_large(model))
 

@@ -186,7 +186,7 @@ def strange_metrics(settings: RunSettings, labels: str = EITHER) -> list[str]:
 def taken_metrics(labels: str) -> list[str]:
     """Error messages for metrics of users' files that would take the column or tag of a figure of such data."""
     scalars = [scalar for scalar in EPOCH_SCALARS if scalar.labels in (EITHER, labels)]
-    taken = {name for scalar in scalars for name in (scalar.column, scalar.tag)}
+    taken = {name for scalar in scalars for name in (scalar.column, scalar.tag)} | {"val_map"}  # it says which labels
     return [
         f"--plugin {plugins.added('metric')[own.name].file}: there is a metric {own.name} already; choose another name"
         for own in _of_plugins()
@@ -197,7 +197,7 @@ def taken_metrics(labels: str) -> list[str]:
 def _metric(setting: str, name: str, labels: str = EITHER) -> EpochScalar:
     """The metric named ``top1`` or ``val_top1``. Raises ``UserError`` if data with such ``labels`` do not have it."""
     known = metrics(labels)
-    own = name.removeprefix(PREFIX)
+    own = name if name in known else name.removeprefix(PREFIX)
     if own in known:
         return known[own]
     hint = or_nearest(own.lower().replace("-", "_"), known, f"there are {', '.join(known)}")

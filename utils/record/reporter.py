@@ -260,7 +260,7 @@ class Reporter:
             {tag: points[tag] for tag in points if self.with_top5 or "Top5" not in tag}, int(row["step"])
         )
         # the figures that decide on best.pt and on early stopping, unless the line shows them anyway
-        deciding = "".join(f"  {name.removeprefix(PREFIX)} {row[name]:.4f}" for name in self.deciding)
+        deciding = "".join(f"  {name.removeprefix(PREFIX)} {row.get(name, math.nan):.4f}" for name in self.deciding)
         what = "epoch" if "train_loss" in row else "took"  # the late validation of an epoch, alone
         raw_text = f"  (raw weights {raw.text(self.with_top5)})" if raw is not None and raw is not result else ""
         self.writer.log(

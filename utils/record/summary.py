@@ -38,7 +38,8 @@ def evaluation_header(point: ResumePoint | None, model: torch.nn.Module) -> list
     progress = progress if isinstance(progress, dict) and "step" in progress else {}
     reached = f", after epoch {progress.get('epoch')}, step {progress['step']}" if progress else ""
     its_best = progress.get("best_epoch") if point.folder is not None else None
-    is_other = its_best and its_best != progress["epoch"] and point.path.name != "best.pt"
+    is_within = bool(progress.get("step_in_epoch"))
+    is_other = its_best and (its_best != progress["epoch"] or is_within) and point.path.name != "best.pt"
     better = f"; the best epoch is {its_best}, of {point.path.with_name('best.pt')}" if is_other else ""
     lines = [f"Evaluating {point.path}{reached}{better}"]
     if average_moved_since_validation(point.state) and layers_with_statistics(model):

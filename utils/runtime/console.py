@@ -76,7 +76,7 @@ def lacks_package(program: str, error: ImportError) -> int:
 
 
 def _say(line: str) -> None:
-    if os.environ.get("RANK", "0") == "0":
+    if os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")) == "0":  # each machine has packages of its own
         print(line, file=sys.stderr)
 
 

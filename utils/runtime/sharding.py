@@ -34,6 +34,15 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
+@torch.no_grad()
+def equalise(model: nn.Module) -> None:
+    """Give all processes rank 0's parameters and buffers. All ranks call this."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        value = tensor.contiguous()
+        torch.distributed.broadcast(value, src=0)
+        tensor.copy_(value)
+
+
 def spread(model: nn.Module, device: torch.device, dtype: torch.dtype | None, with_copy: bool) -> nn.Module | None:
     """Spread the parameters of ``model``, which begin as rank 0's, over all processes. All ranks call this.
 
@@ -50,8 +59,7 @@ def spread(model: nn.Module, device: torch.device, dtype: torch.dtype | None, wi
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.data = parameter.contiguous()  # others, such as channels-last filters, cannot be spread
-        for tensor in (*model.parameters(), *model.buffers()):
-            torch.distributed.broadcast(tensor, src=0)
+    equalise(model)
     twin = copy.deepcopy(model) if with_copy else None
     for network in filter(None, (model, twin)):
         _shard(network, device, dtype)

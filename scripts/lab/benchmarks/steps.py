@@ -129,8 +129,10 @@ def time_round(form: str, width: int, layers: int, batch_size: int, steps: int, 
         workload = mlp(width, layers, batch_size, steps, device)
         settings = PrecisionSettings(amp=AMP[name])
         training = Training(*workload, settings) if form == name else RecordedTraining(*workload, settings, fused=True)
-        warm_up(training.run, device)
         if on_gpu:
+            torch.cuda.reset_peak_memory_stats(device)
+        warm_up(training.run, device)
+        if on_gpu and form == name:  # a graph has its memory from the recording on
             torch.cuda.reset_peak_memory_stats(device)
         seconds, _ = timed(lambda: training.run(steps), device)
     return Round(seconds / steps, torch.cuda.max_memory_allocated(device) if on_gpu else 0)

@@ -178,6 +178,20 @@ def test_other_parameters_that_train_are_recorded_anew(recording):
     assert len(recording) == 4 and all(tape.replayed >= 6 for tape in recording)
 
 
+def test_a_number_of_the_optimizer_that_a_program_changes_is_recorded_anew(recording):
+    plain, graphs = (built(f"{BATCHES} {FP16}", graph)[0] for graph in ("off", "auto"))
+    for own in plain.active:
+        own.rates_on_device()
+    plain.launcher = WithRates(plain)
+    for traval in (plain, graphs):
+        for epoch, decay in enumerate((0.0, 0.5)):
+            traval.optimizers[0].param_groups[0]["weight_decay"] = decay
+            traval.train(epoch)
+            traval.progress.finish_epoch()
+    assert equal(graphs.state()["model"], plain.state()["model"])
+    assert len(recording) == 4 and all(tape.replayed >= 6 for tape in recording)
+
+
 def curves(traval):
     """The rows of all steps: loss, top-1, top-5, learning rate, gradient norm and loss scale; NaN as text."""
     return [str(row) for (rows,) in traval.writer.of("curves") for row in rows]
@@ -375,11 +389,12 @@ def test_a_graph_shares_the_memory_of_one_that_lives_and_of_no_other(monkeypatch
 
     @contextmanager
     def capture(graph, pool, **_):
-        graph.its_pool = pool or object()
+        graph.its_pool = pool
         yield
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
 
     def pool_of(graph):

@@ -146,3 +146,12 @@ def test_losses_of_half_precision_logits_are_computed_in_float32(name, weights, 
     with torch.autocast("cpu", dtype):
         loss = criterion(logits.to(dtype), labels)
     assert loss.dtype == torch.float32 and loss.item() == criterion(logits.to(dtype).float(), labels).item()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_class_weights_of_mixed_images_are_not_rounded_by_autocast(name):
+    criterion = build_criterion(LossSettings(loss=name, label_smoothing=0.1), WEIGHTS)
+    logits, _ = batch(dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = criterion(logits, soft())
+    assert loss.item() == criterion(logits, soft()).item()

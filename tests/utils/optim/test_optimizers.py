@@ -1,5 +1,6 @@
 """Optimizers against torch's and timm's own, and against closed formulas."""
 
+import copy
 import dataclasses
 import re
 from functools import partial
@@ -14,7 +15,7 @@ from tests.helpers import equal
 from utils.config.groups.optimisation import OptimisationSettings
 from utils.config.settings import UserError
 from utils.optim.groups import parameter_groups
-from utils.optim.optimizers import OWN, _one, build_optimizers, has_momentum, unknown_optimizer
+from utils.optim.optimizers import OWN, _one, build_optimizers, has_momentum, load_states, unknown_optimizer
 
 
 def network():
@@ -30,7 +31,8 @@ def weights_after_steps(model, optimizers, steps=4):
     generator = torch.Generator().manual_seed(1)
     for _ in range(steps):
         for parameter in model.parameters():
-            parameter.grad = torch.randn(parameter.shape, generator=generator)
+            gradient = torch.randn(parameter.shape, generator=generator)
+            parameter.grad = torch.empty_like(parameter).copy_(gradient)  # in its memory format, as autograd's
         for optimizer in optimizers:
             optimizer.step()
     return [parameter.detach() for parameter in model.parameters()]
@@ -68,6 +70,20 @@ def test_steps_equal_those_of_torchs_optimizer(settings, make):
     plain = network()
     found = weights_after_steps(ours, build_optimizers(settings, ours))
     torch.testing.assert_close(found, weights_after_steps(plain, [make(plain.parameters())]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("settings", [{**SGD, "optimizer": "sgd"}, {**ADAM, "optimizer": "adamw"}])
+@pytest.mark.parametrize("formats", [("contiguous", "channels last"), ("channels last", "contiguous")])
+def test_a_state_saved_in_one_memory_format_goes_on_in_the_other(formats, settings):
+    """The fused kernels would pair each weight with another weight's momentum."""
+    known = {"contiguous": torch.contiguous_format, "channels last": torch.channels_last}
+    models = [nn.Sequential(nn.Conv2d(3, 16, 4)).to(memory_format=known[name]) for name in formats]
+    optimizers = [build_optimizers(OptimisationSettings(**settings), model) for model in models]
+    weights_after_steps(models[0], optimizers[0])
+    state = {"model": models[0].state_dict(), "optimizer": optimizers[0][0].state_dict()}
+    load_states(models[1], optimizers[1], copy.deepcopy(state))
+    same, other = map(weights_after_steps, models, optimizers)
+    assert all(torch.equal(a, b) for a, b in zip(same, other, strict=True))
 
 
 @pytest.mark.parametrize("name", OWN)

@@ -25,6 +25,7 @@ HEADS = {
     "levit_128s": ["head.linear", "head_dist.linear"],
     "repvit_m0_9": ["head.head.l", "head.head_dist.l"],
     "crossvit_tiny_240": ["head.0", "head.1"],
+    "volo_d1_224": ["aux_head", "head"],
     "efficientvim_m1": ["heads.0", "heads.1", "heads.2", "heads.3"],
 }
 if not timm.is_model("efficientvim_m1"):

@@ -17,6 +17,7 @@ from utils.config.settings import UserError
 from utils.optim.ema import MovingAverage
 from utils.optim.head import output_layers
 from utils.precision.amp import keep_in_fp32
+from utils.precision.buffers import BufferCopy
 from utils.precision.diagnosis import too_many_skips
 
 HALF = torch.float16
@@ -302,3 +303,26 @@ def test_the_advice_after_too_many_skips_depends_on_where_the_scale_has_come_to(
     line = too_many_skips(count, 30, 2, scale)
     assert line.startswith(words) and "the last step 30 (epoch 2)" in line and "last.pt" in line
     assert ("lower --init-scale" in line) == (scale > 1) and ("lower --lr" in line) == (scale < 1)
+
+
+def test_a_buffer_in_whose_place_a_network_puts_a_new_tensor_is_named():
+    class Mean(torch.nn.Module):
+        def __init__(self, in_place):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(3))
+            self.in_place = in_place
+
+        def forward(self, images):
+            mean = 0.9 * self.mean + 0.1 * images.mean(0)
+            if self.in_place:
+                self.mean.copy_(mean)
+            else:
+                self.mean = mean
+            return images - self.mean
+
+    for in_place, names in ((True, []), (False, ["mean"])):
+        model = Mean(in_place)
+        kept = BufferCopy(model)
+        assert kept.replaced() == []
+        model(torch.ones(2, 3))
+        assert kept.replaced() == names

@@ -13,6 +13,8 @@ from tests.end_to_end.forked import server
 from tests.utils.test_train_validation import make
 from utils.config.arguments import parse
 from utils.config.groups.run import RunSettings
+from utils.optim.build import build_optimizer_parts
+from utils.optim.freezing import build_freezing
 from utils.runtime.distributed import Distributed, RankInfo
 
 LR = 0.05
@@ -138,3 +140,20 @@ def test_groups_of_a_gpu_are_left_to_the_end_of_a_process_that_has_an_error(devi
         monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda kind=kind: taken_down.append(kind))
         here.__exit__(kind, None, None)
     assert taken_down == ends
+
+
+# ---------------------------------------------------------------------------------- what is copied before
+
+
+def _copy_weights(distributed):
+    torch.manual_seed(distributed.rank)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), nn.BatchNorm2d(4))
+    args = parse(["--ema-decay", "0.9", "--lookahead", "5", "0.5"])
+    parts = build_optimizer_parts(args, model, build_freezing(args.model, model), distributed)
+    slow = vars(parts.optimizers[0])["lookahead_state"]["slow"]
+    of_ranks = distributed.gather([value.tolist() for value in (*parts.ema.module.state_dict().values(), *slow)])
+    assert of_ranks[0] == of_ranks[1]
+
+
+def test_average_and_slow_weights_begin_as_rank_0s_whatever_a_network_was_initialised_with():
+    on_two(_copy_weights)
