@@ -83,8 +83,11 @@ class Loaded:
 
 
 def are_chosen(path: Path, marked: bool) -> bool:
-    """True if validation images chose a checkpoint's weights: best.pt's, or those of a copy or soup ``marked`` so."""
-    return marked or path.name == BEST
+    """True if validation images chose a checkpoint's weights: best.pt's, or those of a copy or soup ``marked`` so.
+
+    That of a run that went back behind it is still one.
+    """
+    return marked or path.name == BEST or path.name.startswith(f"{checkpoint.ABANDONED}{Path(BEST).stem}")
 
 
 def load_model(
@@ -205,11 +208,12 @@ def read_checkpoint(path: Path, best: bool | None, warn: Callable[[str], None]) 
     taken, state = newest
     if taken.name != "last.pt" and (folder / "last.pt").exists():
         warn(f"{taken} is taken instead")
-    its_best, epoch, stopped = _epochs(state)
-    if best is False or taken.name == BEST or its_best == epoch or not (folder / BEST).exists():
+    its_best, epoch, within, stopped = _epochs(state)
+    if best is False or taken.name == BEST or (its_best == epoch and not within) or not (folder / BEST).exists():
         return taken, state, ""
     if not stopped:
-        return taken, state, f"the newest, of epoch {epoch}; --best takes the best one, of epoch {its_best}"
+        own = f"within epoch {epoch + 1}" if within else f"of epoch {epoch}"
+        return taken, state, f"the newest, {own}; --best takes the best one, of epoch {its_best}"
     try:
         why = f"the best epoch, {its_best}: the run stopped early, after epoch {epoch} ({taken.name})"
         return folder / BEST, checkpoint.load(folder / BEST), why
@@ -218,24 +222,25 @@ def read_checkpoint(path: Path, best: bool | None, warn: Callable[[str], None]) 
         return taken, state, ""
 
 
-def _epochs(state: Mapping[str, Any]) -> tuple[int, int, bool]:
-    """The best epoch of a checkpoint's run, its own epoch, and whether early stopping ended the run with it.
+def _epochs(state: Mapping[str, Any]) -> tuple[int, int, bool, bool]:
+    """The best epoch of a checkpoint's run, its own, if it is within the next, and if early stopping ended the run.
 
-    Both epochs are equal if the checkpoint names no best one, for example because another program wrote it.
+    Both epochs are equal, and it is within none, if the checkpoint names no best one, for example because another
+    program wrote it.
     """
     progress = state.get("progress")
     settings = state.get("settings")
     if not (isinstance(progress, dict) and isinstance(settings, dict)):
-        return 0, 0, False
-    names = ("best_epoch", "epoch", "stopping_epoch")
-    its_best, epoch, improved = (value if isinstance(value := progress.get(name), int) else 0 for name in names)
+        return 0, 0, False, False
+    names = ("best_epoch", "epoch", "stopping_epoch", "step_in_epoch")
+    its_best, epoch, improved, steps = (value if isinstance(value := progress.get(name), int) else 0 for name in names)
     patience = settings.get("early_stopping")
     planned = settings.get("epochs")
     if not its_best:  # no validated epoch yet
-        return epoch, epoch, False
+        return epoch, epoch, False, False
     if not isinstance(patience, int) or not isinstance(planned, int):
-        return its_best, epoch, False
-    return its_best, epoch, epoch < planned and epoch - improved >= patience
+        return its_best, epoch, steps > 0, False
+    return its_best, epoch, steps > 0, epoch < planned and epoch - improved >= patience
 
 
 def shape_of(arch: str, settings: Mapping[str, Any]) -> ModelSettings:

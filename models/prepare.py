@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from models.build import build_model, check_forward, locate, small_stem_replaces_convolution, stem_line
 from models.layers import checkpoint_gradients
-from models.starting_weights import begins_anew, load_start, preprocessing_of
+from models.starting_weights import adapted, begins_anew, load_start, preprocessing_of
 from utils.checkpoint import checkpoint
 from utils.checkpoint.resume import ResumePoint
 from utils.config.datasets import SPECS
@@ -90,7 +90,7 @@ def prepare_network(
     Raises ``UserError`` if the weights do not fit, or if a flag asks of the network what torch cannot compute.
     """
     settings = dataclasses.replace(args.model, **(BEGUN if resume_point is not None else {}))
-    trained_size = _image_size_of(weights or resume_point)
+    trained_size = trained_image_size(settings, weights or resume_point)
     model = _built(settings, data, data.image_size)
     resolution = build_resolution(args, data.image_size)
     for size in resolution.sizes(args.optimisation.epochs) if resolution else ():
@@ -109,7 +109,7 @@ def prepare_network(
         checkpoint_gradients(settings.arch, model)
     freezing = build_freezing(settings, model)
     if weights is None and settings.pretrained and small_stem_replaces_convolution(model, data.image_size):
-        _refuse_frozen_stem(freezing, data.image_size)
+        _refuse_frozen_stem(freezing, data.image_size, args.optimisation.epochs)
     keep_in_fp32(model, args.precision.fp32_layers or (), device)
     _refuse_without_determinism(args, model, data, channels_last, device, training=True)
     if args.optimisation.grad_penalty:
@@ -126,17 +126,18 @@ def prepare_to_evaluate(args: Settings, data: Data, device: torch.device, weight
     Raises ``UserError`` if the weights do not fit, or if a flag asks of the network what torch cannot compute.
     """
     settings = dataclasses.replace(args.model, **ONLY_TRAINED, **(BEGUN if weights is not None else {}))
-    trained_size = _image_size_of(weights)
+    trained_size = trained_image_size(settings, weights)
     stem_size = trained_size or data.image_size
     model = _built(settings, data, stem_size)
     stem = stem_line(model, stem_size, trained_size)
-    if untrained := begins_anew(model, settings, len(data.classes), data.image_size):
+    if untrained := begins_anew(model, settings, len(data.classes), stem_size):
         raise UserError(f"--evaluate --pretrained: {untrained} would begin anew, untrained; train it first")
     model.to(device)
     channels_last = to_memory_format(args, model, device)
     origin = "pretrained weights"
     if weights is not None:
-        checkpoint.load_weights(model, checkpoint.weights_of(weights.state, weights.path), weights.path)
+        stored = checkpoint.weights_of(weights.state, weights.path)
+        checkpoint.load_weights(model, adapted(model, stored), weights.path)
         origin = f"weights of {weights.path}"
     freezing = build_freezing(settings, model)
     keep_in_fp32(model, args.precision.fp32_layers or (), device)
@@ -144,9 +145,10 @@ def prepare_to_evaluate(args: Settings, data: Data, device: torch.device, weight
     return Prepared(model, origin, "", stem, channels_last, freezing)
 
 
-def _refuse_frozen_stem(freezing: Freezing, image_size: Size) -> None:
+def _refuse_frozen_stem(freezing: Freezing, image_size: Size, epochs: int) -> None:
     """Raise ``UserError`` if the first convolution begins anew and never trains: the rest would see random features."""
-    if "conv1.weight" in freezing.names and not freezing.begin and freezing.end is None:
+    always = not freezing.begin and (freezing.end is None or freezing.end >= epochs)
+    if always and "conv1.weight" in freezing.names:
         raise UserError(
             f"--freeze: the 3x3 first convolution for images of {size_text(image_size)} pixels begins anew, and frozen "
             "it would stay random; give --image-size 65 or more, with which it has its pretrained weights, or do not "
@@ -256,8 +258,10 @@ def read_weights(settings: ModelSettings) -> ResumePoint | None:
     return weights
 
 
-def _image_size_of(point: ResumePoint | None) -> Size | None:
-    """Size of the images that a checkpoint's weights were trained on; None if it does not say."""
+def trained_image_size(settings: ModelSettings, point: ResumePoint | None) -> Size | None:
+    """Size of the images that the weights of a checkpoint or of --pretrained were trained on; None if nothing says."""
+    if point is None and settings.pretrained:
+        return preprocessing_of(settings.arch).preprocessing.image_size
     preprocessing = None if point is None else point.state.get("preprocessing")
     size = preprocessing.get("image_size") if isinstance(preprocessing, dict) else None
     return (tuple(size) if isinstance(size, list) else size) if is_size(size) else None

@@ -68,7 +68,10 @@ def begins_anew(model: nn.Module, settings: ModelSettings, classes: int, image_s
 def _of_timm(name: str, testing: bool) -> tuple[dict[str, Any], str]:
     import timm
 
-    config = timm.get_pretrained_cfg(name, allow_unregistered=True)
+    try:
+        config = timm.get_pretrained_cfg(name, allow_unregistered=True)
+    except RuntimeError:  # for a tag that the network does not have
+        config = None
     if config is None or not config.has_weights:
         raise UserError(
             f"--pretrained: timm has no pretrained weights of {name}; leave it out, or choose another --arch"

@@ -20,12 +20,12 @@ from torch import nn
 
 from models.build import build_model, locate
 from models.load import Loaded, shape_of
-from models.prepare import BEGUN, known_preprocessing, read_weights
+from models.prepare import BEGUN, known_preprocessing, read_weights, trained_image_size
 from models.starting_weights import load_start
 from scripts.common.command_line import say, warn
 from scripts.common.output import whole_file
 from scripts.common.predictions import Chosen, ids_of, picture, point_of, predict_split, read_images, settings_of
-from utils.config import arguments
+from utils.config import arguments, plugins
 from utils.config.groups.data import DataSettings
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import Settings, UserError, flag_of
@@ -145,6 +145,7 @@ def of_architecture(arch: str, flags: Sequence[str]) -> Loaded:
     data = get_data(args.data, torch.device("cpu"))
     data = data.shown_to(known_preprocessing(args, None, weights, evaluates=True), args.data)
     shape = {"channels": data.preprocessing.channels, "image_size": data.image_size}
+    shape["stem_size"] = trained_image_size(args.model, weights)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(args.run.seed)
         network = build_model(args.model, classes=len(data.classes), **shape)
@@ -193,7 +194,7 @@ def splits_of(loaded: Loaded, scored: str) -> list[str]:
     set with a reader of its own, test images are studied only if they are to be scored.
     """
     settings = settings_of(loaded, Chosen()).data
-    in_folders = settings.labels is None and settings.dataname not in (*IN_MEMORY, "hf")
+    in_folders = settings.labels is None and settings.dataname not in (*IN_MEMORY, "hf", *plugins.added("dataset"))
     root = Path(settings.datapath or ".")
     test = test_folder(root) if settings.datapath is not None and in_folders else None
     is_val = test is not None and not settings.divides_training and validation_folder(root) == test

@@ -17,6 +17,7 @@ from scripts.common.trained import of_each_class
 from scripts.exporting.checking import Check
 from scripts.exporting.subject import Subject
 from scripts.exporting.writers import METADATA, metadata_beside
+from utils.config import hub_networks
 from utils.config.image_size import Size, enlarged, sides, size_of
 from utils.config.settings import as_text
 from utils.data.images import levels
@@ -201,6 +202,7 @@ def loading(name: str, subject: Subject, model: str) -> str:
         beside=json.dumps(metadata_beside(Path(model)).name),
         metadata=METADATA,
         name=subject.name,
+        of_hub=hub_networks.is_of_hub(subject.loaded.arch),
         is_array=levels.is_array(subject.loaded.preprocessing.colour),
     ).rstrip("\n")
 

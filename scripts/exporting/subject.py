@@ -15,6 +15,7 @@ from models.build import constructor_arguments, locate
 from models.load import Loaded, shape_of
 from scripts.common.output import plain
 from utils.checkpoint.progress import Progress
+from utils.config import hub_networks
 from utils.config.datasets import SPECS
 from utils.config.groups.model import ModelSettings
 from utils.config.image_size import sides
@@ -157,6 +158,7 @@ class Subject:
             **{name: getattr(self.shape_settings, name) for name in shaping("network")},
             "classes": list(self.loaded.classes),
             "preprocessing": self.loaded.preprocessing.state(),
+            **hub_networks.in_checkpoint(self.loaded.arch),
             "input": "uint8 pixels" if self.inside else "float32, normalised",
             "output": self.output,
             **self.reading.facts,

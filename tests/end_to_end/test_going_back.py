@@ -64,6 +64,17 @@ def test_going_back_sets_aside_checkpoints_of_later_steps_and_says_so(run, capsy
     assert load(run, "best.pt")["progress"]["step"] == load(run, "final.pt")["progress"]["step"] == STEPS
 
 
+def test_what_was_set_aside_is_kept_and_goes_on_in_a_folder_of_its_own(run, capsys):
+    for _ in range(2):
+        assert told(capsys, (*CPU, "--resume", run / "checkpoints/initial.pt", "--max-steps", STEPS))[0] == 0
+    assert load(run, "abandoned_final.pt")["progress"]["step"] == 3 * STEPS
+    assert load(run, "abandoned_final.2.pt")["progress"]["step"] == STEPS
+    before = rows(run)
+    assert told(capsys, (*CPU, "--resume", run / "checkpoints/abandoned_final.2.pt"))[0] == 0
+    (other,) = {*run.parent.iterdir()} - {run}
+    assert rows(run) == before and steps_of(other) == 2 * STEPS
+
+
 def test_a_best_epoch_that_was_saved_after_the_last_checkpoint_is_gone_on_from(whole, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     killed_in_its_first_step(*FLAGS[2:], "--save-every-epochs", 5, after=2 * STEPS)

@@ -1,6 +1,8 @@
 """``--arch hf_hub:ORG/NAME`` is timm's network of that repository, also offline, and later whatever happens there."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import timm
@@ -106,3 +108,10 @@ def test_a_run_keeps_its_revision_and_needs_neither_hub_nor_cache_later(cache, t
     assert export.main(argv) == 0, capsys.readouterr()
     config = json.loads((tmp_path / "exported/config.json").read_text())
     assert config["architecture"] == "test_vit" and config["model_args"]["qk_norm"] is True
+    assert export.main([*argv[:2], "safetensors", "--output", str(tmp_path / "safe")]) == 0, capsys.readouterr()
+    monkeypatch.setattr(hub_networks, "_known", {})
+    monkeypatch.chdir(tmp_path / "safe")
+    (code,) = re.findall(r"```python\n(.*?network\.eval\(\)\n)", Path("README.md").read_text(), flags=re.S)
+    names = {}
+    exec(code, names)
+    assert names["network"].state_dict().keys() == loaded.network.state_dict().keys()

@@ -127,6 +127,13 @@ def test_after_early_stopping_and_with_best_a_folder_means_best_pt_and_says_why(
     assert load_model(tmp_path / "last.pt").chosen == ""
 
 
+def test_a_checkpoint_within_the_epoch_after_the_best_is_another_one_and_says_so(run, tmp_path):
+    for name, steps in (("last", 2), ("best", 0)):
+        progress = {"epoch": 5, "step": 5 + steps, "step_in_epoch": steps, "best_epoch": 5}
+        altered(run, tmp_path / f"{name}.pt", progress=progress)
+    assert load_model(tmp_path).chosen == "the newest, within epoch 6; --best takes the best one, of epoch 5"
+
+
 def test_what_best_cannot_choose_is_one_line_and_a_damaged_best_of_an_early_stop_is_said(run, tmp_path):
     with pytest.raises(UserError, match="--best: .*last.pt is one file"):
         load_model(run / "checkpoints/last.pt", best=True)

@@ -275,9 +275,10 @@ def test_a_first_convolution_that_begins_anew_is_not_frozen(monkeypatch):
     built = partial(build_model, ModelSettings(arch="timm/resnet18"))  # without the weights, which are far away
     monkeypatch.setattr("models.prepare.build_model", lambda settings, **shape: built(**shape))
     device = torch.device("cpu")
-    args = parse(["--arch", "timm/resnet18", "--pretrained", "--freeze", "all-but-head"])
-    with pytest.raises(UserError, match="^--freeze: the 3x3 first convolution for images of 8 pixels begins anew"):
-        prepare_network(args, get_data(args.data, device), device, None, None)
+    for always in ((), ("--unfreeze-epoch", "6", "--epochs", "6")):
+        args = parse(["--arch", "timm/resnet18", "--pretrained", "--freeze", "all-but-head", *always])
+        with pytest.raises(UserError, match="^--freeze: the 3x3 first convolution for images of 8 pixels begins anew"):
+            prepare_network(args, get_data(args.data, device), device, None, None)
     for in_some_epochs in (("--unfreeze-epoch", "3"), ("--freeze-epoch", "5")):
         args = parse(["--arch", "timm/resnet18", "--pretrained", "--freeze", "conv1", *in_some_epochs])
         assert prepare_network(args, get_data(args.data, device), device, None, None).freezing.names == {"conv1.weight"}

@@ -49,6 +49,7 @@ KEYS = (
     "fingerprint",
 )
 MANIFEST = "manifest.json"
+ABANDONED = "abandoned_"  # begins the name of a checkpoint behind which its run went back
 IF_GONE = "give its new place to --resume, or begin the run anew"
 NOT_OURS = "it is damaged, or not a file of torch.save"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -165,6 +166,7 @@ class Checkpointer:
             os.link(written, copy)  # a checkpoint is replaced, never changed, so names may share bytes
         except OSError:  # a file system without hard links
             shutil.copyfile(written, copy)
+            sync(copy)
         if name == "last" and target.exists():
             os.replace(target, self.folder / "previous.pt")
         os.replace(copy, target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import shlex
 import stat
@@ -36,7 +37,6 @@ WHY_FIXED = {  # by what a setting shapes that --resume-override cannot change e
     "first weights": "the run has begun, and goes on with its own weights; remove the flag",
     "state at all": "only its number can change there",
 }
-ABANDONED = "abandoned_"
 # Values of settings that a run's checkpoint or config.yaml does not hold: the run may be older than the setting.
 DEFAULTS = {name: option.metadata["earlier"] for name, option in OPTIONS.items()}
 OF_OLDER_RUNS = {name: value for name, value in DEFAULTS.items() if value != OPTIONS[name].default}
@@ -340,7 +340,10 @@ def _set_aside(path: Path, step: int) -> str | None:
     its_step = _step_of(path)
     if its_step is None or its_step <= step:
         return None
-    kept = path.with_name(f"{ABANDONED}{path.name}")
+    kept = path.with_name(f"{checkpoint.ABANDONED}{path.name}")
+    numbers = itertools.count(2)
+    while kept.exists():
+        kept = path.with_name(f"{checkpoint.ABANDONED}{path.stem}.{next(numbers)}.pt")
     os.replace(path, kept)
     return f"{path} is of step {its_step}, from which the run goes back to step {step}; it is kept as {kept.name}"
 
@@ -363,7 +366,7 @@ def _compared(args: Settings) -> dict[str, Any]:
 def from_path(path: Path, warn: Warn, read: Callable[[Path], dict[str, Any]] = checkpoint.load_run) -> ResumePoint:
     """The checkpoint in file ``path`` or, if ``path`` is a run's folder or checkpoints folder, the newest one in it.
 
-    Raises ``UserError``.
+    One that its run has set aside belongs to no run any more. Raises ``UserError``.
     """
     if os.path.isdir(path):
         folder = _run_of(path)
@@ -373,7 +376,8 @@ def from_path(path: Path, warn: Warn, read: Callable[[Path], dict[str, Any]] = c
         return ResumePoint.of(*newest, folder)
     state = read(path)
     folder = path.absolute().parent.parent
-    return ResumePoint.of(path, state, folder if (folder / "config.yaml").is_file() else None)
+    of_run = (folder / "config.yaml").is_file() and not path.name.startswith(checkpoint.ABANDONED)
+    return ResumePoint.of(path, state, folder if of_run else None)
 
 
 def newest_run(
@@ -431,7 +435,7 @@ def _of_these_images(args: Settings, fingerprint: Callable[[], str], state: dict
     move, they are the same if their ``fingerprint`` is. For a finished run the fingerprint must agree in any case: an
     unfinished run compares it when it goes on, but for a finished one nothing more would be read.
     """
-    if not SPECS[args.data.dataname].of_the_user:
+    if not SPECS[args.data.dataname].is_told_by_place:
         return True
     goes_on = not Progress.from_state(state["progress"]).is_finished(args)
     return (is_at(state, args.data) and goes_on) or same_images(state["fingerprint"], fingerprint())
@@ -444,7 +448,7 @@ def is_at(state: dict[str, Any], data: DataSettings) -> bool:
     labels = stored.get("labels")
     if (labels is None) != (data.labels is None):
         return False
-    places = (stored.get("datapath"), labels), (data.datapath or ".", data.labels)
+    places = (stored.get("datapath") or ".", labels), (data.datapath or ".", data.labels)
     known = [
         isinstance(place, str) and "\0" not in place and os.path.realpath(place) == os.path.realpath(own)
         for place, own in zip(*places, strict=True)
@@ -482,8 +486,8 @@ def _completed(plain: Any, whole: Any) -> Any:
     """Complete ``plain``, which has None for tensors and was perhaps changed since, by the tensors of ``whole``."""
     if isinstance(plain, dict) and isinstance(whole, dict):
         return plain | {key: _completed(plain.get(key, item), item) for key, item in whole.items()}
-    if isinstance(plain, list) and isinstance(whole, list) and len(plain) == len(whole):
-        return [*map(_completed, plain, whole)]
+    if isinstance(plain, list | tuple) and isinstance(whole, type(plain)) and len(plain) == len(whole):
+        return type(plain)(map(_completed, plain, whole))
     return whole if isinstance(whole, torch.Tensor) else plain
 
 

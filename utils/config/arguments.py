@@ -503,6 +503,7 @@ def as_recipe(settings: Settings, header: str) -> str:
             derived = name == "batch_size" or (name == "lr" and values["lr_base"] is not None)
             # What was left to the schedule has to follow another schedule, or another number of epochs.
             derived = derived or (name in {*of_schedule, *FOLLOWING} and settings.origins[name] == DEFAULT)
+            derived = derived or settings.origins[name] == "optimizer"  # the schedule of a schedule-free one
             # What the optimizer or schedule of a flag does not use would contradict it.
             derived = derived or (name in replaced and values[name] != option.default)
             line = f"{name.replace('_', '-')}: {in_yaml(values[name])}  # {settings.origins[name]}"

@@ -64,6 +64,11 @@ class DatasetSpec(Channels):
         return self.classes is None and self.needs_datapath
 
     @property
+    def is_told_by_place(self) -> bool:
+        """True if --datapath, too, tells which images these are: the user's folder, or one that user's code reads."""
+        return self.of_the_user or self.source == OF_PLUGIN
+
+    @property
     def default_arch(self) -> str:
         return SMALL_IMAGES_ARCH if self.image_size <= SMALL_IMAGES else LARGE_IMAGES_ARCH
 

@@ -30,8 +30,7 @@ INHERITED = {name for name, option in OPTIONS.items() if option.metadata["in_rec
 class Given:
     """The settings of a command line for ``processes`` processes, each an attribute, and the origin of each.
 
-    ``is_complete``: True if no checkpoint that may fill gaps remains to be read. ``seen``: names of settings that were
-    read.
+    ``undecided``: names of settings that a checkpoint may still fill in. ``seen``: of those that were read.
     """
 
     def __init__(
@@ -42,7 +41,8 @@ class Given:
         self.processes = processes
         self.seen: set[str] = set()
         self.starts_here = values["resume"] in (None, "auto") and not (values["evaluate"] and values["weights"])
-        self.is_complete = self.starts_here or checkpoint_known
+        gaps = () if self.starts_here or checkpoint_known else INHERITED
+        self.undecided = {name for name in gaps if origins[name] == DEFAULT}
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -74,14 +74,14 @@ class Given:
 
 
 def contradictions(v: Given, unread: Collection[str] = ()) -> list[str]:
-    """A line for each contradiction in which no setting is ``unread``.
+    """A line for each contradiction in which no setting is ``unread`` or undecided.
 
     A rule yields a line if the settings break it, otherwise a falsy value.
     """
     lines = []
     of_groups = (getattr(of_group, "contradictions", lambda v: ())(v) for of_group in GROUPS.values())
     for line in chain(*of_groups, _schedule_free(v), _sharding(v)):
-        if line and not concerned(v, str(line)) & set(unread):
+        if line and not concerned(v, str(line)) & {*unread, *v.undecided}:
             lines.append(str(line))
         v.seen.clear()
     return lines
@@ -167,6 +167,9 @@ def derive(v: Given) -> None:
         values["pretrained"] = False  # which a recipe has set
     elif values["pretrained"] and outranks(origins["pretrained"], origins["weights"]):
         values["weights"] = None
+    for name in ("weights", "pretrained"):
+        if values[name] and (origins["init"], origins[name]) == (RECIPE, FLAG):
+            values["init"] = OPTIONS["init"].default
     values.update(absolute_paths(values))
     if values["arch"] is None:
         values["arch"] = SPECS[values["dataname"]].default_arch

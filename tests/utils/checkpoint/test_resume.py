@@ -71,7 +71,12 @@ def test_what_the_other_processes_are_told_of_a_checkpoint_holds_no_tensor(run):
 def test_read_gives_what_was_changed_meanwhile_and_all_tensors_wherever_they_stand(tmp_path):
     whole = {
         "progress": {"step": 7, "sums": [1.0, 2.0, 3.0]},
-        "optimizer": [{"state": {0: {"buffers": [torch.ones(1), torch.zeros(2)]}}, "param_groups": [{"lr": 0.1}]}],
+        "optimizer": [
+            {
+                "state": {0: {"buffers": [torch.ones(1)], "pair": (torch.ones(1), torch.zeros(2))}},
+                "param_groups": [{"lr": 0.1}],
+            }
+        ],
         "weight": torch.ones(3),
     }
     torch.save(whole, tmp_path / "file.pt")

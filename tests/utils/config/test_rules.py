@@ -37,6 +37,31 @@ def test_rare_classes_are_made_up_for_once():
     assert arguments.parse(["--resume", "R"], 1, older).data.balanced_sampler, "a run of a version without the rule"
 
 
+@pytest.mark.parametrize(
+    ("flags", "of_run"),
+    [
+        ("--lr-milestones 4 8", {"lr_policy": "multistep"}),
+        ("--warmup-epochs 30", {"epochs": 100}),
+        ("--swa-start-epoch 75", {"epochs": 100}),
+        ("--fold 1", {"folds": 3}),
+        ("--download", {"dataname": "cifar10", "datapath": "D"}),
+    ],
+)
+def test_a_flag_is_compared_with_the_settings_of_the_checkpoint_alone(flags, of_run):
+    words = ["--resume", "RUN", *flags.split()]
+    assert arguments.parse(words).run.resume == "RUN"
+    with pytest.raises(UserError):
+        arguments.read(words).resolve(checkpoint={})
+    assert arguments.read(words).resolve(checkpoint=of_run)
+
+
+def test_weights_of_a_flag_replace_a_recipes_initialisation():
+    recipe = ["--config", "fashionmnist/conv4", "--datapath", "D"]
+    assert arguments.parse(recipe).model.init != "default" == arguments.parse([*recipe, "--weights", "x.pt"]).model.init
+    with pytest.raises(UserError, match="^--init kaiming_uniform would be overwritten by the --weights weights"):
+        arguments.parse([*recipe, "--weights", "x.pt", "--init", "kaiming_uniform"])
+
+
 def test_a_setting_that_cannot_be_read_contradicts_nothing():
     assert mistakes_of(["--epochs", "many", "--warmup-epochs", "30"]) == ["--epochs 'many': must be a whole number"]
     assert len(mistakes_of(["--epochs", "many", "--warmup-epochs", "30", "--nesterov", "--momentum", "0"])) == 2

@@ -59,15 +59,14 @@ def _has_folder(v: Any) -> bool:
 
 def _folds(v: Any) -> Iterator[object]:
     """Contradictions of ``--folds`` and ``--fold``."""
-    if v.is_complete:  # a checkpoint may say how many, and which
-        yield (
-            (v.folds is None and v.fold is not None)
-            and f"--fold {v.fold} needs --folds K, into how many the training images are split"
-        )
-        yield (
-            (v.folds is not None and v.fold is None)
-            and f"--folds {v.folds} needs --fold I, from 0 to {v.folds - 1}, which is validated"
-        )
+    yield (
+        (v.folds is None and v.fold is not None)
+        and f"--fold {v.fold} needs --folds K, into how many the training images are split"
+    )
+    yield (
+        (v.folds is not None and v.fold is None)
+        and f"--folds {v.folds} needs --fold I, from 0 to {v.folds - 1}, which is validated"
+    )
     if v.folds is None:
         return
     yield (
@@ -476,7 +475,7 @@ class DataSettings:
         yield (
             (v.progressive_size and v.progressive_epochs and v.progressive_epochs[1] >= v.epochs)
             and f"--progressive-epochs {' '.join(map(str, v.progressive_epochs))}: --epochs {v.epochs} end before "
-            "images have their full size"
+            "images have their full size; --progressive-size none trains on these from the start"
         )
         yield v.decode == "gpu" and v.device == "cpu" and "--decode gpu contradicts --device cpu"
         yield (
@@ -497,8 +496,6 @@ class DataSettings:
             (v.starts_here and v.origins["dataname"] == DEFAULT and v.is_explicit("datapath"))
             and "--datapath needs --dataname: folder for class folders, mnist, cifar10, imagenet ..."
         )
-        if not v.is_complete:  # a checkpoint may say which data, and where
-            return
         yield (
             (v.labels is not None and v.dataname != "folder")
             and f"--labels is for --dataname folder; {v.dataname} has labels of its own"

@@ -207,6 +207,12 @@ class ModelSettings:
             (v.grad_checkpointing and v.compile)
             and "--compile decides itself what to compute again; remove --grad-checkpointing"
         )
+        yield (
+            (v.compile and v.compile_mode != "default" and v.accumulate > 1 and not v.evaluate)
+            and any(map(v.is_explicit, ("compile", "compile_mode", "accumulate")))
+            and f"--compile-mode {v.compile_mode} overwrites the gradients of the pass before; with --accumulate "
+            f"{v.accumulate}, take --cuda-graph auto instead"
+        )
         begin, end = v.freeze_epoch, v.unfreeze_epoch
         yield (
             (begin and end and begin >= end)
@@ -218,6 +224,10 @@ class ModelSettings:
             and "--pretrained and --weights both say where to begin; give one"
         )
         yield (
-            (v.init != "default" and (v.pretrained or v.weights) and v.is_explicit("init"))
+            v.init != "default"
+            and (
+                (v.pretrained and v.is_explicit("init", against="pretrained"))
+                or (v.weights and v.is_explicit("init", against="weights"))
+            )
             and f"--init {v.init} would be overwritten by the {'pretrained' if v.pretrained else '--weights'} weights"
         )
