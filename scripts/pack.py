@@ -120,7 +120,7 @@ def encodings_of(own: Namespace, args: Settings) -> dict[str, Encoding]:
     from utils.data.formats.readers import IN_MEMORY, OWN_FILES
     from utils.data.images.levels import Colour
 
-    in_memory = args.data.dataname in IN_MEMORY or args.data.dataname in OWN_FILES
+    in_memory = args.data.dataname in {**IN_MEMORY, **OWN_FILES} or SPECS[args.data.dataname].fixed_size
     chosen = own.format or ("jpeg" if own.resize or own.quality else "raw" if in_memory else "keep")
     if chosen == "keep" and own.resize:
         raise UserError("--format keep contradicts --resize, which makes images anew; remove one")

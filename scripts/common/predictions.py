@@ -417,9 +417,10 @@ def _tree(settings: DataSettings, chosen: Chosen) -> Path | None:
     is_share = settings.divides_training or settings.train_samples is not None
     if chosen.split == "train" and chosen.datapath is None and is_share:
         return None  # a share of the images, which a fingerprint must prove unchanged
-    in_class_folders = settings.datapath is not None and settings.dataname not in (*IN_MEMORY, "hf")
+    read_otherwise = (*IN_MEMORY, "hf", *plugins.added("dataset"))
+    in_class_folders = settings.datapath is not None and settings.dataname not in read_otherwise
     root = Path(settings.datapath or "")
-    if in_class_folders and not root.is_dir() and settings.dataname not in plugins.added("dataset"):
+    if in_class_folders and not root.is_dir():
         raise UserError(f"--split {chosen.split}: {root} is no longer there; --datapath FOLDER names another place")
     tree = (test_folder if chosen.split == "test" else training_folder)(root) if in_class_folders else None
     if tree is None and chosen.datapath is not None:

@@ -89,7 +89,7 @@ def counts_for(result: RunResult, wanted: Settings) -> bool:
     args = result.args
     wanted = wanted.of_several_labels() if result.headline == SEVERAL_LABELS else wanted
     places = {os.path.realpath(one.data.datapath or "") for one in (args, wanted)}
-    return matches(args, wanted) and (len(places) == 1 or not SPECS[wanted.data.dataname].of_the_user)
+    return matches(args, wanted) and (len(places) == 1 or not SPECS[wanted.data.dataname].is_told_by_place)
 
 
 def deviation(values: Sequence[float]) -> float:

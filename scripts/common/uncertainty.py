@@ -20,7 +20,7 @@ SEED = 0  # seeds the resamples
 RESAMPLES, FEWEST_RESAMPLES = 10_000, 200
 MOST_DRAWN = 10**8  # groups x resamples
 AT_ONCE = 2**22  # groups or images x resamples
-EXACT = 1000  # most images on which only one network is right for an exact test
+EXACT = 1000**2  # most operations for an exact test: groups that differ, or images, times the sum of differences
 
 
 def wilson_interval(right: np.ndarray, groups: np.ndarray | None = None) -> tuple[float, float]:
@@ -148,8 +148,7 @@ def sign_flip_test(differences: np.ndarray, groups: np.ndarray | None = None) ->
 
     p is the chance that their sum is as far from 0 if the networks are equal, so that each image, or group, might as
     well have had the opposite sign. For images it is McNemar's test (Note on the sampling error of the difference
-    between correlated proportions, 1947). Beyond ``EXACT`` differences, the sum is taken for normal, with Edwards'
-    correction.
+    between correlated proportions, 1947). Beyond ``EXACT``, the sum is taken for normal, with Edwards' correction.
     """
     from scipy.stats import chi2
 
@@ -157,7 +156,7 @@ def sign_flip_test(differences: np.ndarray, groups: np.ndarray | None = None) ->
     weights = np.abs(sums[sums != 0]).astype(int)
     total = int(weights.sum())
     observed = abs(int(sums.sum()))
-    if total > EXACT:
+    if len(weights) * total > EXACT:
         return SignFlipTest(float(chi2.sf(max(observed - 1, 0) ** 2 / (weights**2).sum(), 1)), exact=False)
     chances = np.ones(1)  # of each sum of the weights whose sign is plus, from 0 on
     for weight in weights.tolist():

@@ -144,12 +144,12 @@ def finished(runs: Path, trials: Sequence[Trial]) -> dict[Trial, RunResult]:
 
 def _changed_since(result: RunResult, fingerprint: Callable[[], str]) -> str:
     """What of the user's own has changed since this run, as text; '' if nothing has, or checkpoints are gone."""
-    of_the_user = SPECS[result.args.data.dataname].of_the_user
-    if not of_the_user and result.args.run.plugin is None:
+    may_change = SPECS[result.args.data.dataname].is_told_by_place
+    if not may_change and result.args.run.plugin is None:
         return ""
     newest = checkpoint.newest(result.folder / "checkpoints", lambda _: None)
     if newest is None:
         return ""
     if newest[1].get("plugins", {}) != plugins.digests():  # those that reading the run has loaded
         return "the files of --plugin"
-    return "" if not of_the_user or same_images(newest[1]["fingerprint"], fingerprint()) else "the images"
+    return "" if not may_change or same_images(newest[1]["fingerprint"], fingerprint()) else "the images"

@@ -33,6 +33,7 @@ from utils.data.formats.own import Items, read_own
 from utils.data.formats.own import _labels as own_labels
 from utils.data.formats.readers import ImageFiles
 from utils.data.images.decoding import UnreadableImage, read_pixels
+from utils.data.images.levels import Colour
 from utils.data.images.view import View
 from utils.data.sample_plan import MicroBatch
 from utils.data.sources import MicroBatchReader, StreamSource
@@ -145,6 +146,17 @@ def test_an_image_is_augmented_by_seed_epoch_and_number_alone():
     assert 80 <= together.min() < together.max() <= 120
 
 
+def test_what_comes_after_an_augmentation_of_normalised_images_may_write_into_its_images(tmp_path):
+    grey = (
+        "@augmentation('grey', normalised=True)\ndef f(images, _):\n    return images.mean(1, True).expand(-1, 3, 4, 4)"
+    )
+    (tmp_path / "mine.py").write_text(f"from utils.plugin import augmentation\n{grey}")
+    args = parse(["--plugin", str(tmp_path / "mine.py"), "--augment", "grey"])
+    (own,) = build_augmentations(("grey",), Context(args.augmentation, 1, 4))
+    images = own.apply(torch.rand(2, 3, 4, 4), *own.draw(Samples(0, 0, np.arange(2)), 4, 4))
+    assert torch.equal(images.clone().mul_(2), images.mul_(2))
+
+
 def test_hooks_are_called_and_choices_are_known(tmp_path, capsys):
     file = written(
         tmp_path,
@@ -201,6 +213,35 @@ def test_a_data_set_is_read_and_one_of_a_fixed_size_stays_in_memory(tmp_path):
                  "--epochs", "1", *QUIETLY, "--workers", "1", "--output", str(tmp_path / "runs")]) == 0  # fmt: skip
 
 
+def test_another_datapath_is_another_data_set_for_code_that_reads_it(tmp_path, capsys):
+    file = written(
+        tmp_path,
+        """\
+        import numpy as np
+        from utils.plugin import dataset, hook
+
+        @dataset("mine", image_size=8, channels=1)
+        def mine(path):
+            images = [(np.full((8, 8), len(path), np.uint8), number % 2) for number in range(8)]
+            return images, images, ["a", "b"]
+
+        @hook("after_validation")
+        def name(loop, *_):
+            print("classes", loop.class_names)
+        """,
+    )
+    flags = [*QUIETLY, "--plugin", file, "--dataname", "mine", "--arch", "fc", "--epochs", "1", "--workers", "0"]
+    flags += ["--batch-size", "4", "--output", str(tmp_path / "runs"), "--resume", "auto"]
+    for place, words in (("here", "Run "), ("here", "is finished"), ("elsewhere", "Run "), ("here", "is finished")):
+        capsys.readouterr()
+        assert main([*flags, "--datapath", place]) == 0
+        assert words in capsys.readouterr().out
+    runs = [*(tmp_path / "runs/mine/fc").iterdir()]
+    assert len(runs) == 2
+    assert main(["--device", "cpu", "--evaluate", "--resume", str(runs[0]), "--plugin", file]) == 0
+    assert "classes ['a', 'b']" in capsys.readouterr().out
+
+
 def test_a_warning_about_a_data_set_without_a_path_names_the_set_and_classes_of_one_name(tmp_path, capsys):
     file = written(
         tmp_path,
@@ -251,6 +292,10 @@ def test_a_picture_of_pillow_is_read_as_its_file(tmp_path):
     for name in ("lying.jpg", "cmyk.jpg"):
         (read,) = Items([(Image.open(tmp_path / name), 0)], "mine/train", tmp_path / "mine.py")
         assert torch.equal(read_pixels(read, "RGB"), read_pixels(str(tmp_path / name), "RGB")), name
+    for mode in ("I", "F"):
+        (read,) = Items([(picture.convert("L").convert(mode), 0)], "mine/train", tmp_path / "mine.py")
+        colour = Colour("L", (0, 255)) if mode == "F" else "L"
+        assert torch.equal(read_pixels(read, colour)[0], torch.from_numpy(np.array(picture.convert("L")))), mode
     content = io.BytesIO()
     picture.save(content, "PNG")
     held = Image.open(io.BytesIO(content.getvalue()[:60] + b"x" * 100))

@@ -190,7 +190,8 @@ class PluginAugmentation(Augmentation):
                 f"--plugin {self.function.file}: augmentation {self.function.name} must return images of the shape "
                 f"{tuple(images.shape)}, not {given}"
             )
-        augmented = augmented.to(images.dtype) if self.normalised else augmented
+        if self.normalised:  # with memory of its own for each number, for what follows writes into it
+            augmented = augmented.to(images.dtype).clone()
         if not self.scale_is_known:
             self._refuse_another_scale(images, augmented)
         return augmented

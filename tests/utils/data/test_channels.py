@@ -213,6 +213,14 @@ def test_as_many_channels_as_pillow_has_are_read_from_its_files(channels, mode, 
     assert np.array_equal(read_pixels(str(tmp_path / "x.png"), Colour(str(channels))).permute(1, 2, 0), pixels)
 
 
+def test_alpha_of_16_bits_is_kept_for_four_channels_and_left_out_for_three(tmp_path):
+    numbers = BANDS[..., :4]
+    (tmp_path / "x.png").write_bytes(png(numbers))
+    for channels in (4, 3):
+        read = read_pixels(str(tmp_path / "x.png"), Colour(str(channels), keeps_levels=True))
+        torch.testing.assert_close(read.permute(1, 2, 0), torch.from_numpy(numbers[..., :channels] / 257).float())
+
+
 def test_a_picture_for_people_has_three_of_the_channels_and_keeps_them_all(tmp_path):
     (tmp_path / "x.npy").write_bytes(npy(BANDS))
     picture = open_image(str(tmp_path / "x.npy"), FIVE)

@@ -6,7 +6,7 @@ import torch
 from torchvision.transforms import v2
 
 from tests.utils.data import loading
-from utils.data.augment.operations import Canvas, apply_layers
+from utils.data.augment.operations import Canvas, apply_layers, whole_levels
 
 SPACES = {
     "RandAugment": (v2.RandAugment(), 31),
@@ -88,3 +88,7 @@ def test_layers_of_large_images_follow_each_other():
     for layer in (0, 1):
         images = apply_layers(images, names, choices[:, [layer]], arguments[:, [layer]], Canvas())
     assert torch.equal(found, images)
+
+
+def test_levels_beyond_the_range_are_cut_off_and_do_not_wrap_around():
+    assert whole_levels(torch.tensor([-3.0, 0.4, 254.6, 260.0])).tolist() == [0, 0, 255, 255]

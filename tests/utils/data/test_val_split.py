@@ -50,6 +50,13 @@ def test_no_image_changes_sides_as_others_are_added_removed_or_renamed(old, more
             assert theirs <= ours
 
 
+@pytest.mark.parametrize("by", ["name", "draw"])
+def test_a_class_without_an_image_is_nobodys_mistake(by):
+    settings = DataSettings(dataname="folder", val_split=0.5, val_split_by=by)
+    chosen, warnings = held_out((str(number).encode() for number in range(20)), np.full(20, 1), "abc", settings)
+    assert 0 < chosen.sum() < 20 and warnings == ()
+
+
 def test_the_share_is_near_what_was_asked_and_a_larger_one_holds_the_smaller():
     names = [f"{label}/{number}.jpg" for label in "abcdefghij" for number in range(1000)]
     tenth, fifth = (validated(names, share)[0] for share in (0.1, 0.2))

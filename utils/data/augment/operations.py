@@ -146,8 +146,8 @@ def _apply(images: torch.Tensor, names: Sequence[str], kind: int, values: np.nda
 
 
 def whole_levels(images: torch.Tensor) -> torch.Tensor:
-    """Round images of uint8 or float levels, 0 to 255, to uint8."""
-    return images if images.dtype == torch.uint8 else images.round().to(torch.uint8)
+    """Round images of uint8 or float levels to uint8; cut off what an augmentation has left below 0 or above 255."""
+    return images if images.dtype == torch.uint8 else images.round().clamp(0, 255).to(torch.uint8)
 
 
 def per_image(numbers: np.ndarray, images: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -149,7 +149,7 @@ def held_out(
     hashes = _hashes(keys, len(labels))
     chosen = hashes < _share(settings)
     counts, kept = (np.bincount(which, minlength=len(classes)) for which in (labels, labels[chosen]))
-    lent = np.flatnonzero((kept == 0) | (kept == counts)).tolist()
+    lent = np.flatnonzero((counts > 0) & ((kept == 0) | (kept == counts))).tolist()
     for label in lent:
         members = np.flatnonzero(labels == label)
         if len(members) < 2:
@@ -215,7 +215,7 @@ def _drawn(labels: np.ndarray, classes: Sequence[str], share: float) -> np.ndarr
     for label, name in enumerate(classes):
         members = np.flatnonzero(labels == label)
         count = round(share * len(members))
-        if not 0 < count < len(members):
+        if len(members) and not 0 < count < len(members):
             raise UserError(
                 f"--val-split {share:g}: leaves class {name} ({len(members)} images) without training or validation "
                 "images"

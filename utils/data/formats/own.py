@@ -22,6 +22,7 @@ from utils.config.settings import UserError
 from utils.config.spelling import or_nearest
 from utils.data.formats.readers import ImageFiles, Images, MemoryImages, Splits
 from utils.data.images.decoding import read_pixels, why_unreadable
+from utils.data.images.levels import SIXTEEN_BITS_AS_I
 from utils.data.images.stored import NumberedImages
 
 LOOKED_AT = 32  # images of a split whose content is part of the fingerprint
@@ -69,6 +70,8 @@ class Items(NumberedImages):
 def _png(image: Image.Image) -> bytes:
     """A PNG file of ``image``, upright, as from its own file: PNG keeps no rotation, and knows no CMYK.
 
+    Of numbers of 32 bits, which PNG does not know either, a TIFF file.
+
     An image opened but not loaded may be damaged, for which Pillow raises many kinds of errors: here an ``OSError``.
     """
     file = io.BytesIO()
@@ -77,7 +80,12 @@ def _png(image: Image.Image) -> bytes:
         upright = ImageOps.exif_transpose(image)
         if upright.mode in WITHOUT_PNG:
             upright = upright.convert("RGB")
-        upright.save(file, "png", compress_level=1)
+        if upright.mode == "I" and image.format in SIXTEEN_BITS_AS_I:
+            upright = Image.fromarray(np.asarray(upright).astype(np.uint16))
+        if upright.mode in ("I", "F"):
+            upright.save(file, "tiff")
+        else:
+            upright.save(file, "png", compress_level=1)
     except OSError:
         raise
     except Exception as error:

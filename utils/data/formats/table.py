@@ -455,7 +455,7 @@ class _Source:
             line = first.decode("utf-8")
         except UnicodeDecodeError as error:
             raise UserError(f"--labels {file}: line 1 is not written in UTF-8; save it as UTF-8") from error
-        separator = max(SEPARATORS, key=line.count)
+        separator = max(SEPARATORS, key=re.sub('"[^"]*"', "", line).count)
         names = tuple(name.strip() for name in next(csv.reader([line], delimiter=separator)))
         if any(is_image(name) for name in names):
             raise UserError(

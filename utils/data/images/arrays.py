@@ -144,7 +144,7 @@ def numbers_in(path: str | BinaryIO, colour: str, formats: list[str] | tuple[str
     with Image.open(path, formats=formats) as image:
         refuse_misread(image)
         do_not_map(image)
-        if (numbers := numbers_of(image, path)) is not None:
+        if (numbers := numbers_of(image, path, max(3, channels))) is not None:
             return numbers
         image.load()
         image = ImageOps.exif_transpose(image)

@@ -134,12 +134,13 @@ def do_not_map(image: Image.Image) -> None:
         image.filename = ""
 
 
-def numbers_of(image: Image.Image, path: str | BinaryIO) -> np.ndarray | None:
-    """The numbers of more than 8 bits in the file at ``path``, upright: grey (h, w), or colour, uint16 (h, w, 3).
+def numbers_of(image: Image.Image, path: str | BinaryIO, most: int = 3) -> np.ndarray | None:
+    """The numbers of more than 8 bits in the file at ``path``, upright: grey (h, w), or colour, uint16 (h, w, bands).
 
-    ``image``: the same file, opened but not loaded. None for 8-bit numbers, and for PPM files, which state their own
-    range. Of 16-bit colour, for which Pillow has no mode, it reads only the upper bytes; with the byte order given as
-    reversed, it reads the lower bytes. Raises ``ValueError`` for other images of 16 bits.
+    ``most``: bands to read, 3, or 4 with alpha. ``image``: the same file, opened but not loaded. None for 8-bit
+    numbers, and for PPM files, which state their own range. Of 16-bit colour, for which Pillow has no mode, it reads
+    only the upper bytes; with the byte order given as reversed, it reads the lower bytes. Raises ``ValueError`` for
+    other images of 16 bits.
     """
     if image.format == "PPM" or not (is_deep(image) or ";16" in raw_mode(image)):
         return None
@@ -157,7 +158,7 @@ def numbers_of(image: Image.Image, path: str | BinaryIO) -> np.ndarray | None:
             halves.append(np.asarray(ImageOps.exif_transpose(half)))
     if len(halves) == 1:
         return halves[0]
-    upper, lower = (half[..., :3].astype(np.uint16) for half in halves)
+    upper, lower = (half[..., :most].astype(np.uint16) for half in halves)
     return 256 * upper + lower
 
 
