@@ -114,7 +114,7 @@ def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Trial] | S
             f"RECIPE: {own.recipe} of {before} was taken for it; write it first: {NAME} RECIPE {before} ..."
         )
     of_each_run = ("--seed", "--fold", "--fold-seed", "--resume", "--name", "--config")
-    for flag in (*of_each_run, "--evaluate", "-e", "--dry-run", "--max-steps"):
+    for flag in (*of_each_run, "--gpu-ids", "--evaluate", "-e", "--dry-run", "--max-steps"):
         if any(word == flag or word.startswith(f"{flag}=") for word in training_flags):
             raise UserError(f"{flag} is not for a sweep; remove it")
     if own.processes != "auto":
@@ -180,7 +180,8 @@ def search(own: argparse.Namespace, space: Space, folder: Path) -> int:
         log(f"[{len(study.told())}/{own.search}] {trial.name}: {words}")
 
     try:
-        run_all(study.ask(own.search), folder, slots(own.processes), ended, study.worthwhile)
+        asked = study.ask(own.search)
+        run_all(asked, folder, slots(own.processes), ended, study.worthwhile, succeeded=bool(study.best(1)))
     finally:
         files = show_trials(study, f"{own.recipe}: {len(study.told())} of {own.search} trials")
         print(f"Files: {', '.join(str(folder / name) for name in files)}\n", flush=True)
@@ -214,7 +215,8 @@ def train(
 
     failures: list[str] = []
     try:
-        failures = run_all([trial for trial in planned if trial not in results], folder, slots(own.processes), ended)
+        missing = [trial for trial in planned if trial not in results]
+        failures = run_all(missing, folder, slots(own.processes), ended, succeeded=bool(results))
     finally:
         show(own, planned, folder, results)
     return results, failures

@@ -482,6 +482,8 @@ def refusal(made: Audit, trial: Record, losing: Iterable[str] = ()) -> str:
         return f"gradients are not finite at a loss scale of {trial.scale:g}"
     # without parts that are rounding noise in the reference too
     error = together(made.by_layer(trial).values()).error
+    if math.isnan(error):
+        return "the reference's gradient is zero or rounding noise, so there is nothing to compare with"
     if error > TOLERATED_ERROR:
         return f"the gradient's relative error is {error:.2g}, more than {TOLERATED_ERROR:g}"
     return f"gradients of {', '.join(map(shown, losing))} underflow" if losing else ""

@@ -114,6 +114,8 @@ def compared(comparison: LabelComparison, checkpoints: tuple[str, str]) -> str:
     lines = [f"A  {checkpoints[0]}", f"B  {checkpoints[1]}", f"On {len(comparison.places[0]):,} images, B less A:"]
     for name, (difference, (low, high)) in comparison.differences.items():
         chance = "chance alone can explain it" if low <= 0 <= high else "more than chance explains"
+        if not math.isfinite(difference):
+            chance = "unknown, because one of the figures is"
         span = f"95 % interval {low:+.2f} to {high:+.2f} (basic bootstrap{of_groups(comparison.groups)})"
         lines.append(f"{FIGURES[name]:<9} {difference:+.2f} points, {span}; {chance}")
     lines += changed_classes(comparison.classes, ["class", "positives", "A's AP", "B's AP"])

@@ -172,8 +172,11 @@ class PredictionParts:
         checkpoint = loaded.path.name
         if self.own.split == "val" and self.own.datapath is None:
             headline = predictions.report.HEADLINE
-            epoch = (loaded.progress or {}).get("epoch")
             value = getattr(predictions.report, headline)
+            progress = loaded.progress or {}
+            epoch = progress.get("epoch")
+            if progress.get("step_in_epoch"):  # cut within the next, whose row this is
+                epoch += 1
             return against_record(value, headline, record, checkpoint, epoch, self.own.raw)
         where = f" in {self.own.datapath}" if self.own.datapath else ""
         return (

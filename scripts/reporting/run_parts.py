@@ -64,7 +64,7 @@ def duration(seconds: float) -> str:
 def recorded(run: RunRecord) -> list[ShownMetric]:
     """The last epoch's metrics, from metrics.csv."""
     of = f"recorded, epoch {run.last('epoch'):.0f}" if math.isfinite(run.last("epoch")) else "recorded"
-    few_classes = all(value == 100 for value in run.epochs.get("val_top5", ()))
+    few_classes = all(value == 100 for value in run.epochs.get("val_top5", ()) if math.isfinite(value))
     return [
         ShownMetric(name, shown(run.last(column), unit), of)
         for name, column, unit in RECORDED

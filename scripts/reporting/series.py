@@ -95,7 +95,7 @@ CHARTS = (
         (Curve("epoch", "epochs:seconds", "points"),),
         "s",
         zero=True,
-        note="Training, validation and checkpoints.",
+        note="Training and validation, with checkpoints within the epoch.",
     ),
 )
 
@@ -124,7 +124,7 @@ def _curves(chart: Chart, runs: Sequence[RunRecord], most: int) -> Iterator[dict
 def _says_nothing(run: RunRecord, source: str, y: np.ndarray) -> bool:
     """True if a curve is constant because what it counts does not occur in the run."""
     if source.endswith("top5"):
-        return bool((y == 100).all())  # there are few classes
+        return bool((y[np.isfinite(y)] == 100).all())  # there are few classes
     if any(tag.startswith("AMP/scale") for tag in run.scalars) or np.any(run.steps.get("loss_scale", 1) != 1):
         return False
     return source == "steps:loss_scale" or (source == "epochs:skipped_steps" and not y.any())

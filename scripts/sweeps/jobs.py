@@ -69,6 +69,8 @@ def run_all(
     slots: Slots,
     ended: Callable[[Trial, RunResult | str], None],
     worthwhile: Callable[[Trial], bool] = lambda trial: True,
+    *,
+    succeeded: bool = False,
 ) -> list[str]:
     """Train all ``trials`` into ``folder``, taking the next one when a slot is free; return a line for each failure.
 
@@ -76,12 +78,12 @@ def run_all(
     stopped, which is no failure. Prints main.py's line about the first training step, from whichever run has it first,
     and the latest line of each run whenever nothing has been printed for a while. Ctrl-C and SIGTERM end the runs,
     which save, and are raised here once all have ended. Raises ``UserError`` if a run reports a mistake of the user
-    before any run has succeeded.
+    before any run has ``succeeded``, now or in an earlier call.
     """
     waiting = iter(trials)
     jobs: list[RunningTraining] = []
     failures = []
-    works = succeeded = False
+    works = False
     try:
         while True:
             for slot in sorted({*range(slots.count)} - {job.slot for job in jobs}):

@@ -159,6 +159,11 @@ def _unfit(args: Settings) -> list[str]:
             "--search: --early-stopping would choose the end of the last trainings by the images of the report; leave "
             "it out, and vary --epochs"
         )
+    if args.optimisation.lr_policy == "plateau":
+        mistakes.append(
+            "--search: --lr-policy plateau would choose the rates of the last trainings by the images of the report; "
+            "take another policy"
+        )
     return mistakes
 
 

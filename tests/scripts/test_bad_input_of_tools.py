@@ -194,6 +194,7 @@ LINES = (
     ("sweep", "digits/fc --search 3 --set best-metric=top1,loss", "fix --best-metric"),
     ("sweep", "digits/fc --search 3 --set batch-size=32,64", "--batch-size cannot be varied; vary --global-batch-size"),
     ("sweep", "digits/fc --search 3 --set lr=0.1..1 --early-stopping 2", "--search: --early-stopping would choose the"),
+    ("sweep", "digits/fc --search 3 --set lr-policy=step,plateau", "--search: --lr-policy plateau would choose the"),
     ("sweep", "digits/fc --search 3 --set epochs=2..4 --pruner median", "--set varies epochs; leave it out"),
     ("sweep", "digits/fc --set lr=0.1..1", "--set lr=0.1..1: a range needs --search N; list the values instead"),
     ("sweep", "digits/fc --best 2", "--best needs --search N"),

@@ -373,7 +373,9 @@ def test_a_training_that_fails_is_named_and_the_others_go_on(fake_main, tmp_path
 def test_a_sweep_is_never_silent_for_long_and_its_first_step_is_told_once(fake_main, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(heartbeat, "SILENCE_SECONDS", 0.2)
     works = "seed=0: epoch 1/9  step 1/4  first step after 1 s"
-    program = "import time; time.sleep({}); print('epoch 1/9  step 1/4  first step after 1 s', flush=True); time.sleep({})"
+    program = (
+        "import time; time.sleep({}); print('epoch 1/9  step 1/4  first step after 1 s', flush=True); time.sleep({})"
+    )
     fake_main(program.format(0.5, 0.8))
     trained(tmp_path, seeds=2)
     lines = capsys.readouterr().out.splitlines()

@@ -158,6 +158,11 @@ def test_the_test_of_groups_flips_whole_groups():
     assert sign_flip_test(differences).p == pytest.approx(2 * (1 + 8 + 28) / 2**8), "as if images were independent"
 
 
+def test_a_few_large_groups_are_not_taken_for_normal():
+    sums = (300, 280, 260, 240)
+    assert sign_flip_test(np.ones(sum(sums), dtype=int), np.repeat(range(4), sums)) == (2 / 2**4, True)
+
+
 def test_equal_networks_seldom_seem_different_by_groups_but_often_by_images():
     found = {True: 0, False: 0}
     for one, group in grouped(0.9, seeds=200):

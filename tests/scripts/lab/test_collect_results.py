@@ -3,6 +3,7 @@
 import csv
 import re
 import statistics
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -199,6 +200,11 @@ def test_a_row_is_full_evidence_with_three_runs_that_had_the_machine_to_themselv
     assert machines.evidence(row) == "full" and list(machines.tags(row)) == ["Z"]
     assert machines.evidence(row._replace(runs=row.runs[:2])) == "half: few seeds"
     assert machines._replace(alone=set()).evidence(row) == "half: shared machine"
+    both = row._replace(runs=[*row.runs, *(replace(run, machine="busy", seconds=99.0) for run in row.runs)])
+    assert machines.evidence(both) == "full" and machines.time(both) == "30 s on Z"
+    assert machines._replace(alone=set()).time(both) == "30 s on Z; 99 s on busy"
+    one_alone = row._replace(runs=[row.runs[0], *(replace(run, machine="busy") for run in row.runs[1:])])
+    assert machines.evidence(one_alone) == "half: shared machine"
     config = runs / "b1" / "config.yaml"
     config.write_text("# commit: de786aac69, changed\n" + config.read_text())
     (row,), _ = collect_results.result_rows(collect_results.recipes(), [read_run(runs / f"b{seed}") for seed in TOP1])
@@ -241,7 +247,7 @@ def test_page_readme_and_headers_show_what_the_kept_runs_give(kept, monkeypatch)
     assert said == collect_results.readme_rows(rows, machines), "python scripts/lab/collect_results.py makes it anew"
     for recipe in recipes():
         told = re.findall(
-            r"(\d[\d.]* %)(?: top-1)?(?: \((?:mean of )?(one|two|three|five|six|ten|25) seeds?[^)]*\))?(?: in (\d+ (?:s|min)))?",
+            r"(\d[\d.]* %)(?: top-1)?(?: \((?:mean of )?(one|two|three|five|six|ten|12|25) seeds?[^)]*\))?(?: in (\d+ (?:s|min)))?",
             recipe.measured,
         )
         count = "5"

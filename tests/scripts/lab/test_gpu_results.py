@@ -106,7 +106,7 @@ def in_this_process(patch):
         with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
             return program(line)()
 
-    def train_all(trials, folder, places, ended):
+    def train_all(trials, folder, places, ended, **_):
         for trial in trials:
             flags = [*trial.flags, "--output", str(folder / "runs"), "--resume", "auto", "--no-progress"]
             assert main.main(flags) == 0
