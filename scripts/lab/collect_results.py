@@ -110,19 +110,24 @@ class Machines(NamedTuple):
             runs.setdefault(self.tag(run), []).append(run)
         return dict(sorted(runs.items(), key=lambda item: (-len(item[1]), item[0])))
 
+    def undisturbed(self, row: Row) -> dict[str, list[RunResult]]:
+        """Those of ``tags`` whose runs had the machine to themselves."""
+        groups = self.tags(row).items()
+        return {tag: runs for tag, runs in groups if f"{title(row)} {tag}" in self.alone and not at_once(runs)}
+
     def time(self, row: Row) -> str:
-        """Mean time of a row's runs, on each machine."""
+        """Mean time of a row's runs, on each machine; where some had a machine to themselves, of these alone."""
         groups = self.tags(row)
         if len(groups) == 1:
             return duration(row.runs)
-        return "; ".join(duration(runs, f" on {tag}") for tag, runs in groups.items())
+        return "; ".join(duration(runs, f" on {tag}") for tag, runs in (self.undisturbed(row) or groups).items())
 
     def evidence(self, row: Row) -> str:
         """Evidence for a row's figures: 'full', or 'half' with the reasons."""
         names = {f"{title(row)} {tag}" for tag in self.tags(row)}
         reasons = {
             "few seeds": len(row.runs) < 3,
-            "shared machine": not names <= self.alone or any(map(at_once, self.tags(row).values())),
+            "shared machine": sum(map(len, self.undisturbed(row).values())) < min(3, len(row.runs)),
             "changed code": not names <= set(self.ran) and any(run.commit.endswith(", changed") for run in row.runs),
         }
         told = ", ".join(reason for reason, holds in reasons.items() if holds)
@@ -247,7 +252,7 @@ def page(rows: Sequence[Row], unmeasured: Sequence[Recipe], machines: Machines) 
 def draw(rows: Sequence[Row], machines: Machines, path: Path) -> None:
     """Draw the rows' error rates into the file ``path``, over the time on the machine with most of a row's runs.
 
-    README's rows are labelled.
+    Of machines that some runs had to themselves and others, those count. README's rows are labelled.
     """
     from matplotlib.figure import Figure  # without pyplot there is no global state, and Agg is the backend
 
@@ -257,7 +262,7 @@ def draw(rows: Sequence[Row], machines: Machines, path: Path) -> None:
     for number, data in enumerate(dict.fromkeys(row.recipe.name.partition("/")[0] for row in shown)):
         for row in shown:
             if row.recipe.name.startswith(f"{data}/"):
-                most = next(iter(machines.tags(row).values()))
+                most = next(iter((machines.undisturbed(row) or machines.tags(row)).values()))
                 seconds = statistics.fmean(run.seconds for run in most)
                 wrong = 100 - statistics.fmean(run.final for run in row.runs)
                 full = machines.evidence(row) == "full"
@@ -292,7 +297,7 @@ def readme_rows(rows: Sequence[Row], machines: Machines) -> str:
 def of_its_own(run: RunResult, wanted: Settings) -> list[str]:
     """Values of ``run`` left open by ``wanted``: measured choices, such as 'amp bf16', and the user's image folder."""
     chosen = run.args.values()
-    place = [str(chosen["datapath"])] if SPECS[wanted.data.dataname].of_the_user else []
+    place = [str(chosen["datapath"])] if SPECS[wanted.data.dataname].is_told_by_place else []
     return place + [
         f"{name.replace('_', '-')} {'default' if chosen[name] is None else chosen[name]}"
         for name in wanted.unmeasured()
