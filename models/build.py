@@ -224,7 +224,7 @@ def stem_line(model: nn.Module, image_size: Size, trained_size: Size | None) -> 
     if small := max(sides(image_size)) <= SMALL_IMAGE:
         text = (
             f"3x3 without max-pool, as for all training images of at most {SMALL_IMAGE} pixels a side; larger ones get "
-            "timm's own, with which the network computes about a tenth"
+            "timm's own, with which the network computes about a fifteenth"
         )
     else:
         text = f"timm's own, as for all training images of more than {SMALL_IMAGE} pixels; others get a 3x3 one"

@@ -52,9 +52,9 @@ def main(argv: list[str]) -> int:
     if own.statistics:
         from scripts.data_check.statistics import measure, written
 
-        print(
-            "\n".join(written(measure(survey.images[0], workers=workers, progress=progress), survey, args.data, folder))
-        )
+        skips_bad = args.data.skip_bad_images
+        statistics = measure(survey.images[0], workers=workers, progress=progress, skips_bad=skips_bad)
+        print("\n".join(written(statistics, survey, args.data, folder)))
         return 0
     inspected = inspect(survey, workers=workers, progress=progress)
     findings = judge(survey, inspected)

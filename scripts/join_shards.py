@@ -16,6 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, run_tool, warn
+from scripts.common.trained import find_run
 from utils.config.settings import UserError
 
 NAME = "join_shards.py"
@@ -31,7 +32,7 @@ def main(argv: list[str]) -> int:
     from utils.checkpoint import checkpoint
     from utils.checkpoint.resume import from_path
 
-    point = from_path(Path(own.run), warn, checkpoint.load_run)
+    point = from_path(find_run(own.run), warn, checkpoint.load_run)
     checkpoint.write_whole(output, checkpoint.load(point.path))
     print(f"{output}: {output.stat().st_size / 1e6:,.1f} MB from {point.path}")
     return 0

@@ -7,6 +7,7 @@ integers, so the result depends neither on the order nor on the number of proces
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from scripts.data_check.survey import Survey, in_chunks
 from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError, as_flag
 from utils.data.formats.readers import ImageFiles, Images, MemoryImages
-from utils.data.images.decoding import read_pixels
+from utils.data.images.decoding import UnreadableImage, read_pixels
 from utils.data.images.levels import keeps_levels
 from utils.data.progress_log import ProgressLog
 
@@ -46,23 +47,34 @@ class Statistics(NamedTuple):
         return np.sqrt(np.maximum(self.squares / self.pixels - (self.sums / self.pixels) ** 2, 0)) / 255
 
 
-def measure(images: Images, *, workers: int, progress: ProgressLog) -> Statistics:
-    """Statistics of ``images``, read by ``workers`` processes. Raises ``UserError`` if one cannot be read."""
+def measure(images: Images, *, workers: int, progress: ProgressLog, skips_bad: bool = False) -> Statistics:
+    """Statistics of ``images``, read by ``workers`` processes.
+
+    Raises ``UserError`` if one cannot be read, or if none can and ``skips_bad`` leaves such out.
+    """
     if isinstance(images, MemoryImages):
         return of_pixels(images.pixels.cpu().numpy())
-    chunks = in_chunks(_Chunk(images), len(images), "Measuring", workers=workers, progress=progress)
-    return joined([part for _, part in chunks])
+    chunks = in_chunks(_Chunk(images, skips_bad), len(images), "Measuring", workers=workers, progress=progress)
+    parts = [part for _, parts in chunks for part in parts]
+    if not parts:
+        raise UserError("--statistics: no training image can be read")
+    return joined(parts)
 
 
 class _Chunk(Dataset):
-    """A worker's task: the statistics of a range of files."""
+    """A worker's task: the statistics of a range of files, in a list, which is empty if none can be read."""
 
-    def __init__(self, images: ImageFiles) -> None:
+    def __init__(self, images: ImageFiles, skips_bad: bool) -> None:
         self.images = images
+        self.skips_bad = skips_bad
 
-    def __getitem__(self, chunk: range) -> Statistics:
-        files = (read_pixels(self.images.paths[index], self.images.colour) for index in chunk)
-        return joined([of_pixels(pixels[None].numpy()) for pixels in files])
+    def __getitem__(self, chunk: range) -> list[Statistics]:
+        parts = []
+        for index in chunk:
+            with suppress(UnreadableImage) if self.skips_bad else nullcontext():
+                pixels = read_pixels(self.images.paths[index], self.images.colour)
+                parts.append(of_pixels(pixels[None].numpy()))
+        return [joined(parts)] if parts else []
 
 
 def of_pixels(pixels: np.ndarray) -> Statistics:

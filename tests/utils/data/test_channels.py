@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import math
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -337,6 +338,18 @@ def test_statistics_are_numpys_over_the_training_images_and_a_run_takes_them(ban
     assert parse(flags(folder, *said.splitlines()[1].split()), 1).data == dataclasses.replace(
         args.data, datapath=str(folder)
     )
+
+
+def test_statistics_leave_out_what_a_run_would_leave_out(bands, tmp_path, capsys):
+    folder, _ = bands
+    shutil.copytree(folder, tmp_path / "data")
+    for path in sorted((tmp_path / "data/train").rglob("*.npy"))[1:]:
+        path.write_bytes(b"damaged")
+    line = f"--dataname folder --datapath {tmp_path}/data --statistics --output {tmp_path} --workers 0"
+    with pytest.raises(UserError, match="cannot be read as an image"):
+        check_data.main(line.split())
+    assert check_data.main([*line.split(), "--skip-bad-images"]) == 0
+    assert "1 training images, 576 pixels of each channel" in capsys.readouterr().out
 
 
 def test_statistics_of_the_digits_are_those_of_the_specification(tmp_path):

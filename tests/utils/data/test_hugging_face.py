@@ -19,7 +19,7 @@ from utils.checkpoint.fingerprint import listing_of, same_images
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.datasets import get_data, get_test_data
-from utils.data.formats.hugging_face import Rows
+from utils.data.formats.hugging_face import Rows, labels_of
 from utils.data.images.decoding import UnreadableImage, open_image
 from utils.data.loaders import loaders
 from utils.runtime.distributed import Distributed, RankInfo
@@ -438,3 +438,8 @@ def test_resident_images_and_worker_processes_read_the_same_rows(saved, tmp_path
     assert torch.equal(here, there)
     for _ in ("decoded", "kept"):
         assert torch.equal(batches(*RESIDENT), here) and len([*Path(tmp_path).glob("*.npy")]) == 2
+
+
+def test_a_missing_text_is_an_image_whose_labels_are_all_unknown():
+    table = datasets.Dataset.from_dict({"labels": ["cat;dog", None, "dog"]})
+    assert labels_of(table, "labels", "train", ";").known.tolist() == [True, False, True]

@@ -358,7 +358,7 @@ def labels_of(dataset: Any, column: str, where: str, separator: str | None) -> n
                 )
             return lists
         raise UserError(f"--label-column {column}: holds lists of {item} in {where}; lists of classes are needed")
-    if values.null_count:
+    if values.null_count and separator is None:
         raise UserError(f"--label-column {column}: {values.null_count:,} rows of {where} have no label")
     kind = values.type
     if pyarrow.types.is_boolean(kind) or pyarrow.types.is_integer(kind):
