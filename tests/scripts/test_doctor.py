@@ -379,7 +379,7 @@ def silent(text):
 
 def test_slow_decoding_is_named_as_the_limit(pictures, monkeypatch):
     def slowly(*args, _decode=sources.decode_crop):
-        time.sleep(0.03)
+        time.sleep(0.06)
         return _decode(*args)
 
     monkeypatch.setattr(sources, "decode_crop", slowly)
@@ -390,7 +390,7 @@ def test_slow_decoding_is_named_as_the_limit(pictures, monkeypatch):
 
 def test_a_slow_network_is_named_as_the_limit(pictures):
     slow, _ = on_pictures(pictures)
-    slow.traval.model.register_forward_pre_hook(lambda *_: time.sleep(0.1))
+    slow.traval.model.register_forward_pre_hook(lambda *_: time.sleep(0.2))
     found, peak = examine(slow, 0.1, silent)
     assert limit(found) == "compute" and found.shares["forward"] > 0.5 and peak is None
     assert sum(found.shares.values()) == pytest.approx(1)
