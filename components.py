@@ -213,7 +213,7 @@ def _begin(args: Settings, distributed: Distributed, evaluate: bool) -> None:
         if mistakes:
             raise UserError(*mistakes)
         Hooks().and_of_plugins()  # raises for a point that does not exist
-    # A folder that all machines share is then ready for the others, each of which may have a copy of its own.
+    # Rank 0 first, for a folder that all machines share; then the other machines, which may have their own copies.
     for turn in (distributed.is_main, distributed.local_rank == 0 and not distributed.is_main):
         with distributed.raise_on_all_ranks(), distributed.without_timeout("Preparing the data"):
             if turn and not args.run.dry_run:

@@ -14,7 +14,6 @@ import torch
 from components import Components, built, extras_of
 from utils.checkpoint.checkpoint import IF_GONE, Checkpointer
 from utils.checkpoint.override import carry_over, refuse_other_groups, settings_to_go_on
-from utils.checkpoint.resume import ResumePoint, find
 from utils.config import arguments, hub_networks
 from utils.config.settings import Settings, UserError
 from utils.data.loaders import TrainLoader, ValidationLoader
@@ -43,11 +42,9 @@ def find_run(command_line: arguments.CommandLine, args: Settings, distributed: D
     """
     run = Run(args, distributed, command_line.argv)
 
-    def find_point() -> ResumePoint | None:
-        wanted = args.of_several_labels() if args.run.resume == "auto" and run.images.multilabel(args.data) else args
-        return find(wanted, folder_of_runs(args), run.warn, lambda: run.images.fingerprint(args.data))
-
-    point = distributed.run_on_rank0(find_point, long_work="Finding the run")
+    point = distributed.run_on_rank0(
+        lambda: run.images.find(args, folder_of_runs(args), run.warn), long_work="Finding the run"
+    )
     if point is None:
         return run
     hub_networks.remember(point.state.get(hub_networks.KEY))  # on the ranks that have not read it

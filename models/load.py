@@ -85,7 +85,7 @@ class Loaded:
 def are_chosen(path: Path, marked: bool) -> bool:
     """True if validation images chose a checkpoint's weights: best.pt's, or those of a copy or soup ``marked`` so.
 
-    That of a run that went back behind it is still one.
+    A best.pt that its run has set aside counts, too.
     """
     return marked or path.name == BEST or path.name.startswith(f"{checkpoint.ABANDONED}{Path(BEST).stem}")
 

@@ -101,14 +101,10 @@ def settings_and_point(flags: Sequence[str], required: bool = True) -> tuple[Set
         return args, None
     import torch
 
-    from utils.checkpoint.resume import find
     from utils.data.datasets import DataReader
     from utils.data.formats.class_folders import LISTER
 
-    images = DataReader(torch.device("cpu"), LISTER)
-    several = args.run.resume == "auto" and images.multilabel(args.data)
-    wanted = args.of_several_labels() if several else args
-    point = find(wanted, folder_of_runs(args), warn, lambda: images.fingerprint(args.data))
+    point = DataReader(torch.device("cpu"), LISTER).find(args, folder_of_runs(args), warn)
     if point is not None:
         return arguments.parse(flags, checkpoint=point.settings), point
     if required:

@@ -111,12 +111,12 @@ class Machines(NamedTuple):
         return dict(sorted(runs.items(), key=lambda item: (-len(item[1]), item[0])))
 
     def undisturbed(self, row: Row) -> dict[str, list[RunResult]]:
-        """Those of ``tags`` whose runs had the machine to themselves."""
+        """A row's runs on machines that they had to themselves, by machine and threads, as ``tags`` gives all."""
         groups = self.tags(row).items()
         return {tag: runs for tag, runs in groups if f"{title(row)} {tag}" in self.alone and not at_once(runs)}
 
     def time(self, row: Row) -> str:
-        """Mean time of a row's runs, on each machine; where some had a machine to themselves, of these alone."""
+        """Mean time of a row's runs on each machine; if some had a machine to themselves, of these alone."""
         groups = self.tags(row)
         if len(groups) == 1:
             return duration(row.runs)
@@ -252,7 +252,7 @@ def page(rows: Sequence[Row], unmeasured: Sequence[Recipe], machines: Machines) 
 def draw(rows: Sequence[Row], machines: Machines, path: Path) -> None:
     """Draw the rows' error rates into the file ``path``, over the time on the machine with most of a row's runs.
 
-    Of machines that some runs had to themselves and others, those count. README's rows are labelled.
+    A machine that runs had to themselves takes precedence. README's rows are labelled.
     """
     from matplotlib.figure import Figure  # without pyplot there is no global state, and Agg is the backend
 

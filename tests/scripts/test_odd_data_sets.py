@@ -19,7 +19,7 @@ from utils.data.datasets import get_data
 from utils.data.formats.readers import ImageFiles
 
 CPU = torch.device("cpu")
-# Each is told as another one is.
+# The program says about these what it says about another set, so only ``-m thorough`` tries them.
 ALIKE = {
     *("16-bit colour of 10 bits", "RGBA TIFF, alpha by class", "grey and alpha by class", "RGBA, alpha always 255"),
     *("palette with transparency", "1 bit", "progressive JPEG", "mixed sizes", "numbers as names"),

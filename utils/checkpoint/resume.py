@@ -366,7 +366,7 @@ def _compared(args: Settings) -> dict[str, Any]:
 def from_path(path: Path, warn: Warn, read: Callable[[Path], dict[str, Any]] = checkpoint.load_run) -> ResumePoint:
     """The checkpoint in file ``path`` or, if ``path`` is a run's folder or checkpoints folder, the newest one in it.
 
-    One that its run has set aside belongs to no run any more. Raises ``UserError``.
+    A checkpoint that its run has set aside belongs to no run any more. Raises ``UserError``.
     """
     if os.path.isdir(path):
         folder = _run_of(path)

@@ -30,7 +30,7 @@ INHERITED = {name for name, option in OPTIONS.items() if option.metadata["in_rec
 class Given:
     """The settings of a command line for ``processes`` processes, each an attribute, and the origin of each.
 
-    ``undecided``: names of settings that a checkpoint may still fill in. ``seen``: of those that were read.
+    ``undecided``: names of settings that a checkpoint may still fill in. ``seen``: names of settings that were read.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from utils.checkpoint.fingerprint import ends_with, joined, same_images, short
-from utils.checkpoint.resume import ResumePoint, is_at
+from utils.checkpoint.resume import ResumePoint, find, is_at
 from utils.config import plugins
 from utils.config.datasets import SPECS, DatasetSpec
 from utils.config.field import CHECKPOINT
@@ -314,6 +314,12 @@ class DataReader:
     def of(cls, args: Settings, device: torch.device, progress: ProgressLog, is_main: bool) -> DataReader:
         """The reader for a run with these settings; in a dry run it writes no lists of files."""
         return cls(device, Lister(keeps=not args.run.dry_run, progress=progress, is_main=is_main))
+
+    def find(self, args: Settings, parent: Path, warn: Callable[[str], None]) -> ResumePoint | None:
+        """The checkpoint among the runs in ``parent`` that a command continues or evaluates, as ``resume.find``."""
+        several = args.run.resume == "auto" and self.multilabel(args.data)
+        wanted = args.of_several_labels() if several else args
+        return find(wanted, parent, warn, lambda: self.fingerprint(args.data))
 
     def fingerprint(self, settings: DataSettings) -> str:
         """The fingerprint of the images to train on."""

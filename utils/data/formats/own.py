@@ -60,17 +60,19 @@ class Items(NumberedImages):
             image = self._dataset[number][0]
         if isinstance(image, bytes | bytearray | memoryview):
             return bytes(image)
-        return _png(image if isinstance(image, Image.Image) else Image.fromarray(_pixels(image, self.name_of(number))))
+        return _encoded(
+            image if isinstance(image, Image.Image) else Image.fromarray(_pixels(image, self.name_of(number)))
+        )
 
     def version_of(self, number: int) -> str:
         """Text that changes with the image: its name and a digest of its content."""
         return f"{self.name}[{number}]\0{self._digest(number)}"
 
 
-def _png(image: Image.Image) -> bytes:
-    """A PNG file of ``image``, upright, as from its own file: PNG keeps no rotation, and knows no CMYK.
+def _encoded(image: Image.Image) -> bytes:
+    """A file of ``image``, upright, which reads as its own file does: PNG, or TIFF for numbers of 32 bits.
 
-    Of numbers of 32 bits, which PNG does not know either, a TIFF file.
+    PNG keeps no rotation, and knows no CMYK.
 
     An image opened but not loaded may be damaged, for which Pillow raises many kinds of errors: here an ``OSError``.
     """
