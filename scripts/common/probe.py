@@ -83,13 +83,15 @@ def _left_out(
     """Cross-validate each strength. Returns two dicts by strength, and the number of folds.
 
     The dicts hold the probabilities of each image, (n, classes), from the fold that left it out, and the mean score in
-    percent. There are five folds, fewer if the largest class has fewer images or if there are fewer groups.
+    percent, of the folds that have one. There are five folds, fewer if the largest class has fewer images or if there
+    are fewer groups.
     """
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
     strata = strata_of(labels, FOLDS)
     grouped = groups is not None and len(set(groups)) > 1
-    most = len(set(groups)) if grouped else np.bincount(strata).max()
+    most = np.bincount(strata).max()
+    most = min(most, len(set(groups))) if grouped else most
     kind = StratifiedGroupKFold if grouped else StratifiedKFold
     folds = kind(max(2, min(FOLDS, most)), shuffle=True, random_state=SEED)
     parts = [*folds.split(features, strata, groups)] if most > 1 else []
@@ -107,7 +109,9 @@ def _left_out(
             regression.set_params(C=strength).fit(known, labels[fitted])
             shares[strength][left_out] = _of_all_classes(regression, unknown, classes)
             rates[strength].append(score_of(shares[strength][left_out], labels[left_out]))
-    means = {strength: float(np.mean(of_folds)) for strength, of_folds in rates.items()}
+    if any(np.isnan(of_folds).all() for of_folds in rates.values()):
+        raise UserError("too few training images: none that a fold leaves out has a label, so no probe can be chosen")
+    means = {strength: float(np.nanmean(of_folds)) for strength, of_folds in rates.items()}
     return shares, means, folds.n_splits
 
 

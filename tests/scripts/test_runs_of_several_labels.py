@@ -34,6 +34,7 @@ from tests.helpers import csv_rows, run_in, trained
 from tests.scripts.test_export import exported, printed_by_card, reloads_in_this_process  # noqa: F401 - a fixture
 from tests.scripts.test_serve import Running
 from utils.checkpoint import checkpoint
+from utils.config.settings import UserError
 from utils.record.multilabel import MultilabelClasses
 from utils.record.reading import OneLabel, SeveralLabels
 
@@ -351,6 +352,34 @@ def test_a_neighbour_whose_label_is_missing_has_no_vote():
     weights = np.exp(np.array([0, -0.1, -0.2]) / TEMPERATURE)
     expected = [(weights[0] + weights[2]) / weights.sum(), weights[1] / weights[1:].sum(), 0]
     np.testing.assert_allclose(votes(places, cosines, cells, 3)[0], expected, rtol=1e-5)
+
+
+def test_a_fold_without_a_label_chooses_no_strength():
+    random = np.random.default_rng(0)
+    features = random.normal(size=(60, 4)).astype(np.float32)
+    labels = np.zeros((60, 1), np.int8)
+    labels[:9] = 1
+    features[:9, 0] += 3
+    in_folds = fit_probe(features, labels, 1, np.arange(60) // 3)  # three groups of fifteen have a label
+    assert np.isfinite([*in_folds.scores.values()]).all() and in_folds.scores[in_folds.strength] > 90
+    with pytest.raises(UserError, match="none that a fold leaves out has a label"):
+        fit_probe(features, 0 * labels, 1)
+
+
+def test_a_validation_without_any_label_is_a_row_without_a_mean(table, flags, tmp_path):
+    rows_of_table = csv_rows(table / "labels.csv")
+    for row in rows_of_table:
+        if row["split"] == "val":
+            row |= dict.fromkeys(NAMES, str(int(row["path"] == f"val{COUNTS['val'] - 1}.png")))
+    with open(tmp_path / "labels.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows_of_table[0]))
+        writer.writeheader()
+        writer.writerows(rows_of_table)
+    line = ["--epochs", "1", "--batch-size", "30", "--val-batch-size", "9", "--max-val-batches", "1"]
+    run = trained(tmp_path / "runs", *flags, "--labels", tmp_path / "labels.csv", *line)
+    (row,) = rows(run)
+    assert row["val_map"] == "nan" and int(row["val_count"]) == 9
+    assert (run / "checkpoints/final.pt").is_file() and not (run / "checkpoints/best.pt").exists()
 
 
 def test_no_group_is_on_both_sides_of_the_probes_folds():

@@ -100,10 +100,10 @@ class Writer:
         self._there = {(step, tag) for step, tag in recorded if step in (0, steps)}
         self._descriptions: dict[str, str] = {}
         self._events = EventFile(folder)
-        earlier = self._read(
-            "metrics.csv", lambda path: [row for row in read_table(path)[0] if int(row["epoch"]) <= epochs]
-        )
-        self.rows = earlier or []
+        earlier = self._read("metrics.csv", lambda path: sorted(read_table(path)[0], key=_epoch_of)) or []
+        self.rows = [row for row in earlier if _epoch_of(row) <= epochs]
+        if len(self.rows) < len(earlier):  # at once: trackers and reports read the file
+            self._write_csv("metrics.csv", self.rows)
         self._curves = curves.Curves(folder)
         restored = self._curves.restore(self._read(curves.WHOLE, curves.read), steps) if resumed else 0
         last_row = int(self.rows[-1]["epoch"]) if self.rows else 0  # an override within an epoch leaves its row out
@@ -299,7 +299,8 @@ class Writer:
         if self._events and rows:
             name = next(name for name in OF_A_CLASS if name in rows[0])
             values = np.array([row[name] for row in rows if row["val_count"]])
-            for tag in self._new([OF_A_CLASS[name]], step):
+            values = values[np.isfinite(values)]  # outputs that are no numbers have no average precision
+            for tag in self._new([OF_A_CLASS[name]], step) if len(values) else ():
                 self._events.add(self._events.summary.histogram(tag, values, PERCENT_EDGES), step)
             self._write_csv("class_metrics.csv", [_six_digits_each(row) for row in rows])
 
@@ -311,9 +312,10 @@ class Writer:
 
     def _write_csv(self, name: str, rows: Sequence[dict[str, Any]]) -> None:
         with whole_file(self._own_folder() / name, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-            out = csv.DictWriter(file, fieldnames=_columns(rows))
-            out.writeheader()
-            out.writerows(rows)
+            if rows:
+                out = csv.DictWriter(file, fieldnames=_columns(rows))
+                out.writeheader()
+                out.writerows(rows)
 
     def flush(self) -> None:
         """Save everything so far to disk, before a checkpoint that relies on it."""
@@ -386,6 +388,10 @@ def _lock(log: TextIO, folder: Path) -> None:
 def _six_digits_each(row: dict[str, Any]) -> dict[str, Any]:
     """A row as metrics.csv shows it: floats to six significant digits; counts stay whole."""
     return {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in row.items()}
+
+
+def _epoch_of(row: Mapping[str, Any]) -> int:
+    return int(row["epoch"])
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:

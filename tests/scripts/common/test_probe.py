@@ -65,6 +65,12 @@ def test_classes_without_images_or_with_one_are_no_obstacle():
     assert made.out_of_fold[0, 3] == 0
 
 
+def test_groups_of_one_image_allow_as_many_folds_as_the_largest_class_has_images():
+    labels = np.arange(12) % 3
+    made = fit_probe(np.eye(12, dtype=np.float32), labels, 3, np.arange(12))
+    assert made.folds == 4
+
+
 @pytest.mark.parametrize("labels", [[0, 1, 2], [0, 1], [0, 0, 0, 0, 1]])
 def test_too_few_images_for_any_fold_are_refused_in_words(labels):
     features = clusters(len(labels))[0]

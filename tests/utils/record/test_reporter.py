@@ -355,6 +355,17 @@ def test_metrics_csv_has_six_significant_digits_of_floats_and_whole_counts_also_
     assert csv_rows(tmp_path / "metrics.csv") == [expected, expected | {"epoch": "2"}]
 
 
+def test_the_rows_of_epochs_that_a_run_goes_back_behind_leave_the_file_at_once(tmp_path):
+    writer = Writer(tmp_path, progress=False)
+    for epoch in (1, 2, 3):
+        writer.epoch({"epoch": epoch, "seconds": 1.0})
+    writer.close()
+    for epochs, left in ((2, ["1", "2"]), (0, [])):
+        writer = Writer(tmp_path, progress=False, resumed=(epochs, 0))
+        assert [row["epoch"] for row in csv_rows(tmp_path / "metrics.csv")] == left
+        writer.close()
+
+
 def test_no_column_of_an_earlier_epoch_is_lost_when_later_ones_have_others(tmp_path):
     cut = {"val_loss": 1.0, "val_top1": 90.0, "max_val_batches": 2, "seconds": 3.0}
     whole = {"val_loss": 1.0, "val_top1": 80.0, "seconds": 3.0, "train_penalty": 0.5, "train_loss": 0.25}
