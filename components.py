@@ -137,7 +137,7 @@ def build(run: Run) -> Components:
     with distributed.raise_on_all_ranks(), distributed.without_timeout("Reading the data"):
         weights = read_weights(args.model) if point is None else None
         known = known_preprocessing(args, point, weights)
-        data = run.images.to_train_on(args.data, point or weights).shown_to(known, args.data)
+        data = run.images.to_train_on(args.data, point, weights).shown_to(known, args.data)
         if point is not None and args.run.resume_override:
             refuse_other_head(point, data.classes, data.multilabel)
         elif point is not None:

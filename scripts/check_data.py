@@ -48,6 +48,8 @@ def main(argv: list[str]) -> int:
     survey = take_survey(args.data, Lister(keeps=True, progress=progress))
     for line in survey.warnings:
         warn(line)
+    if own.statistics and survey.refusal:
+        warn(f"training refuses these images: {survey.refusal}")
     folder = make_folder(own.output or default_folder(args.data))
     if own.statistics:
         from scripts.data_check.statistics import measure, written

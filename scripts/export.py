@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -38,7 +39,7 @@ def main(argv: list[str]) -> int:
     from scripts.exporting import steps
     from scripts.exporting.card import Exported, card
     from scripts.exporting.checking import ExportFailure
-    from scripts.exporting.images import refuse_missing, to_compare_on
+    from scripts.exporting.images import refuse_missing, table_of, to_compare_on
     from scripts.exporting.pushing import FRONT_MATTER, PushFailure, push
     from scripts.exporting.subject import Subject
 
@@ -60,7 +61,8 @@ def main(argv: list[str]) -> int:
             steps.write(own.to, subject, model, images)
             checked = steps.check(own.to, subject, model, images)
             if own.quantise:
-                quantised = steps.quantise(own.quantise, subject, model, own.calibration_images, Chosen.of(own))
+                scored = replace(Chosen.of(own), labels=table_of(loaded, own.datapath))
+                quantised = steps.quantise(own.quantise, subject, model, own.calibration_images, scored)
                 checked = steps.check(own.to, subject, model, images, quantised=True)
             text = FRONT_MATTER if own.push else ""
             text += card(Exported(subject, own.to, place.model, checked, source, quantised))

@@ -25,13 +25,13 @@ from models.starting_weights import load_start
 from scripts.common.command_line import say, warn
 from scripts.common.output import whole_file
 from scripts.common.predictions import Chosen, ids_of, picture, point_of, predict_split, read_images, settings_of
-from utils.config import arguments, plugins
+from utils.config import arguments
 from utils.config.groups.data import DataSettings
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import Settings, UserError, flag_of
-from utils.data.datasets import Data, get_data
+from utils.data.datasets import Data, get_data, in_class_folders
 from utils.data.formats.class_folders import test_folder, validation_folder
-from utils.data.formats.readers import IN_MEMORY, Images, MemoryImages
+from utils.data.formats.readers import Images, MemoryImages
 from utils.data.images.stored import NumberedImages
 from utils.data.preprocessing import Preprocessing
 from utils.optim.head import output_layers
@@ -194,9 +194,8 @@ def splits_of(loaded: Loaded, scored: str) -> list[str]:
     set with a reader of its own, test images are studied only if they are to be scored.
     """
     settings = settings_of(loaded, Chosen()).data
-    in_folders = settings.labels is None and settings.dataname not in (*IN_MEMORY, "hf", *plugins.added("dataset"))
     root = Path(settings.datapath or ".")
-    test = test_folder(root) if settings.datapath is not None and in_folders else None
+    test = test_folder(root) if in_class_folders(settings) else None
     is_val = test is not None and not settings.divides_training and validation_folder(root) == test
     wanted = {"train": True, "val": scored == "val" or not is_val, "test": scored == "test" or (test and not is_val)}
     return [split for split, is_wanted in wanted.items() if is_wanted]

@@ -32,8 +32,18 @@ from utils.config.datasets import SPECS
 from utils.config.groups.data import DataSettings
 from utils.config.settings import Settings, UserError
 from utils.config.spelling import counted, printable, some
-from utils.data.datasets import Data, get_data, get_test_data, groups_alike, in_colour_of, on_both_sides, some_contents
+from utils.data.datasets import (
+    Data,
+    get_data,
+    get_test_data,
+    groups_alike,
+    in_class_folders,
+    in_colour_of,
+    on_both_sides,
+    some_contents,
+)
 from utils.data.first_look import COMPARED_FILES, copies_in, lost_levels
+from utils.data.formats import class_folders
 from utils.data.formats.class_folders import find_splits, test_folder, training_folder, validation_folder
 from utils.data.formats.hugging_face import find
 from utils.data.formats.readers import IN_MEMORY, ImageFiles, Images
@@ -61,8 +71,8 @@ class Chosen:
 
     ``split``: 'train', 'test', or 'val', which main.py validates on. ``datapath``: class folders to read instead of the
     run's data, or with ``labels`` the images of that table; ``files``: unlabelled images to read instead, labelled as
-    the first class. ``most``: number of images to draw at random. ``batch_size``: images per forward pass. ``tta``: as
-    main.py's --tta.
+    the first class, or with none of several labels. ``most``: number of images to draw at random. ``batch_size``:
+    images per forward pass. ``tta``: as main.py's --tta.
     """
 
     split: str = "val"
@@ -234,7 +244,7 @@ def seen_before(images: Images, loaded: Loaded, chosen: Chosen) -> Iterator[str]
             continue
         assert isinstance(split, ImageFiles)
         copies = copies_in(split, images)
-        if split is not train:  # of the validation images themselves, evaluate.py says so anyway
+        if split is not train and validated_on(chosen, loaded.settings):  # evaluate.py says so of these images anyway
             copies = [(path, known) for path, known in copies if not os.path.samefile(path, known)]
         if copies:
             pair = " = ".join(os.path.relpath(path, args.data.datapath) for path in copies[0])
@@ -295,6 +305,7 @@ def settings_of(loaded: Loaded, chosen: Chosen) -> Settings:
     begun = point_of(loaded).settings
     if chosen.labels is not None:  # which say the classes instead
         begun.pop("class_from_name", None)
+        line.append("--dataname=folder")
     batch_size = begun.get("val_batch_size") or loaded.settings.get("batch_size")
     if batch_size is not None:  # otherwise one process would get the global batch, which the run's processes shared
         begun["val_batch_size"] = batch_size
@@ -341,16 +352,24 @@ def read_images(
     if first is not None and isinstance(first.images, ImageFiles):
         return files_of(first, loaded)
     if chosen.files is not None:
-        no_class = torch.zeros(len(chosen.files), dtype=torch.int64)
+        several = loaded.reading.several
+        shape = (len(chosen.files), len(loaded.classes)) if several else (len(chosen.files),)
+        no_class = torch.zeros(shape, dtype=torch.int8 if several else torch.int64)
         return ImageFiles(list(chosen.files), no_class, loaded.preprocessing.colour), ()
     settings = args.data
     if chosen.datapath is not None:  # it may be laid out as the run's own images were, or else in class folders
         root = Path(chosen.datapath)
         tables = settings.dataname == "hf"
-        if settings.dataname in IN_MEMORY or (tables and not (root.is_dir() and find(root))):
+        takes_no_path = settings.dataname in plugins.added("dataset") and loaded.settings.get("datapath") is None
+        if settings.dataname in IN_MEMORY or takes_no_path or (tables and not (root.is_dir() and find(root))):
             settings = dataclasses.replace(settings, dataname="folder")
         if chosen.labels is None:
-            settings = dataclasses.replace(settings, labels=None, class_from_name=None)
+            settings = dataclasses.replace(settings, labels=_moved_table(loaded, root))
+        if chosen.labels is None and _holds_class_folders(root):
+            settings = dataclasses.replace(settings, class_from_name=None)
+        data, changed = _data_of_run(loaded, settings, chosen) if chosen.split == "train" else (None, "")
+        if data is not None and data.train is not None and not changed:
+            return in_colour_of(loaded.preprocessing, data.train), data.warnings
     tree = _tree(settings, chosen)
     if tree is not None:
         settings = dataclasses.replace(settings, datapath=str(tree), val_split=None, folds=None, fold=None)
@@ -380,6 +399,23 @@ def read_images(
     if data.classes != loaded.classes:
         raise UserError(f"{loaded.path}: its classes are not those of {settings.dataname}; give --datapath FOLDER")
     return in_colour_of(loaded.preprocessing, images), notes
+
+
+def _moved_table(loaded: Loaded, root: Path) -> str | None:
+    """The table of labels of ``loaded``'s run, if it lay among its images and has moved to ``root`` with them."""
+    place = loaded.settings.get("datapath")
+    table = loaded.settings.get("labels")
+    if place is None or table is None or not Path(table).is_relative_to(place):
+        return None
+    moved = root / Path(table).relative_to(place)
+    return str(moved) if moved.is_file() else None
+
+
+def _holds_class_folders(root: Path) -> bool:
+    try:
+        return bool(class_folders.class_names(validation_folder(root) or root))
+    except UserError:
+        return False
 
 
 def files_of(first: PredictedImages, loaded: Loaded) -> tuple[ImageFiles, tuple[str, ...]]:
@@ -417,19 +453,18 @@ def _tree(settings: DataSettings, chosen: Chosen) -> Path | None:
     is_share = settings.divides_training or settings.train_samples is not None
     if chosen.split == "train" and chosen.datapath is None and is_share:
         return None  # a share of the images, which a fingerprint must prove unchanged
-    read_otherwise = (*IN_MEMORY, "hf", *plugins.added("dataset"))
-    in_class_folders = settings.datapath is not None and settings.dataname not in read_otherwise
     root = Path(settings.datapath or "")
-    if in_class_folders and not root.is_dir():
+    has_folders = in_class_folders(settings)
+    if has_folders and not root.is_dir():
         raise UserError(f"--split {chosen.split}: {root} is no longer there; --datapath FOLDER names another place")
-    tree = (test_folder if chosen.split == "test" else training_folder)(root) if in_class_folders else None
+    tree = (test_folder if chosen.split == "test" else training_folder)(root) if has_folders else None
     if tree is None and chosen.datapath is not None:
         raise UserError(
             f"--split {chosen.split}: {chosen.datapath} holds no {chosen.split}/; without the flag, its own class "
             "folders are read"
         )
     if tree is None and chosen.split == "test":
-        if in_class_folders and (settings.val_split or find_splits(root)):
+        if has_folders and (settings.val_split or find_splits(root)):
             raise UserError(
                 f"--split test: {settings.datapath} holds no test/; --datapath FOLDER evaluates other class folders"
             )
@@ -437,7 +472,7 @@ def _tree(settings: DataSettings, chosen: Chosen) -> Path | None:
     return tree
 
 
-def validated_on(own: argparse.Namespace, settings: Mapping[str, Any]) -> bool:
+def validated_on(own: argparse.Namespace | Chosen, settings: Mapping[str, Any]) -> bool:
     """True if the images to evaluate are those that the run with these ``settings`` validated on.
 
     It does not matter which flags choose them. A run with --folds validated on a part of its training images.

@@ -29,7 +29,7 @@ from utils.config.groups.data import DataSettings
 from utils.config.image_size import Size
 from utils.config.settings import UserError
 from utils.config.spelling import printable
-from utils.data.datasets import Data, get_data, groups_alike
+from utils.data.datasets import Data, get_data, groups_alike, in_class_folders, in_colour_of, preprocessing_of
 from utils.data.first_look import Seen
 from utils.data.formats import class_folders
 from utils.data.formats.class_folders import LISTER, find_splits, test_folder, training_folder
@@ -38,7 +38,7 @@ from utils.data.formats.readers import ImageFiles, Images
 from utils.data.formats.table import rows_of_test
 from utils.data.images.arrays import array_header
 from utils.data.images.decoding import open_image, read_pixels
-from utils.data.images.levels import Colour, is_array
+from utils.data.images.levels import is_array
 from utils.data.images.look import Look, look
 from utils.data.images.stored import NamedBytes, content_of
 from utils.data.progress_log import ProgressLog
@@ -139,8 +139,9 @@ class Survey:
         return self.below(self.paths[index])
 
     def below(self, path: str | Path) -> str:
-        """Path relative to ``--datapath``, in printable characters."""
-        return printable(os.path.relpath(path, self.root))
+        """Path relative to ``--datapath``, or another name as it is, in printable characters."""
+        is_path = self.root is not None and Path(path).is_relative_to(self.root)
+        return printable(os.path.relpath(path, self.root) if is_path else str(path))
 
 
 # -------------------------------------------------------------------------------------- what there is
@@ -173,9 +174,11 @@ def take_survey(settings: DataSettings, lister: Lister = LISTER) -> Survey:
         if not trees or settings.class_map is not None:
             warnings = data.warnings
     except UserError as error:
-        classes, images = _listed(trees, Colour(spec.colour, settings.pixel_range))
+        classes, images = _listed(trees, spec.colour)
         if not any(map(len, images)):
             raise
+        preprocessing = preprocessing_of(next(filter(len, images)), settings)
+        images = tuple(in_colour_of(preprocessing, split) for split in images)
         refusal = str(error)
     labels = np.concatenate([split.labels.numpy() for split in images])
     size = settings.image_size or spec.image_size
@@ -197,7 +200,7 @@ def _to_test_on(settings: DataSettings, trees: Mapping[str, Path], data: Data) -
 
 def _trees(settings: DataSettings, root: Path | None) -> dict[str, Path]:
     """Folders with class folders by split: those that ``get_data`` would read, and one to test on beside them."""
-    if root is None or settings.dataname == "hf" or settings.is_table:
+    if root is None or settings.dataname == "shards" or not in_class_folders(settings):
         return {}
     splits = find_splits(root)
     if not settings.divides_training:

@@ -78,8 +78,14 @@ def to_calibrate_on(loaded: Loaded, datapath: str | None, count: int) -> torch.T
     return _shown(loaded, training, count)
 
 
+def table_of(loaded: Loaded, datapath: str | None) -> str | None:
+    """The run's table of labels if it is where it was, and ``datapath`` says where its images are now; else None."""
+    table = loaded.settings.get("labels")
+    return table if datapath is not None and table is not None and os.path.isfile(table) else None
+
+
 def _split(loaded: Loaded, split: str, datapath: str | None) -> Images:
-    chosen = Chosen(split=split, datapath=datapath, device="cpu", progress=False)
+    chosen = Chosen(split=split, datapath=datapath, labels=table_of(loaded, datapath), device="cpu", progress=False)
     return read_images(loaded, settings_of(loaded, chosen), chosen, torch.device("cpu"))[0]
 
 

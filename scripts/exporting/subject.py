@@ -62,11 +62,13 @@ class Subject:
     @classmethod
     def of(cls, loaded: Loaded, raw: bool, inside: bool, divided: bool = True) -> Subject:
         """Subject of a network from ``open_run``, which was called with ``raw`` and calibrated=``divided``."""
-        weights = "the raw weights, not the run's average of them" if raw else "the run's average of the weights"
+        weights = f"the mean of {loaded.averaged} checkpoints" if loaded.averaged > 1 else "the weights as trained"
+        if loaded.has_average:
+            weights = "the raw weights, not the run's average of them" if raw else "the run's average of the weights"
         figures = None if raw and loaded.has_average else validated(loaded)
         if figures is not None and loaded.confidence is not None and loaded.confidence.temperature is not None:
             figures["without_temperature"] = True
-        return cls(loaded, inside, weights if loaded.has_average else "the weights as trained", figures, divided)
+        return cls(loaded, inside, weights, figures, divided)
 
     @property
     def temperature(self) -> float | None:
@@ -196,7 +198,7 @@ def doubts_about(loaded: Loaded) -> list[str]:
         rows, _ = read_table(loaded.path.absolute().parent.parent / "metrics.csv")
     except (OSError, ValueError):  # the checkpoint is not in its run's folder
         rows = []
-    rows = [row for row in rows if float(row["step"]) <= loaded.progress["step"]]
+    rows = [row for row in rows if float(row.get("step") or "nan") <= loaded.progress["step"]]
     found = [doubt.sign for doubt in doubts(rows, str(loaded.settings.get("dataname")))]
     return [*found, *filter(None, [loaded.seen])]
 

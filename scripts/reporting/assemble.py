@@ -129,7 +129,7 @@ class PredictionParts:
         # nothing below fails
         self._keep("details", record.name, made, predictions.classes, "pictures, confusions and classes")
         self.figures[number] = figures
-        if self.own.split == "val" and self.own.datapath is None:
+        if self._are_the_runs_own:
             step = (loaded.progress or {}).get("step")
             found = doubts_of(predictions.report, step, str(loaded.settings.get("dataname")))
             record.predicted_doubts = [doubt.sign for doubt in found]
@@ -145,6 +145,11 @@ class PredictionParts:
         self.checks += [(whose + words, agrees) for words, agrees in said]
         self.notes += [whose + note for note in (*predictions.notes, *predicted.notes)]
 
+    @property
+    def _are_the_runs_own(self) -> bool:
+        """True if the images are those that each run validated on, as far as the flags tell."""
+        return self.own.split == "val" and self.own.datapath is None and self.own.labels is None
+
     def add_features(self, number: int, source: RunSource, loaded: Loaded) -> None:
         """Study the features of run ``number``, and keep them in the run's folder."""
         say(f"features of {loaded.path}")
@@ -157,7 +162,7 @@ class PredictionParts:
                 make_folder(str(folder))
             parts = {
                 TRAIN: embed(loaded, dataclasses.replace(chosen, split=TRAIN, datapath=None, labels=None), folder),
-                chosen.split: embed(loaded, chosen, None if chosen.datapath else folder),
+                chosen.split: embed(loaded, chosen, None if chosen.datapath or chosen.labels else folder),
             }
             found = study(parts, chosen.split, its_own=True)
         except (UserError, ValueError) as error:
@@ -170,7 +175,7 @@ class PredictionParts:
     def _check(self, predictions: AnyPredictions, record: RunRecord, loaded: Loaded) -> tuple[str, bool | None]:
         """Text about where the metrics come from, and whether they agree with the run's (None: not recorded)."""
         checkpoint = loaded.path.name
-        if self.own.split == "val" and self.own.datapath is None:
+        if self._are_the_runs_own:
             headline = predictions.report.HEADLINE
             value = getattr(predictions.report, headline)
             progress = loaded.progress or {}
@@ -178,7 +183,8 @@ class PredictionParts:
             if progress.get("step_in_epoch"):  # cut within the next, whose row this is
                 epoch += 1
             return against_record(value, headline, record, checkpoint, epoch, self.own.raw)
-        where = f" in {self.own.datapath}" if self.own.datapath else ""
+        place = self.own.labels or self.own.datapath
+        where = f" in {place}" if place else ""
         return (
             f"Figures, pictures and confusions are {checkpoint}'s on the {NAMES[self.own.split]} images{where}, curves "
             f"and best {FIGURES[predictions.report.HEADLINE]} those of the run's own validation.",

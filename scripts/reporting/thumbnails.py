@@ -66,8 +66,8 @@ def picture_uri(content: bytes, largest_bytes: int) -> tuple[str, int]:
     Raises ``ValueError`` or ``OSError`` if ``content`` is not such a picture.
     """
     with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
-        if image.width * image.height > 2**24:
-            raise ValueError("larger than 16 million pixels")
+        if image.width * image.height > 2**26:
+            raise ValueError("larger than 67 million pixels")
         image.load()
         pixels = image.convert("RGB")
     width = pixels.width

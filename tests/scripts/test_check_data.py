@@ -324,6 +324,18 @@ def test_a_class_that_training_lacks_is_a_finding_beside_the_refusal(check, tree
     assert len(checked.images) == 21 and checked.row("ape") == ["0", "1"]
 
 
+def test_arrays_of_further_channels_are_not_damaged_because_training_refuses_their_folders(check, tmp_path):
+    for split in ("train", "val"):
+        for name in ("ant", "bee"):
+            (tmp_path / "data" / split / name).mkdir(parents=True)
+            array = np.random.default_rng(len(split + name)).integers(0, 256, (8, 8, 5), dtype=np.uint8)
+            np.save(tmp_path / "data" / split / name / "0.npy", array)
+    (tmp_path / "data" / "train" / "eel").mkdir()
+    checked = check()
+    assert checked.code == 1 and "holds no images" in checked.line("refusal of training")
+    assert not any(line.startswith("damaged") for line in checked.lines)
+
+
 def test_a_class_that_validation_lacks_is_a_finding(check, tree):
     plant(tree / "train" / "ape" / "0.png")
     checked = check()

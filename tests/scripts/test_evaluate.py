@@ -340,6 +340,14 @@ def test_other_class_folders_are_scored_on_what_is_there(digits_run, capsys, tmp
     assert lines[1] == f"10 images: {tmp_path / 'tree'}" and lines[-1].endswith("val_count=10")
 
 
+def test_the_rows_of_a_table_are_scored_whatever_data_the_run_had(digits_run, capsys, tmp_path):
+    tree = tree_of_digits(tmp_path / "tree", {"1": 1, "3": 3})
+    rows = [f"{path.relative_to(tree)},{path.parent.name}" for path in sorted(tree.rglob("*.png"))]
+    (tmp_path / "labels.csv").write_text("\n".join(["path,label", *rows]) + "\n")
+    flags = ("--datapath", tree, "--labels", tmp_path / "labels.csv", "--workers", 0)
+    assert any(line.startswith("6 images") for line in printed(capsys, digits_run, *flags))
+
+
 def test_a_comparison_says_which_is_better_and_shows_where(digits_run, capsys, tmp_path):
     begun = Path(digits_run, "checkpoints/initial.pt")
     lines = printed(capsys, digits_run, "--compare", begun, "--output", tmp_path)
@@ -498,6 +506,9 @@ def test_a_test_that_holds_the_images_which_chose_the_weights_is_warned_of(tmp_p
     assert evaluate.main([str(run), *CPU, "--best", "--datapath", str(tmp_path / "data" / "val")]) == 0
     said = capsys.readouterr()
     assert "to test on" not in said.err and "was chosen by its result on these images" in said.out, "told once"
+    (tmp_path / "data").rename(tmp_path / "moved")
+    assert evaluate.main([str(run), *CPU, "--best", "--datapath", str(tmp_path / "moved")]) == 0
+    assert "best.pt was chosen by its result on 6 images of 6 to test on" in capsys.readouterr().err
 
 
 def test_of_a_comparison_it_is_said_how_each_was_run_where_that_differs(digits_run, capsys, tmp_path):

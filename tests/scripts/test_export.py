@@ -34,13 +34,16 @@ from scripts.exporting.formats import FORMATS, Place
 from scripts.exporting.subject import Subject
 from tests.end_to_end.forked import Launched
 from tests.helpers import altered, csv_rows
+from tests.scripts.common.test_predictions import tree_of_digits
 from tests.scripts.test_export_zoo import (
     reloads_in_this_process,  # noqa: F401 - a fixture
     save_checkpoint,
     shown_at,
 )
 from tests.utils.data.deep_files import png, tiff
+from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError
+from utils.data.datasets import get_data
 from utils.data.formats.readers import read_digits
 from utils.data.images.decoding import decode_crop, open_image
 from utils.data.preprocessing import Preprocessing
@@ -590,6 +593,24 @@ def test_calibration_never_sees_an_image_that_is_scored(digits_run, tmp_path):
     assert {one.numpy().tobytes() for one in shown} == {
         loaded.preprocessing(Image.fromarray(pixels[0].numpy())).numpy().tobytes() for pixels in training.pixels[:40]
     }
+
+
+@pytest.mark.parametrize("in_table", [False, True])
+def test_the_runs_own_images_are_found_where_their_data_is_now(digits_run, tmp_path, in_table):
+    tree = tree_of_digits(tmp_path / "old", {str(digit): digit for digit in range(10)}, count=8)
+    settings = {"dataname": "folder", "datapath": str(tree), "val_split": 0.25, "val_split_by": "name"}
+    if in_table:
+        rows = [f"{path.relative_to(tree)},{path.parent.name}" for path in sorted(tree.rglob("*.png"))]
+        (tree / "labels.csv").write_text("\n".join(["path,label", *rows]) + "\n")
+        settings["labels"] = str(tree / "labels.csv")
+    data = get_data(DataSettings(**settings), torch.device("cpu"))
+    loaded = dataclasses.replace(load_model(digits_run), settings=settings, fingerprint=data.fingerprint)
+    tree.rename(tmp_path / "new")
+    assert len(images.to_calibrate_on(loaded, str(tmp_path / "new"), 100)) == len(data.train) < 80
+    (tmp_path / "new/3/extra.png").write_bytes(next((tmp_path / "new/3").iterdir()).read_bytes())
+    if not in_table:
+        with pytest.raises(UserError, match="--split train: .*new holds no train/"):
+            images.to_calibrate_on(loaded, str(tmp_path / "new"), 100)
 
 
 def test_an_export_that_predicts_something_else_is_not_left_behind(digits_run, tmp_path, monkeypatch, capsys):

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from utils.config import plugins
 from utils.config.datasets import name_of_folder
 from utils.config.field import CHECKPOINT, DEFAULT, FLAG, RECIPE, not_empty
+from utils.config.groups.optimisation import SCHEDULE_FREE
 from utils.config.other_programs import other_programs
 from utils.config.rules import OPTIONS, Given, contradictions, derive, of_policy
 from utils.config.settings import (
@@ -43,6 +44,11 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 LARGEST_RECIPE = 100_000
 MOST_VALUES = 1000
 FOR_TRYING_OUT = ("max_val_batches",)
+# How one data set is read and divided, which says nothing of another that --evaluate names.
+OF_A_DATA_SET = (
+    *("val_split", "folds", "fold", "labels", "class_from_name", "class_map"),
+    *("image_column", "label_column"),
+)
 
 
 def parse(argv: Sequence[str], world_size: int = 1, checkpoint: dict[str, Any] | None = None) -> Settings:
@@ -118,8 +124,9 @@ class CommandLine:
                         changed.add(name)
                     values[name] = value
                     origins[name] = DEFAULT if takes_back else origin
-        for name in FOR_TRYING_OUT if values["evaluate"] else ():
-            if origins[name] == CHECKPOINT:  # an evaluation of the run must not be cut unasked
+        of_other_data = OF_A_DATA_SET if "dataname" in changed else ()
+        for name in (*FOR_TRYING_OUT, *of_other_data) if values["evaluate"] else ():
+            if origins[name] == CHECKPOINT:  # an evaluation of the run must not be cut unasked, or read as other data
                 values[name] = OPTIONS[name].default
                 origins[name] = DEFAULT
         # A setting that could not be read has its line already, so contradictions with it need none.
@@ -196,7 +203,7 @@ def _build_parser(_: tuple[str, ...]) -> argparse.ArgumentParser:
         metavar = metavar or {int: "N", float: "X"}.get(meta["type"], "NAME")
         arity = {"nargs": "*"} if meta["many"] else {"nargs": "?", "const": meta["bare"] or _NO_VALUE}
         sections[group].add_argument(*names, **arity, metavar=metavar, help=text)
-        if meta["bare"]:
+        if "off" in (choices or ()):
             no = f"--no-{option.name.replace('_', '-')}"
             sections[group].add_argument(
                 no, action="store_const", const="off", dest=option.name, help=f"{names[-1]} off"
@@ -503,7 +510,7 @@ def as_recipe(settings: Settings, header: str) -> str:
             derived = name == "batch_size" or (name == "lr" and values["lr_base"] is not None)
             # What was left to the schedule has to follow another schedule, or another number of epochs.
             derived = derived or (name in {*of_schedule, *FOLLOWING} and settings.origins[name] == DEFAULT)
-            derived = derived or settings.origins[name] == "optimizer"  # the schedule of a schedule-free one
+            derived = derived or (name == "lr_policy" and values["optimizer"] in SCHEDULE_FREE)  # whose own it is
             # What the optimizer or schedule of a flag does not use would contradict it.
             derived = derived or (name in replaced and values[name] != option.default)
             line = f"{name.replace('_', '-')}: {in_yaml(values[name])}  # {settings.origins[name]}"

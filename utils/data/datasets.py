@@ -126,7 +126,8 @@ class Data:
         count, others = len(self.validation), len(self.train)
         size = len(self.classes)
         kept, trained = (class_counts(images.labels, size) for images in (self.validation, self.train))
-        shares = 100 * kept / np.maximum(kept + trained, 1)
+        there = kept + trained > 0  # a class map may name others
+        shares = 100 * kept[there] / (kept + trained)[there]
         if settings.folds is not None:
             how = f"fold {settings.fold} of --folds {settings.folds}"
         else:
@@ -334,11 +335,13 @@ class DataReader:
         asked = settings.label_separator is not None or settings.label_columns is not None
         return asked or (contents is not None and contents.multilabel)
 
-    def to_train_on(self, settings: DataSettings, trained: ResumePoint | None) -> Data:
-        """The data of a training run; ``trained``: the checkpoint whose weights it begins with or resumes."""
-        data = self._data(settings, trained)
+    def to_train_on(
+        self, settings: DataSettings, point: ResumePoint | None, weights: ResumePoint | None = None
+    ) -> Data:
+        """The data of a training run that resumes ``point``, or begins with the checkpoint ``weights``."""
+        data = self._data(settings, point)
         self._read = None  # a run needs it once, and changes copies: the original must not stay in memory
-        return data.known_to(trained, settings, self._lister)
+        return data.known_to(point or weights, settings, self._lister)
 
     def to_evaluate(self, args: Settings, trained: ResumePoint | None) -> Data:
         """The validation images alone, with the classes of ``trained``, the checkpoint to evaluate."""
@@ -603,6 +606,11 @@ def _data(settings: DataSettings, splits: Splits) -> Data:
     )
 
 
+def preprocessing_of(images: Images, settings: DataSettings) -> Preprocessing:
+    """The preprocessing of a new network for such ``images``. Raises ``UserError``."""
+    return resolve(settings, None, _found_in(images, settings))[0]
+
+
 def _found_in(images: Images, settings: DataSettings) -> Header | None:
     """Header of the first file if Pillow cannot show it, or if ``--in-channels`` is given; otherwise None.
 
@@ -707,6 +715,14 @@ def prepare(settings: DataSettings, log: Log, evaluate: bool = False) -> None:
         archives.unpack_imagenet(root, ("val",) if evaluate else ("train", "val"), log)
 
 
+def in_class_folders(settings: DataSettings) -> bool:
+    """True if images lie in class folders below ``--datapath``, or in a set's own files there, and in no table."""
+    if settings.datapath is None or settings.is_table:
+        return False
+    read_otherwise = settings.dataname in (*IN_MEMORY, "hf", *plugins.added("dataset"))
+    return not read_otherwise and not holds_shards(Path(settings.datapath))
+
+
 def _splits(
     settings: DataSettings,
     device: torch.device,
@@ -744,13 +760,20 @@ def _splits(
             of_test=of_test,
             leave_out_unknown=leave_out_unknown,
         )
-    elif evaluate and not holds_shards(root) and (folder := _test_folder(settings, root, known)):
+    elif evaluate and not _holds_shards(settings, root) and (folder := _test_folder(settings, root, known)):
         splits = _read_test_folder(settings, folder, known, lister, leave_out_unknown)
     else:
         splits = _read_files(settings, root, lister)
         if splits is None:
             raise UserError(f"--datapath {root}: {_what_is_missing(root, name, evaluate)}")
     return splits if settings.class_map is None else in_order_of(Path(settings.class_map), splits, classes)
+
+
+def _holds_shards(settings: DataSettings, root: Path) -> bool:
+    """True if ``root`` holds shards; their index is brought up to date, for tools: main.py has called ``prepare``."""
+    if settings.dataname == "shards" or holds_shards(root):
+        ensure_index(root, silent)
+    return holds_shards(root)
 
 
 def _what_is_missing(root: Path, name: str, evaluate: bool) -> str:
@@ -789,9 +812,7 @@ def _refuse_two_sets(root: Path, name: str) -> None:
 def _read_files(settings: DataSettings, root: Path, lister: Lister) -> Splits | None:
     """Read the shards, class folders or own files of a data set in ``root``; None if they are missing."""
     name = settings.dataname
-    if name == "shards" or holds_shards(root):
-        ensure_index(root, silent)  # for tools; main.py has called ``prepare``
-    if holds_shards(root):
+    if _holds_shards(settings, root):
         _refuse_two_sets(root, name)
         if settings.val_split is not None:
             raise UserError(f"--val-split: the shards in {root} already have validation images; remove the flag")

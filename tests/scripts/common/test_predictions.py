@@ -18,7 +18,9 @@ import main
 from models import load_model
 from scripts.common.predictions import Chosen, predict_split, settings_of, validated_on
 from scripts.common.trained import find_run, open_run
-from tests.helpers import altered
+from scripts.data_check.survey import take_survey
+from tests.helpers import altered, trained
+from tests.utils.data.test_shards import samples, write_tar
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.datasets import get_data
@@ -265,6 +267,21 @@ def test_shares_of_one_tree_are_those_of_the_training(digits_run, tmp_path):
             predictions = predict_split(load_model(tmp_path / "split.pt"), chosen)
             assert predictions.ids == list(images.paths) and torch.equal(predictions.labels, images.labels)
             assert len(predictions.notes) == notes and all("other images than" in note for note in predictions.notes)
+
+
+def test_shards_in_folders_named_after_splits_are_no_class_folders(tmp_path):
+    for split, count in (("train", 20), ("val", 10)):
+        write_tar(tmp_path / "data" / split / "00.tar", samples(0, count))
+    flags = ["--dataname", "shards", "--datapath", tmp_path / "data", "--image-size", 8, "--arch", "fc"]
+    assert take_survey(parse([*map(str, flags)]).data).trees == {}
+    run = trained(tmp_path, *flags, "--max-steps", 1, "--batch-size", 10, "--workers", 0)
+    for split, count in (("train", 20), ("val", 10)):
+        chosen = Chosen(split=split, device="cpu", workers="0", progress=False)
+        assert len(predict_split(load_model(run), chosen)) == count
+    (tmp_path / "data").rename(tmp_path / "moved")
+    (tmp_path / "moved/shards.json").unlink()
+    chosen = Chosen(device="cpu", datapath=str(tmp_path / "moved"), workers="0", progress=False)
+    assert len(predict_split(load_model(run), chosen)) == 10
 
 
 def test_class_folders_without_test_images_are_told_as_such(digits_run, tmp_path):
