@@ -61,15 +61,6 @@ def pytest_runtest_setup(item):
 
 
 @pytest.fixture(autouse=True)
-def algorithms_are_chosen_freely_again():
-    """A test that runs main.py --deterministic in this process would slow, or refuse, what later ones compute."""
-    yield
-    torch = sys.modules.get("torch")
-    if torch and torch.are_deterministic_algorithms_enabled():  # for setting them imports torch's compiler
-        torch.use_deterministic_algorithms(False)
-
-
-@pytest.fixture(autouse=True)
 def own_parts_are_forgotten():
     """What a test's --plugin has added would be among the names that later ones know."""
     yield

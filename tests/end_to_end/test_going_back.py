@@ -11,8 +11,12 @@ import yaml
 import main
 from tests.end_to_end.processes import differences, load, rows
 from tests.faults.small_run import FLAGS, copy_of, told
+from utils.checkpoint import checkpoint
+from utils.checkpoint.resume import ResumePoint, take_as_last
+from utils.config.settings import UserError
 from utils.loop.hooks import Hooks
 from utils.run import Run
+from utils.runtime.distributed import Distributed
 
 CPU = FLAGS[:2]
 STEPS = 23  # of an epoch
@@ -82,7 +86,7 @@ def test_a_best_epoch_that_was_saved_after_the_last_checkpoint_is_gone_on_from(w
     assert not (run / "checkpoints/last.pt").exists() and load(run, "best.pt")["progress"]["epoch"] == 2
     shutil.copyfile(run / "checkpoints/initial.pt", run / "checkpoints/last.pt")
     (run / "checkpoints/manifest.json").unlink()
-    os.utime(run / "checkpoints/last.pt", (0, 0))
+    os.utime(run / "checkpoints/best.pt", (0, 0))  # a copy without times
     assert told(capsys, (*CPU, "--resume", run))[0] == 0
     assert f"Continuing {run / 'checkpoints/best.pt'} after epoch 2, step {2 * STEPS}" in (run / "log.txt").read_text()
     assert differences(whole, run) == []
@@ -158,14 +162,25 @@ def test_a_resume_has_the_precision_of_products_that_the_run_began_with(tmp_path
     before = [backend.allow_tf32 for backend in backends]
     assert main.main([*FLAGS, "--max-steps", "3", "--tf32", "--save-every-steps", "2"]) == 0
     (run,) = (tmp_path / "runs/digits/fc").iterdir()
-    try:
-        for flags in (["--resume", str(run), "--max-steps", "5"], ["--evaluate", "--resume", str(run)]):
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-            assert main.main([*CPU, *flags]) == 0
-            assert all(backend.allow_tf32 for backend in backends)
-    finally:
-        for backend, allowed in zip(backends, before, strict=True):
-            backend.allow_tf32 = allowed
+    in_run = []
+    leave = Distributed.__exit__
+
+    def leaving(self, *error):
+        in_run.append([backend.allow_tf32 for backend in backends])
+        leave(self, *error)
+
+    monkeypatch.setattr(Distributed, "__exit__", leaving)
+    for flags in (["--resume", str(run), "--max-steps", "5"], ["--evaluate", "--resume", str(run)]):
+        assert main.main([*CPU, *flags]) == 0
+    assert in_run == [[True, True]] * 2
+    assert [backend.allow_tf32 for backend in backends] == before, "what else the process computes is as it was"
+
+
+def test_a_checkpoint_that_was_replaced_while_it_was_read_is_not_gone_on_from(run):
+    before = checkpoint.load(run / "checkpoints/initial.pt")
+    point = ResumePoint.of(run / "checkpoints/last.pt", before, run)
+    with pytest.raises(UserError, match="another process has continued the run"):
+        take_as_last(point)
 
 
 def test_an_epoch_without_a_row_is_no_lost_record(tmp_path, monkeypatch, capsys):

@@ -152,7 +152,7 @@ def test_a_folder_in_a_files_place_harms_nobody(run, capsys, place):
     assert code in (0, 2) and len([line for line in lines if "warning" not in line]) == (code == 2), lines
 
 
-@pytest.mark.parametrize("name", ["log.txt", ".metrics.csv.tmp", "checkpoints/.last.tmp", "checkpoints/.last.copy"])
+@pytest.mark.parametrize("name", ["log.txt", ".metrics.csv.tmp", "checkpoints/.next.tmp", "checkpoints/.next.copy"])
 def test_a_link_to_a_file_elsewhere_is_not_written_through(run, workplace, capsys, name):
     (run / name).unlink(missing_ok=True)
     (run / name).symlink_to(workplace.parent / "outside/precious.txt")

@@ -119,10 +119,10 @@ def test_a_file_that_is_being_written_says_that_a_kill_met_a_save_and_what_an_ea
     folder.mkdir(parents=True)
     run = WatchedRun(tmp_path, [], 1, began=time.time() - 1)  # the clock of files is coarser
     (folder / "last.pt").touch()
-    (folder / ".last.tmp").touch()
-    os.utime(folder / ".last.tmp", (run.began - 60, run.began - 60))
+    (folder / ".next.tmp").touch()
+    os.utime(folder / ".next.tmp", (run.began - 60, run.began - 60))
     assert not run.is_saving()
-    (folder / ".last.tmp").touch()
+    (folder / ".next.tmp").touch()
     assert run.is_saving()
 
 
@@ -151,7 +151,7 @@ print(f"val_top1=50 run={run}")
 
 @pytest.mark.parametrize(
     ("first", "second", "fails"),
-    [("a last.pt", "a last.pt", False), ("a .initial.tmp", "b last.pt", False), ("a initial.pt", "b last.pt", True)],
+    [("a last.pt", "a last.pt", False), ("a .next.tmp", "b last.pt", False), ("a initial.pt", "b last.pt", True)],
     ids=["continued", "killed before its first checkpoint", "begun anew"],
 )
 def test_a_start_that_leaves_a_run_with_a_checkpoint_for_a_new_one_is_a_failure(

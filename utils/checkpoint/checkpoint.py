@@ -122,8 +122,9 @@ class Checkpointer:
         self._replace(path, ("last",))
 
     def _write(self, state: dict[str, Any], names: tuple[str, ...]) -> None:
-        temporary = self.folder / f".{names[0]}.tmp"
+        temporary = self.folder / ".next.tmp"
         try:
+            temporary.unlink(missing_ok=True)  # what a kill left may be a second name of a checkpoint
             with open(temporary, "wb") as file:
                 torch.save({**state, CONTENTS: state.get(CONTENTS) or inventory(state)}, file)
             sync(temporary)
@@ -160,7 +161,7 @@ class Checkpointer:
 
     def _place(self, written: Path, name: str) -> None:
         target = self.folder / f"{name}.pt"
-        copy = self.folder / f".{name}.copy"
+        copy = self.folder / ".next.copy"
         copy.unlink(missing_ok=True)
         try:
             os.link(written, copy)  # a checkpoint is replaced, never changed, so names may share bytes
@@ -329,16 +330,18 @@ def newest(
             warn(str(error))
             continue
         whole.append((folder / name, state))
-        if name == "last.pt" and not _is_newer(folder / "best.pt", folder / name):
+        if name == "last.pt" and (step_of(folder / "best.pt") or 0) <= _step(state):  # not with --save-every-epochs 5
             break
     return max(whole, key=lambda item: _step(item[1]), default=None)  # of several with the same step, the first
 
 
-def _is_newer(path: Path, other: Path) -> bool:
-    """True if ``path`` was written after ``other``, as best.pt may be with --save-every-epochs above 1."""
-    with suppress(OSError):
-        return path.stat().st_mtime_ns > other.stat().st_mtime_ns
-    return False
+def step_of(path: Path) -> int | None:
+    """The step of the checkpoint ``path``; None if it is missing or damaged."""
+    try:
+        state: Any = read_quickly(path)
+        return int(state["progress"]["step"])
+    except Exception:  # a damaged file makes torch raise almost anything
+        return None
 
 
 def _step(state: dict[str, Any]) -> int:
@@ -350,14 +353,16 @@ def _step(state: dict[str, Any]) -> int:
 def weights_of(state: dict[str, Any], path: Path) -> dict[str, torch.Tensor]:
     """The weights to use from a checkpoint: ours, timm's, torchvision's, or a bare state_dict. Raises ``UserError``.
 
-    A moving average of the weights is preferred, and the prefixes of wrapped networks are removed.
+    A moving average of the weights is preferred. The prefixes of wrapped networks are removed, but not from our own
+    checkpoints, whose names are those of the network.
     """
+    named = str if "format" in state else _clean
     ema = state.get("ema")
     if isinstance(ema, dict) and isinstance(ema.get("model"), dict):
         state = ema["model"]
     else:
         state = next((state[key] for key in HOLDERS if isinstance(state.get(key), dict)), state)
-    weights = {_clean(str(name)): value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    weights = {named(str(name)): value for name, value in state.items() if isinstance(value, torch.Tensor)}
     weights.pop("n_averaged", None)  # of torch.optim.swa_utils.AveragedModel
     if not weights:
         raise UserError(f"--weights {path}: holds no weights")

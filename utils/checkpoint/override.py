@@ -203,7 +203,7 @@ def _with_settings_of(optimizers: Sequence[torch.optim.Optimizer], stored: Any) 
             if (old.get("beta1") is None) != (new.get("beta1") is None):  # Adafactor keeps a momentum only with it
                 words = "the state holds a momentum only with them, so they can neither begin nor end there"
                 raise UserError(f"--opt-betas: {words}", on_all_ranks=True)
-        results.append(
-            state | {"param_groups": [old | new for old, new in zip(state["param_groups"], values, strict=True)]}
-        )
+        # A factor that is there no more becomes 1: what is left out here, the file completes.
+        kept = (old | dict.fromkeys({"lr_scale"} & old.keys(), 1.0) for old in state["param_groups"])
+        results.append(state | {"param_groups": [old | new for old, new in zip(kept, values, strict=True)]})
     return results if isinstance(stored, list) else results[0]

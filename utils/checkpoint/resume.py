@@ -320,13 +320,14 @@ def take_as_last(point: ResumePoint) -> list[str]:
     epoch that the run no longer has. Only for the process that holds the folder's lock. Raises ``UserError`` if another
     process has written the run since ``point`` was found.
     """
-    if not point.path.is_file() or sha256(point.path) != point.digest:
+    step = point.state["progress"]["step"]
+    # Another process may have replaced the file between the reading of its state and that of its digest.
+    if not point.path.is_file() or sha256(point.path) != point.digest or checkpoint.step_of(point.path) != step:
         raise UserError(f"{point.path}: another process has continued the run; the same command goes on from there")
     assert point.folder is not None  # whose lock is held
     checkpoints = point.folder / "checkpoints"
     if point.path.absolute() != last_of(point.folder).absolute():
         checkpoint.Checkpointer(checkpoints).take_as_last(point.path)
-    step = point.state["progress"]["step"]
     return [line for name in SET_ASIDE if (line := _set_aside(checkpoints / f"{name}.pt", step))]
 
 
@@ -337,7 +338,7 @@ def last_of(folder: Path) -> Path:
 
 def _set_aside(path: Path, step: int) -> str | None:
     """Rename the checkpoint ``path`` and return a line about it if its step is after ``step``; otherwise None."""
-    its_step = _step_of(path)
+    its_step = checkpoint.step_of(path)
     if its_step is None or its_step <= step:
         return None
     kept = path.with_name(f"{checkpoint.ABANDONED}{path.name}")
@@ -346,15 +347,6 @@ def _set_aside(path: Path, step: int) -> str | None:
         kept = path.with_name(f"{checkpoint.ABANDONED}{path.stem}.{next(numbers)}.pt")
     os.replace(path, kept)
     return f"{path} is of step {its_step}, from which the run goes back to step {step}; it is kept as {kept.name}"
-
-
-def _step_of(path: Path) -> int | None:
-    """The step of the checkpoint ``path``; None if it is missing or damaged."""
-    try:
-        state: Any = checkpoint.read_quickly(path)
-        return int(state["progress"]["step"])
-    except Exception:  # a damaged file makes torch raise almost anything
-        return None
 
 
 def _compared(args: Settings) -> dict[str, Any]:
@@ -408,9 +400,9 @@ def newest_run(
         if newest and is_wanted(newest[1]):
             return ResumePoint.of(*newest, folder)
         if newest:
-            strange.append(
-                f"{folder} was trained on other images, those that were in {newest[1]['settings'].get('datapath')}"
-            )
+            place = newest[1]["settings"].get("datapath")
+            where = f", those that were in {place}" if place is not None else ""
+            strange.append(f"{folder} was trained on other images{where}")
         elif any((folder / "checkpoints").glob("*.pt")):
             lost.append(folder)
             warn(f"{folder}: none of its checkpoints can be loaded; it is left as it is")

@@ -44,6 +44,8 @@ class Distributed:
         self.is_main = ranks.is_main
         self.deterministic = settings.deterministic
         self.tf32 = tf32
+        self._tf32_before: tuple[bool, bool] | None = None  # of the process that the run is one of several things in
+        self._deterministic_before = False
         self.timeout = timedelta(seconds=settings.timeout)
         try:
             self.device = _choose_device(settings, ranks)
@@ -54,6 +56,7 @@ class Distributed:
             torch.accelerator.set_device_index(self.device.index)
 
     def __enter__(self) -> Distributed:
+        self._deterministic_before = torch.are_deterministic_algorithms_enabled()
         _set_determinism(self.deterministic)
         self.apply_tf32(self.tf32)
         if self.device.type == "cpu":
@@ -79,10 +82,16 @@ class Distributed:
         # and say nothing until the launcher ends it. Such a process ends without that.
         if torch.distributed.is_initialized() and (kind is None or self.device.type == "cpu"):
             torch.distributed.destroy_process_group()
+        if torch.are_deterministic_algorithms_enabled() and not self._deterministic_before:
+            torch.use_deterministic_algorithms(False)
+        if self._tf32_before is not None:
+            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = self._tf32_before
 
     def apply_tf32(self, tf32: bool | None) -> None:
-        """Set whether float32 products may be computed in TF32; None leaves PyTorch's choice."""
+        """Set, until the context's end, whether float32 products may be in TF32; None leaves PyTorch's choice."""
         if tf32 is not None:
+            if self._tf32_before is None:
+                self._tf32_before = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
 
     def describe_device(self) -> str:

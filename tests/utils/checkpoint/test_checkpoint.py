@@ -144,12 +144,21 @@ def test_a_temporary_file_that_cannot_be_removed_is_left(tmp_path, monkeypatch):
     saver = Checkpointer(tmp_path)
 
     def unlink(path, missing_ok=False):
-        if path.suffix == ".tmp":
+        if path.suffix == ".tmp" and path.exists():
             raise PermissionError(path)
 
     monkeypatch.setattr(Path, "unlink", unlink)
     save(saver, state(), "last")
     assert steps(tmp_path)["last.pt"] == 1
+
+
+def test_what_a_kill_left_while_names_were_given_is_not_written_into(tmp_path):
+    saver = Checkpointer(tmp_path)
+    save(saver, state(1), "best", "last")
+    os.link(tmp_path / "best.pt", tmp_path / ".next.tmp")
+    save(saver, state(2), "last")
+    assert steps(tmp_path) == {"best.pt": 1, "previous.pt": 1, "last.pt": 2}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.pt", "last.pt", "manifest.json", "previous.pt"]
 
 
 def test_the_digest_of_a_large_file_is_that_of_all_its_bytes(tmp_path):
@@ -189,8 +198,8 @@ def test_each_file_is_on_the_disk_before_it_is_renamed_and_the_manifest_admits_w
     monkeypatch.setattr(os, "replace", renaming("replace"))
     save(saver, state(2), "last")
     to_manifest = ["fsync .manifest.json.tmp", "replace .manifest.json.tmp manifest.json", "fsync folder"]
-    renames = ["link .last.tmp .last.copy", "replace last.pt previous.pt", "replace .last.copy last.pt"]
-    assert done == ["fsync .last.tmp", *to_manifest, *renames, "fsync folder", *to_manifest]
+    renames = ["link .next.tmp .next.copy", "replace last.pt previous.pt", "replace .next.copy last.pt"]
+    assert done == ["fsync .next.tmp", *to_manifest, *renames, "fsync folder", *to_manifest]
     two = digest(tmp_path / "last.pt")
     assert one != two
     assert admitted[0] == {"last.pt": [one]}
@@ -453,7 +462,7 @@ def test_what_a_run_cannot_continue_from_is_told_part_by_part(tmp_path):
 
 
 def test_the_newest_is_last_if_it_is_whole_and_else_that_of_the_highest_step(tmp_path):
-    for name, step in (("initial", 0), ("best", 7), ("final", 9), ("previous", 8), ("last", 5)):
+    for name, step in (("initial", 0), ("best", 4), ("final", 9), ("previous", 8), ("last", 5)):
         written(tmp_path / f"{name}.pt", state(step))
     heard = []
     for expected in ("last", "final", "previous", "best", "initial"):

@@ -152,6 +152,17 @@ def test_another_scale_by_override_is_what_the_run_goes_on_with(workplace, capsy
     assert [group["lr_scale"] for group in state["optimizer"]["param_groups"]] == [0.25, 1.0]
 
 
+def test_a_factor_that_an_override_takes_away_is_gone(workplace):
+    flags = [*QUIETLY, "--arch", "fc", "--max-steps"]
+    line = [*flags, "2", "--weight-decay-except", "*.bias", "--lr-scale", "*.bias=2"]
+    assert main.main(line) == 0
+    (run,) = workplace.glob("runs/digits/fc/*")
+    line = [*flags[:3], "--resume", str(run), "--resume-override", "--lr-scale", "none", "--max-steps", "3"]
+    assert main.main(line) == 0
+    groups = torch.load(run / "checkpoints/last.pt", weights_only=True)["optimizer"]["param_groups"]
+    assert len(groups) == 2 and groups[0]["lr"] == groups[1]["lr"]
+
+
 @pytest.mark.parametrize(
     ("begun", "other"),
     [
