@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ from torch import nn
 from models.hub import reaching, timm_name
 from models.initialisation import initialise
 from models.layers import blur_before_strides
-from models.options import constructor_of, options_of
+from models.options import OF_PLUGIN, RESERVED, constructor_of, options_of
 from models.small import OWN
 from utils.config import hub_networks, plugins
 from utils.config.groups.model import ModelSettings
@@ -53,7 +54,7 @@ def build_model(
             if settings.pretrained:
                 raise UserError(f"--pretrained: there are no pretrained weights of {name}")
             own = OWN.get(name) or plugins.added("network")[name]
-            model = own(classes, channels, image_size, **options_of(settings, lambda: own))
+            model = own(classes, channels, image_size, **_options_of_own(settings, own))
             if isinstance(own, plugins.Entry):
                 _check_own(model, own)
         else:
@@ -74,13 +75,18 @@ def build_model(
         raise UserError(
             f"--arch {settings.arch}: cannot be built for {pixels_text(image_size)} images ({reason})"
         ) from error
-    if settings.new_head or (settings.pretrained and classes_of(settings.arch) != classes):
+    begins_trained = settings.pretrained or settings.weights is not None
+    if (settings.new_head and begins_trained) or (settings.pretrained and classes_of(settings.arch) != classes):
         begin_head(model)
     initialise(model, settings.init)
     if settings.blur_pool:
         blur_before_strides(model)
     check_forward(settings.arch, model, classes=classes, channels=channels, image_size=image_size)
     return model
+
+
+def _options_of_own(settings: ModelSettings, own: Callable[..., nn.Module]) -> dict[str, Any]:
+    return options_of(settings, lambda: own, OF_PLUGIN if isinstance(own, plugins.Entry) else RESERVED)
 
 
 def classes_of(arch: str) -> int:

@@ -48,7 +48,8 @@ class Loaded:
     in fp16. ``progress``: how far the run had got, as the checkpoint stores it; None if it does not say. ``chosen``:
     the reason for choosing this file of a run's folder, as text; '' if the file was given, or is the newest and there
     is no better one. ``confidence``: what evaluate.py --store has kept in the file for these weights.
-    ``marked``: True if the file says that validation images chose its weights.
+    ``marked``: True if the file says that validation images chose its weights. ``averaged``: how many checkpoints'
+    weights these are the mean of, for a soup; otherwise 1.
     """
 
     network: nn.Module
@@ -66,6 +67,7 @@ class Loaded:
     reading: Reading
     confidence: Confidence | None = None
     marked: bool = False
+    averaged: int = 1
 
     @property
     def is_favoured(self) -> bool:
@@ -148,7 +150,15 @@ def load_model(
         chosen,
         *_calibrated(network, state, path, calibrated),
         bool(state.get(FAVOURED)),
+        _averaged(state),
     )
+
+
+def _averaged(state: Mapping[str, Any]) -> int:
+    """How many checkpoints' mean a soup is; 1 for other checkpoints."""
+    soup = state.get("soup")
+    ingredients = soup.get("ingredients") if isinstance(soup, dict) else None
+    return len(ingredients) if isinstance(ingredients, list) else 1
 
 
 def _named(state: Mapping[str, Any], path: Path) -> tuple[str, list[str]]:

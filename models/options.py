@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,19 +23,22 @@ RESERVED = {
     **dict.fromkeys(("num_classes", "classes", "in_chans", "channels"), "the data set"),
     **dict.fromkeys(("self", "weights", "aux_logits", "init_weights", "transform_input", "features"), ""),
 }
+OF_PLUGIN = {"classes": "the data set", "channels": "the data set", "image_size": "--image-size"}  # of a user's network
 
 
-def options_of(settings: ModelSettings, constructor: Callable[[], Callable[..., Any]]) -> dict[str, Any]:
+def options_of(
+    settings: ModelSettings, constructor: Callable[[], Callable[..., Any]], reserved: Mapping[str, str] = RESERVED
+) -> dict[str, Any]:
     """The keyword arguments that ``settings`` add to those of the network's constructor; {} without any.
 
-    ``constructor`` returns that constructor; it is called only if needed, as it may build the network. Raises
-    ``UserError`` for an argument that the constructor does not take.
+    ``constructor`` returns that constructor; it is called only if needed, as it may build the network. ``reserved``: as
+    ``RESERVED``. Raises ``UserError`` for an argument that the constructor does not take.
     """
     if settings.drop is None and settings.drop_path is None and not settings.model_kwargs:
         return {}
     parameters = inspect.signature(constructor()).parameters.values()
     named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    accepted = [name for name in named if name not in RESERVED]
+    accepted = [name for name in named if name not in reserved]
     options: dict[str, Any] = {}
     for flag, value, names, what in (
         ("--drop", settings.drop, DROP, "dropout"),
@@ -49,7 +52,7 @@ def options_of(settings: ModelSettings, constructor: Callable[[], Callable[..., 
         options[name] = value
     for item in settings.model_kwargs or ():
         name, value = read_keyword("--model-kwargs", item)
-        if decides := RESERVED.get(name):
+        if decides := reserved.get(name):
             raise UserError(f"--model-kwargs {item}: {decides} says that; leave it out here")
         if name not in accepted:
             raise not_accepted("--model-kwargs", item, settings.arch, accepted)

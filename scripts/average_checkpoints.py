@@ -116,6 +116,7 @@ def settings(flags: Sequence[str], first: Ingredient) -> Settings:
     """Settings of the first checkpoint, replaced by ``flags``, without those that only training needs."""
     from utils.checkpoint.resume import ResumePoint
 
+    arguments.read(list(flags))  # loads the files of --plugin, of which the checkpoint's settings may need one
     begun = ResumePoint(first.path, first.description, digest="").settings
     begun = {name: value for name, value in begun.items() if name not in arguments.FOR_TRYING_OUT}
     args = arguments.parse(list(flags), checkpoint=begun)

@@ -66,8 +66,11 @@ def refuse_differences(ingredients: Sequence[Ingredient]) -> None:
     """
     first = ingredients[0]
     mistakes = []
-    for other in ingredients[1:]:
-        mistakes += [f"--checkpoints {other.path}: {words}" for words in _differences(first, other)[:1]]
+    for number, other in enumerate(ingredients[1:], 1):
+        differences = _differences(first, other)
+        if any(other.path.samefile(earlier.path) for earlier in ingredients[:number]):
+            differences.append("is given twice")
+        mistakes += [f"--checkpoints {other.path}: {words}" for words in differences[:1]]
     if mistakes:
         raise UserError(*mistakes)
 
@@ -85,8 +88,6 @@ def _differences(first: Ingredient, other: Ingredient) -> list[str]:
         for name in shaping("network")
         if (settings[0].get(name) or None) != (settings[1].get(name) or None)  # an older checkpoint may lack a setting
     ]
-    if first.path.samefile(other.path):
-        words.append("is given twice")
     shapes = [{name: value.shape for name, value in one.weights.items()} for one in (first, other)]
     return words + ([f"has weights of other names or shapes {whose}"] if shapes[0] != shapes[1] else [])
 
@@ -97,10 +98,11 @@ def _short(value: Any) -> str:
 
 
 def mean(several: Sequence[StateDict]) -> StateDict:
-    """Mean of each weight, computed in float64 and returned in the weight's dtype; integer counters are the first's."""
+    """Mean of each weight, computed in 64 bits and returned in the weight's dtype; integer counters are the first's."""
+    wide = {True: torch.complex128, False: torch.float64}
     return {
-        name: sum(weights[name].double() for weights in several).div_(len(several)).to(first.dtype)
-        if first.is_floating_point()
+        name: sum(weights[name].to(wide[first.is_complex()]) for weights in several).div_(len(several)).to(first.dtype)
+        if first.is_floating_point() or first.is_complex()
         else first.clone()
         for name, first in several[0].items()
     }

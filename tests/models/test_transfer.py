@@ -43,7 +43,7 @@ def build(arch, classes, size=32, **settings):
 @pytest.mark.parametrize("arch", ORIGINS)
 def test_a_new_head_begins_anew_and_everything_else_is_the_checkpoints(arch):
     trained = build(arch, 10)
-    model = build(arch, 3, new_head=True)
+    model = build(arch, 3, new_head=True, weights="x.pt")
     own = {name: value.clone() for name, value in model.state_dict().items()}
     words = load_start(model, {"model": trained.state_dict()}, Path("x.pt"), new_head=True)
     assert words == "the last layer (3 classes, where the weights have 10)"
@@ -55,7 +55,7 @@ def test_a_new_head_begins_anew_and_everything_else_is_the_checkpoints(arch):
 
 @pytest.mark.parametrize("arch", [*ORIGINS, "timm/tf_efficientnet_lite0"])
 def test_a_new_head_begins_with_small_answers_and_learns(arch):
-    model = build(arch, 3, new_head=True)
+    model = build(arch, 3, new_head=True, weights="x.pt")
     for name, parameter in head_parameters(model).items():
         assert 0.005 < parameter.std() < 0.015 if parameter.ndim > 1 else not parameter.any(), name
     logits = model.train()(torch.rand(8, 3, 32, 32))

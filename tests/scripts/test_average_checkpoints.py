@@ -14,6 +14,7 @@ from models import build_model, load_model
 from scripts import average_checkpoints
 from scripts.averaging.soup import greedy, mean, read, save
 from scripts.common.uncertainty import divided
+from scripts.exporting.subject import Subject
 from tests.utils.test_train_validation import make
 from utils.checkpoint import checkpoint
 from utils.config.groups.model import ModelSettings
@@ -112,7 +113,8 @@ def test_a_uniform_soup_is_the_mean_and_evaluates_as_printed(runs, tmp_path, cap
     assert [line.split() for line in lines[2:5]] == [[run, top1, "kept"] for run, top1 in zip(runs, tops, strict=False)]
     assert lines[5].startswith("uniform soup of 3")
     assert lines[-2:] == [f"Saved {tmp_path / 'soup.pt'}", evaluated(capsys, tmp_path / "soup.pt")]
-    assert len(load_model(tmp_path / "soup.pt").classes) == 10
+    loaded = load_model(tmp_path / "soup.pt")
+    assert len(loaded.classes) == 10 and Subject.of(loaded, False, False).weights == "the mean of 3 checkpoints"
     assert [path.name for path in tmp_path.iterdir()] == ["soup.pt"], "nothing else is left"
 
 
@@ -260,10 +262,10 @@ def test_another_network_is_refused_in_a_line(runs, tmp_path):
     (line,) = refused("--checkpoints", runs[0], runs[3], runs[1], "--output", tmp_path / "soup.pt")
     assert line.startswith(f"--checkpoints {runs[3]}/checkpoints/last.pt: has another network than {runs[0]}")
     assert line.endswith("conv2 where that has fc") and not any(tmp_path.iterdir())
-    (line,) = refused(
-        "--checkpoints", runs[0], runs[1], f"{runs[0]}/checkpoints/last.pt", "--output", tmp_path / "s.pt"
-    )
-    assert line == f"--checkpoints {runs[0]}/checkpoints/last.pt: is given twice"
+    for twice in (0, 1):
+        again = f"{runs[twice]}/checkpoints/last.pt"
+        (line,) = refused("--checkpoints", runs[0], runs[1], again, "--output", tmp_path / "s.pt")
+        assert line == f"--checkpoints {again}: is given twice"
 
 
 @pytest.mark.parametrize(

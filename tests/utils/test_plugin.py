@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from main import main
 from models import load_model
-from scripts import export, features
+from scripts import average_checkpoints, export, features
 from scripts.common.command_line import run_tool
 from scripts.common.runs import read_run
 from scripts.evaluate import main as evaluate
@@ -37,6 +37,7 @@ from utils.data.images.levels import Colour
 from utils.data.images.view import View
 from utils.data.sample_plan import MicroBatch
 from utils.data.sources import MicroBatchReader, StreamSource
+from utils.optim.head import head_parameters
 from utils.optim.lr_policy import LRPolicy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -442,6 +443,69 @@ def test_a_tool_that_needs_more_than_the_network_names_the_file_to_give(flags, t
         evaluate([run, "--device", "cpu"])
     for split in ("val", "train"):
         assert evaluate([run, "--device", "cpu", "--plugin", file, "--split", split]) == 0
+
+
+def test_parts_may_use_names_that_libraries_and_wrappers_use(tmp_path):
+    file = written(
+        tmp_path,
+        """
+        import torch
+        from utils.plugin import loss, network, optimizer
+
+        class Wrapped(torch.nn.Module):
+            def __init__(self, inputs, features, classes):
+                super().__init__()
+                self.aux_head = torch.nn.Linear(inputs, features)
+                self.module = torch.nn.Linear(features, classes)
+            def forward(self, images):
+                return self.module(self.aux_head(images.flatten(1)))
+
+        @network("wrapped")
+        def wrapped(classes, channels, image_size, features, size):
+            return Wrapped(channels * size**2, features, classes)
+
+        @optimizer("paired")
+        def paired(groups, lr, coefficients=(1.0, 2.0)):
+            assert coefficients == (0.5, 2)
+            return torch.optim.SGD(groups, lr)
+
+        @loss("own")
+        def own(logits, targets):
+            return torch.nn.functional.cross_entropy(logits, targets)
+        """,
+    )
+    flags = ["--plugin", file, "--arch", "wrapped", "--model-kwargs", "features=12", "size=8", "--loss", "own"]
+    flags += ["--optimizer", "paired", "--opt-kwargs", "coefficients=[0.5,2]"]
+    run = trained(tmp_path, *flags, "--max-steps", 2)
+    assert [*head_parameters(load_model(run).network)] == ["module.weight", "module.bias"]
+    assert evaluate([str(run), "--device", "cpu", "--plugin", file]) == 0
+    pair = [str(run / "checkpoints" / name) for name in ("initial.pt", "final.pt")]
+    line = ["--checkpoints", *pair, "--output", str(tmp_path / "soup.pt"), "--device", "cpu", "--plugin", file]
+    assert average_checkpoints.main(line) == 0
+
+
+def test_class_folders_are_evaluated_where_the_runs_own_data_set_takes_no_path(tmp_path, capsys):
+    file = written(
+        tmp_path,
+        """
+        import numpy
+        from utils.plugin import dataset
+
+        images = [(numpy.full((8, 8, 3), 40 * label, numpy.uint8), label) for label in (0, 1)]
+        dataset("mine", image_size=8)(lambda path: (images, images, "ab"))
+        """,
+    )
+    run = trained(tmp_path, "--plugin", file, "--dataname", "mine", "--arch", "fc", "--max-steps", 1, "-w", 0)
+    for number in range(5):
+        path = tmp_path / "photos" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), number).save(path)
+    line = [str(run), "--device", "cpu", "--plugin", file, "--workers", "0", "--datapath"]
+    capsys.readouterr()
+    assert evaluate([*line, str(tmp_path / "photos")]) == 0
+    assert "5 images" in capsys.readouterr().out
+    with pytest.raises(UserError, match="no such folder"):
+        evaluate([*line, str(tmp_path / "fotos")])
 
 
 def test_a_damaged_image_of_a_streamed_data_set_is_skipped_and_a_mistake_in_its_code_is_not(tmp_path, capsys):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -183,10 +183,24 @@ def mean_loss(criterion: Callable[..., AnyLoss], weights: torch.Tensor | None, *
     """
     if weights is None:
         return criterion(*tensors)
-    each = torch.vmap(lambda *one: criterion(*(tensor[None] for tensor in one)))(*tensors)
+
+    def of_one(*one: torch.Tensor) -> AnyLoss:
+        return criterion(*(tensor[None] for tensor in one))
+
+    each = _one_by_one(of_one)(*tensors) if isinstance(criterion, PluginLoss) else torch.vmap(of_one)(*tensors)
     if isinstance(each, dict):
         return {name: (values * weights).mean() for name, values in each.items()}
     return (each * weights).mean()
+
+
+def _one_by_one(function: Callable[..., AnyLoss]) -> Callable[..., AnyLoss]:
+    """As ``torch.vmap``, by a loop: a user's function may do what that cannot, such as choosing by a mask."""
+
+    def over_images(*tensors: torch.Tensor) -> Any:
+        losses: list[Any] = [function(*one) for one in zip(*tensors, strict=True)]
+        return torch.stack(losses)
+
+    return over_images
 
 
 class PluginLoss(nn.Module):

@@ -73,6 +73,8 @@ class OptimizerArguments:
         self._accepted |= dict.fromkeys(parameters)
         taken = {name: value for name, value in self._values.items() if name in parameters}
         for name, value in taken.items():
+            if isinstance(value, list) and isinstance(parameters[name].default, tuple):  # JSON has lists alone
+                value = taken[name] = tuple(value)
             if mistake := _mistake(value, parameters[name]):
                 raise UserError(f"{self._written[name]}: {name} of {self.subject} {mistake}")
         return taken

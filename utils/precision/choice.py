@@ -31,7 +31,7 @@ def with_chosen_amp(
     if "amp" not in args.unmeasured() or args.run.dry_run:
         return args
     device = distributed.device
-    images = min(args.data.batch_size, MOST_IMAGES)
+    images = max(2, min(args.data.batch_size, MOST_IMAGES))  # batch norm takes no single value per channel
     amp, why = distributed.run_on_rank0(
         lambda: choose(model, (images, *image_shape), device), long_work="Measuring for --amp auto"
     )

@@ -43,6 +43,17 @@ def test_each_loss_is_the_mean_of_single_images_losses_times_their_weights(loss,
     assert torch.isfinite(gradient).all() and gradient.abs().sum() > 0
 
 
+def test_a_users_loss_may_choose_by_a_mask_and_draw(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import torch\nfrom utils.plugin import loss\n@loss('mine')\ndef mine(logits, targets):\n"
+        "    terms = torch.nn.functional.cross_entropy(logits, targets, reduction='none')\n"
+        "    return terms[targets >= 0].mean() + 0 * torch.rand(()) + 0 * terms.sum().item()\n"
+    )
+    criterion = build_criterion(settings("--plugin", str(tmp_path / "mine.py"), "--loss", "mine").loss)
+    expected = (WEIGHTS * functional.cross_entropy(LOGITS, LABELS, reduction="none")).mean()
+    torch.testing.assert_close(mean_loss(criterion, WEIGHTS, LOGITS, LABELS), expected)
+
+
 @pytest.mark.parametrize(("ranks", "batch_size"), [(1, 30), (1, 7), (2, 15), (2, 4), (3, 10), (3, 3)])
 def test_ranks_and_forward_passes_add_up_to_the_mean_of_the_global_batch(ranks, batch_size):
     args = settings("--batch-size", str(COUNT))

@@ -7,8 +7,10 @@ from torch import nn
 import main
 from tests.end_to_end.processes import load
 from tests.helpers import QUIETLY
+from utils.config.arguments import parse
 from utils.precision import choice
-from utils.precision.choice import choose, seconds_of_passes
+from utils.precision.choice import choose, seconds_of_passes, with_chosen_amp
+from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")
 SHAPE = (4, 1, 8, 8)
@@ -56,6 +58,14 @@ def test_a_run_says_and_records_the_choice_and_a_resume_keeps_it(units, monkeypa
     assert main.main(FLAGS) == 0
     assert "--amp auto" not in capsys.readouterr().out
     assert len([*workplace.glob("runs/digits/fc/*")]) == 1 and load(run, "final.pt")["settings"]["amp"] == "bf16"
+
+
+def test_a_batch_norm_that_sees_one_value_per_image_is_measured_with_one_image_a_pass(units, monkeypatch):
+    shapes = []
+    monkeypatch.setattr(choice, "choose", lambda model, shape, device: shapes.append(shape) or ("off", "measured"))
+    args = parse(["--amp", "auto", "--batch-size", "1"])
+    with_chosen_amp(args, nn.Linear(1, 1), SHAPE[1:], Distributed(RankInfo(), args.run))
+    assert shapes == [(2, *SHAPE[1:])]
 
 
 def test_a_plan_says_that_the_format_will_be_measured(capsys):

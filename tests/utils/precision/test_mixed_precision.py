@@ -17,7 +17,7 @@ from utils.config.settings import UserError
 from utils.optim.ema import MovingAverage
 from utils.optim.head import output_layers
 from utils.precision.amp import keep_in_fp32
-from utils.precision.buffers import BufferCopy
+from utils.precision.buffers import BufferCopy, make_buffers_dense
 from utils.precision.diagnosis import too_many_skips
 
 HALF = torch.float16
@@ -303,6 +303,20 @@ def test_the_advice_after_too_many_skips_depends_on_where_the_scale_has_come_to(
     line = too_many_skips(count, 30, 2, scale)
     assert line.startswith(words) and "the last step 30 (epoch 2)" in line and "last.pt" in line
     assert ("lower --init-scale" in line) == (scale > 1) and ("lower --lr" in line) == (scale < 1)
+
+
+def test_buffers_that_are_views_with_gaps_are_copied_and_restored_whole():
+    model = torch.nn.Module()
+    turns = torch.polar(torch.ones(3, 4), torch.arange(12.0).view(3, 4))
+    model.register_buffer("cosines", turns.real)
+    model.register_buffer("filters", torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last))
+    filters = model.filters
+    make_buffers_dense(model)
+    assert torch.equal(model.cosines, turns.real) and model.filters is filters, "what is dense stays"
+    kept = BufferCopy(model)
+    model.cosines.add_(1)
+    kept.restore()
+    assert torch.equal(model.cosines, turns.real)
 
 
 def test_a_buffer_in_whose_place_a_network_puts_a_new_tensor_is_named():
