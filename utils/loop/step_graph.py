@@ -29,6 +29,7 @@ from utils.optim.clipping import Measured
 from utils.runtime.sharding import is_sharded
 
 WARM_UP = 3  # steps in a row: the first makes what is made once, the others must launch the same operations
+MOST_CHANGES = 10  # of an optimizer's numbers, without a step that a graph repeats
 
 
 class NotRecorded(Exception):
@@ -126,21 +127,22 @@ class StepGraphs:
         self._watched: list[tuple[Any, list[str]]] = []  # shapes and operations of the steps in a row
         self._operations: Operations | None = None
         self._random: set[str] = set()
-        self._numbers: tuple[Any, ...] = ()
         self._gives_up = False
         self._rates = [own for own in loop.verdicts.optimizers if own.can_be_recorded]
         for own in self._rates:
             own.rates_on_device()
+        self._numbers = tuple(self._of_host())
+        self._changes = 0  # of these numbers since a graph was replayed
 
     def launch_passes(self, batches: Iterable[Batch], passed: Passed) -> Gradient:
         """Launch the passes as ``TraVal.launch_passes`` does."""
         batches = list(batches)
         self._now = self._operations = None
         if not self._gives_up:
-            if (numbers := tuple(self._of_host())) != self._numbers:  # which graphs would repeat
-                self._numbers = numbers
-                self._recorded.clear()
-                self._watched.clear()
+            self._changes += self._numbers_change()
+            if self._changes > MOST_CHANGES:
+                self._give_up("the optimizers' numbers change too often")
+        if not self._gives_up:
             self._watch_or_record(tuple(map(_shape, batches)))
         if self._now is not None:
             try:
@@ -163,6 +165,9 @@ class StepGraphs:
         """Launch the update as ``TraVal.launch_update`` does."""
         for own in self._rates:
             own.send_rates()
+        if self._now is not None and self._numbers_change():  # as a hook has changed them since the passes
+            self._changes += 1
+            self._now = None
         if self._now is not None:
             noted = _noted_by(self._loop.scaler)
             try:
@@ -172,6 +177,16 @@ class StepGraphs:
                 _noted(self._loop.scaler).update(noted)
         with (update_can_be_recorded(self._loop) and self._operations) or nullcontext():
             return self._loop.launch_update(gradient)
+
+    def _numbers_change(self) -> bool:
+        """True if numbers of the optimizers are others than before: graphs, which would repeat those, are dropped."""
+        numbers = tuple(self._of_host())
+        if numbers == self._numbers:
+            return False
+        self._numbers = numbers
+        self._recorded.clear()
+        self._watched.clear()
+        return True
 
     def _of_host(self) -> Iterator[Any]:
         """The optimizers' numbers on the host, such as weight decay, which a program may change."""
@@ -184,6 +199,7 @@ class StepGraphs:
         """Choose the graphs for a step of ``shape``, recorded or due to be; otherwise watch what the step launches."""
         if shape in self._recorded:
             self._now = self._recorded[shape]
+            self._changes = 0
             return
         if self._watched and self._watched[-1][0] != shape:
             self._watched.clear()

@@ -192,6 +192,29 @@ def test_a_number_of_the_optimizer_that_a_program_changes_is_recorded_anew(recor
     assert len(recording) == 4 and all(tape.replayed >= 6 for tape in recording)
 
 
+def test_a_hook_may_change_a_number_between_the_passes_and_the_update(recording):
+    plain, graphs = (built(f"{BATCHES} {FP16}", graph)[0] for graph in ("off", "auto"))
+    for own in plain.active:
+        own.rates_on_device()
+    plain.launcher = WithRates(plain)
+    for traval in (plain, graphs):
+        (group,) = traval.optimizers[0].param_groups
+        change = lambda loop, _, own=group: own.update(weight_decay=0.5 if loop.progress.step >= 9 else 0.0)  # noqa: E731
+        traval.hooks.before_update.append(change)
+        traval.fit()
+    assert equal(graphs.state()["model"], plain.state()["model"])
+    assert len(recording) == 4 and all(tape.replayed >= 2 for tape in recording)
+
+
+def test_where_a_number_changes_at_each_step_the_log_says_that_nothing_is_recorded(recording):
+    traval, _ = built(f"{BATCHES} {FP16}", "auto")
+    (group,) = traval.optimizers[0].param_groups
+    traval.hooks.before_update.append(lambda loop, _: group.update(weight_decay=1e-4 * loop.progress.step))
+    traval.fit()
+    assert recording == []
+    assert any("the optimizers' numbers change too often" in line for (line, *_) in traval.writer.of("log"))
+
+
 def curves(traval):
     """The rows of all steps: loss, top-1, top-5, learning rate, gradient norm and loss scale; NaN as text."""
     return [str(row) for (rows,) in traval.writer.of("curves") for row in rows]
