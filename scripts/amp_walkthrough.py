@@ -155,8 +155,9 @@ def without_dropout(model: torch.nn.Module) -> int:
     on = [
         (module, name)
         for module in model.modules()
-        for name in ("p", "prob", "drop_prob")
-        if ("Drop" in type(module).__name__ or type(module).__name__ == "StochasticDepth") and getattr(module, name, 0)
+        for name in ("p", "prob", "drop_prob", "drop_rate")
+        if ("Drop" in type(module).__name__ or type(module).__name__ == "StochasticDepth" or name == "drop_rate")
+        and getattr(module, name, 0)
     ]
     for module, name in on:
         setattr(module, name, 0.0)

@@ -54,6 +54,10 @@ SECONDS = 3.0
 def main(argv: list[str]) -> int:
     own, flags = build_parser().parse_known_args(argv)
     args = settings(flags)
+    if args.model.freezing_changes:
+        args = args.with_values(freeze=None, freeze_epoch=None, unfreeze_epoch=None)
+        if not own.memory_of:
+            say("measured are the epochs in which --freeze holds nothing back: they take the most time and memory")
     from utils.runtime.distributed import Distributed
 
     with Distributed(RankInfo(), args.run, args.precision.tf32) as distributed:

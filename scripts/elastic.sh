@@ -23,6 +23,10 @@ if (($# < 2)) || [[ $1 == -* || $2 == -* || ${NNODES:-} != *:* || -z ${RDZV_ENDP
     "[flag of main.py ...]" >&2
   exit 2
 fi
+if [[ " $* " == *" --resume"[\ =]* ]]; then
+  echo "elastic.sh: each start continues its run with --resume auto; leave --resume out, or use scripts/launch.sh" >&2
+  exit 2
+fi
 recipe=$here/../configs/$1.yaml
 [[ -f $recipe ]] || recipe=$1
 if [[ " $* " != *" --global-batch-size"[\ =]* ]] && ! grep -qs '^global[-_]batch[-_]size:' "$recipe"; then

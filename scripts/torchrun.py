@@ -109,6 +109,10 @@ class Launcher:
         codes = self.exit_codes()
         if MISTAKE in codes:
             return MISTAKE
+        unasked = codes if self.unasked is None else self.unasked
+        stopped = next((code for code in (TRY_AGAIN, INTERRUPTED) if code in unasked), None)
+        if stopped and not self.received and {*codes} <= {0, 1, stopped}:
+            return stopped  # one process was told to stop before training, and the others lost contact with it
         if any(code > 0 and code not in (TRY_AGAIN, INTERRUPTED) for code in codes):
             return 1
         if codes and not any(codes) and (succeeded or self.received):
@@ -117,8 +121,7 @@ class Launcher:
             return INTERRUPTED if self.received == signal.SIGINT else TRY_AGAIN
         # A process that stops for another machine's signal saves in agreement with all others, however these
         # end. One that this launcher ended because the other machine is silent may have lost its peers before.
-        unasked = codes if self.unasked is None else self.unasked
-        return next((code for code in (TRY_AGAIN, INTERRUPTED) if code in unasked), 1)
+        return stopped or 1
 
 
 def asks_for_help(argv: list[str]) -> bool:

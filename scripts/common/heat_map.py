@@ -80,16 +80,18 @@ def heat_map(loaded: Loaded, images: torch.Tensor, class_indices: Sequence[int])
     map is scaled by its own maximum, so brightness does not compare between images; it is 0 everywhere if nothing
     supports the class. Computed in float32, with gradients even if the caller has switched them off, and in the
     network's present mode, which should be evaluation mode. No other pass of the network may run at the same time.
-    Raises ``UserError`` if outputs or gradients are not finite.
+    Raises ``UserError`` if outputs or gradients are not finite, or if there are none.
     """
     network = loaded.network
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(images.device.type, enabled=False):
-        images = images.detach().clone().float()  # a leaf tensor that can have a gradient, even from inference mode
+        leaf, images = _with_gradient(images)
         targets = torch.tensor([int(index) for index in class_indices], device=images.device)[:, None]
         layer = explained_layer(network, images)
         if layer is None:
-            logits = network(images.requires_grad_())
-            (gradient,) = torch.autograd.grad(logits.gather(1, targets).sum(), images)
+            score = network(images).gather(1, targets).sum()
+            gradient = torch.autograd.grad(score, leaf, allow_unused=True)[0] if score.requires_grad else None
+            if gradient is None:
+                raise UserError("no heat map: the network passes no gradient on to its images")
             maps = gradient.abs().amax(1)
         else:
             logits, output = _logits_and_output(network, layer.name, images)
@@ -104,6 +106,12 @@ def heat_map(loaded: Loaded, images: torch.Tensor, class_indices: Sequence[int])
         raise UserError("no heat map: the network's outputs or gradients for this image are not finite")
     largest = maps.amax((1, 2), keepdim=True)
     return (maps / largest.masked_fill(largest == 0, 1)).cpu().numpy()
+
+
+def _with_gradient(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A float32 leaf tensor that can have a gradient, even from inference mode; and a copy for a network to change."""
+    leaf = images.detach().clone().float().requires_grad_()
+    return leaf, leaf.clone()
 
 
 def method(loaded: Loaded, images: torch.Tensor) -> str:
@@ -130,8 +138,10 @@ def explained_layer(network: nn.Module, images: torch.Tensor) -> Layer | None:
 def _find(network: nn.Module, images: torch.Tensor) -> Layer | None:
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(PROBES, *images.shape[1:], generator=generator).to(images.device)
-    outputs, logits = _outputs(network, noise)
+    outputs, logits = _outputs(network, _with_gradient(noise)[1])  # even if all layers are frozen
     score = logits.max(1).values.sum()
+    if not score.requires_grad:
+        return None
     least = LEAST_CELLS if min(images.shape[2:]) >= SMALL else LEAST_CELLS_OF_SMALL
     prefix = getattr(network, "num_prefix_tokens", None)  # timm's transformers have this attribute
     for name, output in reversed(outputs):
@@ -183,7 +193,8 @@ def _layer(name: str, output: torch.Tensor, least: int, prefix: int | None, heig
             return Layer(name, "nhwc", height, width)
     if output.ndim == 3 and len(output) == PROBES:
         tokens = output.shape[1]
-        for in_front in range(MOST_PREFIX_TOKENS + 1) if prefix is None else [prefix]:
+        # XCiT's tokens come in front in its last blocks alone.
+        for in_front in range(MOST_PREFIX_TOKENS + 1) if prefix is None else dict.fromkeys((prefix, 0)):
             patches = max(0, tokens - in_front)
             rows = rows_of(patches, height, width)
             if rows and min(rows, patches // rows) >= least and in_front <= MOST_PREFIX_TOKENS:

@@ -99,7 +99,7 @@ def draw_others(path: Path, found: Others) -> None:
                 found.distance.usual, color="gray", linestyle=":", label="95 % of the images that it was tried on"
             )
         for values, label in zip(finite, ("evaluated", "others"), strict=True):
-            weights = np.full(len(values), 100 / len(values))
+            weights = np.full(len(values), 100 / max(1, len(values)))
             axis.hist(values, edges, weights=weights, alpha=0.55, label=f"{label}: {len(values):,} images")
         of = found.separations[name]
         words = f"AUROC {of.auroc:.2f} %; with 95 % of the evaluated, {of.false_positives:.2f} % of the others"

@@ -108,7 +108,7 @@ class Study:
         limit = ", the end of the range: beyond it may be better" if of.at_limit else ""
         on = f" on {of.chosen_on:,} of them" if of.chosen_on < len(self.train) else ""
         tried = f"{STRENGTHS[0]:g} to {STRENGTHS[-1]:g}"
-        whole = ", no group in two of them" if self.train.groups is not None else ""
+        whole = ", no group in two of them" if (number_of(self.train.groups) or 0) > 1 else ""
         return (
             f"C {of.strength:g} of {tried}{limit}; chosen by {of.folds} folds of the training images{on}{whole} "
             f"({best:.2f} % there)"
@@ -213,7 +213,7 @@ def answers_of(part: Features) -> tuple[str, ...]:
 def planar_map(units: np.ndarray) -> np.ndarray:
     """Positions, float64 (n, 2), reproducible: scikit-learn's t-SNE of the first 50 principal components.
 
-    For fewer than 10 images, their first two principal components.
+    For fewer than 10 images, their first two principal components; for images whose features are all equal, zeros.
     """
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
@@ -223,6 +223,8 @@ def planar_map(units: np.ndarray) -> np.ndarray:
     size = min(2 if few else MAP_COMPONENTS, *units.shape)
     with threadpool_limits(1):
         reduced = PCA(size, random_state=SEED).fit_transform(units.astype(np.float64))
+        if np.ptp(units, axis=0).max() <= np.finfo(units.dtype).eps * np.abs(units).max():
+            return np.zeros((len(units), 2))  # at which t-SNE would not end
         if few or size < 2:
             return np.pad(reduced, ((0, 0), (0, 2 - size)))
         made = TSNE(2, perplexity=min(30, (len(units) - 1) / 3), init="pca", random_state=SEED).fit_transform(reduced)

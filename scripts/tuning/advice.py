@@ -327,7 +327,7 @@ def largest_batch(fits: Callable[[int], bool], start: int, samples: int, toleran
     bad = cap + 1
     size = min(start, cap)
     try:
-        while good < bad - 1 and bad - good > max(1, tolerance * good):
+        while good < bad - 1 and (bad > cap or bad - good > max(1, tolerance * good)):
             if fits(size):
                 good = size
             else:

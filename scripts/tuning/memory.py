@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,8 +36,10 @@ def train_on_random(traval: TraVal, size: int, classes: int, channels_last: bool
     if traval.multilabel:
         targets = torch.nn.functional.one_hot(targets, classes).float()
     batch = Batch(images, targets, np.arange(size), 0)
-    traval.train_loader.replay_step = lambda *_: [batch]  # for a step that the scaler skips
-    *_, seconds = [timed(lambda: traval.training_step([batch]), traval.device)[0] for _ in range(STEPS)]
+    # With --accumulate, gradients take memory beside a pass.
+    batches = [*[replace(batch, ends_step=False)] * (traval.args.optimisation.accumulate > 1), batch]
+    traval.train_loader.replay_step = lambda *_: batches  # for a step that the scaler skips
+    *_, seconds = [timed(lambda: traval.training_step(batches), traval.device)[0] for _ in range(STEPS)]
     return seconds
 
 

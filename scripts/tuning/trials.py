@@ -101,7 +101,10 @@ def hardware_of(subject: TrainingSetup, data: Data, try_compile: bool) -> Hardwa
         workers=subject.workers,
         batch_size=args.data.batch_size,
         samples=len(data.train),
-        resident_bytes=(len(data.train) + len(data.validation)) * data.preprocessing.channels * math.prod(sides(size)),
+        resident_bytes=(len(data.train) + len(data.validation))
+        * data.preprocessing.channels
+        * math.prod(sides(size))
+        * data.train.dtype.itemsize,
         resident_room=RESIDENT_MEMORY_SHARE * memory_bytes(device),
         same_images=shown_otherwise_resident(args, data.spec) is None,
         convolutions=any(isinstance(module, nn.Conv2d) for module in subject.traval.model.modules()),
@@ -115,7 +118,8 @@ def hardware_of(subject: TrainingSetup, data: Data, try_compile: bool) -> Hardwa
 def stand_in(data: Data) -> Data:
     """A data set of random pixels in memory, as large as ``data``: the speed of reading does not depend on content."""
     size = data.spec.image_size if data.spec.fixed_size else data.image_size
-    pixels = torch.randint(0, 256, (STAND_IN_IMAGES, data.preprocessing.channels, *sides(size)), dtype=torch.uint8)
+    shape = (STAND_IN_IMAGES, data.preprocessing.channels, *sides(size))
+    pixels = torch.randint(0, 256, shape, dtype=torch.uint8).to(data.train.dtype)
     train, validation = (MemoryImages(pixels, images.labels) for images in (data.train, data.validation))
     return dataclasses.replace(data, train=train, validation=validation)
 

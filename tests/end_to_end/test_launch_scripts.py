@@ -57,6 +57,15 @@ def test_a_launcher_without_recipe_or_data_says_how_it_is_used(script, environme
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("script", [SBATCH, "elastic.sh"])
+def test_a_launcher_that_continues_by_itself_takes_no_other_run_to_resume(script, environment, tmp_path):
+    environment |= {"NNODES": "1:2", "RDZV_ENDPOINT": "localhost:0", "RDZV_ID": "test"}
+    for flags in ("--resume runs/X", "--resume=runs/X"):
+        line = ["mnist/fc", "D", "--global-batch-size", "64", *flags.split()]
+        done = run("bash", SCRIPTS / script, *line, env=environment, cwd=tmp_path, code=2)
+        assert "leave --resume out" in done.stderr and done.stderr.count("\n") == 1
+
+
 # Each: what the plan says of network, epochs, batch, learning rate and optimizer.
 FIGURES = {
     "imagenet_resnet18.sh": "resnet18; x 90 epochs; 256 in total; multistep  epoch 0: 0.1; epoch 45: 0.01; "
@@ -139,6 +148,8 @@ def test_the_list_holds_each_recipe_with_reference_and_measured_figure(environme
         ([2, 2], signal.SIGTERM, None, 2),  # the state could not be saved
         ([1, 2], 0, None, 2),
         ([1, 75], signal.SIGTERM, None, 1),
+        ([1, 75], 0, [75], 75),  # the signal came to one process, before training
+        ([1, 75], 0, [1], 1),
         ([1, -signal.SIGKILL], 0, None, 1),
         ([-signal.SIGSEGV], 0, None, 1),
         ([], 0, None, 1),

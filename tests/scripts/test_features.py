@@ -297,6 +297,11 @@ def test_a_network_that_is_no_runs_has_mistakes_of_its_own(line, says):
     assert len(caught.value.mistakes) == 1 and says in caught.value.mistakes[0]
 
 
+@pytest.mark.parametrize("units", [np.zeros((40, 8), np.float32), np.full((40, 8), 0.1, np.float32)], ids=["0", "0.1"])
+def test_images_whose_features_are_all_equal_lie_on_one_point(units):
+    assert not feature_study.planar_map(units).any()
+
+
 def test_another_folder_needs_the_kind_of_its_images(digits_run, tmp_path):
     """Otherwise the default data set, the digits, would be studied in their place."""
     with pytest.raises(UserError, match="--datapath needs --dataname, of the images that it holds"):

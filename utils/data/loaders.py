@@ -576,9 +576,7 @@ def choose(data: Data, settings: DataSettings, device: torch.device) -> tuple[bo
         return settings.loader == "resident", "as --loader says"
     if not data.spec.fixed_size:
         return False, "images of any size are cropped while they are read"
-    of_one = data.preprocessing.channels * math.prod(sides(data.spec.image_size))
-    files = [images for images in (data.train, data.validation) if isinstance(images, ImageFiles)]
-    of_one *= files[0].dtype.itemsize if files else 1
+    of_one = data.preprocessing.channels * math.prod(sides(data.spec.image_size)) * data.validation.dtype.itemsize
     size = sum(
         images.pixels.numel() if isinstance(images, MemoryImages) else len(images) * of_one
         for images in (data.train, data.validation)

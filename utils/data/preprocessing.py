@@ -132,14 +132,15 @@ class Preprocessing(Channels):
         if isinstance(image, Image.Image) and not is_array(self.colour):
             refuse_misread(image)
             do_not_map(image)
-            if self.pixel_range is not None and ";16" in raw_mode(image):  # Pillow would load 8 bits of it
+            # Pillow would load 8 bits of it. It has all of a deep image, whichever page of its file is shown.
+            if self.pixel_range is not None and ";16" in raw_mode(image) and not is_deep(image):
                 assert isinstance(image, ImageFile) and image.fp is not None  # not loaded yet
                 image.fp.seek(0)
                 image = open_image(io.BytesIO(image.fp.read()), self.colour)
             return to_tensor(in_colour(ImageOps.exif_transpose(image), self.colour, image.format))
         if isinstance(image, Image.Image) and LEVELS in image.info:
             return torch.from_numpy(np.array(image.info[LEVELS])).permute(2, 0, 1)
-        if isinstance(image, Image.Image) and (file := getattr(image, "fp", None)) is not None:
+        if isinstance(image, Image.Image) and not image.tell() and (file := getattr(image, "fp", None)) is not None:
             file.seek(0)
             image = io.BytesIO(file.read())  # Pillow would load 8 bits of some files, or not all channels
         if isinstance(image, np.ndarray | Image.Image):

@@ -25,7 +25,6 @@ function filled(element, attributes, children) {
 
 const named = (text) => make("span", { class: "name" }, text);
 const byId = (id) => document.getElementById(id);
-const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
 const whole = (number) => number.toLocaleString("en-US");
 /** A share as CSS takes it. */
 const cssPercent = (share) => `${(100 * share).toFixed(2)}%`;
@@ -33,11 +32,11 @@ const plural = (number, noun) => `${whole(number)} ${noun}${number === 1 ? "" : 
 const runColour = (run) => `var(--run-${run % 8})`;
 const colourOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-/** A probability, honest about its ends: what is not quite 1 never reads as 100 %. */
-function odds(share) {
+/** A share in percent, honest about its ends: what is not quite 1 never reads as 100 %, nor what is not 0 as 0 %. */
+function percent(share) {
   if (share > 0.9995 && share < 1) return "> 99.9 %";
   if (share < 0.0005 && share > 0) return "< 0.1 %";
-  return percent(share);
+  return `${(100 * share).toFixed(1)} %`;
 }
 
 function compact(value) {

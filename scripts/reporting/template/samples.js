@@ -11,7 +11,7 @@ function card(picture, id, ...words) {
 function bars(classes, answers) {
   return make("div", { class: "odds" }, answers.map(([one, share, colour]) => [
     make("span", { class: "class", title: classes[one], style: { "--p": cssPercent(share), "--bar": colour } }, named(classes[one])),
-    make("span", { class: "number" }, odds(share)),
+    make("span", { class: "number" }, percent(share)),
   ]));
 }
 

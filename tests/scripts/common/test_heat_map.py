@@ -1,5 +1,6 @@
 """Heat maps: right where the answer is known, at the right layer, and a function of the trained weights."""
 
+import copy
 from types import SimpleNamespace
 
 import numpy as np
@@ -191,6 +192,26 @@ def test_a_class_that_nothing_speaks_for_has_an_empty_map(trained):
     with torch.no_grad():
         network[-1].weight.fill_(-1.0)  # features are never negative
     assert not heat_map(loaded(network), torch.randn(2, 1, SIZE, SIZE), [0, 1]).any()
+
+
+def test_a_frozen_network_has_its_map_and_one_that_passes_no_gradient_on_none(trained):
+    images, classes, _ = striped(2, seed=4)
+    frozen = copy.deepcopy(trained).requires_grad_(False)
+    np.testing.assert_array_equal(heat_map(loaded(frozen), images, classes), heat_map(loaded(trained), images, classes))
+
+    class Probe(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.backbone = trained[:-1]
+            self.head = trained[-1]
+
+        def forward(self, images):
+            with torch.no_grad():
+                features = self.backbone(images)
+            return self.head(features)
+
+    with pytest.raises(UserError, match="no heat map: the network passes no gradient on to its images"):
+        heat_map(loaded(Probe()), images, classes)
 
 
 def test_outputs_that_are_not_finite_are_refused(trained):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from PIL import Image
+from PIL import Image, ImageSequence
 from scipy.special import ndtri
 from timm.models import adapt_input_conv
 from torchvision.transforms.v2 import functional
@@ -42,6 +42,7 @@ from utils.data.formats.own import read_own
 from utils.data.images.arrays import array_header, of_colour
 from utils.data.images.decoding import UnreadableImage, decode_crop, open_image, read_pixels
 from utils.data.images.levels import Colour
+from utils.data.images.look import look
 from utils.data.preprocessing import Preprocessing
 from utils.data.sample_plan import mixed
 
@@ -148,6 +149,29 @@ def test_an_array_that_is_no_such_image_is_one_line_that_names_the_file(numbers,
     (tmp_path / "odd.npy").write_bytes(npy(numbers))
     with pytest.raises(UnreadableImage, match=rf"odd\.npy: cannot be read as an image \(.*{words}"):
         read_pixels(str(tmp_path / "odd.npy"), FIVE)
+
+
+def test_a_square_patch_of_many_channels_is_read_as_it_is_saved(tmp_path):
+    numbers = np.random.default_rng(0).integers(0, 256, (9, 9, 200), dtype=np.uint8)
+    (tmp_path / "patch.npy").write_bytes(npy(numbers))
+    assert torch.equal(
+        read_pixels(str(tmp_path / "patch.npy"), Colour("200")), torch.from_numpy(numbers).permute(2, 0, 1)
+    )
+
+
+def test_16_bits_of_which_training_reads_8_are_no_damage(tmp_path):
+    (tmp_path / "grey_and_alpha.png").write_bytes(png(np.full((9, 7, 2), 40000, np.uint16)))
+    assert look(str(tmp_path / "grey_and_alpha.png"), "L").seen[0] == 40000 >> 8
+
+
+def test_each_page_of_a_deep_file_is_preprocessed_as_itself(tmp_path):
+    pages = [Image.fromarray(np.full((8, 8), 1000 * number, np.uint16)) for number in (1, 3)]
+    pages[0].save(tmp_path / "stack.tif", save_all=True, append_images=pages[1:])
+    for colour in ({"pixel_range": (0, 4095)}, {"levels": "all"}):
+        preprocessing = Preprocessing(8, 8, (0.0,), (1.0,), 1.0, "squash", "bilinear", **colour)
+        with Image.open(tmp_path / "stack.tif") as stack:
+            shown = [preprocessing(page).mean().item() for page in ImageSequence.Iterator(stack)]
+        assert shown[1] == pytest.approx(3 * shown[0], rel=0.01)
 
 
 @pytest.mark.parametrize("colour", ["L", "RGB", Colour("L", (0, 65535)), Colour("RGB", None, True)], ids=repr)

@@ -208,7 +208,7 @@ class ModelSettings:
             and "--compile decides itself what to compute again; remove --grad-checkpointing"
         )
         yield (
-            (v.compile and v.compile_mode != "default" and v.accumulate > 1 and not v.evaluate)
+            (v.compile and v.compile_mode != "default" and v.accumulate > 1 and not v.evaluate and v.device != "cpu")
             and any(map(v.is_explicit, ("compile", "compile_mode", "accumulate")))
             and f"--compile-mode {v.compile_mode} overwrites the gradients of the pass before; with --accumulate "
             f"{v.accumulate}, take --cuda-graph auto instead"

@@ -50,6 +50,10 @@ class MemoryImages:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.pixels.dtype
+
     def take(self, places: np.ndarray) -> MemoryImages:
         """The images at ``places``, int64 (m,), in that order."""
         return replace(self, pixels=self.pixels[places], labels=self.labels[places])

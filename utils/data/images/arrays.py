@@ -177,7 +177,7 @@ def checked(shape: tuple[int, ...]) -> tuple[int, int, int]:
         raise ValueError(f"holds numbers of shape {shape} instead of (height, width) or (height, width, channels)")
     height, width, channels = (*shape, 1)[:3]
     first = height <= 4 < min(width, channels)  # bands, as where torch's arrays are saved
-    if first or channels > max(height, width) > 4:
+    if first or (channels > max(height, width) > 4 and height != width):  # a patch of many channels is square
         raise ValueError(f"has shape {shape}, {channels} channels if they come last; save (height, width, channels)")
     return height, width, channels
 

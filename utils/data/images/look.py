@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import nullcontext, suppress
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -104,7 +105,10 @@ def look(path: str | BinaryIO, colour: str, shown: Image.Image | None = None) ->
     lost = hashlib.sha256()
     with Image.open(path) as image:
         if found.bits > 8:
-            numbers = numbers_of(image, path)
+            with (
+                nullcontext() if range_of(colour) else suppress(ValueError)
+            ):  # without a range, 8 bits of some are read
+                numbers = numbers_of(image, path)
         if not is_deep(image) and ("A" in image.getbands() or "transparency" in image.info):
             alpha = np.asarray(image.convert("RGBA"))[..., 3]
     if numbers is not None:
