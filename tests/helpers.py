@@ -1,4 +1,4 @@
-"""What tests of several rooms share: small class folders, command lines of tools, waiting, and the comparison of nested states."""
+"""What tests of several rooms share: small class folders, command lines, mistakes, waiting, the comparison of states."""
 
 import csv
 import struct
@@ -7,10 +7,12 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
 from scripts.common.command_line import run_tool
+from utils.config.settings import UserError
 
 QUIETLY = ("--device", "cpu", "--no-progress", "--picture-epochs", "off")  # pictures take as long as forty steps
 
@@ -52,6 +54,14 @@ def altered(run, path, **changes):
 
     torch.save(changed(torch.load(Path(run, "checkpoints/last.pt"), weights_only=True), changes), path)
     return path
+
+
+def mistakes_of(function, *arguments, **named):
+    """The lines of the UserError that a call raises."""
+    with pytest.raises(UserError) as caught:
+        function(*arguments, **named)
+    assert all(line.strip() and "\n" not in line for line in caught.value.mistakes)
+    return caught.value.mistakes
 
 
 def png_that_says(width, height):

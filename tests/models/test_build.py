@@ -12,7 +12,7 @@ from torch import nn
 from models import initialisation
 from models.build import OWN, _fit_last_layer, build_model, locate, unknown_arch
 from models.prepare import Prepared, channels_last_is_faster
-from tests.helpers import equal
+from tests.helpers import equal, mistakes_of
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError
 
@@ -224,9 +224,7 @@ def test_every_classifier_of_both_libraries_is_found():
     ],
 )
 def test_unknown_name_is_answered_with_the_nearest(wrong, near):
-    with pytest.raises(UserError) as caught:
-        build(wrong)
-    assert caught.value.mistakes == [unknown_arch(wrong)]
+    assert mistakes_of(build, wrong) == [unknown_arch(wrong)]
     assert f"--arch '{wrong}'" in unknown_arch(wrong)
     assert near in unknown_arch(wrong).split("did you mean ")[1]
 
@@ -241,10 +239,8 @@ def test_unknown_name_near_to_nothing_is_answered_with_our_own():
     [("torchvision/alexnet", 32), ("torchvision/vit_b_16", 30), ("vit_tiny_patch16_224", 8)],
 )
 def test_images_that_do_not_fit_the_network_are_one_line_about_both(shapes_alone, arch, image_size):
-    with pytest.raises(UserError) as caught:
-        build(arch, image_size=image_size)
-    (line,) = caught.value.mistakes
-    assert f"--arch {arch}" in line and f"{image_size}-pixel images" in line and "\n" not in line
+    (line,) = mistakes_of(build, arch, image_size=image_size)
+    assert f"--arch {arch}" in line and f"{image_size}-pixel images" in line
 
 
 def test_own_networks_have_no_pretrained_weights():

@@ -12,11 +12,10 @@ from torch import nn
 from models import build_model, load_model
 from models.layers import checkpoint_gradients
 from tests.faults.small_run import told
-from tests.helpers import QUIETLY
+from tests.helpers import QUIETLY, mistakes_of
 from utils.config import arguments
 from utils.config.groups.model import ModelSettings
 from utils.config.keywords import read_keyword
-from utils.config.settings import UserError
 
 CUT = ("--val-batch-size", "40", "--max-val-batches", "1")
 FLAGS = (*QUIETLY, *CUT, "--max-steps", "2", "--batch-size", "8")
@@ -94,9 +93,7 @@ def test_own_networks_take_their_own_arguments():
     ],
 )
 def test_what_a_network_does_not_take_is_one_line(arch, settings, words):
-    with pytest.raises(UserError) as caught:
-        build(arch, **settings)
-    (line,) = caught.value.mistakes
+    (line,) = mistakes_of(build, arch, **settings)
     assert words in line
 
 

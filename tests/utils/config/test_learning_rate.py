@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from tests.helpers import mistakes_of
 from utils.config.arguments import as_recipe, parse
-from utils.config.settings import UserError
 
 
 def timms(optimizer, lr_base, size, batch, scale=""):
@@ -13,12 +13,6 @@ def timms(optimizer, lr_base, size, batch, scale=""):
     if not scale:
         scale = "sqrt" if "ada" in optimizer or "lamb" in optimizer else "linear"
     return lr_base * (math.sqrt(batch / size) if scale == "sqrt" else batch / size)
-
-
-def mistakes(*flags, **options):
-    with pytest.raises(UserError) as caught:
-        parse(flags, **options)
-    return caught.value.mistakes
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "adafactor", "lamb", "lion", "muon", "nadamw"])
@@ -44,7 +38,7 @@ def test_the_flag_of_one_replaces_the_other_in_a_recipe_and_in_the_same_place_th
     replaced = parse(["--config", recipe("lr-base: 0.7\nbatch-size: 128\n"), "--lr", "0.4"]).optimisation
     assert (replaced.lr, replaced.lr_base) == (0.4, None)
     for line in (("--lr", "0.1", "--lr-base", "0.1"), ("--config", recipe("lr-base: 0.7\nlr: 0.1\n"))):
-        (mistake,) = mistakes(*line)
+        (mistake,) = mistakes_of(parse, line)
         assert "--lr and --lr-base" in mistake
 
 

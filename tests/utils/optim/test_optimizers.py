@@ -11,7 +11,7 @@ import timm.optim
 import torch
 from torch import nn
 
-from tests.helpers import equal
+from tests.helpers import equal, mistakes_of
 from utils.config.groups.optimisation import OptimisationSettings
 from utils.config.settings import UserError
 from utils.optim.groups import parameter_groups
@@ -177,9 +177,7 @@ def test_a_name_that_no_parameter_has_is_a_mistake():
     [("adamm", "adam"), ("sdg", "sgd"), ("lambb", "lamb"), ("SGD", "sgd"), ("AdamW", "adamw"), ("RMSprop", "rmsprop")],
 )
 def test_unknown_optimizer_is_answered_with_the_nearest_names_once_each(wrong, near):
-    with pytest.raises(UserError) as caught:
-        build_optimizers(OptimisationSettings(optimizer=wrong, lr=0.1), network())
-    (line,) = caught.value.mistakes
+    (line,) = mistakes_of(build_optimizers, OptimisationSettings(optimizer=wrong, lr=0.1), network())
     assert f"--optimizer '{wrong}'" in line
     names = line.split("did you mean ")[1].rstrip("?").split(", ")
     assert near in names and len(set(names)) == len(names)
@@ -332,9 +330,7 @@ def test_the_schedule_free_adamw_takes_its_betas_and_eps():
     ],
 )
 def test_an_argument_that_an_optimizer_does_not_take_is_one_line(settings, words):
-    with pytest.raises(UserError) as caught:
-        build_optimizers(OptimisationSettings(lr=0.01, **settings), deeper_network())
-    (line,) = caught.value.mistakes
+    (line,) = mistakes_of(build_optimizers, OptimisationSettings(lr=0.01, **settings), deeper_network())
     assert words in line
 
 

@@ -6,8 +6,8 @@ from datetime import datetime as real_datetime
 
 import pytest
 
+from tests.helpers import mistakes_of
 from utils.config.arguments import OPTIONS, parse
-from utils.config.settings import UserError
 from utils.record import run_folder
 from utils.record.run_folder import MOST_CHARACTERS, _as_name, _token, make_folder, planned_folder, specific_name
 
@@ -130,8 +130,6 @@ def test_file_where_a_folder_must_be_is_one_line_about_the_output(place, tmp_pat
     taken = tmp_path / place
     taken.parent.mkdir(parents=True, exist_ok=True)
     taken.write_text("mine")
-    with pytest.raises(UserError) as caught:
-        make_folder(settings_for(tmp_path))
-    (line,) = caught.value.mistakes
+    (line,) = mistakes_of(make_folder, settings_for(tmp_path))
     assert f"--output {tmp_path / 'runs'}" in line
     assert taken.read_text() == "mine"

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from utils.config.settings import UserError
+from tests.helpers import mistakes_of
 from utils.runtime.sharding import spread
 
 
@@ -30,7 +30,5 @@ def tied():
     ],
 )
 def test_a_network_that_torch_cannot_spread_is_refused_in_one_line(network, words):
-    with pytest.raises(UserError) as error:
-        spread(network, torch.device("cpu"), None, with_copy=False)
-    (line,) = error.value.mistakes
+    (line,) = mistakes_of(spread, network, torch.device("cpu"), None, with_copy=False)
     assert line.startswith(words)
