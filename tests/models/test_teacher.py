@@ -1,6 +1,5 @@
 """``--teacher``: checkpoints and pretrained networks, their classes and images, and runs that learn from them."""
 
-import re
 from types import SimpleNamespace
 
 import pytest
@@ -13,13 +12,10 @@ from models import load_model
 from models.training_loss import build_teacher
 from tests.end_to_end.processes import differences, load, rows
 from tests.faults.small_run import told
-from tests.helpers import altered, trained
+from tests.helpers import altered, mistakes_of, trained
 from tests.models.test_pretrained import timm_weights
-from utils.config.arguments import parse
+from tests.utils.data.loading import CPU, read
 from utils.config.settings import UserError
-from utils.data.datasets import get_data
-
-CPU = torch.device("cpu")
 
 
 def train(output, *more):
@@ -35,7 +31,7 @@ def teacher(tmp_path_factory):
 
 @pytest.fixture
 def digits():
-    return get_data(parse([]).data, CPU)
+    return read()
 
 
 def test_a_checkpoints_network_answers_as_load_model_lets_it(teacher, digits):
@@ -93,9 +89,8 @@ def test_what_cannot_teach_is_refused_in_one_line(teacher, digits, tmp_path, mon
         ("test_resnet", "its 7 classes are not those of ImageNet-1k"),
         (str(tmp_path / "absent.pt"), "is no file or folder"),
     ):
-        with pytest.raises(UserError, match=re.escape(words)) as raised:
-            build_teacher(source, digits, CPU)
-        (line,) = raised.value.mistakes
+        (line,) = mistakes_of(build_teacher, source, digits, CPU)
+        assert words in line
         assert (line.startswith(f"--teacher {source}: ") and line.count(source) == 1) or source in ("fc", "resnet1")
     timm_weights(monkeypatch, tmp_path, "test_resnet", classes=1000)
     with pytest.raises(UserError, match="sees images of 3 channel.s., and the data has 1"):
@@ -122,7 +117,7 @@ def test_a_run_cut_and_resumed_has_the_bits_of_an_uninterrupted_one_and_logs_bot
     assert ours["teacher"] == {
         "source": str(teacher),
         "arch": "fc",
-        "digest": build_teacher(str(teacher), get_data(parse([]).data, CPU), CPU).origin.digest,
+        "digest": build_teacher(str(teacher), read(), CPU).origin.digest,
     }
 
 

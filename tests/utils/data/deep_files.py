@@ -9,11 +9,11 @@ from tests.helpers import png_file
 
 
 def png(numbers):
-    """A PNG file of uint16 (h, w) or (h, w, channels): grey, grey and alpha, RGB, RGBA."""
+    """A PNG file of uint8 or uint16 (h, w) or (h, w, channels): grey, grey and alpha, RGB, RGBA."""
     height, width, channels = numbers.reshape(*numbers.shape[:2], -1).shape
     kind = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
-    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in numbers)
-    return png_file(width, height, 16, kind, rows)
+    rows = b"".join(b"\0" + row.astype(numbers.dtype.newbyteorder(">")).tobytes() for row in numbers)
+    return png_file(width, height, 8 * numbers.itemsize, kind, rows)
 
 
 def tiff(numbers, photometric=None, extra=(), deflated=False):

@@ -12,6 +12,16 @@ from utils.runtime.distributed import Distributed, RankInfo
 CPU = torch.device("cpu")
 
 
+def read(*flags):
+    """The data set that main.py reads with these flags, on a CPU."""
+    return get_data(parse([*map(str, flags)]).data, CPU)
+
+
+def read_folder(folder, *flags):
+    """The images below ``folder``, in class folders or of a table."""
+    return read("--dataname", "folder", "--datapath", folder, *flags)
+
+
 def make(*flags, rank=0, world_size=1):
     """The loaders of training and validation, and which kind they are, on a CPU."""
     args = parse(["--device", "cpu", *map(str, flags)], world_size)

@@ -29,7 +29,7 @@ from scripts.serving.uploads import Limits, decode
 from tests.faults.small_run import told
 from tests.helpers import trained
 from tests.utils.data.deep_files import png, tiff
-from tests.utils.data.loading import make, same_steps, steps_of
+from tests.utils.data.loading import make, read, same_steps, steps_of
 from utils.config.arguments import parse
 from utils.config.datasets import SPECS
 from utils.config.groups.model import ModelSettings
@@ -37,7 +37,6 @@ from utils.config.plugins import Entry
 from utils.config.settings import UserError
 from utils.data.augment.erasing import normals
 from utils.data.augment.operations import Canvas, apply_layers
-from utils.data.datasets import get_data
 from utils.data.formats.own import read_own
 from utils.data.images.arrays import array_header, of_colour
 from utils.data.images.decoding import UnreadableImage, decode_crop, open_image, read_pixels
@@ -46,7 +45,6 @@ from utils.data.images.look import look
 from utils.data.preprocessing import Preprocessing
 from utils.data.sample_plan import mixed
 
-CPU = torch.device("cpu")
 FIVE = Colour("5", keeps_levels=True)
 BANDS = np.random.default_rng(0).integers(0, 65536, (12, 20, 5)).astype(np.uint16)
 
@@ -272,23 +270,15 @@ def test_levels_that_bicubic_puts_beyond_0_and_255_are_cut_off_in_one_image_as_i
 
 def test_8_bits_and_as_many_numbers_of_16_train_to_the_same_bits(tmp_path):
     """value * 257 over 65535 is value over 255, exactly in float32."""
-    for name, deep in (("8", False), ("16", True)):
-        for split in ("train", "val"):
-            for label in "ab":
-                (tmp_path / name / split / label).mkdir(parents=True)
-                for number in range(4):
-                    rng = np.random.default_rng([ord(label), number, len(split)])
-                    pixels = rng.integers(0, 256, (16, 20)).astype(np.uint8)
-                    path = tmp_path / name / split / label / f"{number}.png"
-                    path.write_bytes(png(pixels.astype(np.uint16) * np.uint16(257)) if deep else b"")
-                    _ = None if deep else Image.fromarray(pixels).save(path)
+    tree(tmp_path / "8", lambda numbers: png((numbers[..., 0] % 256).astype(np.uint8)), "png", count=4)
+    tree(tmp_path / "16", lambda numbers: png(numbers[..., 0] % 256 * np.uint16(257)), "png", count=4)
     more = ("--in-channels", 1, "--levels", "all", "--rotation", 20, "--gaussian-blur-prob", 0.5, "--workers", 0)
     assert same_steps(*(steps_of(*flags(tmp_path / name, *more)) for name in ("8", "16")))
 
 
 def test_channels_and_levels_are_found_and_loaders_agree(bands):
     folder, arrays = bands
-    data = get_data(parse(flags(folder), 1).data, CPU)
+    data = read(*flags(folder))
     assert data.preprocessing.channels == 5 and data.preprocessing.levels == "all" and data.image_shape == (5, 16, 20)
     ways = [
         steps_of(*flags(folder, "--augment", "flip", "--crop-pct", 1, "--loader", loader, "--workers", workers))
@@ -379,7 +369,7 @@ def test_statistics_leave_out_what_a_run_would_leave_out(bands, tmp_path, capsys
 def test_statistics_of_the_digits_are_those_of_the_specification(tmp_path):
     assert check_data.main(["--statistics", "--output", str(tmp_path)]) == 0
     data = parse(["--config", str(tmp_path / "statistics.yaml")], 1).data
-    spec = get_data(parse([], 1).data, CPU).spec
+    spec = read().spec
     # the specification's are of the 17 levels before these are rounded to bytes, by up to 0.5 of 255
     np.testing.assert_allclose([data.mean, data.std], [spec.mean, spec.std], rtol=0, atol=0.5 / 255)
     assert data.in_channels is None
@@ -408,11 +398,10 @@ def test_a_network_of_torchvision_takes_five_channels():
 
 
 def test_channels_of_images_in_memory_become_grey_or_rgb_only():
-    settings = parse(["--in-channels", "3"], 1).data
-    data = get_data(settings, CPU)
+    data = read("--in-channels", 3)
     assert data.train.pixels.shape == (1437, 3, 8, 8) and data.preprocessing.mean == (0.3055,) * 3
     with pytest.raises(UserError, match="--in-channels 5: the images have 1"):
-        get_data(parse(["--in-channels", "5"], 1).data, CPU)
+        read("--in-channels", 5)
 
 
 def test_images_of_five_channels_in_memory_are_shown_checked_and_refused_by_name_where_files_cannot_hold_them(tmp_path):

@@ -6,16 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
+from tests.helpers import mistakes_of
+from tests.utils.data.loading import CPU, read, read_folder
 from utils.checkpoint.resume import ResumePoint
 from utils.config.arguments import parse
 from utils.config.settings import UserError
-from utils.data.datasets import get_data, get_test_data
+from utils.data.datasets import get_test_data
 from utils.data.formats import class_folders
-
-CPU = torch.device("cpu")
 
 
 def plant(folder, count=4, ending="png"):
@@ -30,10 +29,6 @@ def plant_splits(root, train="train", validation="val", names=("ants", "bees", "
         plant(root / validation / name, 2)
 
 
-def read(root, *flags):
-    return get_data(parse(["--dataname", "folder", "--datapath", str(root), *flags]).data, CPU)
-
-
 @pytest.fixture
 def root(tmp_path):
     plant_splits(tmp_path / "data")
@@ -41,14 +36,14 @@ def root(tmp_path):
 
 
 def test_a_tree_with_nothing_left_out_has_no_warnings(root, tmp_path):
-    assert read(root).warnings == ()
+    assert read_folder(root).warnings == ()
     (root / "train" / "ants" / "notes.txt").write_text("")
     (root / "train" / ".DS_Store").write_text("")
     (root / "train" / "ants" / ".hidden.gif").write_text("")
-    assert read(root).warnings == ()
+    assert read_folder(root).warnings == ()
     plant(tmp_path / "one" / "a")
     plant(tmp_path / "one" / "b")
-    assert read(tmp_path / "one", "--val-split", "0.25").warnings == ()
+    assert read_folder(tmp_path / "one", "--val-split", "0.25").warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -57,28 +52,28 @@ def test_a_tree_with_nothing_left_out_has_no_warnings(root, tmp_path):
 )
 def test_splits_are_found_under_all_their_usual_names(root, tmp_path, train, validation):
     plant_splits(tmp_path / "other", train, validation)
-    assert read(tmp_path / "other").fingerprint == read(root).fingerprint
+    assert read_folder(tmp_path / "other").fingerprint == read_folder(root).fingerprint
 
 
 def test_validation_images_come_before_test_images_and_train_before_training(root):
     for name in ("test", "validation", "training"):
         plant(root / name / "ants", 1)
-    data = read(root)
+    data = read_folder(root)
     assert (len(data.train), len(data.validation)) == (12, 6)
 
 
 def test_test_images_that_are_validated_on_are_told_with_how_to_keep_them_for_the_end(tmp_path):
     root = tmp_path / "own"
     plant_splits(root, "train", "test")
-    (line,) = read(root).warnings
+    (line,) = read_folder(root).warnings
     assert "test/ chooses best.pt" in line
     apart = f"--datapath {root / 'train'}"
     assert f"{apart} --val-split 0.2" in line and f"RUN --datapath {root / 'test'}" in line
     with pytest.raises(UserError, match=f"remove the flag, or give {apart}$"):
-        read(root, "--val-split", "0.2")
-    assert read(root / "train", "--val-split", "0.2").warnings == ()
+        read_folder(root, "--val-split", "0.2")
+    assert read_folder(root / "train", "--val-split", "0.2").warnings == ()
     plant(root / "val" / "ants")
-    assert not any("best.pt" in line for line in read(root).warnings)
+    assert not any("best.pt" in line for line in read_folder(root).warnings)
 
 
 def test_classes_without_a_validation_image_are_named(root):
@@ -87,7 +82,7 @@ def test_classes_without_a_validation_image_are_named(root):
     (root / "val" / "cats" / "0.png").rename(root / "val" / "ants" / "9.png")
     (root / "val" / "cats" / "1.png").unlink()
     (root / "val" / "cats").rmdir()
-    assert read(root).warnings == (
+    assert read_folder(root).warnings == (
         f"--datapath {root}: 2 of 3 classes have no validation image, and the results say nothing about them: bees, cats",
     )
 
@@ -95,7 +90,7 @@ def test_classes_without_a_validation_image_are_named(root):
 def test_of_many_classes_the_first_ten_are_named_in_characters_that_can_be_printed(root):
     for number in range(12):
         plant(root / "train" / f"d{number:02}\x1b[31m", 1)
-    (line,) = read(root).warnings
+    (line,) = read_folder(root).warnings
     assert "12 of 15 classes have" in line and "\x1b" not in line
     assert line.endswith(", ".join(f"d{number:02}?[31m" for number in range(10)) + " and 2 more")
 
@@ -105,7 +100,7 @@ def test_images_of_formats_that_are_not_read_are_counted(root):
     plant(root / "val" / "bees", 1, "GIF")
     (root / "val" / "cats" / "phone.HEIC").write_bytes(b"")
     (root / "val" / "cats" / "scan").write_bytes(b"")
-    assert read(root).warnings == (
+    assert read_folder(root).warnings == (
         f"--datapath: files below {root / 'train'} and {root / 'val'} are left out: 4 .gif, 1 .heic, 1 without an "
         "ending; convert them to .jpg or .png files",
     )
@@ -114,12 +109,12 @@ def test_images_of_formats_that_are_not_read_are_counted(root):
 def test_links_to_folders_inside_the_classes_are_counted_and_not_followed(root, tmp_path):
     plant(tmp_path / "elsewhere")
     (root / "linked").symlink_to(tmp_path / "elsewhere")
-    assert read(root).warnings == ()
+    assert read_folder(root).warnings == ()
     (root / "train" / "dogs").symlink_to(tmp_path / "elsewhere")  # a class folder may be one
     (root / "train" / "ants" / "more").symlink_to(tmp_path / "elsewhere")
     (root / "val" / "bees" / "loop.png").symlink_to(root)
     (root / "val" / "bees" / "link.png").symlink_to(tmp_path / "elsewhere" / "0.png")
-    data = read(root)
+    data = read_folder(root)
     assert len(data.train) == 16 and len(data.validation) == 7
     (told,) = (line for line in data.warnings if "not followed" in line)
     assert told.startswith("--datapath: 2 link(s) to folders inside the classes below ")
@@ -127,7 +122,7 @@ def test_links_to_folders_inside_the_classes_are_counted_and_not_followed(root, 
 
 def test_images_beside_the_class_folders_are_counted(root):
     plant(root / "train", 2)
-    assert read(root).warnings == (
+    assert read_folder(root).warnings == (
         f"--datapath: {root / 'train'} holds 2 images beside its class folders, which are left out; move each into the "
         "folder of its class",
     )
@@ -137,7 +132,7 @@ def test_classes_that_hold_only_folders_are_told(tmp_path):
     for name in ("ants", "bees"):
         plant(tmp_path / "set_a" / name)
         plant(tmp_path / "set_b" / name)
-    (line,) = read(tmp_path, "--val-split", "0.25").warnings
+    (line,) = read_folder(tmp_path, "--val-split", "0.25").warnings
     assert re.search(r"no class folder in .* holds images itself.*the classes are set_a, set_b", line)
 
 
@@ -161,39 +156,33 @@ def half(root):
     (root / "train").rename(root / "images")
 
 
+def one_split(root):
+    plant_splits(root)
+    return root / "train"
+
+
 @pytest.mark.parametrize(
-    "make, below, hint",
+    "make, hint",
     [
-        (
-            lambda root: plant_splits(root / "my_data"),
-            "",
-            "it holds my_data/train, my_data/val: use --datapath {root}/my_data",
-        ),
-        (classes, "", "it holds ants/, bees/: add --val-split 0.2"),
+        (unpacked_on_a_mac, "it holds my_data/train, my_data/val: use --datapath {root}/my_data"),
+        (classes, "it holds ants/, bees/: add --val-split 0.2"),
         (
             lambda root: classes(root / "my_data"),
-            "",
             "it holds my_data/ants/, my_data/bees/: use --datapath {root}/my_data --val-split 0.2",
         ),
-        (plant_splits, "train", "it is one of two splits: use --datapath {root}"),
-        (of_one_class, "", "holds one class, ants; a classifier needs two or more"),
-        (half, "", r"it holds val/ and no train/: add it \(only --evaluate needs none\)"),
-        (
-            lambda root: (root / "cifar-10-batches-py").mkdir(),
-            "",
-            "it holds cifar-10-batches-py/: use --dataname cifar10",
-        ),
-        (plant, "", "it holds 0.png, 1.png, 2.png, ...: put each class's images into a folder of the class's name"),
-        (lambda root: (root / "my_data.tar.gz").write_bytes(b""), "", "it holds my_data.tar.gz: unpack it first"),
+        (one_split, "it is one of two splits: use --datapath {root}"),
+        (of_one_class, "holds one class, ants; a classifier needs two or more"),
+        (half, r"it holds val/ and no train/: add it \(only --evaluate needs none\)"),
+        (lambda root: (root / "cifar-10-batches-py").mkdir(), "it holds cifar-10-batches-py/: use --dataname cifar10"),
+        (plant, "it holds 0.png, 1.png, 2.png, ...: put each class's images into a folder of the class's name"),
+        (lambda root: (root / "my_data.tar.gz").touch(), "it holds my_data.tar.gz: unpack it first"),
     ],
 )
-def test_a_wrong_tree_gets_a_hint_from_what_lies_there(tmp_path, make, below, hint):
+def test_a_wrong_tree_gets_a_hint_from_what_lies_there(tmp_path, make, hint):
     root = tmp_path / "there"
     root.mkdir()
-    make(root)
-    with pytest.raises(UserError, match=hint.format(root=root) + "$") as raised:
-        read(root / below)
-    assert len(raised.value.mistakes) == 1
+    (line,) = mistakes_of(read_folder, make(root) or root)
+    assert re.search(hint.format(root=root) + "$", line)
 
 
 @pytest.mark.parametrize(
@@ -215,19 +204,19 @@ def test_a_wrong_tree_gets_a_hint_from_what_lies_there(tmp_path, make, below, hi
 def test_a_tree_that_cannot_be_split_gets_a_hint_too(tmp_path, make, hint):
     make(tmp_path)
     with pytest.raises(UserError, match=hint.format(root=tmp_path) + "$"):
-        read(tmp_path, "--val-split", "0.25")
+        read_folder(tmp_path, "--val-split", "0.25")
 
 
 def test_the_hint_for_a_named_set_keeps_to_what_that_set_takes(tmp_path):
     classes(tmp_path)
     with pytest.raises(UserError, match="it holds ants/, bees/: put such folders into train/ and val/"):
-        get_data(parse(["--dataname", "mnist", "--datapath", str(tmp_path)]).data, CPU)
+        read("--dataname", "mnist", "--datapath", tmp_path)
 
 
 def test_archives_of_imagenet_that_a_dry_run_leaves_packed_are_said(tmp_path):
     (tmp_path / "ILSVRC2012_img_val.tar").write_bytes(b"")
     with pytest.raises(UserError, match="a run without --dry-run makes them from the archives"):
-        get_data(parse(["--dataname", "imagenet", "--datapath", str(tmp_path)]).data, CPU)
+        read("--dataname", "imagenet", "--datapath", tmp_path)
 
 
 def test_of_a_test_folder_only_its_own_folders_are_read_whatever_the_checkpoint_calls_its_classes(root, tmp_path):
@@ -270,7 +259,7 @@ def test_images_held_out_of_a_tree_with_a_class_named_like_a_split_are_evaluated
     for folder in (name, f"in{name}"):
         plant(tmp_path / folder, 20)
     settings = parse(["--dataname", "folder", "--datapath", str(tmp_path), "--val-split", "0.2"]).data
-    data = get_data(settings, CPU)
+    data = read_folder(tmp_path, "--val-split", "0.2")
     (warning,) = data.warnings
     assert f"{name} in {tmp_path} is taken for a class and trained on; if it is not one, move it out" in warning
     state = {"settings": dataclasses.asdict(settings), "classes": [*data.classes], "fingerprint": data.fingerprint}
@@ -284,6 +273,6 @@ def test_test_images_beside_the_class_folders_are_not_trained_on_as_a_class(spli
     for folder in ("ants", "bees", f"{split}/bees"):
         plant(tmp_path / folder)
     with pytest.raises(UserError, match=f"holds {split}/bees/ beside bees/, so {split} would be a class; move "):
-        read(tmp_path, "--val-split", "0.25")
+        read_folder(tmp_path, "--val-split", "0.25")
     (tmp_path / split / "bees").rename(tmp_path / split / "hives")
-    assert split in read(tmp_path, "--val-split", "0.25").classes
+    assert split in read_folder(tmp_path, "--val-split", "0.25").classes

@@ -15,13 +15,14 @@ from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
 from scripts import pack
 from tests.helpers import trained
+from tests.utils.data.loading import CPU, read, read_folder
 from tests.utils.data.test_val_split import read as read_tree
 from utils.checkpoint import checkpoint
 from utils.checkpoint.resume import ResumePoint
 from utils.config.arguments import parse
 from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError
-from utils.data.datasets import get_data, get_test_data
+from utils.data.datasets import get_test_data
 from utils.data.formats.file_paths import FilePaths
 from utils.data.formats.held_out import Folds, _hashes, folds_of, key_of
 from utils.data.formats.readers import ImageFiles
@@ -204,7 +205,7 @@ def test_folds_that_cannot_be_filled_are_refused(images, count, line):
 
 @pytest.mark.parametrize("fold", range(3))
 def test_each_training_digit_is_validated_in_one_fold_and_the_others_train(fold):
-    whole, data = (get_data(parse(flags).data, torch.device("cpu")) for flags in ([], flags_of(3, fold)))
+    whole, data = (read(*flags) for flags in ([], flags_of(3, fold)))
     chosen = torch.from_numpy(data.folds.folds == fold)
     for images, side in ((data.validation, chosen), (data.train, ~chosen)):
         assert torch.equal(images.pixels, whole.train.pixels[side])
@@ -214,6 +215,11 @@ def test_each_training_digit_is_validated_in_one_fold_and_the_others_train(fold)
 
 def flags_of(count, fold):
     return ["--folds", str(count), "--fold", str(fold)]
+
+
+def in_three(folder, *flags):
+    """The data of each of three folds."""
+    return [read_folder(folder, *flags, *flags_of(3, fold)) for fold in range(3)]
 
 
 @pytest.fixture
@@ -231,7 +237,7 @@ def save(path, number):
 
 
 def test_of_a_set_with_validation_images_the_training_images_alone_are_split(tree):
-    parts = [read_tree(tree, *flags_of(3, fold))[0] for fold in range(3)]
+    parts = in_three(tree)
     held = [{*part.validation.paths} for part in parts]
     everything = set.union(*held)
     assert sum(map(len, held)) == len(everything) == 30
@@ -241,75 +247,70 @@ def test_of_a_set_with_validation_images_the_training_images_alone_are_split(tre
 
 def test_a_class_too_small_for_the_folds_is_told(tree):
     save(tree / "train" / "c" / "1.png", 0)
-    told = [read_tree(tree, *flags_of(3, fold))[0].warnings for fold in range(3)]
-    lines = [line for warnings in told for line in warnings]
+    lines = [line for part in in_three(tree) for line in part.warnings]
     assert sum("1 of 3 classes have no validation image, and the results say nothing about them: c" in x for x in lines)
     held = [line for line in lines if "all images of 1 of 3 classes are held out" in line]
     assert len(held) == 1 and held[0].startswith("--folds 3 --fold ")
 
 
-def trained_on(tree, tmp_path, *flags):
-    """A run of one epoch, by its folder."""
+def trained_on(tree, tmp_path):
+    """A run of one epoch on the second of three folds: its folder and its last checkpoint."""
     line = ("--dataname", "folder", "--datapath", tree, "--arch", "fc", "--image-size", 4, "--epochs", 1)
-    return trained(tmp_path / "runs", *line, "--batch-size", 8, *flags)
+    run = trained(tmp_path / "runs", *line, "--batch-size", 8, *flags_of(3, 1))
+    path = run / "checkpoints" / "final.pt"
+    return run, ResumePoint.of(path, checkpoint.load(path), run)
 
 
 def test_the_checkpoint_holds_the_folds_and_added_images_move_none_of_another_fold(tree, tmp_path, capsys):
-    run = trained_on(tree, tmp_path, *flags_of(3, 1))
-    state = checkpoint.load(run / "checkpoints" / "final.pt")
-    data = read_tree(tree, *flags_of(3, 1))[0]
-    stored = Folds.from_state(state)
+    run, point = trained_on(tree, tmp_path)
+    data = read_folder(tree, *flags_of(3, 1))
+    stored = Folds.from_state(point.read())
     assert (stored.folds == data.folds.folds).all() and (stored.images == data.folds.images).all()
-    held = [{*read_tree(tree, *flags_of(3, fold))[0].validation.paths} for fold in range(3)]
+    held = [{*part.validation.paths} for part in in_three(tree)]
     for number in range(100, 121):
         save(tree / "train" / "ab"[number % 2] / f"{number}.png", number)
-    kept = [{*read_tree(tree, *flags_of(3, fold), "--folds-from", str(run))[0].validation.paths} for fold in range(3)]
-    afresh = [{*read_tree(tree, *flags_of(3, fold))[0].validation.paths} for fold in range(3)]
+    kept = [{*part.validation.paths} for part in in_three(tree, "--folds-from", run)]
+    afresh = [{*part.validation.paths} for part in in_three(tree)]
     assert all(old < new for old, new in zip(held, kept, strict=True))
     assert not all(old < new for old, new in zip(held, afresh, strict=True)), "without the flag some move"
     assert {len(new) for new in kept} == {17}
     # evaluation of the run finds its folds by itself, and so validates no image that it was trained on
-    point = ResumePoint.of(run / "checkpoints" / "final.pt", state, run)
     settings = parse(["--dataname", "folder", "--datapath", str(tree), *flags_of(3, 1)]).data
-    shown = get_test_data(settings, torch.device("cpu"), point, division_is_explicit=False)
+    shown = get_test_data(settings, CPU, point, division_is_explicit=False)
     assert {*shown.validation.paths} == kept[1]
     none = "was trained on none of the 17 validation images, by their names: the data have changed since then"
     assert shown.seen == f"{point.path} {none}"
 
 
 def test_the_fold_of_another_run_is_known_to_have_been_trained_on_and_others_are_not_taken_from_it(tree, tmp_path):
-    run = trained_on(tree, tmp_path, *flags_of(3, 1))
-    path = run / "checkpoints" / "final.pt"
-    point = ResumePoint.of(path, checkpoint.load(path), run)
+    run, point = trained_on(tree, tmp_path)
     data = read_tree(tree, *flags_of(3, 2), trained=point)[0]
-    line = f"{path} was trained on 10 of the 10 validation images; with --folds 3 --fold 1 on none of them"
+    line = f"{point.path} was trained on 10 of the 10 validation images; with --folds 3 --fold 1 on none of them"
     assert data.seen == line
     assert read_tree(tree, *flags_of(3, 1), trained=point)[0].seen == ""
     with pytest.raises(UserError, match=r"--folds-from .*: has --folds 3 --fold-seed 0, not --folds 4 --fold-seed 0"):
-        read_tree(tree, *flags_of(4, 1), "--folds-from", str(run))
+        read_folder(tree, *flags_of(4, 1), "--folds-from", run)
     (run / "checkpoints").rename(run / "gone")
     with pytest.raises(UserError, match=r"--folds-from .*: holds no checkpoint with folds"):
-        read_tree(tree, *flags_of(3, 1), "--folds-from", str(run))
+        read_folder(tree, *flags_of(3, 1), "--folds-from", run)
 
 
 def test_a_moved_tree_is_known_by_its_images_and_another_one_is_evaluated_whole(tree, tmp_path):
-    run = trained_on(tree, tmp_path, *flags_of(3, 1))
-    path = run / "checkpoints" / "final.pt"
-    point = ResumePoint.of(path, checkpoint.load(path), run)
+    _, point = trained_on(tree, tmp_path)
     moved = shutil.move(tree, tmp_path / "moved")
     settings = parse(["--dataname", "folder", "--datapath", str(moved), *flags_of(3, 1)]).data
-    shown = get_test_data(settings, torch.device("cpu"), point, division_is_explicit=False)
+    shown = get_test_data(settings, CPU, point, division_is_explicit=False)
     assert len(shown.validation) == 10 and shown.seen == ""
     other = dataclasses.replace(settings, datapath=str(moved / "val"))
-    assert len(get_test_data(other, torch.device("cpu"), point, division_is_explicit=False).validation) == 6
+    assert len(get_test_data(other, CPU, point, division_is_explicit=False).validation) == 6
 
 
 def test_of_shards_each_training_image_is_held_out_once_with_its_bytes(tree, tmp_path):
     line = ["--dataname", "folder", "--datapath", str(tree), "--output", str(tmp_path / "shards"), "--workers", "0"]
     assert pack.main([*line, "--shard-samples", "7"]) == 0
     flags = ["--dataname", "shards", "--datapath", str(tmp_path / "shards")]
-    whole = get_data(parse(flags).data, torch.device("cpu"))
-    parts = [get_data(parse([*flags, *flags_of(3, fold)]).data, torch.device("cpu")) for fold in range(3)]
+    whole = read(*flags)
+    parts = [read(*flags, *flags_of(3, fold)) for fold in range(3)]
     held = [path for part in parts for path in part.validation.paths]
     assert sorted(held) == sorted(whole.train.paths) and len(held) == 30
     content = {path: (path.content(), label) for path, label in zip(whole.train.paths, whole.train.labels, strict=True)}
@@ -328,21 +329,19 @@ def test_a_tables_groups_stay_together_and_its_rows_of_val_and_test_are_left_alo
         rows.append(f"{path.relative_to(tree)},{path.parent.name},p{number // 3},{split}")
     (tmp_path / "labels.csv").write_text("\n".join(rows) + "\n")
     flags = ["--labels", str(tmp_path / "labels.csv")]
-    parts = [read_tree(tree, *flags, *flags_of(3, fold))[0] for fold in range(3)]
+    parts = in_three(tree, *flags)
     assert sorted(int(path[:-4].rsplit("/")[-1]) for part in parts for path in part.validation.paths) == [*range(9, 36)]
     assert all(not set(part.train.groups) & set(part.validation.groups) for part in parts)
     assert all(len(part.validation) + len(part.train) == 27 for part in parts)
     assert not any("--group-column" in line for part in parts for line in part.warnings)
-    divided = read_tree(tree, *flags)[0]
+    divided = read_folder(tree, *flags)
     assert not any("--group-column" in line for line in divided.warnings), "its own split keeps groups whole"
     (tmp_path / "labels.csv").write_text("\n".join(row.replace(",p3,", ",p0,") for row in rows) + "\n")
-    (line,) = [line for line in read_tree(tree, *flags)[0].warnings if "--group-column" in line]
+    (line,) = [line for line in read_folder(tree, *flags).warnings if "--group-column" in line]
     assert line.startswith(
         "--group-column: 1 group with images in training and in validation, 50.0 % of the validation"
     )
-    (words,) = [
-        read_tree(tree, *flags, *flags_of(3, 0))[0].describe(parse(["--folds", "3", "--fold", "0"]).data, 9)["Data"]
-    ]
+    words = read_folder(tree, *flags, *flags_of(3, 0)).describe(parse(["--folds", "3", "--fold", "0"]).data, 9)["Data"]
     assert "(fold 0 of --folds 3: " in words and "of all in whole groups" in words
 
 
@@ -353,8 +352,8 @@ def test_of_several_labels_an_image_groups_stay_together_too(tree, tmp_path):
         rows.append(f"{path.relative_to(tree)},{('a', 'b', 'a;b')[number % 3]},p{number // 2}")
     (tmp_path / "labels.csv").write_text("\n".join(rows) + "\n")
     flags = ["--labels", str(tmp_path / "labels.csv"), "--label-separator", ";"]
-    parts = [read_tree(tree, *flags, *flags_of(3, fold))[0] for fold in range(3)]
+    parts = in_three(tree, *flags)
     assert sorted(path for part in parts for path in part.validation.paths) == sorted(map(str, tree.rglob("*.png")))
-    for part in (*parts, read_tree(tree, *flags, "--val-split", "0.3")[0]):
+    for part in (*parts, read_folder(tree, *flags, "--val-split", "0.3")):
         assert part.multilabel and not set(part.train.groups) & set(part.validation.groups)
         assert (part.validation.labels.sum(0) > 0).all() and (part.train.labels.sum(0) > 0).all()

@@ -4,6 +4,7 @@ What a CPU can show of it is shown with streams that only write down what they a
 """
 
 import contextlib
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -217,10 +218,7 @@ def test_before_the_gpu_decodes_the_host_waits_for_what_reads_the_memory_and_not
 
 
 def test_memory_is_filled_again_when_the_decoder_fails(monkeypatch, diary):
-    def fail(files, mode, device):
-        raise torch.OutOfMemoryError
-
-    monkeypatch.setattr("torchvision.io.decode_jpeg", fail)
+    monkeypatch.setattr("torchvision.io.decode_jpeg", Mock(side_effect=torch.OutOfMemoryError))
     with pytest.raises(torch.OutOfMemoryError):
         gpu_decoding._decode_files([jpeg(0)], ["0.jpg"], GPU)
     assert deterministic.fill_uninitialized_memory

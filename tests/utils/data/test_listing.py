@@ -1,5 +1,6 @@
 """Lists of class folders: found by threads what one walk finds, kept, and never believed when they no longer hold."""
 
+import hashlib
 import os
 import shutil
 import time
@@ -10,8 +11,8 @@ import numpy as np
 import pytest
 from torchvision.datasets import ImageFolder
 
+from tests.utils.data.loading import read_folder
 from utils.checkpoint.fingerprint import listing_of
-from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.formats import class_folders, listing
 from utils.data.formats.file_paths import FilePaths
@@ -267,13 +268,9 @@ def test_evaluating_some_of_the_classes_neither_lists_nor_forgets_the_others(tre
 
 def test_the_fingerprint_of_a_tree_is_that_of_earlier_versions(tree):
     """Otherwise no run that was begun before could be resumed."""
-    import hashlib
-
-    from utils.data.datasets import get_data
-
     for name in ("ants", "bees"):
         plant(tree.parent / "val" / name / "1.png")
-    data = get_data(parse(["--dataname", "folder", "--datapath", str(tree.parent)]).data, "cpu")
+    data = read_folder(tree.parent)
     digest = hashlib.sha256("\0".join(data.classes).encode())
     for images in (data.train, data.validation):
         digest.update(images.labels.numpy().tobytes())

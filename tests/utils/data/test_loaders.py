@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from tests.utils.data.loading import CPU, make, same_steps, steps_of
+from tests.utils.data.loading import CPU, make, read_folder, same_steps, steps_of
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data import sources
@@ -116,9 +116,7 @@ def test_a_shift_reaches_an_eighth_of_a_stored_image_that_has_no_size_of_its_own
 
 
 def test_files_decoded_on_the_device_show_the_same_boxes(tree):
-    flags = ("--dataname", "folder", "--datapath", tree, "--image-size", 32, "--workers", 0)
-    args = parse(["--device", "cpu", *map(str, flags)])
-    images = get_data(args.data, CPU).train
+    images = read_folder(tree, "--image-size", 32).train
     shares = [MicroBatch(3, 0, np.arange(21), 21, 1.0, True)]
     readers = [MicroBatchReader(images, View(32), crop=True, as_files=on) for on in (False, True)]
     by_workers, by_device = (next(StreamSource(reader, CPU, workers=1, cores=1).batches(shares)) for reader in readers)
@@ -142,7 +140,7 @@ def test_batches_that_are_made_together_are_those_made_one_by_one():
 @pytest.mark.parametrize(("speeds", "number"), [((100, 105), 1), ((100, 150), 2)])
 def test_the_number_of_workers_is_measured_or_given(tree, speeds, number, monkeypatch):
     monkeypatch.setattr(sources, "reading_speed", lambda reader, batches, workers: speeds[workers - 1])
-    images = get_data(parse(["--dataname", "folder", "--datapath", str(tree)]).data, CPU).train
+    images = read_folder(tree).train
     many = ImageFiles([*images.paths] * 40, images.labels.repeat(40), "RGB")
 
     def workers(wanted, files, cores):

@@ -11,17 +11,13 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from tests.faults.small_run import told
+from tests.utils.data.loading import make, read
 from utils.config.arguments import parse
 from utils.config.datasets import SPECS
 from utils.config.settings import UserError
-from utils.data.datasets import get_data
 from utils.data.formats.readers import MemoryImages
-from utils.data.loaders import loaders
 from utils.data.preprocessing import KnownPreprocessing, Preprocessing, resolve
-from utils.data.progress_log import ProgressLog
-from utils.runtime.distributed import Distributed, RankInfo
 
-CPU = torch.device("cpu")
 WEIGHTS = Preprocessing(224, 288, (0.5, 0.4, 0.3), (0.1, 0.2, 0.3), 0.95, "squash", "bicubic")
 PHOTOGRAPHS = [Image.fromarray(pixels) for pixels in load_sample_images().images]
 
@@ -151,11 +147,9 @@ def test_what_is_no_state_is_refused(state):
 
 def validation_images(*flags):
     """The data, and what validation shows of all of it."""
-    args = parse(["--device", "cpu", "--workers", "0", "--val-batch-size", "400", *map(str, flags)])
-    data = get_data(args.data, CPU)
-    silent = ProgressLog(lambda line: None)
-    _, loader, _ = loaders(data, args, Distributed(RankInfo(), args.run), channels_last=False, progress=silent)
-    return data, torch.cat([batch.images for batch in loader.batches()])
+    flags = ("--workers", 0, "--val-batch-size", 400, *flags)
+    _, loader, _ = make(*flags)
+    return read(*flags), torch.cat([batch.images for batch in loader.batches()])
 
 
 @pytest.mark.parametrize("mode", ["P", "CMYK", "1", "LA", "YCbCr", "RGBA"])

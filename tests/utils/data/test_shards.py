@@ -17,16 +17,14 @@ from PIL import Image
 
 from scripts import pack
 from tests.end_to_end.forked import server
+from tests.utils.data.loading import CPU, make
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.datasets import get_data, prepare
 from utils.data.images.decoding import UnreadableImage, open_image
-from utils.data.loaders import loaders, sample_plan
-from utils.data.progress_log import ProgressLog
+from utils.data.loaders import sample_plan
 from utils.data.sampling import WindowedOrder, described
-from utils.runtime.distributed import Distributed, RankInfo
 
-CPU = torch.device("cpu")
 COUNT = 1000
 SHARDS = 20
 
@@ -242,14 +240,10 @@ def test_an_index_that_went_stale_is_made_again_by_whatever_name_the_shards_are_
 
 def test_resident_images_are_those_of_the_tar_files_as_they_are_now(foreign, tmp_path):
     """Written again with images of the same names and sizes: nothing but the tar file's time differs."""
-    flags = ("--loader", "resident", "--augment", "flip", "--image-size", "8", "--arch", "fc", "--device", "cpu")
+    flags = ("--loader", "resident", "--augment", "flip", "--image-size", "8", "--arch", "fc")
 
     def shown():
-        args = parse(["--dataname", "shards", "--datapath", str(foreign), "--cache-dir", str(tmp_path / "c"), *flags])
-        with Distributed(RankInfo(), args.run) as distributed:
-            _, validation, _ = loaders(
-                read(foreign), args, distributed, channels_last=False, progress=ProgressLog(lambda line: None)
-            )
+        _, validation, _ = make("--dataname", "shards", "--datapath", foreign, "--cache-dir", tmp_path / "c", *flags)
         return validation.source.pixels[:, 0, 0, 0].tolist()
 
     assert shown() == shown() == list(range(10, 14))

@@ -15,15 +15,16 @@ from pyarrow import parquet
 
 from main import main
 from scripts import check_data, evaluate, pack
-from tests.helpers import QUIETLY, image_tree
+from tests.helpers import QUIETLY, image_tree, mistakes_of, trained
+from tests.utils.data import loading
+from tests.utils.data.loading import CPU, read_folder
 from utils.checkpoint.resume import ResumePoint
 from utils.config import arguments
 from utils.config.settings import UserError
-from utils.data.datasets import get_data, get_test_data
+from utils.data.datasets import get_test_data
 from utils.data.formats.class_map import in_order_of
 from utils.data.formats.readers import MemoryImages, Splits
 
-CPU = torch.device("cpu")
 COUNTS = {"train": 6, "val": 3}
 HEADER = ("path", "label", "split")
 
@@ -58,7 +59,7 @@ def settings(folder, labels, *flags):
 
 
 def read(folder, labels, *flags):
-    return get_data(settings(folder, labels, *flags), CPU)
+    return read_folder(folder, "--labels", labels, *flags)
 
 
 def contents(images):
@@ -66,7 +67,7 @@ def contents(images):
 
 
 def test_images_and_labels_are_those_of_class_folders_in_their_order(tree, flat, tmp_path):
-    folders = get_data(arguments.parse(["--dataname", "folder", "--datapath", str(tree)]).data, CPU)
+    folders = read_folder(tree)
     data = read(flat[0], write(tmp_path / "labels.csv", flat[1]))
     assert data.classes == folders.classes == ("a", "b", "c")
     for split in ("train", "validation"):
@@ -332,8 +333,8 @@ def test_each_mistake_is_one_line_with_its_place_and_ends_with_exit_code_2(six, 
 def test_a_class_map_orders_the_classes_of_folders_and_tables(tree, flat, tmp_path, text):
     (tmp_path / "map.txt").write_text(text, encoding="utf-8")
     flags = ["--class-map", str(tmp_path / "map.txt")]
-    plain = get_data(arguments.parse(["--dataname", "folder", "--datapath", str(tree)]).data, CPU)
-    folders = get_data(arguments.parse(["--dataname", "folder", "--datapath", str(tree), *flags]).data, CPU)
+    plain = read_folder(tree)
+    folders = read_folder(tree, *flags)
     table = read(flat[0], write(tmp_path / "labels.csv", flat[1]), *flags)
     assert folders.classes == table.classes == ("c", "a", "b", "d")
     assert contents(folders.train) == contents(table.train)
@@ -348,8 +349,7 @@ def test_a_class_map_orders_the_classes_of_folders_and_tables(tree, flat, tmp_pa
 
 def test_classes_that_a_map_does_not_name_are_left_out_with_a_warning(tree, tmp_path):
     (tmp_path / "map.txt").write_text("c\na\n")
-    flags = ["--dataname", "folder", "--datapath", str(tree), "--class-map", str(tmp_path / "map.txt")]
-    data = get_data(arguments.parse(flags).data, CPU)
+    data = read_folder(tree, "--class-map", tmp_path / "map.txt")
     assert np.bincount(data.train.labels).tolist() == [COUNTS["train"]] * 2
     assert data.warnings == (
         f"--class-map {tmp_path}/map.txt: does not name b, so {sum(COUNTS.values())} images are left out",
@@ -358,8 +358,7 @@ def test_classes_that_a_map_does_not_name_are_left_out_with_a_warning(tree, tmp_
 
 def test_a_class_of_a_map_that_no_image_shows_is_told(tree, tmp_path):
     (tmp_path / "map.txt").write_text("a\nb\nc\nbs\n")
-    flags = ["--dataname", "folder", "--datapath", str(tree), "--class-map", str(tmp_path / "map.txt")]
-    unseen, untrained = get_data(arguments.parse(flags).data, CPU).warnings
+    unseen, untrained = read_folder(tree, "--class-map", tmp_path / "map.txt").warnings
     assert "1 of 4 classes have no validation image" in unseen
     assert untrained == f"--datapath {tree}: 1 of 4 classes have no training image and cannot be learned: bs"
 
@@ -368,9 +367,9 @@ def test_a_run_with_a_class_map_is_evaluated_on_the_images_that_it_validated_on(
     (tmp_path / "map.txt").write_text("c\na\n")
     labels = write(tmp_path / "labels.csv", flat[1])
     for folder, more in ((tree, ()), (flat[0], ("--labels", str(labels)))):
-        flags = ["--dataname", "folder", "--datapath", str(folder), "--class-map", str(tmp_path / "map.txt"), *more]
-        args = arguments.parse(flags)
-        data = get_data(args.data, CPU)
+        flags = ["--class-map", str(tmp_path / "map.txt"), *more]
+        args = arguments.parse(["--dataname", "folder", "--datapath", str(folder), *flags])
+        data = read_folder(folder, *flags)
         state = {"fingerprint": data.fingerprint, "settings": args.values(), "classes": [*data.classes]}
         evaluated = get_test_data(args.data, CPU, ResumePoint(Path("old.pt"), state, digest=""))
         assert set(contents(evaluated.validation)) == set(contents(data.validation))
@@ -392,10 +391,8 @@ def test_a_run_with_a_class_map_is_evaluated_on_the_images_that_it_validated_on(
 def test_a_wrong_class_map_is_one_line(tree, tmp_path, text, line):
     if text is not None:
         (tmp_path / "map.txt").write_text(text)
-    flags = ["--dataname", "folder", "--datapath", str(tree), "--class-map", str(tmp_path / "map.txt")]
-    with pytest.raises(UserError) as caught:
-        get_data(arguments.parse(flags).data, CPU)
-    assert line in str(caught.value) and len(caught.value.mistakes) == 1
+    (mistake,) = mistakes_of(read_folder, tree, "--class-map", tmp_path / "map.txt")
+    assert line in mistake
 
 
 @pytest.mark.parametrize(
@@ -413,8 +410,8 @@ def test_the_classes_of_images_are_in_their_names(tmp_path, names, pattern, clas
         place = folder / ("train", "val")[number % 2] if split else folder
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((8, 8, 3), 40 * number, dtype=np.uint8)).save(place / f"{name}.png")
-    flags = ["--dataname", "folder", "--datapath", str(folder), "--class-from-name", *pattern]
-    data = get_data(arguments.parse([*flags, *([] if split else ["--val-split", "0.5"])]).data, CPU)
+    share = () if split else ("--val-split", "0.5")
+    data = read_folder(folder, "--class-from-name", *pattern, *share)
     assert data.classes == classes
     files = [
         (path.rsplit("/", 1)[1], data.classes[label])
@@ -427,9 +424,8 @@ def test_the_classes_of_images_are_in_their_names(tmp_path, names, pattern, clas
 def test_a_name_without_a_class_is_refused_and_told(tmp_path):
     for name in ("cat.1", "cat.2", "17"):
         Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(tmp_path / f"{name}.png")
-    flags = ["--dataname", "folder", "--datapath", str(tmp_path), "--class-from-name", "--val-split", "0.5"]
     with pytest.raises(UserError, match=r"--class-from-name: no class is in the name of 17\.png by "):
-        get_data(arguments.parse(flags).data, CPU)
+        read_folder(tmp_path, "--class-from-name", "--val-split", "0.5")
 
 
 def test_images_that_lie_where_names_are_not_read_are_told(tmp_path, monkeypatch):
@@ -441,7 +437,6 @@ def test_images_that_lie_where_names_are_not_read_are_told(tmp_path, monkeypatch
     (data / "a" / "cat.3.heic").touch()
     (data / "link").symlink_to(tmp_path / "elsewhere")
     (data / "lost+found").mkdir()
-    flags = ["--dataname", "folder", "--datapath", str(data), "--class-from-name", "--val-split", "0.5"]
     scandir = os.scandir
     unreadable = data / "lost+found"
 
@@ -451,12 +446,12 @@ def test_images_that_lie_where_names_are_not_read_are_told(tmp_path, monkeypatch
         return scandir(folder)
 
     monkeypatch.setattr(os, "scandir", scan)
-    linked, heic = get_data(arguments.parse(flags).data, CPU).warnings[-2:]
+    linked, heic = read_folder(data, "--class-from-name", "--val-split", "0.5").warnings[-2:]
     assert linked.startswith(f"--datapath: 1 link(s) to folders below {data} are not followed")
     assert heic.startswith(f"--datapath: files below {data} are left out: 1 .heic")
     unreadable = data / "a"
     with pytest.raises(UserError, match=f"--datapath: {unreadable} cannot be read \\(Permission denied\\)"):
-        get_data(arguments.parse(flags).data, CPU)
+        read_folder(data, "--class-from-name", "--val-split", "0.5")
 
 
 def test_a_class_map_is_for_one_label_an_image(tmp_path):
@@ -474,8 +469,7 @@ def test_a_resume_names_the_label_that_has_changed(flat, tmp_path, capfd):
     labels = write(tmp_path / "labels.csv", rows)
     flags = "--arch fc --image-size 8 --workers 0 --batch-size 6 --lr 0.01 --epochs 2"
     start = ["--dataname", "folder", "--datapath", str(folder), "--labels", str(labels), *flags.split(), *QUIETLY]
-    assert main([*start, "--output", str(tmp_path / "runs"), "--max-steps", "2"]) == 0
-    run = next((tmp_path / "runs").rglob("config.yaml")).parent
+    run = trained(tmp_path / "runs", *start, "--max-steps", 2)
     place = next(number for number, row in enumerate(rows) if row[1:] == ("a", "train"))
     other = [*rows[:place], (rows[place][0], "c", "train"), *rows[place + 1 :]]
     capfd.readouterr()
@@ -494,9 +488,8 @@ def test_tools_read_the_rows_of_each_split_and_other_tables(flat, tmp_path, caps
     three = [(path, label, "test" if path < "val1" and split == "val" else split) for path, label, split in rows]
     labels = write(tmp_path / "labels.csv", three)
     flags = "--arch fc --image-size 8 --workers 0 --batch-size 6 --lr 0.01 --epochs 1"
-    place = ["--dataname", "folder", "--datapath", str(folder), "--labels", str(labels)]
-    assert main([*place, *flags.split(), *QUIETLY, "--output", str(tmp_path / "runs")]) == 0
-    run = str(next((tmp_path / "runs").rglob("config.yaml")).parent)
+    place = ("--dataname", "folder", "--datapath", folder, "--labels", labels)
+    run = str(trained(tmp_path / "runs", *place, *flags.split()))
     counts = {name: sum(split == name for *_, split in three) for name in ("train", "val", "test")}
     assert counts == {"train": 18, "val": 6, "test": 3}
     for split, count in counts.items():
@@ -525,7 +518,7 @@ def test_shards_of_a_table_hold_its_images_and_labels_and_say_what_they_do_not(f
     assert pack.main([*place, "--output", str(tmp_path / "shards")]) == 0
     assert "shards do not keep the images' weights" in capsys.readouterr().err
     data = read(folder, labels)
-    shards = get_data(arguments.parse(["--dataname", "shards", "--datapath", str(tmp_path / "shards")]).data, CPU)
+    shards = loading.read("--dataname", "shards", "--datapath", tmp_path / "shards")
     assert shards.classes == data.classes
     for packed, images in ((shards.train, data.train), (shards.validation, data.validation)):
         assert packed.labels.tolist() == images.labels.tolist()

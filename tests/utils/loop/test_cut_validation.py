@@ -5,18 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import main
 from tests.end_to_end.processes import ROOT, rows
 from tests.helpers import QUIETLY, points_of, trained
+from tests.utils.data.loading import make, read
 from utils.checkpoint.override import carry_over
 from utils.checkpoint.progress import Progress
 from utils.checkpoint.resume import ResumePoint
 from utils.config.arguments import parse
-from utils.data.datasets import get_data
-from utils.data.loaders import loaders, tried_out
-from utils.runtime.distributed import Distributed, RankInfo
+from utils.data.loaders import tried_out
 
 EXAMPLE = ROOT / "examples" / "plugin.py"  # adds the metric margin
 FLAGS = (*QUIETLY, "--plugin", str(EXAMPLE), "--arch", "fc", "--epochs", "2", "--print-freq", "1000")
@@ -30,11 +28,8 @@ def run(tmp_path_factory):
 
 
 def numbers(*flags, rank=0, world_size=1):
-    args = parse([*FLAGS, *flags], world_size)
-    data = get_data(args.data, torch.device("cpu"))
-    distributed = Distributed(RankInfo(rank, world_size), args.run)
-    _, validation, _ = loaders(data, args, distributed, channels_last=False)
-    return [batch.indices for batch in validation.batches()], data.validation.labels.numpy()
+    _, validation, _ = make(*FLAGS, *flags, rank=rank, world_size=world_size)
+    return [batch.indices for batch in validation.batches()]
 
 
 def test_every_line_about_a_validation_says_that_it_is_cut(run, capsys):
@@ -94,15 +89,16 @@ def test_an_evaluation_of_the_run_is_cut_only_when_it_is_asked_for(run, capsys):
 
 
 def test_the_images_are_drawn_from_all_classes_and_are_the_same_on_any_ranks_and_seed():
-    whole, labels = numbers(*CUT)
+    whole = numbers(*CUT)
+    labels = read(*FLAGS).validation.labels.numpy()
     assert list(map(len, whole)) == [20, 20, 20]
     together = np.concatenate(whole)
     assert (np.diff(together) > 0).all() and set(labels[together]) == set(range(10))
-    of_ranks = [numbers(*CUT, "--seed", "7", rank=rank, world_size=2)[0] for rank in (0, 1)]
+    of_ranks = [numbers(*CUT, "--seed", "7", rank=rank, world_size=2) for rank in (0, 1)]
     assert sorted(np.concatenate([*of_ranks[0], *of_ranks[1]])) == together.tolist()
     of_step = ("--global-batch-size", "20", "--max-val-batches", "3")
     for flags in (of_step, (*of_step, "--accumulate", "2")):
-        of_ranks = [numbers(*flags, rank=rank, world_size=2)[0] for rank in (0, 1)]
+        of_ranks = [numbers(*flags, rank=rank, world_size=2) for rank in (0, 1)]
         assert sorted(np.concatenate([*of_ranks[0], *of_ranks[1]])) == together.tolist()
     assert tried_out(7, 100).tolist() == [*range(7)]
 
