@@ -5,6 +5,7 @@ import random
 import textwrap
 import warnings
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from scripts.common.runs import read_run
 from scripts.evaluate import main as evaluate
 from tests.end_to_end.processes import curves, differences, train
 from tests.helpers import QUIETLY, csv_rows, equal, run_in, trained
+from tests.utils.data.loading import read
 from utils.config import plugins
 from utils.config.arguments import parse
 from utils.config.datasets import SPECS
@@ -28,7 +30,6 @@ from utils.config.groups.loss import LOSSES
 from utils.config.settings import UserError
 from utils.data.augment.base import Samples
 from utils.data.augmentations import Context, build_augmentations
-from utils.data.datasets import get_data
 from utils.data.formats.own import Items, read_own
 from utils.data.formats.own import _labels as own_labels
 from utils.data.formats.readers import ImageFiles
@@ -80,8 +81,7 @@ def test_weights_alone_are_not_exported_of_a_network_that_is_in_a_users_file(who
 def test_the_metric_is_the_mean_over_the_validation_images_of_what_the_function_gives(whole):
     network, classes, _ = load_model(whole, plugins=EXAMPLE)  # one file needs no list
     assert type(network).__name__ == "MLPMixer" and len(classes) == 10
-    settings = parse(["--resume", str(whole)]).data
-    data = get_data(settings, torch.device("cpu"))
+    data = read("--resume", whole)
     pixels = data.validation.pixels.float().div(255)
     with torch.no_grad():
         shares = network((pixels - data.spec.mean[0]) / data.spec.std[0]).softmax(1)
@@ -93,7 +93,7 @@ def test_the_metric_is_the_mean_over_the_validation_images_of_what_the_function_
 
 
 def test_a_metric_that_changes_its_arguments_changes_no_figure(tmp_path):
-    text = METRIC + "targets.zero_()\n    return logits.zero_()[:, 0]\n"
+    text = a_metric("targets.zero_()\n    return logits.zero_()[:, 0]")
     trained(tmp_path / "with", "--arch", "fc", "--max-steps", 2, "--plugin", written(tmp_path, text))
     trained(tmp_path / "without", "--arch", "fc", "--max-steps", 2)
     rows = [csv_rows(run_in(tmp_path / name) / "metrics.csv")[-1] for name in ("with", "without")]
@@ -205,10 +205,10 @@ def test_a_data_set_is_read_and_one_of_a_fixed_size_stays_in_memory(tmp_path):
             return Squares(6), Squares(3), ("even", "odd")
     """,
     )
-    data = get_data(parse(["--plugin", file, "--dataname", "squares"]).data, torch.device("cpu"))
+    data = read("--plugin", file, "--dataname", "squares")
     assert data.classes == ("even", "odd") and data.train.labels.tolist() == [0, 1, 0, 1, 0, 1]
     assert data.train.pixels[:, 2, 5, 5].tolist() == [0, 10, 20, 30, 40, 50]
-    other = get_data(parse(["--plugin", file, "--dataname", "streamed"]).data, torch.device("cpu"))
+    other = read("--plugin", file, "--dataname", "streamed")
     assert len(other.fingerprint) > 20 and other.fingerprint != data.fingerprint
     assert main(["--plugin", file, "--dataname", "streamed", "--arch", "fc", "--augment", "none", "--batch-size", "4",
                  "--epochs", "1", *QUIETLY, "--workers", "1", "--output", str(tmp_path / "runs")]) == 0  # fmt: skip
@@ -371,8 +371,7 @@ def test_a_file_that_changed_or_is_missing_is_refused_at_a_resume_and_named(tmp_
     text = Path(EXAMPLE).read_text()
     file = written(tmp_path, text)
     flags = [*QUIETLY, "--plugin", file, *PARTS, "--output", str(tmp_path), "--epochs", "2", "--train-samples", "128"]
-    assert main([*flags, "--max-steps", "3"]) == 0
-    run = run_in(tmp_path)
+    run = trained(tmp_path, *flags, "--max-steps", 3)
     Path(file).write_text(text.replace("depth=4", "depth=4 + 0"))
     for resume in ("auto", str(run)):
         capsys.readouterr()
@@ -534,67 +533,69 @@ def test_a_damaged_image_of_a_streamed_data_set_is_skipped_and_a_mistake_in_its_
 
 # ------------------------------------------------------------------------------------------ mistakes
 
-NETWORK = "from utils.plugin import network\n@network('mine')\ndef mine(classes, channels, image_size):\n    "
-METRIC = "from utils.plugin import metric\n@metric('m')\ndef f(logits, targets):\n    "
+
+def that_adds(kind, signature, body="...", more=""):
+    """A file that adds a ``kind`` called mine."""
+    return f"from utils.plugin import {kind}\n@{kind}('mine'{more})\ndef mine({signature}):\n    {body}\n"
+
+
+a_network = partial(that_adds, "network", "classes, channels, image_size")
+a_loss = partial(that_adds, "loss", "logits, targets")
+a_metric = partial(that_adds, "metric", "logits, targets")
+a_policy = partial(that_adds, "lr_policy", "step, steps")
+an_augmentation = partial(that_adds, "augmentation", "images, numbers")
+an_optimizer = partial(that_adds, "optimizer", "groups, lr")
+a_data_set = partial(that_adds, "dataset", "path")
+UNREADABLE = "class Data(list):\n    targets = [0, 1]\n    def __getitem__(self, i):\n        return no\n"
 MISTAKES = {
-    "def broken(:\n": "mine.py, line 1: SyntaxError",
-    "import no_such_package\n": "mine.py, line 1: ModuleNotFoundError",
-    "\n\n1 / 0\n": "mine.py, line 3: ZeroDivisionError",
-    "from utils.plugin import nothing\n": "mine.py, line 1: ImportError",
-    "\nraise SystemExit\n": "mine.py, line 2: SystemExit",
-    NETWORK + "exit(0)\n": "mine.py, line 4: network mine: SystemExit: 0",
-    "from utils.plugin import loss\n@loss('focal')\ndef f(a, b): ...\n": "line 2: there is a loss focal already",
-    "from utils.plugin import loss\n@loss('a b')\ndef f(a, b): ...\n": "the name 'a b' of a loss must be",
+    "def broken(:\n": "line 1: SyntaxError",
+    "import no_such_package\n": "line 1: ModuleNotFoundError",
+    "\n\n1 / 0\n": "line 3: ZeroDivisionError",
+    "from utils.plugin import nothing\n": "line 1: ImportError",
+    "\nraise SystemExit\n": "line 2: SystemExit",
+    a_network("exit(0)"): "line 4: network mine: SystemExit: 0",
+    a_loss().replace("mine", "focal"): "line 2: there is a loss focal already",
+    a_loss().replace("'mine'", "'a b'"): "the name 'a b' of a loss must be",
     "from utils.plugin import hook\n@hook('after_updates')\ndef f(t): ...\n": "no point after_updates for a hook; did you",
-    "from utils.plugin import metric\n\n@metric\ndef f(logits, targets): ...\n": 'mine.py, line 3: write @metric("NAME"), with a name in brackets',
+    "from utils.plugin import metric\n\n@metric\ndef f(_, __): ...\n": 'line 3: write @metric("NAME"), with a name in brackets',
     "from utils.plugin import hook\n@hook('after_validation')\ndef f(traval): ...\n": (
-        "mine.py: hook after_validation: must take (Caller, Report): too many positional arguments"
+        "hook after_validation: must take (Caller, Report): too many positional arguments"
     ),
-    METRIC.replace(", targets", "") + "return logits[:, 0]\n": (
-        "mine.py, line 2: metric m: must take (logits, targets): too many positional arguments"
-    ),
-    "from utils.plugin import network\n@network('mine')\ndef f(classes, *, width): ...\n": (
-        "mine.py, line 2: network mine: must take (classes, channels, image_size): too many positional arguments"
+    that_adds("metric", "logits"): "line 2: metric mine: must take (logits, targets): too many positional arguments",
+    that_adds("network", "classes, *, width"): (
+        "line 2: network mine: must take (classes, channels, image_size): too many positional arguments"
     ),
     "from utils.plugin import loss\nclass Mine:\n    def __init__(self, logits): ...\nloss('mine')(Mine)\n": (
-        "mine.py: loss mine: must take (logits, targets): too many positional arguments"
+        "loss mine: must take (logits, targets): too many positional arguments"
     ),
-    "from utils.plugin import lr_policy\n@lr_policy('mine')\ndef f(step, steps, floor): ...\n": (
-        "mine.py, line 2: lr_policy mine: must take (step, steps): missing a required argument: 'floor'"
+    that_adds("lr_policy", "step, steps, floor"): (
+        "line 2: lr_policy mine: must take (step, steps): missing a required argument: 'floor'"
     ),
-    "from utils.plugin import dataset\n@dataset('mine')\ndef f(path):\n    open(path)\n": (
-        "mine.py, line 4: dataset mine: TypeError: expected str, bytes or os.PathLike object, not NoneType; --datapath was not"
+    a_data_set("open(path)"): (
+        "line 4: dataset mine: TypeError: expected str, bytes or os.PathLike object, not NoneType; --datapath was not"
     ),
-    "from utils.plugin import hook\nhook(len)\n": 'mine.py: write @hook("NAME")',
-    NETWORK.replace("mine", "resnet18") + "...\n": "there is a network resnet18 already",
-    NETWORK + "pass\n": "mine.py: network mine must return a torch.nn.Module, not NoneType",
-    "from torch import nn\n" + NETWORK + "return nn.Flatten()\n": "network mine has no parameter that trains",
-    "from utils.plugin import loss\n@loss('mine')\ndef f(logits, targets):\n    return logits.detach().sum()\n": (
-        "mine.py: loss mine must be computed from the logits; nothing would train"
-    ),
+    "from utils.plugin import hook\nhook(len)\n": 'write @hook("NAME")',
+    a_network().replace("mine", "resnet18"): "there is a network resnet18 already",
+    a_network("pass"): "network mine must return a torch.nn.Module, not NoneType",
+    "from torch import nn\n" + a_network("return nn.Flatten()"): "network mine has no parameter that trains",
+    a_loss("return logits.detach().sum()"): "loss mine must be computed from the logits; nothing would train",
     **{
-        f"from utils.plugin import lr_policy\n@lr_policy('mine')\ndef f(step, steps):\n    return {factor}\n": (
-            f"mine.py: lr_policy mine must return a number of 0 or more, not {given} (step 0)"
-        )
+        a_policy(f"return {factor}"): f"lr_policy mine must return a number of 0 or more, not {given} (step 0)"
         for factor, given in {"float('nan')": "nan", "-1": "-1", "'x'": "'x'", "None": "None"}.items()
     },
-    "from utils.plugin import lr_policy\n@lr_policy('mine')\ndef f(step, steps):\n    return 1 - 2 * step / steps\n": (
-        "mine.py: lr_policy mine must return a number of 0 or more, not -"
-    ),
-    NETWORK + "raise ValueError('no')\n": "mine.py, line 4: network mine: ValueError: no",
-    "from utils.plugin import loss\n@loss('mine')\ndef f(logits, targets):\n    return logits[targets]\n": "loss mine must return a tensor of one number, not a",
-    METRIC + "return 1\n": "metric m must return a value for each of 64 images, a tensor of the shape (64,), not int",
-    METRIC.replace("'m'", "'top1'") + "return logits[:, 0]\n": "mine.py: there is a metric top1 already",
-    METRIC.replace("'m'", "'Top1'") + "return logits[:, 0]\n": "mine.py: there is a metric Top1 already",
-    METRIC + "return logits\n": "a tensor of the shape (64,), not (64, 10)",
-    "from utils.plugin import augmentation\n@augmentation('mine')\ndef f(images, numbers):\n    return images[:1, 0]\n": (
-        "augmentation mine must return images of the shape"
-    ),
-    "from utils.plugin import augmentation\n@augmentation('mine')\ndef f(images, numbers):\n    return images / 255\n": (
+    a_policy("return 1 - 2 * step / steps"): "lr_policy mine must return a number of 0 or more, not -",
+    a_network("raise ValueError('no')"): "line 4: network mine: ValueError: no",
+    a_loss("return logits[targets]"): "loss mine must return a tensor of one number, not a",
+    a_metric("return 1"): "metric mine must return a value for each of 64 images, a tensor of the shape (64,), not int",
+    a_metric().replace("'mine'", "'top1'"): "there is a metric top1 already",
+    a_metric().replace("'mine'", "'Top1'"): "there is a metric Top1 already",
+    a_metric("return logits"): "a tensor of the shape (64,), not (64, 10)",
+    an_augmentation("return images[:1, 0]"): "augmentation mine must return images of the shape",
+    an_augmentation("return images / 255"): (
         "augmentation mine must return levels from 0 to 255, as it is given; its numbers lie between 0 and 1"
     ),
     **{
-        f"from utils.plugin import augmentation\n@augmentation('mine'{more})\ndef f(images, numbers):\n    return {made}\n": (
+        an_augmentation(f"return {made}", more): (
             f"augmentation mine must return {words} as it is given; its numbers lie between"
         )
         for more, made, words in (
@@ -604,46 +605,36 @@ MISTAKES = {
             (", normalised=True", "images * 255", "images normalised"),
         )
     },
-    "from utils.plugin import augmentation\n@augmentation('mine', numbers=-1)\ndef f(images, numbers): ...\n": (
-        "mine.py, line 2: ValueError: augmentation mine: numbers must be a whole number of 0 or more, not -1"
+    an_augmentation(more=", numbers=-1"): (
+        "line 2: ValueError: augmentation mine: numbers must be a whole number of 0 or more, not -1"
     ),
-    "from utils.plugin import dataset\n@dataset('mine', channels=3, mean=[0.3])\ndef f(path): ...\n": (
-        "mine.py, line 2: ValueError: data set mine: mean must be 3 number(s), one per channel, not 1"
+    a_data_set(more=", channels=3, mean=[0.3]"): (
+        "line 2: ValueError: data set mine: mean must be 3 number(s), one per channel, not 1"
     ),
-    "from utils.plugin import dataset\n@dataset('mine', augment=['flp'])\ndef f(path):\n    return [1], [1], 'ab'\n": (
+    a_data_set("return [1], [1], 'ab'", ", augment=['flp']"): (
         "data set mine: there is no augmentation flp; did you mean flip"
     ),
-    "from utils.plugin import dataset\n@dataset('mine')\ndef f(path):\n    return 1\n": "(training, validation, classes)",
-    "from utils.plugin import dataset\n@dataset('mine')\ndef f(path):\n    return [1], [1], 3\n": (
-        "data set mine must return the names of the classes last, not 3"
+    a_data_set("return 1"): "(training, validation, classes)",
+    a_data_set("return [1], [1], 3"): "data set mine must return the names of the classes last, not 3",
+    a_data_set("return [(0, 5)], [(0, 0)], 'ab'"): "train: item 0 has label 5 of 2 classes",
+    UNREADABLE + a_data_set("return Data('ab'), Data('ab'), 'ab'"): "line 4: mine/train[0]: NameError: name 'no'",
+    UNREADABLE + a_data_set("return Data('ab'), Data('ab'), 'ab'", ", fixed_size=True"): (
+        "line 4: mine/train[0]: NameError: name 'no'"
     ),
-    "from utils.plugin import dataset\n@dataset('mine')\ndef f(path):\n    return [(0, 5)], [(0, 0)], 'ab'\n": (
-        "train: item 0 has label 5 of 2 classes"
-    ),
-    "from utils.plugin import dataset\nclass Data(list):\n    targets = [0]\n    def __getitem__(self, i):\n        return no\n"
-    "@dataset('mine', fixed_size=True)\ndef f(path):\n    return Data([0]), Data([0]), 'ab'\n": "line 5: mine/train[0]: NameError: name 'no'",
-    "from utils.plugin import dataset\n@dataset('mine')\ndef f(path):\n    class Data(list):\n        targets = [0]\n"
-    "    return Data([0, 0]), Data([0]), 'ab'\n": "train: 2 items have 1 targets",
-    "from utils.plugin import dataset\nclass Data(list):\n    targets = [0, 1]\n    def __getitem__(self, i):\n        return no\n"
-    "@dataset('mine')\ndef f(path):\n    return Data([0, 1]), Data([0, 1]), 'ab'\n": "line 5: mine/train[0]: NameError: name 'no'",
-    "from utils.plugin import optimizer\n@optimizer('mine')\ndef f(groups, lr):\n    return lr\n": "torch.optim.Optimizer, not float",
-    "from utils.plugin import optimizer\n@optimizer('sgd')\ndef f(groups, lr): ...\n": "there is an optimizer sgd already",
-    "import torch\nfrom utils.plugin import optimizer\n@optimizer('mine')\ndef f(groups, lr):\n    return torch.optim.LBFGS(groups, lr)\n": (
-        "mine.py: optimizer mine needs the loss again in its step, which has it once"
+    UNREADABLE + a_data_set("return Data('abc'), Data('ab'), 'ab'"): "train: 3 items have 2 targets",
+    an_optimizer("return lr"): "torch.optim.Optimizer, not float",
+    an_optimizer().replace("mine", "sgd"): "there is an optimizer sgd already",
+    "import torch\n" + an_optimizer("return torch.optim.LBFGS(groups, lr)"): (
+        "optimizer mine needs the loss again in its step, which has it once"
     ),
     "from torch import nn\nclass Net(nn.Linear):\n    def forward(self, x):\n        return no if self.training else super().forward(x.flatten(1))\n"
-    + NETWORK
-    + "return Net(64, 10)\n": "line 4: NameError: name 'no'",
+    + a_network("return Net(64, 10)"): "line 4: NameError: name 'no'",
     "from torch import nn\nclass Net(nn.Linear):\n    def forward(self, x):\n        if self.training:\n            import no_package\n"
     "        return super().forward(x.flatten(1))\n"
-    + NETWORK
-    + "return Net(64, 10)\n": "line 5: ModuleNotFoundError: No module named 'no_package'",
+    + a_network("return Net(64, 10)"): "line 5: ModuleNotFoundError: No module named 'no_package'",
     "from torch import nn\nclass Net(nn.Linear):\n    def forward(self, x):\n        return no\n"
-    + NETWORK
-    + "return Net(64, 10)\n": "mine.py, line 4: network mine at --image-size 8: NameError: name 'no' is not defined",
-    "from torch import nn\n"
-    + NETWORK
-    + "return nn.Sequential(nn.Flatten(), nn.Linear(5, 10))\n": "mine.py: network mine at --image-size 8: RuntimeError: ",
+    + a_network("return Net(64, 10)"): "line 4: network mine at --image-size 8: NameError: name 'no' is not defined",
+    "from torch import nn\n" + a_network("return nn.Linear(5, 10)"): "network mine at --image-size 8: RuntimeError: ",
 }
 
 
@@ -678,13 +669,13 @@ def test_a_mistake_in_a_file_is_one_line_with_its_place(text, tmp_path, capsys):
     err = capsys.readouterr().err
     assert code == 2
     (line,) = [line for line in err.splitlines() if "warning" not in line]
-    assert line.startswith("main.py: --plugin ") and MISTAKES[text] in line
+    assert line.startswith("main.py: --plugin ") and "mine.py" in line and MISTAKES[text] in line
     assert not output.exists() or any(f"@{kind}(" in text for kind in FOUND_IN_TRAINING) or "self.training" in text
 
 
 def test_a_network_that_gives_several_tensors_is_told_so_and_not_to_try_another_image_size(tmp_path, capsys):
     text = "class Net(nn.Linear):\n    def forward(self, x):\n        return 2 * (super().forward(x.flatten(1)),)\n"
-    file = written(tmp_path, "from torch import nn\n" + text + NETWORK + "return Net(64, 10)\n")
+    file = written(tmp_path, "from torch import nn\n" + text + a_network("return Net(64, 10)"))
     assert main([*QUIETLY, "--plugin", file, "--arch", "mine", "--output", str(tmp_path / "runs")]) == 2
     assert capsys.readouterr().err == "main.py: --arch mine gives tuple where a classifier gives (1, 10)\n"
 

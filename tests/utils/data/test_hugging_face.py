@@ -13,20 +13,20 @@ import pytest
 import torch
 from PIL import Image
 
-import main
 from scripts import check_data
+from tests.faults.small_run import told
+from tests.helpers import trained
+from tests.utils.data import loading
+from tests.utils.data.loading import CPU
 from utils.checkpoint.fingerprint import listing_of, same_images
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.datasets import get_data, get_test_data
 from utils.data.formats.hugging_face import Rows, labels_of
 from utils.data.images.decoding import UnreadableImage, open_image
-from utils.data.loaders import loaders
-from utils.runtime.distributed import Distributed, RankInfo
 
 datasets = pytest.importorskip("datasets")
 datasets.disable_progress_bars()
-CPU = torch.device("cpu")
 NAMES = ["ant", "bee", "cat"]
 FLAGS = ("--dataname", "hf", "--device", "cpu", "--image-size", "8", "--arch", "fc", "--workers", "0")
 
@@ -94,15 +94,13 @@ def saved(tmp_path_factory):
 
 
 def read(root, *flags):
-    return get_data(parse([*FLAGS, "--datapath", str(root), *flags]).data, CPU)
+    return loading.read(*FLAGS, "--datapath", root, *flags)
 
 
 def validated(root, *flags):
     """The validation images as a loader gives them, and the fingerprint of the data."""
-    args = parse([*FLAGS, "--datapath", str(root), *map(str, flags)])
-    data = get_data(args.data, CPU)
-    _, validation, _ = loaders(data, args, Distributed(RankInfo(), args.run), channels_last=False)
-    return torch.cat([batch.images for batch in validation.batches()]), data.fingerprint
+    _, validation, _ = loading.make(*FLAGS, "--datapath", root, *flags)
+    return torch.cat([batch.images for batch in validation.batches()]), read(root, *flags).fingerprint
 
 
 RESIDENT = ("--loader", "resident", "--augment", "flip")
@@ -243,11 +241,8 @@ def test_a_single_table_is_split_and_evaluated_as_it_was(tmp_path):
     with pytest.raises(UserError, match=r"no validation or test split.*--val-split 0\.2"):
         read(tmp_path)
     data = read(tmp_path, "--val-split", "0.25")
-    assert np.bincount(read(tmp_path, "--val-split", "0.25", "--val-split-by", "draw").validation.labels).tolist() == [
-        2,
-        2,
-        2,
-    ]
+    drawn = read(tmp_path, "--val-split", "0.25", "--val-split-by", "draw").validation.labels
+    assert np.bincount(drawn).tolist() == [2, 2, 2]
     assert data.validation.labels.tolist() == [path.number % 3 for path in data.validation.paths]
     numbers = sorted(path.number for path in (*data.train.paths, *data.validation.paths))
     assert numbers == [*range(24)] and data.train.paths.identity != data.validation.paths.identity
@@ -298,74 +293,61 @@ def change(column, values, kind=None):
     return changed
 
 
-BAD = {
-    "no such column": (
-        (),
-        ("--label-column", "species"),
-        r"--label-column species: .* has the columns id, photo, kind",
-    ),
-    "not an image": ((), ("--image-column", "id"), r"--image-column id: holds no images but Value"),
-    "two classes to choose from": (
-        lambda rows: rows.add_column("coarse", [0] * len(rows)).cast_column(
-            "coarse", datasets.ClassLabel(names=["a", "b"])
-        ),
-        (),
-        r"--label-column COLUMN is needed: .* has the columns id, photo, kind, coarse",
-    ),
-    "an unknown label": (
-        change("kind", [-1, *[0, 1] * 12][:24]),
-        ("--label-column", "kind"),
-        r"1 rows of train have a label that is no class, the first -1 in row 0",
-    ),
-    "numbers of something else": (
-        change("kind", [10**12] * 24),
-        ("--label-column", "kind"),
-        r"--label-column kind: holds numbers up to 1,000,000,000,000; classes are numbers from 0 on",
-    ),
-    "no label": (
-        change("kind", [None, *[0, 1] * 12][:24]),
-        ("--label-column", "kind"),
-        r"--label-column kind: 1 rows of train have no label",
-    ),
-    "lists that lack a label": (
-        change("kind", [["a", None], ["a", "b"]] * 12),
-        ("--label-column", "kind"),
-        r"--label-column kind: 12 labels in the lists of train are missing; leave them out of the lists",
-    ),
-    "lists of unknown labels": (
-        change("kind", [[0, 1, 1], [1, -1, -2]] * 12),
-        ("--label-column", "kind"),
-        r"12 rows of train have a label that is no class, the first -1 in row 1 ",
-    ),
-    "a 1 or 0 for each class": (
-        change("kind", [[0, 1, 1], [1, 0, 0]] * 12),
-        ("--label-column", "kind"),
-        r"every list of train holds 3 zeros and ones, .* give lists of the numbers of the classes shown",
-    ),
-    "a yes or no for each class": (
-        change("kind", [[0, 1, 1], [1, 0, 0]] * 12, datasets.Sequence(datasets.ClassLabel(names=["no", "yes"]))),
-        ("--label-column", "kind"),
-        r"every list of train holds 3 zeros and ones, .* give lists of the numbers of the classes shown",
-    ),
-    "lists of what is no class": (
-        change("kind", [[0.5, 1.0]] * 24),
-        ("--label-column", "kind"),
-        r"holds lists of double in train; lists of classes are needed",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_what_cannot_be_read_is_one_clear_line(tmp_path, name, capsys):
-    make, flags, message = BAD[name]
-    rows = make(table(24)) if make else table(24)
+def refusal_of(rows, flags, tmp_path, capsys):
+    """The line with which main.py refuses a data set of these rows."""
     root = save(tmp_path / "set", "saved", rows, rows)
-    assert (
-        main.main([*FLAGS, "--datapath", str(root), "--output", str(tmp_path / "runs"), "--max-steps", "1", *flags])
-        == 2
-    )
-    (line,) = capsys.readouterr().err.splitlines()
-    assert re.search(message, line), line
+    place = ("--datapath", root, "--output", tmp_path / "runs", "--max-steps", 1)
+    code, (line,) = told(capsys, (*FLAGS, *place, *flags.split()))
+    assert code == 2
+    return line
+
+
+TRUTH = [[0, 1, 1], [1, 0, 0]] * 12
+TRUTH_IS_TOLD = r"every list of train holds 3 zeros and ones, .* give lists of the numbers of the classes shown"
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([-1, *[0, 1] * 12][:24], r"1 rows of train have a label that is no class, the first -1 in row 0"),
+        ([10**12] * 24, r"--label-column kind: holds numbers up to 1,000,000,000,000; classes are numbers from 0 on"),
+        ([None, *[0, 1] * 12][:24], r"--label-column kind: 1 rows of train have no label"),
+        (
+            [["a", None], ["a", "b"]] * 12,
+            r"--label-column kind: 12 labels in the lists of train are missing; leave them out of the lists",
+        ),
+        ([[0, 1, 1], [1, -1, -2]] * 12, r"12 rows of train have a label that is no class, the first -1 in row 1 "),
+        (TRUTH, TRUTH_IS_TOLD),
+        ([[0.5, 1.0]] * 24, r"holds lists of double in train; lists of classes are needed"),
+    ],
+)
+def test_labels_that_cannot_be_read_are_one_clear_line(values, words, tmp_path, capsys):
+    rows = change("kind", values)(table(24))
+    assert re.search(words, refusal_of(rows, "--label-column kind", tmp_path, capsys))
+
+
+@pytest.mark.parametrize(
+    ("make", "flags", "words"),
+    [
+        (None, "--label-column species", r"--label-column species: .* has the columns id, photo, kind"),
+        (None, "--image-column id", r"--image-column id: holds no images but Value"),
+        (
+            lambda rows: rows.add_column("coarse", [0] * 24).cast_column(
+                "coarse", datasets.ClassLabel(names=["a", "b"])
+            ),
+            "",
+            r"--label-column COLUMN is needed: .* has the columns id, photo, kind, coarse",
+        ),
+        (
+            change("kind", TRUTH, datasets.Sequence(datasets.ClassLabel(names=["no", "yes"]))),
+            "--label-column kind",
+            TRUTH_IS_TOLD,
+        ),
+    ],
+)
+def test_columns_that_cannot_be_taken_are_one_clear_line(make, flags, words, tmp_path, capsys):
+    rows = make(table(24)) if make else table(24)
+    assert re.search(words, refusal_of(rows, flags, tmp_path, capsys))
 
 
 def test_damaged_rows_are_named_and_skipped_on_request(tmp_path, capsys):
@@ -378,10 +360,8 @@ def test_damaged_rows_are_named_and_skipped_on_request(tmp_path, capsys):
     for number, reason in ((7, "is not an image in a known format"), (9, "holds no image")):
         with pytest.raises(UnreadableImage, match=rf"train\[{number}\]: cannot be read as an image .*{reason}"):
             open_image(paths[number], "RGB")
-    line = [*FLAGS, "--datapath", str(root), "--output", str(tmp_path / "runs"), "--epochs", "1", "--no-progress"]
-    assert main.main([*line, "--skip-bad-images"]) == 0
-    (listed,) = (tmp_path / "runs").rglob("bad_images.txt")
-    assert all(f"train[{number}]" in listed.read_text() for number in (7, 9))
+    run = trained(tmp_path / "runs", *FLAGS, "--datapath", root, "--epochs", 1, "--skip-bad-images")
+    assert all(f"train[{number}]" in (run / "bad_images.txt").read_text() for number in (7, 9))
 
 
 def test_an_image_that_lies_elsewhere_is_read_from_the_disk_and_never_fetched(tmp_path):
