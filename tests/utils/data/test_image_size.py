@@ -51,15 +51,17 @@ def test_a_shift_moves_each_axis_by_up_to_an_eighth_of_its_own_side():
         assert torch.equal(moved, expected)
 
 
-def test_cutouts_have_their_centres_all_over_the_image():
-    cutout = Cutout(4, (HEIGHT, WIDTH))
+@pytest.mark.parametrize("side", [1, 2, 3, 4, 40])
+def test_cutouts_are_squares_with_their_centres_all_over_the_image(side):
+    cutout = Cutout(side, (HEIGHT, WIDTH))
     (centres,) = cutout.draw(SAMPLES, 8, 8)  # stored images have another size
     assert torch.equal(centres, (torch.from_numpy(SAMPLES.uniforms(Stream.CUTOUT, 2)) * torch.tensor([12, 20])).long())
     assert centres.amax(0).tolist() == [HEIGHT - 1, WIDTH - 1] and centres.amin(0).tolist() == [0, 0]
-    holes = cutout.apply(torch.ones(COUNT, 1, HEIGHT, WIDTH), centres)[:, 0] == 0
+    holes = cutout.apply(torch.ones(COUNT, 3, HEIGHT, WIDTH), centres) == 0
     for hole, (row, column) in zip(holes, centres.tolist(), strict=True):
-        expected = torch.zeros(HEIGHT, WIDTH, dtype=torch.bool)
-        expected[max(0, row - 2) : row + 2, max(0, column - 2) : column + 2] = True
+        expected = torch.zeros(3, HEIGHT, WIDTH, dtype=torch.bool)
+        top, left = row - side // 2, column - side // 2
+        expected[:, max(0, top) : top + side, max(0, left) : left + side] = True
         assert torch.equal(hole, expected)
 
 
@@ -87,7 +89,8 @@ def test_training_gives_images_of_height_and_width_that_are_normalised_alike(cha
     mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
     steps = (ResizedCrop((HEIGHT, WIDTH)), Cutout(2, (HEIGHT, WIDTH)))
     transform = BatchTransform((HEIGHT, WIDTH), mean, std, steps, channels_last=channels_last)
-    assert transform.training(images, np.arange(8), 0).shape == (8, 3, HEIGHT, WIDTH)
+    shown = transform.training(images, np.arange(8), 0)
+    assert shown.shape == (8, 3, HEIGHT, WIDTH) and (shown == 0).all(1).flatten(1).any(1).all(), "of the mean is a hole"
     grown = transform.at_size((6, 10))
     assert grown.training(images, np.arange(8), 0).shape == (8, 3, 6, 10)
     square = BatchTransform(24, mean, std, channels_last=channels_last).evaluation(images)
