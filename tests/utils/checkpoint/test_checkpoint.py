@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from tests.faults.small_run import Attack
+from tests.helpers import mistakes_of
 from utils.checkpoint import checkpoint
 from utils.checkpoint.checkpoint import Checkpointer
 from utils.checkpoint.progress import Progress
@@ -46,12 +47,16 @@ def save(saver, *arguments):
     saver.wait()
 
 
+@pytest.fixture
+def saver(tmp_path):
+    return Checkpointer(tmp_path)
+
+
 def steps(folder):
     return {path.name: checkpoint.load(path)["progress"]["step"] for path in folder.glob("*.pt")}
 
 
-def test_the_newest_of_each_name_and_the_last_but_one_are_kept(tmp_path):
-    saver = Checkpointer(tmp_path)
+def test_the_newest_of_each_name_and_the_last_but_one_are_kept(saver, tmp_path):
     save(saver, state(0), "initial")
     for step in (1, 2, 3):
         save(saver, state(step), *(["best"] if step == 2 else []), "last")
@@ -65,9 +70,10 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("names", [["last"], ["final", "last"], ["final", "best", "last"]], ids=" ".join)
 @pytest.mark.parametrize("call", range(16))
-def test_a_kill_between_any_two_file_operations_leaves_the_newest_or_the_one_before(tmp_path, monkeypatch, call, names):
+def test_a_kill_between_any_two_file_operations_leaves_the_newest_or_the_one_before(
+    saver, tmp_path, monkeypatch, call, names
+):
     """Each os.replace, os.link and os.fsync in turn is the last thing that the process does."""
-    saver = Checkpointer(tmp_path)
     save(saver, state(1), "last")
     save(saver, state(2), "last")
     calls = 0
@@ -101,8 +107,7 @@ def test_a_kill_between_any_two_file_operations_leaves_the_newest_or_the_one_bef
     assert checkpoint.newest(tmp_path, warnings.append)[1]["progress"]["step"] == 4
 
 
-def test_a_checkpoint_that_is_replaced_while_it_is_read_is_not_called_damaged(tmp_path, monkeypatch):
-    saver = Checkpointer(tmp_path)
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_not_called_damaged(saver, tmp_path, monkeypatch):
     save(saver, state(1), "last")
     replaced = []
 
@@ -132,16 +137,14 @@ def manifest(folder):
     return json.loads((folder / "manifest.json").read_text())
 
 
-def test_the_manifest_holds_the_sha256_of_each_checkpoint(tmp_path):
-    saver = Checkpointer(tmp_path)
+def test_the_manifest_holds_the_sha256_of_each_checkpoint(saver, tmp_path):
     for step, names in enumerate((["initial"], ["last"], ["best", "last"], ["last", "final"])):
         save(saver, state(step), *names)
         assert manifest(tmp_path) == {"sha256": {path.name: [digest(path)] for path in tmp_path.glob("*.pt")}}
     assert sorted(manifest(tmp_path)["sha256"]) == ["best.pt", "final.pt", "initial.pt", "last.pt", "previous.pt"]
 
 
-def test_a_temporary_file_that_cannot_be_removed_is_left(tmp_path, monkeypatch):
-    saver = Checkpointer(tmp_path)
+def test_a_temporary_file_that_cannot_be_removed_is_left(saver, tmp_path, monkeypatch):
 
     def unlink(path, missing_ok=False):
         if path.suffix == ".tmp" and path.exists():
@@ -168,9 +171,8 @@ def test_the_digest_of_a_large_file_is_that_of_all_its_bytes(tmp_path):
 
 
 def test_each_file_is_on_the_disk_before_it_is_renamed_and_the_manifest_admits_what_comes_before_it_comes(
-    tmp_path, monkeypatch
+    saver, tmp_path, monkeypatch
 ):
-    saver = Checkpointer(tmp_path)
     save(saver, state(1), "last")
     one = digest(tmp_path / "last.pt")
     done = []
@@ -206,15 +208,12 @@ def test_each_file_is_on_the_disk_before_it_is_renamed_and_the_manifest_admits_w
     assert admitted[1:] == [{"last.pt": [two, one], "previous.pt": [one]}] * 4
 
 
-def test_checkpoints_of_the_same_moment_share_their_bytes_and_are_copies_where_links_cannot_be(tmp_path, monkeypatch):
-    saver = Checkpointer(tmp_path)
+def test_checkpoints_of_the_same_moment_share_their_bytes_and_are_copies_where_links_cannot_be(
+    saver, tmp_path, monkeypatch
+):
     save(saver, state(1), "best", "last")
     assert (tmp_path / "best.pt").samefile(tmp_path / "last.pt")
-
-    def refuse(*_):
-        raise OSError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "link", Mock(side_effect=OSError(1, "Operation not permitted")))
     save(saver, state(2), "best", "last")
     assert not (tmp_path / "best.pt").samefile(tmp_path / "last.pt")
     assert steps(tmp_path) == {"best.pt": 2, "last.pt": 2, "previous.pt": 1}
@@ -235,9 +234,7 @@ def test_a_folder_that_was_removed_is_made_again_and_said_and_one_that_is_gone_a
         f"{folder} was removed while the run was writing there, with all its checkpoints; it is made"
     )
     (tmp_path / "run").rename(tmp_path / "new place")
-    with pytest.raises(UserError) as caught:
-        save(saver, state(3), "last")
-    assert caught.value.mistakes == [
+    assert mistakes_of(save, saver, state(3), "last") == [
         f"--output: {folder} was removed or renamed while the run was writing there; "
         "give its new place to --resume, or begin the run anew"
     ]
@@ -248,9 +245,8 @@ def test_a_folder_that_was_removed_is_made_again_and_said_and_one_that_is_gone_a
     [("initial", ""), ("last", "; the checkpoints before it are whole, and --resume continues")],
 )
 def test_what_went_wrong_in_a_save_is_said_by_the_next_once_and_the_checkpoint_before_stays(
-    tmp_path, monkeypatch, name, advice
+    saver, tmp_path, monkeypatch, name, advice
 ):
-    saver = Checkpointer(tmp_path)
     save(saver, state(1), name)
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", Mock(side_effect=OSError(28, "No space left on device")))
@@ -258,10 +254,8 @@ def test_what_went_wrong_in_a_save_is_said_by_the_next_once_and_the_checkpoint_b
         saver._writing.exception()  # waits
     assert saver.failed and steps(tmp_path) == {f"{name}.pt": 1}
     assert len(list(tmp_path.iterdir())) == 2, "a checkpoint and the manifest; no temporary file"
-    with pytest.raises(UserError) as caught:
-        saver.save(state(2), name)
     line = f"--output: cannot write {tmp_path / name}.pt (No space left on device): free some space{advice}"
-    assert caught.value.mistakes == [line]
+    assert mistakes_of(saver.save, state(2), name) == [line]
     assert not saver.failed
     save(saver, state(3), name)
     assert steps(tmp_path)[f"{name}.pt"] == 3
@@ -289,13 +283,11 @@ def test_the_reason_of_a_failed_write_is_the_systems_if_there_is_one_and_what_he
     tmp_path, monkeypatch, error, reason, advice
 ):
     monkeypatch.setattr(torch, "save", Mock(side_effect=error))
-    with pytest.raises(UserError) as caught:
-        save(Checkpointer(tmp_path), state(1), "initial")
-    assert caught.value.mistakes == [f"--output: cannot write {tmp_path}/initial.pt ({reason}): {advice}"]
+    line = f"--output: cannot write {tmp_path}/initial.pt ({reason}): {advice}"
+    assert mistakes_of(save, Checkpointer(tmp_path), state(1), "initial") == [line]
 
 
-def test_a_copy_is_complete_before_it_is_written(tmp_path, monkeypatch):
-    saver = Checkpointer(tmp_path)
+def test_a_copy_is_complete_before_it_is_written(saver, tmp_path, monkeypatch):
     done = []
     written = torch.save
     monkeypatch.setattr(saver._snapshot, "take", lambda state: (state, lambda: done.append("complete")))
@@ -304,8 +296,7 @@ def test_a_copy_is_complete_before_it_is_written(tmp_path, monkeypatch):
     assert done == ["complete", "written"]
 
 
-def test_a_save_leaves_no_file_open(tmp_path):
-    saver = Checkpointer(tmp_path)
+def test_a_save_leaves_no_file_open(saver, tmp_path):
     save(saver, state(1), "last")
     before = len(os.listdir("/dev/fd"))
     for step in (2, 3):
@@ -334,17 +325,13 @@ def test_what_is_no_checkpoint_is_told_as_what_it_is(tmp_path):
 )
 def test_a_file_that_the_system_does_not_give_is_told_with_its_reason(tmp_path, monkeypatch, error, reason):
     torch.save(state(), tmp_path / "some.pt")
-
-    def refuse(*_, **__):
-        raise error
-
     for function in ("sha256", "refuse_swollen"):
         (tmp_path / "manifest.json").write_text('{"sha256": {"some.pt": ["0"]}}' if function == "sha256" else "{}")
         with monkeypatch.context() as patch, pytest.raises(UserError, match=rf"some\.pt: cannot be read \({reason}\)"):
-            patch.setattr(checkpoint, function, refuse)
+            patch.setattr(checkpoint, function, Mock(side_effect=error))
             checkpoint.load(tmp_path / "some.pt")
     with monkeypatch.context() as patch, pytest.raises(UserError, match=rf"cannot be read \({reason}\)"):
-        patch.setattr(torch, "load", refuse)
+        patch.setattr(torch, "load", Mock(side_effect=error))
         checkpoint.load(tmp_path / "some.pt")
 
 
@@ -389,8 +376,7 @@ def test_without_a_manifest_damage_is_found_by_the_files_own_crc(tmp_path):
         checkpoint.load(tmp_path / "some.pt")
 
 
-def test_the_manifests_digest_and_one_that_is_asked_for_decide(tmp_path):
-    saver = Checkpointer(tmp_path)
+def test_the_manifests_digest_and_one_that_is_asked_for_decide(saver, tmp_path):
     save(saver, state(), "last")
     path = tmp_path / "last.pt"
     own = digest(path)
@@ -448,9 +434,8 @@ def test_what_a_run_cannot_continue_from_is_told_part_by_part(tmp_path):
         state(model=[], ema=5, optimizer=3, scaler=[], classes={}, settings=[]),
         state(progress=Progress(step=-1).state()),
     ):
-        with pytest.raises(UserError) as caught:
-            checkpoint.load_run(written(path, content))
-        told.append(str(caught.value).removeprefix(f"{path}: "))
+        (line,) = mistakes_of(checkpoint.load_run, written(path, content))
+        told.append(line.removeprefix(f"{path}: "))
     older, many, five, kinds, progress = told
     assert older == f"has checkpoint format 3, this version continues {checkpoint.FORMAT}; use it with --weights"
     more = "use it with --weights; a run cannot continue from it"
@@ -513,10 +498,8 @@ def test_only_tensors_are_weights_and_without_any_the_file_is_named():
 def test_of_many_differences_three_are_named_and_the_rest_counted():
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(3)))
     weights = {name: value for name, value in model.state_dict().items() if "bias" in name}
-    with pytest.raises(UserError) as caught:
-        checkpoint.load_weights(model, weights, "--weights x")
     named = "--weights x: does not fit the network: lacks 0.weight; lacks 1.weight; lacks 2.weight; is --arch right?"
-    assert str(caught.value) == named
+    assert mistakes_of(checkpoint.load_weights, model, weights, "--weights x") == [named]
     with pytest.raises(UserError, match=r"lacks 2\.weight \(and 1 more\); is --arch right\?$"):
         checkpoint.load_weights(model, {**weights, "more": torch.ones(1)}, "--weights x")
     with pytest.raises(UserError, match=r"lacks bias; has extra.*weight is \(1, 2\) and should be \(3, 2\); is --arch"):

@@ -7,13 +7,14 @@ import pickle
 import shutil
 import weakref
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 import main
 from tests.faults.small_run import FLAGS
-from tests.helpers import equal
+from tests.helpers import equal, mistakes_of
 from tests.utils.config.examples import SHAPES_RESULT, context, example
 from utils.checkpoint import checkpoint
 from utils.checkpoint.inventory import parts
@@ -183,10 +184,7 @@ def test_files_links_and_names_that_cannot_be_shown_are_passed_over(runs, tmp_pa
 def test_folders_that_cannot_be_listed_are_told_with_the_reason(runs, monkeypatch):
     runs("2024-01-01")
 
-    def refuse(_):
-        raise OSError(13, "Permission denied")
-
-    monkeypatch.setattr(os, "scandir", refuse)
+    monkeypatch.setattr(os, "scandir", Mock(side_effect=OSError(13, "Permission denied")))
     with pytest.raises(UserError, match=f"^--output: {runs.parent} cannot be read \\(Permission denied\\)$"):
         newest(runs)
 
@@ -357,10 +355,9 @@ NOT_AT_ALL = {"ema_decay", "freeze_epoch", "unfreeze_epoch"}  # which the test's
 def test_each_setting_that_shapes_the_result_is_refused_with_both_values(name):
     begun = parse(context(name).split()).values()
     now = parse(f"{context(name)} {example(name)}".split())
-    with pytest.raises(UserError) as caught:
-        found_with(settings=begun).refuse_differences(now)
     start = f"{as_flag(name, now.values()[name])}: run/checkpoints/last.pt was made with {as_flag(name, begun[name])}; "
-    (line,) = (line for line in caught.value.mistakes if line.startswith(start))
+    mistakes = mistakes_of(found_with(settings=begun).refuse_differences, now)
+    (line,) = (line for line in mistakes if line.startswith(start))
     assert ("--resume-override" in line) == (name not in FIXED | NOT_AT_ALL), "which it would refuse, too"
 
 
@@ -394,9 +391,7 @@ def test_other_data_is_refused_with_what_is_different_and_what_to_do():
         f"(ffffffffffff); {advice}",
     ]
     assert caught.value.on_all_ranks
-    with pytest.raises(UserError) as caught:
-        found.refuse_other_data(("b",), None)
-    (line,) = caught.value.mistakes
+    (line,) = mistakes_of(found.refuse_other_data, ("b",), None)
     assert line.endswith("last.pt; give the same data")
     with pytest.raises(UserError, match="--weights run/checkpoints/last.pt; it was trained on them$"):
         found.refuse_other_data(("a",), "0" * 64, "it was trained on them")

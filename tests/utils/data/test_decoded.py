@@ -5,6 +5,7 @@ import os
 import re
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -327,9 +328,7 @@ def test_a_folder_that_cannot_be_made_is_one_warning_and_the_images_stay_in_memo
 
 
 def test_a_full_disk_is_one_warning_and_nothing_half_written_stays(tree, folder, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)  # after decoding; other moments: test_kept.py
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=full))  # after decoding; other moments: test_kept.py
     assert_decoded_in_memory(tree, folder)
     assert names(folder) == []

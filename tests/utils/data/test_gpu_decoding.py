@@ -1,6 +1,7 @@
 """Decoding on a device gives what decode_crop gives, in order; a damaged file found there is named."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 from torch.utils.data import DataLoader
 
+from tests.helpers import difference
 from utils.config.settings import UserError
 from utils.data.images import gpu_decoding
 from utils.data.images.decoding import cropped, decode_crop
@@ -42,16 +44,11 @@ def on_cpu(paths, colour="RGB"):
     return torch.stack([decode_crop(path, View(64), colour, draw) for path, draw in zip(paths, UNIFORMS, strict=False)])
 
 
-def level_difference(found, expected):
-    assert found.shape == expected.shape and found.dtype == expected.dtype == torch.uint8
-    return (found.cpu().int() - expected.int()).abs()
-
-
 def test_a_mixed_batch_keeps_its_order_and_agrees_with_decode_crop(paths):
     batch = read(paths)
     assert [length > 0 for length in batch.lengths] == [Path(path).stem in ("a", "c", "d") for path in paths]
-    gap = level_difference(decode_batch(batch, CPU), on_cpu(paths))
-    assert gap.max() <= 1 and gap.float().mean() < 0.05  # resized in floats and in integers
+    largest, mean = difference(decode_batch(batch, CPU), on_cpu(paths))
+    assert largest <= 1 and mean < 0.05  # resized in floats and in integers
 
 
 def test_an_image_that_the_gpu_cannot_reduce_so_much_is_reduced_on_the_cpu(paths, monkeypatch):
@@ -72,7 +69,7 @@ def test_an_image_that_the_gpu_cannot_reduce_so_much_is_reduced_on_the_cpu(paths
 def test_a_gpu_agrees_with_decode_crop_within_some_levels(paths):
     found = decode_batch(read(paths), torch.device("cuda"))
     assert found.device.type == "cuda"
-    assert level_difference(found, on_cpu(paths)).float().mean() < 2  # nvJPEG magnifies colour in another way
+    assert difference(found.cpu(), on_cpu(paths))[1] < 2  # nvJPEG magnifies colour in another way
 
 
 def test_grey_images_arrive_decoded(paths):
@@ -126,9 +123,7 @@ def test_what_only_the_device_cannot_decode_is_decoded_by_pillow(paths, monkeypa
 def test_a_device_that_cannot_decode_at_all_is_a_users_mistake(monkeypatch):
     require_decoder(CPU)
 
-    def absent(files, mode, device):
-        raise RuntimeError("not compiled with nvJPEG\nmore")
-
-    monkeypatch.setattr("torchvision.io.decode_jpeg", absent)
+    absent = RuntimeError("not compiled with nvJPEG\nmore")
+    monkeypatch.setattr("torchvision.io.decode_jpeg", Mock(side_effect=absent))
     with pytest.raises(UserError, match="--decode gpu: .*not compiled with nvJPEG.*use --decode cpu"):
         require_decoder(CPU)

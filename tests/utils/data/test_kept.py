@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from contextlib import contextmanager
+from unittest.mock import Mock
 
 import pytest
 
@@ -106,10 +107,7 @@ def test_only_what_nobody_writes_any_more_is_removed(tmp_path):
 def test_on_a_full_disk_the_older_file_stays_and_nothing_else(tmp_path, monkeypatch, place):
     write_whole(tmp_path / "thing", b"older")
 
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, place, full, raising=False)
+    monkeypatch.setattr(os, place, Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))), raising=False)
     with pytest.raises(OSError, match="No space left"), whole_file(tmp_path / "thing", reserved=9) as file:
         file.write(b"newer")
     assert names(tmp_path) == ["thing"] and (tmp_path / "thing").read_bytes() == b"older"
@@ -117,11 +115,8 @@ def test_on_a_full_disk_the_older_file_stays_and_nothing_else(tmp_path, monkeypa
 
 @pytest.mark.parametrize("reserves", [True, False])
 def test_a_file_is_as_long_as_what_was_written_whatever_was_reserved(tmp_path, monkeypatch, reserves):
-    def cannot(*_):
-        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-
     if not reserves:
-        monkeypatch.setattr(os, "posix_fallocate", cannot)
+        monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=OSError(errno.EOPNOTSUPP, "not supported")))
     with whole_file(tmp_path / "thing", reserved=1000) as file:
         file.write(b"short")
     assert (tmp_path / "thing").read_bytes() == b"short"
@@ -129,10 +124,7 @@ def test_a_file_is_as_long_as_what_was_written_whatever_was_reserved(tmp_path, m
 
 @pytest.mark.parametrize("code", WITHOUT_LOCKS)  # of ENOSYS, as on Lustre, filelock makes markers that stay
 def test_where_a_file_system_has_no_locks_nobody_waits_and_nothing_is_removed(tmp_path, monkeypatch, code, recwarn):
-    def no_locks(*_):
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr("fcntl.flock", no_locks)
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(code, os.strerror(code))))
     (tmp_path / "left.partial").write_bytes(b"x")
     remove_abandoned(tmp_path)
     (tmp_path / "thing.lock").write_text("1\nanother-host\n")  # of a process that was killed

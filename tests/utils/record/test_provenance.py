@@ -1,5 +1,7 @@
 """Where a run's code comes from."""
 
+from unittest.mock import Mock
+
 import pytest
 
 from utils.record import provenance
@@ -7,10 +9,7 @@ from utils.record import provenance
 
 @pytest.mark.parametrize(("variable", "expected"), [("0123456789", "0123456789"), ("", "unknown"), (None, "unknown")])
 def test_a_copy_without_history_has_the_commit_that_the_variable_names(variable, expected, monkeypatch):
-    def no_git(*_):
-        raise OSError("not a repository")
-
-    monkeypatch.setattr(provenance, "_git", no_git)
+    monkeypatch.setattr(provenance, "_git", Mock(side_effect=OSError("not a repository")))
     monkeypatch.delenv("GIT_COMMIT", raising=False)
     if variable is not None:
         monkeypatch.setenv("GIT_COMMIT", variable)

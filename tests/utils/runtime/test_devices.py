@@ -1,5 +1,7 @@
 """The choice of the device, with a stand-in for ``torch.accelerator``, and what is asked of devices."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 
@@ -71,9 +73,7 @@ def test_fp16_is_the_default_where_autocast_and_the_scaler_s_kernel_are(monkeypa
     monkeypatch.setattr(torch.amp, "is_autocast_available", lambda kind: True)
     assert devices.scales_losses(meta)
 
-    def lacking(*_):
-        raise NotImplementedError("no kernel")
-
+    lacking = Mock(side_effect=NotImplementedError("no kernel"))
     monkeypatch.setattr(torch, "_amp_foreach_non_finite_check_and_unscale_", lacking)
     assert not devices.scales_losses(meta)
 
