@@ -11,7 +11,7 @@ from main import main as train
 from models import build_model
 from models.load import load_model
 from scripts import export
-from tests.helpers import QUIETLY
+from tests.helpers import QUIETLY, trained
 from tests.scripts.test_export_zoo import reloads_in_this_process  # noqa: F401 - a fixture
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError
@@ -63,8 +63,7 @@ def test_resnet18_is_that_of_timms_blur_in_front_of_its_six_strided_convolutions
 
 
 def test_a_network_without_such_a_convolution_is_told(tmp_path, capsys):
-    flags = [*QUIETLY, "--arch", "fc", "--max-steps", "1", "--output", str(tmp_path)]
-    assert train([*flags, "--blur-pool"]) == 0
+    trained(tmp_path, "--arch", "fc", "--max-steps", 1, "--blur-pool")
     said = "--blur-pool does nothing: it needs a strided convolution of 16 or more input channels"
     assert said in capsys.readouterr().err
 
@@ -74,13 +73,12 @@ def test_a_checkpoint_is_evaluated_loaded_and_exported_with_its_blur(tmp_path, c
     flags = ["--arch", "timm/test_resnet", "--model-kwargs", "zero_init_last=false", "--image-size", "72"]
     cut = ["--val-batch-size", "40", "--max-val-batches", "1"]
     flags += ["--batch-size", "8", *cut, *QUIETLY]
-    assert train([*flags, "--blur-pool", "--max-steps", "2", "--output", str(tmp_path)]) == 0
-    (run,) = tmp_path.glob("digits/*/*")
-    trained = capsys.readouterr().out.split("val_loss=")[1].split()[0]
+    run = trained(tmp_path, *flags, "--blur-pool", "--max-steps", 2)
+    shown = capsys.readouterr().out.split("val_loss=")[1].split()[0]
     assert train(["--evaluate", "--resume", str(run), *cut, "--device", "cpu", "--no-progress"]) == 0
-    assert f"val_loss={trained}" in capsys.readouterr().out
+    assert f"val_loss={shown}" in capsys.readouterr().out
     weights = [*flags, "--weights", str(run / "checkpoints/final.pt")]
-    assert train(["--evaluate", *weights]) == 0 and f"val_loss={trained}" in capsys.readouterr().out
+    assert train(["--evaluate", *weights]) == 0 and f"val_loss={shown}" in capsys.readouterr().out
     begin = [*weights, "--max-steps", "1", "--output", str(tmp_path / "tuned")]
     assert train(begin) == 2 and "was trained with --blur-pool; give that flag, too" in capsys.readouterr().err
     assert train([*begin, "--blur-pool"]) == 0

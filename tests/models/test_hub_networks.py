@@ -13,6 +13,7 @@ import main
 from models import build_model, load_model
 from models.load import read_checkpoint
 from scripts import export
+from tests.helpers import trained
 from tests.models.test_pretrained import tree  # noqa: F401 - a fixture
 from tests.scripts.test_export_zoo import reloads_in_this_process  # noqa: F401 - a fixture
 from utils.config import hub_networks
@@ -84,11 +85,9 @@ def test_without_connection_and_cache_and_for_other_repositories_there_is_one_li
 
 def test_a_run_keeps_its_revision_and_needs_neither_hub_nor_cache_later(cache, tree, tmp_path, monkeypatch, capsys):  # noqa: F811
     cache(FIRST, qk_norm=True)
-    flags = ["--arch", ARCH, "--pretrained", "--dataname", "folder", "--datapath", str(tree), "--device", "cpu"]
-    flags += ["--batch-size", "4", "--workers", "0", "--no-progress", "--output", str(tmp_path / "runs")]
-    flags += ["--picture-epochs", "off"]
-    assert main.main([*flags, "--epochs", "2", "--max-steps", "1", "--resume", "auto"]) == 0
-    (run,) = (tmp_path / "runs/folder/hf_hub-someone-small_vit").iterdir()
+    flags = ["--arch", ARCH, "--pretrained", "--dataname", "folder", "--datapath", str(tree), "--batch-size", "4"]
+    flags += ["--workers", "0", "--epochs", "2", "--resume", "auto"]
+    run = trained(tmp_path / "runs", *flags, "--max-steps", 1)
     state = read_checkpoint(run, None, print)[1]
     assert state["hub"][ARCH]["revision"] == FIRST and state["hub"][ARCH]["architecture"] == "test_vit"
     assert state["preprocessing"]["mean"] == pytest.approx([0.4] * 3), "as its config.json says"
@@ -96,7 +95,7 @@ def test_a_run_keeps_its_revision_and_needs_neither_hub_nor_cache_later(cache, t
     cache(SECOND)  # somebody else's change: without qk_norm, other weights would be missing
     monkeypatch.setattr(hub_networks, "_known", {})
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "empty"))
-    assert main.main([*flags, "--epochs", "2", "--resume", "auto"]) == 0
+    trained(tmp_path / "runs", *flags)
     assert "Continuing" in (run / "log.txt").read_text()
     monkeypatch.setattr(hub_networks, "_known", {})
     assert main.main(["--evaluate", "--resume", str(run), "--device", "cpu"]) == 0

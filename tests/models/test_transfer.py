@@ -17,7 +17,7 @@ from models.prepare import prepare_network
 from models.starting_weights import load_start
 from tests.end_to_end.processes import load
 from tests.faults.small_run import told
-from tests.helpers import QUIETLY, equal
+from tests.helpers import QUIETLY, equal, mistakes_of, trained
 from tests.models.test_pretrained import timm_weights
 from utils.checkpoint import checkpoint
 from utils.config.arguments import parse
@@ -69,9 +69,7 @@ def test_without_it_other_classes_are_refused_with_both_numbers_and_nothing_is_l
     trained = build(arch, 10)
     model = build(arch, 3)
     own = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(UserError) as caught:
-        load_start(model, trained.state_dict(), Path("x.pt"), new_head=False)
-    (line,) = caught.value.mistakes
+    (line,) = mistakes_of(load_start, model, trained.state_dict(), Path("x.pt"), new_head=False)
     assert line.startswith("--weights x.pt: is for 10 classes, and the data has 3; --new-head begins the last layer ")
     assert f"({ORIGINS[arch]}.weight, {ORIGINS[arch]}.bias)" in line and "--arch" not in line
     assert equal(own, model.state_dict())
@@ -141,23 +139,16 @@ def test_a_pretrained_last_layer_for_as_many_classes_begins_anew_too(tmp_path, m
 
 
 def test_a_run_says_in_log_plan_and_refusal_what_happens_to_the_last_layer(workplace, capsys):
-    assert main.main([*DIGITS, "--arch", "fc", "--dataname", "synthetic", "--image-size", "8"]) == 0
-    start = next(Path("runs/synthetic/fc").glob("*/checkpoints/final.pt"))
-    flags = ("--arch", "fc", "--dataname", "digits", "--weights", start)
-    three = checkpoint.load(start)
-    shape = three["model"]["layers.1.weight"].shape
-    assert shape[0] == 300
-    three["model"] |= {"layers.5.weight": torch.zeros(3, 100), "layers.5.bias": torch.zeros(3)}
-    three["model"]["layers.1.weight"] = torch.ones(300, 64)
-    torch.save({"model": three["model"]}, "three.pt")
+    three = build_model(ModelSettings(arch="fc"), classes=3, channels=1, image_size=8).state_dict()
+    three["layers.1.weight"] = torch.ones(300, 64)
+    torch.save({"model": three}, "three.pt")
     flags = ("--arch", "fc", "--weights", "three.pt")
     code, (line,) = told(capsys, (*DIGITS, *flags))
     assert code == 2 and "is for 3 classes, and the data has 10; --new-head" in line
     assert main.main([*DIGITS, *flags, "--new-head", "--dry-run"]) == 0
     words = "the last layer (10 classes, where the weights have 3)"
     assert f"weights of three.pt; {words} begins anew" in capsys.readouterr().out
-    assert main.main([*DIGITS, *flags, "--new-head"]) == 0
-    (folder,) = Path("runs/digits/fc").iterdir()
+    folder = trained(workplace / "runs", *DIGITS, *flags, "--new-head")
     assert f"; {words} begins anew" in (folder / "log.txt").read_text()
     initial = load(folder, "initial.pt")["model"]
     assert torch.equal(initial["layers.1.weight"], torch.ones(300, 64))
@@ -172,9 +163,9 @@ def test_weights_of_another_stem_are_named_in_the_plan_and_refused_where_they_do
     """Trained on small images, a network has a 3x3 stem without max-pool; the weights of a deep stem fit both."""
     eight = ("--batch-size", "8", "--val-batch-size", "8", "--max-val-batches", "1", "--max-steps", "1")
     small = (*DIGITS, *eight, "--dataname", "synthetic", "--image-size", "16")
-    assert main.main([*small, "--arch", "timm/test_resnet"]) == 0
+    run = trained(workplace / "runs", *small, "--arch", "timm/test_resnet")
     assert "\nStem: 3x3 without max-pool, as for all training images of at most 64 " in capsys.readouterr().out
-    path = str(next(Path("runs/synthetic/timm-test_resnet").glob("*/checkpoints/final.pt")))
+    path = str(run / "checkpoints/final.pt")
     larger = [*small[:-1], "72"]
     assert main.main([*larger, "--arch", "timm/test_resnet", "--weights", path, "--dry-run"]) == 0
     plan = capsys.readouterr().out
@@ -189,8 +180,8 @@ def test_weights_of_another_stem_are_named_in_the_plan_and_refused_where_they_do
 def test_a_network_is_evaluated_with_the_stem_that_it_was_trained_with_whatever_images_it_sees(workplace, capsys):
     """Its weights fit both, so that the figures of a network that nobody has trained looked well."""
     flags = (*QUIETLY, "--max-val-batches", "1", "--val-batch-size", "8")
-    assert main.main([*flags, "--image-size", "16", "--arch", "timm/test_resnet", "--max-steps", "1"]) == 0
-    path = str(next(Path("runs").glob("*/*/*/checkpoints/final.pt")))
+    run = trained(workplace / "runs", *flags, "--image-size", 16, "--arch", "timm/test_resnet", "--max-steps", 1)
+    path = str(run / "checkpoints/final.pt")
     figures = []
     for size in ("--image-size", "--val-image-size"):
         capsys.readouterr()

@@ -10,7 +10,7 @@ import pytest
 
 import main
 from tests.end_to_end.processes import load, rows
-from tests.helpers import QUIETLY
+from tests.helpers import QUIETLY, trained
 from tests.utils.loop.test_between_steps import THREE_STEPS, names, results, watched  # noqa: F401 - a fixture
 from utils.loop import validation
 from utils.record.metrics import Report
@@ -103,9 +103,7 @@ def test_resume_auto_reports_it_as_finished_and_more_patience_goes_on(stopped, c
 def test_a_run_that_max_steps_cut_waits_anew_for_another_metric_and_never_stopped_early(tmp_path, capsys, monkeypatch):
     given = [Report(loss, 50.0, 90.0, 360) for loss in (1.0, 2.0, 3.0, 4.0, 3.0, 3.5)]
     monkeypatch.setattr(validation, "validate", lambda *_: given.pop(0))
-    line = ["--arch", "fc", "--device", "cpu", *QUIETLY, "--output", str(tmp_path)]
-    assert main.main([*line, "--epochs", "9", "--max-steps", "69"]) == 0
-    run = next(tmp_path.glob("*/*/*"))
+    run = trained(tmp_path, "--arch", "fc", "--epochs", 9, "--max-steps", 69)
     override = ["--resume", str(run), "--resume-override", "--device", "cpu"]
     capsys.readouterr()
     assert main.main([*override, "--early-stopping", "1"]) == 0

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import main
+from tests.helpers import trained
 from tests.utils.loop.test_validation import Loader, network, run
 from utils.loop import test_time_augmentation
 from utils.loop.test_time_augmentation import in_views
@@ -138,16 +139,14 @@ def test_half_precision_logits_are_averaged_in_float32():
 
 def test_training_and_evaluation_use_it_and_say_so(workplace, capsys):
     flags = ("--device", "cpu", "--no-progress")
-    begun = (*flags, "--arch", "fc", "--max-steps", "8", "--ema-decay", "0.9", "--tta", "flip-shift")
-    assert main.main([*begun]) == 0
-    trained = capsys.readouterr().out
-    (folder,) = (workplace / "runs/digits/fc").iterdir()
+    folder = trained(workplace, "--arch", "fc", "--max-steps", 8, "--ema-decay", 0.9, "--tta", "flip-shift")
+    told = capsys.readouterr().out
     shown = {}
     for more in ((), ("--tta", "none"), ("--tta", "flip")):
         assert main.main([*flags, "--evaluate", "--resume", str(folder), *more]) == 0
         out = capsys.readouterr().out
         assert ("Test-time augmentation" in out) == (more != ("--tta", "none"))
         shown[more] = re.search(r"val_loss=\S+", out.splitlines()[-1])[0]
-    assert "Test-time augmentation flip-shift: validation by the mean logits of 6 views" in trained
-    assert shown[()] in trained.splitlines()[-1], "a checkpoint is evaluated as it was validated"
+    assert "Test-time augmentation flip-shift: validation by the mean logits of 6 views" in told
+    assert shown[()] in told.splitlines()[-1], "a checkpoint is evaluated as it was validated"
     assert len(set(shown.values())) == 3

@@ -9,10 +9,9 @@ import main
 from components import build
 from tests.end_to_end.processes import load
 from tests.faults.small_run import as_older, told
-from tests.helpers import QUIETLY
+from tests.helpers import QUIETLY, mistakes_of, trained
 from utils.checkpoint.resume import ResumePoint
 from utils.config import arguments
-from utils.config.settings import UserError
 from utils.optim.class_weights import class_weights
 from utils.run import Run
 from utils.runtime.distributed import Distributed, RankInfo
@@ -70,10 +69,8 @@ def test_a_file_gives_weights_by_name_whose_mean_over_the_training_images_is_one
 def test_what_is_wrong_with_a_file_is_reported_at_once(tmp_path, name, text, expected):
     if text is not None:
         (tmp_path / name).write_text(text)
-    with pytest.raises(UserError) as error:
-        class_weights(LABELS, NAMES, str(tmp_path / name))
-    assert len(error.value.mistakes) == len(expected)
-    for line, words in zip(error.value.mistakes, expected, strict=True):
+    mistakes = mistakes_of(class_weights, LABELS, NAMES, str(tmp_path / name))
+    for line, words in zip(mistakes, expected, strict=True):
         assert line.startswith(f"--class-weights {tmp_path / name}: ") and words in line
 
 
@@ -91,8 +88,7 @@ def test_a_run_goes_on_with_the_weights_that_it_began_with(workplace, monkeypatc
     file = workplace / "weights.csv"
     file.write_text("".join(f"{name},{1 + name}\n" for name in range(10)))
     flags = (*QUIETLY, "--arch", "fc", "--class-weights", "weights.csv", "--max-steps")
-    assert main.main([*flags, "2"]) == 0
-    (folder,) = (workplace / "runs/digits/fc").iterdir()
+    folder = trained(workplace / "runs", *flags, 2)
     state = load(folder, "last.pt")
     assert state["settings"]["class_weights"] == str(file)
     (workplace / "elsewhere").mkdir()
@@ -119,8 +115,7 @@ def test_a_run_goes_on_with_the_weights_that_it_began_with(workplace, monkeypatc
 @pytest.mark.parametrize("loss", [("--loss", "bce"), ("--label-smoothing", "0.1")])
 def test_a_run_of_an_older_version_does_not_change_its_loss_unasked(workplace, capsys, loss):
     flags = (*QUIETLY, "--arch", "fc", "--class-weights", "balanced", *loss, "--max-steps")
-    assert main.main([*flags, "2"]) == 0
-    (folder,) = (workplace / "runs/digits/fc").iterdir()
+    folder = trained(workplace / "runs", *flags, 2)
     older = as_older(folder, "weighs_images")
     capsys.readouterr()
     code, (line,) = told(capsys, (*flags, "3", "--resume", older))

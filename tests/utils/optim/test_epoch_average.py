@@ -9,7 +9,7 @@ from torch.optim.swa_utils import SWALR, AveragedModel
 
 import main
 from tests.end_to_end.processes import load, rows
-from tests.helpers import QUIETLY, equal
+from tests.helpers import equal, trained
 from tests.utils.loop.test_between_steps import THREE_STEPS, results, watched  # noqa: F401 - a fixture
 from tests.utils.test_train_validation import make
 from utils.checkpoint.checkpoint import average_moved_since_validation
@@ -124,11 +124,9 @@ def test_what_was_saved_between_the_average_and_its_statistics_is_known():
 
 
 def test_a_run_saves_evaluates_and_refuses_to_drop_it(workplace, capsys):
-    flags = [*QUIETLY, "--arch", "fc"]
-    assert main.main([*flags, "--epochs", "2", "--swa-start-epoch", "2", "--batch-size", "240"]) == 0
+    run = trained(workplace, "--arch", "fc", "--epochs", 2, "--swa-start-epoch", 2, "--batch-size", 240)
     *lines, last = capsys.readouterr().out.splitlines()
     assert "Weight average: mean of the weights after each epoch from epoch 2 on" in lines
-    (run,) = workplace.glob("runs/digits/*/*")
     assert "raw_val_top1" in rows(run)[0] and load(run, "final.pt")["ema"] is not None
     assert main.main(["--evaluate", "--resume", f"{run}/checkpoints/final.pt", "--device", "cpu"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == last.partition(" val_epoch")[0]
@@ -139,6 +137,5 @@ def test_a_run_saves_evaluates_and_refuses_to_drop_it(workplace, capsys):
 
 
 def test_a_run_that_ends_before_its_average_begins_says_so(workplace, capsys):
-    line = [*QUIETLY, "--arch", "fc", "--swa-start-epoch", "15", "--max-steps", "2"]
-    assert main.main(line) == 0
+    trained(workplace, "--arch", "fc", "--swa-start-epoch", 15, "--max-steps", 2)
     assert "warning: no weights were averaged: --swa-start-epoch begins in epoch 15" in capsys.readouterr().out

@@ -12,7 +12,7 @@ import torchvision
 import main
 from models import build_model
 from models.initialisation import shapes_alone
-from tests.helpers import QUIETLY
+from tests.helpers import QUIETLY, trained
 from tests.utils.test_train_validation import make, parameters
 from utils.config.groups.model import ModelSettings
 from utils.config.groups.optimisation import OptimisationSettings
@@ -144,8 +144,7 @@ def test_head_and_backbone_step_at_their_own_rates(arch, head):
 
 def test_another_scale_by_override_is_what_the_run_goes_on_with(workplace, capsys):
     flags = [*QUIETLY, "--arch", "fc", "--max-steps"]
-    assert main.main([*flags, "2", "--backbone-lr-scale", "0.5"]) == 0
-    (run,) = workplace.glob("runs/digits/fc/*")
+    run = trained(workplace / "runs", *flags, 2, "--backbone-lr-scale", 0.5)
     line = [*flags[:3], "--resume", str(run), "--resume-override", "--backbone-lr-scale", "0.25", "--max-steps", "3"]
     assert main.main(line) == 0
     state = torch.load(run / "checkpoints/last.pt", weights_only=True)
@@ -173,8 +172,7 @@ def test_a_factor_that_an_override_takes_away_is_gone(workplace):
 )
 def test_other_groups_of_parameters_are_refused_by_an_override(begun, other, workplace, capsys):
     flags = [*QUIETLY, "--arch", "fc", "--max-steps"]
-    assert main.main([*flags, "2", *begun]) == 0
-    (run,) = workplace.glob("runs/digits/fc/*")
+    run = trained(workplace / "runs", *flags, 2, *begun)
     before = torch.load(run / "checkpoints/last.pt", weights_only=True)["optimizer"]["state"]
     capsys.readouterr()
     line = [*flags[:3], "--resume", str(run), "--resume-override", *other, "--max-steps", "3"]

@@ -6,7 +6,7 @@ from torch import nn
 
 import main
 from tests.end_to_end.processes import load
-from tests.helpers import QUIETLY
+from tests.helpers import QUIETLY, trained
 from utils.config.arguments import parse
 from utils.precision import choice
 from utils.precision.choice import choose, seconds_of_passes, with_chosen_amp
@@ -50,8 +50,7 @@ FLAGS = [*QUIETLY, "--arch", "fc", "--amp", "auto", "--epochs", "2", "--resume",
 
 def test_a_run_says_and_records_the_choice_and_a_resume_keeps_it(units, monkeypatch, workplace, capsys):
     monkeypatch.setattr(choice, "seconds_of_passes", lambda *_: [1.0, 0.5])
-    assert main.main([*FLAGS, "--max-steps", "5"]) == 0
-    (run,) = workplace.glob("runs/digits/fc/*")
+    run = trained(workplace / "runs", *FLAGS, "--max-steps", 5)
     assert "--amp auto: bf16, in bfloat16 forward and backward pass take 0.50" in capsys.readouterr().out
     assert load(run, "last.pt")["settings"]["amp"] == "bf16" and "\namp: bf16" in (run / "config.yaml").read_text()
     monkeypatch.setattr(choice, "seconds_of_passes", lambda *_: [0.5, 1.0])

@@ -9,7 +9,7 @@ from scipy.optimize import minimize_scalar
 
 import main
 from models.small import FullyConnected
-from tests.helpers import QUIETLY
+from tests.helpers import trained
 from utils.record.doubts import doubts, doubts_of, knows_nothing
 from utils.record.metrics import ClassReport, Report, nats_of
 
@@ -62,9 +62,6 @@ def signs(row, *before):
     return [doubt.sign for doubt in doubts([*before, row], "cifar10")]
 
 
-# ---------------------------------------------------------------------------------------- the figures
-
-
 @pytest.mark.parametrize(("support", "right"), [(TEN, [13] * 10), (TEN, [100, 1] + [0] * 8), ([990, 10], [980, 4])])
 def test_what_answers_tell_is_the_likelihood_of_a_mixture_with_guessing_at_its_best(support, right):
     support = np.array(support)
@@ -87,9 +84,6 @@ def test_perfect_answers_tell_all_that_labels_hold_and_those_of_one_class_nothin
         always[0] = support[0]
         assert nats_of(np.array(support), always) == pytest.approx(0, abs=1e-12)
     assert ClassReport(*[np.array(TEN)] * 3, NO_BINS).guessing_loss == pytest.approx(math.log(10), rel=1e-12)
-
-
-# ------------------------------------------------------------------------------- dead, and never alive
 
 
 @pytest.mark.parametrize("support", [TEN, [9900, 100], [600, 300, 100], [50] * 100, [5] * 200])
@@ -161,9 +155,6 @@ def test_one_class_with_nearly_all_answers_is_told_of_a_network_that_knows_a_lit
     assert "% of the answers are one class, and val_top1" in sign
 
 
-# -------------------------------------------------------------------------------------- the training
-
-
 @pytest.mark.parametrize(
     ("losses", "top1", "val_top1", "told"),
     [
@@ -188,9 +179,6 @@ def test_a_training_loss_that_does_not_fall_is_told_unless_the_network_is_mostly
     assert doubts(rows[1:], "cifar10") == [], "of one epoch nothing can be compared"
 
 
-# ------------------------------------------------------------------------------------------ outputs
-
-
 @pytest.mark.parametrize(("loss", "told"), [(10 * math.log(10) - 0.01, 0), (10 * math.log(10) + 0.01, 1)])
 def test_a_loss_above_ten_times_that_of_guessing_is_told(loss, told):
     found = doubts([counted(*alive(TEN, 1.5)) | {"val_loss": loss}], "cifar10")
@@ -204,33 +192,26 @@ def test_a_loss_that_is_not_finite_is_told_as_such(loss):
     assert sign == f"val_loss is {loss} after 7 step(s): the network's outputs are not finite any more"
 
 
-# ---------------------------------------------------------------------------------------- main.py
-
-
 def test_a_run_that_came_to_nothing_says_so_before_its_last_line_and_in_its_log(tmp_path, capsys):
     weights = FullyConnected(10, 1, 8).state_dict()
     weights["layers.5.weight"].zero_()
     weights["layers.5.bias"].copy_(torch.eye(10)[0] * 1000)  # always the first class, and sure of it
     torch.save(weights, tmp_path / "sure.pt")
-    flags = ["--device", "cpu", "--arch", "fc", "--weights", tmp_path / "sure.pt", "--lr", "1e-9", "--epochs", "4"]
-    flags += ["--global-batch-size", "200", "--output", tmp_path, "--no-progress", "--picture-epochs", "off"]
-    assert main.main([*map(str, flags)]) == 0
+    flags = ("--arch", "fc", "--weights", tmp_path / "sure.pt", "--lr", 1e-9, "--epochs", 4, "--global-batch-size", 200)
+    run = trained(tmp_path, *flags)
     lines = capsys.readouterr().out.splitlines()
     told = [line for line in lines[:-1] if line.startswith("warning: val_")]
     assert "sure of wrong answers" in told[0] and "no better than guessing by the classes' shares" in told[1]
     assert "100.00 % of the answers are one class" in told[1] and "after 32 step(s)" in told[-1]
     assert len(told) == 4, "at the end, and once before"
     assert lines[-1].startswith("val_top1=")
-    (log,) = tmp_path.rglob("log.txt")
-    assert all(line in log.read_text() for line in told)
-    (checkpoint,) = tmp_path.rglob("final.pt")
-    assert main.main(["--evaluate", "--resume", str(checkpoint), "--device", "cpu", "--no-progress"]) == 0
+    assert all(line in (run / "log.txt").read_text() for line in told)
+    assert main.main(["--evaluate", "--resume", f"{run}/checkpoints/final.pt", "--device", "cpu", "--no-progress"]) == 0
     *before, last = capsys.readouterr().out.splitlines()
     assert any("nothing was learned" in line for line in before) and last.startswith("val_top1=")
 
 
 def test_a_run_that_learns_or_is_cut_after_two_steps_says_nothing(tmp_path, capsys):
     for few in (["--epochs", "1"], ["--max-steps", "2"]):
-        flags = [*QUIETLY, "--arch", "fc", *few, "--output", str(tmp_path)]
-        assert main.main(flags) == 0
+        trained(tmp_path / few[0], "--arch", "fc", *few)
         assert "warning" not in capsys.readouterr().out

@@ -1,6 +1,5 @@
 """A run mirrored to trackers: each tag and step once, also after kill -9, and no tracker in the way of a training."""
 
-import csv
 import importlib.util
 import json
 import os
@@ -42,11 +41,10 @@ def logged(folder):
     board.Reload()
     tags = board.Tags()["scalars"]
     steps = {(event.step, tag): event.value for tag in tags for event in board.Scalars(tag)}
-    with open(folder / "metrics.csv", newline="") as file:
-        for row in csv.DictReader(file):
-            for column in row.keys() - {"step", "seconds", *TAGGED}:
-                if row[column]:
-                    steps[int(row["step"]), f"Epoch/{column}"] = float(row[column])
+    for row in csv_rows(folder / "metrics.csv"):
+        for column in row.keys() - {"step", "seconds", *TAGGED}:
+            if row[column]:
+                steps[int(row["step"]), f"Epoch/{column}"] = float(row[column])
     return steps
 
 
@@ -217,9 +215,7 @@ def test_a_server_that_accepts_and_never_answers_costs_no_step_and_a_bounded_end
         end(self, finished)
 
     monkeypatch.setattr(tracking.Tracking, "end", end_once_it_speaks)
-    flags = [*FLAGS, "--epochs", "3", "--print-freq", "10", "--track", "mlflow", "--output", str(tmp_path)]
-    assert main.main(flags) == 0
-    (folder,) = tmp_path.glob("digits/fc/*")
+    folder = trained(tmp_path, *FLAGS, "--epochs", 3, "--print-freq", 10, "--track", "mlflow")
     assert not differences(run, folder)
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].startswith("val_top1=")
