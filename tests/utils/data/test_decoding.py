@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[3]
 WAYS = ("nvimgcodec", "torchvision", "pillow")
 PHOTOGRAPHS = [Image.fromarray(pixels) for pixels in load_sample_images().images]
 UNIFORMS = sample_uniforms(0, 0, np.arange(40), 3, 22)
+CORNER = np.concatenate([np.full(20, 0.01), [0.0, 0.0]])  # draws a small box in the upper left corner
 KINDS = [  # size in pixels, options of Pillow's JPEG writer
     ((640, 427), {"quality": 90, "subsampling": "4:2:0"}),
     ((333, 251), {"quality": 60, "subsampling": "4:2:0"}),
@@ -207,17 +208,7 @@ def test_a_pixel_range_maps_numbers_of_more_than_8_bits_linearly_rounded_and_cut
     levels = np.array(exact, dtype=object).astype(float).round().astype(np.uint8)
     expected = Image.fromarray(levels[..., 0] if levels.shape[-1] == 1 else levels).convert(colour)
     ranged = Colour(colour, (low, high))
-    shown = Preprocessing(
-        9,
-        9,
-        (0.0,) * (1 if colour == "L" else 3),
-        (1.0,) * (1 if colour == "L" else 3),
-        1.0,
-        "center",
-        "bilinear",
-        stored_size=9,
-        pixel_range=(low, high),
-    )
+    shown = show(9, channels=len(colour), pixel_range=(low, high))
     assert np.array_equal(open_image(str(tmp_path / name), ranged), expected)
     assert np.array_equal(open_image(io.BytesIO(content), pickle.loads(pickle.dumps(ranged))), expected)
     with Image.open(tmp_path / name) as image:  # as a user of load_model gives it
@@ -227,9 +218,10 @@ def test_a_pixel_range_maps_numbers_of_more_than_8_bits_linearly_rounded_and_cut
     assert np.array_equal(open_image(plain, ranged), open_image(plain, colour))
 
 
-def show(size):
+def show(size, channels=1, **more):
     """Images whole, with levels between 0 and 1."""
-    return Preprocessing(size, size, (0.0,), (1.0,), 1.0, "center", "bilinear", stored_size=size)
+    zeros, ones = (0.0,) * channels, (1.0,) * channels
+    return Preprocessing(size, size, zeros, ones, 1.0, "center", "bilinear", stored_size=size, **more)
 
 
 def test_files_are_known_by_their_content_not_their_name(tmp_path, way):
@@ -313,8 +305,7 @@ def test_a_truncated_file_is_named_even_where_the_box_is_whole(tmp_path, way, ke
     data = Path(path).read_bytes()
     Path(path).write_bytes(data[: round(kept * len(data)) if isinstance(kept, float) else kept])
     assert jpeg.plain_size(Path(path).read_bytes()) is None
-    top = np.concatenate([np.full(20, 0.01), [0.0, 0.0]])  # a small box in the upper left corner
-    for uniforms in (None, top):
+    for uniforms in (None, CORNER):
         with pytest.raises(UserError, match=r"0\.jpg: cannot be read as an image"):
             decode_crop(path, View(32), "RGB", uniforms)
 
@@ -324,9 +315,8 @@ def test_foreign_bytes_below_the_box_are_told_as_pillow_tells_them(tmp_path, way
     data = bytearray(Path(path).read_bytes())
     data[-300:-296] = b"\xff\xc9\x00\x08"  # the beginning of an arithmetic-coded frame
     Path(path).write_bytes(data)
-    top = np.concatenate([np.full(20, 0.01), [0.0, 0.0]])
     with pytest.raises(UserError, match=r"0\.jpg"):
-        decode_crop(path, View(32), "RGB", top)
+        decode_crop(path, View(32), "RGB", CORNER)
 
 
 NO_IMAGES = (None, b"", b"not an image", b"\xff\xd8", b"\xff\xd8\xff\xd9", b"\xff\xd8\xff\xda\x00")

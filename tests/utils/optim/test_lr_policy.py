@@ -16,12 +16,7 @@ from timm.scheduler import (
 from torch.optim import lr_scheduler
 
 from utils.config.arguments import parse
-from utils.config.groups.optimisation import (
-    LR_POLICIES,
-    RESTARTING_POLICIES,
-    RISING_POLICIES,
-    OptimisationSettings,
-)
+from utils.config.groups.optimisation import LR_POLICIES, RESTARTING_POLICIES, RISING_POLICIES, OptimisationSettings
 from utils.optim.lr_policy import POLICIES, LRPolicy, describe
 
 # step: learning rate, for 12 steps with a highest rate of 0.4
