@@ -169,9 +169,6 @@ def test_balanced_classes_are_spread_over_the_epoch():
     assert stats.chisquare(firsts).pvalue > 1e-3
 
 
-# ------------------------------------------------------------------------------------------- fewer
-
-
 def test_it_says_what_an_epoch_holds():
     available = np.arange(90)
     assert str(Sampling(0, available, repeats=3)) == "30 images an epoch, 3 times each, not each once"

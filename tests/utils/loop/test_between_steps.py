@@ -83,9 +83,6 @@ def results(monkeypatch):
     return given
 
 
-# ---------------------------------------------------------------------------------------- the whole run
-
-
 def test_fit_trains_and_validates_every_epoch_and_gives_the_last_report():
     traval, recorder, saver = watched(*THREE_STEPS, "--epochs", "2")
     report = traval.fit()
@@ -115,9 +112,6 @@ def test_the_network_trains_in_training_mode_whatever_mode_it_was_left_in():
     traval.train(0)
     traval.validation(0, report=False)
     assert modes == [True, True, True, False] and model.training
-
-
-# ---------------------------------------------------------------------------------------- what is saved when
 
 
 def names(recorder):
@@ -183,9 +177,6 @@ def test_what_is_saved_has_buffers_that_are_equal_on_all_ranks(monkeypatch):
     assert equalised == [traval.model] and len(saver.states) == 1
 
 
-# ---------------------------------------------------------------------------------------- what is written when
-
-
 def test_curves_and_log_lines_come_every_print_freq_steps_and_at_the_epochs_end():
     traval, recorder, _ = watched(*THREE_STEPS, "--epochs", "2", "--print-freq", "2")
     traval.fit()
@@ -213,9 +204,6 @@ def test_a_part_of_an_epoch_that_is_trained_already_is_not_trained_again():
     assert all(torch.equal(*pair) for pair in zip(before, parameters(traval.model), strict=True))
 
 
-# ---------------------------------------------------------------------------------------- what ends a run
-
-
 def test_a_checkpoint_that_could_not_be_written_ends_the_run_at_the_next_step():
     traval, recorder, _ = watched(*THREE_STEPS, failed=True)
     with pytest.raises(UserError, match="the disk is full"):
@@ -237,9 +225,6 @@ def test_a_stop_signal_saves_last_at_the_next_step_and_the_message_says_after_wh
     assert names(recorder)[-1] == ("last",) and ("SIGTERM: saving",) in recorder.of("log")
 
 
-# ---------------------------------------------------------------------------------------- going on
-
-
 def test_images_that_could_not_be_read_are_listed_again_by_a_run_that_goes_on():
     traval = make(*THREE_STEPS)
     for bad, listed in (([], []), (["/a.jpg", "/b.jpg"], [(["/a.jpg", "/b.jpg"],)])):
@@ -247,9 +232,6 @@ def test_images_that_could_not_be_read_are_listed_again_by_a_run_that_goes_on():
         further, recorder, _ = watched(*THREE_STEPS)
         further.load_state(traval.state())
         assert recorder.of("bad_images") == listed
-
-
-# ---------------------------------------------------------------------------------------- how it is built
 
 
 @pytest.mark.parametrize(
@@ -292,9 +274,6 @@ def test_figures_are_the_same_if_each_pass_overwrites_the_output_of_the_one_befo
     )
     assert compiled.train(0) == plain.train(0)
     assert compiled.validation(0) == plain.validation(0)
-
-
-# --------------------------------------------------------------------------------------- what a person sees
 
 
 @pytest.fixture
@@ -349,9 +328,6 @@ def test_log_lines_that_never_come_take_no_memory_and_any_room_gives_the_same_fi
         (first, second) = ({**row, "seconds": 0, "images_per_second": 0} for (row,) in recorder.of("epoch"))
         found.append((records, points, first, second))
     assert found[0] == found[1] and [record.step for record in found[0][0]] == [1, 2, 3, 4, 5, 6]
-
-
-# ---------------------------------------------------------------------------------------- what is wired to what
 
 
 def test_unreadable_images_of_steps_and_of_validation_are_counted_and_listed(tmp_path):
@@ -434,9 +410,6 @@ def test_a_steps_random_numbers_depend_on_its_position_and_not_on_what_was_drawn
         return parameters(traval.model)
 
     assert all(torch.equal(one, other) for one, other in zip(trained(0), trained(7), strict=True))
-
-
-# ------------------------------------------------------------------------- epochs that are not validated
 
 
 def test_every_second_epoch_is_validated_and_the_last_one_always(results):

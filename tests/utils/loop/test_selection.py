@@ -91,9 +91,6 @@ def test_a_cut_epoch_makes_the_best_only_until_there_is_a_whole_one():
     assert not update_best(progress, row | {"epoch": 2}, args, whole=False) and progress.best_top1 == 50.0
 
 
-# ------------------------------------------------------------------------------------- early stopping
-
-
 @pytest.mark.parametrize(
     ("flags", "values", "epochs"),
     [

@@ -38,9 +38,6 @@ def logits_of(seed, dtype=torch.float32):
     return torch.randn(6, 5, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-# ---------------------------------------------------------------------------------------------- losses
-
-
 @pytest.mark.parametrize("temperature", [1.0, 4.0])
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
 def test_the_two_terms_and_their_weights_are_timms(temperature, alpha):
@@ -103,9 +100,6 @@ def test_the_criterion_of_the_labels_may_be_any_and_takes_mixed_targets():
     losses = criterion(logits_of(2), shares, batch_of().images)
     expected = build_criterion(LossSettings(loss="bce", label_smoothing=0.1))(logits_of(2), shares)
     assert losses["criterion"].item() == pytest.approx(0.75 * expected.item(), rel=1e-6)
-
-
-# --------------------------------------------------------------------------------------------- teacher
 
 
 def test_the_teacher_stays_as_it_is_in_evaluation_mode_without_gradients_within_the_students_autocast():

@@ -112,9 +112,6 @@ def test_parameters_without_gradient_stay_and_their_group_begins_when_they_have_
         torch.testing.assert_close((parameter - start).abs(), torch.full_like(start, 0.1), rtol=1e-3, atol=0)
 
 
-# --------------------------------------------------------------------------------------- in a run
-
-
 def x_of(traval):
     """The averaged weights by name."""
     return {name: traval.optimizers[0].state[p]["x"] for name, p in traval.model.named_parameters()}
@@ -200,9 +197,6 @@ def test_a_run_evaluates_begins_another_and_continues_with_x(tmp_path, capsys):
     assert (group["steps"], group["lr_max"], group["lr"], group["momentum"]) == (12, 1.0, 0.5, 0.8)
     more = trained(tmp_path / "more", *CPU, "--weights", run / "checkpoints/best.pt", "--max-steps", 1)
     assert equal(load(more, "initial.pt")["model"], load(run, "best.pt")["ema"]["model"])
-
-
-# --------------------------------------------------------------------------------------- settings
 
 
 def test_the_schedule_is_constant_by_default_and_after_the_warm_up(recipe):

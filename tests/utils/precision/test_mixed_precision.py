@@ -46,9 +46,6 @@ def recipe_loop(model, batches, *, clip=None, penalty=0.0, autocast=True, scale=
     return scaler
 
 
-# ----------------------------------------------------------------------------------------- clipping
-
-
 @on_each_device
 @pytest.mark.parametrize("amp", ["off", "fp16"])
 @pytest.mark.parametrize(
@@ -77,9 +74,6 @@ def test_clipping_after_unscaling_is_that_of_torch_and_timm(flag, size, clip, am
         assert_close(traval.model, free, rtol=1e-3, atol=1e-5)
 
 
-# -------------------------------------------------------------------------------- gradient penalty
-
-
 @on_each_device
 @pytest.mark.parametrize(("amp", "scale"), [("off", None), ("fp16", 1024.0)])
 def test_gradient_penalty_follows_the_documented_loop(amp, scale, device):
@@ -104,9 +98,6 @@ def test_a_network_with_fused_attention_can_be_penalised():
     before = parameters(model)
     steps(traval, 1)
     assert not torch.equal(before[0], parameters(model)[0])
-
-
-# ------------------------------------------------------------------------------------ several losses
 
 
 class TwoLosses(nn.Module):
@@ -135,9 +126,6 @@ def test_several_named_losses_are_minimised_together_and_logged_each():
     several.validation(0)
     assert rows[0]["train_loss"] == pytest.approx(rows[0]["train_entropy"] + rows[0]["train_size"], rel=1e-6)
     assert rows[0]["train_size"] > 0
-
-
-# -------------------------------------------------------------------------------- several optimizers
 
 
 def muon_loop(model, batches, traval):
@@ -194,9 +182,6 @@ def test_two_optimizers_under_one_scaler_follow_the_documented_loop(device, muon
     assert scaler.get_scale() == traval.scaler.get_scale() == 1024
 
 
-# ------------------------------------------------------------------------------ layers kept in float32
-
-
 def test_layers_kept_in_float32_compute_in_it_and_their_neighbours_do_not():
     args = parse(["--arch", "conv2"])
     model = build_model(args.model, classes=10, channels=1, image_size=8)
@@ -238,9 +223,6 @@ def test_a_copy_of_a_network_with_float32_layers_uses_its_own_weights():
 def test_an_unknown_layer_is_answered_with_the_nearest():
     with pytest.raises(UserError, match=r"--fp32-layers featurs\.0: .*did you mean features\.0"):
         keep_in_fp32(build_model(parse([]).model, classes=10, channels=1, image_size=8), ["featurs.0"], CPU)
-
-
-# ---------------------------------------------------------------------------------- skipped steps
 
 
 def batch_norm_network():

@@ -83,9 +83,6 @@ def after_window(clock, *flags, progress=None, of=5, count=5, seconds=1, **more)
     return reporter, progress, writer
 
 
-# -------------------------------------------------------------------------------- TensorBoard
-
-
 @pytest.mark.parametrize("scaled", [True, False])
 def test_scale_and_skipped_steps_are_charted_only_where_there_is_a_scaler(scaled, clock):
     progress = Progress(skipped_steps=2, partly_skipped_steps=int(scaled))

@@ -21,9 +21,6 @@ LR = 0.05
 MOMENTUM = 0.9
 
 
-# ---------------------------------------------------------------------------- on two processes at once
-
-
 def on_two(function):
     """Run ``function(distributed)`` on two processes; fails with what one raises."""
     with socket.socket() as free:
@@ -98,11 +95,7 @@ def mean_in_bf16(tensors):
 
 
 def check_steps(distributed):
-    cases = {
-        (): mean,
-        ("--bucket-mb", 1): mean,
-        ("--grad-compression", "bf16"): mean_in_bf16,
-    }
+    cases = {(): mean, ("--bucket-mb", 1): mean, ("--grad-compression", "bf16"): mean_in_bf16}
     for flags, exchange in cases.items():
         settings = map(str, ("--lr", LR, "--batch-size", 8, *flags))
         traval = make(*settings, model=network(), distributed=distributed, channels_last=True)
@@ -140,9 +133,6 @@ def test_groups_of_a_gpu_are_left_to_the_end_of_a_process_that_has_an_error(devi
         monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda kind=kind: taken_down.append(kind))
         here.__exit__(kind, None, None)
     assert taken_down == ends
-
-
-# ---------------------------------------------------------------------------------- what is copied before
 
 
 def _copy_weights(distributed):
