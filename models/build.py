@@ -19,7 +19,7 @@ from torch import nn
 from models.hub import reaching, timm_name
 from models.initialisation import initialise
 from models.layers import blur_before_strides
-from models.options import OF_PLUGIN, RESERVED, constructor_of, options_of
+from models.options import OF_PLUGIN, constructor_of, options_of
 from models.small import OWN
 from utils.config import hub_networks, plugins
 from utils.config.groups.model import ModelSettings
@@ -86,7 +86,9 @@ def build_model(
 
 
 def _options_of_own(settings: ModelSettings, own: Callable[..., nn.Module]) -> dict[str, Any]:
-    return options_of(settings, lambda: own, OF_PLUGIN if isinstance(own, plugins.Entry) else RESERVED)
+    if not isinstance(own, plugins.Entry):
+        return options_of(settings, lambda: own)
+    return options_of(settings, lambda: own, dict(zip(inspect.signature(own).parameters, OF_PLUGIN, strict=False)))
 
 
 def classes_of(arch: str) -> int:

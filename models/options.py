@@ -23,7 +23,7 @@ RESERVED = {
     **dict.fromkeys(("num_classes", "classes", "in_chans", "channels"), "the data set"),
     **dict.fromkeys(("self", "weights", "aux_logits", "init_weights", "transform_input", "features"), ""),
 }
-OF_PLUGIN = {"classes": "the data set", "channels": "the data set", "image_size": "--image-size"}  # of a user's network
+OF_PLUGIN = ("the data set", "the data set", "--image-size")  # what decides the first arguments of a user's network
 
 
 def options_of(

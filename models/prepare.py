@@ -26,7 +26,7 @@ from utils.data.resolution import build_resolution
 from utils.optim.freezing import Freezing, build_freezing
 from utils.optim.gradient_penalty import refuse_without_second_derivative
 from utils.precision.amp import autocast, keep_in_fp32, resolve_amp
-from utils.precision.buffers import make_buffers_dense
+from utils.precision.buffers import make_dense
 from utils.runtime.determinism import refuse_without_determinism
 
 START_IMAGES = 5000
@@ -101,7 +101,7 @@ def prepare_network(
     stem = stem_line(model, data.image_size, trained_size)
     untrained = begins_anew(model, settings, len(data.classes), data.image_size)
     model.to(device)
-    make_buffers_dense(model)
+    make_dense(model)
     channels_last = to_memory_format(args, model, device)
     if weights is not None:
         untrained = load_start(model, weights.state, weights.path, settings.new_head, data.classes)

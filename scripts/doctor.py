@@ -54,10 +54,8 @@ SECONDS = 3.0
 def main(argv: list[str]) -> int:
     own, flags = build_parser().parse_known_args(argv)
     args = settings(flags)
-    if args.model.freezing_changes:
-        args = args.with_values(freeze=None, freeze_epoch=None, unfreeze_epoch=None)
-        if not own.memory_of:
-            say("measured are the epochs in which --freeze holds nothing back: they take the most time and memory")
+    if settings_and_point(flags, required=False)[0].model.freezing_changes and not own.memory_of:
+        say("measured are the epochs in which --freeze holds nothing back: they take the most time and memory")
     from utils.runtime.distributed import Distributed
 
     with Distributed(RankInfo(), args.run, args.precision.tf32) as distributed:
@@ -168,9 +166,14 @@ def build_parser() -> ToolParser:
 
 
 def settings(flags: Sequence[str]) -> Settings:
-    """Training settings for a fresh network; from a run to resume, only the settings are used."""
+    """Training settings for a fresh network; from a run to resume, only the settings are used.
+
+    Where --freeze holds layers back in some epochs only, nothing is frozen.
+    """
     args, resume_point = settings_and_point(flags, required=False)
-    of_run = {"resume": None, "evaluate": False, "dry_run": False, "max_steps": None}
+    of_run: dict[str, Any] = {"resume": None, "evaluate": False, "dry_run": False, "max_steps": None}
+    if args.model.freezing_changes:
+        of_run |= {"freeze": None, "freeze_epoch": None, "unfreeze_epoch": None}
     return args.with_values(**of_run, **view_for_weights(args, resume_point), pretrained=False, weights=None)
 
 

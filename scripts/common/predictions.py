@@ -43,7 +43,6 @@ from utils.data.datasets import (
     some_contents,
 )
 from utils.data.first_look import COMPARED_FILES, copies_in, lost_levels
-from utils.data.formats import class_folders
 from utils.data.formats.class_folders import find_splits, test_folder, training_folder, validation_folder
 from utils.data.formats.hugging_face import find
 from utils.data.formats.readers import IN_MEMORY, ImageFiles, Images
@@ -276,15 +275,21 @@ def _samples(count: int, args: Settings, chosen: Chosen) -> tuple[np.ndarray, li
 
     Training images that --train-samples kept out of the run are left out.
     """
-    samples = np.arange(count)
-    notes = []
-    if chosen.split == "train" and chosen.datapath is None and args.data.train_samples is not None:
-        samples = first_samples(count, args)  # the images that the run trained on
-        left_out = f"{count - len(samples):,} training images, on which the run did not train, are left out"
-        notes.append(f"--train-samples {len(samples):,}: {left_out}")
+    samples, notes = np.arange(count), []
+    if chosen.split == "train" and chosen.datapath is None:
+        samples, notes = _trained_on(count, args)
     if chosen.most is not None:
         samples = samples[tried_out(len(samples), chosen.most)]
     return samples, notes
+
+
+def _trained_on(count: int, args: Settings) -> tuple[np.ndarray, list[str]]:
+    """Indices of the images that the run trained on, of ``count`` training images, and a line about the others."""
+    samples = first_samples(count, args)
+    if len(samples) == count:
+        return samples, []
+    left_out = f"{count - len(samples):,} training images, on which the run did not train, are left out"
+    return samples, [f"--train-samples {len(samples):,}: {left_out}"]
 
 
 def classes_of(labels: torch.Tensor) -> set[int]:
@@ -365,11 +370,13 @@ def read_images(
             settings = dataclasses.replace(settings, dataname="folder")
         if chosen.labels is None:
             settings = dataclasses.replace(settings, labels=_moved_table(loaded, root))
-        if chosen.labels is None and _holds_class_folders(root):
+        tree = validation_folder(root) or root
+        if chosen.labels is None and any((tree / name).is_dir() for name in loaded.classes):
             settings = dataclasses.replace(settings, class_from_name=None)
         data, changed = _data_of_run(loaded, settings, chosen) if chosen.split == "train" else (None, "")
-        if data is not None and data.train is not None and not changed:
-            return in_colour_of(loaded.preprocessing, data.train), data.warnings
+        if data is not None and data.train is not None and not changed:  # the run's own, in another place
+            samples, left_out = _trained_on(len(data.train), args)
+            return in_colour_of(loaded.preprocessing, data.train).take(samples), (*data.warnings, *left_out)
     tree = _tree(settings, chosen)
     if tree is not None:
         settings = dataclasses.replace(settings, datapath=str(tree), val_split=None, folds=None, fold=None)
@@ -411,13 +418,6 @@ def _moved_table(loaded: Loaded, root: Path) -> str | None:
     return str(moved) if moved.is_file() else None
 
 
-def _holds_class_folders(root: Path) -> bool:
-    try:
-        return bool(class_folders.class_names(validation_folder(root) or root))
-    except UserError:
-        return False
-
-
 def files_of(first: PredictedImages, loaded: Loaded) -> tuple[ImageFiles, tuple[str, ...]]:
     """Image files of ``first`` with the labels that ``loaded``'s network has for them, and a note on those left out.
 
@@ -454,7 +454,8 @@ def _tree(settings: DataSettings, chosen: Chosen) -> Path | None:
     if chosen.split == "train" and chosen.datapath is None and is_share:
         return None  # a share of the images, which a fingerprint must prove unchanged
     root = Path(settings.datapath or "")
-    has_folders = in_class_folders(settings)
+    in_shards = settings.dataname == "shards" and chosen.datapath is None  # perhaps without an index
+    has_folders = in_class_folders(settings) and not in_shards
     if has_folders and not root.is_dir():
         raise UserError(f"--split {chosen.split}: {root} is no longer there; --datapath FOLDER names another place")
     tree = (test_folder if chosen.split == "test" else training_folder)(root) if has_folders else None

@@ -219,12 +219,12 @@ def planar_map(units: np.ndarray) -> np.ndarray:
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 
+    if np.ptp(units, axis=0).max() <= np.finfo(units.dtype).eps * np.abs(units).max():
+        return np.zeros((len(units), 2))  # at which t-SNE would not end
     few = len(units) < 10
     size = min(2 if few else MAP_COMPONENTS, *units.shape)
     with threadpool_limits(1):
         reduced = PCA(size, random_state=SEED).fit_transform(units.astype(np.float64))
-        if np.ptp(units, axis=0).max() <= np.finfo(units.dtype).eps * np.abs(units).max():
-            return np.zeros((len(units), 2))  # at which t-SNE would not end
         if few or size < 2:
             return np.pad(reduced, ((0, 0), (0, 2 - size)))
         made = TSNE(2, perplexity=min(30, (len(units) - 1) / 3), init="pca", random_state=SEED).fit_transform(reduced)

@@ -174,6 +174,8 @@ def test_a_resume_has_the_precision_of_products_that_the_run_began_with(tmp_path
         assert main.main([*CPU, *flags]) == 0
     assert in_run == [[True, True]] * 2
     assert [backend.allow_tf32 for backend in backends] == before, "what else the process computes is as it was"
+    assert main.main([*CPU, "--evaluate", "--resume", str(run), "--deterministic"]) == 0
+    assert not (torch.are_deterministic_algorithms_enabled() or torch.backends.cudnn.deterministic)
 
 
 def test_a_checkpoint_that_was_replaced_while_it_was_read_is_not_gone_on_from(run):

@@ -126,7 +126,14 @@ def test_a_path_that_no_checkpoint_can_have_is_refused(workplace, capsys):
         refused(capsys, (*SHORT, "--resume", path))
 
 
-PLACES = ("checkpoints/last.pt", "config.yaml", "log.txt", "metrics.npz", "checkpoints/manifest.json")
+PLACES = (
+    "checkpoints/last.pt",
+    "checkpoints/best.pt",
+    "config.yaml",
+    "log.txt",
+    "metrics.npz",
+    "checkpoints/manifest.json",
+)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in STRANGE if kind != "a folder"])

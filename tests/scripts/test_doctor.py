@@ -524,6 +524,12 @@ def test_variants_and_the_search_for_the_largest_batch_freeze_compute_and_judge_
         assert traval.criterion is parts.criterion and traval.autocast.fast_dtype == torch.bfloat16
 
 
+def test_layers_that_are_frozen_in_some_epochs_train_in_what_is_measured():
+    parts, *others = variant_and_memory("--arch", "conv2", "--freeze", "all-but-head", "--unfreeze-epoch", "5")
+    for model in (parts.model, *(traval.model for traval in others)):
+        assert all(parameter.requires_grad for parameter in model.parameters())
+
+
 def test_variants_and_the_search_recompute_what_main_recomputes():
     flags = ("--arch", "test_vit", "--image-size", 32, "--grad-checkpointing")
     parts, *others = variant_and_memory(*flags)

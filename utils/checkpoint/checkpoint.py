@@ -337,6 +337,8 @@ def newest(
 
 def step_of(path: Path) -> int | None:
     """The step of the checkpoint ``path``; None if it is missing or damaged."""
+    if not path.is_file():  # waiting for a pipe could take forever
+        return None
     try:
         state: Any = read_quickly(path)
         return int(state["progress"]["step"])
@@ -356,14 +358,16 @@ def weights_of(state: dict[str, Any], path: Path) -> dict[str, torch.Tensor]:
     A moving average of the weights is preferred. The prefixes of wrapped networks are removed, but not from our own
     checkpoints, whose names are those of the network.
     """
-    named = str if "format" in state else _clean
+    is_ours = "format" in state
     ema = state.get("ema")
     if isinstance(ema, dict) and isinstance(ema.get("model"), dict):
         state = ema["model"]
     else:
         state = next((state[key] for key in HOLDERS if isinstance(state.get(key), dict)), state)
-    weights = {named(str(name)): value for name, value in state.items() if isinstance(value, torch.Tensor)}
-    weights.pop("n_averaged", None)  # of torch.optim.swa_utils.AveragedModel
+    weights = {str(name): value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    if not is_ours:
+        weights = {_clean(name): value for name, value in weights.items()}
+        weights.pop("n_averaged", None)  # of torch.optim.swa_utils.AveragedModel
     if not weights:
         raise UserError(f"--weights {path}: holds no weights")
     return weights

@@ -204,6 +204,6 @@ def _with_settings_of(optimizers: Sequence[torch.optim.Optimizer], stored: Any) 
                 words = "the state holds a momentum only with them, so they can neither begin nor end there"
                 raise UserError(f"--opt-betas: {words}", on_all_ranks=True)
         # A factor that is there no more becomes 1: what is left out here, the file completes.
-        kept = (old | dict.fromkeys({"lr_scale"} & old.keys(), 1.0) for old in state["param_groups"])
+        kept = (old | ({"lr_scale": 1.0} if "lr_scale" in old else {}) for old in state["param_groups"])
         results.append(state | {"param_groups": [old | new for old, new in zip(kept, values, strict=True)]})
     return results if isinstance(stored, list) else results[0]

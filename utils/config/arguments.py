@@ -203,7 +203,7 @@ def _build_parser(_: tuple[str, ...]) -> argparse.ArgumentParser:
         metavar = metavar or {int: "N", float: "X"}.get(meta["type"], "NAME")
         arity = {"nargs": "*"} if meta["many"] else {"nargs": "?", "const": meta["bare"] or _NO_VALUE}
         sections[group].add_argument(*names, **arity, metavar=metavar, help=text)
-        if "off" in (choices or ()):
+        if meta["bare"] and "off" in (choices or ()):
             no = f"--no-{option.name.replace('_', '-')}"
             sections[group].add_argument(
                 no, action="store_const", const="off", dest=option.name, help=f"{names[-1]} off"

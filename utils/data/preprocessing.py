@@ -129,18 +129,22 @@ class Preprocessing(Channels):
 
     def _pixels(self, image: Image.Image | np.ndarray | str | BinaryIO) -> torch.Tensor:
         """The whole image, upright: (channels, h, w)."""
+        page = image.tell() if isinstance(image, Image.Image) else 0
+        # Pillow loads 8 of such an image's 16 bits.
+        is_halved = isinstance(image, Image.Image) and ";16" in raw_mode(image) and not is_deep(image)
+        if is_halved and page and (self.pixel_range is not None or is_array(self.colour)):
+            raise ValueError(f"page {page + 1} has 16-bit colour, which Pillow cannot read; save it alone")
         if isinstance(image, Image.Image) and not is_array(self.colour):
             refuse_misread(image)
             do_not_map(image)
-            # Pillow would load 8 bits of it. It has all of a deep image, whichever page of its file is shown.
-            if self.pixel_range is not None and ";16" in raw_mode(image) and not is_deep(image):
+            if self.pixel_range is not None and is_halved:
                 assert isinstance(image, ImageFile) and image.fp is not None  # not loaded yet
                 image.fp.seek(0)
                 image = open_image(io.BytesIO(image.fp.read()), self.colour)
             return to_tensor(in_colour(ImageOps.exif_transpose(image), self.colour, image.format))
         if isinstance(image, Image.Image) and LEVELS in image.info:
             return torch.from_numpy(np.array(image.info[LEVELS])).permute(2, 0, 1)
-        if isinstance(image, Image.Image) and not image.tell() and (file := getattr(image, "fp", None)) is not None:
+        if isinstance(image, Image.Image) and not page and (file := getattr(image, "fp", None)) is not None:
             file.seek(0)
             image = io.BytesIO(file.read())  # Pillow would load 8 bits of some files, or not all channels
         if isinstance(image, np.ndarray | Image.Image):

@@ -187,20 +187,14 @@ def mean_loss(criterion: Callable[..., AnyLoss], weights: torch.Tensor | None, *
     def of_one(*one: torch.Tensor) -> AnyLoss:
         return criterion(*(tensor[None] for tensor in one))
 
-    each = _one_by_one(of_one)(*tensors) if isinstance(criterion, PluginLoss) else torch.vmap(of_one)(*tensors)
+    if isinstance(criterion, PluginLoss):  # it may do what torch.vmap cannot, such as choosing by a mask
+        losses: list[Any] = [of_one(*one) for one in zip(*tensors, strict=True)]
+        mean: Any = (torch.stack(losses) * weights).mean()
+        return mean
+    each = torch.vmap(of_one)(*tensors)
     if isinstance(each, dict):
         return {name: (values * weights).mean() for name, values in each.items()}
     return (each * weights).mean()
-
-
-def _one_by_one(function: Callable[..., AnyLoss]) -> Callable[..., AnyLoss]:
-    """As ``torch.vmap``, by a loop: a user's function may do what that cannot, such as choosing by a mask."""
-
-    def over_images(*tensors: torch.Tensor) -> Any:
-        losses: list[Any] = [function(*one) for one in zip(*tensors, strict=True)]
-        return torch.stack(losses)
-
-    return over_images
 
 
 class PluginLoss(nn.Module):

@@ -25,7 +25,8 @@ def output_layers(model: nn.Module) -> list[nn.Module]:
     of_timm = getattr(model, "get_classifier", None)
     classifier = () if of_timm is None else of_timm()
     heads = [*classifier] if isinstance(classifier, tuple | list) else [classifier]
-    if type(model).__module__ == "timm.models.volo" and model.aux_head is not None:  # which is not in its classifier
+    is_volo = any(base.__module__ == "timm.models.volo" for base in type(model).__mro__)  # as a base, if sharded
+    if is_volo and model.aux_head is not None:  # which is not in its classifier
         heads.append(model.aux_head)
     layers = [layer for head in heads for layer in _linear(head)]
     if not layers:

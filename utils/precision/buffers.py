@@ -66,12 +66,11 @@ class Vectors:
             torch._foreach_copy_(parts, chosen.split(sizes))
 
 
-def make_buffers_dense(model: nn.Module) -> None:
-    """Replace buffers that are views with gaps, as of the real part of complex numbers, by dense copies."""
-    for module in model.modules():
-        for name, buffer in [*module.named_buffers(recurse=False)]:
-            if torch.empty_like(buffer, device="meta").stride() != buffer.stride():
-                setattr(module, name, buffer.clone(memory_format=torch.contiguous_format))
+def make_dense(model: nn.Module) -> None:
+    """Make parameters and buffers dense that are views with gaps, as of the real part of complex numbers."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if torch.empty_like(tensor, device="meta").stride() != tensor.stride():
+            tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
 
 
 class BufferCopy:

@@ -102,11 +102,12 @@ class Writer:
         self._events = EventFile(folder)
         earlier = self._read("metrics.csv", lambda path: sorted(read_table(path)[0], key=_epoch_of)) or []
         self.rows = [row for row in earlier if _epoch_of(row) <= epochs]
-        if len(self.rows) < len(earlier):  # at once: trackers and reports read the file
-            self._write_csv("metrics.csv", self.rows)
+        there = [row for row in earlier if int(row.get("step", 0)) <= steps]
+        if len(there) < len(earlier):  # at once: trackers and reports read the file
+            self._write_csv("metrics.csv", there)
         self._curves = curves.Curves(folder)
         restored = self._curves.restore(self._read(curves.WHOLE, curves.read), steps) if resumed else 0
-        last_row = int(self.rows[-1]["epoch"]) if self.rows else 0  # an override within an epoch leaves its row out
+        last_row = _epoch_of(self.rows[-1]) if self.rows else 0  # an override within an epoch leaves its row out
         if last_row != epochs or restored != steps:
             self.log(f"warning: {folder}: metrics.csv or metrics.npz lacks what was recorded before; it stays lost")
         if resumed:
@@ -311,11 +312,13 @@ class Writer:
                 file.writelines(f"{path}\n" for path in paths)
 
     def _write_csv(self, name: str, rows: Sequence[dict[str, Any]]) -> None:
+        if not rows:
+            (self._own_folder() / name).unlink(missing_ok=True)
+            return
         with whole_file(self._own_folder() / name, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-            if rows:
-                out = csv.DictWriter(file, fieldnames=_columns(rows))
-                out.writeheader()
-                out.writerows(rows)
+            out = csv.DictWriter(file, fieldnames=_columns(rows))
+            out.writeheader()
+            out.writerows(rows)
 
     def flush(self) -> None:
         """Save everything so far to disk, before a checkpoint that relies on it."""

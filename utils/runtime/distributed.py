@@ -12,7 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -44,8 +44,9 @@ class Distributed:
         self.is_main = ranks.is_main
         self.deterministic = settings.deterministic
         self.tf32 = tf32
-        self._tf32_before: tuple[bool, bool] | None = None  # of the process that the run is one of several things in
-        self._deterministic_before = False
+        # Of the process, in which the run may be one of several things.
+        self._tf32_before: tuple[bool, bool] | None = None
+        self._deterministic_before = (False, False)
         self.timeout = timedelta(seconds=settings.timeout)
         try:
             self.device = _choose_device(settings, ranks)
@@ -56,7 +57,8 @@ class Distributed:
             torch.accelerator.set_device_index(self.device.index)
 
     def __enter__(self) -> Distributed:
-        self._deterministic_before = torch.are_deterministic_algorithms_enabled()
+        algorithms = torch.are_deterministic_algorithms_enabled()
+        self._deterministic_before = (algorithms, torch.backends.cudnn.deterministic)
         _set_determinism(self.deterministic)
         self.apply_tf32(self.tf32)
         if self.device.type == "cpu":
@@ -82,16 +84,20 @@ class Distributed:
         # and say nothing until the launcher ends it. Such a process ends without that.
         if torch.distributed.is_initialized() and (kind is None or self.device.type == "cpu"):
             torch.distributed.destroy_process_group()
-        if torch.are_deterministic_algorithms_enabled() and not self._deterministic_before:
-            torch.use_deterministic_algorithms(False)
+        algorithms, torch.backends.cudnn.deterministic = self._deterministic_before
+        if torch.are_deterministic_algorithms_enabled() != algorithms:  # for setting them imports torch's compiler
+            torch.use_deterministic_algorithms(algorithms)
         if self._tf32_before is not None:
             torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = self._tf32_before
 
     def apply_tf32(self, tf32: bool | None) -> None:
         """Set, until the context's end, whether float32 products may be in TF32; None leaves PyTorch's choice."""
         if tf32 is not None:
-            if self._tf32_before is None:
-                self._tf32_before = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+            with suppress(RuntimeError):  # where the process uses torch's newer settings, these cannot be read
+                self._tf32_before = self._tf32_before or (
+                    torch.backends.cuda.matmul.allow_tf32,
+                    torch.backends.cudnn.allow_tf32,
+                )
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
 
     def describe_device(self) -> str:

@@ -17,7 +17,7 @@ from utils.config.settings import UserError
 from utils.optim.ema import MovingAverage
 from utils.optim.head import output_layers
 from utils.precision.amp import keep_in_fp32
-from utils.precision.buffers import BufferCopy, make_buffers_dense
+from utils.precision.buffers import BufferCopy, make_dense
 from utils.precision.diagnosis import too_many_skips
 
 HALF = torch.float16
@@ -293,7 +293,7 @@ def test_buffers_that_are_views_with_gaps_are_copied_and_restored_whole():
     model.register_buffer("cosines", turns.real)
     model.register_buffer("filters", torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last))
     filters = model.filters
-    make_buffers_dense(model)
+    make_dense(model)
     assert torch.equal(model.cosines, turns.real) and model.filters is filters, "what is dense stays"
     kept = BufferCopy(model)
     model.cosines.add_(1)

@@ -355,12 +355,13 @@ def test_metrics_csv_has_six_significant_digits_of_floats_and_whole_counts_also_
 def test_the_rows_of_epochs_that_a_run_goes_back_behind_leave_the_file_at_once(tmp_path):
     writer = Writer(tmp_path, progress=False)
     for epoch in (1, 2, 3):
-        writer.epoch({"epoch": epoch, "seconds": 1.0})
+        writer.epoch({"epoch": epoch, "step": 10 * epoch})
     writer.close()
-    for epochs, left in ((2, ["1", "2"]), (0, [])):
-        writer = Writer(tmp_path, progress=False, resumed=(epochs, 0))
+    for resumed, left in (((1, 20), ["1", "2"]), ((1, 10), ["1"])):  # the first is of a run that was cut in epoch 2
+        Writer(tmp_path, progress=False, resumed=resumed).close()
         assert [row["epoch"] for row in csv_rows(tmp_path / "metrics.csv")] == left
-        writer.close()
+    Writer(tmp_path, progress=False, resumed=(0, 0)).close()
+    assert not (tmp_path / "metrics.csv").exists()
 
 
 def test_no_column_of_an_earlier_epoch_is_lost_when_later_ones_have_others(tmp_path):
