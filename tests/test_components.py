@@ -2,15 +2,14 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import main
 from components import build
 from models import build_model
 from models.prepare import prepare_network
+from tests.helpers import image_tree, trained
 from tests.utils.config.examples import ELSEWHERE, SHAPES_RESULT, context, example
 from utils.config import arguments
 from utils.config.groups.model import ModelSettings
@@ -51,11 +50,7 @@ def test_each_setting_that_shapes_the_result_changes_the_plan(name, workplace, c
 
 
 def test_of_images_in_files_the_share_kept_for_validation_and_the_crop_are_in_the_plan(workplace, capsys):
-    pixels = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
-    for number, image in enumerate(pixels):
-        folder = workplace / "ab"[number % 2]
-        folder.mkdir(exist_ok=True)
-        Image.fromarray(image).save(folder / f"{number}.png")
+    image_tree(workplace, {".": 20})
     line = "--dataname folder --datapath . --image-size 8 --val-split"
     plans = [shown(capsys, *line.split(), share) for share in ("0.11", "0.12")]  # of the same number of images
     assert plans[0]["Data"] != plans[1]["Data"]
@@ -89,8 +84,7 @@ def test_what_several_processes_exchange_is_in_the_plan():
 
 
 def test_the_plan_of_a_resumed_run_says_what_it_goes_on_from(workplace, capsys):
-    assert main.main(["--device", "cpu", "--arch", "fc", "--max-steps", "2", "--no-progress"]) == 0
-    (run,) = (workplace / "runs/digits/fc").iterdir()
+    run = trained(workplace / "runs", "--arch", "fc", "--max-steps", 2)
     capsys.readouterr()
     assert main.main(["--dry-run", "--device", "cpu", "--resume", str(run)]) == 0
     out = capsys.readouterr().out

@@ -12,7 +12,7 @@ import torch
 from main import main
 from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import FINAL_LINE, ROOT, curves, differences, rows
-from tests.helpers import image_tree
+from tests.helpers import image_tree, run_in, trained
 from training import open_run
 from utils.loop.stop_signals import TRY_AGAIN
 from utils.train_validation import TraVal
@@ -34,11 +34,6 @@ def loop(*words, processes=1):
     process = Forked(*SMALL, *words, processes=processes, program=LOOP)
     out, err = process.communicate()
     return process.returncode, out, err
-
-
-def run_of(folder):
-    (run,) = folder.glob("*/small/*")
-    return run
 
 
 # Ends the process that trains, at chosen steps; the run without a kill has it too, for a run has the same plug-ins always.
@@ -71,7 +66,7 @@ def test_an_own_loop_that_is_killed_or_stopped_goes_on_to_the_bits_of_main_py_wi
     with pytest.raises(SystemExit) as end, open_run([*map(str, (*PARTS, *SMALL, *words))]):
         raise AssertionError("the loop began")
     assert end.value.code == 0 and " is finished: 3 epochs, 24 steps" in capsys.readouterr().out
-    runs = [run_of(tmp_path / folder) for folder in ("straight", "killed")]
+    runs = [run_in(tmp_path / folder) for folder in ("straight", "killed")]
     assert differences(*runs) == []
     assert rows(runs[0]) == rows(runs[1])
     assert curves(runs[0]) == curves(runs[1])
@@ -89,15 +84,16 @@ def test_an_own_loop_on_two_processes_validates_each_image_once(tmp_path, capsys
     code, out, err = loop("--max-steps", 3, "--output", tmp_path, processes=2)
     assert code == 0, err
     two = FINAL_LINE.fullmatch(out.splitlines()[-1])
-    assert main([*map(str, ("--plugin", LOOP, *FLAGS, "--evaluate", "--resume", run_of(tmp_path)))]) == 0
+    assert main([*map(str, ("--plugin", LOOP, *FLAGS, "--evaluate", "--resume", run_in(tmp_path)))]) == 0
     one = FINAL_LINE.fullmatch(capsys.readouterr().out.splitlines()[-1])
     assert one["count"] == two["count"] == "200"
     assert [one[name] for name in ("top1", "top5")] == [two[name] for name in ("top1", "top5")]
 
 
-def made(run):
-    model, train, optimizer, criterion, scaler, val = run.parts
-    return TraVal(model, train, optimizer, criterion, scaler, run.args, val, writer=run.writer, extras=run.extras)
+def made(run, optimizers=None):
+    model, train, own, criterion, scaler, val = run.parts
+    optimizers = optimizers or own
+    return TraVal(model, train, optimizers, criterion, scaler, run.args, val, writer=run.writer, extras=run.extras)
 
 
 @pytest.mark.parametrize(
@@ -120,17 +116,13 @@ def test_an_own_loop_that_ends_early_is_saved_and_what_it_makes_itself_is_told(t
     words = [*map(str, (*PARTS, *SMALL, "--lr", 0.01, "--output", tmp_path, "--resume", "auto"))]
 
     def begun(run):
-        model, train, _, criterion, scaler, validation = run.parts
-        optimizer = torch.optim.Rprop(model.parameters())
-        return TraVal(
-            model, train, optimizer, criterion, scaler, run.args, validation, writer=run.writer, extras=run.extras
-        )
+        return made(run, torch.optim.Rprop(run.parts.model.parameters()))
 
     with open_run(words) as run:
         for epoch in run.epochs(traval := begun(run)):
             traval.train(epoch)
             break
-    log = (run_of(tmp_path) / "log.txt").read_text()
+    log = (run_in(tmp_path) / "log.txt").read_text()
     assert "Optimizer: Rprop, which the program made" in log and "Loss: brier\n" in log
     assert "was left after step 8; --resume auto continues" in log
     with open_run(words) as run:
@@ -144,7 +136,7 @@ def test_a_loop_that_leaves_validation_out_gets_it_where_due_and_one_that_does_n
         for epoch in run.epochs(traval := made(run)):
             traval.train(epoch)
     assert main([*words, str(tmp_path / "straight")]) == 0
-    runs = [run_of(tmp_path / folder) for folder in ("loop", "straight")]
+    runs = [run_in(tmp_path / folder) for folder in ("loop", "straight")]
     assert differences(*runs) == [] and rows(runs[0]) == rows(runs[1])
     with (
         pytest.raises(RuntimeError, match=r"epoch 1 was not trained; call train\(0\)"),
@@ -164,9 +156,8 @@ def test_an_optimizer_of_weights_that_no_checkpoint_would_hold_is_refused(tmp_pa
     """A loss's own weights: a resume would begin them anew, and no process would learn of another's gradient."""
     loss = torch.nn.Linear(2, 2)
     with pytest.raises(SystemExit) as end, open_run([*map(str, (*ON_DIGITS, *SMALL, "--output", tmp_path))]) as run:
-        model, train, _, _, scaler, validation = run.parts
-        optimizers = [torch.optim.SGD(own.parameters(), lr=0.1) for own in (model, loss)]
-        run.begin(TraVal(model, train, optimizers, loss, scaler, run.args, validation, extras=run.extras))
+        optimizers = [torch.optim.SGD(own.parameters(), lr=0.1) for own in (run.parts.model, loss)]
+        run.begin(made(run, optimizers))
     assert end.value.code == 2 and "an optimizer has parameters that are not the network's" in capsys.readouterr().err
     assert not [*tmp_path.rglob("*.pt")]
 
@@ -183,7 +174,7 @@ def test_a_loop_that_begins_at_the_first_epoch_again_after_a_resume_is_refused(t
         for epoch in range(run.args.optimisation.epochs):
             traval.train(epoch)
             traval.validation(epoch)
-    assert len(rows(run_of(tmp_path))) == 1
+    assert len(rows(run_in(tmp_path))) == 1
 
 
 def test_an_own_mistake_in_the_loop_keeps_its_traceback(tmp_path):
@@ -214,7 +205,5 @@ def test_a_database_is_a_data_set(tmp_path):
     database.commit()
     data = ["--dataname", "sqlite", "--datapath", tmp_path / "images.db"]
     flags = ["--plugin", EXAMPLES / "plugin.py", *data, "--arch", "fc"]
-    more = ["--epochs", 1, "--batch-size", 4, "--workers", 1, "--output", tmp_path / "runs", *FLAGS]
-    assert main([*map(str, [*flags, *more])]) == 0
-    (log,) = tmp_path.glob("runs/sqlite/fc/*/log.txt")
+    log = trained(tmp_path / "runs", *flags, "--epochs", 1, "--batch-size", 4, "--workers", 1) / "log.txt"
     assert "sqlite: 8 training, 4 validation images" in log.read_text()

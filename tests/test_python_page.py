@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import main
+from tests.helpers import trained
 from tests.test_documentation import PAGES
 from tests.test_documentation import blocks as blocks_of
 from tests.test_structure import ROOT, trees
@@ -29,9 +29,7 @@ def test_the_page_shows_the_example_as_it_stands():
 
 @pytest.mark.parametrize("page", ["docs/python.md", "README.md"])
 def test_the_blocks_run_one_after_the_other(page, workplace, capsys):
-    flags = ["--arch", "fc", "--epochs", "1", "--device", "cpu", "--no-progress", "--output", "made"]
-    assert main.main(flags) == 0
-    next(workplace.glob("made/digits/fc/*")).rename(workplace / "RUN")
+    trained(workplace / "made", "--arch", "fc", "--epochs", 1).rename(workplace / "RUN")
     for name in ("cat.png", "dog.png"):
         Image.fromarray(np.zeros((8, 8), np.uint8)).save(name)
     found = python_blocks(page)

@@ -103,6 +103,12 @@ class Forked:
         assert not hangs, texts
         return texts
 
+    def output(self, timeout=SECONDS):
+        """What all processes have printed on stdout, when they have ended well."""
+        out, err = self.communicate(timeout)
+        assert self.returncode == 0, err
+        return out
+
 
 class _AsPopen:
     """A process of multiprocessing with what torchrun and tests use of subprocess.Popen."""

@@ -40,9 +40,7 @@ def start(*flags, processes=1, **options):
 
 def train(*flags, processes=1):
     """Run to the end; gives the match of the final line."""
-    process = Forked(*flags, processes=processes)
-    out, err = process.communicate()
-    assert process.returncode == 0, err
+    out = Forked(*flags, processes=processes).output()
     found = FINAL_LINE.fullmatch(out.splitlines()[-1])
     assert found, out
     return found

@@ -8,21 +8,21 @@ import torch
 
 from main import main
 from tests.end_to_end.forked import _ranks, server
-from tests.end_to_end.processes import FINAL_LINE, load, rows, train
-from tests.helpers import QUIETLY, image_tree
+from tests.end_to_end.processes import load, rows, train
+from tests.helpers import image_tree, trained
 
 
 def test_validation_within_training_and_evaluation_of_what_it_saved_agree_on_any_number_of_processes(tmp_path):
     """Batch norm's statistics differ between two ranks after a step; those of rank 0 are validated, and saved."""
     flags = "--arch timm/test_resnet --ema-decay 0.9 --ema-bn-batches 2 --no-progress --picture-epochs off".split()
     few = "--global-batch-size 4 --max-steps 8 --warmup-epochs 0.1".split()
-    trained = train(*flags, *few, "--output", tmp_path, processes=2)
-    (row,) = rows(trained["run"])
+    whole = train(*flags, *few, "--output", tmp_path, processes=2)
+    (row,) = rows(whole["run"])
     # Of the raw weights what is kept in the row, of their average the last line.
     raw = tuple(float(row[f"raw_val_{name}"]) for name in ("top1", "top5", "loss"))
-    averaged = tuple(map(float, trained.group("top1", "top5", "loss")))
-    torch.save(load(trained["run"], "final.pt")["model"], tmp_path / "raw.pt")
-    weights = {"--resume": Path(trained["run"], "checkpoints/best.pt"), "--weights": tmp_path / "raw.pt"}
+    averaged = tuple(map(float, whole.group("top1", "top5", "loss")))
+    torch.save(load(whole["run"], "final.pt")["model"], tmp_path / "raw.pt")
+    weights = {"--resume": Path(whole["run"], "checkpoints/best.pt"), "--weights": tmp_path / "raw.pt"}
     assert abs(raw[2] - averaged[2]) > 1e-2
     for flag, expected, processes in (("--resume", averaged, 1), ("--weights", raw, 1), ("--weights", raw, 2)):
         again = train("--evaluate", flag, weights[flag], *flags[:2], "--no-progress", processes=processes)
@@ -33,13 +33,12 @@ def test_validation_within_training_and_evaluation_of_what_it_saved_agree_on_any
 
 def test_a_checkpoint_within_an_epoch_is_evaluated_with_a_warning_about_its_average(tmp_path, capsys):
     few = ("--train-samples", "240", "--batch-size", "40")  # six steps an epoch
-    flags = (*QUIETLY, *few, "--ema-decay", "0.9", "--max-steps", "5", "--save-every-steps", "2")
+    flags = (*few, "--ema-decay", "0.9", "--max-steps", "5", "--save-every-steps", "2")
     for arch, warned in (
         ("timm/test_resnet", {"previous": True, "last": False, "initial": False}),
         ("fc", {"previous": False}),
     ):
-        assert main([*flags, "--arch", arch, "--output", str(tmp_path)]) == 0
-        folder = Path(FINAL_LINE.fullmatch(capsys.readouterr().out.splitlines()[-1])["run"])
+        folder = trained(tmp_path / arch, *flags, "--arch", arch)
         for name, expected in warned.items():
             assert main(["--device", "cpu", "--evaluate", "--resume", str(folder / f"checkpoints/{name}.pt")]) == 0
             assert ("warning: it was saved between two validations" in capsys.readouterr().out) == expected, name
@@ -55,10 +54,11 @@ def rank_in(folder, environment, flags):
 
 
 def on_own_disks(tmp_path, change, *flags):
-    """Exit codes and stderr of two processes whose disks hold the same images, but for a ``change`` of the second's."""
+    """Exit codes and stderr of two processes whose disks hold the same, but for a ``change`` of the second's."""
     for disk in ("0", "1"):
         image_tree(tmp_path / disk / "data", {"train": 3, "val": 3})
-    change(tmp_path / "1/data")
+        (tmp_path / disk / "own.txt").touch()
+    change(tmp_path / "1")
     line = (
         "--dataname folder --datapath data --device cpu --arch timm/test_vit --image-size 32 -w 0 --max-steps 1 "
         "--no-progress --picture-epochs off --timeout 15 --output"
@@ -82,9 +82,9 @@ def mistakes_in(err):
 
 @pytest.mark.parametrize("split", ["train", "val", None])
 def test_machines_whose_own_disks_hold_other_data_are_told_so_before_training(tmp_path, split):
-    def rename(data):
+    def rename(disk):
         if split:
-            (data / split / "b/2.png").rename(data / split / "b/3.png")
+            (disk / "data" / split / "b/2.png").rename(disk / "data" / split / "b/3.png")
 
     codes, (first, second) = on_own_disks(tmp_path, rename)
     assert (codes, second) == ([2, 2] if split else [0, 0], ""), first
@@ -94,21 +94,7 @@ def test_machines_whose_own_disks_hold_other_data_are_told_so_before_training(tm
         assert line.startswith("main.py: --datapath: process 1 reads other images or labels (")
 
 
-def test_a_mistake_of_one_process_ends_the_others_that_would_go_on_to_exchange_something(tmp_path):
-    def remove(data):
-        data.rename(data.parent / "elsewhere")
-
-    codes, (first, second) = on_own_disks(tmp_path, remove, "--shard-model", "--amp", "auto", "--optimizer", "adamw")
-    assert (codes, second) == ([2, 2], ""), first
-    assert not list(tmp_path.glob("*/runs")), "nothing is begun"
-    (line,) = mistakes_in(first)
-    assert line.startswith("main.py: --datapath data: no such folder")
-
-
-def test_a_network_that_one_process_cannot_build_ends_the_others_that_would_measure_with_it(tmp_path):
-    plugin = tmp_path / "own.py"
-    plugin.write_text(
-        """
+OWN_NETWORK = """
 from torch import nn
 from utils.plugin import network
 
@@ -118,10 +104,19 @@ def own(classes, channels, image_size):
     open("own.txt").close()
     return nn.Sequential(nn.Flatten(), nn.Linear(channels * image_size**2, classes))
 """
-    )
-    flags = ("--plugin", str(plugin), "--arch", "own", "--amp", "auto")
-    codes, (first, second) = on_own_disks(tmp_path, lambda _: (tmp_path / "0/own.txt").touch(), *flags)
+
+
+@pytest.mark.parametrize(
+    ("lost", "flags", "told"),
+    [
+        ("data", "--shard-model --amp auto --optimizer adamw", "--datapath data: no such folder"),
+        ("own.txt", "--plugin ../own.py --arch own --amp auto", "network own: FileNotFoundError"),
+    ],
+)
+def test_a_mistake_of_one_process_ends_the_others_that_would_go_on_to_exchange_something(tmp_path, lost, flags, told):
+    (tmp_path / "own.py").write_text(OWN_NETWORK)
+    codes, (first, second) = on_own_disks(tmp_path, lambda disk: (disk / lost).rename(disk / "lost"), *flags.split())
     assert (codes, second) == ([2, 2], ""), first
     assert not list(tmp_path.glob("*/runs")), "nothing is begun"
     (line,) = mistakes_in(first)
-    assert "network own: FileNotFoundError" in line
+    assert told in line

@@ -10,7 +10,8 @@ import yaml
 
 import main
 from tests.end_to_end.processes import differences, load, rows
-from tests.faults.small_run import FLAGS, copy_of, told
+from tests.faults.small_run import FLAGS, begin, copy_of, told
+from tests.helpers import trained
 from utils.checkpoint import checkpoint
 from utils.checkpoint.resume import ResumePoint, take_as_last
 from utils.config.settings import UserError
@@ -101,25 +102,16 @@ def test_a_run_that_went_back_never_goes_on_from_what_it_abandoned(whole, run):
     assert differences(whole, run) == []
 
 
-def test_a_best_epoch_whose_checkpoint_is_gone_is_told_and_one_that_is_there_is_kept(run, tmp_path, capsys):
-    best = load(run, "best.pt")["progress"]
-    assert best["best_epoch"] == 3
+def test_a_best_epoch_whose_checkpoint_is_gone_is_told_and_one_that_is_there_is_kept(run, tmp_path):
+    assert load(run, "best.pt")["progress"]["best_epoch"] == 3
     shutil.copyfile(run / "checkpoints/previous.pt", tmp_path / "loose.pt")  # after epoch 2, the best until then
-    assert (
-        told(capsys, (*CPU, "--resume", tmp_path / "loose.pt", "--output", "kept", "--max-steps", 2 * STEPS + 3))[0]
-        == 0
-    )
-    (kept,) = (tmp_path / "kept/digits/fc").iterdir()
-    assert load(kept, "best.pt")["progress"]["epoch"] == 2
+    line = ("--resume", tmp_path / "loose.pt", "--max-steps", 2 * STEPS + 3)
+    assert load(trained(tmp_path / "kept", *line), "best.pt")["progress"]["epoch"] == 2
     state = load(run, "previous.pt")
     state["progress"]["best_epoch"] = 1
     torch.save(state, tmp_path / "loose.pt")
-    assert (
-        told(capsys, (*CPU, "--resume", tmp_path / "loose.pt", "--output", "gone", "--max-steps", 2 * STEPS + 3))[0]
-        == 0
-    )
-    (gone,) = (tmp_path / "gone/digits/fc").iterdir()
-    assert "warning: the checkpoint of epoch 1, the best so far, is not in" in (gone / "log.txt").read_text()
+    log = (trained(tmp_path / "gone", *line) / "log.txt").read_text()
+    assert "warning: the checkpoint of epoch 1, the best so far, is not in" in log
 
 
 def test_going_back_behind_an_override_takes_its_settings_back(run, capsys):
@@ -157,11 +149,9 @@ def test_a_process_that_comes_late_leaves_the_curves_of_the_other(run, capsys, m
 
 
 def test_a_resume_has_the_precision_of_products_that_the_run_began_with(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     backends = (torch.backends.cuda.matmul, torch.backends.cudnn)
     before = [backend.allow_tf32 for backend in backends]
-    assert main.main([*FLAGS, "--max-steps", "3", "--tf32", "--save-every-steps", "2"]) == 0
-    (run,) = (tmp_path / "runs/digits/fc").iterdir()
+    run = begin(tmp_path, "--max-steps", 3, "--tf32", "--save-every-steps", 2)
     in_run = []
     leave = Distributed.__exit__
 
@@ -185,10 +175,8 @@ def test_a_checkpoint_that_was_replaced_while_it_was_read_is_not_gone_on_from(ru
         take_as_last(point)
 
 
-def test_an_epoch_without_a_row_is_no_lost_record(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main.main([*FLAGS, "--epochs", "6", "--max-steps", str(STEPS + 7)]) == 0
-    (run,) = (tmp_path / "runs/digits/fc").iterdir()
+def test_an_epoch_without_a_row_is_no_lost_record(tmp_path, capsys):
+    run = begin(tmp_path, "--epochs", 6, "--max-steps", STEPS + 7)
     line = (*CPU, "--resume", run, "--resume-override", "--global-batch-size", 32)
     told(capsys, (*line, "--max-steps", STEPS + 7 + 50))
     told(capsys, (*CPU, "--resume", run, "--max-steps", STEPS + 7 + 60))

@@ -1,12 +1,12 @@
 """A run that was stopped and continued equals one that was not, whatever it trains with."""
 
-from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from main import main
 from tests.end_to_end.processes import curves, differences, load, points, rows
-from tests.helpers import image_tree
+from tests.helpers import image_tree, trained
 from utils.loop.hooks import Hooks
 
 FLAGS = "--device cpu --deterministic --arch fc --picture-epochs off --no-progress".split()
@@ -59,20 +59,14 @@ MIXTURES = {
 }
 
 
-def in_process(capsys, *flags):
-    """A run of the program in this process; gives its folder."""
-    assert main([*FLAGS, *map(str, flags)]) == 0
-    return Path(capsys.readouterr().out.rpartition(" run=")[2].strip())
-
-
 @pytest.mark.parametrize("mixture", MIXTURES)
-def test_a_cut_run_that_goes_on_leaves_the_same_bits_curves_and_points(mixture, tmp_path, capsys):
+def test_a_cut_run_that_goes_on_leaves_the_same_bits_curves_and_points(mixture, tmp_path):
     flags, stops = MIXTURES[mixture]
     flags = ["--train-samples", "720", *flags.split()]
-    whole = in_process(capsys, *flags, "--output", tmp_path / "whole")
-    cut = (*flags, "--output", tmp_path / "cut", "--resume", "auto")
-    begun = {in_process(capsys, *cut, "--max-steps", stop) for stop in stops}
-    resumed = in_process(capsys, *cut)
+    whole = trained(tmp_path / "whole", *FLAGS, *flags)
+    cut = (tmp_path / "cut", *FLAGS, *flags, "--resume", "auto")
+    begun = {trained(*cut, "--max-steps", stop) for stop in stops}
+    resumed = trained(*cut)
     assert begun == {resumed}, "a run that begins anew has the same bits, too"
     assert differences(whole, resumed) == [] == differences(whole, resumed, "best.pt")
     assert rows(whole) == rows(resumed)
@@ -86,20 +80,17 @@ def test_a_cut_run_that_goes_on_leaves_the_same_bits_curves_and_points(mixture, 
 def test_a_run_that_meets_a_bad_image_goes_on_with_skip_bad_images(tmp_path, capsys):
     tree = image_tree(tmp_path / "tree", {"train": 8, "val": 4}, size=28)
     data = f"--dataname folder --datapath {tree} --image-size 28 --loader stream --workers 0"
-    flags = (*data.split(), "--epochs", "2", "--batch-size", "4", "--output", str(tmp_path / "runs"))
-    run = in_process(capsys, *flags, "--max-steps", 2)
+    flags = (*FLAGS, *data.split(), "--epochs", "2", "--batch-size", "4", "--resume", "auto")
+    run = trained(tmp_path / "runs", *flags, "--max-steps", 2)
     (tree / "train" / "a" / "0.png").write_bytes(b"")
-    assert main([*FLAGS, *flags, "--resume", "auto"]) == 2
+    assert main([*flags, "--output", str(tmp_path / "runs")]) == 2
     assert "skip it with --skip-bad-images" in capsys.readouterr().err
-    assert in_process(capsys, *flags, "--resume", "auto", "--skip-bad-images") == run
+    assert trained(tmp_path / "runs", *flags, "--skip-bad-images") == run
     assert (run / "bad_images.txt").read_text() == f"{tree / 'train' / 'a' / '0.png'}\n"
 
 
 def test_the_log_says_why_a_run_ended_and_evaluation_says_what_it_evaluates(tmp_path, capsys):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    hooks = Hooks(before_validation_batch=[interrupted])
+    hooks = Hooks(before_validation_batch=[Mock(side_effect=KeyboardInterrupt)])
     assert main([*FLAGS, "--epochs", "2", "--output", str(tmp_path)], hooks=hooks) == 130
     (run,) = tmp_path.glob("digits/fc/*")
     assert (run / "log.txt").read_text().splitlines()[-1].endswith("Stopped: KeyboardInterrupt")

@@ -10,6 +10,7 @@ from PIL import Image
 from main import main
 from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import FINAL_LINE
+from tests.helpers import trained
 
 CLASSES = ("ants", "bees", "cats")
 FIGURES = re.compile(r"val_top1=(\S+) val_top5=\S+ val_loss=(\S+) val_count=(\d+)")
@@ -25,13 +26,6 @@ def plant(root, counts, seed):
             pixels = generator.integers(0, 200, (8, 8, 3), dtype=np.uint8)
             pixels[..., label] += 20
             Image.fromarray(pixels).save(root / name / f"{number}.png")
-
-
-def train(output, *flags):
-    """The run's folder and the figures of its last line."""
-    assert main(["--device", "cpu", *map(str, (*FLAGS, "--output", output, *flags))]) == 0
-    (run,) = output.glob("folder/fc/*")
-    return run
 
 
 def evaluate(capsys, run, *flags):
@@ -50,7 +44,7 @@ def splits(tmp_path_factory):
     root = tmp_path_factory.mktemp("splits")
     plant(root / "data" / "train", (8, 8, 8), 0)
     plant(root / "data" / "val", (7, 5, 3), 1)
-    return root / "data", train(root / "runs", "--datapath", root / "data")
+    return root / "data", trained(root / "runs", *FLAGS, "--datapath", root / "data")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +52,7 @@ def whole(tmp_path_factory):
     """One tree, and a run that keeps a quarter of it to validate on."""
     root = tmp_path_factory.mktemp("whole")
     plant(root / "data", (8, 8, 8), 0)
-    return root / "data", train(root / "runs", "--datapath", root / "data", "--val-split", 0.25)
+    return root / "data", trained(root / "runs", *FLAGS, "--datapath", root / "data", "--val-split", 0.25)
 
 
 def last_validation(run):

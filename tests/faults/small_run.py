@@ -7,17 +7,16 @@ import torch
 
 import main
 from tests.end_to_end.processes import load
+from tests.helpers import QUIETLY, trained
 from utils.checkpoint.inventory import CONTENTS, inventory
 from utils.runtime import console
 
-FLAGS = "--device cpu --arch fc --epochs 3 --no-progress --ema-decay 0.9 --picture-epochs off".split()
+FLAGS = (*QUIETLY, *"--arch fc --epochs 3 --ema-decay 0.9".split())
 
 
 def begin(output, *more):
     """Train into ``output``; gives the run's folder."""
-    assert main.main([*FLAGS, "--output", str(output), *map(str, more)]) == 0
-    (folder,) = Path(output).glob("digits/fc/*")
-    return folder
+    return trained(output, *FLAGS, *more)
 
 
 def copy_of(run, tmp_path, monkeypatch):

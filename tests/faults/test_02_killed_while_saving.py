@@ -9,11 +9,10 @@ import pytest
 from main import main
 from tests.end_to_end.forked import train_with
 from tests.end_to_end.processes import differences, rows
-from tests.helpers import QUIETLY
+from tests.helpers import QUIETLY, trained
 from utils.checkpoint.checkpoint import newest
 
 FLAGS = (*QUIETLY, *"--deterministic --arch fc --epochs 2 --ema-decay 0.9 --save-every-steps 4".split())
-STEPS_AN_EPOCH = 23
 LEFT = {"initial.pt", "last.pt", "previous.pt", "best.pt", "final.pt", "manifest.json"}
 # Where saves are cut, and the step of the checkpoint that is then the newest one whole. Between any two operations on
 # files: tests/utils/checkpoint/test_checkpoint.py; with final.pt there and last.pt not: test_10_stop_signals.py.
@@ -26,9 +25,7 @@ KILLS = [
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The run of FLAGS that nothing happens to."""
-    output = tmp_path_factory.mktemp("whole")
-    assert main([*FLAGS, "--output", str(output)]) == 0
-    return next(output.glob("digits/fc/*"))
+    return trained(tmp_path_factory.mktemp("whole"), *FLAGS)
 
 
 @pytest.mark.parametrize("kills", KILLS, ids=", ".join)

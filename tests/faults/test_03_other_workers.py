@@ -4,9 +4,8 @@ from functools import partial
 
 import pytest
 
-from main import main
-from tests.end_to_end.processes import FINAL_LINE, curves, differences, points, rows
-from tests.helpers import image_tree
+from tests.end_to_end.processes import curves, differences, points, rows
+from tests.helpers import image_tree, trained
 
 STEPS_AN_EPOCH = 5  # 150 images
 
@@ -17,25 +16,18 @@ def tree(tmp_path_factory):
     return image_tree(tmp_path_factory.mktemp("tree"), {"train": 15, "val": 6}, "0123456789", 24, "jpg")
 
 
-def train(capsys, *flags):
-    """A run in this process; gives its folder."""
-    assert main(["--device", "cpu", *map(str, flags)]) == 0
-    return FINAL_LINE.fullmatch(capsys.readouterr().out.splitlines()[-1])["run"]
-
-
 @pytest.mark.parametrize("numbers", [(0, 2, 1), pytest.param((2, 1, 0), marks=pytest.mark.thorough)])
-def test_a_run_resumed_twice_with_other_numbers_of_workers_equals_the_whole(numbers, tree, tmp_path, capsys):
+def test_a_run_resumed_twice_with_other_numbers_of_workers_equals_the_whole(numbers, tree, tmp_path):
     line = (
         f"--deterministic --dataname folder --datapath {tree} --image-size 16 --arch fc --augment resized-crop flip "
         "--mixup 0.2 --loader stream --batch-size 32 --epochs 2 --ema-decay 0.9 --print-freq 2 --picture-epochs off"
     )
-    run = partial(train, capsys, *line.split())
-    whole = run("--workers", 1, "--output", tmp_path / "whole")
-    cut = partial(run, "--output", tmp_path / "cut", "--resume", "auto")
+    whole = trained(tmp_path / "whole", *line.split(), "--workers", 1)
+    cut = partial(trained, tmp_path / "cut", *line.split(), "--resume", "auto", "--workers")
     first, second, third = numbers
-    begun = cut("--workers", first, "--max-steps", 3)
-    assert cut("--workers", second, "--max-steps", STEPS_AN_EPOCH + 2) == begun, "it goes on, and not anew"
-    resumed = cut("--workers", third)
+    begun = cut(first, "--max-steps", 3)
+    assert cut(second, "--max-steps", STEPS_AN_EPOCH + 2) == begun, "it goes on, and not anew"
+    resumed = cut(third)
     assert resumed == begun
     assert differences(whole, resumed) == []
     assert rows(whole) == rows(resumed) and curves(whole) == curves(resumed)

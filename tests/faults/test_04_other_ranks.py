@@ -5,6 +5,7 @@ import pytest
 
 from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import load
+from tests.helpers import run_in
 
 FLAGS = ("--arch", "fc", "--epochs", 2, "--global-batch-size", 180, "--no-progress", "--deterministic")
 FLAGS += ("--picture-epochs", "off")
@@ -29,9 +30,7 @@ def recorded(folder, processes, *flags):
     folder.mkdir()
     plugin = folder.parent / "samples.py"
     plugin.write_text(PLUGIN)
-    run = Forked(*flags, "--plugin", plugin, processes=processes, SAMPLES=str(folder))
-    _, err = run.communicate()
-    assert run.returncode == 0, err
+    Forked(*flags, "--plugin", plugin, processes=processes, SAMPLES=str(folder)).output()
     found = {}
     for path in folder.iterdir():
         for line in path.read_text().splitlines():
@@ -51,7 +50,7 @@ def test_a_run_continued_on_three_and_then_two_ranks_sees_the_samples_rates_and_
         changed |= recorded(tmp_path / f"b{processes}", processes, *flags, *more)
     assert changed == alone and len(alone) == 2 * STEPS_AN_EPOCH
 
-    (whole,), (run,) = (list(tmp_path.glob(f"{name}/digits/fc/*")) for name in ("whole", "changed"))
+    whole, run = (run_in(tmp_path / name) for name in ("whole", "changed"))
     left, right = (dict(np.load(folder / "metrics.npz")) for folder in (whole, run))
     for name in ("step", "epoch", "lr", "loss_scale"):
         np.testing.assert_array_equal(left[name], right[name])
@@ -91,10 +90,8 @@ def test_a_run_has_the_same_losses_on_one_two_and_three_ranks_and_with_accumulat
         runs[processes, passes] = Forked(*flags, "--accumulate", passes, "--output", output, processes=processes)
     curves = {}
     for layout, run in runs.items():
-        _, err = run.communicate()
-        assert run.returncode == 0, err
-        (folder,) = (tmp_path / f"{layout[0]}_{layout[1]}").glob("digits/fc/*")
-        curves[layout] = dict(np.load(folder / "metrics.npz"))
+        run.output()
+        curves[layout] = dict(np.load(run_in(tmp_path / f"{layout[0]}_{layout[1]}") / "metrics.npz"))
     alone = curves[1, 1]
     assert len(alone["loss"]) >= 5
     for layout, other in curves.items():

@@ -34,11 +34,7 @@ def test_101_images_in_batches_of_7_are_101_images_on_one_two_and_three_ranks_wi
     flags = ("--evaluate", "--weights", tmp_path / "weights.pt", "--dataname", "folder", "--datapath", tree, "--arch")
     flags += ("conv2", "--image-size", 32, "--val-batch-size", 7, "--loader", "stream", "--workers", 1, "--no-progress")
     started = {n: Forked(*flags, processes=n) for n in (1, 2, 3)}
-    lines = {}
-    for n, process in started.items():
-        out, err = process.communicate()
-        assert process.returncode == 0, err
-        lines[n] = tuple(out.splitlines()[-2:])
+    lines = {n: tuple(process.output().splitlines()[-2:]) for n, process in started.items()}
     assert len(set(lines.values())) == 1, lines
 
     images = []

@@ -11,6 +11,7 @@ import pytest
 from main import main
 from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import ROOT, differences, start, train
+from tests.helpers import run_in, trained
 from utils.checkpoint import checkpoint
 from utils.checkpoint.checkpoint import Checkpointer
 
@@ -59,7 +60,7 @@ def test_a_full_disk_is_one_line_and_with_more_space_the_run_goes_on_from_the_ch
     assert process.returncode == (2 if processes == 1 else 1), out + err
     line = only_line(err)
     assert "cannot write" in line and "No space left on device" in line and "free some space" in line
-    (run,) = disk.glob("digits/fc/*")
+    run = run_in(disk)
     path, found = checkpoint.newest(run / "checkpoints", pytest.fail)  # whole: there is nothing to warn of
     assert found["progress"]["epoch"] >= 1
 
@@ -71,11 +72,9 @@ def test_a_full_disk_is_one_line_and_with_more_space_the_run_goes_on_from_the_ch
 
 
 def test_a_disk_on_which_the_checkpoints_will_not_fit_is_told_after_the_first(small_disk, capsys):
-    disk = small_disk(3_000)
-    assert main(["--device", "cpu", *FLAGS, "--output", str(disk), "--max-steps", "2"]) == 0
+    run = trained(small_disk(3_000), *FLAGS, "--max-steps", 2)
     (warning,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
     assert re.search(r"MB left on its disk, and checkpoints may take 3\.\d MB", warning)
-    (run,) = disk.glob("digits/fc/*")
     assert warning in (run / "log.txt").read_text()
 
 
@@ -104,11 +103,8 @@ def test_a_disk_that_takes_no_log_line_any_more_ends_the_run_with_a_line(small_d
     assert "No space left on device" in only_line(capsys.readouterr().err)
     monkeypatch.undo()
     (disk / "filler").unlink()
-    assert main(["--device", "cpu", *FLAGS, "--output", str(disk), "--resume", "auto"]) == 0
-    (run,) = disk.glob("digits/fc/*")
-    assert main(["--device", "cpu", *FLAGS, "--output", str(tmp_path / "whole")]) == 0
-    (whole,) = (tmp_path / "whole").glob("digits/fc/*")
-    assert differences(whole, run) == []
+    resumed = trained(disk, *FLAGS, "--resume", "auto")
+    assert differences(trained(tmp_path / "whole", *FLAGS), resumed) == []
 
 
 def test_without_a_disk_of_its_own_a_limit_on_file_sizes_shows_the_same(tmp_path, capsys):
@@ -119,6 +115,6 @@ def test_without_a_disk_of_its_own_a_limit_on_file_sizes_shows_the_same(tmp_path
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert code == 2 and "File too large" in only_line(capsys.readouterr().err)
-    (run,) = tmp_path.glob("digits/fc/*")
-    assert [path.name for path in (run / "checkpoints").glob("*.pt")] == ["initial.pt"]
-    assert not list((run / "checkpoints").glob(".*"))  # no half of a file stays
+    checkpoints = run_in(tmp_path) / "checkpoints"
+    assert [path.name for path in checkpoints.glob("*.pt")] == ["initial.pt"]
+    assert not list(checkpoints.glob(".*"))  # no half of a file stays

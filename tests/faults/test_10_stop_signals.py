@@ -11,7 +11,7 @@ import pytest
 from main import main
 from tests.end_to_end.forked import ROOT, Forked, train_with
 from tests.end_to_end.processes import FINAL_LINE, curves, differences, load, points, rows, train
-from tests.helpers import wait_for
+from tests.helpers import QUIETLY, trained, wait_for
 from utils.checkpoint import checkpoint
 from utils.loop.hooks import Hooks
 from utils.loop.stop_signals import INTERRUPTED, TRY_AGAIN, StopConsensus, StoppedAtOnce, StopSignals
@@ -46,10 +46,7 @@ def same(run, other):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The uninterrupted run."""
-    output = tmp_path_factory.mktemp("whole")
-    assert main(["--device", "cpu", *map(str, FLAGS), "--output", str(output)]) == 0
-    (run,) = output.glob("digits/fc/*")
-    return run
+    return trained(tmp_path_factory.mktemp("whole"), *FLAGS)
 
 
 def sending_at(call, numbers, function=lambda *_: None):
@@ -238,11 +235,8 @@ def test_ranks_ask_each_other_at_the_same_calls_and_about_twice_a_second(monkeyp
 
 
 def test_all_ranks_stop_at_the_step_at_which_one_of_them_is_told_to_and_go_on(tmp_path):
-    flags = (
-        "--deterministic --arch fc --epochs 60 --global-batch-size 96 --save-every-epochs 1000 --no-progress "
-        "--picture-epochs off"
-    ).split()
-    flags = (*flags, "--output", tmp_path, "--resume", "auto")
+    flags = "--deterministic --arch fc --epochs 60 --global-batch-size 96 --save-every-epochs 1000".split()
+    flags = (*QUIETLY, *flags, "--output", tmp_path, "--resume", "auto")
     process = Forked(*flags, processes=2)
     wait_for(lambda: list(tmp_path.glob("digits/fc/*/checkpoints/best.pt")), 120)
     os.kill(process.ranks[-1].pid, signal.SIGUSR1)

@@ -19,7 +19,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 import uuid
 from pathlib import Path
 
@@ -29,7 +28,7 @@ import pytest
 from tests.end_to_end.forked import python_that_forks
 from tests.end_to_end.processes import FINAL_LINE, ROOT, load
 from tests.end_to_end.scripts import variables
-from tests.helpers import QUIETLY
+from tests.helpers import QUIETLY, run_in, wait_for
 from utils.config.arguments import parse
 from utils.optim.lr_policy import LRPolicy
 
@@ -162,25 +161,15 @@ class Machine:
         return code, *(Path(f"{self.log}.{name}").read_text() for name in ("out", "err"))
 
 
-def folder(output):
-    (run,) = output.glob("digits/fc/*")
-    return run
-
-
 def wait(condition, *machines):
-    """Return once ``condition`` gives something true; fails when a machine ends before."""
-    deadline = time.monotonic() + SECONDS
-    while not (given := condition()):
-        assert time.monotonic() < deadline
-        for machine in machines:
-            assert machine.launcher.poll() is None, machine.ended()
-        time.sleep(0.05)
-    return given
+    """Return once ``condition`` is true; fails when a machine ends before."""
+    found = wait_for(lambda: condition() or [one for one in machines if one.launcher.poll() is not None], SECONDS)
+    assert found is True, [machine.ended() for machine in found]
 
 
 def trains_on(machines, output):
     """Whether the run has a checkpoint and now trains on so many ``machines``."""
-    return any(output.glob("digits/fc/*/checkpoints/last.pt")) and counted(folder(output))[-1] == machines
+    return any(output.glob("digits/fc/*/checkpoints/last.pt")) and counted(run_in(output))[-1] == machines
 
 
 def counted(run):
@@ -195,7 +184,7 @@ def finished(machine, recipe, output, counts):
     """
     code, out, err = machine.ended()
     assert code == 0, err
-    run = folder(output)
+    run = run_in(output)
     curves = np.load(run / "metrics.npz")
     np.testing.assert_array_equal(curves["step"], np.arange(1, EPOCHS * STEPS_AN_EPOCH + 1))
     np.testing.assert_array_equal(curves["epoch"], np.repeat(np.arange(1, EPOCHS + 1), STEPS_AN_EPOCH))

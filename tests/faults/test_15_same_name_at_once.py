@@ -13,11 +13,7 @@ SECONDS = 120
 def test_runs_of_one_name_started_at_once_get_a_folder_each(tmp_path):
     flags = (*FLAGS, "--epochs", 1, "--name", "same", "--output", tmp_path)
     processes = [Forked(*flags) for _ in range(3)]
-    folders = []
-    for process in processes:
-        out, err = process.communicate(timeout=SECONDS)
-        assert process.returncode == 0, err
-        folders.append(FINAL_LINE.fullmatch(out.splitlines()[-1])["run"])
+    folders = [FINAL_LINE.fullmatch(process.output().splitlines()[-1])["run"] for process in processes]
     assert len(set(folders)) == 3
     for folder in folders:
         assert load(folder, "final.pt")["progress"]["epoch"] == 1

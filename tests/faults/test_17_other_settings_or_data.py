@@ -12,6 +12,7 @@ from PIL import Image
 import main
 from tests.end_to_end.processes import load, rows
 from tests.faults.small_run import FLAGS, as_older, begin, copy_of, told
+from tests.helpers import run_in
 from utils.config.arguments import parse
 from utils.optim.lr_policy import LRPolicy
 
@@ -87,8 +88,7 @@ def workplace(tmp_path, monkeypatch):
 def on_images(workplace):
     """A run on ``data``, 8 steps an epoch, cut in its second epoch."""
     assert main.main([*ON_IMAGES, "--datapath", "data", "--max-steps", "11"]) == 0
-    (folder,) = Path("runs/folder/fc").iterdir()
-    return folder
+    return run_in("runs")
 
 
 OTHER_DATA = {

@@ -10,7 +10,7 @@ import pytest
 
 from tests.end_to_end.forked import ROOT, Forked, Launched, python_that_forks
 from tests.end_to_end.processes import FINAL_LINE, load
-from tests.helpers import image_tree, wait_for
+from tests.helpers import image_tree, run_in, wait_for
 from utils.loop.stop_signals import TRY_AGAIN
 from utils.runtime.console import INTERRUPTED
 
@@ -58,11 +58,6 @@ def begin(tmp_path):
         process.kill()
 
 
-def the_run(tmp_path):
-    (run,) = (tmp_path / "runs").glob("*/fc/*")
-    return run
-
-
 def check_whole(run):
     """The run is finished, and its log has what the console would have shown."""
     assert load(run, "final.pt")["progress"]["epoch"] == 3
@@ -79,7 +74,7 @@ def test_a_run_whose_output_nobody_reads_is_trained_to_its_end(begin, tmp_path, 
     process = begin(*FLAGS, "--lr-gamma", 0.5, NOBODY_READS=numbers)  # which is a warning on stderr
     out, err = process.communicate(SECONDS)
     assert process.returncode == 0, err
-    check_whole(the_run(tmp_path))
+    check_whole(run_in(tmp_path / "runs"))
     if numbers == "1":  # nothing of a broken pipe, also not at the interpreter's end
         assert [line.partition(": ")[0] for line in err.splitlines()] == ["main.py"] and "--lr-gamma 0.5" in err
     if numbers == "2":
@@ -90,7 +85,7 @@ def test_a_run_whose_output_nobody_reads_is_trained_to_its_end(begin, tmp_path, 
 def test_a_closed_output_ends_no_training_and_is_no_error(begin, tmp_path, numbers):
     process = begin(*FLAGS, CLOSED=numbers)
     assert process.communicate(SECONDS) == ["", ""] and process.returncode == 0
-    check_whole(the_run(tmp_path))
+    check_whole(run_in(tmp_path / "runs"))
 
 
 def test_a_pipe_whose_reader_has_read_enough_ends_no_training(tmp_path):
@@ -99,7 +94,7 @@ def test_a_pipe_whose_reader_has_read_enough_ends_no_training(tmp_path):
         script = f"set -o pipefail; {folder}/python3 {line}"
         done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=SECONDS, check=False)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.count("\n") == 2
-    check_whole(the_run(tmp_path))
+    check_whole(run_in(tmp_path / "runs"))
 
 
 def test_a_python_that_begins_without_input_and_output_keeps_the_exit_code():
@@ -114,7 +109,7 @@ def test_a_stop_signal_is_answered_as_ever_when_nobody_reads(begin, tmp_path, nu
     os.kill(process.ranks[0].pid, number)
     process.communicate(SECONDS)
     assert process.returncode == (TRY_AGAIN if number == signal.SIGTERM else INTERRUPTED)
-    assert load(the_run(tmp_path), "last.pt")["progress"]["step"] > 0
+    assert load(run_in(tmp_path / "runs"), "last.pt")["progress"]["step"] > 0
 
 
 @pytest.mark.parametrize(("flags", "code"), [(("--epochs", "none"), 2), (("--help",), 0), (("--dry-run",), 0)])
@@ -151,7 +146,7 @@ def test_a_closed_terminal_ends_no_training(begin, tmp_path, workers):
     os.close(master)  # the system sends SIGHUP, and every further line fails
     process.communicate(SECONDS)
     assert process.returncode == 0
-    check_whole(the_run(tmp_path))
+    check_whole(run_in(tmp_path / "runs"))
 
 
 def test_sighup_ends_no_training_on_two_processes_under_the_launcher(tmp_path):
@@ -163,7 +158,7 @@ def test_sighup_ends_no_training_on_two_processes_under_the_launcher(tmp_path):
         reader.readline()
     os.killpg(process.pid, signal.SIGHUP)
     assert process.wait(SECONDS) == 0
-    check_whole(the_run(tmp_path))
+    check_whole(run_in(tmp_path / "runs"))
 
 
 def test_a_full_disk_under_stdout_is_not_taken_for_a_reader_who_went_away():

@@ -4,6 +4,7 @@ import pytest
 
 from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import differences
+from tests.helpers import run_in
 
 # Six steps; the first loss scales skip some.
 FLAGS = (
@@ -18,10 +19,8 @@ SHARDED = (
 
 def run(output, program, flags):
     """The folder of a run, and what its log says about skipped steps."""
-    process = Forked(*FLAGS, *flags.split(), "--output", output, processes=2, program=program)
-    _, err = process.communicate()
-    assert process.returncode == 0, err
-    (folder,) = output.glob("*/*/*")
+    Forked(*FLAGS, *flags.split(), "--output", output, processes=2, program=program).output()
+    folder = run_in(output)
     return folder, [line[20:] for line in (folder / "log.txt").read_text().splitlines() if " skipped, not " in line]
 
 

@@ -15,6 +15,7 @@ from scripts import average_checkpoints
 from scripts.averaging.soup import greedy, mean, read, save
 from scripts.common.uncertainty import divided
 from scripts.exporting.subject import Subject
+from tests.helpers import trained
 from tests.utils.test_train_validation import make
 from utils.checkpoint import checkpoint
 from utils.config.groups.model import ModelSettings
@@ -29,14 +30,11 @@ FC = ("--device", "cpu", "--arch", "fc", "--no-progress", "--batch-size", "240",
 def runs(tmp_path_factory):
     """Run folders of three networks from one beginning, and one of another network."""
     place = tmp_path_factory.mktemp("runs")
-    assert main.main([*FC, "--epochs", "1", "--output", str(place / "base")]) == 0
-    (base,) = place.glob("base/digits/fc/*")
+    base = trained(place / "base", *FC, "--epochs", 1)
     line = [*FC, "--epochs", "1", "--weights", f"{base}/checkpoints/final.pt", "--output", str(place)]
     for name, lr in (("a", "0.1"), ("b", "0.05"), ("c", "0.2")):
         assert main.main([*line, "--name", name, "--lr", lr]) == 0
-    assert (
-        main.main([*FC[:2], "--arch", "conv2", *FC[4:], "--max-steps", "1", "--output", str(place), "--name", "z"]) == 0
-    )
+    assert main.main([*FC, "--arch", "conv2", "--max-steps", "1", "--output", str(place), "--name", "z"]) == 0
     return [str(next(place.glob(f"digits/*/*_{name}"))) for name in "abcz"]
 
 

@@ -9,11 +9,11 @@ import timm
 import torch
 from PIL import Image
 
-import main as program
 from scripts.common.predictions import Chosen, predict_split
 from scripts.common.trained import open_run
 from scripts.exporting import images, onnx_files, steps
 from scripts.exporting.subject import Subject
+from tests.helpers import trained
 from utils.data.images.decoding import decode_box, to_tensor
 
 pytestmark = pytest.mark.thorough
@@ -33,10 +33,8 @@ def run(tmp_path_factory):
                 size = tuple(int(side) for side in random.integers(*SIZES, 2))
                 image = Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
                 image.save(place / split / name / f"{number:02d}.jpg")
-    line = ["--dataname", "folder", "--datapath", str(place), "--arch", "timm/test_resnet", "--image-size", "96"]
-    line += ["--epochs", "1", "--batch-size", "8", "--workers", "0", "--device", "cpu", "--no-progress"]
-    assert program.main([*line, "--output", str(place / "runs")]) == 0
-    return str(next((place / "runs").glob("folder/*/*")))
+    flags = "--dataname folder --arch timm/test_resnet --image-size 96 --epochs 1 --batch-size 8 --workers 0".split()
+    return str(trained(place / "runs", *flags, "--datapath", place))
 
 
 @pytest.fixture(scope="module")

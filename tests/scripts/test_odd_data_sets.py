@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from scripts import evaluate, predict
-from tests.helpers import image_tree
+from tests.helpers import image_tree, run_in
 from tests.scripts.odd_data_sets import QUIET, SETS, Photos, deep, what_check_data_says, what_main_says, written
 from tests.utils.data.deep_files import png
 from utils.config.arguments import parse
@@ -94,8 +94,7 @@ def trained(place):
     """The folder of a short run on ``place/data``."""
     line = ("--max-steps", "1", "--picture-epochs", "off", "--output", str(place / "runs"))
     assert what_main_says(place / "data", *line) == []
-    (folder,) = (place / "runs").glob("folder/*/*")
-    return str(folder)
+    return str(run_in(place / "runs"))
 
 
 def test_a_trained_network_is_not_silently_given_numbers_that_it_hardly_sees(photos, tmp_path, capsys):

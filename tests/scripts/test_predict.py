@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import sys
 from types import SimpleNamespace
 from unittest import mock
 
@@ -12,18 +11,15 @@ import pytest
 import torch
 from PIL import Image
 
-import main
 from scripts import predict
-from scripts.common import trained
-from scripts.common.command_line import run_tool
 from scripts.common.image_stream import ImageBatch
 from scripts.common.predictions import Chosen, predict_split
-from scripts.common.trained import NOT_FINITE, open_run
+from scripts.common.trained import NOT_FINITE, of_each_class, open_run
 from scripts.exporting.card import Exported, card
 from scripts.exporting.checking import Check
 from scripts.exporting.subject import Subject
 from scripts.predict import rows_of
-from tests.helpers import altered, csv_rows
+from tests.helpers import altered, answer, csv_rows, trained
 from utils.data.images import decoding
 from utils.record.reading import OneLabel
 
@@ -48,12 +44,10 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(data, tmp_path_factory):
     """A run on ``data`` whose weights have moved, so that its answers differ."""
-    place = tmp_path_factory.mktemp("runs")
-    line = ["--dataname", "folder", "--datapath", str(data), "--arch", "conv2", "--image-size", "16", "--workers", "0"]
-    line += ["--device", "cpu", "--no-progress", "--epochs", "1", "--batch-size", "8", "--ema-decay", "0.5"]
-    line += ["--picture-epochs", "off"]
-    assert main.main([*line, "--output", str(place)]) == 0
-    return str(next(place.glob("folder/conv2/*")))
+    flags = (
+        "--dataname folder --arch conv2 --image-size 16 --workers 0 --epochs 1 --batch-size 8 --ema-decay 0.5".split()
+    )
+    return str(trained(tmp_path_factory.mktemp("runs"), *flags, "--datapath", data))
 
 
 def predicted(*line, code=0):
@@ -79,14 +73,14 @@ def test_probabilities_are_those_of_validation(run, data, tmp_path, flags):
 def test_of_a_network_whose_loss_judged_each_class_alone_it_is_said_that_probabilities_are_shared(data, run, tmp_path):
     altered(run, tmp_path / "bce.pt", settings={"loss": "bce"})
     said = []
-    with mock.patch.object(trained, "say", said.append):
+    with mock.patch("scripts.common.trained.say", said.append):
         of_bce, other = (open_run(path, device="cpu") for path in (str(tmp_path / "bce.pt"), run))
     assert [line for line in said if "probabilities are a softmax over all classes" in line] == said[:1]
     cards = [
         card(Exported(Subject.of(loaded, False, False), "onnx", "a.onnx", Check("", "", 0, 0, 0), ""))
         for loaded in (of_bce, other)
     ]
-    assert f"The network {trained.of_each_class(of_bce)}." in cards[0] and "bce" not in cards[1]
+    assert f"The network {of_each_class(of_bce)}." in cards[0] and "bce" not in cards[1]
 
 
 def test_json_lines_say_what_the_csv_says_and_stdout_what_the_file_says(run, data, tmp_path, capsys):
@@ -147,21 +141,19 @@ def test_of_equal_outputs_the_first_class_is_the_prediction_as_in_validation(cou
     names = [str(number) for number in range(1000)]
     batch = ImageBatch(("a",) * 300, torch.zeros(300, 1, 1, 1), (None,) * 300)
     largest = [row.index(max(row)) for row in logits.tolist()]
-    assert [row.top[0][0] for row in rows_of(batch, giving(logits, names), count, None)] == [
-        names[place] for place in largest
-    ]
+    found = [row.top[0][0] for row in rows_of(batch, giving(logits, names), count, None)]
+    assert found == [names[place] for place in largest]
 
 
 def test_sigterm_leaves_what_was_there_and_is_no_damaged_image(digits_run, tmp_path, monkeypatch, capsys):
     Image.new("L", (8, 8)).save(tmp_path / "good.png")
     (tmp_path / "old.csv").write_text("old")
     line = [digits_run, f"{tmp_path}/good.png", "--output", f"{tmp_path}/old.csv", "--device", "cpu", "--workers", "0"]
-    monkeypatch.setattr(sys, "argv", [predict.NAME, *line])
     # It comes while an image is decoded, where any Exception stands for damage.
     monkeypatch.setattr(decoding, "in_colour", lambda *_: signal.raise_signal(signal.SIGTERM))
     before = signal.getsignal(signal.SIGTERM)
-    assert run_tool(predict.NAME, predict.main) == 128 + signal.SIGTERM
-    assert signal.getsignal(signal.SIGTERM) is before
-    assert capsys.readouterr().err.splitlines()[-1] == "predict.py: ended by SIGTERM"
+    code, said = answer(predict, line, capsys, monkeypatch)
+    assert code == 128 + signal.SIGTERM and signal.getsignal(signal.SIGTERM) is before
+    assert said.err.splitlines()[-1] == "predict.py: ended by SIGTERM"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["good.png", "old.csv"]
     assert (tmp_path / "old.csv").read_text() == "old"

@@ -11,9 +11,8 @@ import timm
 import torch
 from huggingface_hub import constants
 
-import main
 from scripts import export
-from tests.helpers import answer
+from tests.helpers import answer, trained
 from tests.models.test_pretrained import tree  # noqa: F401 - a fixture
 from tests.scripts.test_export_zoo import reloads_in_this_process  # noqa: F401 - a fixture
 
@@ -115,11 +114,8 @@ def hub(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module")
 def run(tree, tmp_path_factory):  # noqa: F811
-    output = tmp_path_factory.mktemp("runs")
-    flags = ["--arch", "test_vit", "--image-size", "64", "--dataname", "folder", "--datapath", str(tree)]
-    flags += ["--device", "cpu", "--epochs", "1", "--batch-size", "4", "--workers", "0", "--no-progress"]
-    assert main.main([*flags, "--output", str(output)]) == 0
-    return next((output / "folder/test_vit").iterdir())
+    flags = "--arch test_vit --image-size 64 --dataname folder --epochs 1 --batch-size 4 --workers 0".split()
+    return trained(tmp_path_factory.mktemp("runs"), *flags, "--datapath", tree)
 
 
 def told(argv, capsys, monkeypatch):
@@ -149,9 +145,8 @@ def test_a_push_is_one_commit_of_what_timm_loads_with_a_card_that_the_hub_reads(
     assert {path.name for path in pushed.iterdir()} == {"README.md", "config.json", "model.safetensors"}
     for path in pushed.iterdir():
         assert path.read_bytes() == (folder / path.name).read_bytes()
-    assert (
-        (pushed / "README.md").read_text().startswith("---\nlibrary_name: timm\npipeline_tag: image-classification\n")
-    )
+    text = (pushed / "README.md").read_text()
+    assert text.startswith("---\nlibrary_name: timm\npipeline_tag: image-classification\n")
     images = torch.rand(2, 3, 64, 64)
     theirs = timm.create_model(f"local-dir:{pushed}", pretrained=True).eval()
     ours = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()

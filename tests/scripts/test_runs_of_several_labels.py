@@ -72,10 +72,8 @@ def flags(table):
 def runs(flags, tmp_path_factory):
     """Two runs that differ in their seed. Not to be changed."""
     folder = tmp_path_factory.mktemp("runs")
-    for seed in ("0", "1"):
-        line = ["--epochs", "3", "--batch-size", "30", "--lr", "0.05", "--init", "default", "--seed", seed]
-        assert main([*flags, *line, "--output", str(folder / seed)]) == 0
-    return [str(next((folder / seed).glob("*/*/*"))) for seed in ("0", "1")]
+    line = [*flags, *"--epochs 3 --batch-size 30 --lr 0.05 --init default --seed".split()]
+    return [str(trained(folder / seed, *line, seed)) for seed in ("0", "1")]
 
 
 @pytest.fixture(scope="module")
@@ -103,9 +101,7 @@ def test_two_processes_have_the_figures_of_one_and_a_cut_run_goes_on_to_the_same
     for more in (("--max-steps", "4"), ()):
         cut = trained(tmp_path / "cut", *line, *more)
     assert differences(one, cut) == [] and rows(one) == rows(cut) and curves(one) == curves(cut)
-    process = Forked(*line, "--output", tmp_path / "two", processes=2)
-    _, err = process.communicate()
-    assert process.returncode == 0, err
+    Forked(*line, "--output", tmp_path / "two", processes=2).output()
     two = run_in(tmp_path / "two")
     for name in ("val_map", "raw_val_map", "val_macro_f1", "val_count", "val_loss", "train_loss", "train_micro_f1"):
         (first, second) = ([float(row[name]) for row in rows(run)] for run in (one, two))
@@ -121,9 +117,8 @@ def test_server_and_the_program_of_an_exports_card_give_the_labels_of_the_networ
 ):
     assert "the same labels for 32 of 32 images" in exported(kept, name, tmp_path / "out", *more)
     loaded = load_model(kept)
-    server = Running(str(kept))
     numbers = set()
-    try:
+    with Running(str(kept)) as server:
         for place in range(12):
             file = table / f"val{place}.png"
             logits = loaded.network(loaded.preprocessing(Image.open(file))[None])
@@ -139,16 +134,14 @@ def test_server_and_the_program_of_an_exports_card_give_the_labels_of_the_networ
                 if abs(share - least) > 0.02:  # Pillow rounds the pixels that it resizes
                     assert printed.get(one) == (pytest.approx(share, abs=0.02) if share > least else None)
             numbers.add(len(expected))
-    finally:
-        server.stop()
     assert numbers >= {0, 1, 2}, "of labels that an image has"
 
 
 def test_a_run_of_a_single_label_is_read_by_the_tools(flags, tmp_path, capsys):
     line = [word for word in flags if word not in ("red", "blue")]
-    assert main([*line, "--max-steps", "1", "--output", str(tmp_path)]) == 0
+    run = trained(tmp_path, *line, "--max-steps", 1)
     reached = last_line(capsys)
-    assert evaluate.main([str(next(tmp_path.glob("*/*/*"))), *QUIET]) == 0
+    assert evaluate.main([str(run), *QUIET]) == 0
     assert last_line(capsys).items() <= reached.items()
 
 
@@ -189,9 +182,8 @@ def test_the_temperature_of_several_labels_minimises_their_binary_cross_entropy_
 
     best = minimize_scalar(lambda log: loss(fitted, math.exp(log)), bounds=(-4, 4), method="bounded")
     assert fit.temperature == pytest.approx(math.exp(best.x), rel=1e-4)
-    assert (fit.loss_before, fit.loss_after) == pytest.approx(
-        (loss(scored, 1), loss(scored, fit.temperature)), rel=1e-6
-    )
+    expected = (loss(scored, 1), loss(scored, fit.temperature))
+    assert (fit.loss_before, fit.loss_after) == pytest.approx(expected, rel=1e-6)
 
 
 def test_dividing_logits_changes_thresholds_and_no_answer():
@@ -217,7 +209,7 @@ def test_a_copy_keeps_temperature_thresholds_and_distance_and_gives_the_answers_
     assert len(divided.confidence.distance.centres) == 1  # of all images
     file = tmp_path / "predictions.csv"
     assert predict.main([str(kept), str(table / "val0.png"), "--output", str(file), "--device", "cpu"]) == 0
-    (row,) = csv.DictReader(file.read_text().splitlines())
+    (row,) = csv_rows(file)
     image = divided.preprocessing(Image.open(table / "val0.png"))[None]
     shares = divided.reading.probabilities(divided.network(image))[0]
     given = [
@@ -309,7 +301,7 @@ def test_features_of_several_labels_are_measured_by_average_precision_and_stored
     assert np.array_equal(stored.features, made.features) and np.array_equal(stored.labels, made.labels)
     found = dict(word.split("=") for word in said.splitlines()[-1].split())
     assert 100 > float(found["probe_map"]) > 50 and found["val_count"] == "60" and "no group in two of them" in said
-    rows = list(csv.DictReader((tmp_path / "doubtful.csv").read_text().splitlines()))
+    rows = csv_rows(tmp_path / "doubtful.csv")
     assert rows and all(row["likely"].removeprefix("not ") == row["label"].removeprefix("not ") for row in rows)
 
 
@@ -401,8 +393,7 @@ def test_folds_of_several_labels_are_cross_validated_by_mean_average_precision(f
     lines = cross_validate(planned, results, tmp_path)
     rows = csv_rows(tmp_path / "out_of_fold_seed0.csv")
     assert len(rows) == sum(COUNTS.values())
-    with open(table / "labels.csv", newline="") as file:
-        cells = {row["path"]: {name: row[name] for name in NAMES} for row in csv.DictReader(file)}
+    cells = {row["path"]: {name: row[name] for name in NAMES} for row in csv_rows(table / "labels.csv")}
     for row in rows:
         labels = cells[Path(row["image"]).name]
         assert row["class"] == ";".join(name for name, cell in labels.items() if cell == "1")

@@ -14,20 +14,17 @@ from importlib import util
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import optuna
 import pytest
 import torch
-from PIL import Image
 
-import main
 from scripts import sweep
 from scripts.common.runs import RunResult
 from scripts.sweeps import jobs, outcomes, search_report
 from scripts.sweeps.grid import trials
 from scripts.sweeps.search import POINT, Search, point_of, storage
 from scripts.sweeps.space import Space
-from tests.helpers import answer, csv_rows, wait_for
+from tests.helpers import answer, csv_rows, image_tree, trained, wait_for
 from utils.config import arguments
 from utils.config.settings import UserError
 from utils.data.datasets import get_data
@@ -158,26 +155,17 @@ def test_a_trial_is_judged_by_training_images_and_the_report_by_those_that_none_
 
 def test_other_images_in_the_report_change_nothing_in_the_search(tmp_path):
     """The same training on images whose validation set has other pixels and other labels: the same figures."""
-    generator = np.random.default_rng(0)
-    for number, label in enumerate(("cat", "dog")):
-        for split, count in (("train", 20), ("val", 6)):
-            (folder := tmp_path / "one" / split / label).mkdir(parents=True)
-            for image in range(count):
-                pixels = generator.integers(0, 100, (8, 8), dtype=np.uint8) + np.uint8(100 * number)
-                Image.fromarray(pixels).save(folder / f"{image}.png")
+    image_tree(tmp_path / "one", {"train": 20, "val": 6}, ("cat", "dog"))
     shutil.copytree(tmp_path / "one", tmp_path / "other")
     (tmp_path / "other/val/cat").rename(tmp_path / "other/val/was cat")
     (tmp_path / "other/val/dog").rename(tmp_path / "other/val/cat")
     (tmp_path / "other/val/was cat").rename(tmp_path / "other/val/dog")
     tables = []
     for name in ("one", "other"):
-        flags = ["--dataname", "folder", "--datapath", str(tmp_path / name), "--image-size", "8", "--device", "cpu"]
-        flags += ["--batch-size", "8", "--workers", "0", "--epochs", "2", "--no-progress", "--picture-epochs", "off"]
-        space = Space.of("digits/fc", flags, ["lr=0.01..1"], folds=5)
-        output = tmp_path / "runs" / name
-        assert main.main([*space.trial(0, ("lr=0.1",)).flags, "--output", str(output)]) == 0
-        (file,) = output.rglob("metrics.csv")
-        rows, _ = read_table(file)
+        flags = "--dataname folder --image-size 8 --batch-size 8 --workers 0 --epochs 2 --datapath".split()
+        space = Space.of("digits/fc", [*flags, str(tmp_path / name)], ["lr=0.01..1"], folds=5)
+        run = trained(tmp_path / "runs" / name, *space.trial(0, ("lr=0.1",)).flags)
+        rows, _ = read_table(run / "metrics.csv")
         tables.append([{column: row[column] for column in row if "second" not in column} for row in rows])
         assert rows[-1]["val_count"] == "8"
     assert tables[0] == tables[1]

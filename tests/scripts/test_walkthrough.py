@@ -9,11 +9,11 @@ import torch
 import torchvision
 from torch import nn
 
-import main
 from scripts.amp_walkthrough import is_about_network, without_dropout
 from scripts.amp_walkthrough import main as walk_through
 from scripts.audit import walkthrough
 from scripts.audit.walkthrough import Agreement, Start, Step, network, relative_error, single_layer, tolerance
+from tests.helpers import trained
 from utils.config.arguments import parse
 from utils.config.groups.precision import PrecisionSettings
 from utils.precision.amp import Scaler
@@ -105,8 +105,7 @@ def test_a_flag_about_network_data_or_step_asks_for_a_network_and_no_other_does(
 
 
 def test_resume_compares_the_weights_of_the_run(tmp_path, capsys):
-    assert main.main(["--device", "cpu", "--arch", "fc", "--max-steps", "3", "--output", str(tmp_path)]) == 0
-    (last,) = tmp_path.glob("digits/fc/*/checkpoints/last.pt")
+    last = trained(tmp_path, "--arch", "fc", "--max-steps", 3) / "checkpoints/last.pt"
     capsys.readouterr()
     assert walk_through(["--device", "cpu", "--arch", "fc"]) == 0
     fresh = capsys.readouterr().out
