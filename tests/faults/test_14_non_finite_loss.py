@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from main import main
 from tests.end_to_end.forked import train_with
 from tests.end_to_end.processes import load, train
-from tests.helpers import image_tree, trained
+from tests.helpers import image_tree, points_of, trained
 
 FLAGS = ("--arch", "fc", "--epochs", "1", "--picture-epochs", "off", "--no-progress", "--deterministic")
 
@@ -28,10 +27,8 @@ def run(tmp_path, capsys):
 
 
 def texts(folder):
-    board = EventAccumulator(str(folder), size_guidance={"tensors": 0})
-    board.Reload()
-    tensors = board.Tensors("AMP/non_finite/text_summary")
-    return {event.step: event.tensor_proto.string_val[0].decode() for event in tensors}
+    tag = "AMP/non_finite/text_summary"
+    return {step: value.tensor.string_val[0].decode() for (name, step), value in points_of(folder) if name == tag}
 
 
 def is_finite(state):

@@ -3,20 +3,17 @@
 What is cut half-way is taken up again and never taken for whole.
 """
 
-import gzip
 import hashlib
 import os
 import re
 import shutil
 import signal
-import struct
 import threading
 import time
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torchvision
@@ -27,6 +24,7 @@ from tests.end_to_end.forked import ROOT, Forked
 from tests.end_to_end.processes import FINAL_LINE
 from tests.faults import imagenet_archives as made_up
 from tests.helpers import image_tree, wait_for
+from tests.utils.data.test_readers import some, write_idx
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.datasets import get_data, prepare
@@ -272,10 +270,7 @@ def test_who_comes_second_waits_and_unpacks_nothing(imagenet_archives, monkeypat
 
 @pytest.mark.parametrize("left", ["val/ILSVRC2012_val_00000009.JPEG", "train/n01440764.tar"])
 def test_what_torchvisions_own_unpacking_leaves_when_it_is_cut_is_not_taken_for_whole(tmp_path, left):
-    for split in ("train", "val"):
-        for name in ("a", "b"):
-            (tmp_path / split / name).mkdir(parents=True)
-            (tmp_path / split / name / "1.JPEG").write_bytes(b"")
+    image_tree(tmp_path, {"train": 1, "val": 1}, ending="jpeg")
     settings = parse(["--dataname", "imagenet", "--datapath", str(tmp_path)]).data
     (tmp_path / left).write_bytes(b"")
     with pytest.raises(UserError, match=rf"holds files beside its class folders, such as {Path(left).name}; "):
@@ -314,17 +309,10 @@ def asked():
 @pytest.fixture
 def mnist(tmp_path, monkeypatch, asked):
     """A place from which torchvision fetches a made-up MNIST, its own MD5 sums included: gives the folder to fill."""
-    generator = np.random.default_rng(0)
     shelf = tmp_path / "shelf"
-    resources = []
-    shelf.mkdir()
-    for name, shape in (("train", (30, 28, 28)), ("t10k", (20, 28, 28))):
-        images = generator.integers(0, 256, shape, dtype=np.uint8)
-        for kind, array in (("images-idx3", images), ("labels-idx1", np.arange(shape[0], dtype=np.uint8) % 10)):
-            path = shelf / f"{name}-{kind}-ubyte.gz"
-            header = struct.pack(f">HBB{array.ndim}i", 0, 8, array.ndim, *array.shape)
-            path.write_bytes(gzip.compress(header + array.tobytes()))
-            resources.append((path.name, hashlib.md5(path.read_bytes()).hexdigest()))
+    write_idx(shelf, some(30), some(20), compressed=True)
+    names = [name for name, _ in torchvision.datasets.MNIST.resources]
+    resources = [(name, hashlib.md5((shelf / name).read_bytes()).hexdigest()) for name in names]
     monkeypatch.setattr(torchvision.datasets.MNIST, "resources", resources)
 
     class Shelf(SimpleHTTPRequestHandler):

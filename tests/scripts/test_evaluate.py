@@ -1,6 +1,5 @@
 """scripts/evaluate.py: its figures against closed formulas, the program's own validation, and other ways to count."""
 
-import csv
 import dataclasses
 import json
 import math
@@ -8,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ from scripts.evaluation.summary import class_rows, confusion_matrix, fit_tempera
 from scripts.reporting.assemble import metrics_of
 from scripts.sweeps.cross_validation import _pooled
 from tests.end_to_end.forked import Forked
-from tests.helpers import QUIETLY, altered, answer
+from tests.helpers import altered, answer, csv_rows, image_tree, trained
 from tests.scripts.common.test_answers import random_answers
 from tests.scripts.common.test_predictions import tree_of_digits
 from tests.utils.runtime.test_exchange import on_two
@@ -113,11 +113,8 @@ def test_answers_that_tell_nothing_of_the_classes_are_doubtful_but_not_after_two
     assert as_text.doubtful(answers(logits, labels), of) == []
     still = answers(torch.zeros_like(logits), labels)
     (line,) = as_text.doubtful(still, of)
-    assert (
-        line.startswith("warning: doubtful: val_loss ")
-        and "nothing was learned" in line
-        and "100.00 % of the answers" in line
-    )
+    assert line.startswith("warning: doubtful: val_loss ") and "nothing was learned" in line
+    assert "100.00 % of the answers" in line
     assert as_text.doubtful(still, of | {"step": 2}) == as_text.doubtful(still, of | {"dataname": "synthetic"}) == []
 
 
@@ -142,10 +139,8 @@ def test_the_temperature_undoes_a_wrong_scale_and_is_not_scored_where_it_is_fitt
     found = fit_temperature(predictions)
     assert found.temperature == pytest.approx(2.5, rel=0.05) and not found.at_limit
     assert found[1:3] == (3000, 3000)
-    assert (
-        found.calibration_error_after < 2.5 < 10 < found.calibration_error_before
-        and found.loss_after < found.loss_before
-    )
+    assert found.calibration_error_after < 2.5 < 10 < found.calibration_error_before
+    assert found.loss_after < found.loss_before
     others = np.sort(np.random.default_rng(0).permutation(6000)[3000:])
     loss = torch.nn.functional.cross_entropy(2.5 * logits[others], labels[others])
     assert found.loss_before == pytest.approx(loss.item(), abs=1e-4)
@@ -288,13 +283,12 @@ def test_files_hold_every_image_and_class_and_nothing_else_is_left(digits_run, c
     names = sorted([*(f"{name}.csv" for name in tables), "evaluation.json"])
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
     assert f"Files in {tmp_path / 'out'}: {', '.join(names)}" in lines
-    table = {name: list(csv.DictReader((tmp_path / "out" / name).open())) for name in names if name.endswith("csv")}
+    table = {name: csv_rows(tmp_path / "out" / name) for name in names if name.endswith("csv")}
     content = json.loads((tmp_path / "out/evaluation.json").read_text(), parse_constant=pytest.fail)
     rows = table["predictions.csv"]
     assert [row["image"] for row in rows] == [f"val[{n}]" for n in range(360)]
-    assert all(
-        (row["class"] == row["predicted"]) == (row["right"] == "1") == (row["class_rank"] == "1") for row in rows
-    )
+    for row in rows:
+        assert (row["class"] == row["predicted"]) == (row["right"] == "1") == (row["class_rank"] == "1")
     top1 = 100 * np.mean([row["right"] == "1" for row in rows])
     assert f"val_top1={top1:.4f} " in lines[-1] and content["figures"]["top1"] == pytest.approx(top1)
     loss = -np.mean(np.log([float(row["class_probability"]) for row in rows]))
@@ -311,9 +305,7 @@ def test_ranks_change_no_bit(digits_run, capsys, tmp_path):
     flags = (digits_run, "--other-images", others, "--reject-below", "0.6", "--no-progress")
     alone = printed(capsys, *flags, "--output", tmp_path / "one")
     process = Forked(*map(str, flags), "--output", tmp_path / "two", processes=2, program="scripts/evaluate.py")
-    out, err = process.communicate()
-    assert process.returncode == 0, err
-    assert out.replace("two", "one").splitlines() == alone
+    assert process.output().replace("two", "one").splitlines() == alone
     for path in (tmp_path / "one").iterdir():
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name
 
@@ -353,7 +345,7 @@ def test_a_comparison_says_which_is_better_and_shows_where(digits_run, capsys, t
     lines = printed(capsys, digits_run, "--compare", begun, "--output", tmp_path)
     compared = json.loads((tmp_path / "evaluation.json").read_text())["comparison"]
     assert compared["images"] == 360 and compared["mcnemar_p"] < 1e-9
-    rows = list(csv.DictReader((tmp_path / "comparison.csv").open()))
+    rows = csv_rows(tmp_path / "comparison.csv")
     assert len(rows) == compared["first_right"] + compared["second_right"]
     assert all((row["right"] == "first") == (row["first_predicted"] == row["class"]) for row in rows)
     assert f"A  {digits_run}/checkpoints/last.pt" in lines and f"B  {begun}" in lines
@@ -412,92 +404,74 @@ def test_images_of_equal_names_and_other_content_are_not_the_same_and_moved_ones
     assert same_images(val.partition("+")[0], test), "a copy of an older version knows the names alone"
 
 
-def test_of_a_run_with_folds_val_and_test_chose_nothing(digits_run, tmp_path):
-    (tmp_path / "train/0").mkdir(parents=True)
-    (tmp_path / "test/0").mkdir(parents=True)  # without a val/, other runs validate on it
-    best = load_model(Path(digits_run, "checkpoints/best.pt"))
-    best.settings.update(datapath=str(tmp_path), folds=5, fold=0)
-    for line, favoured in (([], True), (["--datapath", str(tmp_path)], True), (["--split", "test"], False)):
-        own = evaluate.build_parser().parse_args([digits_run, *line])
-        assert bool(evaluate.chosen_by_these_images(own, best, None)) == favoured
-
-
 @pytest.mark.parametrize(
-    ("splits", "line", "favoured"),
+    ("splits", "folds", "line", "favoured"),
     [
-        (["train", "test"], ["--split", "test"], True),  # without a val/, training validates on test/
-        (["train", "val", "test"], ["--split", "test"], False),
-        (["train", "val"], ["--datapath", "DATA"], True),
-        (["train", "val"], ["--datapath", "DATA/val"], True),
-        (["train", "val"], ["--datapath", "DATA/train"], False),
-        ([], ["--datapath", "DATA"], True),  # a share of one tree, or files of the set's own
+        (["train", "test"], None, ["--split", "test"], True),  # without a val/, training validates on test/
+        (["train", "test"], 5, ["--split", "test"], False),  # but on a fold where there are some
+        (["train", "test"], 5, [], True),
+        (["train", "test"], 5, ["--datapath", "DATA"], True),
+        (["train", "val", "test"], None, ["--split", "test"], False),
+        (["train", "val"], None, ["--datapath", "DATA"], True),
+        (["train", "val"], None, ["--datapath", "DATA/val"], True),
+        (["train", "val"], None, ["--datapath", "DATA/train"], False),
+        ([], None, ["--datapath", "DATA"], True),  # a share of one tree, or files of the set's own
     ],
 )
-def test_the_images_that_chose_best_are_known_under_any_name(digits_run, tmp_path, splits, line, favoured):
+def test_the_images_that_chose_best_are_known_under_any_name(digits_run, tmp_path, splits, folds, line, favoured):
     for split in splits:
         (tmp_path / split / "0").mkdir(parents=True)
     best = load_model(Path(digits_run, "checkpoints/best.pt"))
-    best.settings["datapath"] = str(tmp_path)
+    best.settings.update(datapath=str(tmp_path), folds=folds, fold=folds and 0)
     own = evaluate.build_parser().parse_args([digits_run, *(word.replace("DATA", str(tmp_path)) for word in line)])
     assert bool(evaluate.chosen_by_these_images(own, best, None)) == favoured
 
 
 def test_a_test_that_holds_what_the_run_trained_on_is_warned_of(tmp_path, capsys):
-    draw = np.random.default_rng(0)
-    rows = ["path,label,split,patient"]
-    for number in range(36):
-        split = ("train", "train", "val", "test")[number % 4]
-        label = "ab"[number // 4 % 2]
-        path = tmp_path / "data" / split / label / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(draw.integers(0, 256, (8, 8), dtype=np.uint8)).save(path)
-        rows.append(f"{split}/{label}/{number}.png,{label},{split},p{number}")
+    data = image_tree(tmp_path / "data", {"train": 9, "val": 4, "test": 5})
+    paths = [path.relative_to(data) for path in sorted(data.glob("*/*/*.png"))]
+    rows = [f"{path},{path.parts[1]},{path.parts[0]},p{number}" for number, path in enumerate(paths)]
     table = tmp_path / "labels.csv"
-    for name, *flags in (["folders"], ["table", "--labels", str(table)]):
-        table.write_text("\n".join(rows) + "\n")
-        line = ["--dataname", "folder", "--datapath", str(tmp_path / "data"), *flags, "--output", str(tmp_path / name)]
-        line += ["--image-size", "8", "--arch", "fc", "--epochs", "1", "-b", "6", "-w", "0"]
-        assert program.main([*QUIETLY, *line]) == 0
+    line = "--dataname folder --image-size 8 --arch fc --epochs 1 -b 6 -w 0 --datapath".split()
+    runs = {}
+    for name, *flags in (["folders"], ["table", "--labels", table]):
+        table.write_text("\n".join(["path,label,split,patient", *rows]) + "\n")
+        runs[name] = trained(tmp_path / name, *line, data, *flags)
 
     def told(run, *line):
         capsys.readouterr()
-        assert evaluate.main([str(*(tmp_path / run).glob("*/fc/*")), *CPU, *line]) == 0
+        assert evaluate.main([str(runs[run]), *CPU, *line]) == 0
         return [text for text in capsys.readouterr().err.splitlines() if "raining" in text or "trained" in text]
 
     assert told("folders", "--split", "test") == told("table", "--split", "test") == []
-    copy = tmp_path / "data" / "test" / "b" / "copy.png"
-    copy.write_bytes((tmp_path / "data" / "train" / "b" / "4.png").read_bytes())
+    copy = data / "test" / "b" / "copy.png"
+    copy.write_bytes((data / "train" / "b" / "4.png").read_bytes())
     said = (
-        "last.pt was trained on 1 image of 10 to test on, which makes results too good: test/b/copy.png = train/b/4.png"
+        "last.pt was trained on 1 image of 11 to test on, which makes results too good: test/b/copy.png = train/b/4.png"
     )
-    run = next((tmp_path / "folders").glob("*/fc/*"))
-    other = altered(run, tmp_path / "other.pt", settings={"train_samples": 4, "seed": 1})
+    other = altered(runs["folders"], tmp_path / "other.pt", settings={"train_samples": 4, "seed": 2})
     for flags in (["--split", "test"], ["--datapath", str(copy.parent.parent)]):
         (line,) = told("folders", *flags)
         assert said in line and "changed" not in line
-        assert len(told("folders", *flags, "--compare", str(run / "checkpoints/last.pt"))) == 2
+        assert len(told("folders", *flags, "--compare", str(runs["folders"] / "checkpoints/last.pt"))) == 2
         assert len(told("folders", *flags, "--compare", str(other))) == 1, "it trained on four of the images"
     assert told("folders") == told("folders", "--split", "train") == []
-    table.write_text(table.read_text().replace(",p3\n", ",p4\n"))
+    table.write_text(table.read_text().replace(",p0\n", ",p10\n"))
     (line,) = told("table", "--split", "test")
-    assert "1 group with images in training and in test, 11.1 % of the test images" in line
-    (tmp_path / "data" / "train" / "b" / "extra.png").write_bytes(b"")
+    assert "1 group with images in training and in test, 10.0 % of the test images" in line
+    (data / "train" / "b" / "extra.png").write_bytes(b"")
     assert said + " (if it was there then: the data has changed since)" in told("folders", "--split", "test")[0]
-    (tmp_path / "data" / "train" / "b" / "extra.png").unlink()
-    (tmp_path / "data").rename(tmp_path / "elsewhere")
+    (data / "train" / "b" / "extra.png").unlink()
+    data.rename(tmp_path / "elsewhere")
     (line,) = told("folders", "--split", "test", "--datapath", str(tmp_path / "elsewhere"))
-    assert "1 image of 10 to test on" in line and "changed" not in line
+    assert "1 image of 11 to test on" in line and "changed" not in line
 
 
 def test_a_test_that_holds_the_images_which_chose_the_weights_is_warned_of(tmp_path, capsys):
-    for number in range(12):
-        path = tmp_path / "data" / ("train", "val")[number % 2] / "ab"[number // 2 % 2] / f"{number}.bmp"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("L", (8, 8), 20 * number).save(path)
+    image_tree(tmp_path / "data", {"train": 3, "val": 3})
     shutil.copytree(tmp_path / "data" / "val", tmp_path / "data" / "test")
-    line = ["--dataname", "folder", "--datapath", str(tmp_path / "data"), "--output", str(tmp_path / "runs"), "-w", "0"]
-    assert program.main([*QUIETLY, *line, "--image-size", "8", "--arch", "fc", "--epochs", "1", "-b", "6"]) == 0
-    run = next((tmp_path / "runs").glob("*/fc/*"))
+    flags = "--dataname folder --image-size 8 --arch fc --epochs 1 -b 6 -w 0 --datapath".split()
+    run = trained(tmp_path / "runs", *flags, tmp_path / "data")
     for best, count in ((["--best"], 1), ([], 0)):
         capsys.readouterr()
         assert evaluate.main([str(run), *CPU, *best, "--split", "test"]) == 0
@@ -588,10 +562,7 @@ def test_class_names_cannot_write_to_the_terminal():
 
 
 def test_nothing_half_written_is_left_where_writing_fails(digits_run, tmp_path, monkeypatch, capsys):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(files, "_prediction_rows", full)
+    monkeypatch.setattr(files, "_prediction_rows", Mock(side_effect=OSError(28, "No space left on device")))
     code, said = answer(evaluate, [digits_run, "--output", str(tmp_path / "new"), *CPU], capsys, monkeypatch)
     assert code == 2 and "new: cannot be written (No space left on device)" in said.err
     assert list(tmp_path.iterdir()) == []

@@ -41,6 +41,7 @@ from tests.scripts.test_export_zoo import (
     shown_at,
 )
 from tests.utils.data.deep_files import png, tiff
+from tests.utils.data.test_readers import write_folders
 from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError
 from utils.data.datasets import get_data
@@ -578,12 +579,8 @@ def test_without_images_the_comparison_is_said_to_be_on_noise(digits_run, tmp_pa
 def test_calibration_never_sees_an_image_that_is_scored(digits_run, tmp_path):
     training = read_digits().train
     validation = read_digits().validation
-    splits = {"train": (training, 40), "val": (validation, 20)}
-    for split, (digits, count) in splits.items():
-        for number in range(count):
-            folder = tmp_path / split / str(digits.labels[number].item())
-            folder.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(digits.pixels[number, 0].numpy()).save(folder / f"{number}.png")
+    for split, digits, count in (("train", training, 40), ("val", validation, 20)):
+        write_folders(tmp_path / split, digits.pixels[:count, 0].numpy(), digits.labels[:count], "0123456789")
     for path in list((tmp_path / "val").rglob("*.png"))[:10]:
         (tmp_path / "train" / path.parent.name / f"also_{path.name}").symlink_to(path)
     settings = {"dataname": "folder", "datapath": str(tmp_path)}

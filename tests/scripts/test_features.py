@@ -1,6 +1,5 @@
 """features.py: the features are those of the network in validation, its figures say what they are of, errors are a line."""
 
-import csv
 import itertools
 import os
 import shutil
@@ -23,6 +22,7 @@ from scripts.common.predictions import settings_of
 from scripts.common.trained import open_run
 from scripts.reporting import feature_study
 from scripts.reporting.feature_study import accuracies, study
+from tests.helpers import csv_rows
 from tests.scripts.common.test_predictions import tree_of_digits
 from tests.scripts.test_report import Page
 from utils.config.settings import GONE, UserError
@@ -241,9 +241,8 @@ def test_the_probe_is_fitted_on_training_images_alone_and_scored_on_the_others(d
 
 def test_copies_of_training_images_are_named_and_accuracy_is_given_without_them(tmp_path, capsys):
     root = tree(tmp_path / "data", counts=(("train", 12), ("val", 8), ("test", 6)))
-    shutil.copy(
-        root / "train/a/3.png", root / "val/a/copy 9.41\u202fAM.png"
-    )  # so macOS names its pictures of the screen
+    copy = root / "val/a/copy 9.41\u202fAM.png"  # so macOS names its pictures of the screen
+    shutil.copy(root / "train/a/3.png", copy)
     shutil.copy(root / "train/b/5.png", root / "test/a/copy.png")  # with another label
     shutil.copy(root / "val/b/2.png", root / "test/b/copy.png")
     line = ["conv2a", "--dataname", "folder", "--datapath", str(root), *SMALL, "--output", str(tmp_path / "out")]
@@ -254,7 +253,7 @@ def test_copies_of_training_images_are_named_and_accuracy_is_given_without_them(
     assert "its weights are random" in printed.err
     assert printed.out.splitlines()[-1].startswith("knn_top1=")
     assert f"val_count=17 output={tmp_path / 'out'}" in printed.out
-    rows = list(csv.DictReader((tmp_path / "out/duplicates.csv").read_text().splitlines()))
+    rows = csv_rows(tmp_path / "out/duplicates.csv")
     assert all(Path(row[side]).is_file() for row in rows for side in ("image", "other"))
     assert [(Path(row["image"]).name, row["split"], row["other_split"]) for row in rows] == [
         ("3.png", "train", "val"),
@@ -300,9 +299,3 @@ def test_a_network_that_is_no_runs_has_mistakes_of_its_own(line, says):
 @pytest.mark.parametrize("units", [np.zeros((40, 8), np.float32), np.full((40, 8), 0.1, np.float32)], ids=["0", "0.1"])
 def test_images_whose_features_are_all_equal_lie_on_one_point(units):
     assert not feature_study.planar_map(units).any()
-
-
-def test_another_folder_needs_the_kind_of_its_images(digits_run, tmp_path):
-    """Otherwise the default data set, the digits, would be studied in their place."""
-    with pytest.raises(UserError, match="--datapath needs --dataname, of the images that it holds"):
-        tool.main([str(digits_run), "--datapath", str(tmp_path), "--device", "cpu"])

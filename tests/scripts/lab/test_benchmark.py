@@ -26,6 +26,7 @@ from scripts.lab.benchmarks.measure import (
     warm_images_per_second,
 )
 from tests.helpers import csv_rows
+from tests.utils.data.test_readers import some, write_idx
 from utils.config.settings import UserError
 
 CPU = torch.device("cpu")
@@ -143,18 +144,6 @@ def test_the_time_to_a_line_is_that_of_the_first_one(monkeypatch):
 # -------------------------------------------------------------------------------------------- data
 
 
-@pytest.fixture
-def mnist(tmp_path):
-    """Folder of MNIST's four idx files, with 40 training and 20 test images."""
-    generator = np.random.default_rng(0)
-    for name, count in (("train", 40), ("t10k", 20)):
-        for kind, shape, high in (("images", (count, 28, 28), 256), ("labels", (count,), 10)):
-            head = bytes([0, 0, 8, len(shape)]) + np.array(shape, dtype=">i4").tobytes()
-            body = generator.integers(high, size=shape, dtype=np.uint8).tobytes()
-            (tmp_path / f"{name}-{kind}-idx{len(shape)}-ubyte").write_bytes(head + body)
-    return tmp_path
-
-
 def test_a_folder_without_idx_files_is_the_users_mistake(own, tmp_path):
     own.mnist = str(tmp_path)
     with pytest.raises(UserError, match="--mnist .* holds no train-images"):
@@ -196,8 +185,9 @@ def test_the_bare_loop_takes_the_steps_of_plain_sgd(monkeypatch):
     torch.testing.assert_close(network.weight, twin.weight)
 
 
-def test_both_mnist_loops_see_each_image_once_an_epoch_normalised_alike(mnist):
-    own = SimpleNamespace(mnist=mnist, device=CPU, batch_size=16, workers=0)
+def test_both_mnist_loops_see_each_image_once_an_epoch_normalised_alike(tmp_path):
+    write_idx(tmp_path / "mnist", some(40), some(20))
+    own = SimpleNamespace(mnist=tmp_path / "mnist", device=CPU, batch_size=16, workers=0)
     epochs = []
     for batches in (peers.mnist_in_memory(own), peers.torchvision_mnist(own)):
         images, targets = (torch.cat(part) for part in zip(*itertools.islice(batches, 3), strict=True))

@@ -1,6 +1,5 @@
 """docs/results.md is what the kept runs say: each figure from metrics.csv, config.yaml and the log's last line."""
 
-import csv
 import re
 import statistics
 from dataclasses import replace
@@ -12,7 +11,7 @@ from scripts.common.recipes import recipes
 from scripts.common.runs import read_run
 from scripts.lab import collect_results
 from scripts.lab.results import estimates
-from tests.helpers import answer
+from tests.helpers import answer, csv_rows
 from tests.scripts.test_sweep import DEAD, EARLY, keep_run
 from utils.config.settings import UserError
 
@@ -113,11 +112,8 @@ def test_runs_that_measured_another_value_for_themselves_share_no_mean(tmp_path,
 
 def test_runs_on_other_images_of_the_users_own_share_no_mean(tmp_path, capsys, monkeypatch):
     for seed, place in (("0", "flowers"), ("1", "birds")):
-        keep_run(
-            tmp_path / "runs" / seed,
-            ["--config", "imagenette/resnet10t", "--datapath", place, "--seed", seed],
-            [90.0] * 40,
-        )
+        flags = ["--config", "imagenette/resnet10t", "--datapath", place, "--seed", seed]
+        keep_run(tmp_path / "runs" / seed, flags, [90.0] * 40)
     page = tmp_path / "results.md"
     collect([tmp_path / "runs", "--output", page], capsys, monkeypatch)
     for place in ("flowers", "birds"):
@@ -152,13 +148,8 @@ def test_runs_with_as_many_threads_share_a_row_however_many_cores_there_were(tmp
 
 def test_seeds_on_several_machines_share_a_mean_and_each_machine_has_its_time(tmp_path, capsys, monkeypatch):
     """Also the same seed counts on each: its figures differ. On one machine, the later repetition counts."""
-    monkeypatch.setattr(
-        collect_results,
-        "read_machines",
-        lambda: collect_results.Machines(
-            {"X": {"log": "EPYC", "what": "X"}, "Y": {"log": "Xeon", "what": "Y"}}, set(), {}
-        ),
-    )
+    known = {"X": {"log": "EPYC", "what": "X"}, "Y": {"log": "Xeon", "what": "Y"}}
+    monkeypatch.setattr(collect_results, "read_machines", lambda: collect_results.Machines(known, set(), {}))
     places = (("1", "EPYC", 96.0), ("0", "Xeon", 97.0), ("1", "Xeon", 98.0))
     for number, (seed, processor, top1) in enumerate((("1", "EPYC", 10.0), *places)):
         run = keep_run(tmp_path / "runs" / f"2026-01-01_00-0{number}-00_a", [*RUN, "--seed", seed], [top1] * 20)
@@ -275,8 +266,7 @@ def test_the_rates_are_those_of_the_runs_that_they_name(kept):
     (row,) = (row for row in kept[0] if row.recipe.name == "imagenette/resnet10t")
     machines = collect_results.read_machines()
     (run,) = (run for run in row.runs if machines.letter(run) == "A")
-    with (run.folder / "metrics.csv").open() as file:
-        speeds = [float(epoch["images_per_second"]) for epoch in csv.DictReader(file)]  # of training alone
+    speeds = [float(epoch["images_per_second"]) for epoch in csv_rows(run.folder / "metrics.csv")]  # of training alone
     seconds = sum(estimates.TRAINING_IMAGES["imagenette"] / speed for speed in speeds)
     measured = estimates.training_multiply_adds("imagenette/resnet10t") / seconds
     assert float(machines.known["A"]["multiply_adds_per_second"]) == pytest.approx(measured, rel=0.01)
@@ -342,8 +332,7 @@ def test_a_folder_that_is_not_there_is_one_line(tmp_path, capsys, monkeypatch):
 def test_the_times_to_so_many_percent_of_imagenette_are_those_of_the_kept_runs(level):
     said = []
     for path in sorted(collect_results.KEPT.glob("imagenette/*/*/metrics.csv")):
-        with path.open() as file:
-            rows = list(csv.DictReader(file))
+        rows = csv_rows(path)
         reached = [number for number, row in enumerate(rows) if float(row["val_top1"] or 0) >= level]
         if reached:
             minutes = sum(float(row["seconds"]) for row in rows[: reached[0] + 1]) / 60
