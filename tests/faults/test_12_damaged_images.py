@@ -6,6 +6,7 @@ import shutil
 import struct
 import warnings
 import zlib
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,7 +23,6 @@ from utils.config.settings import UserError
 from utils.data.images import decoding, unreadable
 from utils.data.images.decoding import UnreadableImage, open_image
 
-CPU = torch.device("cpu")
 # images of each class
 CLASSES = 10
 EACH = {"train": 4, "test": 3}
@@ -151,10 +151,7 @@ def test_large_images_are_read_without_pillows_warning(tmp_path, monkeypatch, ac
     "error", [struct.error("two\nlines"), zlib.error("cut"), IndexError(), EOFError(), OSError("cut")]
 )
 def test_whatever_a_reader_of_pillows_raises_is_one_line_with_the_path(clean, monkeypatch, error):
-    def fail(*_, **__):
-        raise error
-
-    monkeypatch.setattr(ImageOps, "exif_transpose", fail)
+    monkeypatch.setattr(ImageOps, "exif_transpose", Mock(side_effect=error))
     with pytest.raises(
         UnreadableImage, match=r"0\.png: cannot be read as an image \((two lines|cut|\w+)\); repair"
     ) as caught:
@@ -327,9 +324,7 @@ def test_a_run_that_skips_lists_what_it_skipped_on_one_and_two_processes(damaged
     }
     listed = sorted(str(path_of(damaged, split, index)) for split, indices in BAD.items() for index in indices)
     for processes, run in runs.items():
-        out, err = run.communicate()
-        assert run.returncode == 0, err
-        final = FINAL_LINE.fullmatch(out.splitlines()[-1])
+        final = FINAL_LINE.fullmatch(run.output().splitlines()[-1])
         assert final["count"] == "25"
         (folder,) = tmp_path.glob(f"{processes}/mnist/fc/*")
         assert (folder / "bad_images.txt").read_text().splitlines() == listed

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -121,9 +122,7 @@ def test_the_end_of_a_worker_is_one_line_that_says_how_and_what_to_do(monkeypatc
 
 @pytest.mark.parametrize("read", READERS)
 def test_an_error_of_the_program_in_a_worker_keeps_its_kind_and_its_traceback(monkeypatch, files, read):
-    def bug():
-        raise RuntimeError("DataLoader worker (pid 1) is a bug, No space left on device")
-
+    bug = Mock(side_effect=RuntimeError("DataLoader worker (pid 1) is a bug, No space left on device"))
     fail_at_the_seventh(monkeypatch, bug)
     with pytest.raises(RuntimeError, match=r"(?s)Traceback.*decode_or_fail.*is a bug"):
         read(files)
@@ -315,9 +314,7 @@ print(worker.pid)
 def test_a_run_ends_while_a_signal_of_another_process_waits_for_its_worker(workplace):
     (workplace / "program.py").write_text(MERGED_PROGRAM)
     process = Forked(program=workplace / "program.py")
-    out, err = process.communicate(100)
-    assert process.returncode == 0, err
-    assert_gone([int(out)])
+    assert_gone([int(process.output(100))])
 
 
 def assert_gone(workers):

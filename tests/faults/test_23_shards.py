@@ -8,6 +8,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -90,9 +91,8 @@ def test_a_shard_that_was_cut_or_lost_is_named_before_training_and_by_verify(sha
     os.truncate(shard, 3000)
     assert main.main([*flags_of(shards), "--device", "cpu", "--no-progress"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert (
-        line.startswith(f"main.py: {shard}: was cut off: it has 3,000 bytes, the index says ") and "pack anew" in line
-    )
+    assert line.startswith(f"main.py: {shard}: was cut off: it has 3,000 bytes, the index says ")
+    assert "pack anew" in line
     assert not (tmp_path / "runs").exists()
     os.unlink(shard)
     for refused in (lambda: read(shards), lambda: pack.main(["--verify", str(shards), "-w", "0"])):
@@ -163,11 +163,7 @@ def test_a_disk_that_reports_an_error_is_a_clear_line_and_one_bad_place_can_be_s
         batches_of(shards)
     assert sum(batch.replaced for batch in batches_of(shards, "--skip-bad-images")) == 1
     monkeypatch.setattr(unreadable, "MOST_IN_A_ROW", 10)
-
-    def gone(*_):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(os, "pread", gone)
+    monkeypatch.setattr(os, "pread", Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO))))
     with pytest.raises(UserError, match="and the 9 images after it cannot be read .*check the disk"):
         batches_of(shards, "--skip-bad-images")
 

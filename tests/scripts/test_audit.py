@@ -20,8 +20,8 @@ from scripts import amp_audit
 from scripts.audit.findings import Audit, half_statistics
 from scripts.audit.record import Recorder, Runner, compare, together
 from scripts.audit.report import HEADERS, as_json, finding_lines, layers, rows
-from scripts.common.command_line import run_tool
 from scripts.common.trained import build_trained, settings_and_point
+from tests.helpers import answer
 from utils.config.groups.model import ModelSettings
 from utils.data.loaders import Batch
 from utils.optim.freezing import Freezing
@@ -655,9 +655,7 @@ def test_a_saved_batch_is_repeated_with_the_weights_of_its_images(tmp_path, caps
             amp_audit.main(["--batch", path, "--output", str(tmp_path), "--device", "cpu"])
         losses.append(float(re.search(r"are finite here \(loss ([\d.]+)", capsys.readouterr().out)[1]))
     with torch.autocast("cpu", torch.float16):
-        terms = torch.nn.functional.cross_entropy(
-            network.train()(passes[0]["images"]), passes[0]["targets"], reduction="none"
-        )
+        terms = functional.cross_entropy(network.train()(passes[0]["images"]), passes[0]["targets"], reduction="none")
     expected = [float(terms.detach().mean()), float((terms.detach() * torch.tensor([1.0, 1, 1, 5])).mean())]
     assert losses == pytest.approx(expected, rel=1e-3)
 
@@ -714,10 +712,9 @@ def test_an_audit_that_does_not_fit_into_the_memory_of_a_cpu_is_told_in_a_line(t
     refused = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
     monkeypatch.setattr(Audit, "run", Mock(side_effect=refused))
     line = ["--dataname", "digits", "--arch", "conv2", "--device", "cpu", "--output", str(tmp_path / "new")]
-    monkeypatch.setattr("sys.argv", ["amp_audit.py", *line])
-    assert run_tool("amp_audit.py", amp_audit.main) == 2
+    code, printed = answer(amp_audit, line, capsys, monkeypatch)
     said = "amp_audit.py: out of memory (tried to allocate 8 bytes); a smaller --batch-size needs less"
-    assert capsys.readouterr().err.splitlines()[-1] == said and not (tmp_path / "new").exists()
+    assert code == 2 and printed.err.splitlines()[-1] == said and not (tmp_path / "new").exists()
 
 
 def test_digits_and_conv2_are_cleared_by_the_command(tmp_path, capsys):

@@ -27,11 +27,12 @@ from scripts import (
     verify_resume,
 )
 from scripts.common.command_line import make_folder, run_tool, warn
-from tests.helpers import png_that_says
+from tests.faults.small_run import Attack
+from tests.helpers import answer, image_tree, png_that_says
 from utils.config.settings import UserError
 
 LONG = "x" * 300  # longer than a file system lets a name be
-CODE = "it holds GLOBAL posix.system"
+CODE = "io.open; give another"  # which ``Attack`` would call
 TOOLS = {tool.NAME.removesuffix(".py"): tool for tool in (evaluate, explain, export, features, predict, report, serve)}
 OF_SETTINGS = {
     tool.NAME.removesuffix(".py"): tool
@@ -182,6 +183,7 @@ LINES = (
     ("sweep", "digits/fc --seeds 0", "argument --seeds: '0': must be at least 1"),
     ("sweep", "digits/fc --processes some", "--processes 'some': must be a whole number, or auto"),
     ("sweep", "digits/fx", "--config 'digits/fx': no such recipe or file (did you mean digits/fc?)"),
+    ("sweep", "--dataname folder --seeds 2", "RECIPE: folder of --dataname was taken for it; write it first: sweep.py"),
     ("sweep", "digits/fc --search 3", "--search needs --set NAME=LOW..HIGH or --set NAME=VALUE,VALUE, what to search"),
     ("sweep", "digits/fc --search 3 --set lr=1..0.1", "--set lr=1..0.1: the lower end of a range comes first"),
     ("sweep", "digits/fc --search 3 --set lr=0..1:log", "--set lr=0..1:log: a logarithmic range begins above 0"),
@@ -204,6 +206,7 @@ LINES = (
     ("features", "--arch conv2", "--arch: network and preprocessing are those of"),
     ("features", "--crop-pct 0.5", "--crop-pct: network and preprocessing are those of"),
     ("features", "--output /dev/null/folder", "cannot be made"),
+    ("features", "--datapath empty", "--datapath needs --dataname, of the images that it holds"),
     ("verify_resume", "--kills 0", "--kills: '0': must be at least 1"),
     ("verify_resume", "--ranks many", "--ranks: 'many': must be a whole number"),
     ("verify_resume", "--workers-cycle 0 -1", "--workers-cycle"),
@@ -244,13 +247,6 @@ FULL = {
 }
 
 
-class RunsCode:
-    """An object whose pickle would run a command as it is loaded."""
-
-    def __reduce__(self):
-        return os.system, ("touch code_has_run",)
-
-
 @pytest.fixture(scope="module")
 def place(digits_run, tmp_path_factory):
     """A folder with what the command lines name."""
@@ -260,7 +256,7 @@ def place(digits_run, tmp_path_factory):
     (folder / "text.pt").write_text("text")
     whole = Path(digits_run, "checkpoints", "last.pt").read_bytes()
     (folder / "truncated.pt").write_bytes(whole[: len(whole) // 2])
-    torch.save({"model": RunsCode()}, folder / "code.pt")
+    torch.save({"model": Attack("code_has_run")}, folder / "code.pt")
     torch.save({"conv.weight": torch.zeros(3, 3)}, folder / "foreign.pt")
     Image.new("L", (8, 8), 90).save(folder / "good.png")
     for name in ("old.csv", "old.json", "empty.txt"):
@@ -268,9 +264,7 @@ def place(digits_run, tmp_path_factory):
     for name in ("folder.html", "unfilled/train/cat"):
         (folder / name).mkdir(parents=True)
     (folder / "bomb.png").write_bytes(png_that_says(60_000, 60_000))
-    for name in ("cat", "dog"):
-        (folder / "animals" / "val" / name).mkdir(parents=True)
-        Image.new("L", (8, 8)).save(folder / "animals" / "val" / name / "a.png")
+    image_tree(folder / "animals", {"val": 1}, ("cat", "dog"))
     return folder
 
 
@@ -285,9 +279,7 @@ def nothing_left_behind(place, monkeypatch):
 
 def told(tool, words, monkeypatch, capsys):
     """The exit code, and the lines on stderr but for those about the progress."""
-    monkeypatch.setattr("sys.argv", [tool, *words])
-    code = run_tool(f"{tool}.py", (TOOLS | OF_SETTINGS)[tool].main)
-    said = capsys.readouterr()
+    code, said = answer((TOOLS | OF_SETTINGS)[tool], words, capsys, monkeypatch)
     assert tool != "predict" or code != 2 or said.out == "", "not even a header"
     lines = [line for line in said.err.splitlines() if not line.endswith("fc, 10 classes")]
     return code, [
@@ -366,10 +358,7 @@ def test_a_batch_that_does_not_fit_is_told_in_a_line(tool, digits_run, monkeypat
 
 @pytest.mark.parametrize("tool", BUSY)
 def test_an_interruption_leaves_nothing(tool, digits_run, monkeypatch, capsys):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(BUSY[tool], interrupted)
+    monkeypatch.setattr(BUSY[tool], Mock(side_effect=KeyboardInterrupt))
     assert told(tool, [digits_run, *REST[tool].split()], monkeypatch, capsys)[0] == 130
 
 
@@ -378,10 +367,8 @@ def test_links_that_lead_to_themselves_and_names_of_two_lines(digits_run, tmp_pa
         (tmp_path / name).symlink_to(name)
     Image.new("L", (8, 8), 90).save(tmp_path / "good.png")
     (tmp_path / "two\nlines.png").write_text("text")
-    monkeypatch.setattr("sys.argv", ["predict.py", digits_run, str(tmp_path), "--device", "cpu"])
-    assert run_tool("predict.py", predict.main) == 1
-    assert "3 images" in capsys.readouterr().err
-    line = ["explain.py", digits_run, str(tmp_path), "--device", "cpu", "--output", str(tmp_path / "heat.png")]
-    monkeypatch.setattr("sys.argv", line)
-    assert run_tool("explain.py", explain.main) == 1
-    assert len(capsys.readouterr().err.splitlines()) == 2, "a line for each file that cannot be read"
+    line = [digits_run, tmp_path, "--device", "cpu"]
+    code, said = answer(predict, line, capsys, monkeypatch)
+    assert code == 1 and "3 images" in said.err
+    code, said = answer(explain, [*line, "--output", tmp_path / "heat.png"], capsys, monkeypatch)
+    assert code == 1 and len(said.err.splitlines()) == 2, "a line for each file that cannot be read"

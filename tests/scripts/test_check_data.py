@@ -3,6 +3,7 @@
 import hashlib
 import shutil
 import zlib
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -57,13 +58,13 @@ def tree(clean, tmp_path):
 class Checked:
     """Output, files and exit code of a check."""
 
-    def __init__(self, code, text, folder):
+    def __init__(self, code, said, folder):
         self.code = code
-        self.text = text
+        self.text, self.err = said
         self.images = {row["path"]: row for row in csv_rows(folder / "images.csv")}
         self.damaged = dict(line.split("\t") for line in (folder / "damaged.txt").read_text().splitlines())
-        assert (folder / "report.txt").read_text().strip() in text
-        assert text.startswith("verdict: no faults" if code == 0 else "verdict: FAULTS")
+        assert (folder / "report.txt").read_text().strip() in self.text
+        assert self.text.startswith("verdict: no faults" if code == 0 else "verdict: FAULTS")
 
     @property
     def lines(self):
@@ -88,7 +89,7 @@ def check(tmp_path, capsys):
     def run(*flags, data="folder", path=tmp_path / "data", workers=0):
         line = ["--dataname", data, "--workers", str(workers), "--output", str(tmp_path / "out"), *map(str, flags)]
         code = check_data.main([*line, "--datapath", str(path)] if path else line)
-        return Checked(code, capsys.readouterr().out, tmp_path / "out")
+        return Checked(code, capsys.readouterr(), tmp_path / "out")
 
     return run
 
@@ -232,10 +233,8 @@ def test_images_to_test_on_are_checked_though_training_leaves_them_alone(check, 
     assert checked.images[str(tree / "test" / "dog" / "copy.jpg")]["split"] == "test"
     whole = check("--val-split", "0.3", path=tree / "train")
     assert "test images" not in whole.text, "nothing beside the one tree is read"
-    assert (
-        "12 training, 0 validation" not in check("--folds", 3, "--fold", 0).text
-        and "14 test" in check("--folds", 3, "--fold", 0).text
-    )
+    folds = check("--folds", 3, "--fold", 0).text
+    assert "12 training, 0 validation" not in folds and "14 test" in folds
 
 
 def test_the_rows_of_a_table_that_are_to_test_on_are_checked(check, tree, tmp_path):
@@ -468,9 +467,8 @@ def test_many_classes_show_the_largest_and_smallest(check, tmp_path):
 def test_digits_are_checked_by_their_pixels(check):
     checked = check(data="digits", path=None)
     pixels = [bytes(row) for row in np.round(load_digits().data * 255 / 16).astype(np.uint8)]
-    assert len(checked.images) == 1797 and len({row["pixel_hash"] for row in checked.images.values()}) == len(
-        set(pixels)
-    )
+    hashes = {row["pixel_hash"] for row in checked.images.values()}
+    assert len(checked.images) == 1797 and len(hashes) == len(set(pixels))
     assert checked.code == 0 and checked.images["train[0]"]["width"] == "8"
     assert "1,437 training and 360 validation images, 10 classes" in checked.text
 
@@ -505,26 +503,20 @@ def test_files_lie_below_checks_by_default(tree, tmp_path, monkeypatch, capsys):
 
 
 def test_a_check_that_is_interrupted_leaves_no_report(tree, tmp_path, monkeypatch, capsys):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("scripts.data_check.survey.open_image", interrupted)
+    monkeypatch.setattr("scripts.data_check.survey.open_image", Mock(side_effect=KeyboardInterrupt))
     line = ["--dataname", "folder", "--datapath", str(tree), "--workers", "0", "--output", str(tmp_path / "out")]
     code, said = answer(check_data, line, capsys, monkeypatch)
     assert (code, said.err, (tmp_path / "out").exists()) == (130, "check_data.py: interrupted\n", False)
 
 
-def test_folders_that_a_class_map_does_not_name_are_told_and_no_fault(tree, tmp_path, capsys):
-    names = sorted(folder.name for folder in (tree / "train").iterdir() if folder.is_dir())
-    (tree / "train" / "yak").mkdir()
-    shutil.copy(next((tree / "train" / names[0]).iterdir()), tree / "train" / "yak")
-    (tmp_path / "map.txt").write_text("\n".join(reversed(names)))
-    line = ["--dataname", "folder", "--datapath", str(tree), "--class-map", str(tmp_path / "map.txt")]
-    code = check_data.main([*line, "--workers", "0", "--output", str(tmp_path / "out")])
-    assert code == 0 and "does not name yak, so 1 images are left out" in capsys.readouterr().err
+def test_folders_that_a_class_map_does_not_name_are_told_and_no_fault(check, tree, tmp_path):
+    plant(tree / "train" / "yak" / "0.png")
+    (tmp_path / "map.txt").write_text("dog\ncat")
+    checked = check("--class-map", tmp_path / "map.txt")
+    assert checked.code == 0 and "does not name yak, so 1 images are left out" in checked.err
 
 
-def test_groups_in_both_splits_are_a_fault_and_how_far_a_random_split_flatters_a_note(tmp_path, capsys):
+def test_groups_in_both_splits_are_a_fault_and_how_far_a_random_split_flatters_a_note(check, tmp_path):
     draw = np.random.default_rng(0)
     rows = ["path,label,patient,split"]
     for number in range(60):
@@ -534,19 +526,14 @@ def test_groups_in_both_splits_are_a_fault_and_how_far_a_random_split_flatters_a
         patient = f"alone{number}" if number < 20 else f"p{number // 4}"
         rows.append(f"{number}.png,{'ab'[number % 2]},{patient},{split}")
     (tmp_path / "labels.csv").write_text("\n".join(rows) + "\n")
-    line = ["--dataname", "folder", "--datapath", str(tmp_path), "--labels", str(tmp_path / "labels.csv")]
-    assert check_data.main([*line, "--workers", "0", "--output", str(tmp_path / "out")]) == 1
-    said = capsys.readouterr().out
+    checked = check("--labels", tmp_path / "labels.csv", path=tmp_path)
     both = "8 groups in train and in val, with 67 % of val's images (p10, p11, p12 and 5 more)"
-    assert f"- groups in both splits: {both}" in said
+    assert checked.code == 1 and both in checked.line("groups in both splits")
     # 40 of 60 images have 3 others in their group: (40 / 60) (1 - 0.2^3) = 66 %
-    assert "trained on the group of 66 % of its validation images" in " ".join(said.split())
-    line += ["--split-column", "off", "--val-split", "0.3"]
-    assert check_data.main([*line, "--workers", "0", "--output", str(tmp_path / "out")]) == 0
-    said = capsys.readouterr().out
-    assert (
-        "groups in both splits" not in said and "- groups: 30 groups of 2.0 images; this split keeps them whole" in said
-    )
+    assert "trained on the group of 66 % of its validation images" in " ".join(checked.text.split())
+    checked = check("--labels", tmp_path / "labels.csv", "--split-column", "off", "--val-split", "0.3", path=tmp_path)
+    assert checked.code == 0 and "groups in both splits" not in checked.text
+    assert "30 groups of 2.0 images; this split keeps them whole" in checked.line("groups")
 
 
 def test_images_of_none_of_several_labels_are_those_of_which_all_labels_are_known(check, tmp_path):
@@ -568,9 +555,8 @@ def test_images_that_no_training_reads_are_told(check, tree, tmp_path):
             path.rename(folder.parent / f"{folder.name}_{path.name}")
         folder.rmdir()
     checked = check("--val-split", "0.3", path=tree / "train")
-    assert f"test in {tree / 'train'} is taken for a class" in " ".join(
-        checked.line("class named like a split").split()
-    )
+    said = " ".join(checked.line("class named like a split").split())
+    assert f"test in {tree / 'train'} is taken for a class" in said
     paths = sorted(tree.glob("train/*/*.*"))
     rows = [
         f"{path.relative_to(tree)},{number % 2},{('train', 'val')[number % 4 // 2]}"

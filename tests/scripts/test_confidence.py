@@ -5,6 +5,7 @@ import functools
 import json
 from itertools import pairwise, permutations
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import onnxruntime
@@ -25,7 +26,7 @@ from scripts.evaluation import distance as distances
 from scripts.evaluation.distance import Separation, fit_distance
 from scripts.evaluation.rejection import Curve, Rejection
 from scripts.evaluation.summary import fit_temperature
-from tests.helpers import altered, csv_rows, image_tree
+from tests.helpers import altered, csv_rows, equal, image_tree
 from tests.scripts.common.test_predictions import CPU, tree_of_digits
 from tests.scripts.test_evaluate import answers, guesses
 from tests.scripts.test_export import (
@@ -72,10 +73,7 @@ def test_the_copy_has_what_the_checkpoint_has_and_the_original_is_as_it_was(digi
     copy = torch.load(kept, weights_only=True)
     assert copy.keys() - state.keys() == {KEY} and KEY not in state
     for key in state.keys() - {"contents"}:
-        pairs = zip(
-            torch.utils._pytree.tree_leaves(copy[key]), torch.utils._pytree.tree_leaves(state[key]), strict=True
-        )
-        assert all(torch.equal(a, b) if torch.is_tensor(a) else a == b for a, b in pairs), key
+        assert equal(copy[key], state[key]), key
     checkpoint._verify(original, None)  # the digest that the run's manifest has
     assert checkpoint.load_run(kept).keys() == copy.keys(), "a run can go on from it"
 
@@ -229,15 +227,12 @@ def test_predict_and_serve_give_the_calibrated_probabilities_and_reject_below(ke
         assert (one["class"], one["rejected"]) == ((name, None) if is_sure else (None, name))
         assert float(row["probability"]) == pytest.approx(share, abs=1e-6) == one["probability"]
         assert one["top"][0]["class"] == name and float(row["distance"]) == one["distance"]
-    server = Running(str(kept), "--reject-below", "0.8")
-    try:
+    with Running(str(kept), "--reject-below", "0.8") as server:
         for number in (0, int(sure.int().argmin()), int(sure.int().argmax())):
             status, answer = server.predict((tmp_path / f"{number:02}.png").read_bytes())
             assert status == 200 and answer["probability"] == pytest.approx(best.values[number].item(), abs=1e-6)
             name = plain.classes[best.indices[number]]
             assert (answer["class"], answer["rejected"]) == ((name, None) if sure[number] else (None, name))
-    finally:
-        server.stop()
 
 
 def test_the_distance_that_predict_prints_is_that_of_the_features(digits_run, kept, tmp_path):
@@ -462,10 +457,7 @@ def test_the_distance_is_of_the_runs_own_training_images_though_another_table_is
 
 
 def test_a_kept_distance_is_used_without_the_training_images(kept, photos, tmp_path, capsys, monkeypatch):
-    def refuse(*_):
-        raise AssertionError("fitted again")
-
-    monkeypatch.setattr(distances, "fit_distance", refuse)
+    monkeypatch.setattr(distances, "fit_distance", Mock(side_effect=AssertionError("fitted again")))
     assert "of 1,437 training images" in evaluated(capsys, kept, "--other-images", photos, "--workers", 0)
     words = evaluated(capsys, kept, "--other-images", photos, "--workers", 0, "--split", "train")
     assert "the distance was fitted on 1,437 of the images above, which favours it" in words

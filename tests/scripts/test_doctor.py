@@ -10,6 +10,7 @@ import time
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -155,9 +156,8 @@ def test_the_verdict_is_one_with_the_advice():
     assert verdict(found, advice) == [
         "Limit: the cores, which loader and network share (960 and 100 images/s alone, 100 together)"
     ]
-    assert [row["name"] for row in csv_rows(found, advice, Memory(1, "", None, "")) if row["kind"] == "limit"] == [
-        "cores"
-    ]
+    (row,) = (row for row in csv_rows(found, advice, Memory(1, "", None, "")) if row["kind"] == "limit")
+    assert row["name"] == "cores"
     assert final_limit(measured(960, 100, gpu=True), advice) == "turns"
 
     on_top = advice_of([compute, loader], [compute, loader], turns(1.8))
@@ -278,11 +278,8 @@ def test_on_a_gpu_running_out_of_memory_is_the_answer_no_and_other_errors_are_ra
 
     assert 700 / (1 + 1 / 32) <= largest_batch(FitsOnGpu(train, 1.0), 64, 10**6).size <= 700
 
-    def wrong(size):
-        raise RuntimeError("something else")
-
     with pytest.raises(RuntimeError, match="something else"):
-        FitsOnGpu(wrong, 1.0)(64)
+        FitsOnGpu(Mock(side_effect=RuntimeError("something else")), 1.0)(64)
 
 
 def test_on_a_cpu_no_batch_is_tried_that_is_expected_not_to_fit(quick, monkeypatch):
@@ -517,10 +514,8 @@ def test_variants_and_the_search_for_the_largest_batch_freeze_compute_and_judge_
     assert 0 < len(trained(parts.model)) < len(list(parts.model.parameters()))
     assert parts.criterion.weights is not None
     for traval in others:
-        assert (
-            trained(traval.model) == trained(parts.model)
-            and traval.attachments[0].freezing.norms == parts.network.freezing.norms
-        )
+        assert trained(traval.model) == trained(parts.model)
+        assert traval.attachments[0].freezing.norms == parts.network.freezing.norms
         assert traval.criterion is parts.criterion and traval.autocast.fast_dtype == torch.bfloat16
 
 
@@ -592,9 +587,7 @@ def test_a_change_that_cannot_be_is_told_and_the_others_are_tried(quick):
 
 
 def test_an_error_that_is_no_affair_of_the_changes_is_raised(quick):
-    def variant(before, chosen):
-        raise RuntimeError("a defect")
-
+    variant = Mock(side_effect=RuntimeError("a defect"))
     with pytest.raises(RuntimeError, match="a defect"):
         Trials(Pretended(100), variant, measured(1000, 100), 0.02, silent).advise(place())
 

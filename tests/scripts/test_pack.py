@@ -13,6 +13,7 @@ import tarfile
 import tracemalloc
 import zlib
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -377,10 +378,7 @@ def test_an_image_without_an_ending_of_its_own_gets_that_of_its_format(tree, nam
 
 @pytest.mark.parametrize("place", ["utils.data.kept.claimed", "scripts.packing.plan.write_whole"])
 def test_an_output_that_cannot_be_written_is_one_clear_line(tree, tmp_path, monkeypatch, place):
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(place, full)
+    monkeypatch.setattr(place, Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     with pytest.raises(UserError, match=f"--output {tmp_path}: cannot be written .No space left on device"):
         packed(tree, tmp_path)
 

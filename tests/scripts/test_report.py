@@ -10,6 +10,7 @@ import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -146,9 +147,8 @@ def test_another_top1_than_the_run_recorded_is_said():
     words, agrees = details.against_record(answers.top1, "top1", record, "last.pt", None)
     assert not agrees and "75.0000 %; no epoch of the run recorded that" in words
     record.epochs = {"epoch": np.arange(1.0, 4), "val_top1": np.array([50.0, 74.9, np.nan])}  # not validated yet
-    assert (
-        "(last 74.9000 %, best 74.9000 %)" in details.against_record(answers.top1, "top1", record, "last.pt", None)[0]
-    )
+    words, _ = details.against_record(answers.top1, "top1", record, "last.pt", None)
+    assert "(last 74.9000 %, best 74.9000 %)" in words
     assert details.against_record(answers.top1, "top1", record, "last.pt", 3)[1] is None
 
 
@@ -404,9 +404,7 @@ def test_a_row_that_is_cut_off_within_a_number_is_left_out_and_named(digits_run,
 
 
 def test_an_image_that_has_gone_is_left_out(predictions):
-    def picture(place):
-        raise OSError("it is gone")
-
+    picture = Mock(side_effect=OSError("it is gone"))
     predicted = details.Predicted(0, predictions, predictions.ids, picture, "digits")
     chosen = details.choose(predicted, 1)
     store = thumbnails.Thumbnails()

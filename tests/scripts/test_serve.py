@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import numpy as np
 import pytest
@@ -57,21 +57,21 @@ class Running:
         while not self.server.started:
             time.sleep(0.01)
 
-    def stop(self):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
         self.server.should_exit = True
         self.thread.join()
         self.listener.close()
 
-    def ask(self, path="/predict", body=None, method=None, **headers):
+    def ask(self, path="/predict", body=None, **headers):
         """Status, headers and content of an answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        try:
-            connection.request(method or ("GET" if body is None else "POST"), path, body, named)
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)) as connection:
+            connection.request("GET" if body is None else "POST", path, body, named)
             answer = connection.getresponse()
             return answer.status, dict(answer.getheaders()), answer.read()
-        finally:
-            connection.close()
 
     def predict(self, body, query="", **headers):
         status, _, content = self.ask(f"/predict{query}", body, **headers)
@@ -93,9 +93,8 @@ class Running:
 
 @pytest.fixture(scope="module")
 def server(digits_run):
-    running = Running(digits_run)
-    yield running
-    running.stop()
+    with Running(digits_run) as running:
+        yield running
 
 
 def expected(run, body):
@@ -123,12 +122,8 @@ def test_probabilities_are_those_of_the_loaded_model(server, digits_run, form):
 def test_requests_that_come_together_run_together_and_each_gets_its_own_answer(server, digits_run):
     bodies = [encoded(seed) for seed in range(24)]
     network = server.service.loaded.network
-    handle = network.register_forward_hook(lambda *_: time.sleep(0.05))
-    try:
-        with ThreadPoolExecutor(24) as clients:
-            answers = list(clients.map(server.predict, bodies))
-    finally:
-        handle.remove()
+    with network.register_forward_hook(lambda *_: time.sleep(0.05)), ThreadPoolExecutor(24) as clients:
+        answers = list(clients.map(server.predict, bodies))
     assert max(answer["batch"] for _, answer in answers) in range(2, 9), "at most --batch-size together"
     assert server.predict(bodies[0])[1]["batch"] == 1
     for body, (status, answer) in zip(bodies, answers, strict=True):
@@ -144,20 +139,14 @@ def test_an_images_pixels_are_let_go_while_its_request_waits_for_the_network(ser
         images = (one for one in gc.get_objects() if issubclass(type(one), Image.Image))
         alive.append(sum(image.size == (301, 203) for image in images))
 
-    handle = server.service.loaded.network.register_forward_hook(count)
-    try:
+    with server.service.loaded.network.register_forward_hook(count):
         assert server.predict(body)[1]["width"] == 301
-    finally:
-        handle.remove()
     assert alive == [0]
 
 
 def test_a_failure_of_the_network_is_an_answer_and_the_next_request_works(server, capsys):
-    handle = server.service.loaded.network.register_forward_hook(lambda *_: 1 / 0)
-    try:
+    with server.service.loaded.network.register_forward_hook(lambda *_: 1 / 0):
         status, headers, content = server.ask(body=encoded())
-    finally:
-        handle.remove()
     assert status == 500 and "Traceback" not in content.decode() and headers.items() >= HEADERS.items()
     assert "ZeroDivisionError" in capsys.readouterr().err
     assert server.predict(encoded())[0] == 200

@@ -307,9 +307,9 @@ def test_a_dead_run_is_counted_beside_the_mean_and_named_below_it(tmp_path, caps
     outcomes.draw(tmp_path / "sweep.png", "a title", results)
 
 
-def trained(folder, seeds=1, ended=lambda *_: None):
-    """The failures of so many trainings, one at a time."""
-    return jobs.run_all(trials("digits/fc", [], seeds, []), folder, jobs.Slots(1, 1, 0), ended)
+def trained(folder, seeds=1, ended=lambda *_: None, at_once=1):
+    """The failures of so many trainings."""
+    return jobs.run_all(trials("digits/fc", [], seeds, []), folder, jobs.Slots(at_once, 1, 0), ended)
 
 
 @pytest.fixture
@@ -355,7 +355,7 @@ def test_a_signal_that_comes_while_a_training_is_started_ends_it(fake_main, tmp_
     begin = subprocess.Popen
     monkeypatch.setattr(jobs.subprocess, "Popen", start)
     with pytest.raises(Terminated), termination_raises():
-        jobs.run_all(trials("digits/fc", [], 3, []), tmp_path, jobs.Slots(2, 1, 0), lambda *_: None)
+        trained(tmp_path, 3, at_once=2)
     (process,) = started
     assert process.returncode in (75, -signal.SIGTERM), "which is also how it ends before it can handle the signal"
 
@@ -363,9 +363,7 @@ def test_a_signal_that_comes_while_a_training_is_started_ends_it(fake_main, tmp_
 def test_a_training_that_fails_is_named_and_the_others_go_on(fake_main, tmp_path):
     fake_main(MAIN_ENDS_WITH.format(code=1))
     ended = []
-    failures = jobs.run_all(
-        trials("digits/fc", [], 3, []), tmp_path, jobs.Slots(2, 1, 0), lambda trial, why: ended.append(trial.seed)
-    )
+    failures = trained(tmp_path, 3, lambda trial, why: ended.append(trial.seed), at_once=2)
     assert sorted(ended) == [0, 1, 2] and len(failures) == 3
     assert "seed=0: what it said (exit code 1; see " in "".join(failures)
 
@@ -414,9 +412,8 @@ def test_each_trainings_output_has_a_file_of_its_own_however_long_its_values(fak
     planned = [Trial((values,), 0, ("--name", values), None) for values in settings]
     jobs.run_all(planned, tmp_path, jobs.Slots(1, 1, 0), lambda *_: None)
     files = {path.name: path.read_text() for path in (tmp_path / "output").iterdir()}
-    assert len(files) == len(settings) and all(
-        any(f"'{values}'" in text for text in files.values()) for values in settings
-    )
+    assert len(files) == len(settings)
+    assert all(any(f"'{values}'" in text for text in files.values()) for values in settings)
     assert {"lr=1_seed0.txt", "datapath=a-b_seed0.txt"} <= files.keys()
     assert max(map(len, files)) < 120
 
@@ -494,15 +491,6 @@ def test_a_run_on_images_that_were_moved_since_is_the_trainings_result(fake_main
     code, said = told(sweeping, capsys, monkeypatch)
     assert code == 0 and said.out.startswith("[1/1] seed=0: top1 90.00 after 3 s\n")
     assert str(run) in (tmp_path / "out/sweep.csv").read_text()
-
-
-def test_a_recipe_that_is_left_out_is_not_sought_in_the_value_of_a_flag():
-    with pytest.raises(
-        UserError, match=r"^RECIPE: folder of --dataname was taken for it; write it first: sweep\.py RECIPE"
-    ):
-        sweep.read_flags(["--dataname", "folder", "--datapath", "x", "--seeds", "2"])
-    own, _ = sweep.read_flags(["digits/fc", "--seeds", "2", "--deterministic"])
-    assert own.recipe == "digits/fc"
 
 
 def test_a_mistake_that_a_training_finds_ends_the_sweep(fake_main, tmp_path):
@@ -645,12 +633,11 @@ def test_folds_of_different_divisions_are_no_cross_validation(validated, tmp_pat
 
 
 def test_the_smallest_and_the_largest_fold_are_those_of_all_seeds():
-    runs = [
-        SimpleNamespace(headline="top1", final=value, trained=50, validated=50) for value in (80.0, 90.0, 85.0, 85.0)
-    ]
+    values = [80.0, 90.0, 85.0, 85.0]
+    runs = [SimpleNamespace(headline="top1", final=value, trained=50, validated=50) for value in values]
     about = summary(runs, [30, 70, 48, 52], 2)
     assert (about["seeds"], about["smallest_fold"], about["largest_fold"]) == (2, 30, 70)
-    low, high = corrected_interval([80.0, 90.0, 85.0, 85.0], 1.0)
+    low, high = corrected_interval(values, 1.0)
     assert (about["low"], about["high"]) == (f"{low:.2f}", f"{high:.2f}")
 
 
