@@ -148,12 +148,6 @@ def test_what_runs_before_the_settings_are_known_imports_nothing_heavy():
         assert not roots & {"torch", "torchvision", "timm", "numpy", "sklearn", "yaml", "tqdm", "PIL"}, module
 
 
-def test_no_file_imports_a_star():
-    for module, found in all_nodes().items():
-        names = [alias.name for node in found if isinstance(node, ast.ImportFrom) for alias in node.names]
-        assert "*" not in names, module
-
-
 # -------------------------------------------------------------------------------------------- sizes
 
 

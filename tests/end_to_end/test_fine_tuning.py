@@ -36,7 +36,6 @@ def test_a_recipe_opens_with_its_command(recipe):
     assert f"\n#   python main.py --config {recipe} --dataname folder --datapath DATA\n" in text
     args = arguments.parse(["--config", recipe, "--dataname", "folder", "--datapath", "DATA"])
     assert args.model.pretrained and args.model.new_head
-    assert (args.optimisation.epochs, args.run.early_stopping) == (30, 10), "as the README says"
     assert args.optimisation.warmup_epochs and args.average.ema_decay and not args.augmentation.mixup
 
 

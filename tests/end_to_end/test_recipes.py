@@ -22,7 +22,6 @@ FOUND = {recipe.name: recipe for recipe in recipes()}
 OF_A_SET = [name for name in FOUND if "/" in name]  # the others are for any data
 MANY_GPUS = [name for name in OF_A_SET if name.startswith("imagenet/")]
 IDX = {"mnist", "fashionmnist"}
-SMALL = ("fc", "conv2", "conv4", "conv6", "conv2a", "conv4a", "conv6a")
 # Class folders, as any data set with files may come in; what no data set is called is read as --dataname folder.
 IN_FOLDERS = sorted({name.split("/")[0] for name in OF_A_SET} - IDX - {"digits"})
 CLASS_FOLDERS = {dataname: SPECS.get(dataname, SPECS["folder"]) for dataname in IN_FOLDERS}
@@ -59,17 +58,8 @@ def header(name):
 # ------------------------------------------------------------------------------------- what there is
 
 
-def test_there_are_the_scenarios_of_each_data_set():
-    expected = {f"{data}/{arch}" for data in IDX for arch in SMALL}
-    expected |= {f"digits/{arch}" for arch in OWN}
-    expected |= {f"cifar10/{arch}" for arch in ("conv2", "conv4", "conv6", *VGG, "resnet18", "resnet34")}
-    expected |= {"cifar10/fast", "cifar10/airbench"}
-    expected |= {f"cifar100/{arch}" for arch in ("resnet18", "resnet34", "vgg19")}
-    expected |= {f"imagenet/{arch}" for arch in ("resnet18", "resnet34", "resnet50", "resnet101", "mobilenet_v2")}
-    expected |= {f"imagenet/resnet50_{variant}" for variant in ("v2", "a1", "a2", "a3", "ffcv16", "ffcv88")}
-    expected |= {"imagenet/convnext_tiny", "imagenet/vit_small_patch16_bigvision", "imagenette/resnet50"}
-    assert expected <= set(FOUND)
-    assert len(FOUND) >= 45
+def test_every_own_network_has_a_recipe():
+    assert {f"digits/{arch}" for arch in OWN} <= set(FOUND)
 
 
 @pytest.mark.parametrize("name", OF_A_SET)
