@@ -120,9 +120,8 @@ def test_one_of_many_processes_without_a_rank_is_warned_that_it_trains_by_itself
     for count, warned in (("2", True), ("1", False)):
         monkeypatch.setenv(variable, count)
         assert main.main(["--arch", "fc", "--dry-run"]) == 0
-        assert (
-            f"environment: {launcher} has started 2 processes, and each trains by itself" in capsys.readouterr().err
-        ) is warned
+        said = f"environment: {launcher} has started 2 processes, and each trains by itself"
+        assert (said in capsys.readouterr().err) is warned
     monkeypatch.setenv(variable, "2")
     monkeypatch.setenv("RANK", "0")
     assert trains_by_itself() is None, "torchrun under srun"

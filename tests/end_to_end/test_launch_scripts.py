@@ -175,16 +175,8 @@ def test_a_mistake_ends_an_elastic_run_with_exit_code_2_and_without_restarts(for
     assert done.stderr.count("main.py: --epochs") == 1
 
 
-def taken_port():
-    """A socket that listens on a free port of all addresses."""
-    listening = socket.socket()
-    listening.bind(("", 0))
-    listening.listen()
-    return listening
-
-
 def test_a_port_that_another_program_has_is_named_by_the_launcher(forking, tmp_path):
-    with taken_port() as listening:
+    with socket.create_server(("", 0)) as listening:
         port = listening.getsockname()[1]
         line = f"env python3 {SCRIPTS}/torchrun.py --nproc-per-node 2 --master-port {port} {ROOT}/main.py"
         done = run(*line.split(), env=forking, cwd=tmp_path, code=2)
@@ -196,7 +188,7 @@ def test_a_port_that_another_program_has_is_named_by_the_program_where_no_launch
     monkeypatch.chdir(tmp_path)
     for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
-    with taken_port() as listening:
+    with socket.create_server(("", 0)) as listening:
         port = listening.getsockname()[1]
         process = Forked("--arch", "fc", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         assert process.communicate(60) == [

@@ -1,6 +1,5 @@
 """Tools on networks for several labels an image: figures against scikit-learn's, and files that can be trusted."""
 
-import csv
 import dataclasses
 import io
 import json
@@ -220,9 +219,8 @@ def test_labels_together_are_counted_where_both_are_known():
             known = (made.targets[:, one] >= 0) & (made.targets[:, two] >= 0)
             assert true[one, two] == ((made.targets[:, one] == 1) & (made.targets[:, two] == 1)).sum()
             assert given[one, two] == (made.given[:, one] & made.given[:, two] & known).sum()
-    assert [abs(pair.true - pair.given) for pair in made.pairs] == sorted(
-        (abs(pair.true - pair.given) for pair in made.pairs), reverse=True
-    )
+    apart = [abs(pair.true - pair.given) for pair in made.pairs]
+    assert apart == sorted(apart, reverse=True)
 
 
 def test_files_hold_every_image_and_class_and_missing_labels_stay_missing(tmp_path):
@@ -239,8 +237,7 @@ def test_files_hold_every_image_and_class_and_missing_labels_stay_missing(tmp_pa
     rows = csv_rows(tmp_path / "targets.csv")
     cells = [[-1 if row[name] == "" else int(row[name]) for name in NAMES] for row in rows]
     assert (np.array(cells) == made.targets).all()
-    with open(tmp_path / "scores.csv", newline="") as file:
-        scores = [[float(row[name]) for name in NAMES] for row in csv.DictReader(file)]
+    scores = [[float(row[name]) for name in NAMES] for row in csv_rows(tmp_path / "scores.csv")]
     np.testing.assert_allclose(scores, made.scores, rtol=0, atol=5.1e-7)  # six digits
 
 

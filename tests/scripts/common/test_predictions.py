@@ -32,6 +32,11 @@ QUIET = ("--device", "cpu", "--no-progress")
 CPU = Chosen(device="cpu", progress=False)
 
 
+def there(folder, **more):
+    """To predict the images in ``folder``."""
+    return Chosen(device="cpu", datapath=str(folder), workers="0", progress=False, **more)
+
+
 def tree_of_digits(root, names, count=3):
     """Class folders of the first validation digits of each class in ``names``: {folder's name: digit}."""
     validation = read_digits().validation
@@ -113,8 +118,7 @@ def test_a_run_that_decoded_on_a_gpu_is_read_without_one_and_its_bad_images_are_
     tree = tree_of_digits(tmp_path / "tree", {"7": 7, "2": 2})
     loaded = load_model(digits_run)
     loaded.settings["decode"] = "gpu"
-    there = {"device": "cpu", "datapath": str(tree), "workers": "0", "progress": False}
-    for chosen in (Chosen(**there), Chosen(**there, skip_bad_images=True)):
+    for chosen in (there(tree), there(tree, skip_bad_images=True)):
         assert predict_split(loaded, chosen).labels.tolist() == [2, 2, 2, 7, 7, 7]
     for there_is_one in (False, True):
         monkeypatch.setattr(torch.cuda, "is_available", lambda there_is_one=there_is_one: there_is_one)
@@ -191,28 +195,22 @@ def test_a_table_of_labels_replaces_the_names_of_files_and_chose_no_checkpoint(d
 
 def test_images_of_one_label_are_refused_for_a_network_of_several(digits_run, tmp_path):
     loaded = replace(load_model(digits_run), reading=SeveralLabels((0.5,) * 10))
-    chosen = Chosen(device="cpu", datapath=str(tree_of_digits(tmp_path, {"7": 7})), workers="0", progress=False)
     with pytest.raises(UserError, match=r"its images have one label each, and .*last\.pt gives several labels each"):
-        predict_split(loaded, chosen)
+        predict_split(loaded, there(tree_of_digits(tmp_path, {"7": 7})))
 
 
 def test_class_folders_are_read_for_a_run_on_tables(digits_run, tmp_path):
     tree = tree_of_digits(tmp_path / "tree", {"7": 7, "2": 2})
     loaded = load_model(digits_run)
     loaded.settings.update({"dataname": "hf", "datapath": str(tmp_path / "tables")})
-    for folder in (tree, tmp_path / "none"):
-        chosen = Chosen(device="cpu", datapath=str(folder), workers="0", progress=False)
-        if folder == tree:
-            assert predict_split(loaded, chosen).labels.tolist() == [2, 2, 2, 7, 7, 7]
-        else:
-            with pytest.raises(UserError, match="no such folder"):
-                predict_split(loaded, chosen)
+    assert predict_split(loaded, there(tree)).labels.tolist() == [2, 2, 2, 7, 7, 7]
+    with pytest.raises(UserError, match="no such folder"):
+        predict_split(loaded, there(tmp_path / "none"))
 
 
 def test_class_folders_are_matched_by_name_and_what_is_missing_or_unknown_is_named(digits_run, tmp_path, capsys):
     tree = tree_of_digits(tmp_path / "tree", {"7": 7, "2": 2, "horse": 4})
-    chosen = Chosen(device="cpu", datapath=str(tree), workers="0", progress=False)
-    predictions = predict_split(load_model(digits_run), chosen)
+    predictions = predict_split(load_model(digits_run), there(tree))
     whole = predict_split(load_model(digits_run), CPU)
     assert predictions.labels.tolist() == [2, 2, 2, 7, 7, 7]
     numbers = [int(Path(path).stem) for path in predictions.ids]
@@ -226,10 +224,9 @@ def test_class_folders_are_matched_by_name_and_what_is_missing_or_unknown_is_nam
 def test_an_unreadable_image_is_refused_or_left_out_and_named(digits_run, tmp_path):
     tree = tree_of_digits(tmp_path / "tree", {"7": 7, "2": 2})
     (tree / "7/x.png").write_bytes(b"")
-    chosen = {"device": "cpu", "datapath": str(tree), "workers": "0", "progress": False}
     with pytest.raises(UserError, match="7/x.png: cannot be read as an image"):
-        predict_split(load_model(digits_run), Chosen(**chosen))
-    predictions = predict_split(load_model(digits_run), Chosen(**chosen, skip_bad_images=True))
+        predict_split(load_model(digits_run), there(tree))
+    predictions = predict_split(load_model(digits_run), there(tree, skip_bad_images=True))
     assert predictions.labels.tolist() == [2, 2, 2, 7, 7, 7]
     assert predictions.notes[-1] == f"1 image(s) that cannot be read are left out: {tree}/7/x.png"
 
@@ -250,8 +247,8 @@ def test_splits_of_class_folders_are_told_apart(digits_run, tmp_path):
     for number, split in enumerate(("train", "val", "test")):
         tree_of_digits(tmp_path / split, {"1": 1, "3": 3}, count=number + 1)
     for number, split in enumerate(("train", "val", "test")):
-        chosen = Chosen(split=split, device="cpu", datapath=str(tmp_path), workers="0", progress=False)
-        assert predict_split(load_model(digits_run), chosen).labels.tolist() == [1] * (number + 1) + [3] * (number + 1)
+        predictions = predict_split(load_model(digits_run), there(tmp_path, split=split))
+        assert predictions.labels.tolist() == [1] * (number + 1) + [3] * (number + 1)
 
 
 def test_shares_of_one_tree_are_those_of_the_training(digits_run, tmp_path):

@@ -119,9 +119,8 @@ def test_all_right_counts_as_one_answer_of_each_group_and_even_groups_as_their_i
     even = np.tile([True, True, True, False], 20)  # each group has the same share, so nothing varies between them
     quantiles = (1.959964, 2.262157)  # of the normal and of Student's distribution with 9 degrees of freedom
     low, high = wilson_interval(even, group)
-    assert (
-        np.ptp(wilson_interval(even)) < high - low < 1.1 * quantiles[1] / quantiles[0] * np.ptp(wilson_interval(even))
-    )
+    width = np.ptp(wilson_interval(even))
+    assert width < high - low < 1.1 * quantiles[1] / quantiles[0] * width
 
 
 def test_a_resample_of_groups_holds_each_group_whole():

@@ -21,9 +21,8 @@ def test_points_are_means_and_extremes_of_equal_parts_at_the_last_step_of_each()
     short = series.summarised(x, y, 50, "mean")
     parts = y.reshape(50, 20)
     assert short["y"] == pytest.approx(parts.mean(1), rel=1e-5)
-    assert short["low"] == pytest.approx(parts.min(1), rel=1e-5) and short["high"] == pytest.approx(
-        parts.max(1), rel=1e-5
-    )
+    assert short["low"] == pytest.approx(parts.min(1), rel=1e-5)
+    assert short["high"] == pytest.approx(parts.max(1), rel=1e-5)
     assert short["x"] == list(range(20, 1001, 20))
     assert series.summarised(x, y, 50, "last")["y"] == pytest.approx(parts[:, -1], rel=1e-5)
     validated = series.summarised(x, np.where(x % 15 == 0, x, math.nan), 50, "last")  # not in every epoch
