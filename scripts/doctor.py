@@ -53,9 +53,7 @@ SECONDS = 3.0
 
 def main(argv: list[str]) -> int:
     own, flags = build_parser().parse_known_args(argv)
-    args = settings(flags)
-    if settings_and_point(flags, required=False)[0].model.freezing_changes and not own.memory_of:
-        say("measured are the epochs in which --freeze holds nothing back: they take the most time and memory")
+    args = settings(flags, told=(lambda line: None) if own.memory_of else say)
     from utils.runtime.distributed import Distributed
 
     with Distributed(RankInfo(), args.run, args.precision.tf32) as distributed:
@@ -165,14 +163,16 @@ def build_parser() -> ToolParser:
     return parser
 
 
-def settings(flags: Sequence[str]) -> Settings:
+def settings(flags: Sequence[str], told: Callable[[str], None] = lambda line: None) -> Settings:
     """Training settings for a fresh network; from a run to resume, only the settings are used.
 
-    Where --freeze holds layers back in some epochs only, nothing is frozen.
+    Where --freeze holds layers back in some epochs only, nothing is frozen, and ``told`` gets a line about it.
     """
     args, resume_point = settings_and_point(flags, required=False)
     of_run: dict[str, Any] = {"resume": None, "evaluate": False, "dry_run": False, "max_steps": None}
-    if args.model.freezing_changes:
+    end = args.model.unfreeze_epoch
+    if args.model.freeze_epoch or (end and end < args.optimisation.epochs):
+        told("measured are the epochs in which --freeze holds nothing back: they take the most time and memory")
         of_run |= {"freeze": None, "freeze_epoch": None, "unfreeze_epoch": None}
     return args.with_values(**of_run, **view_for_weights(args, resume_point), pretrained=False, weights=None)
 

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
@@ -370,13 +370,13 @@ def read_images(
             settings = dataclasses.replace(settings, dataname="folder")
         if chosen.labels is None:
             settings = dataclasses.replace(settings, labels=_moved_table(loaded, root))
-        tree = validation_folder(root) or root
-        if chosen.labels is None and any((tree / name).is_dir() for name in loaded.classes):
+        if settings.class_from_name is not None and _holds_class_folders(root, loaded.classes):
             settings = dataclasses.replace(settings, class_from_name=None)
         data, changed = _data_of_run(loaded, settings, chosen) if chosen.split == "train" else (None, "")
         if data is not None and data.train is not None and not changed:  # the run's own, in another place
             samples, left_out = _trained_on(len(data.train), args)
-            return in_colour_of(loaded.preprocessing, data.train).take(samples), (*data.warnings, *left_out)
+            images = in_colour_of(loaded.preprocessing, data.train)
+            return images.take(samples) if left_out else images, (*data.warnings, *left_out)
     tree = _tree(settings, chosen)
     if tree is not None:
         settings = dataclasses.replace(settings, datapath=str(tree), val_split=None, folds=None, fold=None)
@@ -416,6 +416,12 @@ def _moved_table(loaded: Loaded, root: Path) -> str | None:
         return None
     moved = root / Path(table).relative_to(place)
     return str(moved) if moved.is_file() else None
+
+
+def _holds_class_folders(root: Path, classes: Sequence[str]) -> bool:
+    """True if a folder named after one of ``classes`` lies in ``root``, or in its folder of a split."""
+    trees = filter(None, (root, training_folder(root), validation_folder(root), test_folder(root)))
+    return any((tree / name).is_dir() for tree in trees for name in classes)
 
 
 def files_of(first: PredictedImages, loaded: Loaded) -> tuple[ImageFiles, tuple[str, ...]]:

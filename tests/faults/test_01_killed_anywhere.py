@@ -123,7 +123,7 @@ FORGOTTEN = {
         r"samples and images: step 27 on rank 0: other samples or images",
     ),
     "curves": (CURVES, "rows[rows[:, 0] <= steps]", "rows[:0]", r"metrics.npz: .*\(\d+,\).* instead of .*\(36,\)"),
-    "rows": (WRITER, "if _epoch_of(row) <= epochs]", "if False]", r"metrics.csv: row 1 epoch: 3 instead of 1"),
+    "rows": (WRITER, "if _place_of(row)[0] <= epochs]", "if False]", r"metrics.csv: row 1 epoch: 3 instead of 1"),
     "TensorBoard's last step": (
         WRITER,
         "rewind(folder, steps)",

@@ -225,7 +225,7 @@ def test_from_a_slow_store_training_sees_the_same_images_and_the_copies_stay_wit
         seen = []
         for batch in train.batches(0):
             seen.append(batch)
-            time.sleep(0.1)  # of training
+            time.sleep(0.2)  # of training
     assert [batch.indices.tolist() for batch in seen] == [batch.indices.tolist() for batch in expected]
     assert all(torch.equal(first.images, second.images) for first, second in zip(seen, expected, strict=True))
     assert store.pieces == 9  # each shard once, from end to end

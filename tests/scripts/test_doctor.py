@@ -377,7 +377,7 @@ def silent(text):
 
 def test_slow_decoding_is_named_as_the_limit(pictures, monkeypatch):
     def slowly(*args, _decode=sources.decode_crop):
-        time.sleep(0.06)
+        time.sleep(0.15)
         return _decode(*args)
 
     monkeypatch.setattr(sources, "decode_crop", slowly)

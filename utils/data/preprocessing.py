@@ -133,7 +133,7 @@ class Preprocessing(Channels):
         # Pillow loads 8 of such an image's 16 bits.
         is_halved = isinstance(image, Image.Image) and ";16" in raw_mode(image) and not is_deep(image)
         if is_halved and page and (self.pixel_range is not None or is_array(self.colour)):
-            raise ValueError(f"page {page + 1} has 16-bit colour, which Pillow cannot read; save it alone")
+            raise ValueError(f"page {page + 1}: of its 16 bits Pillow reads only 8; save it as a file of its own")
         if isinstance(image, Image.Image) and not is_array(self.colour):
             refuse_misread(image)
             do_not_map(image)

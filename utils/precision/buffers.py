@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 ALONE = 2**22  # bytes from which a tensor has its own launch: packing it would take a GPU longer than that
 TOGETHER = 2**26  # bytes of tensors that are copied together, which takes that much memory
@@ -69,7 +70,7 @@ class Vectors:
 def make_dense(model: nn.Module) -> None:
     """Make parameters and buffers dense that are views with gaps, as of the real part of complex numbers."""
     for tensor in (*model.parameters(), *model.buffers()):
-        if torch.empty_like(tensor, device="meta").stride() != tensor.stride():
+        if not is_lazy(tensor) and torch.empty_like(tensor, device="meta").stride() != tensor.stride():
             tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
 
 

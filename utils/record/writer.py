@@ -100,14 +100,14 @@ class Writer:
         self._there = {(step, tag) for step, tag in recorded if step in (0, steps)}
         self._descriptions: dict[str, str] = {}
         self._events = EventFile(folder)
-        earlier = self._read("metrics.csv", lambda path: sorted(read_table(path)[0], key=_epoch_of)) or []
-        self.rows = [row for row in earlier if _epoch_of(row) <= epochs]
-        there = [row for row in earlier if int(row.get("step", 0)) <= steps]
+        earlier = self._read("metrics.csv", lambda path: sorted(read_table(path)[0], key=_place_of)) or []
+        self.rows = [row for row in earlier if _place_of(row)[0] <= epochs]
+        there = [row for row in earlier if _place_of(row)[1] <= steps]
         if len(there) < len(earlier):  # at once: trackers and reports read the file
             self._write_csv("metrics.csv", there)
         self._curves = curves.Curves(folder)
         restored = self._curves.restore(self._read(curves.WHOLE, curves.read), steps) if resumed else 0
-        last_row = _epoch_of(self.rows[-1]) if self.rows else 0  # an override within an epoch leaves its row out
+        last_row = _place_of(self.rows[-1])[0] if self.rows else 0  # an override within an epoch leaves its row out
         if last_row != epochs or restored != steps:
             self.log(f"warning: {folder}: metrics.csv or metrics.npz lacks what was recorded before; it stays lost")
         if resumed:
@@ -393,8 +393,9 @@ def _six_digits_each(row: dict[str, Any]) -> dict[str, Any]:
     return {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in row.items()}
 
 
-def _epoch_of(row: Mapping[str, Any]) -> int:
-    return int(row["epoch"])
+def _place_of(row: Mapping[str, Any]) -> tuple[int, int]:
+    """Epoch and step of a row of metrics.csv; step 0 in those of older versions."""
+    return int(row["epoch"]), int(row.get("step", 0))
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:

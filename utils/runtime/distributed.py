@@ -46,7 +46,7 @@ class Distributed:
         self.tf32 = tf32
         # Of the process, in which the run may be one of several things.
         self._tf32_before: tuple[bool, bool] | None = None
-        self._deterministic_before = (False, False)
+        self._deterministic_before = (False, False, False)
         self.timeout = timedelta(seconds=settings.timeout)
         try:
             self.device = _choose_device(settings, ranks)
@@ -57,8 +57,7 @@ class Distributed:
             torch.accelerator.set_device_index(self.device.index)
 
     def __enter__(self) -> Distributed:
-        algorithms = torch.are_deterministic_algorithms_enabled()
-        self._deterministic_before = (algorithms, torch.backends.cudnn.deterministic)
+        self._deterministic_before = (*_algorithms(), torch.backends.cudnn.deterministic)
         _set_determinism(self.deterministic)
         self.apply_tf32(self.tf32)
         if self.device.type == "cpu":
@@ -84,9 +83,9 @@ class Distributed:
         # and say nothing until the launcher ends it. Such a process ends without that.
         if torch.distributed.is_initialized() and (kind is None or self.device.type == "cpu"):
             torch.distributed.destroy_process_group()
-        algorithms, torch.backends.cudnn.deterministic = self._deterministic_before
-        if torch.are_deterministic_algorithms_enabled() != algorithms:  # for setting them imports torch's compiler
-            torch.use_deterministic_algorithms(algorithms)
+        *before, torch.backends.cudnn.deterministic = self._deterministic_before
+        if _algorithms() != (*before,):  # for setting them imports torch's compiler
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         if self._tf32_before is not None:
             torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = self._tf32_before
 
@@ -330,6 +329,11 @@ def _choose_device(settings: RunSettings, ranks: RankInfo) -> torch.device:
             f"environment: LOCAL_RANK is {ranks.local_rank}, and this process sees {len(ids)} GPU(s): the first is 0"
         )
     return torch.device(kind, ids[ranks.local_rank])
+
+
+def _algorithms() -> tuple[bool, bool]:
+    """Whether torch's algorithms must be deterministic, and whether others only lead to a warning."""
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
 
 def _set_determinism(deterministic: bool) -> None:

@@ -22,6 +22,7 @@ from scripts.data_check.survey import take_survey
 from tests.helpers import altered, trained
 from tests.utils.data.test_shards import samples, write_tar
 from utils.config.arguments import parse
+from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError
 from utils.data.datasets import get_data
 from utils.data.formats.readers import read_digits
@@ -264,6 +265,22 @@ def test_shares_of_one_tree_are_those_of_the_training(digits_run, tmp_path):
             predictions = predict_split(load_model(tmp_path / "split.pt"), chosen)
             assert predictions.ids == list(images.paths) and torch.equal(predictions.labels, images.labels)
             assert len(predictions.notes) == notes and all("other images than" in note for note in predictions.notes)
+
+
+def test_a_moved_runs_training_images_are_those_that_it_trained_on(digits_run, tmp_path):
+    tree = tree_of_digits(tmp_path / "old", {str(n): n for n in range(10)}, count=4)
+    settings = {"dataname": "folder", "datapath": str(tree), "val_split": 0.25, "val_split_by": "name"}
+    data = get_data(DataSettings(**settings), torch.device("cpu"))
+    settings["train_samples"] = 8
+    altered(digits_run, tmp_path / "share.pt", settings=settings, fingerprint=data.fingerprint)
+    ids = []
+    for place in ("old", "new"):
+        tree = tree.rename(tmp_path / place)
+        chosen = Chosen(split="train", device="cpu", datapath=str(tree), workers="0", progress=False)
+        predictions = predict_split(load_model(tmp_path / "share.pt"), chosen)
+        ids.append([Path(one).relative_to(tree) for one in predictions.ids])
+        assert len(predictions) == 8 and "--train-samples 8: " in predictions.notes[-1]
+    assert ids[0] == ids[1]
 
 
 def test_shards_in_folders_named_after_splits_are_no_class_folders(tmp_path):

@@ -170,6 +170,13 @@ def test_each_page_of_a_deep_file_is_preprocessed_as_itself(tmp_path):
         with Image.open(tmp_path / "stack.tif") as stack:
             shown = [preprocessing(page).mean().item() for page in ImageSequence.Iterator(stack)]
         assert shown[1] == pytest.approx(3 * shown[0], rel=0.01)
+    tifffile = pytest.importorskip("tifffile")
+    tifffile.imwrite(tmp_path / "colour.tif", np.full((2, 8, 8, 3), 1000, np.uint16), photometric="rgb")
+    preprocessing = Preprocessing(8, 8, (0.0,) * 3, (1.0,) * 3, 1.0, "squash", "bilinear", pixel_range=(0, 4095))
+    with Image.open(tmp_path / "colour.tif") as stack:
+        stack.seek(1)
+        with pytest.raises(ValueError, match="page 2: of its 16 bits Pillow reads only 8"):
+            preprocessing(stack)
 
 
 @pytest.mark.parametrize("colour", ["L", "RGB", Colour("L", (0, 65535)), Colour("RGB", None, True)], ids=repr)

@@ -65,6 +65,13 @@ def test_the_output_layers_are_all_that_give_a_number_a_class(arch):
     assert [name for name, width in widths.items() if width == CLASSES] == expected
 
 
+def test_a_class_that_is_put_over_the_networks_changes_no_output_layer():
+    """As torch's FSDP does."""
+    model = on_no_device("volo_d1_224")
+    model.__class__ = type("Sharded", (type(model),), {"__module__": "elsewhere"})
+    assert names(model, output_layers(model)) == HEADS["volo_d1_224"]
+
+
 @pytest.mark.parametrize("arch", ["resnet18", "vgg11", "squeezenet1_0", "mobilenet_v3_small", "vit_b_16", "swin_t"])
 def test_a_network_of_torchvision_has_one_its_last_linear_layer_or_convolution(arch):
     with shapes_alone():

@@ -292,9 +292,11 @@ def test_buffers_that_are_views_with_gaps_are_copied_and_restored_whole():
     turns = torch.polar(torch.ones(3, 4), torch.arange(12.0).view(3, 4))
     model.register_buffer("cosines", turns.real)
     model.register_buffer("filters", torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last))
-    filters = model.filters
+    model.weight = torch.nn.Parameter(torch.arange(12.0).view(3, 4)[:, :2])
+    places = model.filters.data_ptr()
     make_dense(model)
-    assert torch.equal(model.cosines, turns.real) and model.filters is filters, "what is dense stays"
+    assert torch.equal(model.cosines, turns.real) and model.filters.data_ptr() == places, "what is dense stays"
+    assert model.weight.is_contiguous() and model.weight.tolist() == [[0, 1], [4, 5], [8, 9]]
     kept = BufferCopy(model)
     model.cosines.add_(1)
     kept.restore()
