@@ -127,13 +127,19 @@ def built(flags, graph, bad=(), kind=Net, value=torch.inf):
     return traval, saver
 
 
-def plain_and_graphs(*arguments):
-    """Two loops that have trained through, with learning rates on the device: as they are, and as graphs."""
+def loops(*arguments):
+    """Two loops with learning rates on the device: one as it is, and one as graphs."""
     plain, graphs = (built(arguments[0], graph, *arguments[1:])[0] for graph in ("off", "auto"))
     for own in plain.active:  # a rate on the device is a float32; a number of the host is not
         if own.can_be_recorded:
             own.rates_on_device()
     plain.launcher = WithRates(plain)
+    return plain, graphs
+
+
+def plain_and_graphs(*arguments):
+    """The ``loops``, which have trained through to the same state, log and curves."""
+    plain, graphs = loops(*arguments)
     plain.fit()
     graphs.fit()
     for name, value in plain.state().items():
@@ -179,10 +185,7 @@ def test_other_parameters_that_train_are_recorded_anew(recording):
 
 
 def test_a_number_of_the_optimizer_that_a_program_changes_is_recorded_anew(recording):
-    plain, graphs = (built(f"{BATCHES} {FP16}", graph)[0] for graph in ("off", "auto"))
-    for own in plain.active:
-        own.rates_on_device()
-    plain.launcher = WithRates(plain)
+    plain, graphs = loops(f"{BATCHES} {FP16}")
     for traval in (plain, graphs):
         for epoch, decay in enumerate((0.0, 0.5)):
             traval.optimizers[0].param_groups[0]["weight_decay"] = decay
@@ -193,13 +196,12 @@ def test_a_number_of_the_optimizer_that_a_program_changes_is_recorded_anew(recor
 
 
 def test_a_hook_may_change_a_number_between_the_passes_and_the_update(recording):
-    plain, graphs = (built(f"{BATCHES} {FP16}", graph)[0] for graph in ("off", "auto"))
-    for own in plain.active:
-        own.rates_on_device()
-    plain.launcher = WithRates(plain)
+    plain, graphs = loops(f"{BATCHES} {FP16}")
+
+    def change(loop, _):
+        loop.optimizers[0].param_groups[0]["weight_decay"] = 0.5 if loop.progress.step >= 9 else 0.0
+
     for traval in (plain, graphs):
-        (group,) = traval.optimizers[0].param_groups
-        change = lambda loop, _, own=group: own.update(weight_decay=0.5 if loop.progress.step >= 9 else 0.0)  # noqa: E731
         traval.hooks.before_update.append(change)
         traval.fit()
     assert equal(graphs.state()["model"], plain.state()["model"])
