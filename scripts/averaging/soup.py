@@ -98,7 +98,7 @@ def _short(value: Any) -> str:
 
 
 def mean(several: Sequence[StateDict]) -> StateDict:
-    """Mean of each weight, computed in 64 bits and returned in the weight's dtype; integer counters are the first's."""
+    """Mean of each weight, in double precision, returned in the weight's dtype; integer counters are the first's."""
     wide = {True: torch.complex128, False: torch.float64}
     return {
         name: sum(weights[name].to(wide[first.is_complex()]) for weights in several).div_(len(several)).to(first.dtype)

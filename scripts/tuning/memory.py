@@ -36,8 +36,9 @@ def train_on_random(traval: TraVal, size: int, classes: int, channels_last: bool
     if traval.multilabel:
         targets = torch.nn.functional.one_hot(targets, classes).float()
     batch = Batch(images, targets, np.arange(size), 0)
-    # With --accumulate, gradients take memory beside a pass.
-    batches = [*[replace(batch, ends_step=False)] * (traval.args.optimisation.accumulate > 1), batch]
+    batches = [batch]
+    if traval.args.optimisation.accumulate > 1:  # the gradients of one pass take memory beside the next
+        batches.insert(0, replace(batch, ends_step=False))
     traval.train_loader.replay_step = lambda *_: batches  # for a step that the scaler skips
     *_, seconds = [timed(lambda: traval.training_step(batches), traval.device)[0] for _ in range(STEPS)]
     return seconds

@@ -330,7 +330,8 @@ def newest(
             warn(str(error))
             continue
         whole.append((folder / name, state))
-        if name == "last.pt" and (step_of(folder / "best.pt") or 0) <= _step(state):  # not with --save-every-epochs 5
+        # With --save-every-epochs above 1, best.pt may be of a later step.
+        if name == "last.pt" and (step_of(folder / "best.pt") or 0) <= _step(state):
             break
     return max(whole, key=lambda item: _step(item[1]), default=None)  # of several with the same step, the first
 

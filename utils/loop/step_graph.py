@@ -165,7 +165,7 @@ class StepGraphs:
         """Launch the update as ``TraVal.launch_update`` does."""
         for own in self._rates:
             own.send_rates()
-        if self._now is not None and self._numbers_change():  # as a hook has changed them since the passes
+        if self._now is not None and self._loop.hooks.before_update and self._numbers_change():
             self._changes += 1
             self._now = None
         if self._now is not None:

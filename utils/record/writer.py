@@ -395,7 +395,7 @@ def _six_digits_each(row: dict[str, Any]) -> dict[str, Any]:
 
 def _place_of(row: Mapping[str, Any]) -> tuple[int, int]:
     """Epoch and step of a row of metrics.csv; step 0 in those of older versions."""
-    return int(row["epoch"]), int(row.get("step", 0))
+    return int(row["epoch"]), int(row.get("step") or 0)
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -46,7 +46,8 @@ class Distributed:
         self.tf32 = tf32
         # Of the process, in which the run may be one of several things.
         self._tf32_before: tuple[bool, bool] | None = None
-        self._deterministic_before = (False, False, False)
+        self._algorithms_before = (False, False)
+        self._cudnn_before = False
         self.timeout = timedelta(seconds=settings.timeout)
         try:
             self.device = _choose_device(settings, ranks)
@@ -57,7 +58,8 @@ class Distributed:
             torch.accelerator.set_device_index(self.device.index)
 
     def __enter__(self) -> Distributed:
-        self._deterministic_before = (*_algorithms(), torch.backends.cudnn.deterministic)
+        self._algorithms_before = _algorithms()
+        self._cudnn_before = torch.backends.cudnn.deterministic
         _set_determinism(self.deterministic)
         self.apply_tf32(self.tf32)
         if self.device.type == "cpu":
@@ -83,9 +85,10 @@ class Distributed:
         # and say nothing until the launcher ends it. Such a process ends without that.
         if torch.distributed.is_initialized() and (kind is None or self.device.type == "cpu"):
             torch.distributed.destroy_process_group()
-        *before, torch.backends.cudnn.deterministic = self._deterministic_before
-        if _algorithms() != (*before,):  # for setting them imports torch's compiler
-            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.backends.cudnn.deterministic = self._cudnn_before
+        if _algorithms() != self._algorithms_before:  # for setting them imports torch's compiler
+            must, warns = self._algorithms_before
+            torch.use_deterministic_algorithms(must, warn_only=warns)
         if self._tf32_before is not None:
             torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = self._tf32_before
 
