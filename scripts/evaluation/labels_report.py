@@ -24,10 +24,7 @@ def overall(predictions: LabelPredictions, description: dict[str, Any]) -> str:
     counted = found["classes_with_positives"]
     means = "" if counted == total else f"; the mean of the {counted} of {total} classes with positive labels here"
     grouped = of_groups(predictions.groups)
-    spans = {
-        name: "95 % interval {:.2f} to {:.2f} (basic bootstrap{})".format(*found[f"{name}_interval_bootstrap"], grouped)
-        for name in Resampled._fields
-    }
+    spans = {name: _span(*found[f"{name}_interval_bootstrap"], grouped) for name in Resampled._fields}
     rows = [
         ("mAP", _percent(found["map"]), f"{spans['map']}{means}"),
         ("macro F1", _percent(found["macro_f1"]), f"{spans['macro_f1']}, threshold {THRESHOLD}"),
@@ -60,6 +57,12 @@ def overall(predictions: LabelPredictions, description: dict[str, Any]) -> str:
     if wrong := found["not_a_number"] + found["infinite"]:
         lines.append(f"warning: for {wrong:,} images the network's output is not finite; try --amp off")
     return "\n".join(lines)
+
+
+def _span(low: float, high: float, grouped: str) -> str:
+    if math.isnan(low):
+        return "undefined on these images"
+    return f"95 % interval {low:.2f} to {high:.2f} (basic bootstrap{grouped})"
 
 
 def _percent(value: float | None) -> str:

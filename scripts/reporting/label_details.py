@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,10 @@ def metrics_of(predictions: LabelPredictions) -> list[ShownMetric]:
     figures = {name: getattr(report, name) for name in Resampled._fields}
     units = number_of(predictions.groups) or len(predictions.targets)
     spans = intervals(resampled(predictions.scores, predictions.targets, predictions.groups), figures, units)
-    words = {name: f"95 %: {low:.1f} to {high:.1f}" for name, (low, high) in spans.items()}
+    words = {
+        name: "undefined" if math.isnan(low) else f"95 %: {low:.1f} to {high:.1f}"
+        for name, (low, high) in spans.items()
+    }
     there = of.support > 0
     guessing = 100 * float(np.mean(of.support[there] / of.known[there])) if there.any() else 0.0
     total = len(predictions.classes)

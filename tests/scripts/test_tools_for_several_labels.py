@@ -177,6 +177,16 @@ def test_images_of_groups_count_as_groups_in_each_interval():
     assert np.ptp(spans["map"][1]) > 2 * np.ptp(independent["map"][1])
 
 
+def test_metrics_of_images_without_a_positive_label_are_undefined_and_so_are_their_intervals():
+    some = answers(n=40)
+    none = torch.zeros_like(some.labels)
+    found = dataclasses.replace(some, labels=none, report=MultilabelReport.of(some.logits, none))
+    for row in labels_report.overall(found, DESCRIPTION).splitlines()[:2]:
+        assert "  -  " in row and "undefined on these images" in row
+    shown = {metric.name: metric for metric in label_details.metrics_of(found)}
+    assert shown["mAP"].small == "undefined; guessing: 0.0"
+
+
 def test_one_group_tells_nothing_about_others():
     one, two = answers(sure=0.5, n=40), answers(sure=3.0, n=40)
     images = MemoryImages(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), one.labels, groups=np.full(40, "patient"))

@@ -91,7 +91,8 @@ def test_the_average_has_tensors_of_its_own():
 
 
 def test_weights_of_several_types_are_averaged_each_in_its_own():
-    model = nn.Sequential(nn.Linear(3, 3).bfloat16(), nn.Linear(3, 3))
+    types = {"0": torch.bfloat16, "1": torch.float32, "2": torch.complex64}
+    model = nn.Sequential(*(nn.Linear(3, 3, dtype=dtype) for dtype in types.values()))
     average = MovingAverage(model, AverageSettings(ema_decay=0.9))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -99,5 +100,5 @@ def test_weights_of_several_types_are_averaged_each_in_its_own():
     before = copy.deepcopy(average.module)
     average.update(0)
     for (name, value), old in zip(average.module.named_parameters(), before.parameters(), strict=True):
-        assert value.dtype == (torch.bfloat16 if name.startswith("0") else torch.float32)
+        assert value.dtype == types[name[0]]
         torch.testing.assert_close(value, 0.9 + 0.1 * old, rtol=1e-2 if name.startswith("0") else 1e-6, atol=1e-6)
