@@ -355,10 +355,6 @@ FIGURES = {
         "README.md": r"\[(\d+) kills with your settings",
         "docs/resume_and_faults.md": r"verify_resume.py --kills (\d+) ",
     },
-    "the last line": {
-        "README.md": r"(val_top1=\S+ val_top5=.*?) ```",
-        "docs/run_folder.md": r"(val_top1=\S+ val_top5=.*?) ```",
-    },
     "most pixels of an image": {
         "docs/predict.md": r"more than ([\d,]+) pixels",
         "docs/serve.md": r"Pillow's own limit of ([\d,]+)\)",
@@ -413,7 +409,6 @@ FIGURES = {
         "README.md": r"resnet10t_muon` \| ([\d.]+) ±",
     },
     "the digits after python main.py": {
-        "README.md": r"val_top1=(99.72)22",
         "docs/export.md": r"top-1 ([\d.]+) % before",
         "docs/limits.md": r"reaches ([\d.]+) % or",
     },

@@ -96,12 +96,11 @@ class Machines(NamedTuple):
         letters = [letter for letter, one in self.known.items() if one["log"] in run.machine]
         return letters[-1] if letters and "; then " not in run.machine else run.machine
 
-    def tag(self, run: RunResult, described: bool = False) -> str:
-        """The run's machine, with the number of threads unless it is the usual two; ``described`` beside its letter."""
+    def tag(self, run: RunResult) -> str:
+        """The run's machine, with the number of threads unless it is the usual two."""
         letter = self.letter(run)
-        machine = self.known[letter]["short"] if described else letter
         one_thread = letter in self.known and "1 thread(s)" in run.machine
-        return f"{machine}, 1 thread" if one_thread else machine
+        return f"{letter}, 1 thread" if one_thread else letter
 
     def tags(self, row: Row) -> dict[str, list[RunResult]]:
         """A row's runs by machine and threads, first those with the most runs."""
@@ -289,7 +288,8 @@ def readme_rows(rows: Sequence[Row], machines: Machines) -> str:
             raise UserError(f"README.md: {len(same)} rows of {recipe} in {form} are kept, not one; mend IN_README")
         (found,) = same
         measured = f"{accuracy(found.runs)} (n={len(found.runs)}), {machines.time(found)}"
-        machine = "; ".join(machines.tag(runs[0], described=True) for runs in machines.tags(found).values())
+        used = {machines.letter(runs[0]): None for runs in machines.tags(found).values()}
+        machine = "; ".join(machines.known[letter]["short"] for letter in used)
         lines.append(f"| `{recipe}` | {measured} | {machine} | {machines.evidence(found)} |")
     return "\n".join(lines) + "\n"
 

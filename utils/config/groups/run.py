@@ -60,7 +60,7 @@ class RunSettings:
         shapes="samples",
     )
     deterministic: bool = setting(
-        "use only deterministic algorithms: the same bits each time, slower on a GPU",
+        "use only deterministic algorithms: the same bits each time; may be slower on a GPU",
         default=False,
         synonyms="use-deterministic-algorithms",
         inherited=False,
