@@ -144,9 +144,14 @@ def _find(network: nn.Module, images: torch.Tensor) -> Layer | None:
         return None
     least = LEAST_CELLS if min(images.shape[2:]) >= SMALL else LEAST_CELLS_OF_SMALL
     prefix = getattr(network, "num_prefix_tokens", None)  # timm's transformers have this attribute
+    ordered = None
+    if hasattr(network, "unroll"):  # Hiera's tokens come in rows and columns after its last pooling alone
+        ordered = [output.shape[1] for _, output in outputs if output.ndim == 3][-1]
     for name, output in reversed(outputs):
         layer = _layer(name, output, least, prefix if isinstance(prefix, int) else None, *images.shape[2:])
         if layer is None or not output.requires_grad:
+            continue
+        if ordered is not None and layer.layout == "tokens" and output.shape[1] != ordered:
             continue
         (gradient,) = torch.autograd.grad(score, output, retain_graph=True, allow_unused=True)
         if gradient is not None and layer.to_map(gradient).any():

@@ -135,6 +135,12 @@ def test_a_map_does_not_depend_on_how_the_network_lays_it_out():
         assert method(loaded(network), images) == "HiResCAM of the patch tokens at last"
 
 
+def hiera(size):
+    network = timm.create_model("hiera_tiny_224", img_size=size, embed_dim=24, stages=(1, 1, 1, 1))
+    nn.init.normal_(network.head.fc.weight)  # zeros in timm
+    return network
+
+
 @pytest.mark.parametrize(
     ("make", "shape", "expected"),
     [
@@ -163,6 +169,8 @@ def test_a_map_does_not_depend_on_how_the_network_lays_it_out():
             (3, 64),
             "HiResCAM of the patch tokens at norm",
         ),
+        (lambda: hiera(128), (3, 128), "HiResCAM of the patch tokens at blocks.3"),
+        (lambda: hiera(64), (3, 64), "Grad-CAM at patch_embed.proj"),  # 2 x 2 tokens at last, before that out of order
         (lambda: get_model("mobilenet_v3_small"), (3, 128), "Grad-CAM at features"),
         (lambda: get_model("squeezenet1_1"), (3, 96), "Grad-CAM at classifier.2"),  # already a map of each class
     ],
