@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
     import torch
 
     data = get_data(args.data, torch.device("cpu"))
-    for line in (*data.warnings, *lost(data)):
+    for line in (*data.warnings, *lost(data, args.data)):
         warn(line)
     refuse_formats(encodings, data)
     folder = make_folder(own.output)
@@ -154,10 +154,24 @@ def refuse_place(output: str, data: DataSettings) -> None:
             raise UserError(f"--output {output}: lies in {tree}, where images are read from; choose another")
 
 
-def lost(data: Data) -> list[str]:
-    """Warnings about contents of the table of labels that shards do not keep."""
+def lost(data: Data, settings: DataSettings) -> list[str]:
+    """Warnings about what shards do not hold: a table's weights and groups, and images to test on."""
+    from utils.data.datasets import in_class_folders
+    from utils.data.formats.class_folders import test_folder, validation_folder
+    from utils.data.formats.table import rows_of_test
+
     known = [name for name in ("weights", "groups") if getattr(data.train, name) is not None]
-    return [f"--labels: shards do not keep the images' {' and '.join(known)}, only their labels"] if known else []
+    lines = [f"--labels: shards do not keep the images' {' and '.join(known)}, only their labels"] if known else []
+    has_test = False
+    if settings.is_table:
+        has_test = rows_of_test(settings, data.classes)[0] is not None
+    elif settings.datapath is not None and in_class_folders(settings):
+        root = Path(settings.datapath)
+        validates_there = not settings.divides_training and validation_folder(root) == test_folder(root)
+        has_test = test_folder(root) is not None and not validates_there
+    if has_test:
+        lines.append("--datapath: shards hold images to train and validate on; those of test are not packed: keep them")
+    return lines
 
 
 def refuse_formats(encodings: dict[str, Encoding], data: Data) -> None:

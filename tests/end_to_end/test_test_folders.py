@@ -160,6 +160,17 @@ def test_of_another_folder_all_images_are_evaluated_and_that_is_said(whole, tmp_
     assert (count, lines) == (12, [])
 
 
+def test_a_folder_that_cannot_be_divided_is_compared_by_names_all_the_same(whole, tmp_path, capsys):
+    _, run = whole
+    plant(tmp_path / "other", (5, 4, 1), 2)
+    (_, _, count), (line,) = evaluate(capsys, run, "--datapath", str(tmp_path / "other"))
+    assert count == 10 and line.endswith(" of 10 by their names"), "no flag leaves images out"
+    for path in [*(tmp_path / "other").glob("*/*.png")]:
+        path.rename(path.with_stem(f"new{path.stem}"))
+    (_, _, count), lines = evaluate(capsys, run, "--datapath", str(tmp_path / "other"))
+    assert (count, lines) == (10, [])
+
+
 # -------------------------------------------------------------------------------------------- warnings
 
 

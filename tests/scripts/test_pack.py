@@ -339,6 +339,23 @@ def test_a_folder_that_images_are_listed_in_is_no_place_for_shards(tree, tmp_pat
         pack.refuse_place(str(root / "shards"), beside)
 
 
+def test_images_to_test_on_are_said_to_stay_behind(tree, tmp_path, capsys):
+    said = "those of test are not packed"
+    root = shutil.copytree(tree, tmp_path / "tree")
+    packed(root, tmp_path / "whole")
+    assert said not in capsys.readouterr().err
+    shutil.copytree(root / "val", root / "test")
+    packed(root, tmp_path / "without")
+    assert said in capsys.readouterr().err
+    rows = [f"{place.relative_to(root)},{place.parent.name},{place.parts[-3]}" for place in root.rglob("*.*g")]
+    (root / "labels.csv").write_text("\n".join(("path,label,split", *rows)))
+    packed(root, tmp_path / "table", "--labels", root / "labels.csv")
+    assert said in capsys.readouterr().err
+    shutil.rmtree(root / "val")
+    packed(root, tmp_path / "chosen by")
+    assert said not in capsys.readouterr().err, "training validates on them"
+
+
 def test_class_folders_beside_shards_are_read_by_neither_name_but_their_own(tree, shards, tmp_path):
     both = shutil.copytree(shards, tmp_path / "both")
     shutil.copytree(tree / "val", both / "val")

@@ -470,22 +470,37 @@ def _validated_in_training(
         return data, ()
     if settings.folds is not None and settings.labels is None and root and find_splits(root):
         return None, ()
+    if data is not None:
+        splits = Splits(data.train, data.validation, data.classes)
+        leaves_out = f"; main.py --evaluate {_flags_of(dataclasses.asdict(settings))} leaves these out"
+    else:  # they cannot be divided, as with a class of one image
+        splits = _undivided(settings, device, trained, lister)
+        leaves_out = ""
     seen = ""
-    if data is not None and data.train is not None and settings.val_split_by != "draw":
-        total = len(data.train) + len(data.validation)
-        count = _trained_by_name(data, settings, trained, lister)
+    if splits.train is not None and settings.val_split_by != "draw":
+        count = _trained_by_name(splits, settings, trained, lister)
         if count == 0:
             return None, ()
-        seen = f", perhaps {len(data.train) if count is None else count:,} of {total:,} by their names"
-    flags = _flags_of(dataclasses.asdict(settings))
+        total = sum(len(images) for images in splits[:2] if images is not None)
+        seen = f", perhaps {len(splits.train) if count is None else count:,} of {total:,} by their names"
     return None, (
         f"--datapath {settings.datapath}: is not what {trained.path} was trained on, so all of its images are "
-        f"evaluated, also any that it was trained on{seen}; main.py --evaluate {flags} leaves these out",
+        f"evaluated, also any that it was trained on{seen}{leaves_out}",
     )
 
 
-def _trained_by_name(data: Data, settings: DataSettings, trained: ResumePoint, lister: Lister) -> int | None:
-    """How many of ``data``'s images have names of training images of ``trained``; None if these are not there."""
+def _undivided(settings: DataSettings, device: torch.device, trained: ResumePoint, lister: Lister) -> Splits:
+    """All images of ``--datapath``, as training images; none if they cannot be read."""
+    whole = dataclasses.replace(settings, val_split=None, folds=None, fold=None)
+    try:
+        found = _splits(whole, device, lister, evaluate=True, known=trained, leave_out_unknown=True)
+    except UserError:
+        return Splits(None, None, ())
+    return Splits(found.validation, None, found.classes)
+
+
+def _trained_by_name(splits: Splits, settings: DataSettings, trained: ResumePoint, lister: Lister) -> int | None:
+    """How many of the images have names of training images of ``trained``; None if these are not there."""
     begun = trained.settings
     own = dataclasses.replace(settings, datapath=begun.get("datapath"), labels=begun.get("labels"))
     try:
@@ -495,8 +510,8 @@ def _trained_by_name(data: Data, settings: DataSettings, trained: ResumePoint, l
     if then.train is None or not same_images(then.fingerprint, trained.fingerprint):
         return None
     names = set(keys_of(then.train, then.classes))
-    splits = (data.train, data.validation)
-    return sum(key in names for images in splits if images is not None for key in keys_of(images, data.classes))
+    there = (images for images in splits[:2] if images is not None)
+    return sum(key in names for images in there for key in keys_of(images, splits.classes))
 
 
 def _flags_of(division: Mapping[str, Any]) -> str:
