@@ -6,8 +6,8 @@
     find photos -name '*.jpg' | python scripts/predict.py RUN - --output predictions.jsonl
 
 RUN is a checkpoint file or a run folder. Takes any number of images, in the order given, with the same pixels and
-probabilities as in validation. Exit code 0: all images read; 1: some could not be, their lines say why; 2: nothing
-done.
+probabilities as in validation. Exit code 0: all images read; 1: some could not be, their lines say why; 2: no file
+written.
 """
 
 from __future__ import annotations
