@@ -236,8 +236,11 @@ class Run:
         metric = best_metric(args.run)
         headline = report.HEADLINE
         if progress.best_epoch:
-            other = f", where {metric.column} is {progress.best_value:.4f}" if metric.name != headline else ""
-            log(f"Best {headline}{cut} {progress.best_headline:.2f} in epoch {progress.best_epoch}{other}")
+            best = f"{headline}{cut} {progress.best_headline:.2f} in epoch {progress.best_epoch}"
+            if metric.name == headline:
+                log(f"Best {best}")
+            else:
+                log(f"best.pt: {best}, chosen for its {metric.column}, {progress.best_value:.4f}")
         elif progress.best_value is not None:
             reached = f"{report.headline:.2f} after step {progress.step}"
             epoch = progress.epoch + (progress.step_in_epoch > 0)

@@ -75,7 +75,7 @@ def recorded(run: RunRecord) -> list[ShownMetric]:
 def of_training(run: RunRecord) -> list[ShownMetric]:
     """Best epoch, training time and speed of a run."""
     made = []
-    for name, column in (("Best top-1", "val_top1"), ("Best mAP", "val_map")):
+    for name, column in (("Highest top-1", "val_top1"), ("Highest mAP", "val_map")):
         values = run.epochs.get(column, ())[: run.whole_epochs]
         if np.isfinite(values).any():
             best = int(np.nanargmax(values))

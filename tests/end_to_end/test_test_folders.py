@@ -101,6 +101,13 @@ def test_training_images_are_neither_needed_nor_looked_at(splits, tmp_path, caps
     assert evaluate(capsys, run, "--datapath", str(tmp_path / "data")) == (last_validation(run), [])
 
 
+def test_the_folder_that_the_run_was_trained_on_is_recognised(splits, capsys):
+    root, run = splits
+    (_, _, count), (line,) = evaluate(capsys, run, "--datapath", str(root / "train"))
+    assert count == 24 and line.endswith(f"last.pt was trained on the images in {root / 'train'}")
+    assert evaluate(capsys, run, "--datapath", str(root / "val"))[1] == []
+
+
 @pytest.mark.parametrize(("where", "known"), [("", True), ("val", True), ("", False)])
 def test_classes_that_the_checkpoint_does_not_know_are_refused(splits, tmp_path, capsys, where, known):
     root, run = splits
@@ -151,7 +158,7 @@ def test_of_another_folder_all_images_are_evaluated_and_that_is_said(whole, tmp_
     ]
     (_, _, count), lines = evaluate(capsys, run, "--datapath", str(tmp_path / "other"), "--val-split", "0.25")
     (line,) = lines
-    assert count == 3 and "was trained on none of the 3 validation images, by their names: the data" in line
+    assert count == 3 and line.endswith("was trained: by their names, on none of the 3 validation images")
     for path in [*(tmp_path / "other").glob("*/*.png")]:
         path.rename(path.with_stem(f"new{path.stem}"))
     assert evaluate(capsys, run, "--datapath", str(tmp_path / "other"))[1] == [], "no name of the run's images"

@@ -239,8 +239,8 @@ class ResumePoint:
         advice = "give the same data"
         if fingerprint is not None:
             fits = self.classes is not None and len(classes) == len(self.classes) and multilabel == self.multilabel
-            advice += f", go on with this by {self._override}," * fits
-            advice += f" or begin a new run with --weights {self.path}"
+            advice += f", go on with this by {self._override}" * fits
+            advice += f", begin a new run without --resume, or begin one with --weights {self.path}"
             advice += seen and f"; {seen}"
         differences = self.data_differences(classes, fingerprint, multilabel)
         if differences and (changed := named(self)):

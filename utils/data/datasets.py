@@ -521,12 +521,19 @@ def _flags_of(division: Mapping[str, Any]) -> str:
 
 
 def _changed_since_validated(data: Data, settings: DataSettings, trained: ResumePoint) -> str:
-    """Warning if the validation images have changed since ``trained`` used them; otherwise ``trained.seen``.
+    """Warning if ``trained`` was trained on these images, or if those that it validated on have changed since.
 
-    '' if ``trained`` did not use images from this place, or if they do not lie in class folders.
+    Otherwise ``trained.seen``; '' if it did not use images from this place, or if they do not lie in class folders.
     """
-    if trained.fingerprint is None or not is_at(trained.state, settings):
+    if trained.fingerprint is None:
         return ""
+    if not is_at(trained.state, settings):
+        here, place = settings.datapath, trained.settings.get("datapath")
+        if settings.is_table or here is None or not isinstance(place, str) or "\0" in place:
+            return ""
+        own = training_folder(Path(place))
+        is_own = own is not None and os.path.realpath(own) == os.path.realpath(here)
+        return f"{trained.path} was trained on the images in {here}" if is_own else ""
     images = data.validation
     if settings.is_table or not isinstance(images, ImageFiles) or not isinstance(images.paths, FilePaths):
         return ""
@@ -578,7 +585,7 @@ def _seen(validation: Images, fingerprint: str, settings: DataSettings, trained:
             f"{trained.path} was trained on {seen:,} of {count}; with {_flags_of(own)} on none of them" if seen else ""
         )
     how_many = f"perhaps on {seen:,}" if seen else "on none"
-    return f"{trained.path} was trained {how_many} of {count}, by their names: the data have changed since then"
+    return f"the data have changed since {trained.path} was trained: by their names, {how_many} of {count}"
 
 
 def _data(settings: DataSettings, splits: Splits) -> Data:

@@ -6,6 +6,7 @@ import os
 from itertools import chain
 
 from utils.checkpoint.progress import Progress
+from utils.config.spelling import some
 from utils.data.loaders import Batch
 from utils.record.writer import Writer
 from utils.runtime.distributed import Distributed
@@ -38,8 +39,9 @@ class BadImages:
             known |= paths
             progress.replaced_images += replaced
         self._noted = []
-        new = len(known) - len(progress.bad_images)
+        new = sorted(known.difference(progress.bad_images))
         if new:
             progress.bad_images = sorted(known)
             self.writer.bad_images(progress.bad_images)
-            self.writer.log(f"warning: {new} more image(s) that cannot be read are passed over, {len(known)} so far")
+            listed = "; bad_images.txt lists all" if self.writer.folder else ""
+            self.writer.log(f"warning: passed over, as they cannot be read: {some(new)} ({len(known)} so far{listed})")

@@ -115,5 +115,5 @@ def test_the_best_epoch_is_that_of_the_runs_last_line_also_where_max_steps_cuts_
     folder = trained(tmp_path, "--arch", "fc", "--epochs", 3, "--max-steps", steps)
     line = FINAL_LINE.fullmatch(capsys.readouterr().out.splitlines()[-1])
     best = run_parts.of_training(run_record.read(folder, "run"))[0]
-    assert (best.name, best.value) == ("Best top-1", f"{float(line['best_top1']):.2f} %")
+    assert (best.name, best.value) == ("Highest top-1", f"{float(line['best_top1']):.2f} %")
     assert best.small == f"epoch {line['best_epoch']} of {min(2, 1 + steps // 24)}"

@@ -383,7 +383,7 @@ def test_other_data_is_refused_with_what_is_different_and_what_to_do():
     with pytest.raises(UserError) as caught:
         found.refuse_other_data(("b",), "0" * 64)
     advice = "give the same data, go on with this by "
-    advice += "--resume run/checkpoints/last.pt --resume-override, or begin a new run with --weights "
+    advice += "--resume run/checkpoints/last.pt --resume-override, begin a new run without --resume, or begin one with --weights "
     advice += "run/checkpoints/last.pt"
     assert caught.value.mistakes == [
         f"--datapath: has 1 classes, lacks a, adds b, where there are 1 in run/checkpoints/last.pt; {advice}",

@@ -278,8 +278,8 @@ def test_the_checkpoint_holds_the_folds_and_added_images_move_none_of_another_fo
     settings = parse(["--dataname", "folder", "--datapath", str(tree), *flags_of(3, 1)]).data
     shown = get_test_data(settings, CPU, point, division_is_explicit=False)
     assert {*shown.validation.paths} == kept[1]
-    none = "was trained on none of the 17 validation images, by their names: the data have changed since then"
-    assert shown.seen == f"{point.path} {none}"
+    none = "by their names, on none of the 17 validation images"
+    assert shown.seen == f"the data have changed since {point.path} was trained: {none}"
 
 
 def test_the_fold_of_another_run_is_known_to_have_been_trained_on_and_others_are_not_taken_from_it(tree, tmp_path):

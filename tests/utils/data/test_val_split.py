@@ -161,13 +161,14 @@ def test_of_a_tree_that_has_grown_names_tell_and_a_draw_does_not(tree):
     (_, drawn) = read(tree, *SPLIT, *DRAW)
     Image.new("RGB", (4, 4)).save(tree / "a" / "added.png")
     count = len(read(tree, *SPLIT)[0].validation)
-    why = "by their names: the data have changed since then"
-    whose = OTHER.partition(" on other")[0]
-    assert read(tree, *SPLIT, trained=named)[0].seen == f"{whose} on none of the {count} validation images, {why}"
+    why = f"the data have changed since {OTHER.partition(' on other')[0]}: by their names,".replace(
+        " was trained:", " was trained:"
+    )
+    assert read(tree, *SPLIT, trained=named)[0].seen == f"{why} on none of the {count} validation images"
     larger = read(tree, "--val-split", "0.4")[0].validation.paths
     fifth = read(tree, *SPLIT)[0].train.paths
     assert read(tree, "--val-split", "0.4", trained=named)[0].seen == (
-        f"{whose} perhaps on {len(set(larger) & set(fifth))} of the {len(larger)} validation images, {why}"
+        f"{why} perhaps on {len(set(larger) & set(fifth))} of the {len(larger)} validation images"
     )
     for flags in ((), DRAW):
         line = read(tree, *SPLIT, *flags, trained=drawn)[0].seen

@@ -202,8 +202,8 @@ class DataSettings:
         synonyms="sample-weight-column",
     )
     class_from_name: str | None = setting(
-        "take the classes of --dataname folder from the files' names: what stands before the number that ends them, cat of "
-        "cat.12.jpg, or what the group of a regular expression matches at the beginning, for example '([^_]+)_'",
+        "take the classes of --dataname folder from the files' names: what stands before the number that ends them, "
+        "cat of cat.12.jpg, or what the group of a regular expression matches at the beginning, for example '([^_]+)_'",
         check=_one_group,
         bare=BEFORE_THE_NUMBER,
         metavar="PATTERN",

@@ -175,7 +175,9 @@ def table_of_names(settings: DataSettings) -> Table:
         )
     label, texts = _coded(pyarrow.chunked_array([[found[1] for found in matches if found]], pyarrow.string()))
     split = np.array([SPLITS.get(path.partition("/")[0].lower(), -1) for path in paths], dtype=np.int8)
-    how = "before the number at the end" if pattern.pattern == BEFORE_THE_NUMBER else f"by the pattern {pattern.pattern}"
+    how = (
+        "before the number at the end" if pattern.pattern == BEFORE_THE_NUMBER else f"by the pattern {pattern.pattern}"
+    )
     words = f"in the names of {len(paths):,} files, {how}: {texts[label[0]]} of {printable(paths[0])}"
     return Table(
         root,
