@@ -35,7 +35,14 @@ def compile_in_place(model: torch.nn.Module, mode: str) -> None:
     # Each size of batch and image on its own: after a second size, torch would compile for any size, and from then on
     # train with that slower code on all of them.
     torch._dynamo.config.recompile_limit = MOST_SIZES
-    model.compile(mode=mode, dynamic=False)
+    if type(model).forward.__module__.startswith("torch.nn."):  # as of nn.Sequential: torch 2.11 would not compile it
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            return model._call_impl(*arguments, **named)
+
+        model._compiled_call_impl = torch.compile(call, mode=mode, dynamic=False)
+    else:
+        model.compile(mode=mode, dynamic=False)
     if mode != "default":
         graphs: Any = model._compiled_call_impl
         model._compiled_call_impl = lambda *arguments, **named: graphs(*arguments, **named).clone()

@@ -159,7 +159,10 @@ def test_an_image_in_memory_shows_what_its_file_shows_where_all_levels_are_read(
     ending = {"CMYK": "tif", "YCbCr": "tif"}.get(mode, "png")
     PHOTOGRAPHS[0].resize((40, 30)).convert(mode).save(tmp_path / f"x.{ending}")
     with Image.open(tmp_path / f"x.{ending}") as image:
-        image.load()
+        try:
+            image.load()
+        except OSError:
+            pytest.skip("this Pillow cannot read back what it writes in this mode")
         copy = image.copy()
     assert torch.equal(shown(copy), shown(str(tmp_path / f"x.{ending}")))
 

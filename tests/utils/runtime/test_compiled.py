@@ -106,7 +106,13 @@ def test_a_second_start_compiles_nothing(tmp_path):
     assert start(2)["code"] == 0 and {path.name: path.stat().st_mtime for path in tmp_path.rglob("*.so")} == libraries
 
 
-def test_each_size_of_batch_has_its_own_code_also_after_others(monkeypatch):
+class OfTheUser(nn.Linear):
+    def forward(self, images):
+        return super().forward(images)
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, OfTheUser])
+def test_each_size_of_batch_has_its_own_code_also_after_others(kind, monkeypatch):
     """The last batch of an epoch must not leave code for any size, which is slower, to all later ones."""
     compiled_for = []
 
@@ -114,9 +120,9 @@ def test_each_size_of_batch_has_its_own_code_also_after_others(monkeypatch):
         compiled_for.append([value for value in inputs if isinstance(value, torch.SymInt)])
         return graph.forward
 
-    own = nn.Module.compile
-    monkeypatch.setattr(nn.Module, "compile", lambda model, *, mode, **flags: own(model, backend=note, **flags))
-    model = nn.Linear(3, 2)
+    own = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda call, *, mode, **flags: own(call, backend=note, **flags))
+    model = kind(3, 2)
     compile_in_place(model, "default")
     sizes = [*range(2, 14), *range(2, 14)]
     assert [len(model(torch.zeros(size, 3))) for size in sizes] == sizes
