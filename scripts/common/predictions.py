@@ -396,7 +396,8 @@ def read_images(
             of_test=settings.is_table and chosen.split == "test",
         )
         images = data.validation
-        notes = (*filter(None, [data.seen]), *data.warnings)
+        seen = [data.seen] if data.seen and chosen.split != "train" else []  # it says what the flag says
+        notes = (*seen, *data.warnings)
     if data.multilabel != loaded.reading.several:
         words = ("one label each", "several labels each")
         raise UserError(
