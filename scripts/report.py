@@ -3,7 +3,7 @@
     python scripts/report.py runs/digits/conv2/TIME_SETTINGS          # writes report.html into that folder
     python scripts/report.py RUN_A RUN_B RUN_C --output compared.html
 
-Reads the run folders, validates each network once, and puts everything into a file below 10 MB that opens from the
+Reads the run folders, validates each network once, and puts everything into a file below 13 MB that opens from the
 disk, without network access. What is missing (the data set, a file of the run) is named there; the rest is shown.
 """
 

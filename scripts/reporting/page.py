@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -152,8 +152,15 @@ def overview(content: PageContent) -> dict[str, Any]:
         "doubts": grouped([(run.name, line) for run in runs for line in run.doubts], len(runs)),
         "without_predictions": content.without_predictions,
         "missing": [*grouped([(run.name, line) for run in runs for line in run.missing], len(runs)), *content.notes],
-        "warnings": list(dict.fromkeys(line for run in runs for line in run.warnings))[:MOST_WARNINGS],
+        "warnings": first_warnings(line for run in runs for line in run.warnings),
     }
+
+
+def first_warnings(lines: Iterable[str]) -> list[str]:
+    """The first distinct ``lines``, and how many more the logs have."""
+    distinct = list(dict.fromkeys(lines))
+    more = len(distinct) - MOST_WARNINGS
+    return distinct[:MOST_WARNINGS] + ([f"and {more:,} more, in log.txt"] if more > 0 else [])
 
 
 def grouped(lines: Sequence[tuple[str, str]], runs: int) -> list[str]:

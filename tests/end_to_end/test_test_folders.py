@@ -153,7 +153,7 @@ def test_of_another_folder_all_images_are_evaluated_and_that_is_said(whole, tmp_
     assert count == 12
     assert lines == [
         f"main.py: warning: --datapath {tmp_path / 'other'}: is not what {run / 'checkpoints' / 'last.pt'} was trained "
-        "on, so all of its images are evaluated, also any that it was trained on, perhaps 9 of 12 by their names; "
+        "on, so none of its images is left out for having been trained on, perhaps 9 of 12 by their names; "
         "main.py --evaluate --val-split 0.25 leaves these out"
     ]
     (_, _, count), lines = evaluate(capsys, run, "--datapath", str(tmp_path / "other"), "--val-split", "0.25")

@@ -484,8 +484,8 @@ def _validated_in_training(
         total = sum(len(images) for images in splits[:2] if images is not None)
         seen = f", perhaps {len(splits.train) if count is None else count:,} of {total:,} by their names"
     return None, (
-        f"--datapath {settings.datapath}: is not what {trained.path} was trained on, so all of its images are "
-        f"evaluated, also any that it was trained on{seen}{leaves_out}",
+        f"--datapath {settings.datapath}: is not what {trained.path} was trained on, so none of its images is "
+        f"left out for having been trained on{seen}{leaves_out}",
     )
 
 

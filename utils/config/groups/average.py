@@ -39,8 +39,7 @@ class AverageSettings:
         effect=(Needs("--ema-decay"), ends_before("ema_start_epoch", begins=True)),
     )
     ema_bn_batches: int = setting(
-        "training batches that give the average its batch-norm statistics before each validation; 3 cost about "
-        "one step",
+        "training batches that give the average its batch-norm statistics before each validation, each a forward pass",
         default=16,
         check=between(0, 10**6),
         effect=Needs(
