@@ -20,13 +20,13 @@ import sys
 from typing import TYPE_CHECKING
 
 from utils.config import arguments
-from utils.loop.exit_codes import report, stop_code, stop_line, told_by_each_machine
+from utils.loop.exit_codes import report, stop_code, stop_line
 from utils.loop.stop_signals import StoppedAtOnce, StopSignals
 from utils.record.run_folder import planned_folder
 from utils.runtime.console import log_at_once
 from utils.runtime.cpu import let_threads_wait_briefly
 from utils.runtime.garbage import garbage_collection
-from utils.runtime.process import RankInfo, end_process
+from utils.runtime.process import RankInfo, end_process, told_by_each_machine
 
 if TYPE_CHECKING:
     from utils.loop.hooks import Hooks

@@ -17,7 +17,7 @@ from utils.checkpoint.override import carry_over, refuse_other_groups, settings_
 from utils.config import arguments, hub_networks
 from utils.config.settings import Settings, UserError
 from utils.data.loaders import TrainLoader, ValidationLoader
-from utils.loop.exit_codes import report, told_by_each_machine
+from utils.loop.exit_codes import report
 from utils.loop.extras import Extras
 from utils.loop.hooks import Hooks
 from utils.loop.stop_signals import Stopped, StoppedAtOnce, StopSignals
@@ -29,7 +29,7 @@ from utils.record.writer import Writer
 from utils.run import Run
 from utils.runtime.cpu import let_threads_wait_briefly
 from utils.runtime.distributed import Distributed
-from utils.runtime.process import RankInfo
+from utils.runtime.process import RankInfo, told_by_each_machine
 from utils.train_validation import TraVal
 
 __all__ = ["Parts", "Training", "open_run"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from utils.config import plugins
@@ -17,16 +15,6 @@ from utils.runtime.process import RankInfo
 NAME = "main.py"
 FAILED = 1
 MISTAKE = 2
-
-
-@contextmanager
-def told_by_each_machine(ranks: RankInfo) -> Iterator[None]:
-    """Context of what depends on a machine's own files or devices: one process of each machine reports a mistake."""
-    try:
-        yield
-    except UserError as error:
-        error.on_all_ranks = ranks.local_rank > 0
-        raise
 
 
 def report(error: BaseException, ranks: RankInfo, signal_received: int, trains: bool = True) -> int:

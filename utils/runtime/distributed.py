@@ -26,7 +26,7 @@ from utils.runtime import devices
 from utils.runtime.cpu import keep_freed_memory, threads_per_process
 from utils.runtime.heartbeat import Heartbeat
 from utils.runtime.long_work import LongWork
-from utils.runtime.process import RankInfo, end_with_parent, port_in_use
+from utils.runtime.process import RankInfo, end_with_parent, port_in_use, told_by_each_machine
 from utils.runtime.sharding import is_sharded
 
 T = TypeVar("T")
@@ -49,11 +49,8 @@ class Distributed:
         self._algorithms_before = (False, False)
         self._cudnn_before = False
         self.timeout = timedelta(seconds=settings.timeout)
-        try:
+        with told_by_each_machine(ranks):
             self.device = _choose_device(settings, ranks)
-        except UserError as error:
-            error.on_all_ranks = ranks.local_rank > 0  # one process of each machine reports it
-            raise
         if self.device.type != "cpu":
             torch.accelerator.set_device_index(self.device.index)
 

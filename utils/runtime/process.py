@@ -8,6 +8,8 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -64,6 +66,16 @@ class RankInfo:
     def is_main(self) -> bool:
         """True on the one process that writes files and prints."""
         return self.rank == 0
+
+
+@contextmanager
+def told_by_each_machine(ranks: RankInfo) -> Iterator[None]:
+    """Context of what depends on a machine's own files or devices: one process of each machine reports a mistake."""
+    try:
+        yield
+    except UserError as error:
+        error.on_all_ranks = ranks.local_rank > 0
+        raise
 
 
 def trains_by_itself() -> str | None:
