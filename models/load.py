@@ -116,8 +116,8 @@ def load_model(
     hub_networks.remember(state.get(hub_networks.KEY))
     _compare_plugins(path, arch, state.get("plugins") or {})
     preprocessing = Preprocessing.from_state(state.get("preprocessing"), path)
-    settings, fingerprint, progress = (state.get(name) for name in ("settings", "fingerprint", "progress"))
-    settings = settings if isinstance(settings, dict) else {}
+    settings = checkpoint.dict_in(state, "settings")
+    fingerprint, progress = (state.get(name) for name in ("fingerprint", "progress"))
     has_average = isinstance(state.get("ema"), dict)
     if raw:
         state = {**state, "ema": None}
@@ -156,8 +156,7 @@ def load_model(
 
 def _averaged(state: Mapping[str, Any]) -> int:
     """How many checkpoints' mean a soup is; 1 for other checkpoints."""
-    soup = state.get("soup")
-    ingredients = soup.get("ingredients") if isinstance(soup, dict) else None
+    ingredients = checkpoint.dict_in(state, "soup").get("ingredients")
     return len(ingredients) if isinstance(ingredients, list) else 1
 
 

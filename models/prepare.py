@@ -252,9 +252,9 @@ def read_weights(settings: ModelSettings) -> ResumePoint | None:
     if not settings.weights:
         return None
     weights = ResumePoint.whole(Path(settings.weights))
-    stored = weights.state.get("settings")
+    stored = checkpoint.dict_in(weights.state, "settings")
     for name in shaping("network"):
-        if isinstance(stored, dict) and stored.get(name) is True and not getattr(settings, name):
+        if stored.get(name) is True and not getattr(settings, name):
             # The weights fit the network without the flag, which computes something else.
             raise UserError(f"--weights {weights.path}: was trained with {flag_of(name)}; give that flag, too")
     return weights
@@ -264,8 +264,7 @@ def trained_image_size(settings: ModelSettings, point: ResumePoint | None) -> Si
     """Size of the images that the weights of a checkpoint or of --pretrained were trained on; None if nothing says."""
     if point is None and settings.pretrained:
         return preprocessing_of(settings.arch).preprocessing.image_size
-    preprocessing = None if point is None else point.state.get("preprocessing")
-    size = preprocessing.get("image_size") if isinstance(preprocessing, dict) else None
+    size = None if point is None else checkpoint.dict_in(point.state, "preprocessing").get("image_size")
     return (tuple(size) if isinstance(size, list) else size) if is_size(size) else None
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from models.build import build_model, classes_of, located, unknown_arch
 from models.load import Loaded, load_model
 from models.starting_weights import preprocessing_of
+from utils.checkpoint.checkpoint import dict_in
 from utils.checkpoint.resume import ResumePoint
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import Settings, UserError
@@ -105,8 +106,7 @@ def build_teacher(source: str, data: Data, device: torch.device) -> Teacher:
 
 def other_teacher(teacher: Teacher, resume_point: ResumePoint) -> str:
     """Message if ``teacher`` is not the one of the run to resume; '' if it is, or if that run has none."""
-    begun = resume_point.state.get("teacher")
-    digest = begun.get("digest") if isinstance(begun, dict) else None
+    digest = dict_in(resume_point.state, "teacher").get("digest")
     if digest in (None, teacher.origin.digest):  # a run without one differs in its settings
         return ""
     return (

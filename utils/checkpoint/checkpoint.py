@@ -16,7 +16,7 @@ import shutil
 import struct
 import warnings
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -348,9 +348,14 @@ def step_of(path: Path) -> int | None:
 
 
 def _step(state: dict[str, Any]) -> int:
-    progress = state.get("progress")
-    step = progress.get("step") if isinstance(progress, dict) else None
+    step = dict_in(state, "progress").get("step")
     return step if isinstance(step, int) else -1
+
+
+def dict_in(state: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The dict that a checkpoint has under ``name``; {} without one, as in files of other programs."""
+    found = state.get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def weights_of(state: dict[str, Any], path: Path) -> dict[str, torch.Tensor]:
@@ -417,10 +422,10 @@ def load_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], where
 
 def average_moved_since_validation(state: dict[str, Any]) -> bool:
     """True if a checkpoint's average of the weights has moved since its batch-norm statistics were computed."""
-    progress = state.get("progress")
-    settings = state.get("settings")
-    if not (isinstance(progress, dict) and isinstance(settings, dict) and isinstance(state.get("ema"), dict)):
+    if not isinstance(state.get("ema"), dict):
         return False
+    progress = dict_in(state, "progress")
+    settings = dict_in(state, "settings")
     validated = progress.get("validated_step")
     averaged = progress.get("averaged_step")
     if settings.get("swa_start_epoch"):  # moves once an epoch

@@ -91,8 +91,7 @@ class ResumePoint:
         Leaves out values that equal what the run's schedule chose for its number of epochs, because a checkpoint cannot
         tell them from the user's: they follow --epochs. Raises ``UserError`` for parts from a plugin not loaded.
         """
-        stored = self.state.get("settings")
-        stored = stored if isinstance(stored, dict) else {}
+        stored = checkpoint.dict_in(self.state, "settings")
         plugins.refuse_missing(stored, self.path)
         left = _left_to_the_schedule(stored)
         if stored:
@@ -435,8 +434,7 @@ def _of_these_images(args: Settings, fingerprint: Callable[[], str], state: dict
 
 def is_at(state: dict[str, Any], data: DataSettings) -> bool:
     """True if the data of a checkpoint's ``state``, and their table of labels if any, lay where ``data`` says."""
-    stored = state.get("settings")
-    stored = stored if isinstance(stored, dict) else {}
+    stored = checkpoint.dict_in(state, "settings")
     labels = stored.get("labels")
     if (labels is None) != (data.labels is None):
         return False

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from utils.checkpoint.checkpoint import FORMAT, average_moved_since_validation
+from utils.checkpoint.checkpoint import FORMAT, average_moved_since_validation, dict_in
 from utils.checkpoint.progress import Progress
 from utils.checkpoint.resume import ResumePoint
 from utils.config import hub_networks, plugins
@@ -34,8 +34,8 @@ def evaluation_header(point: ResumePoint | None, model: torch.nn.Module) -> list
     """A line or two about the checkpoint that ``--evaluate`` evaluates; none if ``point`` is None."""
     if point is None:
         return []
-    progress = point.state.get("progress")  # bare weights have none
-    progress = progress if isinstance(progress, dict) and "step" in progress else {}
+    progress = dict_in(point.state, "progress")
+    progress = progress if "step" in progress else {}  # bare weights have none
     reached = f", after epoch {progress.get('epoch')}, step {progress['step']}" if progress else ""
     its_best = progress.get("best_epoch") if point.folder is not None else None
     is_within = bool(progress.get("step_in_epoch"))
@@ -55,8 +55,7 @@ def evaluation_lines(report: AnyReport, settings: DataSettings, point: ResumePoi
     cut = cut_words(settings.max_val_batches)
     lines = [] if report.by_class is None else [f"validation{cut}  {report.by_class}"]
     lines += [f"validation{cut}  {name} {value:.4f}" for name, value in report.own.items()]
-    progress = point and point.state.get("progress")
-    step = progress.get("step") if isinstance(progress, dict) else None
+    step = None if point is None else dict_in(point.state, "progress").get("step")
     lines += [] if cut else [f"warning: {doubt}" for doubt in doubts_of(report, step, settings.dataname)]
     return [*lines, figures(report, settings.max_val_batches)]
 
