@@ -156,11 +156,10 @@ def _taken(arch: str) -> str | None:
 
 def _check_own(model: Any, own: plugins.Entry) -> None:
     """Raise ``UserError`` unless the function ``own`` of a user's file has returned a network that can train."""
-    where = f"--plugin {own.file}: network {own.name}"
     if not isinstance(model, nn.Module):
-        raise UserError(f"{where} must return a torch.nn.Module, not {type(model).__name__}")
+        raise UserError(f"{own.where} must return a torch.nn.Module, not {type(model).__name__}")
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UserError(f"{where} has no parameter that trains")
+        raise UserError(f"{own.where} has no parameter that trains")
 
 
 def locate(arch: str) -> tuple[str, str] | None:

@@ -51,6 +51,11 @@ class Entry:
         with suppress(ValueError):  # some functions of C tell none
             vars(self)["__signature__"] = inspect.signature(self.make)
 
+    @property
+    def where(self) -> str:
+        """The beginning of a message about the entry: '--plugin FILE: loss NAME'."""
+        return f"--plugin {self.file}: {self.kind} {self.name}"
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with mistakes_of(self.file, f"{self.kind} {self.name}"):
             return self.make(*args, **kwargs)

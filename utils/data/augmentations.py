@@ -186,10 +186,7 @@ class PluginAugmentation(Augmentation):
         augmented = self.function(images, *numbers)
         if not isinstance(augmented, torch.Tensor) or augmented.shape[:2] != images.shape[:2] or augmented.ndim != 4:
             given = tuple(augmented.shape) if isinstance(augmented, torch.Tensor) else type(augmented).__name__
-            raise UserError(
-                f"--plugin {self.function.file}: augmentation {self.function.name} must return images of the shape "
-                f"{tuple(images.shape)}, not {given}"
-            )
+            raise UserError(f"{self.function.where} must return images of the shape {tuple(images.shape)}, not {given}")
         if self.normalised:  # with memory of its own for each number, for what follows writes into it
             augmented = augmented.to(images.dtype).clone()
         if not self.scale_is_known:
@@ -208,8 +205,8 @@ class PluginAugmentation(Augmentation):
         if apart:
             what = "images normalised" if self.normalised else "levels from 0 to 255,"
             raise UserError(
-                f"--plugin {self.function.file}: augmentation {self.function.name} must return {what} as it is given; "
-                f"its numbers lie between {float(augmented.min()):.4g} and {float(augmented.max()):.4g}"
+                f"{self.function.where} must return {what} as it is given; its numbers lie between "
+                f"{float(augmented.min()):.4g} and {float(augmented.max()):.4g}"
             )
         self.scale_is_known = before > (0 if self.normalised else 1)
 

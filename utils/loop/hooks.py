@@ -71,7 +71,7 @@ class Hooks:
             if hook.name not in points:
                 known = or_nearest(hook.name, list(points), f"there are {', '.join(points)}")
                 raise UserError(f"--plugin {hook.file}: there is no point {hook.name} for a hook; {known}")
-            plugins.refuse_other_arguments(hook, f"--plugin {hook.file}: hook {hook.name}", given[hook.name])
+            plugins.refuse_other_arguments(hook, hook.where, given[hook.name])
             points[hook.name].append(hook)
         return Hooks(**points)
 

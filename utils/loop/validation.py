@@ -105,8 +105,8 @@ def _mean(metric: plugins.Entry, logits: torch.Tensor, targets: torch.Tensor) ->
     if not isinstance(values, torch.Tensor) or values.shape != targets.shape[:1]:
         given = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
         raise UserError(
-            f"--plugin {metric.file}: metric {metric.name} must return a value for each of {len(targets)} images, a "
-            f"tensor of the shape ({len(targets)},), not {given}"
+            f"{metric.where} must return a value for each of {len(targets)} images, a tensor of the shape "
+            f"({len(targets)},), not {given}"
         )
     return values.to(exact_device(values.device), torch.float64).mean()
 

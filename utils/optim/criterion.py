@@ -211,11 +211,9 @@ class PluginLoss(nn.Module):
         loss = self.function(_at_least_float32(logits), targets)
         if not isinstance(loss, torch.Tensor) or loss.ndim:
             given = f"a tensor of the shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)[:40]
-            own = self.function
-            raise UserError(f"--plugin {own.file}: loss {own.name} must return a tensor of one number, not {given}")
+            raise UserError(f"{self.function.where} must return a tensor of one number, not {given}")
         if torch.is_grad_enabled() and logits.requires_grad and not loss.requires_grad:
-            where = f"--plugin {self.function.file}: loss {self.function.name}"
-            raise UserError(f"{where} must be computed from the logits; nothing would train")
+            raise UserError(f"{self.function.where} must be computed from the logits; nothing would train")
         return loss
 
 

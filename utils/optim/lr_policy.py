@@ -147,8 +147,7 @@ def _own_factor(own: plugins.Entry, step: int, steps: int) -> float:
     except (TypeError, ValueError):
         factor = math.nan
     if not -ROUNDING <= factor < math.inf:
-        where = f"--plugin {own.file}: lr_policy {own.name}"
-        raise UserError(f"{where} must return a number of 0 or more, not {given!r} (step {step})")
+        raise UserError(f"{own.where} must return a number of 0 or more, not {given!r} (step {step})")
     return factor
 
 

@@ -147,12 +147,11 @@ def _of_plugin(make: plugins.Entry) -> Builder:
     def build(settings: OptimisationSettings, model: nn.Module, arguments: OptimizerArguments) -> Optimizers:
         groups = parameter_groups(settings, model)
         optimizer = make(groups, settings.lr, **arguments.of(make, without=("groups", "lr")))
-        whose = f"--plugin {make.file}: optimizer {make.name}"
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise UserError(f"{whose} must return a torch.optim.Optimizer, not {type(optimizer).__name__}")
+            raise UserError(f"{make.where} must return a torch.optim.Optimizer, not {type(optimizer).__name__}")
         closure = inspect.signature(optimizer.step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:
-            raise UserError(f"{whose} needs the loss again in its step, which has it once")
+            raise UserError(f"{make.where} needs the loss again in its step, which has it once")
         return (optimizer,)
 
     return build
