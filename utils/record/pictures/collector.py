@@ -106,8 +106,11 @@ class Collector(nn.Module):
         self._shown = set(np.linspace(0, samples - 1, min(samples, MOST_POINTS)).round().astype(int).tolist())
         self._with_matrix = self.draws_matrix and classes <= MOST_CLASSES
         self._own_curves = classes if classes <= MOST_CURVES else 0
-        self._counts = torch.zeros(self._numbers, dtype=torch.int64, device=device)  # the matrix and the curves, flat
-        self._worst: tuple[torch.Tensor, ...] = ()  # probability, number, class, answer, pixels
+        self._of_curves = (1 + self._own_curves) * 2 * THRESHOLDS
+        of_matrix = classes**2 if self._with_matrix else 0
+        # the curves, then the matrix, flat
+        self._counts = torch.zeros(self._of_curves + of_matrix, dtype=torch.int64, device=device)
+        self._worst: tuple[torch.Tensor, ...] = ()  # in the order of a ``Mistake``
         self._points: list[tuple[torch.Tensor, ...]] = []
         self._batch: Batch
         self._features = SeenFeatures(of)
@@ -153,27 +156,20 @@ class Collector(nn.Module):
             places.append(((2 * curve + is_target) * THRESHOLDS + bins).flatten())
             counts.append(known)
         if self._with_matrix:
-            places.append(self._numbers - self.classes**2 + targets * self.classes + predicted.clamp(min=0))
+            places.append(self._of_curves + targets * self.classes + predicted.clamp(min=0))
             counts.append((predicted != NO_CLASS).long())
         self._counts.index_add_(0, torch.cat(places), torch.cat(counts))
 
-    @property
-    def _numbers(self) -> int:
-        curves = (1 + self._own_curves) * 2 * THRESHOLDS
-        return curves + (self.classes**2 if self._with_matrix else 0)
-
     def _keep_worst(self, answers: Answers, images: torch.Tensor) -> None:
         """Keep the most confident mistakes; of equally confident ones, the first in the set."""
-        sure = answers.sure
         targets, predicted = answers.mistake
-        numbers = torch.from_numpy(np.asarray(self._batch.indices)).to(targets.device)
-        new = [sure, numbers, targets, predicted]
-        kept = self._worst or tuple(one[:0] for one in new)
-        sure, *others = (torch.cat(pair) for pair in zip(kept[:4], new, strict=True))
-        best = sure.argsort(descending=True, stable=True)[:MOST_MISTAKES]
+        numbers = torch.as_tensor(self._batch.indices).to(targets.device)
         pixels = self._pixels(images[: len(targets)], LONGEST_SIDE)
-        pixels = torch.cat([self._worst[4], pixels]) if self._worst else pixels
-        self._worst = (sure[best], *(one[best] for one in others), pixels[best])
+        found: tuple[torch.Tensor, ...] = (numbers, targets, predicted, answers.sure, pixels)
+        if self._worst:
+            found = tuple(torch.cat(pair) for pair in zip(self._worst, found, strict=True))
+        best = found[3].argsort(descending=True, stable=True)[:MOST_MISTAKES]
+        self._worst = tuple(one[best] for one in found)
 
     def _keep_points(self, answers: Answers, images: torch.Tensor) -> None:
         targets, predicted = answers.point
@@ -181,7 +177,7 @@ class Collector(nn.Module):
         features = self._features.of(len(images)) if chosen else None
         if features is None:
             return
-        numbers = torch.from_numpy(np.asarray(self._batch.indices)[chosen])
+        numbers = torch.as_tensor(self._batch.indices)[chosen]
         pixels = self._pixels(images[chosen], THUMBNAIL)
         self._points.append((numbers, targets[chosen], predicted[chosen], features[chosen], pixels))
 
@@ -205,10 +201,10 @@ class Collector(nn.Module):
         for its_mistakes, its_points in distributed.gather(mine):
             mistakes += [one for part in its_mistakes for one in part if one.share >= 0]
             points += [one for part in its_points for one in part]
-        curves = (1 + self._own_curves) * 2 * THRESHOLDS
+        matrix = counts[self._of_curves :].reshape(self.classes, self.classes) if self._with_matrix else None
         return Gathered(
-            confusion=counts[curves:].reshape(self.classes, self.classes) if self._with_matrix else None,
-            curves=counts[:curves].reshape(-1, 2, THRESHOLDS),
+            confusion=matrix,
+            curves=counts[: self._of_curves].reshape(-1, 2, THRESHOLDS),
             mistakes=sorted(mistakes, key=lambda one: (-one.share, one.index))[:MOST_MISTAKES],
             points=sorted(points, key=lambda one: one.index),
         )
@@ -244,6 +240,4 @@ def _likeliest(shares: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
 def _on_host(kind: type, columns: Sequence[torch.Tensor]) -> list[Any]:
     """Rows of ``columns``, each as a ``kind`` that holds Python numbers and NumPy arrays."""
     numbers = [column.tolist() if column.ndim == 1 else list(column.cpu().numpy()) for column in columns]
-    if kind is Mistake and numbers:  # ``_worst`` begins with the probability
-        numbers = [*numbers[1:4], numbers[0], numbers[4]]
     return [kind(*row) for row in zip(*numbers, strict=True)]

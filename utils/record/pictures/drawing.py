@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
+from utils.config.spelling import printable
 from utils.record.pictures.collector import NO_CLASS, Mistake
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
@@ -111,5 +112,5 @@ def _fitting(name: str, rest: str, font: Font) -> str:
 
 
 def _printable(name: str, length: int) -> str:
-    clean = "".join(character if character.isprintable() else "?" for character in name)
+    clean = printable(name)
     return clean if len(clean) <= length else f"{clean[: length - 1]}."
