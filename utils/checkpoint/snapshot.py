@@ -25,14 +25,13 @@ class Snapshot:
 
         Tensors that share memory share it in the copy too.
         """
-        events: dict[torch.device, torch.cuda.Event] = {}
         seen: dict[tuple[Any, ...], torch.Tensor] = {}
         copy = self._copy(state, (), seen)
-        for device in {key[0] for key in seen if runs_ahead(key[0])}:
-            events[device] = torch.cuda.current_stream(device).record_event()
+        devices = {device for device, *_ in seen if runs_ahead(device)}
+        events = [torch.cuda.current_stream(device).record_event() for device in devices]
 
         def complete() -> None:
-            for event in events.values():
+            for event in events:
                 event.synchronize()
 
         return copy, complete
