@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from utils.runtime.cpu import cores
+from utils.runtime.cpu import cores, facts
 
 if TYPE_CHECKING:
     from utils.runtime.distributed import Distributed
@@ -30,11 +30,7 @@ def machine(distributed: Distributed) -> str:
 
 def processor() -> str:
     """The processor's name; its architecture if the system does not tell the name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # not Linux
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    names = [line.partition(":")[2].strip() for line in facts() if line.startswith("model name")]
     return next(filter(None, names), "") or platform.processor() or platform.machine()
 
 

@@ -12,21 +12,25 @@ from pathlib import Path
 
 SPINS = "5000"
 BF16_UNITS = ("amx_bf16", "avx512_bf16", "bf16", "svebf16")  # names in /proc/cpuinfo, on x86-64 and Arm
-CPU_FLAGS = Path("/proc/cpuinfo")
+CPU_FACTS = Path("/proc/cpuinfo")
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of all its cores together, and their period
 # of glibc's mallopt
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_MAX = -4
 
 
+def facts() -> list[str]:
+    """What the system tells about the CPU, a line each; nothing where it is not Linux."""
+    try:
+        return CPU_FACTS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
 @functools.cache
 def has_bf16_units() -> bool:
     """True if the CPU multiplies bfloat16 in hardware, as far as the system tells; emulation is far slower."""
-    try:
-        lines = CPU_FLAGS.read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return False
-    flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+    flags = next((line for line in facts() if line.lower().startswith(("flags", "features"))), "")
     return not set(BF16_UNITS).isdisjoint(flags.split())
 
 

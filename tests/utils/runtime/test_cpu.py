@@ -62,7 +62,7 @@ def test_cores_are_shared_out_and_a_persons_wish_wins(wished, processes, threads
 def test_units_for_bf16_are_read_from_the_systems_file(text, expected, monkeypatch, tmp_path):
     if text is not None:
         (tmp_path / "cpuinfo").write_text(text)
-    monkeypatch.setattr(cpu, "CPU_FLAGS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(cpu, "CPU_FACTS", tmp_path / "cpuinfo")
     assert cpu.has_bf16_units.__wrapped__() is expected
 
 
