@@ -29,7 +29,7 @@ from utils.config.settings import UserError, flag_of, shaping
 from utils.config.spelling import or_nearest
 from utils.optim.head import begin_head
 
-_WITH_EXTRA_HEADS = ("googlenet", "inception_v3")  # torchvision's, whose second heads are for training alone
+WITH_EXTRA_HEADS = ("googlenet", "inception_v3")  # torchvision's, whose second heads are for training alone
 SMALL_IMAGE = 64  # up to this many pixels, a residual network begins with a 3x3 stem and no max-pool
 
 
@@ -269,7 +269,7 @@ def constructor_arguments(
     if channels != 3:
         seen = "grey images" if channels == 1 else f"images of {channels} channels"
         raise UserError(f"{settings.arch} was given a first convolution for {seen}, which torchvision cannot make")
-    without_extra_heads = {"aux_logits": False, "init_weights": False} if name in _WITH_EXTRA_HEADS else {}
+    without_extra_heads = {"aux_logits": False, "init_weights": False} if name in WITH_EXTRA_HEADS else {}
     return {**arguments, **_size_argument(name, image_size), **without_extra_heads}
 
 
@@ -305,11 +305,11 @@ def _torchvision(name: str, settings: ModelSettings, classes: int, channels: int
     pretrained = settings.pretrained
     extra = options_of(settings, lambda: constructor_of(lambda: torchvision.models.get_model(name, weights=None)))
     extra |= _size_argument(name, image_size)
-    if name in _WITH_EXTRA_HEADS:
+    if name in WITH_EXTRA_HEADS:
         extra |= {"aux_logits": pretrained, "init_weights": not pretrained}
     if pretrained:  # the weights come with ImageNet's classes
         model = torchvision.models.get_model(name, weights="DEFAULT", **extra)
-        if name in _WITH_EXTRA_HEADS:
+        if name in WITH_EXTRA_HEADS:
             model.aux_logits = False
             model.aux1 = None
             model.aux2 = None

@@ -17,6 +17,7 @@ from torch import nn
 
 from models.build import (
     SMALL_IMAGE,
+    WITH_EXTRA_HEADS,
     classes_of,
     is_timm_resnet,
     located,
@@ -97,7 +98,7 @@ def _of_torchvision(name: str) -> tuple[dict[str, Any], str]:
     (resized,) = shown.resize_size
     mean = list(shown.mean)
     std = list(shown.std)
-    if name in ("googlenet", "inception_v3"):
+    if name in WITH_EXTRA_HEADS:
         # torchvision's network normalises a second time, from ImageNet's mean and std to these; ours does not.
         mean = [0.5] * 3
         std = [0.5] * 3

@@ -54,7 +54,7 @@ _TIMM = {
 _TORCHVISION = ("ra", "ta_wide", "autoaugment", "imagenet", "cifar10", "svhn", "augmix")
 CHOICES = (*_TORCHVISION, *(name for name in _TIMM if name not in _TORCHVISION))
 EXAMPLES = "rand-m9-mstd0.5-inc1, augmix-m5-w4-d2"
-_SETS = ("", "weights", "3a", "3aw")  # of operations, after t
+_SETS = ("weights", "3a", "3aw")  # of operations, after t
 _WITHOUT_END = 100  # timm: a larger deviation means any level up to m
 
 
@@ -100,8 +100,8 @@ def read_policy(text: str) -> PolicyName:
 def _read_option(name: str, section: str) -> tuple[str, Any]:
     known = _TIMM[name]
     if section.startswith("t") and "t" in known:
-        if section[1:] not in _SETS[1:]:
-            raise ValueError(f"{section}: operations are {', '.join('t' + word for word in _SETS[1:])}")
+        if section[1:] not in _SETS:
+            raise ValueError(f"{section}: operations are {', '.join('t' + word for word in _SETS)}")
         return "t", section[1:]
     match = re.fullmatch(r"([a-z]+)([0-9.]+)", section)
     if not match or match[1] not in known:

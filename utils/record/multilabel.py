@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from utils.record.metrics import COUNT, ClassificationMeter, Figures, Report
+from utils.record.reading import THRESHOLD
 from utils.runtime.distributed import Distributed
 
 MISSING = -1
-THRESHOLD = 0.5
 HALVES = [0, 2]  # key of the permutation that halves a set, to choose thresholds
 
 
