@@ -12,7 +12,6 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from types import FrameType
 from typing import Any, TextIO
 
 INTERRUPTED = 130  # what shells report for Ctrl-C
@@ -32,10 +31,9 @@ def begin(program: str) -> None:
     """
     refuse_old_python(program)
     outlive_terminal()
-    if (
-        signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    ):  # not after a shell's &, which makes a process ignore it
-        signal.signal(signal.SIGINT, lambda number, frame: _end(program, frame))
+    # Not after a shell's &, which makes a process ignore it.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, lambda *_: _end(program))
 
 
 def say_interrupted(program: str) -> None:
@@ -44,7 +42,7 @@ def say_interrupted(program: str) -> None:
 
     def told(kind: Any, error: Any, trace: Any) -> None:
         if issubclass(kind, KeyboardInterrupt):
-            _end(program, None)
+            _end(program)
         before(kind, error, trace)
 
     sys.excepthook = told
@@ -80,7 +78,7 @@ def _say(line: str) -> None:
         print(line, file=sys.stderr)
 
 
-def _end(program: str, _: FrameType | None) -> None:
+def _end(program: str) -> None:
     if os.environ.get("RANK", "0") == "0":
         log_at_once(f"{program}: interrupted")
     os._exit(INTERRUPTED)

@@ -243,18 +243,16 @@ class Distributed:
 
     def no_sync(self, model: torch.nn.Module, more_to_come: bool) -> AbstractContextManager:
         """Context for forward and backward: ranks exchange gradients only if no more passes of the step are to come."""
-        # Whole gradients, kept until the last pass, would take the memory that sharding saves: it adds up parts.
-        waits = self.world_size > 1 and more_to_come and not is_sharded(model)
-        return (
-            model.no_sync() if waits and isinstance(model, torch.nn.parallel.DistributedDataParallel) else nullcontext()
-        )
+        # A sharded model adds up parts: whole gradients, kept until the last pass, would take the memory that it saves.
+        if more_to_come and isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            return model.no_sync()
+        return nullcontext()
 
     def seed(self, seed: int) -> None:
         """Seed this process's random generators, on CPU and device: torch.manual_seed without its bookkeeping."""
         torch.default_generator.manual_seed(seed)
-        graphed = (
-            self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        )  # of a step that draws nothing
+        # Steps that seed while a graph records them draw nothing.
+        graphed = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         if self.device.type != "cpu" and not graphed:
             torch.get_device_module(self.device).manual_seed(seed)
 

@@ -159,9 +159,8 @@ class RunSettings:
         )
         yield ((v.evaluate and v.resume == "auto") and "--evaluate needs a path: --resume auto continues training")
         yield (
-            (
-                v.resume not in (None, "auto") and v.weights and v.is_explicit("weights")
-            )  # auto may begin a run, with these
+            # auto may begin a run, with these
+            (v.resume not in (None, "auto") and v.weights and v.is_explicit("weights"))
             and "--resume PATH brings its own weights; remove --weights"
         )
         yield (
