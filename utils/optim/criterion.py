@@ -46,7 +46,7 @@ class WeightedCrossEntropy(OwnLoss):
     weights: torch.Tensor
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        logits = _at_least_float32(logits)
+        logits = at_least_float32(logits)
         weights = self.weights.to(logits.dtype)
         smoothing = self.settings.label_smoothing
         total = functional.cross_entropy(logits, targets, weights, reduction="sum")
@@ -76,7 +76,7 @@ class BinaryCrossEntropy(OwnLoss):
         return self.settings.bce_pos_weight
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        logits = _at_least_float32(logits)
+        logits = at_least_float32(logits)
         if self.known is None:
             weights = None if self.weights is None else image_weights(targets, self.weights.to(logits.dtype))[:, None]
             positive = None if self.positive_weight is None else logits.new_full((), self.positive_weight)
@@ -160,7 +160,7 @@ class FocalLoss(OwnLoss):
     """
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        logs = _at_least_float32(logits).log_softmax(1)
+        logs = at_least_float32(logits).log_softmax(1)
         smoothing = self.settings.label_smoothing
         # 1 - p without cancellation, and not 0, where the derivative of a power below 1 is infinite.
         others = (-torch.expm1(logs)).clamp(min=torch.finfo(logs.dtype).tiny)
@@ -208,7 +208,7 @@ class PluginLoss(nn.Module):
         self.function = function
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        loss = self.function(_at_least_float32(logits), targets)
+        loss = self.function(at_least_float32(logits), targets)
         if not isinstance(loss, torch.Tensor) or loss.ndim:
             given = f"a tensor of the shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)[:40]
             raise UserError(f"{self.function.where} must return a tensor of one number, not {given}")
@@ -224,7 +224,7 @@ def image_weights(targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return (targets.to(weights.dtype) * weights).sum(1)  # autocast would compute a matrix product in half precision
 
 
-def _at_least_float32(logits: torch.Tensor) -> torch.Tensor:
+def at_least_float32(logits: torch.Tensor) -> torch.Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from utils.config.groups.loss import LossSettings
 from utils.config.image_size import Size, sides, size_text
-from utils.optim.criterion import mean_loss
+from utils.optim.criterion import at_least_float32, mean_loss
 
 
 class Origin(NamedTuple):
@@ -112,9 +112,8 @@ class Distillation(nn.Module):
 
     def compare(self, logits: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
         """The teacher's term before weighting, shape (): ``logits`` against its ``answers``, (n, classes) each."""
-        dtype = torch.promote_types(logits.dtype, torch.float32)
-        logits = logits.to(dtype)
-        answers = answers.to(dtype)
+        logits = at_least_float32(logits)
+        answers = answers.to(logits.dtype)
         if self.hard:
             return functional.cross_entropy(logits, answers.argmax(1))
         network, teacher = ((values / self.temperature).log_softmax(1) for values in (logits, answers))

@@ -35,11 +35,11 @@ def parameter_groups(
     convention). If learning rates differ (``rates``), each has such groups of its own, with its ``lr_scale`` and
     ``name``. Raises ``UserError`` for a name that no parameter has.
     """
-    wanted = None if only is None else {id(parameter) for parameter in only}
+    wanted = set(model.parameters() if only is None else only)
     named = [
         (name, parameter)
         for name, parameter in model.named_parameters()
-        if parameter.requires_grad and (wanted is None or id(parameter) in wanted)
+        if parameter.requires_grad and parameter in wanted
     ]
     exempt = _without_decay(settings, model)
 

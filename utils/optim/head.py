@@ -12,8 +12,8 @@ from torch import nn
 
 def head_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters of the layers that output the logits, by name; all others are the backbone's."""
-    own = {id(parameter) for layer in output_layers(model) for parameter in layer.parameters()}
-    return {name: parameter for name, parameter in model.named_parameters() if id(parameter) in own}
+    own = {parameter for layer in output_layers(model) for parameter in layer.parameters()}
+    return {name: parameter for name, parameter in model.named_parameters() if parameter in own}
 
 
 def output_layers(model: nn.Module) -> list[nn.Module]:

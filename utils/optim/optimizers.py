@@ -172,7 +172,7 @@ def left_out(settings: OptimisationSettings, model: nn.Module, optimizers: Optim
 
 def _fused(kind: Callable[..., Any], groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
     """Build an optimizer of ``kind`` with torch's fused kernel, the fastest on CPU and GPU, where torch has one."""
-    sharded = any(isinstance(p, nn.Parameter) and hasattr(p, "to_local") for group in groups for p in group["params"])
+    sharded = any(hasattr(parameter, "to_local") for group in groups for parameter in group["params"])
     # torch's DTensor, of which a sharded network consists, knows no fused SGD.
     ways = inspect.signature(kind).parameters
     way = "fused" if "fused" in ways and not sharded else "foreach"
@@ -257,8 +257,8 @@ def _matrices_and_others(model: nn.Module, optimizer: str) -> tuple[list[nn.Para
     matrices = [weight for weight in weights if weight.requires_grad]
     if not matrices:
         raise UserError(f"--optimizer {optimizer}: {type(model).__name__} has no hidden matrix or filter; use adamw")
-    taken = {id(parameter) for parameter in matrices}
-    return matrices, [parameter for parameter in model.parameters() if id(parameter) not in taken]
+    taken = set(matrices)
+    return matrices, [parameter for parameter in model.parameters() if parameter not in taken]
 
 
 def _timm(settings: OptimisationSettings, model: nn.Module, arguments: OptimizerArguments) -> Optimizers:
