@@ -83,7 +83,6 @@ class Run:
 
     @property
     def images(self) -> DataReader:
-        """The reader of the run's data."""
         self.reader = self.reader or DataReader.of(self.args, self.distributed.device, self.progress_log, self.is_main)
         return self.reader
 

@@ -33,7 +33,6 @@ class Program(NamedTuple):
 
     @property
     def names(self) -> frozenset[str]:
-        """All flags of the program."""
         return self.synonyms | self.instead.keys() | self.same
 
 

@@ -69,7 +69,6 @@ class Given:
 
     @property
     def peak_lr(self) -> float:
-        """The peak learning rate."""
         return learning_rate(self)[0]
 
 

@@ -83,6 +83,5 @@ def _arguments(annotation: str) -> list[str]:
 
 
 def call(hooks: Iterable[Callable[..., Any]], *arguments: Any) -> None:
-    """Call each hook of a point with ``arguments``."""
     for hook in hooks:
         hook(*arguments)

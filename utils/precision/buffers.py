@@ -104,12 +104,10 @@ class BufferCopy:
         return (lambda tensor: self._copy_of.get(id(tensor), tensor)) if self._copy_of else None
 
     def remember(self) -> None:
-        """Copy all buffers."""
         self._live.copy_to(self._copies)
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Restore the copied buffers."""
         self._live.restore(self._copies)
 
     @torch.no_grad()

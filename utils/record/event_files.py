@@ -46,7 +46,6 @@ class EventFile:
         self._records.flush()
 
     def close(self) -> None:
-        """Close the file."""
         self._records.close()
 
 

@@ -191,7 +191,6 @@ class ClassificationMeter:
         return self.named[name]
 
     def reset(self) -> None:
-        """Set all sums back to zero."""
         self._waiting = []
         self._waiting_numbers = 0
         for sums in (self._sums, *self.named.values()):

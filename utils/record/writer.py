@@ -336,7 +336,6 @@ class Writer:
             tracking.end(finished)
 
     def close(self) -> None:
-        """Close all files."""
         with ExitStack() as whatever_fails:
             if self._log:
                 whatever_fails.callback(self._log.close)
