@@ -51,8 +51,8 @@ class Freezing:
         if patterns and trained <= self.names:
             raise UserError(f"--freeze {' '.join(patterns)}: leaves nothing to train")
         self._trained = self.names & trained
-        norms = [name for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
-        norms = [name for name in norms if model.get_submodule(name).running_mean is not None]
+        layers = model.named_modules()
+        norms = [name for name, one in layers if isinstance(one, _BatchNorm) and one.running_mean is not None]
         of_frozen = {name for name in norms if self._is_frozen(model, name)}
         self.norms = frozenset(norms if all_statistics else of_frozen)
         self.count = sum(named[name].numel() for name in self.names)

@@ -132,7 +132,7 @@ def checkpoint_description(args: Settings, data: Data, criterion: torch.nn.Modul
         "versions": versions(),
         "fingerprint": data.fingerprint,
         **({"plugins": plugins.digests()} if plugins.digests() else {}),
-        **hub_networks.in_checkpoint(args.model.arch, args.values().get("teacher")),
+        **hub_networks.in_checkpoint(args.model.arch, args.loss.teacher),
     }
 
 
