@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from scripts.common.uncertainty import TAILS, around, drawn
+from scripts.common.uncertainty import TAILS, around, drawn, number_of
 from utils.record.multilabel import THRESHOLD, MultilabelClasses, f1_of, known_targets, micro_f1_of
 from utils.record.reading import SeveralLabels
 
@@ -167,6 +167,14 @@ def intervals(
         high, low = np.nanpercentile(resamples, TAILS)
         spans[name] = around(values[name], values[name] - np.array([low, high]), units, limits)
     return spans
+
+
+def intervals_of(
+    metrics: Any, scores: np.ndarray, targets: np.ndarray, groups: np.ndarray | None
+) -> dict[str, tuple[float, float]]:
+    """95 % interval of each metric of ``Resampled``, by name; ``metrics`` has them on all images as attributes."""
+    values = {name: getattr(metrics, name) for name in Resampled._fields}
+    return intervals(resampled(scores, targets, groups), values, number_of(groups) or len(targets))
 
 
 def resampled(scores: np.ndarray, targets: np.ndarray, groups: np.ndarray | None = None) -> Resampled:

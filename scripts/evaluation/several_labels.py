@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scripts.common.label_answers import Resampled, intervals, resampled
+from scripts.common.label_answers import Resampled, intervals, intervals_of, resampled
 from scripts.common.output import plain
 from scripts.common.predictions import LabelPredictions
 from scripts.common.uncertainty import CONFIDENCE, bootstrap_interval, number_of, wilson_interval
@@ -25,9 +25,8 @@ def summary(predictions: LabelPredictions) -> dict[str, Any]:
     report = predictions.report
     by_class = predictions.by_class
     targets = predictions.targets
-    figures = {name: getattr(report, name) for name in Resampled._fields}
     groups = predictions.groups
-    spans = intervals(resampled(predictions.scores, targets, groups), figures, number_of(groups) or len(targets))
+    spans = intervals_of(report, predictions.scores, targets, groups)
     known = targets >= 0
     judged = known.any(1)
     right = ((predictions.scores >= THRESHOLD) == (targets == 1)) & ~np.isnan(predictions.scores)
@@ -38,7 +37,7 @@ def summary(predictions: LabelPredictions) -> dict[str, Any]:
     return {
         "images": report.count,
         "groups": number_of(groups),
-        **figures,
+        **{name: getattr(report, name) for name in spans},
         **{f"{name}_interval_bootstrap": span for name, span in spans.items()},
         "auroc": by_class.auroc,
         "loss": report.loss,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scripts.common.features import Features
-from scripts.common.label_answers import Resampled, intervals, resampled
+from scripts.common.label_answers import intervals_of
 from scripts.common.neighbours import NEIGHBOURS, Duplicate, near_duplicates, nearest, unit, votes
 from scripts.common.probe import STRENGTHS, Probe, doubted, fit_probe, score_of
 from scripts.common.uncertainty import number_of, wilson_interval
@@ -238,9 +238,7 @@ def accuracies(of: Study) -> list[dict[str, Any]]:
     for name, shares in (("nearest neighbours", of.by_neighbours), ("logistic probe", of.by_probe)):
         value = score_of(shares, labels)
         if of.several:
-            figures = MultilabelClasses.of(shares, labels)
-            values = {name: getattr(figures, name) for name in Resampled._fields}
-            low, high = intervals(resampled(shares, labels, groups), values, number_of(groups) or len(labels))["map"]
+            low, high = intervals_of(MultilabelClasses.of(shares, labels), shares, labels, groups)["map"]
         else:
             low, high = wilson_interval(shares.argmax(1) == labels, groups)
         apart = ~of.copied

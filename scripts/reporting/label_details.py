@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from scripts.common.label_answers import LabelAnswers, Resampled, intervals, resampled
+from scripts.common.label_answers import LabelAnswers, intervals_of
 from scripts.common.output import number, numbers
 from scripts.common.predictions import LabelPredictions
-from scripts.common.uncertainty import number_of
 from scripts.reporting.details import Predicted, ShownSamples, each_gallery
 from scripts.reporting.run_parts import ShownMetric, shown
 from scripts.reporting.thumbnails import Thumbnails
@@ -89,9 +88,7 @@ def metrics_of(predictions: LabelPredictions) -> list[ShownMetric]:
     """
     report = predictions.report
     of = predictions.by_class
-    figures = {name: getattr(report, name) for name in Resampled._fields}
-    units = number_of(predictions.groups) or len(predictions.targets)
-    spans = intervals(resampled(predictions.scores, predictions.targets, predictions.groups), figures, units)
+    spans = intervals_of(report, predictions.scores, predictions.targets, predictions.groups)
     words = {
         name: "undefined" if math.isnan(low) else f"95 %: {low:.1f} to {high:.1f}"
         for name, (low, high) in spans.items()
