@@ -32,8 +32,8 @@ class Cell(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Answers:
-    """Logits, float32 (n, classes) on the CPU, and labels, int64 (n,), of images."""
+class Answered:
+    """``logits``, float32 (n, classes) on the CPU, and ``labels`` of n images."""
 
     logits: torch.Tensor
     labels: torch.Tensor
@@ -44,14 +44,18 @@ class Answers:
         return None
 
     @cached_property
-    def truth(self) -> np.ndarray:
-        """Labels as a NumPy array, int64 (n,)."""
-        return self.labels.numpy()
-
-    @cached_property
     def finite(self) -> torch.Tensor:
         """Whether all logits of an image are finite, neither NaN nor infinite: bool (n,)."""
         return self.logits.isfinite().all(1)
+
+
+class Answers(Answered):
+    """Answers with one label per image: ``labels`` are int64 (n,)."""
+
+    @cached_property
+    def truth(self) -> np.ndarray:
+        """Labels as a NumPy array, int64 (n,)."""
+        return self.labels.numpy()
 
     @cached_property
     def predicted(self) -> np.ndarray:

@@ -24,7 +24,7 @@ from models.prepare import BEGUN, known_preprocessing, read_weights, trained_ima
 from models.starting_weights import load_start
 from scripts.common.command_line import say, warn
 from scripts.common.output import whole_file
-from scripts.common.predictions import Chosen, ids_of, picture, point_of, predict_split, read_images, settings_of
+from scripts.common.predictions import Chosen, FromDataSet, ids_of, point_of, predict_split, read_images, settings_of
 from utils.config import arguments
 from utils.config.groups.data import DataSettings
 from utils.config.groups.model import ModelSettings
@@ -48,12 +48,12 @@ COLUMNS = ("features", "thumbnails", "labels", "numbers")
 
 
 @dataclass(frozen=True)
-class Features:
+class Features(FromDataSet):
     """Features of n images of a split, in the data set's order, with validation preprocessing.
 
     ``features``: float32 (n, d). ``thumbnails``: float32 (n, 256), as in ``PredictedImages``. ``labels``: int64 (n,),
     indices into ``classes``; multi-label: int8 (n, classes), 1 shown, 0 not shown, -1 missing. ``ids``: paths, or
-    numbers such as 'val[17]'. ``numbers``: int64 (n,), the images' indices in ``images``.
+    numbers such as 'val[17]'.
     """
 
     split: str
@@ -67,15 +67,6 @@ class Features:
 
     def __len__(self) -> int:
         return len(self.labels)
-
-    @property
-    def groups(self) -> np.ndarray | None:
-        """Group of each image, str (n,); None if the data set has no groups."""
-        return None if self.images.groups is None else self.images.groups[self.numbers]
-
-    def picture(self, place: int) -> Any:
-        """Whole image at ``place`` among the n, as a Pillow image."""
-        return picture(self.images, int(self.numbers[place]))
 
 
 class _OnOtherClasses(nn.Module):

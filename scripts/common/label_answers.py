@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
+from scripts.common.answers import Answered
 from scripts.common.uncertainty import TAILS, around, drawn, number_of
 from utils.record.multilabel import THRESHOLD, MultilabelClasses, f1_of, known_targets, micro_f1_of
 from utils.record.reading import SeveralLabels
@@ -31,17 +31,10 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LabelAnswers:
-    """``logits``, float32 (n, classes) on the CPU, and ``labels`` (n, classes): 1, 0, or NaN if missing."""
+class LabelAnswers(Answered):
+    """Answers with several labels per image: ``labels`` (n, classes) are 1, 0, or NaN if missing."""
 
-    logits: torch.Tensor
-    labels: torch.Tensor
     reading: SeveralLabels
-
-    @property
-    def groups(self) -> np.ndarray | None:
-        """Group of each image, str (n,); None if the images are independent."""
-        return None
 
     @cached_property
     def scores(self) -> np.ndarray:
@@ -52,11 +45,6 @@ class LabelAnswers:
     def targets(self) -> np.ndarray:
         """Labels of the images, int8 (n, classes): 1, 0, or -1 if missing."""
         return known_targets(self.labels)
-
-    @cached_property
-    def finite(self) -> torch.Tensor:
-        """Whether all logits of an image are finite, neither NaN nor infinite: bool (n,)."""
-        return self.logits.isfinite().all(1)
 
     @cached_property
     def given(self) -> np.ndarray:

@@ -98,14 +98,29 @@ class Chosen:
         return self.datapath is not None or self.files is not None or self.split == "test"
 
 
+class FromDataSet:
+    """Images with the indices ``numbers``, int64 (n,), in the data set ``images``."""
+
+    images: Images
+    numbers: np.ndarray
+
+    @property
+    def groups(self) -> np.ndarray | None:
+        """Group of each image, str (n,); None if the data set has no groups."""
+        return None if self.images.groups is None else self.images.groups[self.numbers]
+
+    def picture(self, place: int) -> Image.Image:
+        """Whole image at ``place`` among the n, upright, in mode 'L' or 'RGB'."""
+        return picture(self.images, int(self.numbers[place]))
+
+
 @dataclass(frozen=True)
-class PredictedImages:
+class PredictedImages(FromDataSet):
     """The n images of the predictions, in the data set's order, the same on every rank.
 
     ``ids``: paths, or numbers in the split such as 'val[17]'. ``report``: the metrics, as ``main.py --evaluate``
-    computes them. ``notes``: lines about what the metrics leave out. ``numbers``: int64 (n,), the indices of the images
-    in the data set ``images``. On request: ``features``, float32 (n, d), and ``thumbnails``, float32 (n, 256), the
-    images as the network saw them, in grey and 16 x 16 pixels.
+    computes them. ``notes``: lines about what the metrics leave out. On request: ``features``, float32 (n, d), and
+    ``thumbnails``, float32 (n, 256), the images as the network saw them, in grey and 16 x 16 pixels.
     """
 
     classes: tuple[str, ...]
@@ -121,11 +136,6 @@ class PredictedImages:
         return len(self.labels)
 
     @property
-    def groups(self) -> np.ndarray | None:
-        """Group of each image, str (n,); None if the data set has no groups."""
-        return None if self.images.groups is None else self.images.groups[self.numbers]
-
-    @property
     def digest(self) -> str:
         """Fingerprint (``same_images``) of the images' classes and names, without the folders above the class folders.
 
@@ -136,10 +146,6 @@ class PredictedImages:
         listing = hashlib.sha256("\n".join([*self.classes, *rows]).encode("utf-8", "surrogateescape")).hexdigest()
         images = self.images
         return joined(listing, some_contents(images.paths, self.numbers) if isinstance(images, ImageFiles) else None)
-
-    def picture(self, place: int) -> Image.Image:
-        """Whole image at ``place`` among the n, upright, in mode 'L' or 'RGB'."""
-        return picture(self.images, int(self.numbers[place]))
 
 
 @dataclass(frozen=True)
