@@ -114,11 +114,8 @@ def refuse_mistakes(own: argparse.Namespace) -> None:
 
 def settings(flags: Sequence[str], first: Ingredient) -> Settings:
     """Settings of the first checkpoint, replaced by ``flags``, without those that only training needs."""
-    from utils.checkpoint.resume import ResumePoint
-
     arguments.read(list(flags))  # loads the files of --plugin, of which the checkpoint's settings may need one
-    begun = ResumePoint(first.path, first.description, digest="").settings
-    begun = {name: value for name, value in begun.items() if name not in arguments.FOR_TRYING_OUT}
+    begun = {name: value for name, value in first.point.settings.items() if name not in arguments.FOR_TRYING_OUT}
     args = arguments.parse(list(flags), checkpoint=begun)
     if mistakes := [f"{flag_of(name)} is not for averaging" for name in NOT_HERE if getattr(args.run, name)]:
         raise UserError(*mistakes)
@@ -148,13 +145,12 @@ class Kitchen:
         from components import build
         from scripts.averaging.soup import statistics_differ
         from scripts.common.uncertainty import divided
-        from utils.checkpoint.resume import ResumePoint
         from utils.optim.freezing import let_gather_statistics
         from utils.record.writer import Writer
         from utils.run import Run
         from utils.train_validation import Extras, TraVal
 
-        point = ResumePoint(ingredients[0].path, ingredients[0].description, digest="")
+        point = ingredients[0].point
         self.components = build(Run(args, distributed, resume_point=point))
         data = self.components.data
         point.refuse_other_data(data.classes, None, multilabel=data.multilabel)
@@ -184,12 +180,10 @@ class Kitchen:
 
     def seen_in_training(self, ingredients: Sequence[Ingredient]) -> list[str]:
         """A line for each ingredient that may have been trained on images used to score it."""
-        from utils.checkpoint.resume import ResumePoint
         from utils.data.datasets import seen_in_training
 
         data = self.components.data
-        points = [ResumePoint(one.path, one.description, digest="") for one in ingredients]
-        lines = (seen_in_training(data.validation, data.fingerprint, self.args.data, point) for point in points)
+        lines = (seen_in_training(data.validation, data.fingerprint, self.args.data, one.point) for one in ingredients)
         return [line for line in lines if line]
 
     def cook(self, method: str, ingredients: Sequence[StateDict]) -> tuple[Soup, list[float], AnyReport]:

@@ -18,6 +18,7 @@ from models.load import FAVOURED, are_chosen, read_checkpoint
 from scripts.common.command_line import say, warn
 from scripts.common.trained import find_run
 from utils.checkpoint import checkpoint
+from utils.checkpoint.resume import ResumePoint
 from utils.config import hub_networks
 from utils.config.settings import UserError, shaping
 
@@ -38,6 +39,11 @@ class Ingredient(NamedTuple):
     weights: StateDict
     description: dict[str, Any]
     is_favoured: bool
+
+    @property
+    def point(self) -> ResumePoint:
+        """A ``ResumePoint`` with all but the weights."""
+        return ResumePoint(self.path, self.description, digest="")
 
 
 def read(text: str, best: bool | None) -> Ingredient:
