@@ -124,16 +124,16 @@ def study(parts: Mapping[str, Features], scored: str, neighbours: int = NEIGHBOU
     train = parts[TRAIN]
     other = parts[scored]
     classes = len(train.classes)
-    known = unit(train.features)
-    units = unit(other.features)
-    places, cosines = nearest(known, units, neighbours)
+    units = {split: unit(part.features) for split, part in parts.items()}
+    near = {split: nearest(units[TRAIN], None if split == TRAIN else units[split], neighbours) for split in parts}
+    places, cosines = near[scored]
     by_vote = votes(places, cosines, train.labels, classes)
     probe = fit_probe(train.features, train.labels, classes, train.groups)
     shares = {split: probe.probabilities(part.features) for split, part in parts.items() if split != TRAIN}
+    shares[TRAIN] = probe.out_of_fold
     doubts = []
     for split, part in parts.items():
-        near = nearest(known, None if split == TRAIN else unit(part.features), neighbours)[0]
-        doubts += _doubts(part, probe.out_of_fold if split == TRAIN else shares[split], train.labels[near])
+        doubts += _doubts(part, shares[split], train.labels[near[split][0]])
     mapped = np.linspace(0, len(other) - 1, min(len(other), MAP_IMAGES)).round().astype(np.int64)
     notes = []
     if its_own:
@@ -155,7 +155,7 @@ def study(parts: Mapping[str, Features], scored: str, neighbours: int = NEIGHBOU
         doubts,
         {pair: near_duplicates(*(parts[split] for split in pair)) for pair in combinations(parts, 2)},
         mapped,
-        planar_map(units[mapped]),
+        planar_map(units[scored][mapped]),
         time.perf_counter() - began,
         notes,
     )
