@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from scripts.common.runs import RunResult, deviation, reach, validated_to_trained
 from scripts.common.uncertainty import CONFIDENCE
 from scripts.sweeps.grid import Trial
@@ -77,14 +79,11 @@ def holm(values: Sequence[float]) -> list[float]:
 
     NaN stays NaN, but counts in that number.
     """
-    order = sorted(range(len(values)), key=lambda place: (math.isnan(values[place]), values[place]))
-    found = [math.nan] * len(values)
-    largest = 0.0
-    for rank, place in enumerate(order):
-        if not math.isnan(values[place]):
-            largest = max(largest, min(1.0, (len(values) - rank) * values[place]))
-            found[place] = largest
-    return found
+    order = np.argsort(values)  # NaN comes last
+    scaled = np.minimum(1.0, np.arange(len(values), 0, -1) * np.asarray(values)[order])
+    found = np.empty(len(values))
+    found[order] = np.maximum.accumulate(scaled)
+    return found.tolist()
 
 
 def best_first(found: Sequence[Difference]) -> list[Difference]:
