@@ -130,6 +130,14 @@ class Answers(Answered):
         found = np.flatnonzero((self.truth == cell.label) & (self.predicted == cell.predicted))
         return self.least_confident(found) if cell.is_right else self.most_confident(found)
 
+    def matrix(self) -> np.ndarray:
+        """Numbers of images of the row's class predicted as the column's: int64 (classes, classes)."""
+        classes = self.logits.shape[1]
+        matrix = np.zeros((classes, classes), dtype=np.int64)
+        for label, predicted, count in self.cells:
+            matrix[label, predicted] = count
+        return matrix
+
     def order_by_confusion(self) -> list[int]:
         """Order of the classes that puts classes often mistaken for each other side by side.
 
@@ -142,9 +150,7 @@ class Answers(Answered):
         from scipy.cluster.hierarchy import leaves_list, linkage, optimal_leaf_ordering
         from scipy.spatial.distance import squareform
 
-        mixed = np.zeros((classes, classes))
-        for label, predicted, count in self.cells:
-            mixed[label, predicted] = count / self.by_class.support[label]
+        mixed = self.matrix() / np.maximum(self.by_class.support, 1)[:, None]
         distance = 1 - np.clip((mixed + mixed.T) / 2, 0, 1)
         np.fill_diagonal(distance, 0)
         condensed = squareform(distance, checks=False)

@@ -84,13 +84,7 @@ def reliability(predictions: AnyPredictions) -> list[Bin]:
 
 def confusion_matrix(predictions: Predictions) -> np.ndarray | None:
     """Numbers of images of the row's class predicted as the column's: int64 (classes, classes); None if too large."""
-    classes = len(predictions.classes)
-    if classes > LARGEST_MATRIX:
-        return None
-    matrix = np.zeros((classes, classes), dtype=np.int64)
-    for label, predicted, count in predictions.cells:
-        matrix[label, predicted] = count
-    return matrix
+    return None if len(predictions.classes) > LARGEST_MATRIX else predictions.matrix()
 
 
 class Temperature(NamedTuple):
