@@ -71,6 +71,7 @@ def main(argv: list[str]) -> int:
 def examine(own: argparse.Namespace, args: Settings, flags: list[str], distributed: Distributed) -> int:
     """Measure, try changes, print the report and return the exit code."""
     from scripts.tuning.diagnosis import csv_rows, report
+    from scripts.tuning.trials import begin
 
     warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores are tried, too
     folder = make_folder(own.output) if own.output else None
@@ -108,7 +109,7 @@ def measure(own: argparse.Namespace, args: Settings, flags: list[str], distribut
 
     from components import build
     from scripts.tuning.measure import TrainingSetup
-    from scripts.tuning.trials import Trials, hardware_of
+    from scripts.tuning.trials import Trials, begin, hardware_of
     from scripts.tuning.trials import examine as examine_parts
     from utils.run import Run
 
@@ -119,9 +120,9 @@ def measure(own: argparse.Namespace, args: Settings, flags: list[str], distribut
     traval = build_traval(run.args, components, distributed)
     epochs = itertools.count(components.train_loader.full_size_epoch)
     now = TrainingSetup(run.args, components.train_loader, traval, epochs, torch.get_num_threads())
-    measured, peak = examine_parts(now, own.seconds, begin)
+    measured, peak = examine_parts(now, own.seconds)
     variant = partial(build_variant, flags, components, distributed)
-    trials = Trials(now, variant, measured, own.seconds, begin)
+    trials = Trials(now, variant, measured, own.seconds)
     advice = trials.advise(hardware_of(now, components.data, own.try_compile))
     torch.set_num_threads(now.threads)
     return Measured(
@@ -135,11 +136,6 @@ def measure(own: argparse.Namespace, args: Settings, flags: list[str], distribut
         criterion=components.criterion,
         loader=components.train_loader,
     )
-
-
-def begin(what: str) -> None:
-    """Print what is measured next."""
-    say(f"measuring: {what}")
 
 
 # -------------------------------------------------------------------------------------------- flags
@@ -228,18 +224,14 @@ def build_variant(
 
     Whatever the last change does not affect is shared with ``before``.
     """
-    from scripts.tuning.measure import TrainingSetup
     from scripts.tuning.trials import stand_in
     from utils.data.loaders import loaders, sample_plan
     from utils.optim.build import build_optimizer_parts
 
     change = changes[-1]
-    data = components.data
-    loader = before.loader
-    traval = before.traval
-    threads = change.threads or before.threads
     if change.threads:
-        return TrainingSetup(before.args, loader, traval, before.epochs, threads)
+        return dataclasses.replace(before, threads=change.threads)
+    data = components.data
     args = settings([*flags, *itertools.chain.from_iterable(change.flags for change in changes)])
     args = args.with_values(**measured_values(args, before.args))
     if change.part == "loader":
@@ -247,17 +239,17 @@ def build_variant(
             stand_in(data) if "resident" in change.flags else data,
             args,
             distributed,
-            channels_last=loader.transform.channels_last,
+            channels_last=before.loader.transform.channels_last,
         )[0]
-        return TrainingSetup(args, loader, traval, before.epochs, threads)
+        return dataclasses.replace(before, args=args, loader=loader)
     network = build_network(args, data, distributed)
-    loader = copy.copy(loader)
+    loader = copy.copy(before.loader)
     loader.plan = sample_plan(data.train, args, 0, 1)
     if loader.transform.channels_last != network.channels_last:
         loader.transform = dataclasses.replace(loader.transform, channels_last=network.channels_last)
     parts = build_optimizer_parts(args, network.model, network.freezing, distributed)
     components = components._replace(network=network, train_loader=loader, **parts._asdict())
-    return TrainingSetup(args, loader, build_traval(args, components, distributed), before.epochs, threads)
+    return dataclasses.replace(before, args=args, loader=loader, traval=build_traval(args, components, distributed))
 
 
 # ------------------------------------------------------------------------------------------- memory

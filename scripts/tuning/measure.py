@@ -12,7 +12,8 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -47,6 +48,7 @@ class Window(NamedTuple):
 Measure = Callable[[int, int], list[Window]]  # (steps per window, windows)
 
 
+@dataclass(eq=False)
 class TrainingSetup:
     """One way to train, ready to be measured.
 
@@ -54,30 +56,27 @@ class TrainingSetup:
     that none finds in the file cache what another has just read. ``threads``: number that the network uses on a CPU.
     """
 
-    def __init__(
-        self, args: Settings, loader: TrainLoader, traval: TraVal, epochs: Iterator[int], threads: int
-    ) -> None:
-        self.args = args
-        self.loader = loader
-        self.traval = traval
-        self.epochs = epochs
-        self.threads = threads
-        self.device = traval.device
-        self._passes: list[Batch] | None = None
-        self._waited = 0.0
-        self._images = 0
+    args: Settings
+    loader: TrainLoader
+    traval: TraVal
+    epochs: Iterator[int]
+    threads: int
+    _waited: float = field(default=0.0, init=False)
+    _images: int = field(default=0, init=False)
+
+    @property
+    def device(self) -> torch.device:
+        return self.traval.device
 
     @property
     def workers(self) -> int | None:
         """Number of processes that read images; None for resident images."""
         return self.loader.source.workers if isinstance(self.loader.source, StreamSource) else None
 
-    @property
+    @cached_property
     def passes(self) -> list[Batch]:
         """Forward passes of an epoch's first step, on the device. No step has more images or larger ones."""
-        if self._passes is None:
-            self._passes = self.loader.replay_step(self.loader.full_size_epoch, 0)
-        return self._passes
+        return self.loader.replay_step(self.loader.full_size_epoch, 0)
 
     @property
     def step_images(self) -> int:

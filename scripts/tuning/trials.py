@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from scripts.common.command_line import say
 from scripts.common.timing import failure_of, unsupported
 from scripts.tuning.advice import (
     Advice,
@@ -51,17 +52,20 @@ FIRST_PAIRS = 2
 PAIRS = 4
 STAND_IN_IMAGES = 512  # random images, in place of a resident data set that is not decoded yet
 
-Begin = Callable[[str], None]  # called with the name of the next measurement
 Variant = Callable[
     [TrainingSetup, tuple[Change, ...]], TrainingSetup
 ]  # builds a set-up with the last of the changes added to the others
 
 
-def examine(subject: TrainingSetup, seconds: float, begin: Begin) -> tuple[PartSpeeds, tuple[int, int] | None]:
+def begin(what: str) -> None:
+    """Say what is measured next."""
+    say(f"measuring: {what}")
+
+
+def examine(subject: TrainingSetup, seconds: float) -> tuple[PartSpeeds, tuple[int, int] | None]:
     """Measure the loader alone, computing alone, and both together, each for about ``seconds``.
 
-    ``begin`` is called with the name of each measurement before it starts. Returns the speeds and, on a GPU, the peak
-    bytes allocated and reserved in a step, otherwise None.
+    Returns the speeds and, on a GPU, the peak bytes allocated and reserved in a step, otherwise None.
     """
     begin("loader alone")
     loader = spread(windows_of(subject.measure_loader, seconds))
@@ -135,7 +139,6 @@ class Trials:
     variant: Variant
     measured: PartSpeeds
     seconds: float
-    begin: Begin
 
     def advise(self, place: Hardware) -> Advice:
         """Try all changes, measure the promising ones again in the real loop, then all that help together.
@@ -147,14 +150,14 @@ class Trials:
         best = self.now
         helped = []
         for trial in to_measure_again(trials, limit(self.measured)):
-            self.begin(f"interleaved with the settings before: {trial.change.label}")
+            begin(f"interleaved with the settings before: {trial.change.label}")
             after = self._again(trial, best, tuple(other.change for other in helped))
             if trial.helps:
                 best = after
                 helped = [*helped, trial]
         together = None
         if len(helped) > 1:
-            self.begin("all that help together, interleaved with the present settings")
+            begin("all that help together, interleaved with the present settings")
             together = self._in_the_loop(self.now, best)
         return advice_of(trials, helped, together)
 
@@ -163,7 +166,7 @@ class Trials:
         trial = TriedChange(change, failure=change.not_tried and f"not tried: {change.not_tried}")
         if trial.failure:
             return trial
-        self.begin(change.label)
+        begin(change.label)
         _forget_others(self.now.device)
         try:
             subject = self.variant(self.now, (change,))

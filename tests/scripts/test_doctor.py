@@ -371,17 +371,13 @@ def on_pictures(pictures, *flags):
     return subject(*small, "--datapath", pictures, *flags)
 
 
-def silent(text):
-    pass
-
-
 def test_slow_decoding_is_named_as_the_limit(pictures, monkeypatch):
     def slowly(*args, _decode=sources.decode_crop):
         time.sleep(0.15)
         return _decode(*args)
 
     monkeypatch.setattr(sources, "decode_crop", slowly)
-    found, _ = examine(on_pictures(pictures)[0], 0.1, silent)
+    found, _ = examine(on_pictures(pictures)[0], 0.1)
     assert limit(found) == "decode" and found.wait_percent > 50
     assert "data, reading and decoding" in verdict(found, Advice([]))[0]
 
@@ -389,7 +385,7 @@ def test_slow_decoding_is_named_as_the_limit(pictures, monkeypatch):
 def test_a_slow_network_is_named_as_the_limit(pictures):
     slow, _ = on_pictures(pictures)
     slow.traval.model.register_forward_pre_hook(lambda *_: time.sleep(0.2))
-    found, peak = examine(slow, 0.1, silent)
+    found, peak = examine(slow, 0.1)
     assert limit(found) == "compute" and found.shares["forward"] > 0.5 and peak is None
     assert sum(found.shares.values()) == pytest.approx(1)
 
@@ -579,7 +575,7 @@ def test_a_change_that_cannot_be_is_told_and_the_others_are_tried(quick):
             raise torch.OutOfMemoryError("out of memory")
         return before
 
-    advice = Trials(Pretended(100), variant, measured(1000, 100), 0.02, silent).advise(place())
+    advice = Trials(Pretended(100), variant, measured(1000, 100), 0.02).advise(place())
     outcome = {trial.change.label: trial.failure for trial in advice.trials}
     assert outcome["--amp bf16"] == "impossible: --amp bf16: no" and outcome["--batch-size 128"] == "out of memory"
     assert outcome["--loader resident"] == "" and outcome["--amp fp16"] == "not tried: emulated"
@@ -589,7 +585,7 @@ def test_a_change_that_cannot_be_is_told_and_the_others_are_tried(quick):
 def test_an_error_that_is_no_affair_of_the_changes_is_raised(quick):
     variant = Mock(side_effect=RuntimeError("a defect"))
     with pytest.raises(RuntimeError, match="a defect"):
-        Trials(Pretended(100), variant, measured(1000, 100), 0.02, silent).advise(place())
+        Trials(Pretended(100), variant, measured(1000, 100), 0.02).advise(place())
 
 
 def test_changes_that_help_come_on_top_of_each_other_and_are_measured_together(quick):
@@ -599,7 +595,7 @@ def test_changes_that_help_come_on_top_of_each_other_and_are_measured_together(q
         asked.append([change.label for change in chosen])
         return Pretended(before.speed * {"--amp bf16": 2.0, "--batch-size 128": 1.5}.get(chosen[-1].label, 1.0))
 
-    advice = Trials(Pretended(100), variant, measured(1000, 100), 0.02, silent).advise(place())
+    advice = Trials(Pretended(100), variant, measured(1000, 100), 0.02).advise(place())
     assert [change.label for change in advice.taken] == asked[-1] == ["--amp bf16", "--batch-size 128"]
     assert advice.gain == Interleaved(exactly(100), exactly(300), 3)
 
@@ -625,9 +621,7 @@ def test_a_loader_change_is_measured_twice_where_compute_is_the_limit(quick, mon
     now = Pretended(100)
     resident = Pretended(100)
     monkeypatch.setattr("scripts.tuning.trials.interleaved_speeds", measure)
-    trials = Trials(
-        now, lambda _, chosen: resident if "resident" in chosen[-1].flags else now, measured(*speeds), 0.02, silent
-    )
+    trials = Trials(now, lambda _, chosen: resident if "resident" in chosen[-1].flags else now, measured(*speeds), 0.02)
     advice = trials.advise(place())
     assert [change.label for change in advice.taken] == ["--loader resident"] * advised
     assert next(planted, None) is None, "each planted measurement was asked for"
