@@ -170,7 +170,7 @@ def search(own: argparse.Namespace, space: Space, folder: Path) -> int:
     args = space.first
     data = get_data(args.data, torch.device("cpu"))  # images of the final report; without any, fails now
     metric = best_metric((args.of_several_labels() if data.multilabel else args).run)
-    study = Search(space, folder, metric, own.pruner, log)
+    study = Search(space, folder, metric, own.pruner)
     study.refuse_other(data.fingerprint)
     if told := study.told():
         log(f"{len(told)} of {own.search} trials are finished already")

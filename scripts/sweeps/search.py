@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from utils.config import plugins
 from utils.config.settings import UserError, as_user_error
 from utils.record.epoch_scalars import EpochScalar
 from utils.record.run_folder import read_table
+from utils.runtime.console import log
 
 STUDY = "search"
 DATABASE = "search.db"
@@ -38,14 +39,13 @@ SHOWN = 10  # trials in the printed table
 class Search:
     """A study in ``folder``: trials in ``space``, each judged by ``metric`` on the fold that it holds out.
 
-    Trials worse than others at the same epoch are ended early, unless ``pruner`` is 'none'. ``tell`` prints a line.
+    Trials worse than others at the same epoch are ended early, unless ``pruner`` is 'none'.
     """
 
     space: Space
     folder: Path
     metric: EpochScalar
     pruner: str
-    tell: Callable[[str], None]
     study: optuna.Study = field(init=False)
     running: dict[int, optuna.Trial] = field(default_factory=dict)
     judged: dict[int, int] = field(default_factory=dict)  # last epoch of each trial that the pruner saw
@@ -108,7 +108,7 @@ class Search:
                 training = self.space.trial(trial.number, point)
             except UserError as error:
                 self._fail(trial, error.mistakes[0])
-                self.tell(f"[{len(self.told())}/{count}] trial={trial.number}: is not possible: {error.mistakes[0]}")
+                log(f"[{len(self.told())}/{count}] trial={trial.number}: is not possible: {error.mistakes[0]}")
                 continue
             self.running[trial.number] = trial
             yield training

@@ -130,7 +130,7 @@ def test_a_package_that_a_search_lacks_is_one_line(capsys, monkeypatch):
 def test_values_lie_within_their_ranges_as_flags_take_them(in_memory, tmp_path):
     texts = ["lr=0.01..1:log", "epochs=2..5", "augment=none,shift+flip", "momentum=0.1..0.3"]
     space = Space.of("digits/fc", [], texts, folds=4)
-    search = Search(space, tmp_path, metrics()["top1"], "none", print)
+    search = Search(space, tmp_path, metrics()["top1"], "none")
     found = []
     for training in search.ask(12):
         found.append(training.args)
@@ -254,7 +254,7 @@ def test_a_search_does_not_go_on_with_another_version_of_a_plugin(tmp_path):
             f"from utils.plugin import loss\n\n\n@loss('own')\ndef own(logits, targets):\n    return {version}\n"
         )
         space = Space.of("digits/fc", ["--plugin", str(file), "--loss", "own"], ["lr=0.01..1:log"], folds=5)
-        search = Search(space, tmp_path, metrics()["top1"], "none", print)
+        search = Search(space, tmp_path, metrics()["top1"], "none")
         if version == "logits.sum()":
             search.refuse_other("images")
             search.refuse_other("images")
@@ -274,7 +274,7 @@ def test_hyperband_prunes_and_a_loss_is_minimised(fake_main, without_pictures, i
 def test_importances_name_the_setting_that_decides(in_memory, tmp_path):
     """The figure is a function of the learning rate alone; fANOVA gives it all, and the other nothing."""
     space = Space.of("digits/fc", [], ["lr=0.01..1:log", "momentum=0.1..0.9"], folds=5)
-    search = Search(space, tmp_path, metrics()["top1"], "none", print)
+    search = Search(space, tmp_path, metrics()["top1"], "none")
     assert search.importances() == {}
     for training in search.ask(16):
         trial = search.running[training.number]
