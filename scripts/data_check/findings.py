@@ -66,12 +66,13 @@ class Findings:
     def images(
         self, to: list[Remark], kind: str, count: int, what: str, names: Iterable[str], advice: str = ""
     ) -> None:
-        """Add to the list ``to`` a remark about ``count`` images; ``names`` yields at least the first names.
+        """Add to the list ``to`` a remark about ``count`` images, if any; ``names`` yields at least the first names.
 
         ``what``: text that says what the images are. ``advice``: text for the end of the remark.
         """
-        named = some(islice(names, EXAMPLES), count=count)
-        to.append(Remark(kind, count, f"{counted(count)} {what}: {named}{advice}"))
+        if count:
+            named = some(islice(names, EXAMPLES), count=count)
+            to.append(Remark(kind, count, f"{counted(count)} {what}: {named}{advice}"))
 
     def problem(self, index: int, text: str) -> None:
         self.problems.setdefault(int(index), []).append(text)
@@ -86,12 +87,10 @@ def judge(survey: Survey, inspected: Inspected) -> Findings:
     _classes(survey, findings)
     for line in survey.of_test:  # labels of all of them may be unknown on purpose
         (findings.fault if "test" in survey.ranges else findings.note)("rows to test on", 0, line)
-    if damage:
-        names = (f"{survey.name(index)} {reason}" for index, reason in sorted(damage.items()))
-        what = "cannot be decoded"
-        findings.images(findings.faults, "damaged", len(damage), what, names, "; replace or remove")
-        for index, reason in damage.items():
-            findings.problem(index, f"damaged: {reason}")
+    names = (f"{survey.name(index)} {reason}" for index, reason in sorted(damage.items()))
+    findings.images(findings.faults, "damaged", len(damage), "cannot be decoded", names, "; replace or remove")
+    for index, reason in damage.items():
+        findings.problem(index, f"damaged: {reason}")
     _duplicates(survey, records, findings)
     _groups(survey, findings)
     if survey.paths is not None:
@@ -200,11 +199,10 @@ def _duplicates(survey: Survey, records: np.ndarray, findings: Findings) -> None
     for split, equal_images in conflicts.items():
         _add_conflicts(survey, split, equal_images, findings)
     for split, pairs in repeats.items():
-        if pairs:
-            what = f"of {split} with the pixels of another of the class"
-            findings.images(findings.notes, "repeated", len(pairs), what, (_pair(survey, pair) for pair in pairs))
-            for index, other in pairs:
-                findings.problem(index, f"repeats {survey.name(other)}")
+        what = f"of {split} with the pixels of another of the class"
+        findings.images(findings.notes, "repeated", len(pairs), what, (_pair(survey, pair) for pair in pairs))
+        for index, other in pairs:
+            findings.problem(index, f"repeats {survey.name(other)}")
 
 
 def share(count: int, total: int) -> str:
@@ -335,11 +333,10 @@ def _sizes(survey: Survey, records: np.ndarray, findings: Findings) -> None:
 
     def add(chosen: np.ndarray, to: list[Remark], kind: str, what: str, advice: str) -> None:
         places = np.flatnonzero(known & chosen)
-        if len(places):
-            names = (f"{survey.name(i)} ({width[i]}x{height[i]})" for i in places)
-            findings.images(to, kind, len(places), what, names, advice)
-            for place in places:
-                findings.problem(place, f"{kind}: {width[place]}x{height[place]}")
+        names = (f"{survey.name(i)} ({width[i]}x{height[i]})" for i in places)
+        findings.images(to, kind, len(places), what, names, advice)
+        for place in places:
+            findings.problem(place, f"{kind}: {width[place]}x{height[place]}")
 
     if survey.spec.fixed_size:
         wrong = (width != side) | (height != side)
@@ -382,11 +379,10 @@ def _files(survey: Survey, records: np.ndarray, findings: Findings) -> None:
         modes = ", ".join(f"{mode} {count:,}" for mode, count in odd.most_common())
         findings.note("converted", odd.total(), f"{counted(odd.total())} not in mode {colour}: {modes}")
     rotated = np.flatnonzero(known & records["rotated"])
-    if len(rotated):
-        what = "turned upright when read"
-        findings.images(findings.notes, "EXIF rotation", len(rotated), what, map(survey.name, rotated))
-        for place in rotated:
-            findings.problem(place, "EXIF rotation")
+    what = "turned upright when read"
+    findings.images(findings.notes, "EXIF rotation", len(rotated), what, map(survey.name, rotated))
+    for place in rotated:
+        findings.problem(place, "EXIF rotation")
     formats = {**Image.registered_extensions(), ".npy": "NPY"}
     other = []
     for place in np.flatnonzero(known):
@@ -394,11 +390,10 @@ def _files(survey: Survey, records: np.ndarray, findings: Findings) -> None:
         ending = os.path.splitext(survey.paths[place])[1].lower()
         if ending and formats.get(ending) != {"MPO": "JPEG"}.get(kind, kind):  # rows of a table have no ending
             other.append((place, kind))
-    if other:
-        names = (f"{survey.name(place)} is {kind}" for place, kind in other)
-        findings.images(findings.notes, "other format", len(other), "not in the format of their ending", names)
-        for place, kind in other:
-            findings.problem(place, f"is {kind}")
+    names = (f"{survey.name(place)} is {kind}" for place, kind in other)
+    findings.images(findings.notes, "other format", len(other), "not in the format of their ending", names)
+    for place, kind in other:
+        findings.problem(place, f"is {kind}")
 
 
 # ---------------------------------------------------------------------------------------- what is ignored
@@ -418,16 +413,13 @@ def _ignored(survey: Survey, findings: Findings) -> None:
             printable(entry.name) + "/" * entry.is_dir() for entry in os.scandir(survey.root) if entry.name not in own
         ]
         kinds |= {"beside the splits": beside} if beside else {}
-    if loose:
-        what = "in no class folder, and so not read"
-        advice = "; move them into one"
-        findings.images(findings.faults, "outside class folders", len(loose), what, sorted(loose), advice)
-    if unread:
-        endings = Counter(unread_ending(path)[0] for path in unread)
-        counts = ", ".join(f"{ending} {count:,}" for ending, count in endings.most_common())
-        advice = "; convert them to JPEG or PNG"
-        kind = "formats that are not read"
-        findings.images(findings.faults, kind, len(unread), f"({counts})", sorted(unread), advice)
+    what = "in no class folder, and so not read"
+    advice = "; move them into one"
+    findings.images(findings.faults, "outside class folders", len(loose), what, sorted(loose), advice)
+    endings = Counter(unread_ending(path)[0] for path in unread)
+    counts = ", ".join(f"{ending} {count:,}" for ending, count in endings.most_common())
+    advice = "; convert them to JPEG or PNG"
+    findings.images(findings.faults, "formats that are not read", len(unread), f"({counts})", sorted(unread), advice)
     for kind, paths in kinds.items():
         if kind == NO_ENDING:
             endings = Counter(os.path.splitext(path)[1] or "none" for path in paths)
