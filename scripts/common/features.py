@@ -41,9 +41,7 @@ from utils.record.reading import OneLabel, Reading, SeveralLabels
 
 FORMATS = ("npz", "parquet")
 OF_ANY_DATA = ("batch_size", "val_batch_size", "workers", "tta", "skip_bad_images")  # data settings, kept for any data
-OF_THE_RUN = {option.name for kind in (ModelSettings, Preprocessing) for option in dataclasses.fields(kind)} | {
-    "resume"
-}
+OF_THE_RUN = {"resume", *(one.name for kind in (ModelSettings, Preprocessing) for one in dataclasses.fields(kind))}
 COLUMNS = ("features", "thumbnails", "labels", "numbers")
 
 

@@ -14,9 +14,8 @@ from utils.config.settings import UserError
 
 MOST_FITTED = 50_000  # training images, drawn at random
 LARGEST = 128 * 2**20  # largest size in bytes of a distance kept in a checkpoint
-LEAST_VARIANCE = float(
-    torch.finfo(torch.float32).eps
-)  # relative to the largest variance: less is rounding, or an unused feature
+# Relative to the largest variance: less is rounding, or an unused feature.
+LEAST_VARIANCE = torch.finfo(torch.float32).eps
 TRUE_POSITIVE_RATE = 0.95
 
 

@@ -52,9 +52,8 @@ FIRST_PAIRS = 2
 PAIRS = 4
 STAND_IN_IMAGES = 512  # random images, in place of a resident data set that is not decoded yet
 
-Variant = Callable[
-    [TrainingSetup, tuple[Change, ...]], TrainingSetup
-]  # builds a set-up with the last of the changes added to the others
+# Builds a set-up with the last of the changes added to the others.
+Variant = Callable[[TrainingSetup, tuple[Change, ...]], TrainingSetup]
 
 
 def begin(what: str) -> None:
