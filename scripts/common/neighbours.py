@@ -40,9 +40,8 @@ def nearest(among: np.ndarray, of: np.ndarray | None, count: int) -> tuple[np.nd
         if alone:
             rows = np.arange(len(near))
             near[rows, start + rows] = -np.inf
-        found = np.argpartition(-near, count - 1, axis=1)[:, :count] if count < near.shape[1] else None
-        found = np.sort(found, axis=1) if found is not None else np.tile(np.arange(near.shape[1]), (len(near), 1))
-        order = np.argsort(-np.take_along_axis(near, found, 1), axis=1, kind="stable")[:, :count]
+        found = np.sort(np.argpartition(-near, count - 1, axis=1)[:, :count], axis=1)
+        order = np.argsort(-np.take_along_axis(near, found, 1), axis=1, kind="stable")
         found = np.take_along_axis(found, order, 1)
         places.append(found)
         cosines.append(np.take_along_axis(near, found, 1))
