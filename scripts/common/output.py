@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import functools
+import io
 import math
 import os
 import warnings
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     import jinja2
     import numpy as np
     from matplotlib.figure import Figure
+    from PIL import Image
 
 
 def wrong_name(flag: str, name: str, kind: str, *endings: str) -> str | None:
@@ -92,6 +95,13 @@ def _templates(folder: Path) -> jinja2.Environment:
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
+
+
+def data_url(picture: Image.Image, kind: str, **options: Any) -> str:
+    """``data:`` URL of a picture, as a file of ``kind``, 'png' or 'jpeg', saved with Pillow's ``options``."""
+    file = io.BytesIO()
+    picture.save(file, kind, **options)
+    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
 
 
 def plain(value: Any) -> Any:

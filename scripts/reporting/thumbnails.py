@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import io
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from PIL import Image
+
+from scripts.common.output import data_url
 
 SIDE = 128  # pixels; larger images are made smaller
 EXACT_SIDE = 64  # up to this size PNG: JPEG's blocks would show if pixels are enlarged
@@ -51,13 +52,9 @@ def data_uri(image: Image.Image) -> str:
     if max(image.size) > SIDE:
         image = image.copy()
         image.thumbnail((SIDE, SIDE))
-    return _uri(image, "png" if max(image.size) <= EXACT_SIDE else "jpeg", optimize=True)
-
-
-def _uri(image: Image.Image, kind: str, **options: bool) -> str:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options, **({"quality": QUALITY} if kind == "jpeg" else {}))
-    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+    if max(image.size) <= EXACT_SIDE:
+        return data_url(image, "png", optimize=True)
+    return data_url(image, "jpeg", optimize=True, quality=QUALITY)
 
 
 def picture_uri(content: bytes, largest_bytes: int) -> tuple[str, int]:
@@ -71,8 +68,8 @@ def picture_uri(content: bytes, largest_bytes: int) -> tuple[str, int]:
         image.load()
         pixels = image.convert("RGB")
     width = pixels.width
-    uri = _uri(pixels, "png", optimize=True)
+    uri = data_url(pixels, "png", optimize=True)
     if 3 / 4 * len(uri) > largest_bytes:
         pixels.thumbnail((1400, 1400))
-        uri = _uri(pixels, "jpeg")
+        uri = data_url(pixels, "jpeg", quality=QUALITY)
     return uri, width

@@ -7,8 +7,6 @@ request is used as a path.
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
 import json
 import math
 import sys
@@ -29,6 +27,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from scripts.common.heat_map import heat_map, overlay
+from scripts.common.output import data_url
 from scripts.common.predictions import Predictor
 from scripts.common.trained import accepted
 from scripts.serving.batching import Batcher
@@ -165,9 +164,8 @@ def _number(request: Request, name: str, default: int, most: int, least: int = 1
 def _as_url(picture: Image.Image) -> str:
     """``data:`` URL of a picture, enlarged by whole pixels if it is small."""
     scale = max(1, math.ceil(SMALLEST_PICTURE / picture.width))
-    file = io.BytesIO()
-    picture.resize((scale * picture.width, scale * picture.height), Image.Resampling.NEAREST).save(file, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    size = (scale * picture.width, scale * picture.height)
+    return data_url(picture.resize(size, Image.Resampling.NEAREST), "png")
 
 
 def build_app(service: Service, names: set[str]) -> ASGIApp:
