@@ -54,7 +54,7 @@ class ResidentSource:
 
     def chunks(self, micro_batches: Iterable[MicroBatch]) -> Iterator[list[MicroBatch]]:
         """The micro-batches in parts to be read one after the other."""
-        return (chunk for chunk, _ in _cut(((each, len(each.indices)) for each in micro_batches), AHEAD))
+        return _cut(micro_batches, AHEAD)
 
     def batches(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Item]:
         """The ``micro_batches`` in order, one or more at a time, with their images and labels on the device."""
@@ -64,8 +64,8 @@ class ResidentSource:
             rows = to_device(torch.from_numpy(np.concatenate(shown)), self.device)
             labels = self.labels.index_select(0, rows)
             begin = 0
-            for together, count in _cut(zip(read, map(len, shown), strict=True), images_together):
-                end = begin + count
+            for together in _cut(read, images_together):
+                end = begin + sum(len(micro_batch.indices) for micro_batch in together)
                 yield together, pixels_of(self.pixels, len(self), rows[begin:end]), labels[begin:end]
                 begin = end
 
@@ -90,19 +90,19 @@ def keys_of(micro_batches: Sequence[MicroBatch]) -> np.ndarray:
     return np.concatenate([micro_batch.keys for micro_batch in micro_batches])
 
 
-def _cut(sized: Iterable[tuple[MicroBatch, int]], images: int) -> Iterator[tuple[list[MicroBatch], int]]:
-    """Group micro-batches, given with their image counts; yield groups of at least ``images``, the last of the rest."""
+def _cut(micro_batches: Iterable[MicroBatch], images: int) -> Iterator[list[MicroBatch]]:
+    """Group micro-batches: yield groups of at least ``images`` images, the last of the rest."""
     run: list[MicroBatch] = []
     count = 0
-    for micro_batch, size in sized:
+    for micro_batch in micro_batches:
         run.append(micro_batch)
-        count += size
+        count += len(micro_batch.indices)
         if count >= images:
-            yield run, count
+            yield run
             run = []
             count = 0
     if run:
-        yield run, count
+        yield run
 
 
 def pixels_of(pixels: torch.Tensor, count: int, rows: torch.Tensor) -> torch.Tensor:
