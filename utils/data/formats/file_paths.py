@@ -20,9 +20,9 @@ class FilePaths(ImagePaths):
     changes its reference count, which copies the page that the processes have shared. The arrays are never written to.
     """
 
-    def __init__(self, tree: str | os.PathLike[str], names: bytes | np.ndarray, ends: np.ndarray) -> None:
+    def __init__(self, tree: str | os.PathLike[str], names: np.ndarray, ends: np.ndarray) -> None:
         self._tree = os.fsencode(os.path.join(tree, ""))
-        self.names = np.frombuffer(names, dtype=np.uint8) if isinstance(names, bytes) else names
+        self.names = names
         self.ends = ends
 
     @classmethod
