@@ -38,7 +38,6 @@ from utils.data.progress_log import Log, ProgressLog
 
 FOREIGN = "indexed"  # the mark in shards.json of an index of foreign tar files
 CLASS_FILES = ("classes.txt", "classnames.txt")  # one name per line, in the order of the labels
-ENDINGS = tuple(ending[1:] for ending in IMAGE_ENDINGS)
 COMPRESSED = "is compressed, and images are read by position; unpack it, for example with gunzip"
 MOST_PROBLEMS = 1000  # that the index keeps
 PART_BYTES = 1 << 20  # that are read at a time
@@ -143,12 +142,6 @@ def _is_compressed(path: Path) -> bool:
         return False
 
 
-def _look_of(path: Path) -> tuple[int, int]:
-    with as_user_error(f"{path}: cannot be read"):
-        status = os.stat(path)
-    return status.st_size, status.st_mtime_ns
-
-
 # ------------------------------------------------------------------------------------------- indexing
 
 
@@ -159,6 +152,19 @@ class _Sample:
     row: tuple[int, int, int, bytes] | None = None  # offset, size, CRC-32 of the header, name
     label: str | None = None
     fault: str | None = None
+
+    def problem(self, shard_bytes: int) -> str | None:
+        """What keeps the sample out of the index, if its tar file has ``shard_bytes``; None if nothing does."""
+        if self.fault is not None:
+            return self.fault
+        if self.row is None:
+            return "has no image"
+        if self.label is None:
+            return "has no label (.cls, or .json with label)"
+        if re.fullmatch("-[0-9]+", self.label):
+            return f"has the label {self.label}, which is no class (-1 often stands for unknown)"
+        offset, size, *_ = self.row
+        return "is cut off" if offset + size > shard_bytes else None
 
 
 @dataclass
@@ -204,7 +210,8 @@ def _index(root: Path, shards: dict[str, list[Path]], progress: ProgressLog) -> 
 
 def _add(root: Path, path: Path, found: _Found) -> None:
     """Add the samples of the tar file ``path`` to ``found``."""
-    size, changed = _look_of(path)
+    with as_user_error(f"{path}: cannot be read"):
+        status = os.stat(path)
     samples: dict[str, _Sample] = {}
     try:
         with open(path, "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
@@ -227,20 +234,16 @@ def _add(root: Path, path: Path, found: _Found) -> None:
     number = len(found.shards)
     kept = 0
     for key, sample in samples.items():
-        fault = sample.fault or ("has no image" if sample.row is None else None)
-        fault = fault or ("has no label (.cls, or .json with label)" if sample.label is None else None)
-        if fault is None and re.fullmatch("-[0-9]+", sample.label or ""):
-            fault = f"has the label {sample.label}, which is no class (-1 often stands for unknown)"
-        if fault is None and sample.row is not None and sample.row[0] + sample.row[1] > size:
-            fault = "is cut off"
-        if fault or sample.row is None or sample.label is None:
-            found.problems.append(f"{path}/{key}: {fault}")
+        if problem := sample.problem(status.st_size):
+            found.problems.append(f"{path}/{key}: {problem}")
             continue
+        assert sample.row is not None and sample.label is not None  # nothing is wrong with it
         offset, length, head, name = sample.row
         found.rows.append((offset, length, number, head, name))
         found.labels.append(sample.label)
         kept += 1
-    found.shards.append(Shard(path.relative_to(root).as_posix(), size, kept, changed=changed))
+    shard = Shard(path.relative_to(root).as_posix(), status.st_size, kept, changed=status.st_mtime_ns)
+    found.shards.append(shard)
 
 
 def _holds_more(file: BinaryIO, end: int) -> bool:
@@ -254,7 +257,7 @@ def _holds_more(file: BinaryIO, end: int) -> bool:
 
 def _take(sample: _Sample, ending: str, info: tarfile.TarInfo, tar: tarfile.TarFile, file: int) -> None:
     """Add a tar member to ``sample``, as image or label; ``ending``: what follows the key in the member's name."""
-    if ending in ENDINGS:
+    if f".{ending}" in IMAGE_ENDINGS:
         if sample.row is not None:
             sample.fault = "has more than one image: a repeated key, or two formats of one image"
         if info.issparse():  # only the parts of it that are not empty are stored
