@@ -23,7 +23,7 @@ from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError
 from utils.config.spelling import some
 from utils.data.formats.file_paths import FilePaths
-from utils.data.formats.readers import Images, Splits
+from utils.data.formats.readers import Images, Splits, class_counts
 from utils.data.formats.shards.members import Members
 
 HASH_BYTES = 8
@@ -191,11 +191,9 @@ def _held_out_groups(images: Images, classes: Sequence[str], settings: DataSetti
         raise UserError("--val-split-by draw: draws single images of a group; leave it out, or give --group-column off")
     assert images.groups is not None
     chosen = _hashes(map(_key_of_group, images.groups), len(images)) < _share(settings)
-    labels = images.labels.numpy()
-    if labels.ndim > 1:
-        lacking = np.flatnonzero((labels == 1).any(0) & ~(labels[~chosen] == 1).any(0))
-    else:
-        lacking = np.setdiff1d(labels, labels[~chosen])
+    trained = images.labels[torch.from_numpy(~chosen)]
+    counts, kept = (class_counts(labels, len(classes)) for labels in (images.labels, trained))
+    lacking = np.flatnonzero((counts > 0) & (kept == 0))
     if len(lacking) or not chosen.any():
         what = f"class {classes[lacking[0]]} without a training image" if len(lacking) else "no validation image"
         raise UserError(
