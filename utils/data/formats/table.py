@@ -650,34 +650,31 @@ def read_labels(
     train, validation, unused = _rows_of(table, settings, evaluate, of_test)
     names, labels, unknown = _numbered(table, settings, train if len(train) else validation, classes, whose)
     used = np.concatenate([train, validation])
-    warnings = table.warnings
+    warnings = [*table.warnings]
     if not evaluate and table.split is not None and len(validation) and (table.split[validation] == TEST).all():
-        warnings = (
-            *warnings,
+        warnings.append(
             f"{table.flag}: no row is of val, so those of test choose best.pt and the end of --early-stopping; to keep "
-            "them for the end: --val-split 0.2, then scripts/evaluate.py RUN --split test",
+            "them for the end: --val-split 0.2, then scripts/evaluate.py RUN --split test"
         )
     separator = settings.label_separator
     if separator is not None and not any(separator in text for text in table.texts):
-        line = f"--label-separator: {separator!r} occurs in no cell, so each cell names one class"
-        warnings = (*warnings, line)
+        warnings.append(f"--label-separator: {separator!r} occurs in no cell, so each cell names one class")
     if labels.ndim > 1 and (count := int((labels[used] < 0).all(1).sum())):
         end = ""
         if separator is not None and separator.strip():
             end = f"; write {separator} where an image shows none of the classes"
-        line = f"{table.flag}: {count:,} image(s) without any known label, which no figure counts{end}"
-        warnings = (*warnings, line)
+        warnings.append(f"{table.flag}: {count:,} image(s) without any known label, which no figure counts{end}")
     if len(strange := used[unknown[used]]):
         line = f"{table.at(strange[0], 'label')} {{}} is no class of {whose or 'the rows to train on'}"
         line = line.format(printable(table.texts[table.label[strange[0]]][:80]))
         line += f" ({len(strange) - 1:,} more rows like it)" if len(strange) > 1 else ""
         if not leave_out_unknown or len(strange) == len(used):
             raise UserError(f"{line}; those are {some(names)}")
-        warnings = (*warnings, f"{line}; they are left out")
+        warnings.append(f"{line}; they are left out")
         train, validation = (rows[~unknown[rows]] for rows in (train, validation))
     origin = table.words + (f"; {len(unused):,} rows of val and test are not for training" if len(unused) else "")
     images = [_images(table, rows, labels) if len(rows) else None for rows in (train, validation)]
-    return Splits(images[0], images[1], names, warnings, origin)
+    return Splits(images[0], images[1], names, tuple(warnings), origin)
 
 
 def _numbered(
