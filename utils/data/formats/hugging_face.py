@@ -22,7 +22,7 @@ from utils.config.spelling import some
 from utils.data.formats.class_folders import TRAINING_FOLDERS, VALIDATION_FOLDERS
 from utils.data.formats.listing import Lister
 from utils.data.formats.readers import ImageFiles, Splits
-from utils.data.formats.several_labels import LabelLists, of_column
+from utils.data.formats.several_labels import LabelLists, is_text, of_column
 from utils.data.images.stored import NumberedImages, version_of
 from utils.data.progress_log import Log, silent
 
@@ -339,12 +339,12 @@ def labels_of(dataset: Any, column: str, where: str, separator: str | None) -> n
     import pyarrow.compute
 
     values = dataset.select_columns([column]).with_format("arrow")[:].column(column)
-    text = pyarrow.types.is_string(values.type) or pyarrow.types.is_large_string(values.type)
+    text = is_text(values.type)
     if separator is not None and not text:
         raise UserError(f"--label-separator: column {column} of {where} holds no text; remove it")
     if pyarrow.types.is_list(values.type) or pyarrow.types.is_large_list(values.type):
         item = values.type.value_type
-        if pyarrow.types.is_integer(item) or pyarrow.types.is_string(item) or pyarrow.types.is_large_string(item):
+        if pyarrow.types.is_integer(item) or is_text(item):
             if missing := pyarrow.compute.list_flatten(values).null_count:
                 words = "are missing; leave them out of the lists"
                 raise UserError(f"--label-column {column}: {missing:,} labels in the lists of {where} {words}")

@@ -37,12 +37,11 @@ class LabelLists(NamedTuple):
     @classmethod
     def of_arrow(cls, cells: Any) -> LabelLists:
         """Convert a ``pyarrow.ChunkedArray`` of lists of whole numbers or texts. A missing list is unknown."""
-        import pyarrow
         import pyarrow.compute as compute
 
         lengths = compute.fill_null(compute.list_value_length(cells), 0).to_numpy()
         values = compute.list_flatten(cells)
-        text = pyarrow.types.is_string(values.type) or pyarrow.types.is_large_string(values.type)
+        text = is_text(values.type)
         values = np.array(values.to_pylist(), dtype=object) if text else values.to_numpy().astype(np.int64)
         return cls(values, np.repeat(np.arange(len(lengths)), lengths), compute.is_valid(cells).to_numpy())
 
@@ -62,6 +61,13 @@ class LabelLists(NamedTuple):
         labels = np.where(self.known[:, None], np.int8(0), np.int8(MISSING)).repeat(classes, axis=1)
         labels[self.rows, numbers] = 1
         return labels
+
+
+def is_text(kind: Any) -> bool:
+    """True if cells of the type ``kind``, pyarrow's, hold text."""
+    import pyarrow
+
+    return pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)
 
 
 def of_column(cells: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:

@@ -30,7 +30,7 @@ from utils.data.formats.file_paths import NUL, FilePaths
 from utils.data.formats.hugging_face import ENDING, LABEL_NAMES
 from utils.data.formats.listing import IMAGE_ENDINGS, LINKED, THREADS, is_image, left_out
 from utils.data.formats.readers import ImageFiles, Images, Splits
-from utils.data.formats.several_labels import LabelLists, of_column
+from utils.data.formats.several_labels import LabelLists, is_text, of_column
 
 if TYPE_CHECKING:
     import pyarrow
@@ -565,8 +565,7 @@ class _Source:
                 kind = kind.value_type
             of_any = role not in TABLE_COLUMNS or role == "weight"
             number = pyarrow.types.is_integer(kind) or (of_any and pyarrow.types.is_floating(kind))
-            text = pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)
-            if not (number or text or pyarrow.types.is_boolean(kind)):
+            if not (number or is_text(kind) or pyarrow.types.is_boolean(kind)):
                 advice = "; pandas keeps those as Int64, also if some are missing"
                 raise UserError(
                     f"--labels {self.file}: column {name} holds {kind}, and each {role} is text or a whole number"
