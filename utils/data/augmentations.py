@@ -26,7 +26,6 @@ from utils.data.images.decoding import CROP_RATIO
 from utils.data.images.view import LEAST_AREA
 
 ANOTHER_SCALE = 25  # factor between the largest numbers before and after a user's augmentation that is a mistake
-CROP_NUMBERS = 22
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,9 @@ from torch.utils.data import Dataset
 
 from utils.config.image_size import Size, sides
 from utils.data.augment.base import Stream
-from utils.data.augmentations import CROP_NUMBERS
 from utils.data.formats.readers import ImageFiles, Images, MemoryImages
 from utils.data.formats.shards.read_ahead import ReadAhead
-from utils.data.images.decoding import UnreadableImage, decode_crop
+from utils.data.images.decoding import CROP_NUMBERS, UnreadableImage, decode_crop
 from utils.data.images.gpu_decoding import MixedBatch, decode_batch, read_for_gpu
 from utils.data.images.unreadable import REFUSE, read_micro_batch
 from utils.data.images.view import View

@@ -19,14 +19,13 @@ from utils.data.augment.base import Stream
 from utils.data.augmentations import (
     AUGMENTATIONS,
     BY_FLAG,
-    CROP_NUMBERS,
     Context,
     ResizedCrop,
     build_augmentations,
     mirrored,
     resized_crop,
 )
-from utils.data.images.decoding import CROP_RATIO, random_box
+from utils.data.images.decoding import CROP_NUMBERS, CROP_RATIO, random_box
 from utils.data.images.view import LEAST_AREA
 from utils.data.sample_plan import sample_uniforms
 from utils.data.transforms import BatchTransform

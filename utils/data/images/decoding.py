@@ -27,6 +27,7 @@ from utils.data.images.view import LEAST_AREA, Box, Placement, View, resized
 
 CROP_RATIO = (3 / 4, 4 / 3)  # random-resized-crop of Szegedy et al., Going deeper with convolutions, 2014
 CROP_ATTEMPTS = 10
+CROP_NUMBERS = 2 * CROP_ATTEMPTS + 2  # random numbers per crop: area and ratio of each attempt, then the place
 LEVELS = "levels"  # a key in the ``info`` of a picture
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of file descriptors and of memory
 
@@ -134,9 +135,9 @@ def for_people(levels: np.ndarray) -> Image.Image:
 def decode_crop(path: str | NamedBytes, view: View, colour: str, uniforms: np.ndarray | None = None) -> torch.Tensor:
     """Decode a crop of an image file: (channels, h, w), dtype as from ``read_pixels``, in channels-last memory.
 
-    With ``uniforms`` (22 numbers in [0, 1)) it is a random-resized-crop for training, otherwise what ``view`` shows in
-    evaluation; with ``view.whole``, it is always the whole image, resampled only if its size is not the view's. Raises
-    what ``open_image`` raises.
+    With ``uniforms`` (``CROP_NUMBERS`` in [0, 1)) it is a random-resized-crop for training, otherwise what ``view``
+    shows in evaluation; with ``view.whole``, it is always the whole image, resampled only if its size is not the
+    view's. Raises what ``open_image`` raises.
     """
     if view.whole:
         return resized(read_pixels(path, colour), view.size, "bilinear")
@@ -213,7 +214,7 @@ def random_box(width: int, height: int, uniforms: np.ndarray, least_area: float 
     the first that fits is used (if none fits, the box is in the middle), then two numbers for the place.
     """
     low, high = (math.log(ratio) for ratio in CROP_RATIO)
-    across, down = uniforms[2 * CROP_ATTEMPTS : 2 * CROP_ATTEMPTS + 2]
+    across, down = uniforms[2 * CROP_ATTEMPTS : CROP_NUMBERS]
     for first, second in uniforms[: 2 * CROP_ATTEMPTS].reshape(CROP_ATTEMPTS, 2):
         area = width * height * (least_area + (1.0 - least_area) * float(first))
         ratio = math.exp(low + (high - low) * float(second))
