@@ -18,7 +18,6 @@ from utils.data.augment.base import Augmentation
 from utils.data.augment.operations import Canvas
 from utils.data.augment.policies import Arguments, AugMix, Level, Operations, RandomOperations, SubPolicies
 
-NAMES = {"ra": "RandAugment", "ta_wide": "TrivialAugment-wide"}
 # torchvision's numbers of magnitudes
 BINS = 31
 AUTO_AUGMENT_BINS = 10
@@ -52,10 +51,10 @@ def _torchvision_policy(name: str, channels: int) -> Augmentation:
 
     if name == "ra":
         table = _torchvision_operations(v2.RandAugment._AUGMENTATION_SPACE, channels, BINS)
-        return RandomOperations(NAMES[name], table, 2, Level(RA_BIN))
+        return RandomOperations("RandAugment", table, 2, Level(RA_BIN))
     if name == "ta_wide":
         table = _torchvision_operations(v2.TrivialAugmentWide._AUGMENTATION_SPACE, channels, BINS)
-        return RandomOperations(NAMES[name], table, 1, Level(bins=BINS))
+        return RandomOperations("TrivialAugment-wide", table, 1, Level(bins=BINS))
     if name == "augmix":
         table = _torchvision_operations(v2.AugMix._AUGMENTATION_SPACE, channels, AUGMIX_BINS, Canvas("bilinear"))
         return AugMix("AugMix", table, Level(bins=AUGMIX_SEVERITY))
