@@ -11,6 +11,7 @@ import os
 import shutil
 import tarfile
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 
 from utils.config.settings import UserError, as_user_error
@@ -35,8 +36,7 @@ def unpack_imagenet(root: Path, splits: tuple[str, ...], log: Log) -> None:
     def missing() -> list[str]:
         return [split for split in splits if not (root / split).is_dir()]
 
-    names = {split: ARCHIVE_META[split][0] for split in ("train", "val")}
-    if not any((root / names[split]).is_file() for split in missing()):
+    if not has_imagenet(root, missing()):
         return
     doing = f"Waiting for another process that unpacks ImageNet in {root}"
     try:
@@ -53,11 +53,11 @@ def unpack_imagenet(root: Path, splits: tuple[str, ...], log: Log) -> None:
         raise UserError(f"--datapath {root}: ImageNet's archives cannot be unpacked ({reason})") from error
 
 
-def has_imagenet(root: Path) -> bool:
-    """True if ``root`` holds an archive of ImageNet's images."""
+def has_imagenet(root: Path, splits: Iterable[str] = ("train", "val")) -> bool:
+    """True if ``root`` holds an archive of ImageNet's images for one of ``splits``."""
     from torchvision.datasets.imagenet import ARCHIVE_META
 
-    return any((root / ARCHIVE_META[split][0]).is_file() for split in ("train", "val"))
+    return any((root / ARCHIVE_META[split][0]).is_file() for split in splits)
 
 
 def _refuse_missing(root: Path, names: list[str]) -> None:
