@@ -13,7 +13,7 @@ import torch
 
 from utils.config.settings import UserError, as_user_error
 from utils.config.spelling import some
-from utils.data.formats.readers import Images, Splits
+from utils.data.formats.readers import Images, Splits, numbers_of
 
 
 def read_class_map(file: Path) -> tuple[str, ...]:
@@ -50,8 +50,7 @@ def in_order_of(file: Path, splits: Splits, classes: Sequence[str] | None = None
     if any(images is not None and images.labels.ndim > 1 for images in (splits.train, splits.validation)):
         raise UserError(f"--class-map {file}: orders the classes of images that have one each, and these have several")
     classes = tuple(classes or read_class_map(file))
-    number = {name: label for label, name in enumerate(classes)}
-    labels = torch.tensor([number.get(name, -1) for name in splits.classes])
+    labels = torch.from_numpy(numbers_of(splits.classes, classes))
     if (labels < 0).all():
         raise UserError(
             f"--class-map {file}: names none of the data's classes, which are {some(splits.classes)}; its own are "
@@ -62,7 +61,7 @@ def in_order_of(file: Path, splits: Splits, classes: Sequence[str] | None = None
     lost = sum(map(len, there)) - sum(len(images) for images in parts if images is not None)
     warnings = splits.warnings
     if lost:
-        others = some(name for name in splits.classes if name not in number)
+        others = some(name for name, label in zip(splits.classes, labels.tolist(), strict=True) if label < 0)
         warnings = (f"--class-map {file}: does not name {others}, so {lost:,} images are left out", *warnings)
     return splits._replace(train=parts[0], validation=parts[1], classes=classes, warnings=warnings)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib.util import find_spec
@@ -106,6 +106,12 @@ def class_counts(labels: torch.Tensor, classes: int) -> np.ndarray:
     """The number of images of each class, int64 (classes,)."""
     numbers = labels.cpu().numpy()
     return (numbers == 1).sum(0) if numbers.ndim > 1 else np.bincount(numbers, minlength=classes)
+
+
+def numbers_of(names: Iterable[str], classes: Sequence[str]) -> np.ndarray:
+    """The index of each of ``names`` in ``classes``, int64; -1 if it is not there."""
+    number = {name: label for label, name in enumerate(classes)}
+    return np.array([number.get(name, -1) for name in names], dtype=np.int64)
 
 
 class Splits(NamedTuple):
