@@ -15,6 +15,7 @@ from scripts.common.label_answers import intervals_of
 from scripts.common.neighbours import NEIGHBOURS, Duplicate, near_duplicates, nearest, unit, votes
 from scripts.common.probe import STRENGTHS, Probe, doubted, fit_probe, score_of
 from scripts.common.uncertainty import number_of, wilson_interval
+from utils.data.sample_plan import evenly_spaced
 from utils.record.metrics import Report
 from utils.record.multilabel import MultilabelClasses, MultilabelReport
 
@@ -134,7 +135,7 @@ def study(parts: Mapping[str, Features], scored: str, neighbours: int = NEIGHBOU
     doubts = []
     for split, part in parts.items():
         doubts += _doubts(part, shares[split], train.labels[near[split][0]])
-    mapped = np.linspace(0, len(other) - 1, min(len(other), MAP_IMAGES)).round().astype(np.int64)
+    mapped = evenly_spaced(len(other), MAP_IMAGES)
     notes = []
     if its_own:
         notes.append(

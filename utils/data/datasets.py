@@ -34,7 +34,7 @@ from utils.data.formats.file_paths import FilePaths
 from utils.data.formats.held_out import Folds, hold_out, keys_of
 from utils.data.formats.hugging_face import SAVED, read_tables
 from utils.data.formats.listing import Lister
-from utils.data.formats.own import Items, read_own
+from utils.data.formats.own import LOOKED_AT, Items, read_own
 from utils.data.formats.readers import IN_MEMORY, OWN_FILES, ImageFiles, Images, Splits, class_counts
 from utils.data.formats.shards.foreign import compressed_shard, ensure_index
 from utils.data.formats.shards.index import read_contents
@@ -46,12 +46,11 @@ from utils.data.images.look import header
 from utils.data.images.stored import ImagePaths, Stored, opened
 from utils.data.preprocessing import KnownPreprocessing, Preprocessing, resolve
 from utils.data.progress_log import Log, ProgressLog, silent
+from utils.data.sample_plan import evenly_spaced
 from utils.runtime.distributed import Distributed
 
 SHOWN_CLASSES = 5  # in a plan
-# files of a split whose content is part of the fingerprint
-LOOKED_AT = 32
-FIRST_BYTES = 1 << 16
+FIRST_BYTES = 1 << 16  # of a file whose content is part of the fingerprint
 # the settings that choose training images for validation
 DIVISION = ("val_split", "val_split_by", "folds", "fold", "fold_seed")
 
@@ -282,8 +281,8 @@ def some_contents(paths: Sequence[str], numbers: np.ndarray | None = None) -> li
         return None
     numbers = np.arange(len(paths)) if numbers is None else numbers
     parts = []
-    for place in np.linspace(0, len(numbers) - 1, min(len(numbers), LOOKED_AT)).round().astype(int).tolist():
-        path = paths[int(numbers[place])]
+    for number in numbers[evenly_spaced(len(numbers), LOOKED_AT)].tolist():
+        path = paths[number]
         try:
             if isinstance(path, Stored):
                 content = path.content()

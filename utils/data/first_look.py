@@ -20,6 +20,7 @@ from utils.data.images.decoding import why_unreadable
 from utils.data.images.levels import channels_of, keeps_levels, range_of
 from utils.data.images.look import Look, header, levels_seen, look
 from utils.data.images.stored import Stored, opened
+from utils.data.sample_plan import evenly_spaced
 from utils.runtime.files import sha256
 
 # files that are looked at, at most
@@ -167,7 +168,7 @@ def sample(labels: np.ndarray) -> np.ndarray:
     counts = np.bincount(labels)
     begins = np.cumsum(counts) - counts
     there = np.flatnonzero(counts)
-    there = there[np.linspace(0, len(there) - 1, min(len(there), EACH_SPLIT)).round().astype(int)]
+    there = there[evenly_spaced(len(there), EACH_SPLIT)]
     each = max(1, min(max(EACH_CLASS, OF_FEW_CLASSES // len(there)), EACH_SPLIT // len(there)))
     chosen = [
         begins[label] + round(place * (counts[label] - 1) / max(1, min(each, counts[label]) - 1))

@@ -202,6 +202,11 @@ def permutation(count: int, *key: int) -> np.ndarray:
     return np.random.Generator(np.random.Philox(key=key)).permutation(count).astype(np.int64)
 
 
+def evenly_spaced(count: int, most: int) -> np.ndarray:
+    """Up to ``most`` of the numbers from 0 to ``count`` - 1, evenly spaced from the first to the last: int64."""
+    return np.linspace(0, count - 1, min(count, most)).round().astype(np.int64)
+
+
 def sample_uniforms(seed: int, epoch: int, indices: np.ndarray, stream: int, count: int) -> np.ndarray:
     """Random numbers in [0, 1): float32, shape (len(indices), count).
 

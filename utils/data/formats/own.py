@@ -24,6 +24,7 @@ from utils.data.formats.readers import ImageFiles, Images, MemoryImages, Splits
 from utils.data.images.decoding import read_pixels, why_unreadable
 from utils.data.images.levels import SIXTEEN_BITS_AS_I
 from utils.data.images.stored import NumberedImages
+from utils.data.sample_plan import evenly_spaced
 
 LOOKED_AT = 32  # images of a split whose content is part of the fingerprint
 WITHOUT_PNG = ("CMYK", "HSV", "LAB", "YCbCr")  # Pillow's modes of 8-bit colours that PNG does not know
@@ -40,7 +41,7 @@ class Items(NumberedImages):
     @property
     def identity(self) -> bytes:
         """The split's name, a digest of the images' numbers, and digests of the content of some images, as bytes."""
-        places = np.linspace(0, len(self) - 1, min(len(self), LOOKED_AT)).round().astype(int)
+        places = evenly_spaced(len(self), LOOKED_AT)
         contents = map(self._digest, self.places[places].tolist())
         return "\0".join((self.name, hashlib.sha256(self.places.tobytes()).hexdigest(), *contents)).encode()
 

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from utils.data.loaders import Batch
+from utils.data.sample_plan import evenly_spaced
 from utils.data.transforms import for_people
 from utils.optim.head import SeenFeatures
 from utils.runtime.distributed import Distributed
@@ -103,7 +104,7 @@ class Collector(nn.Module):
         self.network = network
         self.classes = classes
         self._to_pixels = to_pixels
-        self._shown = set(np.linspace(0, samples - 1, min(samples, MOST_POINTS)).round().astype(int).tolist())
+        self._shown = set(evenly_spaced(samples, MOST_POINTS).tolist())
         self._with_matrix = self.draws_matrix and classes <= MOST_CLASSES
         self._own_curves = classes if classes <= MOST_CURVES else 0
         self._of_curves = (1 + self._own_curves) * 2 * THRESHOLDS
