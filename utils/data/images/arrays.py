@@ -9,7 +9,8 @@ import warnings
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.TiffImagePlugin import SAMPLESPERPIXEL, ImageFileDirectory_v2
 
 from utils.config.settings import UserError
 from utils.data.images.levels import (
@@ -28,7 +29,6 @@ from utils.data.images.levels import (
 from utils.data.images.stored import RAW, NamedBytes, content_of
 
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-SAMPLES = 277  # TIFF's tag
 MANY = 2**16
 LUMA = (0.299, 0.587, 0.114)  # Pillow's weights of red, green and blue
 # Steps that turn a stored array upright, by EXIF orientation: whether to transpose it, then the axes to reverse.
@@ -189,7 +189,7 @@ def _is_for_tifffile(path: str | BinaryIO, channels: int | None = None) -> bool:
             warnings.simplefilter("ignore")
             with Image.open(path) as image:
                 bands = len(image.getbands())
-                samples = int(getattr(image, "tag_v2", {}).get(SAMPLES, bands))
+                samples = int(getattr(image, "tag_v2", {}).get(SAMPLESPERPIXEL, bands))
                 deep = ";16" in raw_mode(image) and not is_deep(image)
     except (UnidentifiedImageError, SyntaxError):
         return _samples_of(path) > 1  # a damaged file has none
@@ -205,10 +205,10 @@ def _samples_of(path: str | BinaryIO) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # of a damaged file, on which Pillow also fails in other ways
         try:
-            directory = TiffImagePlugin.ImageFileDirectory_v2(head)
+            directory = ImageFileDirectory_v2(head)
             file.seek(directory.next)
             directory.load(file)
-            return int(directory.get(SAMPLES, 1))
+            return int(directory.get(SAMPLESPERPIXEL, 1))
         except Exception:
             return 0
 

@@ -113,13 +113,13 @@ def refuse_misread(image: Image.Image) -> None:
     """Raise ``ValueError`` for an opened TIFF file that Pillow would read as other numbers than it holds."""
     tags = getattr(image, "tag_v2", {})
     bits = max(tags.get(TiffImagePlugin.BITSPERSAMPLE, (1,)))
-    if bits == 8 and SIGNED in tags.get(TiffImagePlugin.SAMPLEFORMAT, ()):
+    signed = SIGNED in tags.get(TiffImagePlugin.SAMPLEFORMAT, ())
+    if bits == 8 and signed:
         raise ValueError("its levels are signed numbers, which have no known range; save numbers from 0 to 255")
     if bits > 8 and tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == WHITE_IS_ZERO:
         raise ValueError("its level 0 is white, with more than 8 bits; save it with black as 0")
     if bits > 8 and tags.get(TiffImagePlugin.PLANAR_CONFIGURATION) == IN_PLANES and len(image.getbands()) > 1:
         raise ValueError("its colours lie in separate planes, with more than 8 bits; save it with pixel after pixel")
-    signed = SIGNED in tags.get(TiffImagePlugin.SAMPLEFORMAT, ())
     if (
         getattr(tags, "prefix", b"") == b"MM"
         and tags.get(TiffImagePlugin.COMPRESSION, RAW) != RAW

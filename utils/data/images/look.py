@@ -8,6 +8,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from PIL import Image
+from PIL.TiffImagePlugin import SAMPLESPERPIXEL
 
 from utils.data.images.arrays import array_header, numbers_in, of_colour
 from utils.data.images.decoding import open_image
@@ -76,7 +77,7 @@ def header(path: str | BinaryIO, colour: str = "RGB") -> Look:
         bands = len(image.getbands())
         deep = is_deep(image) or ";16" in raw
         bits = 8 if not deep else 32 if image.mode == "F" or ("16" not in raw and image.format == "TIFF") else 16
-        samples = getattr(image, "tag_v2", {}).get(277, bands)
+        samples = getattr(image, "tag_v2", {}).get(SAMPLESPERPIXEL, bands)
         return Look(
             kind_of(image.mode),
             bits,
