@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -103,12 +103,11 @@ def look(path: str | BinaryIO, colour: str, shown: Image.Image | None = None) ->
         return _look_at_array(found, path, colour)
     numbers = None
     alpha = None
-    lost = hashlib.sha256()
+    lost = b""
+    passed_over = () if range_of(colour) else (ValueError,)  # without a range, 8 bits of some are read
     with Image.open(path) as image:
         if found.bits > 8:
-            with (
-                nullcontext() if range_of(colour) else suppress(ValueError)
-            ):  # without a range, 8 bits of some are read
+            with suppress(*passed_over):
                 numbers = numbers_of(image, path)
         if not is_deep(image) and ("A" in image.getbands() or "transparency" in image.info):
             alpha = np.asarray(image.convert("RGBA"))[..., 3]
@@ -117,17 +116,16 @@ def look(path: str | BinaryIO, colour: str, shown: Image.Image | None = None) ->
         spread = np.unique(numbers)
         found = found._replace(low=float(spread[0]), high=float(spread[-1]))
         if len(np.unique(to_8_bits(spread, rule))) < len(spread) or not rule[0] <= spread[0] <= spread[-1] <= rule[1]:
-            lost.update(numbers.tobytes())
-            found = found._replace(lost=lost.digest())
+            lost += numbers.tobytes()
     if alpha is not None:
         found = found._replace(alpha=(int(alpha.min()), int(alpha.max())))
         if alpha.min() < 255:
-            lost.update(alpha.tobytes())
-            found = found._replace(lost=lost.digest())
+            lost += alpha.tobytes()
     pixels = np.asarray(
         _thumbnail(path) if shown is None and found.file_format == "JPEG" else shown or open_image(path, colour)
     )
-    return found._replace(seen=(float(pixels.min()), float(pixels.mean()), float(pixels.max())))
+    seen = (float(pixels.min()), float(pixels.mean()), float(pixels.max()))
+    return found._replace(seen=seen, lost=hashlib.sha256(lost).digest() if lost else b"")
 
 
 def _look_at_array(found: Look, path: str | BinaryIO, colour: str) -> Look:
