@@ -44,8 +44,9 @@ class Folds:
 
     def state(self) -> dict[str, Any]:
         """The assignment in the form that a checkpoint stores."""
-        tensors = {"images": self.images.view(np.int64), "folds": self.folds}
-        return {name: torch.from_numpy(array) for name, array in tensors.items()} | {
+        return {
+            "images": torch.from_numpy(self.images.view(np.int64)),
+            "folds": torch.from_numpy(self.folds),
             "count": self.count,
             "seed": self.seed,
         }
