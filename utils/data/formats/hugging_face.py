@@ -90,7 +90,7 @@ def _of_columns(table: _Table, classes: Sequence[str]) -> np.ndarray:
     labels = []
     for name in classes:
         values = cells.column(name).to_pylist()
-        own, wrong = of_column([int(value) if isinstance(value, bool) else value for value in values])
+        own, wrong = of_column(values)
         if len(wrong):
             raise UserError(
                 f"--label-columns {name}: row {wrong[0]:,} of {table.name} holds {str(values[wrong[0]])[:40]}, "
