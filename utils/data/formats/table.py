@@ -105,6 +105,11 @@ class TablePaths(FilePaths):
 # ---------------------------------------------------------------------------------------------- reading
 
 
+def table_of(settings: DataSettings) -> Table:
+    """The table that ``--labels`` names or, without it, that of the file names. Raises ``UserError``."""
+    return table_of_names(settings) if settings.labels is None else read_table(settings)
+
+
 def read_table(settings: DataSettings) -> Table:
     """Read the table that ``--labels`` names. Raises ``UserError`` with a line for the first mistake of each kind."""
     assert settings.labels is not None and settings.datapath is not None
@@ -201,13 +206,13 @@ def _refuse_unreadable(error: OSError) -> None:
 
 def lacks_rows_of_val(settings: DataSettings) -> bool:
     """True if the table says which images are for what, and none are of val: training validates on those of test."""
-    table = table_of_names(settings) if settings.labels is None else read_table(settings)
+    table = table_of(settings)
     return table.split is not None and not (table.split == VALIDATION).any()
 
 
 def rows_of_test(settings: DataSettings, classes: Sequence[str]) -> tuple[Images | None, tuple[str, ...]]:
     """Images that training leaves for a test in the end, None if there are none; and lines about those left out."""
-    table = table_of_names(settings) if settings.labels is None else read_table(settings)
+    table = table_of(settings)
     if table.split is None or not (table.split == TEST).any():
         return None, ()
     if not settings.divides_training and not (table.split == VALIDATION).any():
@@ -645,7 +650,7 @@ def read_labels(
     those of a checkpoint, which messages call ``whose``; with ``leave_out_unknown``, images of other classes are left
     out with a warning.
     """
-    table = table_of_names(settings) if settings.labels is None else read_table(settings)
+    table = table_of(settings)
     train, validation, unused = _rows_of(table, settings, evaluate, of_test)
     names, labels, unknown = _numbered(table, settings, train if len(train) else validation, classes, whose)
     used = np.concatenate([train, validation])
