@@ -327,7 +327,7 @@ def _holds_files(kind: Any) -> bool:
 
 def _item_of(kind: Any) -> Any:
     """The type of the items if ``kind`` is the type of a column of lists, otherwise ``kind`` itself."""
-    return kind[0] if isinstance(kind, list) else getattr(kind, "feature", kind)
+    return getattr(kind, "feature", kind)
 
 
 def labels_of(dataset: Any, column: str, where: str, separator: str | None) -> np.ndarray | LabelLists:
