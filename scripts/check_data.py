@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,7 @@ def main(argv: list[str]) -> int:
     from utils.data.formats.listing import Lister
     from utils.data.progress_log import ProgressLog
 
+    warnings.filterwarnings("ignore", message="This DataLoader will create")  # --workers is the user's choice
     workers = cores_per_process(1) if args.data.workers == "auto" else args.data.workers
     if args.data.download:
         prepare(args.data, say)

@@ -15,13 +15,14 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from scripts.common.output import write_text
-from scripts.data_check.survey import Survey, in_chunks
+from scripts.data_check.survey import CHUNK, Survey
 from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError, as_flag
 from utils.data.formats.readers import ImageFiles, Images, MemoryImages
 from utils.data.images.decoding import UnreadableImage, read_pixels
 from utils.data.images.levels import keeps_levels
 from utils.data.progress_log import ProgressLog
+from utils.data.worker_pool import in_chunks
 
 FILE = "statistics.yaml"
 
@@ -54,7 +55,8 @@ def measure(images: Images, *, workers: int, progress: ProgressLog, skips_bad: b
     """
     if isinstance(images, MemoryImages):
         return of_pixels(images.pixels.cpu().numpy())
-    chunks = in_chunks(_Chunk(images, skips_bad), len(images), "Measuring", workers=workers, progress=progress)
+    work = _Chunk(images, skips_bad)
+    chunks = in_chunks(work, len(images), CHUNK, "Measuring", workers=workers, progress=progress)
     parts = [part for _, parts in chunks for part in parts]
     if not parts:
         raise UserError("--statistics: no training image can be read")

@@ -11,7 +11,7 @@ import io
 import multiprocessing
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, pairwise
@@ -42,7 +42,7 @@ from utils.data.images.levels import is_array
 from utils.data.images.look import Look, look
 from utils.data.images.stored import NamedBytes, content_of
 from utils.data.progress_log import ProgressLog
-from utils.data.worker_pool import START, WorkerPool
+from utils.data.worker_pool import START, in_chunks
 
 CHUNK = 64  # images that a worker takes at a time
 SPOKEN_OF = 20_000  # most images chosen for a comparison of kinds, sizes and levels, besides remarkable ones
@@ -255,21 +255,6 @@ class Inspected(NamedTuple):
         return self.records[self.records["pixel_hash"] != b""]
 
 
-def in_chunks(
-    work: Dataset, count: int, what: str, *, workers: int, progress: ProgressLog
-) -> Iterator[tuple[range, Any]]:
-    """Yield ranges of ``count`` images with the result of ``work`` on each.
-
-    ``work`` runs in ``workers`` processes, or with 0 in this one. ``what``: title of the progress.
-    """
-    chunks = [range(first, min(first + CHUNK, count)) for first in range(0, count, CHUNK)]
-    with progress.counting(what, count, "images") as advance, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="This DataLoader will create")  # --workers is the user's choice
-        for chunk, made in zip(chunks, WorkerPool(work, min(workers, len(chunks))).read(chunks), strict=True):
-            yield chunk, made
-            advance(len(chunk))
-
-
 def inspect(survey: Survey, *, workers: int, progress: ProgressLog) -> Inspected:
     """Examine every image. Memory grows by about 80 bytes per image.
 
@@ -282,7 +267,7 @@ def inspect(survey: Survey, *, workers: int, progress: ProgressLog) -> Inspected
     inspector = _ChunkInspector(survey.paths, survey.colour, stop)
     try:
         for chunk, (rows, damage, looks) in in_chunks(
-            inspector, len(survey), "Checking", workers=workers, progress=progress
+            inspector, len(survey), CHUNK, "Checking", workers=workers, progress=progress
         ):
             found.records[chunk.start : chunk.stop] = rows
             found.damage.update(damage)

@@ -29,7 +29,7 @@ from utils.data.images.unreadable import first_readable
 from utils.data.images.view import View
 from utils.data.kept import claimed, remove_abandoned, whole_file
 from utils.data.progress_log import Log, ProgressLog, silent
-from utils.data.worker_pool import WorkerPool
+from utils.data.worker_pool import in_chunks
 
 DECODING_VERSION = 2  # raise it whenever decode_crop gives other pixels than before
 FOLDER = ".decoded"  # in --datapath; readers skip hidden folders
@@ -144,14 +144,11 @@ def decode(images: ImageFiles, view: View, *, workers: int, progress: ProgressLo
     count = len(images)
     pixels = torch.empty(count, images.channels, *sides(view.size), dtype=images.dtype)
     step = max(1, CHUNK_BYTES // pixels[0].nbytes)
-    chunks = [range(first, min(first + step, count)) for first in range(0, count, step)]
-    pool = WorkerPool(_ChunkDecoder(images, view, skip_bad), min(workers, len(chunks)))
+    decoder = _ChunkDecoder(images, view, skip_bad)
     unreadable: dict[int, UnreadableImage] = {}
-    with progress.counting("Decoding", count, "images") as advance:
-        for chunk, (chunk_pixels, bad) in zip(chunks, pool.read(chunks), strict=True):
-            pixels[chunk.start : chunk.stop] = torch.from_numpy(chunk_pixels)
-            unreadable |= bad
-            advance(len(chunk))
+    for chunk, (made, bad) in in_chunks(decoder, count, step, "Decoding", workers=workers, progress=progress):
+        pixels[chunk.start : chunk.stop] = torch.from_numpy(made)
+        unreadable |= bad
 
     def look(index: int) -> None:
         if index in unreadable:

@@ -22,6 +22,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from utils.config.settings import UserError, as_user_error
+from utils.data.progress_log import ProgressLog
 from utils.runtime.cpu import give_back_freed_memory
 
 END_SECONDS = 1.0  # a killed process closes its pipes a little before it has ended
@@ -121,6 +122,21 @@ class WorkerPool:
         for process in self._processes:
             if process.exitcode is not None:
                 raise UserError(_end_of(process))
+
+
+def in_chunks(
+    work: Dataset, count: int, size: int, what: str, *, workers: int, progress: ProgressLog
+) -> Iterator[tuple[range, Any]]:
+    """Yield ranges of ``count`` images, ``size`` in each, with the result of ``work`` on each, in order.
+
+    ``work`` runs in at most ``workers`` processes, or with 0 in this one. ``what``: title of the progress.
+    """
+    chunks = [range(first, min(first + size, count)) for first in range(0, count, size)]
+    pool = WorkerPool(work, min(workers, len(chunks)))
+    with progress.counting(what, count, "images") as advance:
+        for chunk, made in zip(chunks, pool.read(chunks), strict=True):
+            yield chunk, made
+            advance(len(chunk))
 
 
 _END = object()
