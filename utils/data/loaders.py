@@ -25,7 +25,7 @@ from utils.data.augmentations import Context, build_augmentations, chosen_names,
 from utils.data.datasets import Data
 from utils.data.decoded import decoded, folder_for
 from utils.data.formats.readers import ImageFiles, Images, MemoryImages
-from utils.data.formats.shards.members import Members
+from utils.data.formats.shards.members import members_of
 from utils.data.formats.shards.read_ahead import ReadAhead
 from utils.data.images.decoding import decoder
 from utils.data.images.gpu_decoding import require_decoder
@@ -512,10 +512,8 @@ class _SourceBuilder:
         settings = self.args.data
         if settings.shard_cache is None or self.args.run.dry_run:
             return None
-        if not (isinstance(images, ImageFiles) and isinstance(images.paths, Members)):
-            raise UserError("--shard-cache: the training images do not lie in shards; remove it")
         return ReadAhead(
-            images.paths,
+            members_of(images, "--shard-cache"),
             Path(settings.shard_cache),
             int(settings.shard_cache_gb * 1e9),
             is_first=self.distributed.local_rank == 0,

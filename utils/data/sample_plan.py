@@ -61,7 +61,7 @@ class Epochs(ABC):
     """
 
     available: np.ndarray
-    repeats: int
+    repeats: int = 1
 
     @property
     def num_samples(self) -> int:

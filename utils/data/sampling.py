@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from utils.config.settings import Settings, UserError
-from utils.data.formats.readers import ImageFiles, Images, class_counts
-from utils.data.formats.shards.members import Members
+from utils.data.formats.readers import Images, class_counts
+from utils.data.formats.shards.members import members_of
 from utils.data.sample_plan import Epochs, hashed, permutation
 
 BALANCE_STREAM = 40
@@ -121,7 +121,6 @@ class WindowedOrder(Epochs):
     window: int
     available: np.ndarray
     labels: np.ndarray | None = None
-    repeats: int = 1
 
     def epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray | None]:
         windows = self.windows(epoch)
@@ -176,10 +175,8 @@ def build_sampling(images: Images, args: Settings) -> Epochs | None:
     """
     labels = images.labels
     if args.data.shard_window is not None:
-        if not (isinstance(images, ImageFiles) and isinstance(images.paths, Members)):
-            raise UserError("--shard-window: the training images do not lie in shards; remove it")
+        shards = members_of(images, "--shard-window").shards.astype(np.int64)
         available = first_samples(len(labels), args)
-        shards = images.paths.shards.astype(np.int64)
         classes = labels.cpu().numpy() if labels.ndim == 1 else None
         return WindowedOrder(args.run.seed, shards, args.data.shard_window, available, classes)
     repeats = args.augmentation.repeated_augmentation

@@ -15,7 +15,7 @@ import torch
 
 from utils.config.settings import UserError
 from utils.config.spelling import some
-from utils.data.formats.readers import ImageFiles, Splits
+from utils.data.formats.readers import ImageFiles, Images, Splits
 from utils.data.formats.shards.foreign import FOREIGN
 from utils.data.formats.shards.index import ANEW, BLOCK, CONTENTS, Contents, Split, read_contents
 from utils.data.images.stored import NumberedImages
@@ -152,6 +152,13 @@ class Members(NumberedImages):
         taken = super().take(places)
         taken._identity = hashlib.sha256(self._identity.encode() + places.astype("<i8").tobytes()).hexdigest()
         return taken
+
+
+def members_of(images: Images, flag: str) -> Members:
+    """The training ``images``, which ``flag`` wants in shards. Raises ``UserError`` if they do not lie there."""
+    if not (isinstance(images, ImageFiles) and isinstance(images.paths, Members)):
+        raise UserError(f"{flag}: the training images do not lie in shards; remove it")
+    return images.paths
 
 
 # ------------------------------------------------------------------------------------ open files and copies
