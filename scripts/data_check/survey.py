@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 from torch.utils.data import ConcatDataset, Dataset
 
 from scripts.common.image_stream import reason
@@ -47,7 +47,6 @@ from utils.data.worker_pool import START, in_chunks
 CHUNK = 64  # images that a worker takes at a time
 SPOKEN_OF = 20_000  # most images chosen for a comparison of kinds, sizes and levels, besides remarkable ones
 HASH_BYTES = 16  # of the SHA-256 over an image's pixels
-ORIENTATION = 0x0112  # EXIF's tag; 1 means upright
 
 # One image. A hash that cannot be computed is empty. NumPy drops zero bytes at a hash's end, see ``hexadecimal``.
 RECORD = np.dtype(
@@ -366,7 +365,7 @@ def _is_rotated(image: Image.Image) -> bool:
     """True if EXIF says that the pixels are not stored upright."""
     if image.format == "PNG" and not {"exif", "Raw profile type exif", "XML:com.adobe.xmp"} & image.info.keys():
         return False  # to look for more, Pillow would decode all pixels
-    return image.getexif().get(ORIENTATION, 1) in range(2, 9)
+    return image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
 
 
 def pixel_hash(colour: str, size: tuple[int, int], pixels: bytes) -> bytes:

@@ -19,11 +19,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 
 START = b"\xff\xd8"
 END = b"\xff\xd9"
-ORIENTATION = 0x0112  # EXIF's tag; 1 is upright
 
 _SCAN = 0xDA
 _APP1 = 0xE1
@@ -81,7 +80,7 @@ def _upright(segment: bytes) -> bool:
         warnings.simplefilter("error")  # of a damaged segment; Pillow also fails in other ways
         try:
             exif.load(segment)
-            return exif.get(ORIENTATION, 1) == 1
+            return exif.get(ExifTags.Base.Orientation, 1) == 1
         except Exception:
             return False
 
