@@ -820,9 +820,9 @@ def _what_is_missing(root: Path, name: str, evaluate: bool) -> str:
     return f"holds no {own}class folders below train/ and val/ or test/; {advice}"
 
 
-def _refuse_two_sets(root: Path, name: str) -> None:
-    """Raise ``UserError`` if class folders lie beside the shards, unless ``name`` (--dataname) is 'shards'."""
-    for split in filter(None, (training_folder(root), validation_folder(root))) if name != "shards" else ():
+def _refuse_two_sets(root: Path) -> None:
+    """Raise ``UserError`` if class folders lie beside the shards."""
+    for split in filter(None, (training_folder(root), validation_folder(root))):
         if any(path.is_dir() for path in class_folders.visible(split)):
             raise UserError(
                 f"--datapath {root}: holds shards and class folders below {split.name}/; use --dataname shards for the "
@@ -834,7 +834,8 @@ def _read_files(settings: DataSettings, root: Path, lister: Lister) -> Splits | 
     """Read the shards, class folders or own files of a data set in ``root``; None if they are missing."""
     name = settings.dataname
     if _holds_shards(settings, root):
-        _refuse_two_sets(root, name)
+        if name != "shards":
+            _refuse_two_sets(root)
         if settings.val_split is not None:
             raise UserError(f"--val-split: the shards in {root} already have validation images; remove the flag")
         return read_shards(root, settings.pixel_range, settings.skip_bad_images)

@@ -386,7 +386,7 @@ def classes_of(kind: Any, values: np.ndarray, column: str) -> tuple[str, ...]:
 
 
 def numbered(
-    values: np.ndarray, classes: tuple[str, ...], column: str, where: str, rows: np.ndarray | None = None
+    values: np.ndarray, classes: tuple[str, ...], column: str, where: str, rows: np.ndarray | None
 ) -> np.ndarray:
     """The class number of each value, int64 (n,). Raises ``UserError`` for a value that is not among ``classes``.
 

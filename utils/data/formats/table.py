@@ -474,7 +474,7 @@ class _Source:
             raise UserError(f"--labels {file}: two columns are called {printable(twice[0])}; rename one")
         return cls(file, names, separator)
 
-    def chosen(self, given: dict[str, str | None], of_classes: Sequence[str] = ()) -> dict[str, str]:
+    def chosen(self, given: dict[str, str | None], of_classes: Sequence[str]) -> dict[str, str]:
         """The column of each role: the name ``given`` for it or, if that is None, the first usual name of the columns.
 
         No guess are columns ``of_classes``, one of which may be called weight. Left out are roles without a column and
@@ -578,9 +578,7 @@ class _Source:
                 )
         return table.cast(pyarrow.schema([(name, pyarrow.string()) for name in table.column_names]))
 
-    def described(
-        self, rows: int, columns: dict[str, str], given: dict[str, str | None], own: Sequence[str] = ()
-    ) -> str:
+    def described(self, rows: int, columns: dict[str, str], given: dict[str, str | None], own: Sequence[str]) -> str:
         """A description of the file: its rows, the columns read (guessed ones are marked), and those not read."""
         shown = [
             role if name == role else f"{role} {name}{' (guessed)' * (given[role] is None)}"
