@@ -79,9 +79,9 @@ def _read(path: str | BinaryIO, read: Callable[[BinaryIO], Any]) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's warnings concern metadata and large images, not the pixels
             return read(NamedBytes(path, content_of(path)) if isinstance(path, str) else path)
+    except UserError:  # such as that a shard was replaced
+        raise
     except Exception as error:  # each of Pillow's readers fails in its own ways on a damaged file
-        if isinstance(error, UserError):  # such as that a shard was replaced
-            raise
         if isinstance(error, MemoryError) or getattr(error, "errno", None) in SHORTAGES:
             raise UserError(f"{path}: cannot be read ({error}); use fewer --workers, or raise the limit") from error
         raise UnreadableImage(path, why_unreadable(error)) from error

@@ -128,9 +128,9 @@ def read_contents(folder: Path) -> Contents | None:
         classes = tuple(map(str, contents["classes"]))
         splits = {name: _split(folder, name, split) for name, split in contents["splits"].items()}
         made = dict(contents["made"])
+    except UserError:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, UserError):
-            raise
         raise UserError(
             f"{folder / CONTENTS}: is damaged or not whole ({error!r}); {ANEW}, or remove it from foreign tar files"
         ) from error
