@@ -207,8 +207,15 @@ def _timm(name: str, settings: ModelSettings, classes: int, channels: int, image
 
 
 def _of_hub(arch: str) -> dict[str, Any]:
-    """Arguments that a repository of the Hub gives its network; {} for a library's own."""
-    return dict((hub_networks.known(arch) or {}).get("arguments", {}))
+    """Arguments that a repository of the Hub gives its network; {} for a library's own.
+
+    Those of timm's ``create_model`` itself are left out: they name files to load, for example.
+    """
+    import timm
+
+    arguments = (hub_networks.known(arch) or {}).get("arguments", {})
+    of_timm = inspect.signature(timm.create_model).parameters
+    return {name: value for name, value in arguments.items() if name not in of_timm}
 
 
 def _takes_small_stem(model: nn.Module, image_size: Size) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -55,11 +56,14 @@ def main(argv: list[str]) -> int:
     if mistake := wrong_name("--output", own.output, "a .png", ".png"):
         raise UserError(mistake)
     find_run(own.run)
-    from scripts.common.image_stream import image_names
+    from scripts.common.image_stream import image_names, warn_of
 
-    names = image_names(own.images)
+    unread: Counter[str] = Counter()
+    names = image_names(own.images, unread)
     shown = list(islice(names, MOST_IMAGES))
-    if next(names, None) is not None:
+    there_are_more = next(names, None) is not None
+    warn_of(unread)
+    if there_are_more:
         warn(f"the picture shows the first {MOST_IMAGES} images; name fewer to choose others")
     if would_replace(own.output, [*own.images, *shown]):
         raise UserError(f"--output {own.output}: is one of the images to explain; choose another name")

@@ -58,16 +58,14 @@ def main(argv: list[str]) -> int:
     own = build_parser().parse_args(argv)
     form = format_of(own.output, own.format)
     find_run(own.run)
-    from scripts.common.image_stream import image_names
+    from scripts.common.image_stream import image_names, warn_of
 
     unread: Counter[str] = Counter()
     names = image_names(own.images, unread)
     began = time.monotonic()
     with opened(own.output) as file:
         total, failed = predict(own, names, form, file)
-    if unread:
-        left_out = ", ".join(f"{count:,} {ending}" for ending, count in sorted(unread.items()))
-        warn(f"files are left out: {left_out}; convert them to .jpg or .png files")
+    warn_of(unread)
     seconds = time.monotonic() - began
     bad = f", {failed:,} of them without a prediction (see error)" if failed else ""
     where = f": {own.output}" if own.output else ""

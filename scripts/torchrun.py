@@ -34,6 +34,7 @@ import logging
 import re
 import signal
 import socket
+import stat
 from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -195,11 +196,13 @@ def limit_silence(seconds: int) -> None:
     if not hasattr(socket, "TCP_USER_TIMEOUT"):  # not Linux
         return
     for number in map(int, os.listdir("/proc/self/fd")):
-        with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:  # not a socket, or not TCP
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * seconds)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, seconds // 2))
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, seconds // 4))
+        with suppress(OSError):  # closed by now, or not TCP
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                with socket.socket(fileno=os.dup(number)) as connection:
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * seconds)
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, seconds // 2))
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, seconds // 4))
 
 
 def agent_class(launcher: Launcher, silence_seconds: int) -> type[LocalElasticAgent]:

@@ -17,9 +17,9 @@ from typing import BinaryIO, NamedTuple
 import torch
 from torch.utils.data import Dataset
 
-from scripts.common.command_line import each_of
+from scripts.common.command_line import each_of, warn
 from utils.config.settings import UserError, as_user_error
-from utils.data.formats.listing import IMAGE_ENDINGS, NAMELESS, is_image, left_out
+from utils.data.formats.listing import is_image, left_out, no_images
 from utils.data.images.decoding import UnreadableImage, decode_crop, dtype_of, why_unreadable
 from utils.data.preprocessing import Preprocessing
 from utils.data.sources import empty_batch
@@ -57,6 +57,13 @@ def image_names(arguments: Sequence[str], unread: Counter[str] | None = None) ->
     return chain.from_iterable(each_of(partial(_named_by, unread=unread), arguments))
 
 
+def warn_of(unread: Counter[str]) -> None:
+    """Warn of the files that ``image_names`` has counted as ``unread``."""
+    if unread:
+        counts = ", ".join(f"{count:,} {ending}" for ending, count in sorted(unread.items()))
+        warn(f"files are left out: {counts}; convert them to .jpg or .png files")
+
+
 def _named_by(argument: str, unread: Counter[str]) -> Iterable[str]:
     if "\0" in argument or not argument:
         raise UserError("IMAGES: a name must not be empty or hold a NUL character")
@@ -80,9 +87,7 @@ def _file_or_folder(path: str, unread: Counter[str]) -> Iterable[str]:
         images = _below(path, unread)
         first = next(images, None)
         if first is None:
-            others = sorted((unread - before).keys() - {NAMELESS})
-            advice = f"; convert its {', '.join(others)} files to JPEG or PNG" if others else ""
-            raise UserError(f"{path}: holds no images ({', '.join(IMAGE_ENDINGS)}){advice}")
+            raise UserError(f"{path}: {no_images(unread - before)}")
         return chain([first], images)
     if os.path.exists(path) and not os.path.isfile(path):
         raise UserError(f"{path}: is neither a file nor a folder")

@@ -29,7 +29,7 @@ def verdict(survey: Survey, findings: Findings) -> str:
     for fault in findings.faults:
         kinds[fault.kind] += fault.count
     counts = ", ".join(f"{count:,} {kind}" if count else kind for kind, count in kinds.items())
-    return f"verdict: FAULTS in {counted(len(survey))}: {counts}"
+    return f"verdict: FAULTS among {counted(len(survey))}: {counts}"
 
 
 def finding_lines(findings: Findings) -> list[str]:

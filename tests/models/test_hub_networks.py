@@ -66,6 +66,15 @@ def test_a_network_of_the_hub_has_timms_outputs_with_its_arguments_and_weights(c
     assert not torch.equal(build().head.weight, published.head.weight), "without --pretrained as timm: random weights"
 
 
+def test_a_repository_names_no_file_to_load(cache, tmp_path):
+    cache(FIRST)
+    file = tmp_path / "cache/models--someone--small_vit/snapshots" / FIRST / "config.json"
+    config = json.loads(file.read_text())
+    config["model_args"]["checkpoint_path"] = str(tmp_path / "missing.pt")
+    file.write_text(json.dumps(config))
+    assert build().patch_embed.img_size == (64, 64)
+
+
 def test_without_connection_and_cache_and_for_other_repositories_there_is_one_line(cache, tmp_path):
     said = r"--arch hf_hub:a/b: cannot be fetched from the Hugging Face Hub \(127.0.0.1 cannot be reached: .*\); check"
     with pytest.raises(UserError, match=said):

@@ -169,7 +169,7 @@ def test_a_damaged_image_is_named_with_its_reason_as_training_would_refuse_it(ch
         open_image(str(path), "RGB")
     checked = check()
     assert checked.code == 1 and list(checked.damaged) == [str(path)] and reason in checked.damaged[str(path)]
-    assert checked.text.splitlines()[0] == "verdict: FAULTS in 20 images: 1 damaged"
+    assert checked.text.splitlines()[0] == "verdict: FAULTS among 20 images: 1 damaged"
     assert f"train/dog/{name} {checked.damaged[str(path)]}" in checked.line("damaged")
     assert checked.problem(path).startswith("damaged: ")
     assert f"\ntrain/dog/{name}: " in checked.text
@@ -496,7 +496,7 @@ def test_files_lie_below_checks_by_default(tree, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert check_data.main(["--dataname", "folder", "--datapath", "data", "--workers", "2"]) == 1
     said = capsys.readouterr()
-    assert said.err == "" and said.out.startswith("verdict: FAULTS in 20 images: 1 damaged\n")
+    assert said.err == "" and said.out.startswith("verdict: FAULTS among 20 images: 1 damaged\n")
     files = [tmp_path / "checks" / "folder_data" / name for name in ("damaged.txt", "images.csv", "report.txt")]
     assert sorted(files[0].parent.iterdir()) == files
     assert files[0].read_text().startswith("data/train/cat/1.jpg\t")

@@ -67,6 +67,13 @@ def test_each_image_has_its_prediction_and_the_map_of_it(digits_run, images, tmp
     assert list(tmp_path.iterdir()) == [output], "no temporary file is left"
 
 
+def test_files_of_other_formats_are_left_out_and_counted(digits_run, images, tmp_path, drawn, capsys):
+    folder = shutil.copytree(images, tmp_path / "photographs")
+    (folder / "telephone.heic").touch()
+    explain.main([digits_run, str(folder), "--output", str(tmp_path / "a.png")])
+    assert "files are left out: 1 .heic; convert them" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("named", ["a.png", "*.png", ".", "@list"])
 def test_no_image_is_replaced_by_its_own_picture(digits_run, images, tmp_path, monkeypatch, named):
     monkeypatch.chdir(tmp_path)

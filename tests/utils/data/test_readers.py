@@ -183,7 +183,10 @@ def test_the_fingerprint_changes_with_one_pixel_one_label_and_one_class_name(tmp
         (("--dataname", "folder", "--datapath", "{}/unknown"), "classes that .* lacks: d"),
         (("--dataname", "folder", "--datapath", "{}/upper"), "lacks: A; perhaps A for a"),
         (("--dataname", "folder", "--datapath", "{}/accents"), "perhaps .* whose accents are other characters"),
-        (("--dataname", "folder", "--datapath", "{}/hollow"), "hollow/train/b holds no images"),
+        (
+            ("--dataname", "folder", "--datapath", "{}/hollow"),
+            r"hollow/train/b holds no images \(.*\); convert \.heic files to JPEG or PNG",
+        ),
     ],
 )
 def test_missing_and_wrong_data_is_one_line_that_says_what_to_do(tmp_path, flags, message):
@@ -197,8 +200,8 @@ def test_missing_and_wrong_data_is_one_line_that_says_what_to_do(tmp_path, flags
     write_folders(tmp_path / "upper/val", *some(1, 8, 1), ["A"])
     for split, name in (("train", "caf\u00e9"), ("val", "cafe\u0301")):
         write_folders(tmp_path / "accents" / split, *some(2, 8, 2), ["a", name])
-    for path in (tmp_path / "hollow/train/b").iterdir():
-        path.unlink()
+    for path in [*(tmp_path / "hollow/train/b").iterdir()]:
+        path.rename(path.with_suffix(".heic"))
     (line,) = mistakes_of(read, *(flag.format(tmp_path) for flag in flags))
     assert re.search(message, line)
 

@@ -17,7 +17,7 @@ import torch
 from utils.config.settings import UserError, as_user_error
 from utils.config.spelling import folded, printable, some
 from utils.data.formats.file_paths import FilePaths
-from utils.data.formats.listing import IMAGE_ENDINGS, LINKED, Lister, is_image
+from utils.data.formats.listing import LINKED, Lister, is_image, no_images
 from utils.data.formats.readers import OWN_FILES, ImageFiles, Splits
 
 TRAINING_FOLDERS = ("train", "training")
@@ -181,7 +181,7 @@ def image_files(
     empty = np.flatnonzero(np.bincount(labels, minlength=len(classes)) == 0)
     if len(empty) and (not may_lack or not len(paths)):
         place = root if may_lack else root / classes[empty[0]]
-        raise UserError(f"--datapath: {place} holds no images ({', '.join(IMAGE_ENDINGS)})")
+        raise UserError(f"--datapath: {place} {no_images(unread)}")
     return ImageFiles(paths, torch.from_numpy(labels)), unread
 
 

@@ -16,7 +16,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,6 +63,13 @@ def unread_ending(name: str) -> list[str]:
 def left_out(name: str) -> list[str]:
     """What warnings call a file that is not read: its ending, if images have it, or ``NAMELESS``; [] if they do not."""
     return unread_ending(name) if "." in name else [NAMELESS]
+
+
+def no_images(unread: Iterable[str]) -> str:
+    """The end of a message about a folder without images, with files that ``left_out`` calls ``unread``."""
+    others = sorted({*unread} - {NAMELESS, LINKED})
+    advice = f"; convert {', '.join(others)} files to JPEG or PNG" if others else ""
+    return f"holds no images ({', '.join(IMAGE_ENDINGS)}){advice}"
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from utils.config.spelling import printable, some
 from utils.data.formats.class_folders import TRAINING_FOLDERS, VALIDATION_FOLDERS, unread_images
 from utils.data.formats.file_paths import NUL, FilePaths
 from utils.data.formats.hugging_face import ENDING, LABEL_NAMES
-from utils.data.formats.listing import IMAGE_ENDINGS, LINKED, THREADS, is_image, left_out
+from utils.data.formats.listing import IMAGE_ENDINGS, LINKED, THREADS, is_image, left_out, no_images
 from utils.data.formats.readers import ImageFiles, Images, Splits, numbers_of
 from utils.data.formats.several_labels import LabelLists, is_text, of_column
 
@@ -170,7 +170,7 @@ def table_of_names(settings: DataSettings) -> Table:
         paths += images if below == "." else [f"{below}/{name}" for name in images]
     paths.sort()
     if not paths:
-        raise UserError(f"--datapath {root}: holds no images ({', '.join(IMAGE_ENDINGS)})")
+        raise UserError(f"--datapath {root}: {no_images(unread)}")
     matches = [pattern.match(path.rpartition("/")[2]) for path in paths]
     if wrong := [path for path, found in zip(paths, matches, strict=True) if not (found and found[1])]:
         more = f" ({len(wrong) - 1:,} more files like it)" if len(wrong) > 1 else ""

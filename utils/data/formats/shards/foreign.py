@@ -21,7 +21,8 @@ from typing import BinaryIO
 import numpy as np
 
 from utils.config.settings import UserError, as_user_error
-from utils.data.formats.class_folders import IMAGE_ENDINGS, TRAINING_FOLDERS, VALIDATION_FOLDERS, visible
+from utils.data.formats.class_folders import TRAINING_FOLDERS, VALIDATION_FOLDERS, visible
+from utils.data.formats.listing import IMAGE_ENDINGS
 from utils.data.formats.shards.index import (
     BLOCK,
     CONTENTS,
