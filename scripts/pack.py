@@ -157,18 +157,21 @@ def refuse_place(output: str, data: DataSettings) -> None:
 def lost(data: Data, settings: DataSettings) -> list[str]:
     """Warnings about what shards do not hold: a table's weights and groups, and images to test on."""
     from utils.data.datasets import in_class_folders
-    from utils.data.formats.class_folders import test_folder, validation_folder
+    from utils.data.formats.class_folders import test_folder, training_folder, validation_folder, visible
     from utils.data.formats.table import rows_of_test
 
     known = [name for name in ("weights", "groups") if getattr(data.train, name) is not None]
     lines = [f"--labels: shards do not keep the images' {' and '.join(known)}, only their labels"] if known else []
     has_test = False
     if settings.is_table:
-        has_test = rows_of_test(settings, data.classes)[0] is not None
+        test, left_out = rows_of_test(settings, data.classes)
+        has_test = test is not None or bool(left_out)  # all may be of classes that the rows to train on lack
     elif settings.datapath is not None and in_class_folders(settings):
         root = Path(settings.datapath)
-        validates_there = not settings.divides_training and validation_folder(root) == test_folder(root)
-        has_test = test_folder(root) is not None and not validates_there
+        folder = test_folder(root)
+        validates_there = not settings.divides_training and validation_folder(root) == folder
+        is_class = training_folder(root) is None
+        has_test = folder is not None and not validates_there and not is_class and any(visible(folder))
     if has_test:
         lines.append("--datapath: shards hold images to train and validate on; those of test are not packed: keep them")
     return lines

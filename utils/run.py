@@ -235,11 +235,12 @@ class Run:
         metric = best_metric(args.run)
         headline = report.HEADLINE
         if progress.best_epoch:
-            best = f"{headline}{cut} {progress.best_headline:.2f} in epoch {progress.best_epoch}"
+            reached = f"{headline}{cut} {progress.best_headline:.2f}"
             if metric.name == headline:
-                log(f"Best {best}")
+                log(f"Best {reached} in epoch {progress.best_epoch}")
             else:
-                log(f"best.pt: {best}, chosen for its {metric.column}, {progress.best_value:.4f}")
+                reason = f"with the {metric.words}, {progress.best_value:.4f}"
+                log(f"Best epoch {progress.best_epoch}, {reason}: {reached}")
         elif progress.best_value is not None:
             reached = f"{report.headline:.2f} after step {progress.step}"
             epoch = progress.epoch + (progress.step_in_epoch > 0)

@@ -145,8 +145,10 @@ def _find(network: nn.Module, images: torch.Tensor) -> Layer | None:
     least = LEAST_CELLS if min(images.shape[2:]) >= SMALL else LEAST_CELLS_OF_SMALL
     prefix = getattr(network, "num_prefix_tokens", None)  # timm's transformers have this attribute
     ordered = None
-    if hasattr(network, "unroll"):  # Hiera's tokens come in rows and columns after its last pooling alone
-        ordered = [output.shape[1] for _, output in outputs if output.ndim == 3][-1]
+    hiera = next((part for part in network.modules() if type(part).__name__ == "Hiera"), None)
+    if hiera is not None:  # its tokens come in rows and columns only after a pooling for each time they were unrolled
+        tokens = [output.shape[1] for _, output in outputs if output.ndim == 3]
+        ordered = tokens[-1] if tokens and hiera.q_pool == len(hiera.unroll.schedule) else 0
     for name, output in reversed(outputs):
         layer = _layer(name, output, least, prefix if isinstance(prefix, int) else None, *images.shape[2:])
         if layer is None or not output.requires_grad:

@@ -5,6 +5,7 @@ Metrics over all images are those of validation (``utils/record/multilabel.py``)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -142,7 +143,7 @@ class Resampled(NamedTuple):
 def intervals(
     found: Resampled, values: Mapping[str, float], units: int, limits: tuple[float, float] = (0.0, 100.0)
 ) -> dict[str, tuple[float, float]]:
-    """Basic bootstrap's 95 % interval of each metric, by name, within ``limits``.
+    """Basic bootstrap's 95 % interval of each metric, by name, within ``limits``; NaN if the metric is not finite.
 
     ``values``: the metrics on all images; ``units``: how many images, or groups, were drawn for a resample. Assumes
     that a metric differs from the truth as the resamples differ from the metric. Images drawn twice flatter average
@@ -152,6 +153,9 @@ def intervals(
     """
     spans = {}
     for name, resamples in found._asdict().items():
+        if not math.isfinite(values[name]):
+            spans[name] = math.nan, math.nan
+            continue
         high, low = np.nanpercentile(resamples, TAILS)
         spans[name] = around(values[name], values[name] - np.array([low, high]), units, limits)
     return spans

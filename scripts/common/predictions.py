@@ -45,7 +45,7 @@ from utils.data.datasets import (
 from utils.data.first_look import COMPARED_FILES, copies_in, lost_levels
 from utils.data.formats.class_folders import find_splits, test_folder, training_folder, validation_folder
 from utils.data.formats.hugging_face import find
-from utils.data.formats.readers import IN_MEMORY, ImageFiles, Images, numbers_of
+from utils.data.formats.readers import IN_MEMORY, ImageFiles, Images, class_numbers
 from utils.data.images.decoding import for_people, open_image
 from utils.data.loaders import Batch, ProgressLog, ValidationLoader, loaders, tried_out
 from utils.data.sampling import first_samples
@@ -444,7 +444,7 @@ def files_of(first: PredictedImages, loaded: Loaded) -> tuple[ImageFiles, tuple[
             raise UserError(f"{loaded.path}: its classes are not those of the other network")
         places = [first.classes.index(name) for name in loaded.classes]
         return dataclasses.replace(images, labels=images.labels[:, places]), ()
-    labels = torch.from_numpy(numbers_of(first.classes, loaded.classes))[images.labels]
+    labels = torch.from_numpy(class_numbers(first.classes, loaded.classes))[images.labels]
     images = dataclasses.replace(images, labels=labels)
     known = np.flatnonzero((labels >= 0).numpy())
     if len(known) == len(images):

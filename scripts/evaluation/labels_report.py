@@ -61,7 +61,7 @@ def overall(predictions: LabelPredictions, description: dict[str, Any]) -> str:
 
 def _span(low: float, high: float, grouped: str) -> str:
     if math.isnan(low):
-        return "undefined on these images"
+        return "undefined"
     return f"95 % interval {low:.2f} to {high:.2f} (basic bootstrap{grouped})"
 
 
@@ -116,9 +116,10 @@ def compared(comparison: LabelComparison, checkpoints: tuple[str, str]) -> str:
     """Text of the comparison of two networks, named ``checkpoints``."""
     lines = [f"A  {checkpoints[0]}", f"B  {checkpoints[1]}", f"On {len(comparison.places[0]):,} images, B less A:"]
     for name, (difference, (low, high)) in comparison.differences.items():
-        chance = "chance alone can explain it" if low <= 0 <= high else "more than chance explains"
         if not math.isfinite(difference):
-            chance = "unknown, because one of the figures is"
+            lines.append(f"{FIGURES[name]:<9} undefined, because one of the figures is")
+            continue
+        chance = "chance alone can explain it" if low <= 0 <= high else "more than chance explains"
         span = f"95 % interval {low:+.2f} to {high:+.2f} (basic bootstrap{of_groups(comparison.groups)})"
         lines.append(f"{FIGURES[name]:<9} {difference:+.2f} points, {span}; {chance}")
     lines += changed_classes(comparison.classes, ["class", "positives", "A's AP", "B's AP"])

@@ -288,8 +288,9 @@ def readme_rows(rows: Sequence[Row], machines: Machines) -> str:
             raise UserError(f"README.md: {len(same)} rows of {recipe} in {form} are kept, not one; mend IN_README")
         (found,) = same
         measured = f"{accuracy(found.runs)} (n={len(found.runs)}), {machines.time(found)}"
-        used = {machines.letter(runs[0]): None for runs in machines.tags(found).values()}
-        machine = "; ".join(machines.known[letter]["short"] for letter in used)
+        tags = machines.tags(found)
+        used = {machines.letter(runs[0]): None for runs in tags.values()}
+        machine = "; ".join(machines.known[one]["short"] + ", 1 thread" * (one not in tags) for one in used)
         lines.append(f"| `{recipe}` | {measured} | {machine} | {machines.evidence(found)} |")
     return "\n".join(lines) + "\n"
 

@@ -160,7 +160,7 @@ def first_warnings(lines: Iterable[str]) -> list[str]:
     """The first distinct ``lines``, and how many more the logs have."""
     distinct = list(dict.fromkeys(lines))
     more = len(distinct) - MOST_WARNINGS
-    return distinct[:MOST_WARNINGS] + ([f"and {more:,} more, in log.txt"] if more > 0 else [])
+    return distinct[:MOST_WARNINGS] + ([f"and {more:,} more, which log.txt has"] if more > 0 else [])
 
 
 def grouped(lines: Sequence[tuple[str, str]], runs: int) -> list[str]:

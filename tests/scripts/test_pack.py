@@ -351,9 +351,18 @@ def test_images_to_test_on_are_said_to_stay_behind(tree, tmp_path, capsys):
     (root / "labels.csv").write_text("\n".join(("path,label,split", *rows)))
     packed(root, tmp_path / "table", "--labels", root / "labels.csv")
     assert said in capsys.readouterr().err
+    withheld = [
+        row.replace(f",{place},test", ",?,test") for row in rows for place in ("ape", "bee") if f",{place}," in row
+    ]
+    (root / "labels.csv").write_text("\n".join(("path,label,split", *withheld)))
+    packed(root, tmp_path / "withheld", "--labels", root / "labels.csv")
+    assert said in capsys.readouterr().err, "rows of test whose labels nobody knows"
     shutil.rmtree(root / "val")
     packed(root, tmp_path / "chosen by")
     assert said not in capsys.readouterr().err, "training validates on them"
+    (root / "train" / "ape").rename(root / "train" / "test")
+    packed(root / "train", tmp_path / "a class", "--val-split", "0.3")
+    assert said not in capsys.readouterr().err, "it is a class"
 
 
 def test_class_folders_beside_shards_are_read_by_neither_name_but_their_own(tree, shards, tmp_path):

@@ -22,7 +22,7 @@ from scripts.common.answers import Answers
 from scripts.common.predictions import Chosen, predict_split
 from scripts.common.trained import open_run
 from scripts.reporting import assemble, details, run_parts, run_record, thumbnails
-from scripts.reporting.page import PageContent, as_json, grouped, page_data, render
+from scripts.reporting.page import PageContent, as_json, first_warnings, grouped, page_data, render
 from scripts.reporting.run_record import RunRecord, Setting
 from tests.helpers import altered
 from tests.scripts.test_sweep import DEAD
@@ -192,6 +192,12 @@ def test_names_of_classes_runs_and_files_stay_text():
     assert page.data["classes"] == [[HOSTILE]] and page.data["classTable"][0]["name"] == HOSTILE
     assert page.text.count("alert(1)") >= 8
     assert not set("<>&") & set(as_json([HOSTILE]))
+
+
+def test_of_many_warnings_the_first_are_shown_and_the_others_counted():
+    lines = [str(number) for number in range(23)]
+    assert first_warnings([*lines, "0"]) == [*lines[:20], "and 3 more, which log.txt has"]
+    assert first_warnings(lines[:20]) == lines[:20]
 
 
 def test_the_file_stays_small_with_many_classes_and_noisy_pictures():

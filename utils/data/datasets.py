@@ -476,20 +476,23 @@ def _validated_in_training(
         splits = _undivided(settings, device, trained, lister)
         leaves_out = ""
     seen = ""
-    if splits.train is not None and settings.val_split_by != "draw":
+    if isinstance(getattr(splits.train, "paths", None), FilePaths | Members) and settings.val_split_by != "draw":
         count = _trained_by_name(splits, settings, trained, lister)
         if count == 0:
             return None, ()
-        total = sum(len(images) for images in splits[:2] if images is not None)
-        seen = f", perhaps {len(splits.train) if count is None else count:,} of {total:,} by their names"
+        if count is None and data is not None and data.train is not None:  # names divide them as they did the run's
+            count = len(data.train)
+        if count is not None:
+            total = sum(len(images) for images in splits[:2] if images is not None)
+            seen = f" (perhaps {count:,} of {total:,}, by their names)"
     return None, (
-        f"--datapath {settings.datapath}: is not what {trained.path} was trained on, so none of its images is "
-        f"left out for having been trained on{seen}{leaves_out}",
+        f"--datapath {settings.datapath}: is not what {trained.path} was trained on, so any images that it was trained "
+        f"on are evaluated, too{seen}{leaves_out}",
     )
 
 
 def _undivided(settings: DataSettings, device: torch.device, trained: ResumePoint, lister: Lister) -> Splits:
-    """All images of ``--datapath``, as training images; none if they cannot be read."""
+    """The images to evaluate if ``--datapath`` is not divided, as training images; none if they cannot be read."""
     whole = dataclasses.replace(settings, val_split=None, folds=None, fold=None)
     try:
         found = _splits(whole, device, lister, evaluate=True, known=trained, leave_out_unknown=True)
@@ -527,12 +530,14 @@ def _changed_since_validated(data: Data, settings: DataSettings, trained: Resume
     if trained.fingerprint is None:
         return ""
     if not is_at(trained.state, settings):
-        here, place = settings.datapath, trained.settings.get("datapath")
-        if settings.is_table or here is None or not isinstance(place, str) or "\0" in place:
+        begun = trained.settings
+        here, place = settings.datapath, begun.get("datapath")
+        in_table = settings.is_table or begun.get("labels") or begun.get("class_from_name")  # it may name a part alone
+        if in_table or here is None or not isinstance(place, str) or "\0" in place:
             return ""
         own = training_folder(Path(place))
         is_own = own is not None and os.path.realpath(own) == os.path.realpath(here)
-        return f"{trained.path} was trained on the images in {here}" if is_own else ""
+        return f"{trained.path} was trained on images in {here}" if is_own else ""
     images = data.validation
     if settings.is_table or not isinstance(images, ImageFiles) or not isinstance(images.paths, FilePaths):
         return ""

@@ -20,9 +20,9 @@ class EpochScalar(NamedTuple):
     """A column of metrics.csv, and a TensorBoard point if it has a ``tag``; neither in an epoch without such a value.
 
     The column's name says whose value it is: ``train_loss`` is the loss of training, ``val_macro_f1`` a validation's.
-    --best-metric and --early-stopping-metric offer every column that begins with ``val_``, and ``lower_is_better`` says
-    in which direction it improves. ``labels``: the data that have the column: single-label (``ONE``), multi-label
-    (``SEVERAL``), or ``EITHER``.
+    --best-metric and --early-stopping-metric offer every column that begins with ``val_``, except ``COUNTS``, and
+    ``lower_is_better`` says in which direction it improves. ``labels``: the data that have the column: single-label
+    (``ONE``), multi-label (``SEVERAL``), or ``EITHER``.
     """
 
     column: str

@@ -135,8 +135,8 @@ def test_a_map_does_not_depend_on_how_the_network_lays_it_out():
         assert method(loaded(network), images) == "HiResCAM of the patch tokens at last"
 
 
-def hiera(size):
-    network = timm.create_model("hiera_tiny_224", img_size=size, embed_dim=24, stages=(1, 1, 1, 1))
+def hiera(size, **more):
+    network = timm.create_model("hiera_tiny_224", img_size=size, embed_dim=24, stages=(1, 1, 1, 1), **more)
     nn.init.normal_(network.head.fc.weight)  # zeros in timm
     return network
 
@@ -171,6 +171,8 @@ def hiera(size):
         ),
         (lambda: hiera(128), (3, 128), "HiResCAM of the patch tokens at blocks.3"),
         (lambda: hiera(64), (3, 64), "Grad-CAM at patch_embed.proj"),  # 2 x 2 tokens at last, before that out of order
+        (lambda: nn.Sequential(hiera(64)), (3, 64), "Grad-CAM at 0.patch_embed.proj"),
+        (lambda: hiera(128, q_pool=2), (3, 128), "Grad-CAM at patch_embed.proj"),  # never in order
         (lambda: get_model("mobilenet_v3_small"), (3, 128), "Grad-CAM at features"),
         (lambda: get_model("squeezenet1_1"), (3, 96), "Grad-CAM at classifier.2"),  # already a map of each class
     ],

@@ -111,7 +111,11 @@ class OfTheUser(nn.Linear):
         return super().forward(images)
 
 
-@pytest.mark.parametrize("kind", [nn.Linear, OfTheUser])
+def traced(inputs, outputs):
+    return torch.fx.symbolic_trace(nn.Linear(inputs, outputs))
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, OfTheUser, traced])
 def test_each_size_of_batch_has_its_own_code_also_after_others(kind, monkeypatch):
     """The last batch of an epoch must not leave code for any size, which is slower, to all later ones."""
     compiled_for = []

@@ -28,7 +28,7 @@ view_setting = partial(setting, shapes="views of the validation images")
 column_setting = partial(setting, effect=Needs("--labels"), example="a")
 
 _IMAGE_FILES = Needs("images in files", lambda v: not v.in_memory)
-BEFORE_THE_NUMBER = r"(.*?)[\W_]*(?<!\d)\d+\.[^.]*$"  # what stands before the last number of a file's name
+BEFORE_THE_NUMBER = r"(.*?)[\W_]*(?<!\d)\d+\.[^.]*$"  # what stands before the number that ends a file's name
 TABLE_COLUMNS = ("path", "label", "split", "group", "weight")  # each has a flag
 _HF = Needs("--dataname hf")
 _VALIDATION_BATCH = Needs("training, or --val-batch-size left out", lambda v: not (v.evaluate and v.val_batch_size))

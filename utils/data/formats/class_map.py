@@ -13,7 +13,7 @@ import torch
 
 from utils.config.settings import UserError, as_user_error
 from utils.config.spelling import some
-from utils.data.formats.readers import Images, Splits, numbers_of
+from utils.data.formats.readers import Images, Splits, class_numbers
 
 
 def read_class_map(file: Path) -> tuple[str, ...]:
@@ -50,7 +50,7 @@ def in_order_of(file: Path, splits: Splits, classes: Sequence[str] | None = None
     if any(images is not None and images.labels.ndim > 1 for images in (splits.train, splits.validation)):
         raise UserError(f"--class-map {file}: orders the classes of images that have one each, and these have several")
     classes = tuple(classes or read_class_map(file))
-    labels = torch.from_numpy(numbers_of(splits.classes, classes))
+    labels = torch.from_numpy(class_numbers(splits.classes, classes))
     if (labels < 0).all():
         raise UserError(
             f"--class-map {file}: names none of the data's classes, which are {some(splits.classes)}; its own are "

@@ -21,7 +21,7 @@ from utils.config.settings import UserError, as_user_error
 from utils.config.spelling import some
 from utils.data.formats.class_folders import TRAINING_FOLDERS, VALIDATION_FOLDERS
 from utils.data.formats.listing import Lister
-from utils.data.formats.readers import ImageFiles, Splits, numbers_of
+from utils.data.formats.readers import ImageFiles, Splits, class_numbers
 from utils.data.formats.several_labels import LabelLists, is_text, of_column
 from utils.data.images.stored import NumberedImages, version_of
 from utils.data.progress_log import Log, silent
@@ -392,7 +392,7 @@ def numbered(
 
     ``rows``: int64 (n,), the row of each value, if a row may have several.
     """
-    labels = numbers_of(values, classes) if values.dtype == object else values
+    labels = class_numbers(values, classes) if values.dtype == object else values
     strange = np.flatnonzero((labels < 0) | (labels >= len(classes)))
     if len(strange):
         theirs = strange if rows is None else rows[strange]

@@ -108,7 +108,7 @@ def class_counts(labels: torch.Tensor, classes: int) -> np.ndarray:
     return (numbers == 1).sum(0) if numbers.ndim > 1 else np.bincount(numbers, minlength=classes)
 
 
-def numbers_of(names: Iterable[str], classes: Sequence[str]) -> np.ndarray:
+def class_numbers(names: Iterable[str], classes: Sequence[str]) -> np.ndarray:
     """The index of each of ``names`` in ``classes``, int64; -1 if it is not there."""
     number = {name: label for label, name in enumerate(classes)}
     return np.array([number.get(name, -1) for name in names], dtype=np.int64)

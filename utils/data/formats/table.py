@@ -29,7 +29,7 @@ from utils.data.formats.class_folders import TRAINING_FOLDERS, VALIDATION_FOLDER
 from utils.data.formats.file_paths import NUL, FilePaths
 from utils.data.formats.hugging_face import ENDING, LABEL_NAMES
 from utils.data.formats.listing import IMAGE_ENDINGS, LINKED, THREADS, is_image, left_out, no_images
-from utils.data.formats.readers import ImageFiles, Images, Splits, numbers_of
+from utils.data.formats.readers import ImageFiles, Images, Splits, class_numbers
 from utils.data.formats.several_labels import LabelLists, is_text, of_column
 
 if TYPE_CHECKING:
@@ -696,13 +696,13 @@ def _numbered(
     used = np.unique(table.label[named_by])  # numbers of texts
     if settings.label_separator is None:
         names = tuple(classes or class_names(table.texts[text] for text in used))
-        numbers = numbers_of(table.texts, names)[table.label]
+        numbers = class_numbers(table.texts, names)[table.label]
         return names, numbers, numbers < 0
     lists = LabelLists.split([*table.texts, None], settings.label_separator)  # the last is for a missing text
     names = tuple(classes or class_names(lists.values[np.isin(lists.rows, used)]))
     if not names:
         raise UserError(f"{table.at(int(named_by[0]), 'label')} no row names a class")
-    numbers = numbers_of(lists.values, names)
+    numbers = class_numbers(lists.values, names)
     unknown = np.isin(np.arange(len(lists.known)), lists.rows[numbers < 0])
     return names, lists.matrix(numbers.clip(min=0), len(names))[table.label], unknown[table.label]
 

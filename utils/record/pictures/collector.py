@@ -169,7 +169,7 @@ class Collector(nn.Module):
         found: tuple[torch.Tensor, ...] = (numbers, targets, predicted, answers.sure, pixels)
         if self._worst:
             found = tuple(torch.cat(pair) for pair in zip(self._worst, found, strict=True))
-        best = found[3].argsort(descending=True, stable=True)[:MOST_MISTAKES]
+        best = found[Mistake._fields.index("share")].argsort(descending=True, stable=True)[:MOST_MISTAKES]
         self._worst = tuple(one[best] for one in found)
 
     def _keep_points(self, answers: Answers, images: torch.Tensor) -> None:
