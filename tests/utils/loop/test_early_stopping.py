@@ -80,6 +80,7 @@ def test_the_log_says_why_the_run_ended_and_the_last_line_what_the_best_is(stopp
         "Stopped early: after 2 epoch(s) in which val_loss has not improved; the best, 1.0000, is that of epoch 1; the "
         "learning-rate schedule was planned for 20 epochs" in lines
     )
+    assert "Best epoch 1, with the lowest val_loss, 1.0000: top1 50.00" in lines
     assert lines[-1].startswith("val_top1=50.0000 ")
     assert " val_epoch=3 best_top1=50.0000 best_epoch=1 best_loss=1.0000 run=" in lines[-1]
     assert len(rows(run)) == 3 and load(run, "final.pt")["progress"]["epoch"] == 3
