@@ -31,6 +31,7 @@ from utils.loop.stop_signals import StopSignals
 from utils.optim import clipping, criterion, ema, lr_policy, optimizers
 from utils.optim.build import build_optimizer_parts
 from utils.optim.distillation import Distillation
+from utils.optim.freezing import frozen_at_random
 from utils.precision import amp
 from utils.precision.choice import with_chosen_amp
 from utils.record.epoch_scalars import ONE, SEVERAL, strange_metrics, taken_metrics
@@ -106,6 +107,7 @@ class Components(NamedTuple):
             lines.append(point.changed_files(data.fingerprint) if point is not None else None)
         if begins:
             lines.append(oversized_layer(run.args.model.arch, self.model, data.image_size))
+            lines.append(frozen_at_random(run.args.model))
         if self.optimizers:
             lines.append(optimizers.left_out(run.args.optimisation, self.model, self.optimizers))
         facts = facts_of(run.args, self, run.distributed, continues=run.folder_to_resume is not None)

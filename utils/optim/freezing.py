@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 BACKBONE = ("all-but-head", "backbone")  # patterns for everything but the last layer
 
 
+def frozen_at_random(settings: ModelSettings) -> str | None:
+    """A warning if a new run keeps all layers but the last at random weights; otherwise None."""
+    frozen = next((name for name in settings.freeze or () if name in BACKBONE), None)
+    if frozen is None or settings.freezing_changes or settings.pretrained or settings.weights:
+        return None
+    return f"--freeze {frozen}: keeps random layers as they are, for there is neither --pretrained nor --weights"
+
+
 class Freezing:
     """The parameters that ``patterns`` name, frozen in the epochs ``begin`` <= epoch < ``end``, counted from 0.
 

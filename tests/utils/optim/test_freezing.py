@@ -20,7 +20,7 @@ from utils.config.arguments import parse
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError
 from utils.optim.batch_norm_statistics import layers_with_statistics
-from utils.optim.freezing import Freezing
+from utils.optim.freezing import Freezing, frozen_at_random
 from utils.optim.optimizers import build_optimizers
 
 # A network of each origin: a part of it, and its last layer.
@@ -339,3 +339,11 @@ def test_ranks_train_as_one_process_which_resumes_to_the_same_bits(workplace, ca
     for row, other in zip(rows(one), rows(two), strict=True):
         assert float(row["train_loss"]) == pytest.approx(float(other["train_loss"]), rel=1e-4)
         assert float(row["val_loss"]) == pytest.approx(float(other["val_loss"]), rel=1e-3)
+
+
+def test_a_network_of_random_layers_of_which_the_last_alone_trains_is_warned_of():
+    frozen = ("--arch", "conv2", "--freeze", "all-but-head")
+    assert frozen_at_random(parse(frozen).model).startswith("--freeze all-but-head: keeps random layers")
+    for more in (("--pretrained",), ("--weights", "a.pt"), ("--unfreeze-epoch", "1")):
+        assert frozen_at_random(parse([*frozen, *more]).model) is None
+    assert frozen_at_random(parse(["--arch", "conv2", "--freeze", "features.0"]).model) is None
