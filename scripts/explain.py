@@ -61,9 +61,9 @@ def main(argv: list[str]) -> int:
     unread: Counter[str] = Counter()
     names = image_names(own.images, unread)
     shown = list(islice(names, MOST_IMAGES))
-    there_are_more = next(names, None) is not None
+    more = sum(1 for _ in names)  # to the end, so that all files left out are counted
     warn_of(unread)
-    if there_are_more:
+    if more:
         warn(f"the picture shows the first {MOST_IMAGES} images; name fewer to choose others")
     if would_replace(own.output, [*own.images, *shown]):
         raise UserError(f"--output {own.output}: is one of the images to explain; choose another name")

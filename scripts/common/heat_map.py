@@ -145,7 +145,7 @@ def _find(network: nn.Module, images: torch.Tensor) -> Layer | None:
     least = LEAST_CELLS if min(images.shape[2:]) >= SMALL else LEAST_CELLS_OF_SMALL
     prefix = getattr(network, "num_prefix_tokens", None)  # timm's transformers have this attribute
     ordered = None
-    hiera = next((part for part in network.modules() if type(part).__name__ == "Hiera"), None)
+    hiera = next((part for part in network.modules() if hasattr(part, "unroll") and hasattr(part, "q_pool")), None)
     if hiera is not None:  # its tokens come in rows and columns only after a pooling for each time they were unrolled
         tokens = [output.shape[1] for _, output in outputs if output.ndim == 3]
         ordered = tokens[-1] if tokens and hiera.q_pool == len(hiera.unroll.schedule) else 0

@@ -290,7 +290,9 @@ def readme_rows(rows: Sequence[Row], machines: Machines) -> str:
         measured = f"{accuracy(found.runs)} (n={len(found.runs)}), {machines.time(found)}"
         tags = machines.tags(found)
         used = {machines.letter(runs[0]): None for runs in tags.values()}
-        machine = "; ".join(machines.known[one]["short"] + ", 1 thread" * (one not in tags) for one in used)
+        threads = {one: "" if one in tags else ", 1 thread" for one in used}
+        threads |= {one: ", 1 or 2 threads" for one in used if {one, f"{one}, 1 thread"} <= tags.keys()}
+        machine = "; ".join(machines.known[one]["short"] + threads[one] for one in used)
         lines.append(f"| `{recipe}` | {measured} | {machine} | {machines.evidence(found)} |")
     return "\n".join(lines) + "\n"
 

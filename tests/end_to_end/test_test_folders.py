@@ -167,6 +167,18 @@ def test_of_another_folder_all_images_are_evaluated_and_that_is_said(whole, tmp_
     assert (count, lines) == (12, [])
 
 
+def test_without_the_runs_own_images_names_tell_all_the_same(tmp_path, capsys):
+    plant(tmp_path / "data", (8, 8, 8), 0)
+    run = trained(tmp_path / "runs", *FLAGS, "--datapath", tmp_path / "data", "--val-split", 0.25)
+    plant(tmp_path / "other", (5, 4, 3), 2)
+    shutil.rmtree(tmp_path / "data")
+    (line,) = evaluate(capsys, run, "--datapath", str(tmp_path / "other"))[1]
+    assert "(perhaps 9 of 12, by their names)" in line
+    plant(tmp_path / "undivided", (5, 4, 1), 2)
+    (line,) = evaluate(capsys, run, "--datapath", str(tmp_path / "undivided"))[1]
+    assert line.endswith("any images that it was trained on are evaluated, too"), "no name was compared"
+
+
 def test_a_folder_that_cannot_be_divided_is_compared_by_names_all_the_same(whole, tmp_path, capsys):
     _, run = whole
     plant(tmp_path / "other", (5, 4, 1), 2)

@@ -18,6 +18,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import uuid
 from pathlib import Path
@@ -25,6 +26,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scripts.torchrun import limit_silence
 from tests.end_to_end.forked import python_that_forks
 from tests.end_to_end.processes import FINAL_LINE, ROOT, load
 from tests.end_to_end.scripts import variables
@@ -232,3 +234,11 @@ def test_without_the_meeting_point_all_end_and_the_same_command_goes_on(network,
     assert code == 1
     assert "torchrun.py: no contact with the other launchers at 10.77.0.1" in err.splitlines()[-1]
     finished(Machine(network, 2, 2, "1:2", recipe, output), recipe, output, [2, 1])
+
+
+def test_limits_are_set_for_connections_and_no_file_is_left_open(tmp_path):
+    with open(tmp_path / "file", "w"), socket.create_server(("127.0.0.1", 0)) as connection:
+        before = sorted(os.listdir("/proc/self/fd"))
+        limit_silence(60)
+        assert sorted(os.listdir("/proc/self/fd")) == before
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000

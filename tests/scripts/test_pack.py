@@ -344,6 +344,10 @@ def test_images_to_test_on_are_said_to_stay_behind(tree, tmp_path, capsys):
     root = shutil.copytree(tree, tmp_path / "tree")
     packed(root, tmp_path / "whole")
     assert said not in capsys.readouterr().err
+    (root / "test").mkdir()
+    packed(root, tmp_path / "empty")
+    assert said not in capsys.readouterr().err
+    (root / "test").rmdir()
     shutil.copytree(root / "val", root / "test")
     packed(root, tmp_path / "without")
     assert said in capsys.readouterr().err

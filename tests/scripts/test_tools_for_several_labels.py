@@ -185,6 +185,10 @@ def test_metrics_of_images_without_a_positive_label_are_undefined_and_so_are_the
         assert "  -  " in row and "undefined" in row
     shown = {metric.name: metric for metric in label_details.metrics_of(found)}
     assert shown["mAP"].small == "undefined; guessing: 0.0"
+    patient = MemoryImages(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), none, groups=np.full(40, "patient"))
+    assert np.isnan(summary(dataclasses.replace(found, images=patient))["map_interval_bootstrap"]).all()
+    text = labels_report.compared(LabelComparison.of(found, found), ("a", "b"))
+    assert "undefined, because one of the figures is" in text and "nan" not in text
 
 
 def test_one_group_tells_nothing_about_others():

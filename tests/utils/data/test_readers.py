@@ -200,6 +200,7 @@ def test_missing_and_wrong_data_is_one_line_that_says_what_to_do(tmp_path, flags
     write_folders(tmp_path / "upper/val", *some(1, 8, 1), ["A"])
     for split, name in (("train", "caf\u00e9"), ("val", "cafe\u0301")):
         write_folders(tmp_path / "accents" / split, *some(2, 8, 2), ["a", name])
+    (tmp_path / "hollow/train/a/other.gif").touch()  # of another class
     for path in [*(tmp_path / "hollow/train/b").iterdir()]:
         path.rename(path.with_suffix(".heic"))
     (line,) = mistakes_of(read, *(flag.format(tmp_path) for flag in flags))

@@ -177,11 +177,14 @@ def image_files(
     if not set(there) <= set(classes):  # the others may be large and are not listed, so no list is kept
         there = tuple(name for name in there if name in classes)
         lister = dataclasses.replace(lister, folder=None)
-    paths, labels, unread = lister.list(root, there).of(classes)
+    listing = lister.list(root, there)
+    paths, labels, unread = listing.of(classes)
     empty = np.flatnonzero(np.bincount(labels, minlength=len(classes)) == 0)
-    if len(empty) and (not may_lack or not len(paths)):
-        place = root if may_lack else root / classes[empty[0]]
-        raise UserError(f"--datapath: {place} {no_images(unread)}")
+    if len(empty) and not may_lack:
+        name = classes[empty[0]]
+        raise UserError(f"--datapath: {root / name} {no_images(listing.of([name])[2])}")
+    if len(empty) and not len(paths):
+        raise UserError(f"--datapath: {root} {no_images(unread)}")
     return ImageFiles(paths, torch.from_numpy(labels)), unread
 
 
