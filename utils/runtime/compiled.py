@@ -35,10 +35,9 @@ def compile_in_place(model: torch.nn.Module, mode: str) -> None:
     # Each size of batch and image on its own: after a second size, torch would compile for any size, and from then on
     # train with that slower code on all of them.
     torch._dynamo.config.recompile_limit = MOST_SIZES
-    # torch 2.11 would not compile a forward pass of torch's own, as that of nn.Sequential. That of a network which
-    # torch.fx made is of no module, and the class of a TorchScript network has none.
-    forward = getattr(type(model), "forward", None)
-    if (getattr(forward, "__module__", None) or "").startswith("torch.nn."):
+    forward = getattr(type(model), "forward", None)  # TorchScript's classes have none
+    where = getattr(forward, "__module__", None) or ""  # torch.fx's are written in no module
+    if where.startswith("torch.nn."):  # as nn.Sequential's, which torch 2.11 would not compile
 
         def call(*arguments: Any, **named: Any) -> Any:
             return model._call_impl(*arguments, **named)
