@@ -182,15 +182,15 @@ def build_average(
 
 def _tensors(model: nn.Module) -> list[tuple[torch.Tensor, bool]]:
     """Parameters and buffers, each with whether it is averaged rather than copied."""
-    tensors = [(local(parameter), not _is_whole(parameter)) for parameter in model.parameters()]
+    tensors = [(local(parameter), _has_a_mean(parameter)) for parameter in model.parameters()]
     for name, buffer in model.named_buffers():
         is_statistic = name.rpartition(".")[2].startswith("running_")
-        tensors.append((buffer, is_statistic and not _is_whole(buffer)))
+        tensors.append((buffer, is_statistic and _has_a_mean(buffer)))
     return tensors
 
 
-def _is_whole(tensor: torch.Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex())
+def _has_a_mean(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def describe(settings: AverageSettings, epochs: int, optimizer: str, model: nn.Module) -> str:

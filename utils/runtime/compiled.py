@@ -36,7 +36,7 @@ def compile_in_place(model: torch.nn.Module, mode: str) -> None:
     # train with that slower code on all of them.
     torch._dynamo.config.recompile_limit = MOST_SIZES
     forward = getattr(type(model), "forward", None)  # TorchScript's classes have none
-    where = getattr(forward, "__module__", None) or ""  # torch.fx's are written in no module
+    where = getattr(forward, "__module__", None) or ""  # those of torch.fx belong to no module
     if where.startswith("torch.nn."):  # as nn.Sequential's, which torch 2.11 would not compile
 
         def call(*arguments: Any, **named: Any) -> Any:
