@@ -291,7 +291,8 @@ def test_a_dead_run_is_counted_beside_the_mean_and_named_below_it(tmp_path, caps
     results = outcomes.finished(tmp_path, planned)
     why = (
         "val_loss 2.3026 and val_top1 10.10 after 20 step(s) are no better than guessing by the classes' shares "
-        "(loss 2.3026), and 99.80 % of the answers are one class: nothing was learned"
+        "(loss 2.3026), and 99.80 % of the answers are one class: nothing was learned that holds for these "
+        "images"
     )
     half = "99.80 % of the answers are one class, and val_top1 after 20 step(s) is 40.00"
     assert [results[trial].doubts for trial in planned] == [(why,), (half,)]

@@ -38,8 +38,8 @@ RISE = 1.0
 RIGHT_MOSTLY = 60.0  # percent: above, a training loss may well begin where it ends, as in fine-tuning
 
 LOWER_LR = "a lower --lr, --warmup-epochs, --clip-grad-norm 1"
-OTHERS = "a lower --lr, more --warmup-epochs or --epochs, another --init or --seed, and labels that fit their images"
-ADVICE = f"{OTHERS} (scripts/check_data.py)"
+OTHERS = "a lower --lr, more --warmup-epochs or --epochs, another --init or --seed"
+ADVICE = f"{OTHERS}, labels that fit their images, and splits that are alike (scripts/check_data.py)"
 
 
 class Doubt(NamedTuple):
@@ -113,7 +113,8 @@ def _answers(row: Mapping[str, Any]) -> Doubt | None:
         figures = f"val_loss {_number(row, 'val_loss'):.4f} and val_top1 {top1:.2f}{_after(row)}"
         chance = f"guessing by the classes' shares (loss {_number(row, 'guessing_loss'):.4f})"
         also = f", and {same}" if most >= NEARLY_ALL else ""
-        return Doubt(f"{figures} are no better than {chance}{also}: nothing was learned", ADVICE)
+        sign = f"{figures} are no better than {chance}{also}: nothing was learned that holds for these images"
+        return Doubt(sign, ADVICE)
     # With top-1 below a half, that class has little more than half of the images at most.
     if nothing is False and most >= NEARLY_ALL and top1 <= HALF:
         return Doubt(f"{same}, and val_top1{_after(row)} is {top1:.2f}", ADVICE)

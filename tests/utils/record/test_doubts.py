@@ -107,7 +107,8 @@ def test_the_run_that_answers_horse_998_times_of_1000_is_told_although_it_beats_
     (doubt,) = doubts_of(report, 96, "folder")
     assert doubt.sign == (
         "val_loss 2.3026 and val_top1 10.10 after 96 step(s) are no better than guessing by the classes' shares "
-        "(loss 2.3026), and 99.80 % of the answers are one class: nothing was learned"
+        "(loss 2.3026), and 99.80 % of the answers are one class: nothing was learned that holds for these "
+        "images"
     )
     assert str(doubt).startswith(f"{doubt.sign}; what usually helps: a lower --lr, more --warmup-epochs")
 
