@@ -46,6 +46,7 @@ from utils.data.first_look import COMPARED_FILES, copies_in, lost_levels
 from utils.data.formats.class_folders import find_splits, test_folder, training_folder, validation_folder
 from utils.data.formats.hugging_face import find
 from utils.data.formats.readers import IN_MEMORY, ImageFiles, Images, class_numbers
+from utils.data.formats.table import NO_COLUMN, column_names
 from utils.data.images.decoding import for_people, open_image
 from utils.data.loaders import Batch, ProgressLog, ValidationLoader, loaders, tried_out
 from utils.data.sampling import first_samples
@@ -228,6 +229,9 @@ def _doubts(
     images: Images, loaded: Loaded, args: Settings, chosen: Chosen, first: PredictedImages | None
 ) -> Iterator[str]:
     """Yield warnings about images that may be new to the run. ``first``: as in ``predict_split``."""
+    for role, name in _lacked(loaded.settings, chosen.labels).items() if first is None else ():
+        if role != "weight":  # evaluation reads none
+            yield f"--labels {chosen.labels}: has no column {name}, which is the run's --{role}-column"
     if isinstance(images, ImageFiles) and chosen.may_be_new:
         yield from lost_levels(images, loaded.classes, args.data.datapath)
         if first is None:  # otherwise ``loaded`` has the other run's data
@@ -317,6 +321,8 @@ def settings_of(loaded: Loaded, chosen: Chosen) -> Settings:
     if chosen.labels is not None:  # which say the classes instead
         begun.pop("class_from_name", None)
         line.append("--dataname=folder")
+        for role in _lacked(begun, chosen.labels):
+            begun.pop(f"{role}_column")
     batch_size = begun.get("val_batch_size") or loaded.settings.get("batch_size")
     if batch_size is not None:  # otherwise one process would get the global batch, which the run's processes shared
         begun["val_batch_size"] = batch_size
@@ -326,6 +332,14 @@ def settings_of(loaded: Loaded, chosen: Chosen) -> Settings:
     if loaded.reading.several:
         args.refuse_for_several_labels("tta")
     return args
+
+
+def _lacked(settings: Mapping[str, Any], table: str | None) -> dict[str, str]:
+    """Columns, by role, that a run's ``settings`` name, that are none of ``table`` and that evaluation can miss."""
+    named = {role: settings.get(f"{role}_column") for role in ("split", "group", "weight")}
+    named = {role: name for role, name in named.items() if name not in (None, NO_COLUMN)}
+    there = column_names(table) if table is not None and named else (*named.values(),)
+    return {role: name for role, name in named.items() if name not in there}
 
 
 def warn_of_other_views(loaded: Loaded, tta: str) -> None:

@@ -182,6 +182,16 @@ def test_of_training_images_those_that_were_trained_on_are_read(digits_run):
     assert predict_split(loaded, CPU).report.count == 360
 
 
+def test_a_table_of_labels_may_lack_columns_that_the_runs_table_has(digits_run, tmp_path):
+    loaded = load_model(digits_run)
+    loaded.settings.update(dataname="folder", datapath=str(tmp_path), group_column="track", weight_column="w")
+    table = tmp_path / "labels.csv"
+    for head, group, weight in (("path,label", None, None), ("path,label,track,w", "track", "w")):
+        table.write_text(f"{head}\n")
+        data = settings_of(loaded, Chosen(labels=str(table))).data
+        assert (data.group_column, data.weight_column) == (group, weight)
+
+
 def test_a_table_of_labels_replaces_the_names_of_files_and_chose_no_checkpoint(digits_run, tmp_path):
     loaded = load_model(digits_run)
     table = str(tmp_path / "labels.csv")

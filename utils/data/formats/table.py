@@ -110,6 +110,11 @@ def table_of(settings: DataSettings) -> Table:
     return table_of_names(settings) if settings.labels is None else read_table(settings)
 
 
+def column_names(file: str) -> tuple[str, ...]:
+    """The names of the columns of the table in ``file``. Raises ``UserError``."""
+    return _Source.of(Path(file)).names
+
+
 def read_table(settings: DataSettings) -> Table:
     """Read the table that ``--labels`` names. Raises ``UserError`` with a line for the first mistake of each kind."""
     assert settings.labels is not None and settings.datapath is not None
