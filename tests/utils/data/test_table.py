@@ -262,7 +262,11 @@ MISTAKES = {
     "no label": (replaced("dog,train", ",train"), "", "line 3, column label: is empty"),
     "blank label": (replaced("dog,train", "  ,train"), "", "line 3, column label: is empty"),
     "no path": (replaced("b.png", ""), "", "line 3, column path: is empty"),
-    "no header": ("a.png,cat,train\nb.png,dog,val\n", "", "line 1 holds a.png,cat,train and no names of columns"),
+    "no header": (
+        "a.png\tcat\ttrain\nb.png\tdog\tval\n",
+        "",
+        "no names of columns; put a line above it that names its 3 column(s), such as path and label, with the same",
+    ),
     "cells missing": (replaced("b.png,dog,train", "b.png,dog"), "", "line 3 has 2 cell(s), and line 1 names 3 columns"),
     "Latin-1": (replaced("dog", "hünd").encode("latin-1"), "", "line 3 is not written in UTF-8; save it as UTF-8"),
     "UTF-16": (GOOD.encode("utf-16"), "", "is written in UTF-16; save it as UTF-8"),
@@ -289,6 +293,11 @@ MISTAKES = {
         "line 4, column group: is empty",
     ),
     "unknown column": (GOOD, "--label-column kind", "--label-column kind: FILE has the columns path, label, split"),
+    "unknown group column": (
+        GOOD,
+        "--group-column patient",
+        "--group-column patient: FILE has the columns path, label, split; off instead of a name leaves it out",
+    ),
     "no usual name": (
         replaced("label", "x"),
         "",

@@ -471,8 +471,8 @@ class _Source:
         names = tuple(name.strip() for name in next(csv.reader([line], delimiter=separator)))
         if any(is_image(name) for name in names):
             raise UserError(
-                f"--labels {file}: line 1 holds {printable(line[:80])} and no names of columns; put a line path,label "
-                "above it"
+                f"--labels {file}: line 1 holds {printable(line[:80])} and no names of columns; put a line above it "
+                f"that names its {len(names)} column(s), such as path and label, with the same separator"
             )
         twice = [name for name in names if names.count(name) > 1]
         if twice:
@@ -495,7 +495,8 @@ class _Source:
             if name == NO_COLUMN and (role == "path" or (role == "label" and not of_classes)):
                 mistakes.append(f"--{role}-column off: only other columns can be left out; {there}")
             elif name is not None and name not in (*self.names, NO_COLUMN):
-                mistakes.append(f"--{role}-column {name}: {there}")
+                off = "" if role in ("path", "label") else "; off instead of a name leaves it out"
+                mistakes.append(f"--{role}-column {name}: {there}{off}")
             elif name is None and guess is None and role in ("path", "label"):
                 mistakes.append(f"--{role}-column COLUMN is needed: {there}")
             elif name != NO_COLUMN and (column := name or guess):
