@@ -20,7 +20,7 @@ from utils.config.image_size import sides, size_text
 from utils.config.spelling import counted, printable
 from utils.data.decoded import FOLDER
 from utils.data.first_look import LONG, Seen, of_classes, remarks
-from utils.data.formats.class_folders import like_splits
+from utils.data.formats.class_folders import deeper, like_splits
 from utils.data.formats.listing import is_image, unread_ending
 from utils.data.formats.readers import class_counts
 
@@ -132,6 +132,10 @@ def _classes(survey: Survey, findings: Findings) -> None:
                 findings.fault("classes in one split", len(names), f"{here}; add them there or remove them here")
     for line in like_splits(trees["train"], survey.classes) if list(trees) == ["train"] else ():
         findings.note("class named like a split", 1, line)
+    for line in (
+        deeper(trees["train"], survey.images[0], survey.classes) if "train" in trees and counts[0].any() else ()
+    ):
+        findings.note("folders in all classes", 1, line)
     if survey.several:
         _labels(survey, findings)
     for kind, text in of_classes(counts[:2], survey.classes):

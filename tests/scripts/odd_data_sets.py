@@ -293,7 +293,7 @@ SETS: dict[str, Odd] = {
         "joined class names: 2 of 2",
     ),
     "numbers as names": Odd(changed(renamed(("a", "10"), ("b", "2"))), QUIET, QUIET),
-    "classes one folder too deep": Odd(changed(nested), "holds images itself", "label conflicts"),
+    "classes one folder too deep": Odd(changed(nested), "holds images itself", "holds images itself"),
     "one image of a class": Odd(changed(unbalanced), "times the training images", "unbalanced"),
     "one image a class in validation": Odd(written(plainly, (TRAIN, 1)), "no class has two images", "few to validate"),
     "PNG named .jpg": Odd(

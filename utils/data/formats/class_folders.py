@@ -83,7 +83,7 @@ def read_class_folders(train: Path, validation: Path, lister: Lister = LISTER, t
     ]
     warnings = (
         *(on_test if tells_of_test and validation.name.lower() in TEST_FOLDERS else ()),
-        *_deeper(train, images, classes),
+        *deeper(train, images, classes),
         *_left_out(unread + also_unread, train, validation),
     )
     return Splits(images, validation_images, classes, warnings)
@@ -131,7 +131,7 @@ def read_tree(root: Path, lister: Lister = LISTER) -> Splits:
     classes = class_names(root)
     _refuse_split_among(root, classes)
     images, unread = image_files(root, classes, lister)
-    warnings = (*like_splits(root, classes), *_deeper(root, images, classes), *_left_out(unread, root))
+    warnings = (*like_splits(root, classes), *deeper(root, images, classes), *_left_out(unread, root))
     return Splits(images, None, classes, warnings)
 
 
@@ -193,7 +193,7 @@ def holds_images(folder: Path) -> bool:
     return any(is_image(path.name) for path in islice(visible(folder), LOOKED_AT))
 
 
-def _deeper(tree: Path, images: ImageFiles, classes: Sequence[str]) -> list[str]:
+def deeper(tree: Path, images: ImageFiles, classes: Sequence[str]) -> list[str]:
     """A warning if all images in ``tree`` lie deeper than its class folders: inner folders may be meant as classes."""
     assert isinstance(images.paths, FilePaths)
     if images.paths.in_one_level or any(path.count(b"/") == 1 for path in images.paths.below()):
