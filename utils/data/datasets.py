@@ -671,9 +671,11 @@ def _lacking(
     trained = None if train is None else class_counts(train.labels, len(classes))
     validated = class_counts(validation.labels, len(classes))
     if len(none := np.flatnonzero(validated == 0)):
+        in_groups = settings.val_split is not None and isinstance(train, ImageFiles) and train.groups is not None
+        spread = "; --folds 5 --fold 0 in place of --val-split spreads the groups of each class" if in_groups else ""
         yield (
             f"{where}: {len(none)} of {len(classes)} classes have no validation image, and the results say nothing "
-            f"about them: {some(classes[label] for label in none)}"
+            f"about them: {some(classes[label] for label in none)}{spread}"
         )
     if trained is None:
         return

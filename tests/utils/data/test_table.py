@@ -191,6 +191,15 @@ def test_groups_stay_on_one_side_of_val_split(flat, tmp_path):
     assert alone.origin == f"{labels}, 27 rows; columns: path, label; not read: patient_id", "nor a misspelt one"
 
 
+def test_a_class_whose_groups_are_all_trained_on_is_told_with_what_spreads_them(flat, tmp_path):
+    folder, rows = flat
+    grouped = [(path, label, f"{label}{number % 3}") for number, (path, label, _) in enumerate(rows)]
+    labels = write(tmp_path / "labels.csv", grouped, ("path", "label", "group"))
+    said = read(folder, labels, "--val-split", "0.3").warnings
+    (lacking,) = (line for line in said if "no validation image" in line)
+    assert lacking.endswith("; --folds 5 --fold 0 in place of --val-split spreads the groups of each class")
+
+
 def test_a_table_to_evaluate_needs_neither_splits_nor_training_rows(flat, tmp_path):
     folder, rows = flat
     bare = write(tmp_path / "bare.csv", [row[:2] for row in rows], HEADER[:2])
