@@ -138,9 +138,7 @@ def _classes(survey: Survey, findings: Findings) -> None:
         findings.note("folders in all classes", 1, line)
     if survey.several:
         _labels(survey, findings)
-    for kind, text in of_classes(counts[:2], survey.classes):
-        if survey.several and kind != "class names alike":  # the other kinds are about top-1
-            continue
+    for kind, text in of_classes(counts[:2], survey.classes, survey.several):
         (findings.fault if kind == "class names alike" else findings.note)(kind, 1, text)
 
 

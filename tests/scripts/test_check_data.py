@@ -548,6 +548,19 @@ def test_images_of_none_of_several_labels_are_those_of_which_all_labels_are_know
     assert "Labels in training: 0.50 an image (0 to 1), 1 image with none, 30.0 % missing" in checked.text
 
 
+def test_classes_of_several_labels_get_the_notes_that_training_warns_of(check, tmp_path):
+    rows = [f"{number}.png,{'rare;' * (number % 12 == 0)}cat|dog;dog|cat" for number in range(24)]
+    for number in range(len(rows)):
+        Image.new("RGB", (8, 8), (10 * number,) * 3).save(tmp_path / f"{number}.png")
+    lines = [f"{row},{'train' if number < 12 else 'val'}" for number, row in enumerate(rows)]
+    (tmp_path / "labels.csv").write_text("\n".join(["path,label,split", *lines]))
+    checked = check("--labels", tmp_path / "labels.csv", "--label-separator", ";", path=tmp_path)
+    assert checked.line("unbalanced").endswith(
+        "times the training images of the smallest; micro F1 then says little about the small ones"
+    )
+    assert "2 of 3 class names are joined of several" in checked.line("joined class names")
+
+
 def test_images_that_no_training_reads_are_told(check, tree, tmp_path):
     (tree / "val").rename(tree / "train" / "test")
     for folder in (tree / "train" / "test").iterdir():
