@@ -292,6 +292,16 @@ SETS: dict[str, Odd] = {
         "give --label-separator ';'",
         "joined class names: 2 of 2",
     ),
+    "a list of Python as a name": Odd(
+        changed(renamed(("a", "['cat', 'dog']"), ("b", "['dog', 'cat', 'cow']"))),
+        "give --label-separator ',', and write only the names, without brackets and quotation marks",
+        "joined class names: 2 of 2",
+    ),
+    "a list of Python cut at its commas": Odd(
+        changed(renamed(("a", "['cat'"), ("b", "'dog']"))),
+        "2 of 2 class names hold a bracket of a list",
+        "joined class names: 2 of 2",
+    ),
     "numbers as names": Odd(changed(renamed(("a", "10"), ("b", "2"))), QUIET, QUIET),
     "classes one folder too deep": Odd(changed(nested), "holds images itself", "holds images itself"),
     "one image of a class": Odd(changed(unbalanced), "times the training images", "unbalanced"),

@@ -39,6 +39,7 @@ SHOWN = 3  # classes or files in a line
 ENOUGH = 3  # images that a class needs before what they have in common is reported
 BRIGHTER, STANDARD_ERRORS, COMPARED_MEANS = 32, 5, 8  # levels; standard errors; images of a split
 JOINED_BY = ";|,"  # separators of labels in one cell
+LIST_SIGNS = "brackets and quotation marks"
 UNBALANCED = 10.0  # largest over smallest class
 TINY = 4  # pixels a side, too few for any network
 LONG = 4.0  # times the shorter side
@@ -448,14 +449,22 @@ def of_classes(counts: Sequence[np.ndarray], classes: Sequence[str], several: bo
 
 
 def _joined(classes: Sequence[str]) -> list[tuple[str, str]]:
-    """Remark on class names that seem to be lists of labels: two or more parts of each occur in other names, too."""
+    """Remark on class names that seem to be lists of labels: two or more parts of each occur in other names, too.
+
+    Or on those that hold one bracket of a list, which a separator cut at its commas.
+    """
+    if cut := [name for name in classes if name.startswith("[") != name.endswith("]")]:
+        what = f"{len(cut):,} of {len(classes):,} class names hold a bracket of a list, such as {cut[0]!r}"
+        return [("joined class names", f"{what}; write only the names, without {LIST_SIGNS}")]
     for separator in JOINED_BY:
-        parts = {name: {part.strip() for part in name.split(separator)} for name in classes}
+        parts = {name: {part.strip(" []'\"") for part in name.split(separator)} for name in classes}
         times = Counter(part for found in parts.values() for part in found if part)
         lists = [name for name, found in parts.items() if sum(times[part] > 1 for part in found) > 1]
         if lists:
             what = f"{len(lists):,} of {len(classes):,} class names are joined of several, such as {lists[0]!r}"
             hint = f"if an image has several labels, give --label-separator {separator!r}"
+            if lists[0].startswith("[") and lists[0].endswith("]"):
+                hint += f", and write only the names, without {LIST_SIGNS}"
             return [("joined class names", f"{what}; {hint}")]
     return []
 
