@@ -286,7 +286,8 @@ def parts_of(output: str | None, description: dict[str, Any], found: Evaluation)
     yield from as_text.doubtful(predictions, description)
     yield kind.classes(predictions, rest[0])
     yield kind.pairs(predictions, rest[1])
-    yield as_text.calibration(reliability(predictions), found.temperature)
+    counted = "labels" if predictions.reading.several else "images"
+    yield as_text.calibration(reliability(predictions), found.temperature, counted)
     if found.rejection is not None:
         yield as_text.rejection(found.rejection)
     if found.others is not None:

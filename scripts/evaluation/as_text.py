@@ -131,14 +131,14 @@ def pairs(predictions: Predictions, rest_is_in: str) -> str:
     return f"Most frequent confusions{left_out}\n{table(['class', 'taken for', 'images', 'of the class'], rows)}"
 
 
-def calibration(bins: Sequence[Bin], temperature: Temperature | None) -> str:
-    """Text of the reliability table, and of what a temperature would change."""
+def calibration(bins: Sequence[Bin], temperature: Temperature | None, counted: str = "images") -> str:
+    """Text of the reliability table, whose bins hold what is ``counted``, and of what a temperature would change."""
     rows = []
     for one in bins:
         if one.images:
             percents = (f"{one.confidence:.2f}", f"{one.accuracy:.2f}", f"{one.confidence - one.accuracy:+.2f}")
             rows.append([f"{one.low:.2f} to {one.high:.2f}", f"{one.images:,}", *percents])
-    lines = ["Calibration", table(["probability", "images", "mean %", "right %", "overconfident by"], rows)]
+    lines = ["Calibration", table(["probability", counted, "mean %", "right %", "overconfident by"], rows)]
     if temperature is None:
         return "\n".join([*lines, "No temperature is fitted to so few images or groups"])
     fit = temperature

@@ -242,7 +242,8 @@ def test_files_hold_every_image_and_class_and_missing_labels_stay_missing(tmp_pa
     (tmp_path / "confusions.csv").write_text("of an earlier evaluation")
     found = Evaluation(made, None, LabelComparison.of(made, answers(sure=3.0)))
     names = save(tmp_path, lambda work: write_all(work, DESCRIPTION, found))
-    assert "mAP" in "\n".join(evaluate.parts_of(str(tmp_path), DESCRIPTION, found))
+    said = "\n".join(evaluate.parts_of(str(tmp_path), DESCRIPTION, found))
+    assert "mAP" in said and "probability labels mean %" in " ".join(said.split()), "each known label is one answer"
     assert sorted(path.name for path in tmp_path.iterdir()) == names
     assert JSON_FILE in names and "confusions.csv" not in names
     content = json.loads((tmp_path / JSON_FILE).read_text())
