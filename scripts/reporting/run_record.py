@@ -30,6 +30,7 @@ from utils.record.run_folder import read_table
 T = TypeVar("T")
 SETTING = re.compile(r"^(#? ?)([a-z0-9-]+): (.*?)  # (.+)$")
 EPOCH = re.compile(r"^epoch (\d+)/\d+  training(, cut at step)?", re.MULTILINE)
+END = re.compile(r"^val_\w+=.* val_count=", re.MULTILINE)  # a run's last line
 FIRST_BATCH = "First_Training_Batch"
 LARGEST_BYTES = 2**31  # size of a file, or of its uncompressed content: larger ones are not read
 
@@ -112,8 +113,12 @@ def read(folder: Path, name: str) -> RunRecord:
     record.classes = _attempt(record, "class_metrics.csv", "figures of each class", read_classes) or []
     log = _attempt(record, "log.txt", "warnings", read_log) or ""
     record.warnings = warnings_in(log)
-    if (trained := EPOCH.findall(log)) and trained[-1][1]:
-        record.cut_epoch = int(trained[-1][0])
+    trained = [*EPOCH.finditer(log)]
+    if trained and trained[-1][2]:
+        record.cut_epoch = int(trained[-1][1])
+    if trained and not END.search(log, trained[-1].end()):
+        done = f"{len(record.epochs.get('epoch', ()))} of {record.value('epochs')} epochs"
+        record.missing.append(f"The end of the training: {done} are there; the run was stopped, or is under way")
     read_events(record)
     return record
 

@@ -409,6 +409,15 @@ def test_a_row_that_is_cut_off_within_a_number_is_left_out_and_named(digits_run,
     assert "class_metrics.csv cannot be read (a row is cut off)" in page.text
 
 
+def test_a_run_that_has_not_ended_is_told(digits_run, tmp_path):
+    folder = Path(shutil.copytree(digits_run, tmp_path / "run"))
+    words = "The end of the training: 1 of 2 epochs are there"  # --max-steps ends the run within the second
+    assert words not in made(tmp_path, str(folder), "--no-predictions").text
+    lines = (folder / "log.txt").read_text().splitlines(keepends=True)
+    (folder / "log.txt").write_text("".join(lines[:-1]))
+    assert words in made(tmp_path, str(folder), "--no-predictions").text
+
+
 def test_an_image_that_has_gone_is_left_out(predictions):
     picture = Mock(side_effect=OSError("it is gone"))
     predicted = details.Predicted(0, predictions, predictions.ids, picture, "digits")

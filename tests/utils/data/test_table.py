@@ -310,7 +310,7 @@ MISTAKES = {
     "no usual name": (
         replaced("label", "x"),
         "",
-        "--label-column COLUMN is needed: FILE has the columns path, x, split",
+        "--label-column COLUMN is needed, or --label-columns for a column of each class: FILE has the columns path, x, split",
     ),
     "no labels": (GOOD, "--label-column off", "--label-column off: only other columns can be left out; FILE has"),
     "no paths": (GOOD, "--path-column off", "--path-column off: only other columns can be left out; FILE has"),

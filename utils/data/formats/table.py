@@ -498,7 +498,8 @@ class _Source:
                 off = "" if role in ("path", "label") else "; off instead of a name leaves it out"
                 mistakes.append(f"--{role}-column {name}: {there}{off}")
             elif name is None and guess is None and role in ("path", "label"):
-                mistakes.append(f"--{role}-column COLUMN is needed: {there}")
+                columns_of_classes = ", or --label-columns for a column of each class" if role == "label" else ""
+                mistakes.append(f"--{role}-column COLUMN is needed{columns_of_classes}: {there}")
             elif name != NO_COLUMN and (column := name or guess):
                 columns[role] = column
         for role, name in columns.items():
