@@ -7,7 +7,7 @@ import itertools
 import os
 import shlex
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -303,7 +303,9 @@ def find(args: Settings, parent: Path, warn: Warn, fingerprint: Callable[[], str
     """
     if args.run.resume == "auto":
         wanted = {"name": args.run.name, **_compared(args)}
-        return newest_run(parent, wanted, warn, functools.partial(_of_these_images, args, functools.cache(fingerprint)))
+        is_wanted = functools.partial(_of_these_images, args, functools.cache(fingerprint))
+        place = (args.data.datapath or ".") if SPECS[args.data.dataname].is_told_by_place else None
+        return newest_run(parent, wanted, warn, is_wanted, place)
     if args.run.resume:
         # To evaluate, the weights are enough; to continue, nothing may be missing.
         return from_path(Path(args.run.resume), warn, checkpoint.load if args.run.evaluate else checkpoint.load_run)
@@ -372,13 +374,17 @@ def from_path(path: Path, warn: Warn, read: Callable[[Path], dict[str, Any]] = c
 
 
 def newest_run(
-    parent: Path, wanted: dict[str, Any], warn: Warn, is_wanted: Callable[[dict[str, Any]], bool] = lambda state: True
+    parent: Path,
+    wanted: dict[str, Any],
+    warn: Warn,
+    is_wanted: Callable[[dict[str, Any]], bool] = lambda state: True,
+    place: str | None = None,
 ) -> ResumePoint | None:
     """The newest run below ``parent`` that has the settings ``wanted`` and a checkpoint that verifies.
 
     ``is_wanted`` judges a run by its checkpoint's state: a run that it refuses is passed over. Calls ``warn`` about
     newer runs that cannot be judged and, if no run is found, with the reason why a new one begins although there are
-    others.
+    others. ``place``: the --datapath of images that their place identifies; another one is part of that reason.
     """
     if not os.path.isdir(parent) or os.path.islink(parent) or os.path.islink(parent.parent):
         return None
@@ -387,12 +393,15 @@ def newest_run(
     empty = []
     others = {}
     for folder in sorted(_run_folders(parent), reverse=True):
-        settings = _settings_of(folder, wanted)
+        settings = _settings_of(folder, [*wanted, "datapath"])
+        its_place = (settings or {}).pop("datapath", None) or "."
         if settings is None and any((folder / "checkpoints").glob("*.pt")):
             lost.append(folder)
             warn(f"{folder}: passed over, as its config.yaml cannot be read; --resume {folder} continues it")
         elif settings is not None and settings != wanted:
-            others[folder] = {name: value for name, value in settings.items() if value != wanted[name]}
+            elsewhere = place is not None and not _is_same_place(its_place, place)
+            moved = {"datapath": its_place} if elsewhere else {}
+            others[folder] = moved | {name: value for name, value in settings.items() if value != wanted[name]}
         if settings != wanted:
             continue
         newest = checkpoint.newest(folder / "checkpoints", warn)
@@ -415,7 +424,8 @@ def newest_run(
         warn(f"{BEGINS_ANEW}; {empty[0]} {_WITHOUT_CHECKPOINT}")
     elif others:
         nearest = min(others, key=lambda folder: len(others[folder]))  # of several the first, which is the newest
-        warn(f"{BEGINS_ANEW}; the nearest, {nearest}, has {_differences(others[nearest], wanted)}")
+        differences = _differences(others[nearest], wanted | {"datapath": place})
+        warn(f"{BEGINS_ANEW}; the nearest, {nearest}, has {differences}")
     return None
 
 
@@ -439,12 +449,12 @@ def is_at(state: dict[str, Any], data: DataSettings) -> bool:
     if (labels is None) != (data.labels is None):
         return False
     places = (stored.get("datapath") or ".", labels), (data.datapath or ".", data.labels)
-    known = [
-        isinstance(place, str) and "\0" not in place and os.path.realpath(place) == os.path.realpath(own)
-        for place, own in zip(*places, strict=True)
-        if own is not None
-    ]
-    return all(known)
+    return all(_is_same_place(place, own) for place, own in zip(*places, strict=True) if own is not None)
+
+
+def _is_same_place(stored: Any, own: str) -> bool:
+    """True if ``stored``, which a file says, is a path to the same place as the path ``own``."""
+    return isinstance(stored, str) and "\0" not in stored and os.path.realpath(stored) == os.path.realpath(own)
 
 
 _WITHOUT_CHECKPOINT = "is a run without a checkpoint: it ended before it saved its first"
@@ -488,7 +498,7 @@ def _run_folders(parent: Path) -> list[Path]:
     return [Path(entry) for entry in entries if entry.name.isprintable()]
 
 
-def _settings_of(folder: Path, names: dict[str, Any]) -> dict[str, Any] | None:
+def _settings_of(folder: Path, names: Iterable[str]) -> dict[str, Any] | None:
     """The values of ``names`` in ``folder``'s config.yaml, or derived from it; None if the folder is not a run."""
     path = folder / "config.yaml"
     if not os.path.isfile(path):

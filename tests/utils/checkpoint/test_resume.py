@@ -125,10 +125,10 @@ def runs(trained, tmp_path):
     return make
 
 
-def newest(runs, wanted=LR):
+def newest(runs, wanted=LR, **more):
     """The folder that is found, and what is told."""
     told = []
-    found = newest_run(runs.parent, wanted, told.append)
+    found = newest_run(runs.parent, wanted, told.append, **more)
     return found and found.folder, told
 
 
@@ -224,6 +224,18 @@ def test_of_runs_with_other_settings_the_nearest_is_told_and_of_equals_the_newes
     clipped = runs("2024-01-04", f"{SAME}clip-grad-norm: 1.0\n")
     line = f"--resume auto: begins a new run; the nearest, {clipped}, has --clip-grad-norm 1 where this has none"
     assert newest(runs, LR | {"clip_grad_norm": None}) == (None, [line])
+
+
+def test_a_run_of_images_in_another_place_is_told_as_such_and_is_no_nearer_than_one_of_these_images(runs, tmp_path):
+    other = runs("2024-01-02", "lr: 0.2\naugment: [shift]\ndatapath: cats\n")
+    begins = "--resume auto: begins a new run; the nearest, {}, has {}--lr 0.2 where this has 0.1"
+    dogs = str(tmp_path / "dogs")
+    told = begins.format(other, f"--datapath cats where this has {dogs}, ")
+    assert newest(runs, place=dogs) == (None, [told])
+    own = runs("2024-01-01", f"lr: 0.3\naugment: [shift]\ndatapath: {tmp_path}/cats/../dogs\n")
+    told = f"--resume auto: begins a new run; the nearest, {own}, has --lr 0.3 where this has 0.1"
+    assert newest(runs, place=dogs) == (None, [told])
+    assert newest(runs, place="cats") == (None, [begins.format(other, "")])
 
 
 # ------------------------------------------------------------------------------------ finding what was named
