@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     elif own.best or own.raw:
         raise UserError(f"{own.network}: no such run; --best and --raw choose among the weights of a run")
     loaded = open_network(own, flags, is_run)
-    from scripts.common.features import chosen_of, embed, knows_classes, splits_of
+    from scripts.common.features import chosen_of, embed, knows_classes, learned_labels, splits_of
     from scripts.reporting.feature_study import TRAIN, accuracies, study
 
     began = time.perf_counter()
@@ -51,7 +51,8 @@ def main(argv: list[str]) -> int:
     splits = splits_of(loaded, own.split)
     parts = {split: embed(loaded, chosen_of(loaded, split), folder, own.format) for split in splits}
     seconds = time.perf_counter() - began
-    of = study(parts, own.split, own.neighbours, its_own=is_run and knows_classes(loaded))
+    its_own = is_run and knows_classes(loaded) and learned_labels(loaded)
+    of = study(parts, own.split, own.neighbours, its_own=its_own)
     rows = accuracies(of)
     present(of, rows, loaded, folder)
     print(f"Features in {seconds:.1f} s, the rest in {of.seconds:.1f} s; {len(parts[TRAIN].features[0])} numbers each")

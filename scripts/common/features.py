@@ -34,6 +34,7 @@ from utils.data.formats.class_folders import test_folder, validation_folder
 from utils.data.formats.readers import Images, MemoryImages
 from utils.data.images.stored import NumberedImages
 from utils.data.preprocessing import Preprocessing
+from utils.optim.freezing import BACKBONE
 from utils.optim.head import output_layers
 from utils.precision.amp import resolve_amp
 from utils.record.multilabel import THRESHOLD
@@ -162,6 +163,14 @@ def of_architecture(arch: str, flags: Sequence[str]) -> Loaded:
 def knows_classes(loaded: Loaded) -> bool:
     """True if the network's classes are those of the images, as when its run was trained on them."""
     return not isinstance(loaded.network, _OnOtherClasses)
+
+
+def learned_labels(loaded: Loaded) -> bool:
+    """True if its run may have trained what gives the features: unless a library's weights stayed as they were."""
+    settings = loaded.settings
+    frozen = any(name in BACKBONE for name in settings.get("freeze") or ())
+    stays = frozen and not settings.get("freeze_epoch") and not settings.get("unfreeze_epoch")
+    return not (stays and settings.get("pretrained"))
 
 
 def chosen_of(loaded: Loaded, split: str) -> Chosen:

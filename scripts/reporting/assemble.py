@@ -14,7 +14,7 @@ from tqdm import tqdm
 from models.load import Loaded
 from scripts.common.answers import FIGURES
 from scripts.common.command_line import make_folder, say, warn
-from scripts.common.features import embed
+from scripts.common.features import embed, learned_labels
 from scripts.common.predictions import AnyPredictions, Chosen, Predictions, predict_split, validated_on
 from scripts.common.trained import open_run
 from scripts.common.uncertainty import wilson_interval
@@ -164,7 +164,7 @@ class PredictionParts:
                 TRAIN: embed(loaded, dataclasses.replace(chosen, split=TRAIN, datapath=None, labels=None), folder),
                 chosen.split: embed(loaded, chosen, None if chosen.datapath or chosen.labels else folder),
             }
-            found = study(parts, chosen.split, its_own=True)
+            found = study(parts, chosen.split, its_own=learned_labels(loaded))
         except (UserError, ValueError) as error:
             reason = error.mistakes[0] if isinstance(error, UserError) else error
             self.left_out.append((source.name, f"Without features: {reason}"))

@@ -119,7 +119,7 @@ class Study:
 def study(parts: Mapping[str, Features], scored: str, neighbours: int = NEIGHBOURS, its_own: bool = False) -> Study:
     """Study ``parts``, which must include 'train' and ``scored``; the probe is fitted on 'train' only.
 
-    ``its_own``: whether the network was trained on the images of 'train'.
+    ``its_own``: whether the layers that give the features were trained on the images of 'train'.
     """
     began = time.perf_counter()
     train = parts[TRAIN]

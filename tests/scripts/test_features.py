@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from scripts import features as tool
 from scripts import report
 from scripts.common import features as module
-from scripts.common.features import chosen_of, embed, key_of, of_architecture, on_data, splits_of
+from scripts.common.features import chosen_of, embed, key_of, learned_labels, of_architecture, on_data, splits_of
 from scripts.common.predictions import settings_of
 from scripts.common.trained import open_run
 from scripts.reporting import feature_study
@@ -281,6 +281,20 @@ def test_the_report_shows_the_same_sections(digits_run, tmp_path, monkeypatch):
     assert (run / "features/val.npz").exists()
     assert report.main([str(run), "--device", "cpu"]) == 0
     assert Page((run / "report.html").read_text()).data["features"] == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "warns"),
+    [
+        ({"pretrained": True}, True),
+        ({"pretrained": True, "freeze": ["all-but-head"]}, False),
+        ({"pretrained": True, "freeze": ["all-but-head"], "unfreeze_epoch": 3}, True),
+        ({"weights": "of_a_run.pt", "freeze": ["all-but-head"]}, True),
+    ],
+)
+def test_features_of_a_librarys_frozen_weights_know_no_labels_by_heart(digits_run, settings, warns):
+    loaded = open_run(digits_run, device="cpu")
+    assert learned_labels(replace(loaded, settings={**loaded.settings, **settings})) == warns
 
 
 @pytest.mark.parametrize(
