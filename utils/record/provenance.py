@@ -23,9 +23,16 @@ GIT_SECONDS = 10
 
 
 def machine(distributed: Distributed) -> str:
-    """The processes and their device by name: '1 process(es) on cpu, 2 thread(s) each (EPYC 7763, 2 cores)'."""
+    """The processes and their device: '1 process(es) on cpu, 2 thread(s) each (AMD EPYC 7763, AVX2, 2 core(s))'.
+
+    Of a CPU also the vector instructions that torch uses, on which the last bits depend.
+    """
+    import torch
+
     where = f"{distributed.world_size} process(es) on {distributed.describe_device()}"
-    return where if distributed.device.type != "cpu" else f"{where} ({processor()}, {cores()} core(s))"
+    if distributed.device.type != "cpu":
+        return where
+    return f"{where} ({processor()}, {torch.backends.cpu.get_cpu_capability()}, {cores()} core(s))"
 
 
 def processor() -> str:

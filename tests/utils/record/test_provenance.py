@@ -3,8 +3,18 @@
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 from utils.record import provenance
+
+
+def test_the_vector_instructions_of_a_cpu_are_told_which_its_name_may_not_tell(monkeypatch):
+    monkeypatch.setattr(provenance, "processor", lambda: "AMD EPYC")
+    monkeypatch.setattr(provenance, "cores", lambda: 2)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    distributed = Mock(world_size=1, device=torch.device("cpu"))
+    distributed.describe_device.return_value = "cpu, 1 thread(s) each"
+    assert provenance.machine(distributed) == "1 process(es) on cpu, 1 thread(s) each (AMD EPYC, AVX2, 2 core(s))"
 
 
 @pytest.mark.parametrize(("variable", "expected"), [("0123456789", "0123456789"), ("", "unknown"), (None, "unknown")])
