@@ -770,6 +770,8 @@ def _splits(
     root = Path(settings.datapath or ".")
     if not root.is_dir():
         what = f"the paths in {settings.labels} are below it" if settings.labels else f"{name}: {SPECS[name].source}"
+        if known is not None and known.settings.get("datapath") == settings.datapath:
+            what = f"the images of {known.path} were there; if they have moved, give --datapath and their new folder"
         raise UserError(f"--datapath {root}: no such folder; {what}")
     lister = dataclasses.replace(lister, folder=folder_for(settings))
     if name == "hf":

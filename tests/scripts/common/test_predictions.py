@@ -215,8 +215,10 @@ def test_class_folders_are_read_for_a_run_on_tables(digits_run, tmp_path):
     loaded = load_model(digits_run)
     loaded.settings.update({"dataname": "hf", "datapath": str(tmp_path / "tables")})
     assert predict_split(loaded, there(tree)).labels.tolist() == [2, 2, 2, 7, 7, 7]
-    with pytest.raises(UserError, match="no such folder"):
+    with pytest.raises(UserError, match="no such folder; folder: one folder a class"):
         predict_split(loaded, there(tmp_path / "none"))
+    with pytest.raises(UserError, match="no such folder; the images of .* if they have moved, give --datapath"):
+        predict_split(loaded, CPU)
 
 
 def test_class_folders_are_matched_by_name_and_what_is_missing_or_unknown_is_named(digits_run, tmp_path, capsys):

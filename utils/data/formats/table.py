@@ -403,7 +403,7 @@ def _refuse_repeated(file: np.ndarray, label: np.ndarray, cells: pyarrow.Chunked
     first[order] = order[begins][begins.cumsum() - 1]
     again = np.flatnonzero(first != np.arange(len(file)))
     differs = (label[again] != label[first[again]]).reshape(len(again), -1).any(1)
-    for rows, words in ((again[differs], "has another label in {}"), (again[~differs], "stands in {}, too")):
+    for rows, words in ((again[differs], "has another label in {}"), (again[~differs], "stands in {}, too; keep one")):
         if len(rows):
             mistakes.add("path", rows, words.format(mistakes.source.place(first[rows[0]])), cells)
     mistakes.refuse()
