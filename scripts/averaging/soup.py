@@ -74,8 +74,8 @@ def refuse_differences(ingredients: Sequence[Ingredient]) -> None:
     mistakes = []
     for number, other in enumerate(ingredients[1:], 1):
         differences = _differences(first, other)
-        if any(other.path.samefile(earlier.path) for earlier in ingredients[:number]):
-            differences.append("is given twice")
+        if same := [earlier.path for earlier in ingredients[:number] if other.path.samefile(earlier.path)]:
+            differences.append("is given twice" if same[0] == other.path else f"is the same file as {same[0]}")
         mistakes += [f"--checkpoints {other.path}: {words}" for words in differences[:1]]
     if mistakes:
         raise UserError(*mistakes)

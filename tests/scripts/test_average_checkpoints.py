@@ -264,6 +264,10 @@ def test_another_network_is_refused_in_a_line(runs, tmp_path):
         again = f"{runs[twice]}/checkpoints/last.pt"
         (line,) = refused("--checkpoints", runs[0], runs[1], again, "--output", tmp_path / "s.pt")
         assert line == f"--checkpoints {again}: is given twice"
+    best = tmp_path / "best.pt"  # of the last epoch: one file of two names
+    best.hardlink_to(f"{runs[0]}/checkpoints/last.pt")
+    (line,) = refused("--checkpoints", runs[0], runs[1], best, "--output", tmp_path / "s.pt")
+    assert line == f"--checkpoints {best}: is the same file as {runs[0]}/checkpoints/last.pt"
 
 
 @pytest.mark.parametrize(
