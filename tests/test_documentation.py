@@ -306,6 +306,16 @@ FIGURES = {
         CPU: r"B, bf16 units \| bfloat16 \| ([\d.]+) %",
         "configs/cifar10/fast.yaml": r"and six views it had ([\d.]+) %",
     },
+    "photographs of TrashNet to train on": {
+        "README.md": r"trained on ([\d,]+) photographs of six kinds of rubbish",
+        CPU: r"by the authors' lists: ([\d,]+), 328 and 431",
+        "configs/finetune-head.yaml": r"after ([\d,]+) for training",
+    },
+    "top-1 on TrashNet": {
+        "README.md": r"got ([\d.]+) % of 431 others right",
+        CPU: r"of the test photographs right, a mean of ([\d.]+) %",
+        "configs/finetune-head.yaml": r"got ([\d.]+) % of TrashNet's 431",
+    },
     "the run of the report's picture": {
         "docs/report.md": r"classifies ([\d.]+) % of CIFAR-10's test images",
         "docs/explain.md": r"right about ([\d.]+) % of the test images",
