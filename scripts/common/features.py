@@ -166,11 +166,14 @@ def knows_classes(loaded: Loaded) -> bool:
 
 
 def learned_labels(loaded: Loaded) -> bool:
-    """True if its run may have trained what gives the features: unless a library's weights stayed as they were."""
+    """True if the layers that give the features may have seen these labels in training.
+
+    A library's weights, frozen, have not, except for those of ImageNet.
+    """
     settings = loaded.settings
     frozen = any(name in BACKBONE for name in settings.get("freeze") or ())
     stays = frozen and not settings.get("freeze_epoch") and not settings.get("unfreeze_epoch")
-    return not (stays and settings.get("pretrained"))
+    return not (stays and settings.get("pretrained")) or settings.get("dataname") == "imagenet"
 
 
 def chosen_of(loaded: Loaded, split: str) -> Chosen:

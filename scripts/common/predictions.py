@@ -63,6 +63,10 @@ from utils.runtime.memory import lacks_memory
 
 SHOWN = 5  # paths shown in a message
 THUMBNAIL = 16  # pixels per side
+WITHOUT_COLUMN = {  # what follows for an evaluation
+    "split": "all rows count, also those that the run trained on",
+    "group": "each image counts for itself",
+}
 
 
 @dataclass(frozen=True)
@@ -229,9 +233,10 @@ def _doubts(
     images: Images, loaded: Loaded, args: Settings, chosen: Chosen, first: PredictedImages | None
 ) -> Iterator[str]:
     """Yield warnings about images that may be new to the run. ``first``: as in ``predict_split``."""
-    for role, name in _lacked(loaded.settings, chosen.labels).items() if first is None else ():
-        if role != "weight":  # evaluation reads none
-            yield f"--labels {chosen.labels}: has no column {name}, which is the run's --{role}-column"
+    table = _other_table(loaded, chosen)
+    for role, name in _lacked(loaded.settings, table).items() if first is None else ():
+        if role in WITHOUT_COLUMN:
+            yield f"{table}: has no column {name}, the run's --{role}-column, so {WITHOUT_COLUMN[role]}"
     if isinstance(images, ImageFiles) and chosen.may_be_new:
         yield from lost_levels(images, loaded.classes, args.data.datapath)
         if first is None:  # otherwise ``loaded`` has the other run's data
@@ -321,8 +326,7 @@ def settings_of(loaded: Loaded, chosen: Chosen) -> Settings:
     if chosen.labels is not None:  # which say the classes instead
         begun.pop("class_from_name", None)
         line.append("--dataname=folder")
-        for role in _lacked(begun, chosen.labels):
-            begun.pop(f"{role}_column")
+    begun |= {f"{role}_column": NO_COLUMN for role in _lacked(begun, _other_table(loaded, chosen))}
     batch_size = begun.get("val_batch_size") or loaded.settings.get("batch_size")
     if batch_size is not None:  # otherwise one process would get the global batch, which the run's processes shared
         begun["val_batch_size"] = batch_size
@@ -389,7 +393,7 @@ def read_images(
         if settings.dataname in IN_MEMORY or takes_no_path or (tables and not (root.is_dir() and find(root))):
             settings = dataclasses.replace(settings, dataname="folder")
         if chosen.labels is None:
-            settings = dataclasses.replace(settings, labels=_moved_table(loaded, root))
+            settings = dataclasses.replace(settings, labels=_other_table(loaded, chosen))
         if settings.class_from_name is not None and _holds_class_folders(root, loaded.classes):
             settings = dataclasses.replace(settings, class_from_name=None)
         data, changed = _data_of_run(loaded, settings, chosen) if chosen.split == "train" else (None, "")
@@ -429,13 +433,18 @@ def read_images(
     return in_colour_of(loaded.preprocessing, images), notes
 
 
-def _moved_table(loaded: Loaded, root: Path) -> str | None:
-    """The table of labels of ``loaded``'s run, if it lay among its images and has moved to ``root`` with them."""
+def _other_table(loaded: Loaded, chosen: Chosen) -> str | None:
+    """The table of labels that ``chosen`` means instead of that of ``loaded``'s run.
+
+    If the run's table lay among its images, that of a ``datapath`` lies there, too.
+    """
     place = loaded.settings.get("datapath")
     table = loaded.settings.get("labels")
+    if chosen.labels is not None or chosen.datapath is None:
+        return chosen.labels
     if place is None or table is None or not Path(table).is_relative_to(place):
         return None
-    moved = root / Path(table).relative_to(place)
+    moved = Path(chosen.datapath, Path(table).relative_to(place))
     return str(moved) if moved.is_file() else None
 
 

@@ -132,14 +132,23 @@ def _classes(survey: Survey, findings: Findings) -> None:
                 findings.fault("classes in one split", len(names), f"{here}; add them there or remove them here")
     for line in like_splits(trees["train"], survey.classes) if list(trees) == ["train"] else ():
         findings.note("class named like a split", 1, line)
-    for line in (
-        deeper(trees["train"], survey.images[0], survey.classes) if "train" in trees and counts[0].any() else ()
-    ):
+    for line in _all_deeper(survey, counts) if "train" in trees else ():
         findings.note("folders in all classes", 1, line)
     if survey.several:
         _labels(survey, findings)
     for kind, text in of_classes(counts[:2], survey.classes, survey.several):
         (findings.fault if kind == "class names alike" else findings.note)(kind, 1, text)
+
+
+def _all_deeper(survey: Survey, counts: np.ndarray) -> list[str]:
+    """The line that no class folder of the training tree holds images itself, unless reading it has warned of that."""
+    parts = survey.images[:1] if "val" in survey.trees else survey.images[:2]  # both, of one tree
+    found = [
+        deeper(survey.trees["train"], images, survey.classes)
+        for images, count in zip(parts, counts.sum(1), strict=False)
+        if count
+    ]
+    return found[0] if found and all(found) and not survey.warnings else []
 
 
 def _labels(survey: Survey, findings: Findings) -> None:

@@ -136,13 +136,13 @@ class Machines(NamedTuple):
 def main(argv: list[str]) -> int:
     own = read_flags(argv)
     found = finished_runs(own.runs)
-    rows, unmeasured = result_rows(recipes(), found)
+    machines = read_machines()
+    rows, unmeasured = result_rows(recipes(), found, machines)
     counted = [(row.recipe.name, run) for row in rows for run in row.runs]
     if own.keep:  # the page then also holds the runs kept before
         for recipe, run in counted:
             keep(recipe, run)
-        rows, unmeasured = result_rows(recipes(), finished_runs([str(KEPT)]))
-    machines = read_machines()
+        rows, unmeasured = result_rows(recipes(), finished_runs([str(KEPT)]), machines)
     path = Path(own.output)
     if path.resolve() == PAGE.resolve() and (own.keep or own.runs == [str(KEPT)]):
         before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
@@ -186,7 +186,9 @@ def read_machines() -> Machines:
     return Machines(said["machines"], set(said["alone"]), said["ran"])
 
 
-def result_rows(known: Sequence[Recipe], found: Sequence[RunResult]) -> tuple[list[Row], list[Recipe]]:
+def result_rows(
+    known: Sequence[Recipe], found: Sequence[RunResult], machines: Machines
+) -> tuple[list[Row], list[Recipe]]:
     """A row for each number format in which a recipe was measured, and the recipes without a row.
 
     Runs share a row if they agree in recipe, format, --name, settings chosen by measurement and, for the user's own
@@ -208,7 +210,7 @@ def result_rows(known: Sequence[Recipe], found: Sequence[RunResult]) -> tuple[li
             rivals = [other for other in kinds if other[:2] == kind[:2]]
             telling = [value for *values, value in zip(*rivals, kind, strict=True) if {value} != set(values)]
             # The threads compute, however many cores there are.
-            runs = {(run.seed, CORES.sub("", run.machine)): run for run in kinds[kind]}
+            runs = {(run.seed, CORES.sub("", machines.tag(run))): run for run in kinds[kind]}
             words = " ".join(filter(None, (kind[1], *telling)))
             rows.append(Row(recipe, words, [runs[key] for key in sorted(runs)]))
         if not kinds:

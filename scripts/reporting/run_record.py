@@ -30,6 +30,7 @@ from utils.record.run_folder import read_table
 T = TypeVar("T")
 SETTING = re.compile(r"^(#? ?)([a-z0-9-]+): (.*?)  # (.+)$")
 EPOCH = re.compile(r"^epoch (\d+)/\d+  training(, cut at step)?", re.MULTILINE)
+BEGUN = re.compile(r"^(Continuing |epoch \d+/\d+  )", re.MULTILINE)
 END = re.compile(r"^val_\w+=.* val_count=", re.MULTILINE)  # a run's last line
 FIRST_BATCH = "First_Training_Batch"
 LARGEST_BYTES = 2**31  # size of a file, or of its uncompressed content: larger ones are not read
@@ -116,9 +117,11 @@ def read(folder: Path, name: str) -> RunRecord:
     trained = [*EPOCH.finditer(log)]
     if trained and trained[-1][2]:
         record.cut_epoch = int(trained[-1][1])
-    if trained and not END.search(log, trained[-1].end()):
-        done = f"{len(record.epochs.get('epoch', ()))} of {record.value('epochs')} epochs"
-        record.missing.append(f"The end of the training: {done} are there; the run was stopped, or is under way")
+    begun = [*BEGUN.finditer(log)]
+    if begun and not END.search(log, begun[-1].end()):
+        done, planned = len(record.epochs.get("epoch", ())), record.value("epochs")
+        epochs = f"{done}{f' of {planned}' * bool(planned)} epochs"
+        record.missing.append(f"The end of the training: {epochs} are there; the run was stopped, or is under way")
     read_events(record)
     return record
 

@@ -302,6 +302,7 @@ SETS: dict[str, Odd] = {
         "2 of 2 class names hold a bracket of a list",
         "joined class names: 2 of 2",
     ),
+    "brackets as names": Odd(changed(renamed(("a", "["), ("b", "]"))), QUIET, QUIET),
     "numbers as names": Odd(changed(renamed(("a", "10"), ("b", "2"))), QUIET, QUIET),
     "classes one folder too deep": Odd(changed(nested), "holds images itself", "holds images itself"),
     "one image of a class": Odd(changed(unbalanced), "times the training images", "unbalanced"),

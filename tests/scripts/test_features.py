@@ -288,6 +288,7 @@ def test_the_report_shows_the_same_sections(digits_run, tmp_path, monkeypatch):
     [
         ({"pretrained": True}, True),
         ({"pretrained": True, "freeze": ["all-but-head"]}, False),
+        ({"pretrained": True, "freeze": ["all-but-head"], "dataname": "imagenet"}, True),
         ({"pretrained": True, "freeze": ["all-but-head"], "unfreeze_epoch": 3}, True),
         ({"weights": "of_a_run.pt", "freeze": ["all-but-head"]}, True),
     ],

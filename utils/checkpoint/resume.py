@@ -384,7 +384,7 @@ def newest_run(
 
     ``is_wanted`` judges a run by its checkpoint's state: a run that it refuses is passed over. Calls ``warn`` about
     newer runs that cannot be judged and, if no run is found, with the reason why a new one begins although there are
-    others. ``place``: the --datapath of images that their place identifies; another one is part of that reason.
+    others. ``place``: the --datapath of images that their place identifies; a run of another place is less near.
     """
     if not os.path.isdir(parent) or os.path.islink(parent) or os.path.islink(parent.parent):
         return None
@@ -392,6 +392,7 @@ def newest_run(
     lost = []
     empty = []
     others = {}
+    elsewhere = {}
     for folder in sorted(_run_folders(parent), reverse=True):
         settings = _settings_of(folder, [*wanted, "datapath"])
         its_place = (settings or {}).pop("datapath", None) or "."
@@ -399,17 +400,17 @@ def newest_run(
             lost.append(folder)
             warn(f"{folder}: passed over, as its config.yaml cannot be read; --resume {folder} continues it")
         elif settings is not None and settings != wanted:
-            elsewhere = place is not None and not _is_same_place(its_place, place)
-            moved = {"datapath": its_place} if elsewhere else {}
-            others[folder] = moved | {name: value for name, value in settings.items() if value != wanted[name]}
+            others[folder] = {name: value for name, value in settings.items() if value != wanted[name]}
+            if place is not None and not _is_same_place(its_place, place):
+                elsewhere[folder] = its_place
         if settings != wanted:
             continue
         newest = checkpoint.newest(folder / "checkpoints", warn)
         if newest and is_wanted(newest[1]):
             return ResumePoint.of(*newest, folder)
         if newest:
-            place = newest[1]["settings"].get("datapath")
-            where = f", those that were in {place}" if place is not None else ""
+            was_in = newest[1]["settings"].get("datapath")
+            where = f", those that were in {was_in}" if was_in is not None else ""
             strange.append(f"{folder} was trained on other images{where}")
         elif any((folder / "checkpoints").glob("*.pt")):
             lost.append(folder)
@@ -423,9 +424,10 @@ def newest_run(
     elif empty:
         warn(f"{BEGINS_ANEW}; {empty[0]} {_WITHOUT_CHECKPOINT}")
     elif others:
-        nearest = min(others, key=lambda folder: len(others[folder]))  # of several the first, which is the newest
-        differences = _differences(others[nearest], wanted | {"datapath": place})
-        warn(f"{BEGINS_ANEW}; the nearest, {nearest}, has {differences}")
+        # of several the first, which is the newest
+        nearest = min(others, key=lambda folder: len(others[folder]) + (folder in elsewhere))
+        images = f"; its images were in {as_text(elsewhere[nearest])}" if nearest in elsewhere else ""
+        warn(f"{BEGINS_ANEW}; the nearest, {nearest}, has {_differences(others[nearest], wanted)}{images}")
     return None
 
 

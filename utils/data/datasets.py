@@ -363,7 +363,7 @@ def get_data(
     Only synthetic data is made on ``device``; a loader moves other data there. ``lister`` lists class folders and keeps
     its lists in this data set's folder. Images stay in the folds that the run of checkpoint ``trained`` gave them.
     """
-    splits = _splits(settings, device, lister)
+    splits = _splits(settings, device, lister, begun=trained)
     folds = None
     if settings.divides_training:
         splits, folds = hold_out(splits, settings, trained)
@@ -672,7 +672,7 @@ def _lacking(
     validated = class_counts(validation.labels, len(classes))
     if len(none := np.flatnonzero(validated == 0)):
         in_groups = settings.val_split is not None and isinstance(train, ImageFiles) and train.groups is not None
-        spread = "; --folds 5 --fold 0 in place of --val-split spreads the groups of each class" if in_groups else ""
+        spread = "; --folds spreads the groups of each class, if it has as many as there are folds" if in_groups else ""
         yield (
             f"{where}: {len(none)} of {len(classes)} classes have no validation image, and the results say nothing "
             f"about them: {some(classes[label] for label in none)}{spread}"
@@ -758,10 +758,14 @@ def _splits(
     *,
     evaluate: bool = False,
     known: ResumePoint | None = None,
+    begun: ResumePoint | None = None,
     of_test: bool = False,
     leave_out_unknown: bool = False,
 ) -> Splits:
-    """Read the images that the settings name; ``known``: the checkpoint to evaluate. See also ``get_test_data``."""
+    """Read the images that the settings name. See also ``get_test_data``.
+
+    ``known``: the checkpoint to evaluate; ``begun``: one whose training images are read.
+    """
     name = settings.dataname
     if name in IN_MEMORY:
         return IN_MEMORY[name](settings, device)
@@ -770,8 +774,9 @@ def _splits(
     root = Path(settings.datapath or ".")
     if not root.is_dir():
         what = f"the paths in {settings.labels} are below it" if settings.labels else f"{name}: {SPECS[name].source}"
-        if known is not None and known.settings.get("datapath") == settings.datapath:
-            what = f"the images of {known.path} were there; if they have moved, give --datapath and their new folder"
+        owner = known or begun
+        if owner is not None and owner.settings.get("datapath") == settings.datapath:
+            what = f"the images of {owner.path} were there; if they have moved, give --datapath and their new folder"
         raise UserError(f"--datapath {root}: no such folder; {what}")
     lister = dataclasses.replace(lister, folder=folder_for(settings))
     if name == "hf":

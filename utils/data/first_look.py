@@ -453,8 +453,10 @@ def _joined(classes: Sequence[str]) -> list[tuple[str, str]]:
 
     Or on those that hold one bracket of a list, which a separator cut at its commas.
     """
-    begun = [name for name in classes if name.startswith("[") and "]" not in name]
-    if cut := [*begun, *(name for name in classes if name.endswith("]") and "[" not in name)]:
+    begun = [name for name in classes if name.startswith("[") and "]" not in name and name.strip("[ '\"")]
+    ended = [name for name in classes if name.endswith("]") and "[" not in name and name.strip("] '\"")]
+    if begun and ended:
+        cut = [*begun, *ended]
         what = f"{len(cut):,} of {len(classes):,} class names hold a bracket of a list, such as {cut[0]!r}"
         return [("joined class names", f"{what}; write only the names, without {LIST_SIGNS}")]
     for separator in JOINED_BY:

@@ -39,7 +39,8 @@ RIGHT_MOSTLY = 60.0  # percent: above, a training loss may well begin where it e
 
 LOWER_LR = "a lower --lr, --warmup-epochs, --clip-grad-norm 1"
 OTHERS = "a lower --lr, more --warmup-epochs or --epochs, another --init or --seed"
-ADVICE = f"{OTHERS}, labels that fit their images, and splits that are alike (scripts/check_data.py)"
+ADVICE = f"{OTHERS}, and labels that fit their images (scripts/check_data.py)"
+OF_ANSWERS = f"{OTHERS}, labels that fit their images, and splits that are alike (scripts/check_data.py)"
 
 
 class Doubt(NamedTuple):
@@ -114,10 +115,10 @@ def _answers(row: Mapping[str, Any]) -> Doubt | None:
         chance = f"guessing by the classes' shares (loss {_number(row, 'guessing_loss'):.4f})"
         also = f", and {same}" if most >= NEARLY_ALL else ""
         sign = f"{figures} are no better than {chance}{also}: nothing was learned that holds for these images"
-        return Doubt(sign, ADVICE)
+        return Doubt(sign, OF_ANSWERS)
     # With top-1 below a half, that class has little more than half of the images at most.
     if nothing is False and most >= NEARLY_ALL and top1 <= HALF:
-        return Doubt(f"{same}, and val_top1{_after(row)} is {top1:.2f}", ADVICE)
+        return Doubt(f"{same}, and val_top1{_after(row)} is {top1:.2f}", OF_ANSWERS)
     return None
 
 

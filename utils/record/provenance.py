@@ -32,7 +32,8 @@ def machine(distributed: Distributed) -> str:
     where = f"{distributed.world_size} process(es) on {distributed.describe_device()}"
     if distributed.device.type != "cpu":
         return where
-    return f"{where} ({processor()}, {torch.backends.cpu.get_cpu_capability()}, {cores()} core(s))"
+    kept_to = " by ATEN_CPU_CAPABILITY" if "ATEN_CPU_CAPABILITY" in os.environ else ""
+    return f"{where} ({processor()}, {torch.backends.cpu.get_cpu_capability()}{kept_to}, {cores()} core(s))"
 
 
 def processor() -> str:

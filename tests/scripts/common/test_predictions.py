@@ -186,10 +186,15 @@ def test_a_table_of_labels_may_lack_columns_that_the_runs_table_has(digits_run, 
     loaded = load_model(digits_run)
     loaded.settings.update(dataname="folder", datapath=str(tmp_path), group_column="track", weight_column="w")
     table = tmp_path / "labels.csv"
-    for head, group, weight in (("path,label", None, None), ("path,label,track,w", "track", "w")):
+    for head, group, weight in (("path,label,patient", "off", "off"), ("path,label,track,w", "track", "w")):
         table.write_text(f"{head}\n")
         data = settings_of(loaded, Chosen(labels=str(table))).data
         assert (data.group_column, data.weight_column) == (group, weight)
+        loaded.settings["labels"] = str(tmp_path / "labels.csv")  # a table among the images, as in the folder below
+        other = tmp_path / "other"
+        other.mkdir(exist_ok=True)
+        (other / "labels.csv").write_text(f"{head}\n")
+        assert settings_of(loaded, Chosen(datapath=str(other))).data.group_column == group
 
 
 def test_a_table_of_labels_replaces_the_names_of_files_and_chose_no_checkpoint(digits_run, tmp_path):

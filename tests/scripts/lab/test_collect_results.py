@@ -41,7 +41,8 @@ def quick(request, monkeypatch):
 @pytest.fixture(scope="module")
 def kept():
     """The rows of the page that the kept runs give, and the recipes without one."""
-    return collect_results.result_rows(recipes(), collect_results.finished_runs([str(collect_results.KEPT)]))
+    found = collect_results.finished_runs([str(collect_results.KEPT)])
+    return collect_results.result_rows(recipes(), found, collect_results.read_machines())
 
 
 @pytest.fixture
@@ -185,7 +186,9 @@ def test_every_recipe_of_a_data_set_has_a_row_or_is_listed_as_not_measured(runs,
 
 
 def test_a_row_is_full_evidence_with_three_runs_that_had_the_machine_to_themselves(runs, tmp_path, monkeypatch):
-    rows, _ = collect_results.result_rows(collect_results.recipes(), [read_run(runs / f"b{seed}") for seed in TOP1])
+    rows, _ = collect_results.result_rows(
+        collect_results.recipes(), [read_run(runs / f"b{seed}") for seed in TOP1], collect_results.read_machines()
+    )
     machines = collect_results.Machines({"Z": {"log": "a computer"}}, {"digits/fc Z"}, {})
     (row,) = rows
     assert machines.evidence(row) == "full" and list(machines.tags(row)) == ["Z"]
@@ -198,7 +201,9 @@ def test_a_row_is_full_evidence_with_three_runs_that_had_the_machine_to_themselv
     assert machines.evidence(one_alone) == "half: shared machine"
     config = runs / "b1" / "config.yaml"
     config.write_text("# commit: de786aac69, changed\n" + config.read_text())
-    (row,), _ = collect_results.result_rows(collect_results.recipes(), [read_run(runs / f"b{seed}") for seed in TOP1])
+    (row,), _ = collect_results.result_rows(
+        collect_results.recipes(), [read_run(runs / f"b{seed}") for seed in TOP1], collect_results.read_machines()
+    )
     assert machines.evidence(row) == "half: changed code"
     assert machines._replace(ran={"digits/fc Z": "de786aac70"}).evidence(row) == "full"
 
@@ -214,7 +219,9 @@ def test_the_picture_has_a_dot_for_each_row(runs, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(Axes, "plot", lambda self, x, y, *_, **__: drawn.append((x, y)))
     monkeypatch.setattr(Axes, "legend", lambda *_, **__: None)
-    rows, _ = collect_results.result_rows(collect_results.recipes(), [read_run(runs / f"b{seed}") for seed in TOP1])
+    rows, _ = collect_results.result_rows(
+        collect_results.recipes(), [read_run(runs / f"b{seed}") for seed in TOP1], collect_results.read_machines()
+    )
     collect_results.draw(rows, collect_results.Machines({}, set(), {}), tmp_path / "picture.png")
     assert drawn == [(30, pytest.approx(100 - statistics.fmean(TOP1.values()))), ([], [])]
     assert (tmp_path / "picture.png").stat().st_size > 1000

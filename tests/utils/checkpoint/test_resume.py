@@ -228,14 +228,13 @@ def test_of_runs_with_other_settings_the_nearest_is_told_and_of_equals_the_newes
 
 def test_a_run_of_images_in_another_place_is_told_as_such_and_is_no_nearer_than_one_of_these_images(runs, tmp_path):
     other = runs("2024-01-02", "lr: 0.2\naugment: [shift]\ndatapath: cats\n")
-    begins = "--resume auto: begins a new run; the nearest, {}, has {}--lr 0.2 where this has 0.1"
+    told = f"--resume auto: begins a new run; the nearest, {other}, has --lr 0.2 where this has 0.1"
     dogs = str(tmp_path / "dogs")
-    told = begins.format(other, f"--datapath cats where this has {dogs}, ")
-    assert newest(runs, place=dogs) == (None, [told])
+    assert newest(runs, place=dogs) == (None, [f"{told}; its images were in cats"])
+    assert newest(runs, place="cats") == (None, [told])
     own = runs("2024-01-01", f"lr: 0.3\naugment: [shift]\ndatapath: {tmp_path}/cats/../dogs\n")
     told = f"--resume auto: begins a new run; the nearest, {own}, has --lr 0.3 where this has 0.1"
     assert newest(runs, place=dogs) == (None, [told])
-    assert newest(runs, place="cats") == (None, [begins.format(other, "")])
 
 
 # ------------------------------------------------------------------------------------ finding what was named

@@ -197,7 +197,9 @@ def test_a_class_whose_groups_are_all_trained_on_is_told_with_what_spreads_them(
     labels = write(tmp_path / "labels.csv", grouped, ("path", "label", "group"))
     said = read(folder, labels, "--val-split", "0.3").warnings
     (lacking,) = (line for line in said if "no validation image" in line)
-    assert lacking.endswith("; --folds 5 --fold 0 in place of --val-split spreads the groups of each class")
+    assert lacking.endswith("; --folds spreads the groups of each class, if it has as many as there are folds")
+    folds = [read(folder, labels, "--folds", "3", "--fold", fold).warnings for fold in "012"]
+    assert not any("no validation image" in line for said in folds for line in said)
 
 
 def test_a_table_to_evaluate_needs_neither_splits_nor_training_rows(flat, tmp_path):
@@ -274,7 +276,7 @@ MISTAKES = {
     "no header": (
         "a.png\tcat\ttrain\nb.png\tdog\tval\n",
         "",
-        "no names of columns; put a line above it that names its 3 column(s), such as path and label, with the same",
+        "no names of columns; put a line above it that names its columns (3), such as path and label, with the same",
     ),
     "cells missing": (replaced("b.png,dog,train", "b.png,dog"), "", "line 3 has 2 cell(s), and line 1 names 3 columns"),
     "Latin-1": (replaced("dog", "hünd").encode("latin-1"), "", "line 3 is not written in UTF-8; save it as UTF-8"),

@@ -199,7 +199,7 @@ def _held_out_groups(images: Images, classes: Sequence[str], settings: DataSetti
         what = f"class {classes[lacking[0]]} without a training image" if len(lacking) else "no validation image"
         raise UserError(
             f"--val-split {settings.val_split:g}: leaves {what}, as all images of a group stay together; give another "
-            "share, the splits in a column, or --folds 5 --fold 0 in place of --val-split"
+            "share, the splits in a column, or --folds, no more of them than each class has groups"
         )
     return chosen
 

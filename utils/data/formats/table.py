@@ -472,7 +472,7 @@ class _Source:
         if any(is_image(name) for name in names):
             raise UserError(
                 f"--labels {file}: line 1 holds {printable(line[:80])} and no names of columns; put a line above it "
-                f"that names its {len(names)} column(s), such as path and label, with the same separator"
+                f"that names its columns ({len(names)}), such as path and label, with the same separator"
             )
         twice = [name for name in names if names.count(name) > 1]
         if twice:
