@@ -64,7 +64,7 @@ from utils.runtime.memory import lacks_memory
 SHOWN = 5  # paths shown in a message
 THUMBNAIL = 16  # pixels per side
 WITHOUT_COLUMN = {  # what follows for an evaluation
-    "split": "all rows count, also those that the run trained on",
+    "split": "a column of the usual name says the splits, or else all rows count, also those that the run trained on",
     "group": "each image counts for itself",
 }
 
@@ -326,7 +326,8 @@ def settings_of(loaded: Loaded, chosen: Chosen) -> Settings:
     if chosen.labels is not None:  # which say the classes instead
         begun.pop("class_from_name", None)
         line.append("--dataname=folder")
-    begun |= {f"{role}_column": NO_COLUMN for role in _lacked(begun, _other_table(loaded, chosen))}
+    for role in _lacked(begun, _other_table(loaded, chosen)):  # its splits may have the usual name
+        begun[f"{role}_column"] = None if role == "split" else NO_COLUMN
     batch_size = begun.get("val_batch_size") or loaded.settings.get("batch_size")
     if batch_size is not None:  # otherwise one process would get the global batch, which the run's processes shared
         begun["val_batch_size"] = batch_size

@@ -55,6 +55,7 @@ LONG = 600  # seconds; the dots of longer runs have their labels on the left
 OWN_SPLIT = "own-split"  # the --name of runs whose test images are not the data set's own
 GPUS = {1: "one GPU", 8: "each of eight"}
 CORES = re.compile(r", \d+ core\(s\)")
+COMPUTES = re.compile(r"\d+ process\(es\)|\d+ thread\(s\)|\w+ by ATEN_CPU_CAPABILITY")
 # The rows shown in README: recipe and number format.
 IN_README = (
     ("digits/conv2", "float32"),
@@ -210,7 +211,10 @@ def result_rows(
             rivals = [other for other in kinds if other[:2] == kind[:2]]
             telling = [value for *values, value in zip(*rivals, kind, strict=True) if {value} != set(values)]
             # The threads compute, however many cores there are.
-            runs = {(run.seed, CORES.sub("", machines.tag(run))): run for run in kinds[kind]}
+            runs = {
+                (run.seed, CORES.sub("", machines.letter(run)), *COMPUTES.findall(run.machine)): run
+                for run in kinds[kind]
+            }
             words = " ".join(filter(None, (kind[1], *telling)))
             rows.append(Row(recipe, words, [runs[key] for key in sorted(runs)]))
         if not kinds:

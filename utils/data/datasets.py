@@ -672,7 +672,7 @@ def _lacking(
     validated = class_counts(validation.labels, len(classes))
     if len(none := np.flatnonzero(validated == 0)):
         in_groups = settings.val_split is not None and isinstance(train, ImageFiles) and train.groups is not None
-        spread = "; --folds spreads the groups of each class, if it has as many as there are folds" if in_groups else ""
+        spread = "; --folds spreads each class's groups as evenly as it can, if there are enough" if in_groups else ""
         yield (
             f"{where}: {len(none)} of {len(classes)} classes have no validation image, and the results say nothing "
             f"about them: {some(classes[label] for label in none)}{spread}"

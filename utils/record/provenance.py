@@ -32,8 +32,9 @@ def machine(distributed: Distributed) -> str:
     where = f"{distributed.world_size} process(es) on {distributed.describe_device()}"
     if distributed.device.type != "cpu":
         return where
-    kept_to = " by ATEN_CPU_CAPABILITY" if "ATEN_CPU_CAPABILITY" in os.environ else ""
-    return f"{where} ({processor()}, {torch.backends.cpu.get_cpu_capability()}{kept_to}, {cores()} core(s))"
+    capability = torch.backends.cpu.get_cpu_capability()
+    kept_to = " by ATEN_CPU_CAPABILITY" if os.environ.get("ATEN_CPU_CAPABILITY") == capability.lower() else ""
+    return f"{where} ({processor()}, {capability}{kept_to}, {cores()} core(s))"
 
 
 def processor() -> str:

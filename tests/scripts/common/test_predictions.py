@@ -185,11 +185,12 @@ def test_of_training_images_those_that_were_trained_on_are_read(digits_run):
 def test_a_table_of_labels_may_lack_columns_that_the_runs_table_has(digits_run, tmp_path):
     loaded = load_model(digits_run)
     loaded.settings.update(dataname="folder", datapath=str(tmp_path), group_column="track", weight_column="w")
+    loaded.settings["split_column"] = "fold"
     table = tmp_path / "labels.csv"
     for head, group, weight in (("path,label,patient", "off", "off"), ("path,label,track,w", "track", "w")):
         table.write_text(f"{head}\n")
         data = settings_of(loaded, Chosen(labels=str(table))).data
-        assert (data.group_column, data.weight_column) == (group, weight)
+        assert (data.group_column, data.weight_column, data.split_column) == (group, weight, None)
         loaded.settings["labels"] = str(tmp_path / "labels.csv")  # a table among the images, as in the folder below
         other = tmp_path / "other"
         other.mkdir(exist_ok=True)

@@ -208,6 +208,21 @@ def test_a_row_is_full_evidence_with_three_runs_that_had_the_machine_to_themselv
     assert machines._replace(ran={"digits/fc Z": "de786aac70"}).evidence(row) == "full"
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "counted"),
+    [
+        ("2 thread(s) each (AMD EPYC, 2 core(s))", "2 thread(s) each (AMD EPYC, AVX512, 2 core(s))", 1),
+        ("2 thread(s) each (AMD EPYC, 2 core(s))", "4 thread(s) each (AMD EPYC, 4 core(s))", 2),
+        ("(AMD EPYC, AVX512, 2 core(s))", "(AMD EPYC, AVX2 by ATEN_CPU_CAPABILITY, 2 core(s))", 2),
+    ],
+)
+def test_a_seed_counts_once_on_a_machine_however_its_record_names_it(runs, before, after, counted):
+    run = read_run(runs / "b1")
+    found = [replace(run, machine=f"1 process(es) on cpu, {machine}") for machine in (before, after)]
+    (row,), _ = collect_results.result_rows(collect_results.recipes(), found, collect_results.read_machines())
+    assert len(row.runs) == counted
+
+
 def test_an_interval_that_would_pass_100_percent_is_left_out():
     assert collect_results.interval([99.7, 100.0, 99.2]) == ""
     assert collect_results.interval([96.0, 97.0, 98.0]) == "± 2.48"

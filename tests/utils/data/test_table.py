@@ -197,7 +197,7 @@ def test_a_class_whose_groups_are_all_trained_on_is_told_with_what_spreads_them(
     labels = write(tmp_path / "labels.csv", grouped, ("path", "label", "group"))
     said = read(folder, labels, "--val-split", "0.3").warnings
     (lacking,) = (line for line in said if "no validation image" in line)
-    assert lacking.endswith("; --folds spreads the groups of each class, if it has as many as there are folds")
+    assert lacking.endswith("; --folds spreads each class's groups as evenly as it can, if there are enough")
     folds = [read(folder, labels, "--folds", "3", "--fold", fold).warnings for fold in "012"]
     assert not any("no validation image" in line for said in folds for line in said)
 

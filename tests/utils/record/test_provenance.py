@@ -14,8 +14,9 @@ def test_the_vector_instructions_of_a_cpu_are_told_which_its_name_may_not_tell(m
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     distributed = Mock(world_size=1, device=torch.device("cpu"))
     distributed.describe_device.return_value = "cpu, 1 thread(s) each"
-    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
-    assert provenance.machine(distributed) == "1 process(es) on cpu, 1 thread(s) each (AMD EPYC, AVX2, 2 core(s))"
+    for ignored in ("", "nonsense"):
+        monkeypatch.setenv("ATEN_CPU_CAPABILITY", ignored)
+        assert provenance.machine(distributed) == "1 process(es) on cpu, 1 thread(s) each (AMD EPYC, AVX2, 2 core(s))"
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
     assert provenance.machine(distributed).endswith("(AMD EPYC, AVX2 by ATEN_CPU_CAPABILITY, 2 core(s))")
 
