@@ -340,10 +340,11 @@ def settings_of(loaded: Loaded, chosen: Chosen) -> Settings:
 
 
 def _lacked(settings: Mapping[str, Any], table: str | None) -> dict[str, str]:
-    """Columns, by role, that a run's ``settings`` name, that are none of ``table`` and that evaluation can miss."""
+    """Columns, by role, that a run's ``settings`` name and ``table`` lacks, but that evaluation can do without."""
+    if table is None:
+        return {}
     named = {role: settings.get(f"{role}_column") for role in ("split", "group", "weight")}
-    named = {role: name for role, name in named.items() if name not in (None, NO_COLUMN)}
-    there = column_names(table) if table is not None and named else (*named.values(),)
+    there = (None, NO_COLUMN, *column_names(table))
     return {role: name for role, name in named.items() if name not in there}
 
 
