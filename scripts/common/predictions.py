@@ -341,10 +341,11 @@ def settings_of(loaded: Loaded, chosen: Chosen) -> Settings:
 
 def _lacked(settings: Mapping[str, Any], table: str | None) -> dict[str, str]:
     """Columns, by role, that a run's ``settings`` name and ``table`` lacks, but that evaluation can do without."""
-    if table is None:
-        return {}
     named = {role: settings.get(f"{role}_column") for role in ("split", "group", "weight")}
-    there = (None, NO_COLUMN, *column_names(table))
+    named = {role: name for role, name in named.items() if name not in (None, NO_COLUMN)}
+    if table is None or not named:
+        return {}
+    there = column_names(table)
     return {role: name for role, name in named.items() if name not in there}
 
 
