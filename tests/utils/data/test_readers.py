@@ -180,7 +180,8 @@ def test_the_fingerprint_changes_with_one_pixel_one_label_and_one_class_name(tmp
         (("--dataname", "folder", "--datapath", "{}/empty", "--val-split", "0.1"), "holds no class folders"),
         (("--dataname", "cifar10", "--datapath", "{}/three"), "3 classes where cifar10 has 10"),
         (("--dataname", "folder", "--datapath", "{}/three", "--val-split", "0.1"), "already has val/"),
-        (("--dataname", "folder", "--datapath", "{}/unknown"), "classes that .* lacks: d"),
+        (("--dataname", "folder", "--datapath", "{}/unknown"), "classes that .* lacks: d$"),
+        (("--dataname", "folder", "--datapath", "{}/flat"), "lacks: images; sort its images into folders named like"),
         (("--dataname", "folder", "--datapath", "{}/upper"), "lacks: A; perhaps A for a"),
         (("--dataname", "folder", "--datapath", "{}/accents"), "perhaps .* whose accents are other characters"),
         (
@@ -195,6 +196,8 @@ def test_missing_and_wrong_data_is_one_line_that_says_what_to_do(tmp_path, flags
         for split in ("train", "val"):
             write_folders(tmp_path / name / split, *some(6, 8, 3), ["a", "b", "c"])
     write_folders(tmp_path / "only/train", *some(6, 8, 3), ["a", "b", "c"])
+    write_folders(tmp_path / "flat/train", *some(6, 8, 3), ["a", "b", "c"])
+    write_folders(tmp_path / "flat/val", *some(3, 8, 1), ["images"])
     write_folders(tmp_path / "single", *some(4, 8, 1), ["a"])
     write_folders(tmp_path / "unknown/val", *some(1, 8, 1), ["d"])
     write_folders(tmp_path / "upper/val", *some(1, 8, 1), ["A"])

@@ -70,10 +70,12 @@ def read_class_folders(train: Path, validation: Path, lister: Lister = LISTER, t
     With ``tells_of_test``, warn if the validation folder is named test. Raises ``UserError``.
     """
     classes = class_names(train)
-    unknown = sorted(set(class_names(validation)) - set(classes))
-    if unknown:
-        perhaps = _perhaps(unknown, classes)
-        raise UserError(f"--datapath: {validation} has classes that {train} lacks: {some(unknown)}{perhaps}")
+    there = set(class_names(validation))
+    if unknown := sorted(there - set(classes)):
+        what_to_do = _perhaps(unknown, classes)
+        if not what_to_do and len(unknown) == len(there):
+            what_to_do = f"; sort its images into folders named like those of {train.name}/"
+        raise UserError(f"--datapath: {validation} has classes that {train} lacks: {some(unknown)}{what_to_do}")
     images, unread = image_files(train, classes, lister)
     validation_images, also_unread = image_files(validation, classes, lister, may_lack=True)
     on_test = [
