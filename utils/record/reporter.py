@@ -93,6 +93,9 @@ class Reporter:
         self.dataname = args.data.dataname
         self.steps_per_epoch = 0
         self._trained: float | None = None  # when the previous epoch's training part ended
+        self._validated = False  # that epoch
+        self._after_seconds = {True: 0.0, False: 0.0}  # from there to the next epoch, if validated and if not
+        self.val_every_epochs = args.run.val_every_epochs
         self._began: float | None = None
         self._data_seconds = 0.0
         self._after_first_step: Mark | None = None
@@ -101,7 +104,8 @@ class Reporter:
         """Start the clocks of an epoch, or of the rest of a resumed one."""
         self.steps_per_epoch = steps_per_epoch
         self._began = self._step_began = now = time.perf_counter()
-        self._between_seconds = now - self._trained if self._trained else 0.0
+        if self._trained:
+            self._after_seconds[self._validated] = now - self._trained
         self._seconds_before = progress.epoch_seconds
         self._epoch_mark = self._window_mark = Mark(now, progress.step, progress.samples_seen, self._data_seconds)
 
@@ -230,6 +234,7 @@ class Reporter:
         sums must still be in ``progress``. The speed is that of this process's steps; NaN if it did none.
         """
         assert self._trained is not None  # by ``end_training``
+        self._validated = result is not None
         trained = progress.step_in_epoch > 0
         speed, _ = self._pace(self._epoch_mark, progress, self._trained)
         last = StepRecord.of(progress.last_step)
@@ -326,7 +331,8 @@ class Reporter:
     def _time_left(self, progress: Progress, now: float) -> str:
         """Text on the time left of the epoch's training and of the run, at the average speed of this epoch's steps.
 
-        For each epoch left, the run's time includes the time between the last two epochs: validation and checkpoints.
+        For each epoch left, the run's time includes that of validation and checkpoints after the latest epoch which,
+        like it, was validated, or was not.
         """
         mark = self._counted_from(self._epoch_mark, progress)
         done = progress.step - mark.step
@@ -338,8 +344,11 @@ class Reporter:
         )
         in_epoch = min(in_epoch, in_run)
         seconds = (now - mark.seconds) / done
-        ends = 1 + math.ceil((in_run - in_epoch) / self.steps_per_epoch)
-        whole = tqdm.format_interval(round(in_run * seconds + ends * self._between_seconds))
+        last = progress.epoch + 1 + math.ceil((in_run - in_epoch) / self.steps_per_epoch)
+        validations = 1 + (last - 1) // self.val_every_epochs - progress.epoch // self.val_every_epochs
+        others = last - progress.epoch - validations
+        after = validations * self._after_seconds[True] + others * self._after_seconds[False]
+        whole = tqdm.format_interval(round(in_run * seconds + after))
         epoch = f"{tqdm.format_interval(round(in_epoch * seconds))} of the epoch, " if 0 < in_epoch < in_run else ""
         return f"  left {epoch}{whole} of the run"
 

@@ -249,6 +249,7 @@ def test_the_time_left_is_that_of_the_steps_and_of_the_validations_still_to_come
     clock.now += 150
     reporter.end_training(after_steps(progress, 75))
     clock.now += 40  # validation and checkpoint
+    reporter.row(progress, Report(2.0, 50.0, 75.0, 40), None)
     progress.finish_epoch()
     reporter.begin_epoch(progress, 100)
     clock.now += 30
@@ -259,6 +260,29 @@ def test_the_time_left_is_that_of_the_steps_and_of_the_validations_still_to_come
     clock.now += 10
     reporter.window(after_steps(progress, 10), BAR)
     assert time_left(writer).endswith("of the run") and "epoch" not in time_left(writer), "the last epoch is the run"
+
+
+def test_the_time_left_counts_no_validation_for_epochs_without_one(clock):
+    """With the time after the latest epoch for each to come, it leapt up after a validation, and down after others."""
+    reporter, writer = told("--epochs", "7", "--val-every-epochs", "3", "--print-freq", "10")
+    progress = Progress()
+    left = []
+    for epoch in range(1, 8):
+        reporter.begin_epoch(progress, 10)
+        clock.now += 10
+        reporter.end_training(after_steps(progress, 10))
+        left.append(time_left_at_the_end(writer))
+        validated = epoch % 3 == 0
+        clock.now += 100 if validated else 2  # else a checkpoint
+        reporter.row(progress, Report(2.0, 50.0, 75.0, 40) if validated else None, None)
+        progress.finish_epoch()
+    assert left == ["01:00", "00:56", "00:44", "03:54", "03:42", "03:30", "01:40"], (
+        "from epoch 4 on with those of 6 and 7"
+    )
+
+
+def time_left_at_the_end(writer):
+    return writer.lines[-1].partition("  left ")[2].removesuffix(" of the run")
 
 
 def test_the_time_left_of_a_run_that_goes_on_does_not_count_the_steps_before(clock):
