@@ -577,7 +577,7 @@ def test_images_that_no_training_reads_are_told(check, tree, tmp_path):
     ]
     (tmp_path / "labels.csv").write_text("\n".join(["path,label,split", *rows[1:], rows[0].replace(",train", ",test")]))
     checked = check("--labels", tmp_path / "labels.csv", path=tree)
-    assert "labels: " in checked.text and "1 rows of val and test are not for training" in checked.text
+    assert "labels: " in checked.text and "1 rows of test are not for training" in checked.text
 
 
 def test_the_share_that_a_random_split_flatters_is_that_of_random_splits():

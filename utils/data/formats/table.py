@@ -681,7 +681,11 @@ def read_labels(
             raise UserError(f"{line}; those are {some(names)}")
         warnings.append(f"{line}; they are left out")
         train, validation = (rows[~unknown[rows]] for rows in (train, validation))
-    origin = table.words + (f"; {len(unused):,} rows of val and test are not for training" if len(unused) else "")
+    origin = table.words
+    if len(unused):
+        assert table.split is not None
+        its = " and ".join(("train", "val", "test")[number] for number in np.unique(table.split[unused]))
+        origin += f"; {len(unused):,} rows of {its} are not for training"
     images = [_images(table, rows, labels) if len(rows) else None for rows in (train, validation)]
     return Splits(images[0], images[1], names, tuple(warnings), origin)
 
