@@ -27,6 +27,7 @@ class Difference:
 
     ``low``, ``high``: interval of the mean. ``p``: of a two-sided paired t test; NaN if all values are equal but not 0,
     since their spread is then unknown. ``corrected``: ``p`` after Holm's correction for all compared pairs of points.
+    ``ratio``: as in ``reach``; 0 unless the runs are on cross-validation folds.
     """
 
     one: tuple[str, ...]
@@ -36,6 +37,7 @@ class Difference:
     high: float
     p: float
     corrected: float = math.nan
+    ratio: float = 0.0
 
     @property
     def mean(self) -> float:
@@ -71,7 +73,7 @@ def paired(one: tuple[str, ...], other: tuple[str, ...], values: Sequence[float]
     p = 1.0 if mean < TINY else math.nan
     if error > TINY:
         p = 2 * float(t.sf(mean / error, len(values) - 1))
-    return Difference(one, other, tuple(values), mean - around, mean + around, p)
+    return Difference(one, other, tuple(values), mean - around, mean + around, p, ratio=ratio)
 
 
 def holm(values: Sequence[float]) -> list[float]:
@@ -146,8 +148,10 @@ def remarks(found: Sequence[Difference], shown: int) -> list[str]:
     pairs = min(len(each.values) for each in found)
     width = statistics.median((each.high - each.low) / 2 for each in found)
     others = f"; {len(found) - shown} more in differences.csv" if len(found) > shown else ""
+    folds = any(each.ratio for each in found)
+    over = "folds, with Nadeau and Bengio's variance (2003)" if folds else "seeds"
     lines = [
-        f"p: paired t test over the same seeds, two-sided; Holm's correction is for all {len(found)} comparison(s), "
+        f"p: paired t test over the same {over}, two-sided; Holm's correction is for all {len(found)} comparison(s), "
         f"intervals are not corrected{others}",
     ]
     if width > TINY:

@@ -54,6 +54,7 @@ def test_folds_have_nadeau_and_bengios_variance_as_their_images_are_mostly_the_s
     error = math.sqrt((1 / 4 + 1 / 3) * stats.tstd(values) ** 2)
     assert found.p == pytest.approx(2 * stats.t.sf(1.5 / error, 3))
     assert found.high - found.mean == pytest.approx(stats.t.ppf(0.975, 3) * error)
+    assert "the same folds, with Nadeau and Bengio's variance" in remarks([found], 1)[0]
 
 
 def test_of_folds_that_train_or_validate_on_a_part_the_variance_is_that_of_the_images_used():
