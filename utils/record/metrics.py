@@ -361,7 +361,7 @@ class ClassReport:
     @cached_property
     def answers_nats(self) -> float:
         """Information that the answers give about the class, in nats per sample (see ``nats_of``)."""
-        return nats_of(self.support, self.right)
+        return nats_of(self.support, self.right, int(self.predicted[self.support == 0].sum()))
 
     @property
     def commonest_answer(self) -> float:
@@ -391,19 +391,20 @@ class ClassReport:
         )
 
 
-def nats_of(support: np.ndarray, right: np.ndarray) -> float:
+def nats_of(support: np.ndarray, right: np.ndarray, elsewhere: int = 0) -> float:
     """Information that answers give about the class, in nats per image, beyond guessing by the classes' shares.
 
     The counts, int64 (classes,), are those of ``ClassReport``. Given an answer, the class that it names is assumed to
     have a probability of s + (1 - s) times its share, any other class (1 - s) times its own share; s, between 0 and 1,
     is chosen to make the labels likeliest. The result is 0 if s is 0: the answers are right no more often than by
-    chance.
+    chance. ``elsewhere``: number of answers that name a class without samples, after which the shares hold: a network
+    that tells cats from dogs does so, too, where it takes some of both for deer, and there are none.
     """
     count = support.sum()
     known = right > 0
     hits = right[known].astype(float)
     gain = count / support[known] - 1.0
-    wrong = float(count - right.sum())
+    wrong = float(count - right.sum() - elsewhere)
 
     def slope(s: float) -> float:
         return float((hits * gain / (1 + s * gain)).sum()) - wrong / (1 - s)

@@ -86,6 +86,17 @@ def test_perfect_answers_tell_all_that_labels_hold_and_those_of_one_class_nothin
     assert ClassReport(*[np.array(TEN)] * 3, NO_BINS).guessing_loss == pytest.approx(math.log(10), rel=1e-12)
 
 
+def test_answers_of_classes_without_images_do_not_hide_what_the_others_tell():
+    labels = torch.arange(2).repeat_interleave(1000)
+    answers = torch.full((2000,), 2)  # no image shows this class
+    answers[:180], answers[180:300], answers[1000:1120], answers[1120:1300] = 0, 1, 0, 1  # 60 % of these are right
+    of = ClassReport.of(torch.nn.functional.one_hot(answers, 3).float(), labels)
+    gain = 0.6 * math.log(1.2) + 0.4 * math.log(0.8)  # of each of the 600: right with 0.6 instead of a half
+    assert of.answers_nats == pytest.approx(0.3 * gain)
+    constant = ClassReport.of(torch.tensor([[0.0, 0.0, 1.0]]).expand(2000, 3), labels)
+    assert constant.answers_nats == 0
+
+
 @pytest.mark.parametrize("support", [TEN, [9900, 100], [600, 300, 100], [50] * 100, [5] * 200])
 @pytest.mark.parametrize("kind", ["uniform", "the shares", "sure of one class", "random answers"])
 def test_outputs_that_know_nothing_of_the_images_are_told(support, kind):
