@@ -275,7 +275,7 @@ class DataSettings:
     )
     crop_pct: float | None = view_setting(
         "side of validation's center crop as a fraction of the resized image [that of the weights, otherwise 0.875, "
-        "or 1 if all images have one size]",
+        "or 1 for built-in sets of one image size, such as cifar10]",
         check=between(0.01, 1),
         metavar="SHARE",
         example="0.5",
