@@ -190,12 +190,16 @@ class Search:
         return [*points.values()][:count]
 
     def importances(self) -> dict[str, float]:
-        """Each setting's share of the variance of the trained trials' metric (fANOVA); {} if there are too few."""
+        """Share of the metric's variance over the ranges that each setting explains alone (fANOVA); {} if unknown.
+
+        By a random forest fitted to the trained trials. What settings explain only together is in no share, so the
+        shares add up to at most about 1.
+        """
         trained = [trial for trial in self.study.trials if trial.state == TrialState.COMPLETE]
         if len(trained) < 4 or len({trial.value for trial in trained}) < 2:
             return {}
         evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
-        return dict(optuna.importance.get_param_importances(self.study, evaluator=evaluator))
+        return dict(optuna.importance.get_param_importances(self.study, evaluator=evaluator, normalize=False))
 
     def csv_rows(self) -> list[dict[str, Any]]:
         """One CSV row per trial: its values, how it ended, and its metric (of a pruned trial, at its last epoch)."""

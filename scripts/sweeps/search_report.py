@@ -104,7 +104,7 @@ def _bars(axes: Axes, importances: Mapping[str, float], title: str) -> None:
     for name in names:
         axes.annotate(f" {100 * importances[name]:.0f} %", (100 * importances[name], name), va="center", fontsize=8)
     axes.set_xlim(0, 110)
-    words = "share of the trained trials' spread that each setting explains (%), by fANOVA"
+    words = "share of the metric's variance over the ranges that each setting explains alone (%), by fANOVA"
     axes.set_xlabel(words if names else "importances need four trained trials that differ", fontsize=8)
     _plain(axes)
     axes.tick_params(axis="y", length=0)
