@@ -183,6 +183,7 @@ def code(one: Exported) -> str:
         loading=loading(one.name, one.subject, one.model),
         format=one.name,
         shown=shown,
+        stored=stored_sides(shown),
         reading=one.subject.reading,
         inside=one.subject.inside,
         temperature=None if one.subject.divided else one.subject.temperature,
@@ -220,7 +221,7 @@ def preparation(shown: Preprocessing, inside: bool) -> str:
         inside=inside,
         height=sides(shown.val_image_size)[0],
         width=sides(shown.val_image_size)[1],
-        stored=shown.stored_size and sides(shown.stored_size)[::-1],
+        stored=stored_sides(shown),
         target=sides(resized_size(shown))[::-1],
         resampling=f"Image.Resampling.{shown.interpolation.upper()}",
         onto_canvas=goes_onto_canvas(shown),
@@ -229,6 +230,11 @@ def preparation(shown: Preprocessing, inside: bool) -> str:
         is_array=levels.is_array(shown.colour),
         opened=opening(shown),
     ).rstrip("\n")
+
+
+def stored_sides(shown: Preprocessing) -> tuple[int, int] | None:
+    """Width and height of the data set's images, to which others are resized first; None if these differ in size."""
+    return None if shown.stored_size is None else sides(shown.stored_size)[::-1]
 
 
 def goes_onto_canvas(shown: Preprocessing) -> bool:

@@ -268,6 +268,13 @@ def test_timm_loads_its_folder_strictly_and_shows_images_as_validation_does(tree
     check_card(tmp_path / "vit", monkeypatch, loaded, deep, most=0.02, seen=grey)
 
 
+def test_timms_card_shows_images_of_another_size_at_that_of_the_data_set_first(trees, tmp_path, monkeypatch):
+    shown = dataclasses.replace(shown_at(64), crop_pct=1.0, stored_size=16)
+    save_checkpoint("timm/test_vit", shown, tmp_path / "vit.pt")
+    exported(tmp_path / "vit.pt", "timm", tmp_path / "vit", "--images", trees / "photos")
+    check_card(tmp_path / "vit", monkeypatch, load_model(tmp_path / "vit.pt"), photograph(), most=0.02)
+
+
 def test_torchvision_loads_its_state_dict_strictly(trees, tmp_path, monkeypatch):
     exported(trees / "torchvision.pt", "torchvision", tmp_path / "net.pth", "--images", trees / "photos")
     loaded = load_model(trees / "torchvision.pt")
