@@ -23,7 +23,7 @@ from scripts import sweep
 from scripts.common.runs import RunResult
 from scripts.sweeps import jobs, outcomes, search_report
 from scripts.sweeps.grid import trials
-from scripts.sweeps.search import POINT, Search, point_of, storage
+from scripts.sweeps.search import POINT, Search, point_of, pruner_of, storage
 from scripts.sweeps.space import Space
 from tests.helpers import answer, csv_rows, image_tree, trained, wait_for
 from utils.config import arguments
@@ -270,6 +270,20 @@ def test_hyperband_prunes_and_a_loss_is_minimised(fake_main, without_pictures, i
     losses = {row["lr"]: float(row["val_loss"]) for row in rows}
     (final,) = csv_rows(tmp_path / "b/sweep.csv")
     assert len(set(losses.values())) == 3 and losses[final["lr"]] == min(losses.values())
+
+
+@pytest.mark.parametrize(("epochs", "first"), [(3, 1), (7, 2), (20, 5)])
+def test_the_median_pruner_judges_no_trial_before_a_quarter_of_its_epochs(epochs, first):
+    study = optuna.create_study(direction="maximize", pruner=pruner_of("median", epochs))
+    judged = []
+    for figure in (90,) * 5 + (10,):
+        trial = study.ask()
+        for epoch in range(1, epochs):
+            trial.report(figure, epoch)
+            if trial.should_prune():
+                judged.append(epoch)
+        study.tell(trial, figure)
+    assert judged[0] == first
 
 
 def test_importances_leave_out_what_settings_explain_only_together(in_memory, tmp_path):
