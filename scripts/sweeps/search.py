@@ -238,7 +238,7 @@ def pruner_of(name: str, epochs: int) -> optuna.pruners.BasePruner:
     if name == "hyperband":
         return optuna.pruners.HyperbandPruner(min_resource=1, max_resource=epochs, reduction_factor=3)
     if name == "median":
-        return optuna.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS, n_warmup_steps=-(-epochs // 4))
+        return optuna.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS, n_warmup_steps=math.ceil(epochs / 4))
     return optuna.pruners.NopPruner()
 
 

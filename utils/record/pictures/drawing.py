@@ -27,7 +27,7 @@ TILE, CAPTION, GAP, COLUMNS = 128, 30, 8, 6  # pixels of an image, of the two li
 def confusion_matrix(counts: np.ndarray, classes: Sequence[str]) -> np.ndarray:
     """Draw a row for each true class and a column for each answer. ``counts``: int64 (classes, classes).
 
-    The shade is the share of the row's images; up to 20 classes, the counts are written as well.
+    The shade is the square root of the share of the row; up to 20 classes, the counts are written as well.
     """
     number = len(classes)
     # TensorBoard shows 250 pixels to 350 of a picture, the nearest ones: digits need strokes of several.
