@@ -143,7 +143,7 @@ class Resampled(NamedTuple):
 def intervals(
     found: Resampled, values: Mapping[str, float], units: int, limits: tuple[float, float] = (0.0, 100.0)
 ) -> dict[str, tuple[float, float]]:
-    """Basic bootstrap's 95 % interval of each metric, by name, within ``limits``; NaN if the metric is not finite.
+    """Basic bootstrap's 95 % interval of each metric, by name, within ``limits``; NaN without a finite figure.
 
     ``values``: the metrics on all images; ``units``: how many images, or groups, were drawn for a resample. Assumes
     that a metric differs from the truth as the resamples differ from the metric. Images drawn twice flatter average
@@ -153,7 +153,7 @@ def intervals(
     """
     spans = {}
     for name, resamples in found._asdict().items():
-        if not math.isfinite(values[name]):
+        if not math.isfinite(values[name]) or np.isnan(resamples).all():
             spans[name] = math.nan, math.nan
             continue
         high, low = np.nanpercentile(resamples, TAILS)
