@@ -228,12 +228,11 @@ def test_rows_of_test_that_are_validated_on_are_told_with_how_to_keep_them_for_t
         assert any("its run validated on these images" in line for line in data.warnings) is told
 
 
-@pytest.mark.parametrize("ending", ["", ".0"])  # pandas writes .0 where a number is missing
-def test_numbers_as_labels_keep_their_order(flat, tmp_path, ending):
+def test_numbers_as_labels_keep_their_order(flat, tmp_path):
     folder, rows = flat
-    numbers = {label: f"{number}{ending}" for label, number in (("a", 10), ("b", 9), ("c", 100))}
+    numbers = {"a": "10", "b": "9", "c": "100"}
     data = read(folder, write(tmp_path / "labels.csv", [(path, numbers[label], split) for path, label, split in rows]))
-    assert data.classes == (f"9{ending}", f"10{ending}", f"100{ending}")
+    assert data.classes == ("9", "10", "100")
     assert np.bincount(data.train.labels).tolist() == [COUNTS["train"]] * 3
 
 

@@ -757,15 +757,10 @@ def _rows_of(
 
 
 def class_names(labels: Iterable[str]) -> tuple[str, ...]:
-    """The distinct labels: in numerical order if all are whole numbers, otherwise in alphabetical order.
-
-    All may end in .0, as pandas writes whole numbers to CSV if some are missing.
-    """
+    """The distinct labels: in numerical order if all are whole numbers, otherwise in alphabetical order."""
     names = set(labels)
-    ending = ".0" if all(name.endswith(".0") for name in names) else ""
-    wholes = [name.removesuffix(ending) for name in names]
-    numbers = all(whole.isascii() and whole.isdigit() and str(int(whole)) == whole for whole in wholes)
-    return tuple(sorted(names, key=lambda name: int(name.removesuffix(ending))) if numbers else sorted(names))
+    numbers = all(name.isascii() and name.isdigit() and str(int(name)) == name for name in names)
+    return tuple(sorted(names, key=int) if numbers else sorted(names))
 
 
 def _images(table: Table, rows: np.ndarray, labels: np.ndarray) -> ImageFiles:
