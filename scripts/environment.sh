@@ -129,7 +129,7 @@ make_venv() {
 
 # install VENV FILE: installs the requirements in FILE into VENV; completes an earlier run that was interrupted.
 install() {
-  local python=$1/bin/python package compile=--no-compile
+  local python=$1/bin/python package
   if ! { is_new "$python" && has_pip "$python"; }; then
     echo "$python is not a Python 3.10 or newer with pip; activate another environment, or none" >&2
     return 1
@@ -140,14 +140,13 @@ install() {
       [[ -e $package/INSTALLER ]] || rm -rf "$package"
     done
   fi
-  # Python compiles a module once, when it is first imported, unless it is told to keep nothing. pip would compile every
-  # file of every package, a third of an installation's time.
-  [[ -z ${PYTHONDONTWRITEBYTECODE:-} ]] || compile=--compile
   touch "$1/.installing"
   echo "Installing what $2 lists into ${1#"$ROOT"/}; the first time takes minutes (a few GB)"
-  if ! "$python" -m pip install --quiet --disable-pip-version-check $compile -r "$ROOT/$2"; then
+  if ! "$python" -m pip install --quiet --disable-pip-version-check --no-compile -r "$ROOT/$2"; then
     echo "pip could not install everything; run the same command again" >&2
     return 1
   fi
+  # pip would compile on one core, for a third of the time that an installation takes.
+  "$python" -m compileall -q -j 0 "$1"/lib/python3*/site-packages >/dev/null 2>&1 || true
   rm "$1/.installing"
 }

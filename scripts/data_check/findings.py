@@ -126,6 +126,12 @@ def _classes(survey: Survey, findings: Findings) -> None:
             paths = some(survey.below(trees[split] / name) for name in empty)
             findings.fault("empty classes", len(empty), f"no images in {paths}; fill or remove")
     for other in [split for split in folders if split != "train"]:
+        if (
+            other != "test"
+            and len(folders[other]) == 1 < len(folders["train"])
+            and not folders[other] & folders["train"]
+        ):
+            continue  # its images are in no class folders, as training's refusal says
         for has, lacks in ((other, "train"), ("train", other)):
             if names := folders[has] - folders[lacks]:
                 here = f"only in {trees[has].name}/, not in {trees[lacks].name}/: {some(sorted(names))}"

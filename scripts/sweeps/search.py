@@ -198,8 +198,10 @@ class Search:
         trained = [trial for trial in self.study.trials if trial.state == TrialState.COMPLETE]
         if len(trained) < 4 or len({trial.value for trial in trained}) < 2:
             return {}
+        study = optuna.create_study(direction=self.study.direction)
+        study.add_trials([_in_logarithms(trial) for trial in trained])
         evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
-        return dict(optuna.importance.get_param_importances(self.study, evaluator=evaluator, normalize=False))
+        return dict(optuna.importance.get_param_importances(study, evaluator=evaluator, normalize=False))
 
     def csv_rows(self) -> list[dict[str, Any]]:
         """One CSV row per trial: its values, how it ended, and its metric (of a pruned trial, at its last epoch)."""
@@ -231,6 +233,16 @@ def sampler(number: int) -> optuna.samplers.BaseSampler:
     """Tree-structured Parzen estimator whose random numbers depend only on the trial's ``number``."""
     seed = int(np.random.SeedSequence([0, number]).generate_state(1)[0])
     return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+
+
+def _in_logarithms(trial: FrozenTrial) -> FrozenTrial:
+    """A copy with the logarithms of what logarithmic ranges gave: the evaluator takes all numbers as evenly spread."""
+    params, ranges = dict(trial.params), dict(trial.distributions)
+    for name, its in trial.distributions.items():
+        if getattr(its, "log", False):
+            params[name] = math.log(params[name])
+            ranges[name] = optuna.distributions.FloatDistribution(math.log(its.low), math.log(its.high))
+    return optuna.trial.create_trial(params=params, distributions=ranges, value=trial.value)
 
 
 def pruner_of(name: str, epochs: int) -> optuna.pruners.BasePruner:

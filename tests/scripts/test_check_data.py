@@ -323,6 +323,14 @@ def test_a_class_that_training_lacks_is_a_finding_beside_the_refusal(check, tree
     assert len(checked.images) == 21 and checked.row("ape") == ["0", "1"]
 
 
+def test_validation_images_in_no_class_folders_get_one_advice(check, tree):
+    shutil.move(tree / "val" / "cat", tree / "val" / "images")
+    shutil.rmtree(tree / "val" / "dog")
+    checked = check()
+    assert "sort its images into folders named like those of train/" in checked.line("refusal of training")
+    assert "classes in one split" not in checked.text
+
+
 def test_arrays_of_further_channels_are_not_damaged_because_training_refuses_their_folders(check, tmp_path):
     for split in ("train", "val"):
         for name in ("ant", "bee"):

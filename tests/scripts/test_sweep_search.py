@@ -299,6 +299,23 @@ def test_importances_leave_out_what_settings_explain_only_together(in_memory, tm
     assert sum(search.importances().values()) < 0.2
 
 
+def test_importances_take_a_logarithmic_range_as_the_search_does(in_memory, tmp_path):
+    """Half of the trials are below 0.01, which is a hundredth of the range in plain numbers."""
+    search = Search(
+        Space.of("digits/fc", [], ["lr=1e-4..1:log", "momentum=0..0.9"], 5), tmp_path, metrics()["top1"], "none"
+    )
+    ranges = {
+        "lr": optuna.distributions.FloatDistribution(1e-4, 1, log=True),
+        "momentum": optuna.distributions.FloatDistribution(0, 0.9),
+    }
+    for lr, momentum in product(torch.logspace(-4, 0, 7).tolist(), torch.linspace(0, 0.9, 6).tolist()):
+        point = {"lr": min(max(lr, 1e-4), 1.0), "momentum": min(momentum, 0.9)}
+        value = 90 - 5 * (lr < 0.01) - 3 * momentum / 0.9
+        search.study.add_trial(optuna.trial.create_trial(params=point, distributions=ranges, value=value))
+    found = search.importances()
+    assert found["lr"] > 0.75 and found["momentum"] < 0.25, found
+
+
 def test_importances_name_the_setting_that_decides(in_memory, tmp_path):
     """The figure is a function of the learning rate alone; fANOVA gives it all, and the other nothing."""
     space = Space.of("digits/fc", [], ["lr=0.01..1:log", "momentum=0.1..0.9"], folds=5)

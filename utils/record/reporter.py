@@ -95,7 +95,8 @@ class Reporter:
         self._trained: float | None = None  # when the previous epoch's training part ended
         self._validated = False  # that epoch
         self._after_seconds = {True: 0.0, False: 0.0}  # from there to the next epoch, if validated and if not
-        self.val_every_epochs = args.run.val_every_epochs
+        every = args.run.val_every_epochs
+        self.val_every_epochs = min(every, args.run.early_stopping or every)  # which validates all that it may end
         self._began: float | None = None
         self._data_seconds = 0.0
         self._after_first_step: Mark | None = None
@@ -332,7 +333,7 @@ class Reporter:
         """Text on the time left of the epoch's training and of the run, at the average speed of this epoch's steps.
 
         For each epoch left, the run's time includes that of validation and checkpoints after the latest epoch which,
-        like it, was validated, or was not.
+        like it, was validated, or was not; nothing before there was such an epoch.
         """
         mark = self._counted_from(self._epoch_mark, progress)
         done = progress.step - mark.step

@@ -281,6 +281,11 @@ def test_the_time_left_counts_no_validation_for_epochs_without_one(clock):
     )
 
 
+def test_the_time_left_counts_the_validations_that_early_stopping_asks_for():
+    reporter, _ = told("--epochs", "20", "--val-every-epochs", "10", "--early-stopping", "2")
+    assert reporter.val_every_epochs == 2
+
+
 def time_left_at_the_end(writer):
     return writer.lines[-1].partition("  left ")[2].removesuffix(" of the run")
 

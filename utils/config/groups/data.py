@@ -274,8 +274,8 @@ class DataSettings:
         example="2 9",
     )
     crop_pct: float | None = view_setting(
-        "side of validation's center crop as a fraction of the resized image [that of the weights, otherwise 0.875, "
-        "or 1 for built-in sets of one image size, such as cifar10]",
+        "side of validation's center crop as a fraction of the resized image [1 for sets of one image size, such as "
+        "cifar10; otherwise that of the weights, or 0.875]",
         check=between(0.01, 1),
         metavar="SHARE",
         example="0.5",

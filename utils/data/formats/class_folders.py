@@ -73,7 +73,7 @@ def read_class_folders(train: Path, validation: Path, lister: Lister = LISTER, t
     there = set(class_names(validation))
     if unknown := sorted(there - set(classes)):
         what_to_do = _perhaps(unknown, classes)
-        if not what_to_do and len(unknown) == len(there):
+        if not what_to_do and len(there) == 1 < len(classes):
             what_to_do = f"; sort its images into folders named like those of {train.name}/"
         raise UserError(f"--datapath: {validation} has classes that {train} lacks: {some(unknown)}{what_to_do}")
     images, unread = image_files(train, classes, lister)
