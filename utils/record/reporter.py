@@ -96,7 +96,7 @@ class Reporter:
         self._validated = False  # that epoch
         self._after_seconds = {True: 0.0, False: 0.0}  # from there to the next epoch, if validated and if not
         every = args.run.val_every_epochs
-        self.val_every_epochs = min(every, args.run.early_stopping or every)  # which validates all that it may end
+        self.val_every_epochs = min(every, args.run.early_stopping or every)  # it validates what it may end
         self._began: float | None = None
         self._data_seconds = 0.0
         self._after_first_step: Mark | None = None

@@ -684,8 +684,9 @@ def read_labels(
     origin = table.words
     if len(unused):
         assert table.split is not None
-        its = " and ".join(("train", "val", "test")[number] for number in np.unique(table.split[unused]))
-        origin += f"; {len(unused):,} rows of {its} are not for training"
+        names_of_splits = ("train", "val", "test")
+        of_splits = " and ".join(names_of_splits[number] for number in np.unique(table.split[unused]))
+        origin += f"; {len(unused):,} rows of {of_splits} are not for training"
     images = [_images(table, rows, labels) if len(rows) else None for rows in (train, validation)]
     return Splits(images[0], images[1], names, tuple(warnings), origin)
 
