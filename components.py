@@ -23,8 +23,9 @@ from utils.checkpoint.checkpoint import Checkpointer
 from utils.checkpoint.override import refuse_other_head
 from utils.config import plugins
 from utils.config.settings import Settings, UserError
-from utils.data.datasets import Data, prepare
+from utils.data.data_set import Data
 from utils.data.loaders import TrainLoader, ValidationLoader, loaders
+from utils.data.splits import prepare
 from utils.loop.effects import facts_of, without_effect
 from utils.loop.hooks import Hooks
 from utils.loop.stop_signals import StopSignals

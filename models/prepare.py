@@ -19,7 +19,7 @@ from utils.config.datasets import SPECS
 from utils.config.groups.model import ModelSettings
 from utils.config.image_size import Size, is_size, pixels_text, size_text
 from utils.config.settings import Settings, UserError, flag_of, plan_words, shaping
-from utils.data.datasets import Data
+from utils.data.data_set import Data
 from utils.data.loaders import TrainLoader
 from utils.data.preprocessing import KnownPreprocessing, Preprocessing
 from utils.data.resolution import build_resolution

@@ -21,7 +21,7 @@ from utils.checkpoint.resume import ResumePoint
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import Settings, UserError
 from utils.config.spelling import some
-from utils.data.datasets import Data
+from utils.data.data_set import Data
 from utils.data.preprocessing import Preprocessing
 from utils.data.sampling import first_samples
 from utils.optim.class_weights import class_weights, other_weights

@@ -37,9 +37,9 @@ def main(argv: list[str]) -> int:
     from scripts.data_check.findings import judge
     from scripts.data_check.survey import inspect, take_survey
     from scripts.data_check.tables import write_files
-    from utils.data.datasets import prepare
     from utils.data.formats.listing import Lister
     from utils.data.progress_log import ProgressLog
+    from utils.data.splits import prepare
 
     warnings.filterwarnings("ignore", message="This DataLoader will create")  # --workers is the user's choice
     workers = cores_per_process(1) if args.data.workers == "auto" else args.data.workers

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from scripts.tuning.diagnosis import Memory
     from scripts.tuning.measure import TrainingSetup
     from utils.checkpoint.resume import ResumePoint
-    from utils.data.datasets import Data
+    from utils.data.data_set import Data
     from utils.data.loaders import TrainLoader
     from utils.runtime.distributed import Distributed
     from utils.train_validation import TraVal

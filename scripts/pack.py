@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from scripts.packing.encoding import Encoding
     from scripts.packing.plan import Part, Plan
     from utils.config.groups.data import DataSettings
-    from utils.data.datasets import Data
+    from utils.data.data_set import Data
     from utils.data.formats.shards.index import Contents
     from utils.data.progress_log import ProgressLog
 
@@ -52,8 +52,9 @@ def main(argv: list[str]) -> int:
         raise UserError("--output DIR is missing: the folder that the shards are written into")
     encodings = encodings_of(own, args)
     from scripts.packing.plan import Plan
-    from utils.data.datasets import get_data, prepare
+    from utils.data.datasets import get_data
     from utils.data.formats.shards.index import PARTS
+    from utils.data.splits import prepare
 
     refuse_place(own.output, args.data)
     prepare(args.data, say)
@@ -156,9 +157,9 @@ def refuse_place(output: str, data: DataSettings) -> None:
 
 def lost(data: Data, settings: DataSettings) -> list[str]:
     """Warnings about what shards do not hold: a table's weights and groups, and images to test on."""
-    from utils.data.datasets import in_class_folders
     from utils.data.formats.class_folders import test_folder, training_folder, validation_folder, visible
     from utils.data.formats.table import rows_of_test
+    from utils.data.splits import in_class_folders
 
     known = [name for name in ("weights", "groups") if getattr(data.train, name) is not None]
     lines = [f"--labels: shards do not keep the images' {' and '.join(known)}, only their labels"] if known else []

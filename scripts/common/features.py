@@ -29,11 +29,13 @@ from utils.config import arguments
 from utils.config.groups.data import DataSettings
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import Settings, UserError, flag_of
-from utils.data.datasets import Data, get_data, in_class_folders
+from utils.data.data_set import Data
+from utils.data.datasets import get_data
 from utils.data.formats.class_folders import test_folder, validation_folder
 from utils.data.formats.readers import Images, MemoryImages
 from utils.data.images.stored import NumberedImages
 from utils.data.preprocessing import Preprocessing
+from utils.data.splits import in_class_folders
 from utils.optim.freezing import BACKBONE
 from utils.optim.head import output_layers
 from utils.precision.amp import resolve_amp

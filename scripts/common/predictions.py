@@ -32,16 +32,9 @@ from utils.config.datasets import SPECS
 from utils.config.groups.data import DataSettings
 from utils.config.settings import Settings, UserError
 from utils.config.spelling import counted, printable, some
-from utils.data.datasets import (
-    Data,
-    get_data,
-    get_test_data,
-    groups_alike,
-    in_class_folders,
-    in_colour_of,
-    on_both_sides,
-    some_contents,
-)
+from utils.data.data_set import Data, in_colour_of, some_contents
+from utils.data.datasets import get_data, get_test_data
+from utils.data.division import groups_alike, on_both_sides
 from utils.data.first_look import COMPARED_FILES, copies_in, lost_levels
 from utils.data.formats.class_folders import find_splits, test_folder, training_folder, validation_folder
 from utils.data.formats.hugging_face import find
@@ -50,6 +43,7 @@ from utils.data.formats.table import NO_COLUMN, column_names
 from utils.data.images.decoding import for_people, open_image
 from utils.data.loaders import Batch, ProgressLog, ValidationLoader, loaders, tried_out
 from utils.data.sampling import first_samples
+from utils.data.splits import in_class_folders
 from utils.loop.bad_images import BadImages
 from utils.loop.test_time_augmentation import in_views
 from utils.loop.validation import validate

@@ -29,7 +29,9 @@ from utils.config.groups.data import DataSettings
 from utils.config.image_size import Size
 from utils.config.settings import UserError
 from utils.config.spelling import printable
-from utils.data.datasets import Data, get_data, groups_alike, in_class_folders, in_colour_of, preprocessing_of
+from utils.data.data_set import Data, in_colour_of
+from utils.data.datasets import get_data, preprocessing_of
+from utils.data.division import groups_alike
 from utils.data.first_look import Seen
 from utils.data.formats import class_folders
 from utils.data.formats.class_folders import LISTER, find_splits, test_folder, training_folder
@@ -42,6 +44,7 @@ from utils.data.images.levels import is_array
 from utils.data.images.look import Look, look
 from utils.data.images.stored import NamedBytes, content_of
 from utils.data.progress_log import ProgressLog
+from utils.data.splits import in_class_folders
 from utils.data.worker_pool import START, in_chunks
 
 CHUNK = 64  # images that a worker takes at a time

@@ -13,7 +13,7 @@ from models.load import Loaded
 from scripts.common.predictions import AnyPredictions
 from scripts.common.uncertainty import SignFlipTest, bootstrap_interval, of_groups, sign_flip_test
 from utils.config.settings import UserError
-from utils.data.datasets import DIVISION
+from utils.data.division import DIVISION
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -18,7 +18,7 @@ import numpy as np
 from scripts.packing.encoding import Encoding
 from utils.checkpoint.fingerprint import listing_of
 from utils.config.settings import UserError
-from utils.data.datasets import Data
+from utils.data.data_set import Data
 from utils.data.formats.readers import ImageFiles, Images
 from utils.data.formats.shards.index import BLOCK, PARTS, Shard, Split, record_type
 from utils.data.images.decoding import UnreadableImage

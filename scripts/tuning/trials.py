@@ -38,7 +38,7 @@ from scripts.tuning.measure import (
 )
 from utils.config.image_size import sides
 from utils.config.settings import UserError
-from utils.data.datasets import Data
+from utils.data.data_set import Data
 from utils.data.formats.readers import MemoryImages
 from utils.data.loaders import RESIDENT_MEMORY_SHARE, shown_otherwise_resident
 from utils.loop.stop_signals import TrainingFailure

@@ -27,8 +27,9 @@ from tests.helpers import image_tree, wait_for
 from tests.utils.data.test_readers import some, write_idx
 from utils.config.arguments import parse
 from utils.config.settings import UserError
-from utils.data.datasets import get_data, prepare
+from utils.data.datasets import get_data
 from utils.data.formats import archives, class_folders
+from utils.data.splits import prepare
 from utils.loop.stop_signals import TRY_AGAIN
 
 CPU = torch.device("cpu")

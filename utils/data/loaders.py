@@ -22,7 +22,7 @@ from utils.config.image_size import sides
 from utils.config.settings import Settings, UserError
 from utils.data.augment.base import Numbers
 from utils.data.augmentations import Context, build_augmentations, chosen_names, refuse_colour
-from utils.data.datasets import Data
+from utils.data.data_set import Data
 from utils.data.decoded import decoded, folder_for
 from utils.data.formats.readers import ImageFiles, Images, MemoryImages
 from utils.data.formats.shards.members import members_of

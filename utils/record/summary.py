@@ -20,7 +20,7 @@ from utils.checkpoint.resume import ResumePoint
 from utils.config import hub_networks, plugins
 from utils.config.groups.data import DataSettings
 from utils.config.settings import Settings, as_text
-from utils.data.datasets import Data
+from utils.data.data_set import Data
 from utils.data.images.decoding import decoder
 from utils.optim.batch_norm_statistics import layers_with_statistics
 from utils.optim.distillation import Distillation

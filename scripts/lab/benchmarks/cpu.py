@@ -36,7 +36,7 @@ from scripts.lab.benchmarks.measure import (
 from utils.config import arguments
 from utils.config.datasets import SPECS
 from utils.config.settings import UserError
-from utils.data.datasets import Data
+from utils.data.data_set import Data
 from utils.data.formats.readers import ImageFiles, find_idx
 from utils.data.images import jpeg
 from utils.data.loaders import TrainLoader, ValidationLoader, loaders

@@ -5,7 +5,8 @@ import os
 import pytest
 
 from utils.checkpoint.fingerprint import ends_with, joined, of_all, same_images
-from utils.data.datasets import FIRST_BYTES, LOOKED_AT, some_contents
+from utils.data.data_set import FIRST_BYTES, some_contents
+from utils.data.formats.own import LOOKED_AT
 
 OLD = "a" * 64
 FILES = [b"one", b"two", b"three", b"four"]

@@ -19,9 +19,9 @@ from tests.utils.data.loading import read
 from utils.config.arguments import parse
 from utils.config.datasets import SPECS
 from utils.config.settings import UserError
-from utils.data.datasets import prepare
 from utils.data.formats import readers
 from utils.data.formats.readers import IN_MEMORY, OWN_FILES
+from utils.data.splits import prepare
 
 GENERATOR = np.random.default_rng(0)
 

@@ -20,10 +20,11 @@ from tests.end_to_end.forked import server
 from tests.utils.data.loading import CPU, make
 from utils.config.arguments import parse
 from utils.config.settings import UserError
-from utils.data.datasets import get_data, prepare
+from utils.data.datasets import get_data
 from utils.data.images.decoding import UnreadableImage, open_image
 from utils.data.loaders import sample_plan
 from utils.data.sampling import WindowedOrder, described
+from utils.data.splits import prepare
 
 COUNT = 1000
 SHARDS = 20

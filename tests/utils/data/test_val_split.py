@@ -16,7 +16,7 @@ from utils.checkpoint.resume import ResumePoint
 from utils.config.arguments import parse
 from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError
-from utils.data.datasets import get_data, get_test_data
+from utils.data.datasets import get_data, get_test_data, known_to
 from utils.data.formats.held_out import held_out, key_of
 
 SHARES = (0.1, 0.25, 0.5, 0.8)
@@ -116,7 +116,7 @@ def test_older_runs_go_on_with_the_draw_that_they_began_with():
 
 def read(root, *flags, trained=None):
     settings = parse(["--dataname", "folder", "--datapath", str(root), *flags]).data
-    data = get_data(settings, torch.device("cpu")).known_to(trained, settings)
+    data = known_to(get_data(settings, torch.device("cpu")), trained, settings)
     state = {"settings": dataclasses.asdict(settings), "classes": [*data.classes], "fingerprint": data.fingerprint}
     return data, ResumePoint(Path("old.pt"), state, digest="")
 
@@ -185,7 +185,7 @@ def test_weights_of_other_or_unknown_images_are_told_apart(tree):
         assert found == (line and f"{line}{len(data.validation)} validation images")
     digits = parse([]).data
     imagenet = ResumePoint(Path("old.pt"), {"settings": {"dataname": "imagenet"}, "fingerprint": "other"}, digest="")
-    assert get_data(digits, torch.device("cpu")).known_to(imagenet, digits).seen == "", "these are not of ImageNet"
+    assert known_to(get_data(digits, torch.device("cpu")), imagenet, digits).seen == "", "these are not of ImageNet"
 
 
 def test_validation_images_that_changed_at_their_place_are_told_when_they_are_evaluated(tree, tmp_path):
