@@ -249,7 +249,7 @@ def show(own: argparse.Namespace, planned: Sequence[Trial], folder: Path, found:
     print(f"\n{table(*shown[0])}\n{outcomes.doubts(results)}{without}", flush=True)
     compared = differences.differences(results)
     if compared:
-        best = differences.best_first(compared)
+        best = differences.best_first(compared, results)
         shown.append((differences.HEADERS, differences.rows(best)))
         print("\n".join([table(*shown[-1]), *differences.remarks(compared, len(best))]) + "\n")
         write_csv(folder / "differences.csv", differences.csv_rows(compared))

@@ -43,6 +43,12 @@ class Difference:
     def mean(self) -> float:
         return statistics.fmean(self.values)
 
+    @property
+    def turned(self) -> Difference:
+        """``other`` minus ``one``."""
+        values = tuple(-value for value in self.values)
+        return replace(self, one=self.other, other=self.one, values=values, low=-self.high, high=-self.low)
+
 
 def differences(results: Mapping[Trial, RunResult]) -> list[Difference]:
     """Difference of every two points with at least two seeds (and folds) in common; the better point comes first."""
@@ -88,11 +94,20 @@ def holm(values: Sequence[float]) -> list[float]:
     return found.tolist()
 
 
-def best_first(found: Sequence[Difference]) -> list[Difference]:
-    """Comparisons of the best point, which no other exceeds, with the others, by rising difference."""
-    losers = {difference.other for difference in found if difference.mean > 0}
-    winners = [difference.one for difference in found if difference.one not in losers]
-    return sorted((each for each in found if winners and each.one == winners[0]), key=lambda each: each.mean)
+def best_first(found: Sequence[Difference], results: Mapping[Trial, RunResult]) -> list[Difference]:
+    """Comparisons of the point with the highest mean in ``results`` with the others, by rising difference.
+
+    A difference may be negative where a point lacks some of the seeds. Of equal points the first counts as the best;
+    points that could be compared with none are left out.
+    """
+    finals: dict[tuple[str, ...], list[float]] = {}
+    for trial, result in results.items():
+        finals.setdefault(trial.point, []).append(result.final)
+    compared = {point for each in found for point in (each.one, each.other)}
+    means = {point: statistics.fmean(values) for point, values in finals.items() if point in compared}
+    best = max(means, key=lambda point: -math.inf if math.isnan(means[point]) else round(means[point], 9), default=None)
+    of_best = [each if each.one == best else each.turned for each in found if best in (each.one, each.other)]
+    return sorted(of_best, key=lambda each: each.mean)
 
 
 def rows(found: Sequence[Difference]) -> list[list[str]]:
@@ -102,7 +117,7 @@ def rows(found: Sequence[Difference]) -> list[list[str]]:
             " ".join(each.one) or "as the recipe",
             " ".join(each.other) or "as the recipe",
             str(len(each.values)),
-            f"{each.mean:+.2f}",
+            f"{round(each.mean, 2) + 0.0:+.2f}",  # a difference of nothing is no negative one
             f"{each.low:+.2f} to {each.high:+.2f}",
             *("-" if math.isnan(p) else f"{p:.3g}" for p in (each.p, each.corrected)),
         ]

@@ -24,7 +24,8 @@ def results_of(figures, folds=None, seeds=4, **images):
 
 
 def test_each_pair_of_points_is_compared_over_the_same_seeds_as_scipy_does():
-    found = differences(results_of(FIGURES))
+    results = results_of(FIGURES)
+    found = differences(results)
     assert len(found) == 3
     for each in found:
         one, other = (FIGURES[point[0].partition("=")[2]] for point in (each.one, each.other))
@@ -33,8 +34,8 @@ def test_each_pair_of_points_is_compared_over_the_same_seeds_as_scipy_does():
         assert each.mean == pytest.approx(sum(one) / 4 - sum(other) / 4) and each.mean > 0
         assert (each.low, each.high, each.p) == pytest.approx((interval.low, interval.high, expected.pvalue))
     assert [each.corrected for each in found] == holm([each.p for each in found])
-    assert {each.one for each in best_first(found)} == {("lr=0.1",)}
-    assert [each.other for each in best_first(found)] == [("lr=0.2",), ("lr=0.05",)]
+    assert {each.one for each in best_first(found, results)} == {("lr=0.1",)}
+    assert [each.other for each in best_first(found, results)] == [("lr=0.2",), ("lr=0.05",)]
 
 
 def test_only_seeds_that_both_points_have_are_compared():
@@ -45,6 +46,25 @@ def test_only_seeds_that_both_points_have_are_compared():
     assert first.values == pytest.approx((2.4, 0.8, 1.8))
     alone = {trial: result for trial, result in results.items() if trial.seed == 0}
     assert differences(alone) == [] and remarks([], 0) == []
+
+
+def test_where_seeds_are_missing_the_point_with_the_highest_mean_is_the_one_compared():
+    """It need not be the better one over the seeds that both have; and one with few seeds may beat no other."""
+    nan = math.nan
+    figures = {"0.05": [90.0, nan, 85.0, 86.0], "0.1": [91.0, 81.0, 85.5, 87.0], "0.2": [nan, 95.0, 80.0, 80.0]}
+    results = {trial: one for trial, one in results_of(figures).items() if not math.isnan(one.final)}
+    found = differences(results)
+    best = best_first(found, results)
+    assert [(each.one, each.other) for each in best] == [(("lr=0.05",), (f"lr={lr}",)) for lr in ("0.1", "0.2")]
+    expected = stats.ttest_rel([90.0, 85.0, 86.0], [91.0, 85.5, 87.0])
+    interval = expected.confidence_interval(0.95)
+    assert (best[0].mean, best[0].low, best[0].high, best[0].p) == pytest.approx(
+        (-2.5 / 3, interval.low, interval.high, expected.pvalue)
+    )
+    assert rows(best)[0][3] == "-0.83"
+    equal = results_of({"0.05": [97.5, 98.2], "0.1": [97.6, 98.1]}, seeds=2)
+    assert [row[:4] for row in rows(best_first(differences(equal), equal))] == [["lr=0.05", "lr=0.1", "2", "+0.00"]]
+    assert best_first([], equal) == []
 
 
 def test_folds_have_nadeau_and_bengios_variance_as_their_images_are_mostly_the_same():
