@@ -57,6 +57,8 @@ def main(argv: list[str]) -> int:
         soup, reached, report = kitchen.cook(own.method, [ingredient.weights for ingredient in ingredients])
         print(show(own, soup, kitchen, reached, report))
         kept = [ingredients[place] for place in soup.kept]
+        if chosen := kitchen.chosen_here(kept):
+            print(f"Chosen by their results on the validation images, which favours the soup: {' and '.join(chosen)}")
         made_of = {"method": own.method, "ingredients": [str(one.path) for one in kept]}
         description = as_validated(ingredients[0].description, args, kitchen.components.data.preprocessing.state())
         description["fingerprint"] = of_all(ingredient.description["fingerprint"] for ingredient in ingredients)
@@ -185,6 +187,14 @@ class Kitchen:
         data = self.components.data
         lines = (seen_in_training(data.validation, data.fingerprint, self.args.data, one.point) for one in ingredients)
         return [line for line in lines if line]
+
+    def chosen_here(self, ingredients: Sequence[Ingredient]) -> list[str]:
+        """Paths of the ingredients that their runs chose by the validation images, such as best.pt."""
+        from utils.checkpoint.fingerprint import same_images
+
+        images = self.components.data.fingerprint
+        its = (one for one in ingredients if one.is_favoured and same_images(images, one.description["fingerprint"]))
+        return [str(one.path) for one in its]
 
     def cook(self, method: str, ingredients: Sequence[StateDict]) -> tuple[Soup, list[float], AnyReport]:
         """Make the soup and load it into ``model``; also return the ingredients' metrics and the soup's validation.

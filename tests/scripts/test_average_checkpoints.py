@@ -174,6 +174,17 @@ def test_a_greedy_soup_is_never_worse_where_it_is_chosen_and_says_so(runs, tmp_p
     assert {path.partition("/checkpoints")[0] for path in made_of["ingredients"]} == set(kept)
 
 
+def test_ingredients_that_the_validation_images_chose_are_named(runs, tmp_path, capsys):
+    flags = ("--checkpoints", *runs[:2], "--method", "greedy", "--choose-on", "half")
+    said = "Chosen by their results on the validation images, which favours the soup: "
+    lines = cooked(capsys, *flags, "--best", "--output", tmp_path / "chosen.pt")
+    (named,) = [line.removeprefix(said).split(" and ") for line in lines if line.startswith(said)]
+    assert named and {*named} <= {f"{run}/checkpoints/best.pt" for run in runs[:2]}
+    for more in (["--best", "--folds", "5", "--fold", "0"], []):  # on other images, and of the last epochs
+        lines = cooked(capsys, *flags, *more, "--output", tmp_path / f"{len(more)}.pt")
+        assert not any(line.startswith(said) for line in lines)
+
+
 def test_halves_share_no_image_and_the_soup_is_reported_on_the_one_that_did_not_choose(runs, tmp_path, capsys):
     loader = make("--arch", "fc").validation_loader
     parts = [loader.part(numbers) for numbers in divided(360, 180, 0)]
