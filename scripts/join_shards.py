@@ -29,11 +29,15 @@ def main(argv: list[str]) -> int:
         raise UserError(f"--output {output}: exists; give another file")
     if not output.parent.is_dir():
         raise UserError(f"--output {output}: there is no folder {output.parent}")
+    from models.load import FAVOURED, are_chosen
     from utils.checkpoint import checkpoint
     from utils.checkpoint.resume import from_path
 
     point = from_path(find_run(own.run), warn, checkpoint.load_run)
-    checkpoint.write_whole(output, checkpoint.load(point.path))
+    state = checkpoint.load(point.path)
+    if are_chosen(point.path, marked=False):
+        state[FAVOURED] = True  # which the name of a best.pt said
+    checkpoint.write_whole(output, state)
     print(f"{output}: {output.stat().st_size / 1e6:,.1f} MB from {point.path}")
     return 0
 

@@ -5,6 +5,8 @@ import contextlib
 import pytest
 from PIL import Image
 
+from models import load_model
+from scripts import join_shards
 from tests.scripts.test_bad_input_of_tools import REST, TOOLS
 from utils.config.settings import UserError
 
@@ -25,3 +27,9 @@ def test_raw_and_best_reach_what_opens_the_run(tool, flags, raw, best, digits_ru
     with contextlib.suppress(UserError):  # a report goes on without predictions
         TOOLS[tool].main([digits_run, *REST.get(tool, "").split(), *flags])
     assert asked == [(digits_run, raw, best)]
+
+
+@pytest.mark.parametrize(("name", "chosen"), [("best", True), ("last", False)])
+def test_one_file_made_of_a_best_pt_still_says_that_validation_images_chose_it(name, chosen, digits_run, tmp_path):
+    assert join_shards.main([f"{digits_run}/checkpoints/{name}.pt", "--output", str(tmp_path / "whole.pt")]) == 0
+    assert load_model(tmp_path / "whole.pt").is_favoured is chosen
