@@ -252,6 +252,7 @@ def test_several_runs_share_pictures_and_show_what_differs(digits_run, tmp_path)
     one, two = page.data["details"]
     assert [run["name"].split()[-1] for run in page.data["runs"]][1] == "other"
     assert one["rows"] == two["rows"] and one["classes"] == two["classes"] == 0
+    assert "different sets of images" not in page.text
     used = {row[1] for row in one["rows"]}
     assert used == set(range(len(page.data["images"]))), "each picture is there once"
     assert {curve["run"] for curve in page.data["charts"][0]["curves"]} == {0, 1}
@@ -267,6 +268,7 @@ def test_runs_on_files_of_the_same_names_in_other_places_have_pictures_of_their_
         settings = {"dataname": "folder", "datapath": str(tmp_path / place)}
         altered(digits_run, tmp_path / f"{place}.pt", settings=settings)
     page = made(tmp_path, str(tmp_path / "one.pt"), str(tmp_path / "two.pt"))
+    assert "The runs' figures are of 2 different sets of images" in page.text
     for detail, level in zip(page.data["details"], (50, 200), strict=True):
         for row in detail["rows"]:
             content = base64.b64decode(page.data["images"][row[1]].partition(",")[2])
