@@ -122,10 +122,11 @@ def _validation(subject: Subject) -> str:
     amp, tta, cut = (figures.get(name) for name in ("amp", "tta", "max_val_batches"))
     in_half = f", in {amp}, while exports compute in float32" if amp else ""
     divided = ", without the temperature" if figures.get("without_temperature") else ""
+    favoured = "; these images chose the weights, which favours the figures" if subject.loaded.is_favoured else ""
     doubts = "".join(f"; doubtful: {doubt}" for doubt in figures.get("doubts", ()))
     return (
         f"{shares}loss {loss} over {figures['count']:,} images"
-        f"{cut_words(cut)}, in epoch {figures['epoch']}{in_half}{_with_views(tta or 'none')}{divided}{doubts}"
+        f"{cut_words(cut)}, in epoch {figures['epoch']}{in_half}{_with_views(tta or 'none')}{divided}{favoured}{doubts}"
     )
 
 

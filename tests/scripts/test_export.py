@@ -511,6 +511,11 @@ def test_figures_of_a_cut_validation_or_in_a_gpus_default_format_say_so(digits_r
         assert {name: figures[name] for name in set(figures) - {"top1", "top5", "loss", "count", "epoch"}} == apart
 
 
+def test_a_card_says_that_the_figures_of_a_best_pt_are_of_images_that_chose_it(digits_run):
+    words = "; these images chose the weights, which favours the figures |"
+    assert words in card_of(load_model(digits_run, best=True)) and words not in card_of(load_model(digits_run))
+
+
 def test_a_card_says_how_the_network_was_trained_in_the_words_of_the_runs_plan(digits_run, tmp_path):
     loaded = load_model(digits_run)
     plan = re.findall("# plan: (Optimizer|Learning rate): (.*)", Path(digits_run, "config.yaml").read_text())
