@@ -194,7 +194,7 @@ def duplicates_words(of: Study) -> str:
     return (
         f"{counts}. The grey 16 x 16 thumbnails of a pair correlate by the number in brackets or more, perhaps "
         f"mirrored, and each is among the {NEAREST} nearest of the other in features. A copy that was cropped or "
-        "shifted is not found."
+        "shifted may be missed."
     )
 
 
