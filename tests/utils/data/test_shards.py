@@ -300,6 +300,18 @@ def test_members_that_lack_or_repeat_something_are_told_or_left_out(foreign, mem
     assert message in data.warnings[0] and "left out" in data.warnings[0]
 
 
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE], ids=["hard", "symbolic"])
+def test_a_sample_of_links_is_not_passed_over(foreign, kind):
+    with tarfile.open(foreign / "my-train-000.tar", "a") as tar:
+        for ending in ("png", "cls"):
+            info = tarfile.TarInfo(f"x.{ending}")
+            info.type, info.linkname = kind, f"0000.{ending}"
+            tar.addfile(info)
+    with pytest.raises(UserError, match="/x: is stored as a link"):
+        read(foreign)
+    assert len(read(foreign, "--skip-bad-images").train) == 10
+
+
 @pytest.mark.parametrize("form", ["gnu", "posix"])
 def test_a_sparse_file_is_refused(foreign, form):
     """GNU tar stores only what lies beside a file's holes: read by position, it would be other bytes."""

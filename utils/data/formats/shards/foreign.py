@@ -217,8 +217,12 @@ def _add(root: Path, path: Path, found: _Found) -> None:
     try:
         with open(path, "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
             for info in tar:
-                if info.isreg() and (match := _KEY.match(info.name)):
-                    _take(samples.setdefault(match[1], _Sample()), match[2].lower(), info, tar, file.fileno())
+                if not info.isdir() and (match := _KEY.match(info.name)):
+                    sample = samples.setdefault(match[1], _Sample())
+                    if info.isreg():
+                        _take(sample, match[2].lower(), info, tar, file.fileno())
+                    else:
+                        sample.fault = "is stored as a link, which is not read; pack it with tar -h --hard-dereference"
             end = os.pread(file.fileno(), BLOCK, tar.offset)
             more = _holds_more(file, tar.offset)
         if end.strip(b"\0") or len(end) < BLOCK:
