@@ -148,20 +148,24 @@ def _is_compressed(path: Path) -> bool:
 
 @dataclass
 class _Sample:
-    """The sample of one key: the image's record, its label as written, and what is wrong with the sample."""
+    """The sample of one key: the image's record, its label as written, and what is wrong with the sample.
+
+    ``advice`` belongs to what it may lack.
+    """
 
     row: tuple[int, int, int, bytes] | None = None  # offset, size, CRC-32 of the header, name
     label: str | None = None
     fault: str | None = None
+    advice: str = ""
 
     def problem(self, shard_bytes: int) -> str | None:
         """What keeps the sample out of the index, if its tar file has ``shard_bytes``; None if nothing does."""
         if self.fault is not None:
             return self.fault
         if self.row is None:
-            return "has no image"
+            return f"has no image{self.advice}"
         if self.label is None:
-            return "has no label (.cls, or .json with label)"
+            return f"has no label (.cls, or .json with label){self.advice}"
         if re.fullmatch("-[0-9]+", self.label):
             return f"has the label {self.label}, which is no class (-1 often stands for unknown)"
         offset, size, *_ = self.row
@@ -221,8 +225,8 @@ def _add(root: Path, path: Path, found: _Found) -> None:
                     sample = samples.setdefault(match[1], _Sample())
                     if info.isreg():
                         _take(sample, match[2].lower(), info, tar, file.fileno())
-                    else:
-                        sample.fault = "is stored as a link, which is not read; pack it with tar -h --hard-dereference"
+                    elif info.issym() or info.islnk():
+                        sample.advice = "; it holds links, which are not read: pack it with tar -h --hard-dereference"
             end = os.pread(file.fileno(), BLOCK, tar.offset)
             more = _holds_more(file, tar.offset)
         if end.strip(b"\0") or len(end) < BLOCK:
