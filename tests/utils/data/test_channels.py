@@ -41,7 +41,7 @@ from utils.data.formats.own import read_own
 from utils.data.images.arrays import array_header, of_colour
 from utils.data.images.decoding import UnreadableImage, decode_crop, open_image, read_pixels
 from utils.data.images.levels import Colour
-from utils.data.images.look import look
+from utils.data.images.look import header, look
 from utils.data.preprocessing import Preprocessing
 from utils.data.sample_plan import mixed
 
@@ -99,6 +99,19 @@ def test_a_tiff_file_of_several_bands_holds_what_the_array_does(numbers, tmp_pat
     assert torch.equal(
         read_pixels(str(tmp_path / "x.tif"), FIVE), torch.from_numpy(of_colour(numbers, FIVE)).permute(2, 0, 1)
     )
+
+
+@pytest.mark.parametrize("kind", ["imagej", "ome"])
+def test_channels_that_are_pages_are_read_as_bands_but_no_other_pages(kind, tmp_path):
+    tifffile = pytest.importorskip("tifffile")
+    path = str(tmp_path / "x.tif")
+    pages = np.ascontiguousarray(np.moveaxis(BANDS, -1, 0))
+    tifffile.imwrite(path, pages, metadata={"axes": "CYX"}, **{kind: True})
+    assert header(path, FIVE).frames == 1 and header(path, "RGB").frames == 5
+    assert torch.equal(read_pixels(path, FIVE), torch.from_numpy(of_colour(BANDS, FIVE)).permute(2, 0, 1))
+    tifffile.imwrite(path, pages, metadata={"axes": "TYX"}, **{kind: True})  # five moments
+    with pytest.raises(ValueError, match="has 1 channel, and the network takes 5"):
+        read_pixels(path, FIVE)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

@@ -191,9 +191,11 @@ def _is_for_tifffile(path: str | BinaryIO, channels: int | None = None) -> bool:
                 bands = len(image.getbands())
                 samples = int(getattr(image, "tag_v2", {}).get(SAMPLESPERPIXEL, bands))
                 deep = ";16" in raw_mode(image) and not is_deep(image)
+                pages = getattr(image, "n_frames", 1)
     except (UnidentifiedImageError, SyntaxError):
         return _samples_of(path) > 1  # a damaged file has none
-    return channels not in (None, 1, 3) and (samples > bands or (deep and samples != 3))
+    in_pages = samples == 1 and pages == channels
+    return channels not in (None, 1, 3) and (samples > bands or in_pages or (deep and samples != 3))
 
 
 def _samples_of(path: str | BinaryIO) -> int:

@@ -78,13 +78,16 @@ def header(path: str | BinaryIO, colour: str = "RGB") -> Look:
         deep = is_deep(image) or ";16" in raw
         bits = 8 if not deep else 32 if image.mode == "F" or ("16" not in raw and image.format == "TIFF") else 16
         samples = getattr(image, "tag_v2", {}).get(SAMPLESPERPIXEL, bands)
+        pages = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
+        if image.format == "TIFF" and pages == channels_of(colour) not in (1, 3):
+            pages = 1  # they are the picture's channels
         return Look(
             kind_of(image.mode),
             bits,
             image.format or "",
             image.size,
             further=max(0, int(samples) - bands) if image.mode != "P" and not is_array(colour) else 0,
-            frames=1 if image.format == "MPO" else getattr(image, "n_frames", 1),
+            frames=pages,
         )
 
 
