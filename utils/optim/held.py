@@ -123,6 +123,7 @@ class HeldByHost(Held):
         self.was_held = bool(flag)
         if not self.was_held:
             self.optimizer.step()
+            copy_kept_gradients(self.optimizer)
 
 
 class HeldByKernel(Held):
@@ -192,6 +193,7 @@ class HeldBySelection(Held):
         for state, name, value in tensors:
             if state[name] is not value:
                 state[name] = value.copy_(state[name])
+        copy_kept_gradients(self.optimizer)
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         for group in self.param_groups:
@@ -220,6 +222,18 @@ class HeldBySelection(Held):
                 del states[parameter]
 
         return put_back
+
+
+def copy_kept_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Copy each gradient that a step has kept as state: DDP writes the next gradient into the same memory.
+
+    timm's Mars kept the gradient itself up to timm 1.0.27, and a user's optimizer may.
+    """
+    for parameter, state in optimizer.state.items():
+        gradient = getattr(parameter, "grad", None)
+        for name, value in state.items():
+            if gradient is not None and value is gradient:
+                state[name] = value.clone()
 
 
 def _is_many(value: Any) -> bool:

@@ -15,6 +15,7 @@ from utils.config.arguments import parse
 from utils.config.groups.run import RunSettings
 from utils.optim.build import build_optimizer_parts
 from utils.optim.freezing import build_freezing
+from utils.optim.held import HeldBySelection
 from utils.runtime.distributed import Distributed, RankInfo
 
 LR = 0.05
@@ -107,6 +108,47 @@ def check_steps(distributed):
 
 def test_steps_are_those_of_loops_written_out():
     on_two(check_steps)
+
+
+class Optimistic(torch.optim.Optimizer):
+    """Steps along twice the gradient less the one before, which it keeps as it is: nothing zeroes it in place."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": LR})
+
+    @torch.no_grad()
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            before = self.state[parameter].get("before", parameter.grad)
+            parameter.sub_(2 * parameter.grad - before, alpha=LR)
+            self.state[parameter]["before"] = parameter.grad
+
+
+def check_an_optimizer_that_keeps_the_gradient(distributed):
+    for device in ("cpu", "cuda"):  # the ways in which the two hold an optimizer still
+        traval = make("--batch-size", "8", model=network(), distributed=distributed)
+        traval.optimizers = (Optimistic(traval.model.parameters()),)
+        traval._prepare_trainable()
+        (hold,) = traval.active
+        if device == "cuda":
+            hold = HeldBySelection(hold.optimizer)
+        expected = network()
+        optimizer = Optimistic(expected.parameters())
+        for batch in [*traval.train_loader.batches(0)][:3]:
+            for model, step in ((traval.network, hold.step), (expected, optimizer.step)):
+                nn.functional.cross_entropy(model(batch.images), batch.targets).backward()
+                if model is expected:
+                    mean([parameter.grad for parameter in model.parameters()])
+                hold.found_inf = torch.tensor(0.0)
+                step()
+                for parameter in model.parameters():
+                    parameter.grad = None
+        assert all(map(torch.equal, traval.model.parameters(), expected.parameters())), device
+
+
+def test_an_optimizer_that_keeps_the_gradient_finds_that_of_the_step_before():
+    """DDP's gradients lie in its buckets, which the next backward pass fills anew."""
+    on_two(check_an_optimizer_that_keeps_the_gradient)
 
 
 def check_an_optimizer_that_draws_random_numbers(distributed):
