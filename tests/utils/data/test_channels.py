@@ -175,6 +175,14 @@ def test_16_bits_of_which_training_reads_8_are_no_damage(tmp_path):
     assert look(str(tmp_path / "grey_and_alpha.png"), "L").seen[0] == 40000 >> 8
 
 
+def test_a_jpeg_file_is_as_bright_as_its_png_twin_whatever_its_colour(tmp_path):
+    leaves = Image.new("RGB", (64, 64), (20, 200, 20))
+    leaves.save(tmp_path / "leaves.png")
+    leaves.save(tmp_path / "leaves.jpg")
+    grey = [look(str(tmp_path / f"leaves.{ending}"), "RGB").seen[1] for ending in ("png", "jpg")]
+    assert grey == pytest.approx([0.299 * 20 + 0.587 * 200 + 0.114 * 20] * 2, abs=2)
+
+
 def test_each_page_of_a_deep_file_is_preprocessed_as_itself(tmp_path):
     pages = [Image.fromarray(np.full((8, 8), 1000 * number, np.uint16)) for number in (1, 3)]
     pages[0].save(tmp_path / "stack.tif", save_all=True, append_images=pages[1:])

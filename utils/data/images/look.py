@@ -33,8 +33,9 @@ class Look(NamedTuple):
     ``kind``: 'grey', 'colour', 'CMYK' or 'N channels'; ``bits``: of each number; ``size``: width and height as stored.
     ``low``, ``high``: the extremes of numbers of more than 8 bits, else None. ``alpha``: the extremes of an alpha
     channel, in 8 bits. ``further``: number of channels that are neither colour nor alpha; ``frames``: number of
-    pictures in the file. ``seen``: darkest, mean and brightest level that a network sees, 0 to 255; None if there were
-    too many pixels to look at. ``lost``: a hash of the content that no network sees; b'' if there is none.
+    pictures in the file. ``seen``: darkest level, mean as grey and brightest level that a network sees, 0 to 255;
+    None if there were too many pixels to look at. ``lost``: a hash of the content that no network sees; b'' if there is
+    none.
     """
 
     kind: str
@@ -124,10 +125,9 @@ def look(path: str | BinaryIO, colour: str, shown: Image.Image | None = None) ->
         found = found._replace(alpha=(int(alpha.min()), int(alpha.max())))
         if alpha.min() < 255:
             lost += alpha.tobytes()
-    pixels = np.asarray(
-        _thumbnail(path) if shown is None and found.file_format == "JPEG" else shown or open_image(path, colour)
-    )
-    seen = (float(pixels.min()), float(pixels.mean()), float(pixels.max()))
+    picture = _thumbnail(path) if shown is None and found.file_format == "JPEG" else shown or open_image(path, colour)
+    pixels = np.asarray(picture)
+    seen = (float(pixels.min()), float(np.asarray(picture.convert("L")).mean()), float(pixels.max()))
     return found._replace(seen=seen, lost=hashlib.sha256(lost).digest() if lost else b"")
 
 
