@@ -161,7 +161,7 @@ def remarks(found: Sequence[Difference], shown: int) -> list[str]:
     if not found:
         return []
     pairs = min(len(each.values) for each in found)
-    width = statistics.median((each.high - each.low) / 2 for each in found)
+    width = statistics.median((each.high - each.low) / 2 for each in found if len(each.values) == pairs)
     others = f"; {len(found) - shown} more in differences.csv" if len(found) > shown else ""
     folds = any(each.ratio for each in found)
     over = "folds, with Nadeau and Bengio's variance (2003)" if folds else "seeds"

@@ -124,6 +124,13 @@ def test_the_smallest_significant_difference_is_told_apart_from_the_one_that_is_
     assert f"a true one of {width * 3.5139 / 2.5706:.2f} is found four times out of five" in line  # noncentral t
 
 
+def test_where_seeds_are_missing_the_difference_to_reach_is_that_of_as_many_pairs_as_are_named():
+    few = paired(("a",), ("b",), [0.0, 4.0])
+    many = [paired(("a",), (other,), [0.0, 1.0, 2.0, 0.5, 1.5, 1.0]) for other in "cde"]
+    width = stats.t.ppf(0.975, 1) * stats.sem([0.0, 4.0])
+    assert f"with 2 pairs, a difference must reach about {width:.2f} points" in remarks([few, *many], 4)[1]
+
+
 def test_tables_are_escaped_for_markdown_and_latex():
     headers, cells = ("setting", "final top-1"), [["augment=a|b_c", "92.2 +- 1.1"], ["50%", r"\x"]]
     assert tables.markdown(headers, cells).splitlines() == [
