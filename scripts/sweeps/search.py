@@ -121,7 +121,7 @@ class Search:
         for epoch, value in self._values(self._rows(training)):
             if epoch >= training.args.optimisation.epochs:
                 break  # the trial is fully trained
-            if epoch <= self.judged.get(trial.number, 0) or not math.isfinite(value):
+            if epoch <= self.judged.get(trial.number, 0):
                 continue
             self.judged[trial.number] = epoch
             steps = self.study._storage.get_trial(trial._trial_id).intermediate_values

@@ -36,7 +36,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 def pretend(flags, output):
-    """What main.py prints to ``output`` and leaves; FAILS, DEAD and PAUSE in the environment choose what happens."""
+    """What main.py prints to ``output`` and leaves; FAILS, DEAD, NAN and PAUSE in the environment choose what happens."""
     args = arguments.parse(flags)
     lr, epochs, searching = args.optimisation.lr, args.optimisation.epochs, args.data.folds is not None
     if os.environ.get("FAILS") and 0.05 < lr < 0.12 and searching:
@@ -53,6 +53,8 @@ def pretend(flags, output):
     for epoch in range(1, epochs + 1):
         top1 = 99.0 if dead else best * epoch / epochs
         values[0] = 2.3026 if dead else round(1 - top1 / 200, 4)
+        if os.environ.get("NAN") and searching and lr > 0.2:
+            values[0] = math.nan
         table += "\n" + ",".join(map(str, [epoch, 10 * epoch, round(top1, 4), 1, *values]))
         time.sleep(float(os.environ.get("PAUSE", "0")))
         (folder / "metrics.csv").write_text(table + "\n")
@@ -270,6 +272,14 @@ def test_hyperband_prunes_and_a_loss_is_minimised(fake_main, without_pictures, i
     losses = {row["lr"]: float(row["val_loss"]) for row in rows}
     (final,) = csv_rows(tmp_path / "b/sweep.csv")
     assert len(set(losses.values())) == 3 and losses[final["lr"]] == min(losses.values())
+
+
+def test_hyperband_ends_a_trial_whose_loss_is_no_number(fake_main, without_pictures, in_memory, tmp_path, monkeypatch):
+    monkeypatch.setenv("NAN", "1")
+    more = ["--pruner", "hyperband", "--best-metric", "loss", "--best", "1", "--seeds", "1"]
+    code, rows = searched(tmp_path, *more, search=6)
+    bad = [row for row in rows if float(row["lr"]) > 0.2]
+    assert code == 0 and bad and all(row["state"] == "pruned" and int(row["epochs"]) <= 3 for row in bad)
 
 
 @pytest.mark.parametrize(("epochs", "first"), [(3, 1), (7, 2), (20, 5)])
