@@ -117,6 +117,11 @@ def read(folder: Path, name: str) -> RunRecord:
     trained = [*EPOCH.finditer(log)]
     if trained and trained[-1][2]:
         record.cut_epoch = int(trained[-1][1])
+        if record.last("epoch") == record.cut_epoch:
+            rest = "; the best epoch is an earlier one" if record.whole_epochs < len(record.epochs["epoch"]) else ""
+            record.missing.append(
+                f"The end of epoch {record.cut_epoch}: --max-steps cut it, so the last figures are of its part{rest}"
+            )
     begun = [*BEGUN.finditer(log)]
     if begun and not END.search(log, begun[-1].end()):
         done, planned = len(record.epochs.get("epoch", ())), record.value("epochs")

@@ -24,7 +24,7 @@ from scripts.common.trained import open_run
 from scripts.reporting import assemble, details, run_parts, run_record, thumbnails
 from scripts.reporting.page import PageContent, as_json, first_warnings, grouped, page_data, render
 from scripts.reporting.run_record import RunRecord, Setting
-from tests.helpers import altered
+from tests.helpers import altered, trained
 from tests.scripts.test_sweep import DEAD
 from tests.test_structure import ROOT
 
@@ -420,6 +420,16 @@ def test_a_run_that_has_not_ended_is_told(digits_run, tmp_path):
     for log in (lines[:-1], in_first_epoch, [line for line in lines if "training" not in line][:-1]):
         (folder / "log.txt").write_text("".join(log))
         assert words in made(tmp_path, str(folder), "--no-predictions").text
+
+
+def test_an_epoch_that_max_steps_cut_is_told_beside_its_figures(tmp_path):
+    flags = "--arch fc --epochs 2 --max-steps 5 --batch-size 64 --train-samples 192 --max-val-batches 2".split()
+    folder = Path(trained(tmp_path / "runs", *flags))
+    words = "The end of epoch 2: --max-steps cut it, so the last figures are of its part"
+    assert f"{words}; the best epoch is an earlier one" in made(tmp_path, str(folder), "--no-predictions").text
+    log = (folder / "log.txt").read_text()
+    (folder / "log.txt").write_text(log.replace("training, cut at step 2 of 3 ", "training"))
+    assert words not in made(tmp_path, str(folder), "--no-predictions").text
 
 
 def test_an_image_that_has_gone_is_left_out(predictions):
