@@ -76,7 +76,7 @@ def of_training(run: RunRecord) -> list[ShownMetric]:
     """Best epoch, training time and speed of a run."""
     made = []
     for name, column in (("Highest top-1", "val_top1"), ("Highest mAP", "val_map")):
-        values = run.epochs.get(column, ())[: run.whole_epochs]
+        values = run.of_best(column)
         if np.isfinite(values).any():
             best = int(np.nanargmax(values))
             epoch = f"epoch {run.epochs['epoch'][best]:.0f} of {run.last('epoch'):.0f}"

@@ -76,6 +76,12 @@ class RunRecord:
         count = len(self.epochs.get("epoch", ()))
         return count - 1 if count > 1 and self.last("epoch") == self.cut_epoch else count
 
+    def of_best(self, column: str) -> np.ndarray:
+        """Values of ``column`` of the epochs that may be the best: the whole ones, or all if none of these has any."""
+        values = self.epochs.get(column, np.empty(0))
+        whole = values[: self.whole_epochs]
+        return whole if np.isfinite(whole).any() else values
+
     def last(self, column: str) -> float:
         """Value of ``column`` in the last epoch, NaN if there is none."""
         values = self.epochs.get(column, np.empty(0))
@@ -118,7 +124,9 @@ def read(folder: Path, name: str) -> RunRecord:
     if trained and trained[-1][2]:
         record.cut_epoch = int(trained[-1][1])
         if record.last("epoch") == record.cut_epoch:
-            rest = "; the best epoch is an earlier one" if record.whole_epochs < len(record.epochs["epoch"]) else ""
+            figures = [column for column in ("val_top1", "val_map") if column in record.epochs]
+            earlier = any(len(record.of_best(column)) < len(record.epochs["epoch"]) for column in figures)
+            rest = "; the best epoch is an earlier one" if earlier else ""
             record.missing.append(
                 f"The end of epoch {record.cut_epoch}: --max-steps cut it, so the last figures are of its part{rest}"
             )

@@ -427,6 +427,13 @@ def test_an_epoch_that_max_steps_cut_is_told_beside_its_figures(tmp_path):
     folder = Path(trained(tmp_path / "runs", *flags))
     words = "The end of epoch 2: --max-steps cut it, so the last figures are of its part"
     assert f"{words}; the best epoch is an earlier one" in made(tmp_path, str(folder), "--no-predictions").text
+    text = (folder / "metrics.csv").read_text()
+    header, first, last = (line.split(",") for line in text.splitlines())
+    first[header.index("val_top1")] = ""
+    (folder / "metrics.csv").write_text("\n".join(map(",".join, (header, first, last))) + "\n")
+    record = run_record.read(folder, "run")  # without a validation of the first epoch, the cut one is the best
+    assert any(line == words for line in record.missing)
+    assert ("Highest top-1", "epoch 2 of 2") in [(one.name, one.small) for one in run_parts.of_training(record)]
     log = (folder / "log.txt").read_text()
     (folder / "log.txt").write_text(log.replace("training, cut at step 2 of 3 ", "training"))
     assert words not in made(tmp_path, str(folder), "--no-predictions").text
