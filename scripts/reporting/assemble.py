@@ -60,7 +60,7 @@ def assemble(sources: Sequence[RunSource], own: argparse.Namespace) -> PageConte
             reason = error.mistakes[0] if isinstance(error, UserError) else error
             gathered.without.append((source.name, str(reason)))
     if len(gathered.digests) > 1:
-        words = f"The runs' figures are of {len(gathered.digests)} different sets of images"
+        words = f"The runs' figures are of {len(gathered.digests)} different sets of images, labels or classes"
         gathered.checks.append((f"{words}: a difference between them need not be one of the networks.", False))
     data = page_data(records) | gathered.data
     if data["details"]:
@@ -103,7 +103,7 @@ class PredictionParts:
         self.checks: list[tuple[str, bool | None]] = []
         self.without: list[tuple[str, str]] = []
         self.left_out: list[tuple[str, str]] = []
-        self.digests: set[str] = set()  # of the images of several runs
+        self.digests: list[str] = []  # of the images of several runs, one of each set
         self.room = DETAIL_BYTES
 
     def add(self, number: int, record: RunRecord, loaded: Loaded, predictions: AnyPredictions) -> None:
@@ -130,8 +130,8 @@ class PredictionParts:
         made = kind.detail(predicted, chosen, self.thumbnails, sides, self.runs)
         figures = label_details.metrics_of(predictions) if predictions.reading.several else metrics_of(predictions)
         words, agrees = self._check(predictions, record, loaded)
-        if self.runs > 1:
-            self.digests.add(predictions.digest)
+        if self.runs > 1 and not any(same_images(predictions.digest, other) for other in self.digests):
+            self.digests.append(predictions.digest)
         # nothing below fails
         self._keep("details", record.name, made, predictions.classes, "pictures, confusions and classes")
         self.figures[number] = figures

@@ -268,7 +268,7 @@ def test_runs_on_files_of_the_same_names_in_other_places_have_pictures_of_their_
         settings = {"dataname": "folder", "datapath": str(tmp_path / place)}
         altered(digits_run, tmp_path / f"{place}.pt", settings=settings)
     page = made(tmp_path, str(tmp_path / "one.pt"), str(tmp_path / "two.pt"))
-    assert "The runs' figures are of 2 different sets of images" in page.text
+    assert "The runs' figures are of 2 different sets of images, labels or classes" in page.text
     for detail, level in zip(page.data["details"], (50, 200), strict=True):
         for row in detail["rows"]:
             content = base64.b64decode(page.data["images"][row[1]].partition(",")[2])

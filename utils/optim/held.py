@@ -231,9 +231,16 @@ def copy_kept_gradients(optimizer: torch.optim.Optimizer) -> None:
     """
     for parameter, state in optimizer.state.items():
         gradient = getattr(parameter, "grad", None)
+        if gradient is None or not isinstance(state, dict):  # an entry may belong to no parameter
+            continue
+        memory = _memory(gradient)
         for name, value in state.items():
-            if gradient is not None and value is gradient:
+            if _is_many(value) and _memory(value) == memory:  # the gradient or a view of it
                 state[name] = value.clone()
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return local(tensor).untyped_storage().data_ptr()
 
 
 def _is_many(value: Any) -> bool:

@@ -346,7 +346,7 @@ def match_strides(optimizer: torch.optim.Optimizer) -> None:
     torch's fused kernels walk through the memory of both without looking at strides, and would mix up the elements.
     """
     for parameter, state in optimizer.state.items():
-        for name, value in state.items():
+        for name, value in state.items() if isinstance(state, dict) else ():  # an entry may belong to no parameter
             both = torch.is_tensor(parameter) and torch.is_tensor(value)
             if both and value.shape == parameter.shape and value.stride() != parameter.stride():
                 state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

@@ -109,6 +109,9 @@ def test_channels_that_are_pages_are_read_as_bands_but_no_other_pages(kind, tmp_
     tifffile.imwrite(path, pages, metadata={"axes": "CYX"}, **{kind: True})
     assert header(path, FIVE).frames == 1 and header(path, "RGB").frames == 5
     assert torch.equal(read_pixels(path, FIVE), torch.from_numpy(of_colour(BANDS, FIVE)).permute(2, 0, 1))
+    coloured = np.stack([BANDS[..., :4].astype(np.uint8)] * 4)
+    tifffile.imwrite(tmp_path / "four.tif", coloured, photometric="rgb", extrasamples=["unassalpha"])
+    assert header(str(tmp_path / "four.tif"), Colour("4")).frames == 4, "of which the first is read"
     tifffile.imwrite(path, pages, metadata={"axes": "TYX"}, **{kind: True})  # five moments
     with pytest.raises(ValueError, match="has 1 channel, and the network takes 5"):
         read_pixels(path, FIVE)
@@ -175,12 +178,14 @@ def test_16_bits_of_which_training_reads_8_are_no_damage(tmp_path):
     assert look(str(tmp_path / "grey_and_alpha.png"), "L").seen[0] == 40000 >> 8
 
 
-def test_a_jpeg_file_is_as_bright_as_its_png_twin_whatever_its_colour(tmp_path):
+def test_a_picture_is_as_bright_in_every_format_whatever_its_colour(tmp_path):
     leaves = Image.new("RGB", (64, 64), (20, 200, 20))
     leaves.save(tmp_path / "leaves.png")
     leaves.save(tmp_path / "leaves.jpg")
-    grey = [look(str(tmp_path / f"leaves.{ending}"), "RGB").seen[1] for ending in ("png", "jpg")]
-    assert grey == pytest.approx([0.299 * 20 + 0.587 * 200 + 0.114 * 20] * 2, abs=2)
+    np.save(tmp_path / "leaves.npy", np.asarray(leaves))
+    for ending in ("png", "jpg", "npy"):
+        grey = look(str(tmp_path / f"leaves.{ending}"), "RGB").seen[1]
+        assert grey == pytest.approx(0.299 * 20 + 0.587 * 200 + 0.114 * 20, abs=2)
 
 
 def test_each_page_of_a_deep_file_is_preprocessed_as_itself(tmp_path):

@@ -11,7 +11,7 @@ from tests.helpers import equal
 from utils.config.groups.optimisation import OptimisationSettings
 from utils.config.settings import UserError
 from utils.optim.held import HeldByHost, HeldByKernel, HeldBySelection, held
-from utils.optim.optimizers import OWN, build_optimizers, unknown_optimizer
+from utils.optim.optimizers import OWN, build_optimizers, match_strides, unknown_optimizer
 from utils.precision import buffers
 
 GPU = torch.device("cuda")
@@ -121,6 +121,18 @@ def test_an_optimizer_of_another_package_has_its_flag_read():
     Foreign.__module__ = "bitsandbytes.optim"
     optimizer = Foreign(network().parameters(), lr=0.1)
     assert type(held(optimizer, GPU)) is HeldByHost
+
+
+def test_an_entry_of_the_state_that_belongs_to_no_parameter_is_left_alone():
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    optimizer.state["k"] = torch.ones(1)
+    hold = HeldByHost(optimizer)
+    hold.found_inf = torch.tensor(0.0)
+    hold.step()
+    match_strides(optimizer)
+    assert torch.equal(parameter.detach(), torch.tensor([0.9, 0.9])) and optimizer.state["k"] == 1
 
 
 def test_what_is_read_by_the_host_would_not_hold_still(monkeypatch):

@@ -111,7 +111,7 @@ def test_steps_are_those_of_loops_written_out():
 
 
 class Optimistic(torch.optim.Optimizer):
-    """Steps along twice the gradient less the one before, which it keeps as it is: nothing zeroes it in place."""
+    """Steps along twice the gradient less the one before, which it keeps in place: nothing zeroes it."""
 
     def __init__(self, parameters):
         super().__init__(parameters, {"lr": LR})
@@ -121,7 +121,7 @@ class Optimistic(torch.optim.Optimizer):
         for parameter in self.param_groups[0]["params"]:
             before = self.state[parameter].get("before", parameter.grad)
             parameter.sub_(2 * parameter.grad - before, alpha=LR)
-            self.state[parameter]["before"] = parameter.grad
+            self.state[parameter]["before"] = parameter.grad.detach()
 
 
 def check_an_optimizer_that_keeps_the_gradient(distributed):

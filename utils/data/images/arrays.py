@@ -191,11 +191,17 @@ def _is_for_tifffile(path: str | BinaryIO, channels: int | None = None) -> bool:
                 bands = len(image.getbands())
                 samples = int(getattr(image, "tag_v2", {}).get(SAMPLESPERPIXEL, bands))
                 deep = ";16" in raw_mode(image) and not is_deep(image)
-                pages = getattr(image, "n_frames", 1)
+                in_pages = are_pages(image, channels)
     except (UnidentifiedImageError, SyntaxError):
         return _samples_of(path) > 1  # a damaged file has none
-    in_pages = samples == 1 and pages == channels
     return channels not in (None, 1, 3) and (samples > bands or in_pages or (deep and samples != 3))
+
+
+def are_pages(image: Image.Image, channels: int | None) -> bool:
+    """True if the ``channels`` that are wanted, other than 1 and 3, may be the pages of this TIFF file."""
+    if image.format != "TIFF" or channels in (None, 1, 3) or image.mode == "P":
+        return False
+    return int(getattr(image, "tag_v2", {}).get(SAMPLESPERPIXEL, 1)) == 1 and getattr(image, "n_frames", 1) == channels
 
 
 def _samples_of(path: str | BinaryIO) -> int:

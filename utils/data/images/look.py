@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 from PIL.TiffImagePlugin import SAMPLESPERPIXEL
 
-from utils.data.images.arrays import array_header, numbers_in, of_colour
+from utils.data.images.arrays import LUMA, are_pages, array_header, numbers_in, of_colour
 from utils.data.images.decoding import open_image
 from utils.data.images.levels import (
     channels_of,
@@ -79,16 +79,14 @@ def header(path: str | BinaryIO, colour: str = "RGB") -> Look:
         deep = is_deep(image) or ";16" in raw
         bits = 8 if not deep else 32 if image.mode == "F" or ("16" not in raw and image.format == "TIFF") else 16
         samples = getattr(image, "tag_v2", {}).get(SAMPLESPERPIXEL, bands)
-        pages = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
-        if image.format == "TIFF" and pages == channels_of(colour) not in (1, 3):
-            pages = 1  # they are the picture's channels
+        is_one = image.format == "MPO" or are_pages(image, channels_of(colour))
         return Look(
             kind_of(image.mode),
             bits,
             image.format or "",
             image.size,
             further=max(0, int(samples) - bands) if image.mode != "P" and not is_array(colour) else 0,
-            frames=pages,
+            frames=1 if is_one else getattr(image, "n_frames", 1),
         )
 
 
@@ -135,7 +133,8 @@ def _look_at_array(found: Look, path: str | BinaryIO, colour: str) -> Look:
     """The facts ``found`` and those that need an array's numbers; ``lost`` is what rounding to 256 levels loses."""
     numbers = numbers_in(path, colour)
     levels = of_colour(numbers, colour)
-    seen = (float(levels.min()), float(levels.mean()), float(levels.max()))
+    grey = levels @ np.array(LUMA) if levels.shape[2] == 3 else levels
+    seen = (float(levels.min()), float(grey.mean()), float(levels.max()))
     if found.bits > 8:
         found = found._replace(low=float(numbers.min()), high=float(numbers.max()))
     return found._replace(

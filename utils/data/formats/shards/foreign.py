@@ -221,11 +221,12 @@ def _add(root: Path, path: Path, found: _Found) -> None:
     try:
         with open(path, "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
             for info in tar:
-                if not info.isdir() and (match := _KEY.match(info.name)):
+                is_link = info.issym() or info.islnk()
+                if (info.isreg() or is_link) and (match := _KEY.match(info.name)):
                     sample = samples.setdefault(match[1], _Sample())
                     if info.isreg():
                         _take(sample, match[2].lower(), info, tar, file.fileno())
-                    elif info.issym() or info.islnk():
+                    else:
                         sample.advice = "; it holds links, which are not read: pack it with tar -h --hard-dereference"
             end = os.pread(file.fileno(), BLOCK, tar.offset)
             more = _holds_more(file, tar.offset)
