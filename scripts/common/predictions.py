@@ -350,9 +350,9 @@ def warn_of_other_views(loaded: Loaded, tta: str) -> None:
 
 
 def point_of(loaded: Loaded) -> ResumePoint:
-    """A ``ResumePoint`` with the checkpoint's settings, classes and data."""
+    """A ``ResumePoint`` with the checkpoint's settings, classes, data and progress."""
     state = {"settings": loaded.settings, "classes": [*loaded.classes], "fingerprint": loaded.fingerprint}
-    return ResumePoint(loaded.path, {**state, "seen": loaded.seen}, digest="")
+    return ResumePoint(loaded.path, {**state, "seen": loaded.seen, "progress": loaded.progress or {}}, digest="")
 
 
 def ids_of(images: Images, split: str, numbers: np.ndarray) -> list[str]:

@@ -119,6 +119,13 @@ class ResumePoint:
         return stored if isinstance(stored, str) else ""
 
     @property
+    def validated_images(self) -> int | None:
+        """How many images the run validated on; None if it did not, or left some out."""
+        numbers = self.state.get("progress", {}).get("last_validation")
+        is_cut = self.settings.get("max_val_batches") is not None or self.settings.get("skip_bad_images")
+        return None if is_cut or not numbers or not numbers[-1] else round(numbers[-1])
+
+    @property
     def _override(self) -> str:
         """The flags that continue this run despite differences."""
         return f"--resume {shlex.quote(str(self.folder or self.path))} --resume-override"

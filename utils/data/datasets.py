@@ -157,7 +157,7 @@ def get_test_data(
     if data.train is not None:
         data = known_to(data, trained, settings, lister)
     elif trained is not None:
-        data = dataclasses.replace(data, seen=_changed_since_validated(data, settings, trained))
+        data = dataclasses.replace(data, seen=_changed_since_validated(data, settings, trained, of_test))
     return dataclasses.replace(data, train=None, warnings=(*notes, *data.warnings))
 
 
@@ -230,10 +230,11 @@ def _trained_by_name(splits: Splits, settings: DataSettings, trained: ResumePoin
     return sum(key in names for images in there for key in keys_of(images, splits.classes))
 
 
-def _changed_since_validated(data: Data, settings: DataSettings, trained: ResumePoint) -> str:
+def _changed_since_validated(data: Data, settings: DataSettings, trained: ResumePoint, of_test: bool) -> str:
     """Warning if ``trained`` was trained on these images, or if those that it validated on have changed since.
 
     Otherwise ``trained.seen``; '' if it did not use images from this place, or if they do not lie in class folders.
+    ``of_test``: these are a table's test images, not those that it validated on.
     """
     if trained.fingerprint is None:
         return ""
@@ -247,11 +248,15 @@ def _changed_since_validated(data: Data, settings: DataSettings, trained: Resume
         is_own = own is not None and os.path.realpath(own) == os.path.realpath(here)
         return f"{trained.path} was trained on images in {here}" if is_own else ""
     images = data.validation
+    line = f"the validation images have changed since {trained.path} was trained, perhaps on some of these"
+    count = trained.validated_images
+    if count not in (None, len(images)) and not of_test:
+        return f"{line}: {len(images):,} now, {count:,} then"
     if settings.is_table or not isinstance(images, ImageFiles) or not isinstance(images.paths, FilePaths):
         return ""
     if ends_with(trained.fingerprint, some_contents(images.paths) or []):
         return trained.seen
-    return f"the validation images have changed since {trained.path} was trained, perhaps on some of these"
+    return line
 
 
 def known_to(data: Data, trained: ResumePoint | None, settings: DataSettings, lister: Lister = LISTER) -> Data:

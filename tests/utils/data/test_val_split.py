@@ -195,6 +195,11 @@ def test_validation_images_that_changed_at_their_place_are_told_when_they_are_ev
     _, trained = read(root)
     settings = parse(["--dataname", "folder", "--datapath", str(root)]).data
     assert get_test_data(settings, torch.device("cpu"), trained).seen == ""
+    count = len(list((root / "val").rglob("*.png")))
+    for numbers, told in (([0.5, count], False), ([0.5, count + 1], True), ([0.0, 0], False)):
+        knowing = dataclasses.replace(trained, state=trained.state | {"progress": {"last_validation": numbers}})
+        seen = get_test_data(settings, torch.device("cpu"), knowing).seen
+        assert (f": {count} now, {count + 1} then" in seen) is told is bool(seen)
     for number in range(30):
         shutil.copy(root / "train/a/0.png", root / "val/a" / f"0{number}.png")
     line = "the validation images have changed since old.pt was trained, perhaps on some of these"
