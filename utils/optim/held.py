@@ -235,11 +235,12 @@ def copy_kept_gradients(optimizer: torch.optim.Optimizer) -> None:
             continue
         memory = _memory(gradient)
         for name, value in state.items():
-            if _is_many(value) and _memory(value) == memory:  # the gradient or a view of it
+            if _is_many(value) and _memory(value) == memory != 0:  # the gradient or a view of it
                 state[name] = value.clone()
 
 
 def _memory(tensor: torch.Tensor) -> int:
+    """Address of the memory that ``tensor`` is a view of; 0 for one without memory, as on torch's device meta."""
     return local(tensor).untyped_storage().data_ptr()
 
 
