@@ -72,6 +72,7 @@ def run(traval: TraVal, ramp: Ramp, show: Callable[[RangePoint], None]) -> Range
     traval.network.train()
     for passes in _steps(traval):
         skipped = progress.skipped_steps
+        _set_peak(traval, ramp(progress.updates))
         try:
             traval.training_step(passes)
             traval.collect()
@@ -87,6 +88,14 @@ def run(traval: TraVal, ramp: Ramp, show: Callable[[RangePoint], None]) -> Range
         if test.diverged is not None or progress.updates >= ramp.steps:
             break
     return test
+
+
+def _set_peak(traval: TraVal, lr: float) -> None:
+    """Let timm's corrected weight decay, by lr^2 / peak, take ``lr`` for the peak, as in a training with this --lr."""
+    for optimizer in traval.optimizers:
+        for group in optimizer.param_groups:
+            if "max_lr_snapshot" in group:
+                group["max_lr_snapshot"] = lr
 
 
 def _steps(traval: TraVal) -> Iterator[Iterator[Any]]:

@@ -43,6 +43,14 @@ def test_steps_and_losses_are_those_of_a_plain_loop_over_more_than_one_epoch():
     assert traval.progress.epoch == 2 and test.diverged is None
 
 
+def test_corrected_weight_decay_is_that_of_a_training_whose_peak_is_the_rate_under_test():
+    decay = ["--weight-decay", "0.5", "--lr"]
+    expected, _ = ranged("--optimizer", "sgdw", *decay, "0.1")  # at the peak, its decay is the corrected one
+    for lr in ("1e-3", "1"):
+        test, _ = ranged("--optimizer", "sgdc", *decay, lr)
+        assert [point.loss for point in test.points] == pytest.approx([point.loss for point in expected.points])
+
+
 def test_layers_that_are_released_later_are_said_to_stay_frozen(capsys, monkeypatch):
     flags = ["--freeze", "features", "--unfreeze-epoch", "1", "--arch", "conv2"]
     seen = []
