@@ -32,6 +32,7 @@ SETTING = re.compile(r"^(#? ?)([a-z0-9-]+): (.*?)  # (.+)$")
 EPOCH = re.compile(r"^epoch (\d+)/\d+  training(, cut at step)?", re.MULTILINE)
 BEGUN = re.compile(r"^(Continuing |epoch \d+/\d+  )", re.MULTILINE)
 END = re.compile(r"^val_\w+=.* val_count=", re.MULTILINE)  # a run's last line
+STOPPED_EARLY = re.compile(r"^Stopped early", re.MULTILINE)
 FIRST_BATCH = "First_Training_Batch"
 LARGEST_BYTES = 2**31  # size of a file, or of its uncompressed content: larger ones are not read
 
@@ -131,10 +132,13 @@ def read(folder: Path, name: str) -> RunRecord:
                 f"The end of epoch {record.cut_epoch}: --max-steps cut it, so the last figures are of its part{rest}"
             )
     begun = [*BEGUN.finditer(log)]
-    if begun and not END.search(log, begun[-1].end()):
-        done, planned = len(record.epochs.get("epoch", ())), record.value("epochs")
+    ended = bool(begun) and END.search(log, begun[-1].end()) is not None
+    done, planned = len(record.epochs.get("epoch", ())), record.value("epochs")
+    cut = ended and planned.isdigit() and done < int(planned) and STOPPED_EARLY.search(log, begun[-1].end()) is None
+    if begun and (cut or not ended):
         epochs = f"{done}{f' of {planned}' * bool(planned)} epochs"
-        record.missing.append(f"The end of the training: {epochs} are there; the run was stopped, or is under way")
+        why = "--max-steps ended it" if cut else "the run was stopped, or is under way"
+        record.missing.append(f"The end of the training: {epochs} are there; {why}")
     read_events(record)
     return record
 

@@ -413,7 +413,7 @@ def test_a_row_that_is_cut_off_within_a_number_is_left_out_and_named(digits_run,
 
 def test_a_run_that_has_not_ended_is_told(digits_run, tmp_path):
     folder = Path(shutil.copytree(digits_run, tmp_path / "run"))
-    words = "The end of the training: 1 of 2 epochs are there"  # --max-steps ends the run within the second
+    words = "The end of the training: 1 of 2 epochs are there; the run was stopped, or is under way"
     assert words not in made(tmp_path, str(folder), "--no-predictions").text
     lines = (folder / "log.txt").read_text().splitlines(keepends=True)
     in_first_epoch = [*lines[:-1], "2026-11-30 12:00:00 Continuing from last.pt\n"]
@@ -437,6 +437,19 @@ def test_an_epoch_that_max_steps_cut_is_told_beside_its_figures(tmp_path):
     log = (folder / "log.txt").read_text()
     (folder / "log.txt").write_text(log.replace("training, cut at step 2 of 3 ", "training"))
     assert words not in made(tmp_path, str(folder), "--no-predictions").text
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [("--max-steps 3", True), ("--max-steps 5", True), ("", False), ("--early-stopping 1 --lr 1e-9", False)],
+)
+def test_epochs_that_max_steps_left_out_are_told_and_none_that_early_stopping_did(flags, told, tmp_path):
+    common = "--arch fc --epochs 3 --batch-size 64 --train-samples 192 --max-val-batches 2"
+    folder = Path(trained(tmp_path / "runs", *common.split(), *flags.split()))
+    record = run_record.read(folder, "run")
+    lines = [line for line in record.missing if line.startswith("The end of the training")]
+    done = 2 if "5" in flags else 1
+    assert lines == told * [f"The end of the training: {done} of 3 epochs are there; --max-steps ended it"]
 
 
 def test_an_image_that_has_gone_is_left_out(predictions):
