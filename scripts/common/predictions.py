@@ -55,6 +55,7 @@ from utils.record.writer import Writer
 from utils.runtime.distributed import Distributed, RankInfo
 from utils.runtime.memory import lacks_memory
 
+OTHER_IMAGES = "the data set holds other images than {} was trained on"
 SHOWN = 5  # paths shown in a message
 THUMBNAIL = 16  # pixels per side
 WITHOUT_COLUMN = {  # what follows for an evaluation
@@ -406,7 +407,7 @@ def read_images(
         images = data.train
         notes = data.warnings
         if not same_images(data.fingerprint, loaded.fingerprint):
-            notes = (f"the data set holds other images than {loaded.path} was trained on", *notes)
+            notes = (OTHER_IMAGES.format(loaded.path), *notes)
     else:
         data = get_test_data(
             settings,
@@ -417,8 +418,7 @@ def read_images(
             of_test=settings.is_table and chosen.split == "test",
         )
         images = data.validation
-        seen = [data.seen] if data.seen and chosen.split != "train" else []  # it says what the flag says
-        notes = (*seen, *data.warnings)
+        notes = (*_known(data.seen, loaded, args.data, chosen), *data.warnings)
     if data.multilabel != loaded.reading.several:
         words = ("one label each", "several labels each")
         raise UserError(
@@ -428,6 +428,14 @@ def read_images(
     if data.classes != loaded.classes:
         raise UserError(f"{loaded.path}: its classes are not those of {settings.dataname}; give --datapath FOLDER")
     return in_colour_of(loaded.preprocessing, images), notes
+
+
+def _known(seen: str, loaded: Loaded, settings: DataSettings, chosen: Chosen) -> list[str]:
+    """``seen``, unless --split train says it; of training images in their own place, whether they have changed."""
+    if chosen.split != "train":
+        return [seen] if seen else []
+    changed = chosen.datapath is None and _data_of_run(loaded, settings, chosen)[1]
+    return [OTHER_IMAGES.format(loaded.path)] if changed else []
 
 
 def _other_table(loaded: Loaded, chosen: Chosen) -> str | None:
