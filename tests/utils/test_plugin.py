@@ -622,6 +622,9 @@ MISTAKES = {
         "line 4: mine/train[0]: NameError: name 'no'"
     ),
     UNREADABLE + a_data_set("return Data('abc'), Data('ab'), 'ab'"): "train: 3 items have 2 targets",
+    UNREADABLE.replace("(list)", "") + a_data_set("return Data(), Data(), 'ab'"): (
+        "train: must have a length (TypeError: object of type 'Data' has no len())"
+    ),
     an_optimizer("return lr"): "torch.optim.Optimizer, not float",
     an_optimizer().replace("mine", "sgd"): "there is an optimizer sgd already",
     "import torch\n" + an_optimizer("return torch.optim.LBFGS(groups, lr)"): (

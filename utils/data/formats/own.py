@@ -187,17 +187,21 @@ def _labels(dataset: Any, classes: int, where: str) -> torch.Tensor:
 
     A ``target_transform``, as torchvision's data sets have it, changes the items' labels and not the targets.
     """
+    try:
+        count = len(dataset)
+    except Exception as error:
+        raise UserError(f"{where}: must have a length ({type(error).__name__}: {error})") from error
     changed = getattr(dataset, "target_transform", None) is not None
     targets = None if changed else getattr(dataset, "targets", None)
     try:
-        values = [dataset[number][1] for number in range(len(dataset))] if targets is None else list(targets)
+        values = [dataset[number][1] for number in range(count)] if targets is None else list(targets)
         labels = torch.tensor([_whole(value) for value in values], dtype=torch.int64)
     except UserError:
         raise
     except Exception as error:
         raise UserError(f"{where}: items must be (image, label) ({type(error).__name__}: {error})") from error
-    if len(labels) != len(dataset):
-        raise UserError(f"{where}: {len(dataset)} items have {len(labels)} targets")
+    if len(labels) != count:
+        raise UserError(f"{where}: {count} items have {len(labels)} targets")
     wrong = ((labels < 0) | (labels >= classes)).nonzero().flatten().tolist()
     if not len(labels) or wrong:
         which = f"item {wrong[0]} has label {labels[wrong[0]]} of {classes} classes" if wrong else "there are no items"
