@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
 
 from scripts.common.features import Features
+from utils.data.sample_plan import evenly_spaced
 
 NEIGHBOURS = 20
 TEMPERATURE = 0.07
 ROWS = 2048  # images whose neighbours are found together
 ALIKE = 0.95  # minimum correlation of two copies' thumbnails
 NEARER = 0.4  # a copy's distance from its original over that of images which look alike
-NEAREST = 10  # a copy is among this many nearest neighbours, in features and in thumbnails
+NEAREST = 10  # a copy is among this many nearest neighbours, in features (of those unlike it) and in thumbnails
 
 
 def unit(values: np.ndarray) -> np.ndarray:
@@ -79,39 +81,72 @@ def likeness_of_copies(first: Features) -> float:
 
     In the second case a copy is at most ``NEARER`` times as far from its original as the median image is from its tenth
     nearest neighbour, in the distance sqrt(2 - 2 x correlation), so that digits, which differ in few pixels, are not
-    all copies. The tenth, since in a split that holds copies of its own images the nearest ones are these copies.
+    all copies. The tenth, since in a split that holds copies of its own images the nearest ones are these copies. They
+    may be more than ten, as the frames of a burst: if the 20th, 40th ... neighbour is so much farther than the one of
+    half its rank that the latter would be a copy, the former counts instead. Medians are over at most ``ROWS`` images.
     """
     if len(first) < 2:
         return ALIKE
-    typical = float(np.median(nearest(_centred(first.thumbnails), None, NEAREST)[1][:, -1]))
-    return max(ALIKE, 1 - NEARER**2 * (1 - typical))
+    looks = _centred(first.thumbnails)
+    rows = evenly_spaced(len(looks), ROWS)
+    near = looks[rows] @ looks.T
+    near[np.arange(len(rows)), rows] = -np.inf  # not the image itself
+    last = len(looks) - 1
+    ranks = [min(NEAREST, last)]
+    while 2 * ranks[-1] <= last:
+        ranks.append(2 * ranks[-1])
+    places = [len(looks) - rank for rank in ranks]
+    near.partition(places, axis=1)
+    squares = [1 - float(np.median(near[:, place])) for place in places]  # of the distances, halved
+    typical = squares[0]
+    for nearer, farther in itertools.pairwise(squares):
+        if nearer <= NEARER**2 * farther:
+            typical = farther
+    return max(ALIKE, 1 - NEARER**2 * typical)
 
 
 def near_duplicates(first: Features, second: Features) -> list[Duplicate]:
     """Images of ``second`` that nearly equal one of ``first``, each paired with its most similar one; best pairs first.
 
-    The two grey 16 x 16 thumbnails, one of them perhaps mirrored, correlate by at least ``likeness_of_copies``, and
-    each image is among the ten of its split nearest to the other in features. Thumbnails alone would pair two plain
-    skies, features alone two images of a class that the network has learned well.
+    The two grey 16 x 16 thumbnails, one of them perhaps mirrored, correlate by at least ``likeness_of_copies``, and in
+    features fewer than ten images lie nearer to either of the two, not counting those whose thumbnails correlate as
+    much, such as further frames of a burst. Thumbnails alone would pair two plain skies, features alone two images of a
+    class that the network has learned well.
     """
     own = unit(first.features)
     other = unit(second.features)
-    near_second = nearest(own, other, NEAREST)[0]
-    near_first = nearest(other, own, NEAREST)[0]
-    looks = _centred(first.thumbnails)
+    looks, shown = ([_centred(one.thumbnails), _centred(_mirrored(one.thumbnails))] for one in (first, second))
     least = likeness_of_copies(first) - 1e-6  # products of identical thumbnails are rounded to a little below 1
+    limits = _tenth_of_unlike(other, shown[0], own, looks, least), _tenth_of_unlike(own, looks[0], other, shown, least)
     best: dict[int, Duplicate] = {}
-    for mirrored in (False, True):
-        shown = _mirrored(second.thumbnails) if mirrored else second.thumbnails
-        places, likenesses = nearest(looks, _centred(shown), NEAREST)
+    for thumbnails in shown:
+        places, likenesses = nearest(looks[0], thumbnails, NEAREST)
         for place, rank in np.argwhere(likenesses >= least).tolist():
             match = int(places[place, rank])
             cosine = float(own[match] @ other[place])
-            equal = cosine > 1 - 1e-6  # there may be more than ten equal images
-            if equal or (match in near_second[place] and place in near_first[match]):
+            equal = cosine > 1 - 1e-6  # where features are equal, none is nearer
+            if equal or (cosine > limits[0][match] and cosine > limits[1][place]):
                 found = Duplicate(match, place, cosine, float(likenesses[place, rank]))
                 best[place] = max(best.get(place, found), found, key=lambda one: (one.likeness, one.cosine))
     return sorted(best.values(), key=lambda one: (-one.likeness, -one.cosine, one.second))
+
+
+def _tenth_of_unlike(
+    among: np.ndarray, looks: np.ndarray, of: np.ndarray, looks_of: list[np.ndarray], least: float
+) -> np.ndarray:
+    """For each row of features ``of``, float32 (m,): its tenth-highest cosine with unlike rows of ``among``.
+
+    Unlike are images whose centred thumbnails ``looks`` correlate by less than ``least`` with each of ``looks_of``.
+    -inf if there are fewer than ten.
+    """
+    tenths = [np.empty(0, np.float32)]
+    for start in range(0, len(of), ROWS):
+        near = of[start : start + ROWS] @ among.T
+        for shown in looks_of:
+            near[shown[start : start + ROWS] @ looks.T >= least] = -np.inf
+        enough = len(among) >= NEAREST
+        tenths.append(np.partition(near, -NEAREST, axis=1)[:, -NEAREST] if enough else np.full(len(near), -np.inf))
+    return np.concatenate(tenths)
 
 
 def _centred(thumbnails: np.ndarray) -> np.ndarray:

@@ -193,8 +193,8 @@ def duplicates_words(of: Study) -> str:
     )
     return (
         f"{counts}. The grey 16 x 16 thumbnails of a pair correlate by the number in brackets or more, perhaps "
-        f"mirrored, and each is among the {NEAREST} nearest of the other in features. A copy that was cropped or "
-        "shifted may be missed."
+        f"mirrored, and in features fewer than {NEAREST} images that look otherwise lie nearer to either. A copy that "
+        "was cropped or shifted may be missed, and an image of one colour is never listed."
     )
 
 

@@ -136,3 +136,18 @@ def test_copies_across_splits_are_found_if_most_training_images_have_copies_amon
         features_of("val", [image.resize((64, 64)) for image in smaller] + [photograph(generator) for _ in range(20)]),
     )
     assert {one.second: one.first // 3 for one in found} == {place: place for place in range(10)}
+
+
+@pytest.mark.parametrize("frames", [5, 40, 150])
+def test_copies_across_splits_are_found_if_training_images_are_frames_of_long_bursts(frames):
+    generator = np.random.default_rng(1)
+    scenes = [photograph(generator) for _ in range(4)]
+
+    def frame(scene):
+        noise = generator.integers(-8, 9, (64, 64, 3))
+        return Image.fromarray(np.clip(np.asarray(scene) + noise, 0, 255).astype(np.uint8))
+
+    train = [frame(scene) for scene in scenes for _ in range(frames)] + [photograph(generator) for _ in range(20)]
+    other = [frame(scene) for scene in scenes for _ in range(3)] + [photograph(generator) for _ in range(20)]
+    found = near_duplicates(features_of("train", train), features_of("val", other))
+    assert {one.second: one.first // frames for one in found} == {place: place // 3 for place in range(12)}
