@@ -269,6 +269,9 @@ SETS: dict[str, Odd] = {
         QUIET,
         "huge",
     ),
+    "labels that pandas wrote for missing ones": Odd(
+        changed(renamed(("b", "nan"))), "'nan': a class like any other; if it means no label", "missing labels"
+    ),
     "names that differ in case": Odd(changed(alike), "differ only by case", "class names alike: classes 'A' and 'a'"),
     "blank after a name": Odd(
         changed(renamed(("b", "a "))),

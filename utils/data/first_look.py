@@ -39,6 +39,8 @@ SHOWN = 3  # classes or files in a line
 ENOUGH = 3  # images that a class needs before what they have in common is reported
 BRIGHTER, STANDARD_ERRORS, COMPARED_MEANS = 32, 5, 8  # levels; standard errors; images of a split
 JOINED_BY = ";|,"  # separators of labels in one cell
+# what pandas' read_csv takes for no label, or str() writes for none
+MISSING = ("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None")
 LIST_SIGNS = "brackets and quotation marks"
 UNBALANCED = 10.0  # largest over smallest class
 TINY = 4  # pixels a side, too few for any network
@@ -436,6 +438,9 @@ def of_classes(counts: Sequence[np.ndarray], classes: Sequence[str], several: bo
     if blanks := [name for name in classes if name != name.strip()]:
         quoted = ", ".join(map(repr, blanks[:SHOWN]))
         found.append(("blanks around class names", f"blanks around names belong to them: {quoted}; remove the blanks"))
+    if missing := [name for name in classes if name in MISSING]:
+        quoted = ", ".join(map(repr, missing[:SHOWN]))
+        found.append(("missing labels", f"{quoted}: a class like any other; if it means no label, remove its images"))
     found += _joined(classes)
     filled = counts[0][counts[0] > 0]
     if len(filled) and filled.max() >= UNBALANCED * filled.min():
