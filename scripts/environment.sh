@@ -2,9 +2,6 @@
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
-# install() leaves modules to be compiled when they are first imported; what is not kept, each process compiles anew.
-export PYTHONDONTWRITEBYTECODE=
-
 # find_python FILE: sets PYTHON to one that meets all requirements in FILE: that of the active virtual environment or,
 # if none is active, the one on PATH or in .venv. Fails if there is none.
 find_python() {
@@ -47,11 +44,12 @@ ready_python() {
 }
 
 # run_pytest FLAGS: on two processes for each core, since the tests spend a third of their time waiting; each takes up to
-# 2 GB. Keeps the order of the files, in which the slowest do not come last.
+# 2 GB. Keeps the order of the files, in which the slowest do not come last. Compiled modules are kept, for
+# hundreds of processes would compile them anew.
 run_pytest() {
   local cores
   cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
-  "$PYTHON" -m pytest -n $((cores < 4 ? 2 * cores : 8)) \
+  PYTHONDONTWRITEBYTECODE= "$PYTHON" -m pytest -n $((cores < 4 ? 2 * cores : 8)) \
     --dist loadfile --no-loadscope-reorder "$@"
 }
 
@@ -144,10 +142,11 @@ install() {
   fi
   touch "$1/.installing"
   echo "Installing what $2 lists into ${1#"$ROOT"/}; the first time takes minutes (a few GB)"
-  # pip would compile all modules on one core, for a third of the time; few are ever imported.
   if ! "$python" -m pip install --quiet --disable-pip-version-check --no-compile -r "$ROOT/$2"; then
     echo "pip could not install everything; run the same command again" >&2
     return 1
   fi
+  # pip would compile all modules, on one core and for a third of the time. These import most of what is ever used.
+  (cd "$ROOT" && PYTHONDONTWRITEBYTECODE= "$python" -c 'import timm, torch._dynamo, training' >/dev/null 2>&1) || true
   rm "$1/.installing"
 }

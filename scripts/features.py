@@ -112,7 +112,7 @@ def short(text: str) -> str:
 
 def present(of: Study, rows: list[dict[str, Any]], loaded: Loaded, folder: Path) -> None:
     """Print the findings, with the classifiers' ``rows``, and write tables and page."""
-    from scripts.reporting.feature_page import doubt_rows, duplicate_rows, render_features
+    from scripts.reporting.feature_page import alike_words, doubt_rows, duplicate_rows, render_features
     from scripts.reporting.feature_study import NAMES, heads
 
     counts = ", ".join(f"{len(part):,} {NAMES[split]}" for split, part in of.parts.items())
@@ -136,6 +136,8 @@ def present(of: Study, rows: list[dict[str, Any]], loaded: Loaded, folder: Path)
         print(table(columns, [[short(str(row[name])) for name in columns] for row in doubts[:LISTED]]))
     pairs = ", ".join(f"{len(found):,} {one}-{two}" for (one, two), found in of.duplicates.items())
     print(f"\nNear duplicates across splits: {pairs}")
+    if words := alike_words(of):
+        print(words)
     for note in of.notes:
         print(note)
     for name, found in (("doubtful", doubts), ("duplicates", copies)):

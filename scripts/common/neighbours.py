@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -81,9 +80,8 @@ def likeness_of_copies(first: Features) -> float:
 
     In the second case a copy is at most ``NEARER`` times as far from its original as the median image is from its tenth
     nearest neighbour, in the distance sqrt(2 - 2 x correlation), so that digits, which differ in few pixels, are not
-    all copies. The tenth, since in a split that holds copies of its own images the nearest ones are these copies. They
-    may be more than ten, as the frames of a burst: if the 20th, 40th ... neighbour is so much farther than the one of
-    half its rank that the latter would be a copy, the former counts instead. Medians are over at most ``ROWS`` images.
+    all copies. The tenth, since in a split that holds copies of its own images the nearest ones are these copies. The
+    median is over at most ``ROWS`` images.
     """
     if len(first) < 2:
         return ALIKE
@@ -91,18 +89,9 @@ def likeness_of_copies(first: Features) -> float:
     rows = evenly_spaced(len(looks), ROWS)
     near = looks[rows] @ looks.T
     near[np.arange(len(rows)), rows] = -np.inf  # not the image itself
-    last = len(looks) - 1
-    ranks = [min(NEAREST, last)]
-    while 2 * ranks[-1] <= last:
-        ranks.append(2 * ranks[-1])
-    places = [len(looks) - rank for rank in ranks]
-    near.partition(places, axis=1)
-    squares = [1 - float(np.median(near[:, place])) for place in places]  # of the distances, halved
-    typical = squares[0]
-    for nearer, farther in itertools.pairwise(squares):
-        if nearer <= NEARER**2 * farther:
-            typical = farther
-    return max(ALIKE, 1 - NEARER**2 * typical)
+    place = len(looks) - min(NEAREST, len(looks) - 1)
+    near.partition(place, axis=1)
+    return max(ALIKE, 1 - NEARER**2 * (1 - float(np.median(near[:, place]))))
 
 
 def near_duplicates(first: Features, second: Features) -> list[Duplicate]:
@@ -124,8 +113,7 @@ def near_duplicates(first: Features, second: Features) -> list[Duplicate]:
         for place, rank in np.argwhere(likenesses >= least).tolist():
             match = int(places[place, rank])
             cosine = float(own[match] @ other[place])
-            equal = cosine > 1 - 1e-6  # where features are equal, none is nearer
-            if equal or (cosine > limits[0][match] and cosine > limits[1][place]):
+            if cosine >= max(limits[0][match], limits[1][place]) - 1e-6:  # where features are equal, none is nearer
                 found = Duplicate(match, place, cosine, float(likenesses[place, rank]))
                 best[place] = max(best.get(place, found), found, key=lambda one: (one.likeness, one.cosine))
     return sorted(best.values(), key=lambda one: (-one.likeness, -one.cosine, one.second))
@@ -139,13 +127,15 @@ def _tenth_of_unlike(
     Unlike are images whose centred thumbnails ``looks`` correlate by less than ``least`` with each of ``looks_of``.
     -inf if there are fewer than ten.
     """
-    tenths = [np.empty(0, np.float32)]
+    if len(among) < NEAREST:
+        return np.full(len(of), -np.inf)
+    tenths = []
     for start in range(0, len(of), ROWS):
         near = of[start : start + ROWS] @ among.T
         for shown in looks_of:
             near[shown[start : start + ROWS] @ looks.T >= least] = -np.inf
-        enough = len(among) >= NEAREST
-        tenths.append(np.partition(near, -NEAREST, axis=1)[:, -NEAREST] if enough else np.full(len(near), -np.inf))
+        near.partition(len(among) - NEAREST, axis=1)
+        tenths.append(near[:, -NEAREST].copy())  # a view would keep all of ``near``
     return np.concatenate(tenths)
 
 

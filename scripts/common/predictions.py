@@ -26,7 +26,7 @@ from scripts.common.answers import Answers
 from scripts.common.command_line import say, warn
 from scripts.common.label_answers import LabelAnswers
 from utils.checkpoint.fingerprint import joined, same_images
-from utils.checkpoint.resume import ResumePoint
+from utils.checkpoint.resume import ResumePoint, is_at
 from utils.config import arguments, plugins
 from utils.config.datasets import SPECS
 from utils.config.groups.data import DataSettings
@@ -55,7 +55,6 @@ from utils.record.writer import Writer
 from utils.runtime.distributed import Distributed, RankInfo
 from utils.runtime.memory import lacks_memory
 
-OTHER_IMAGES = "the data set holds other images than {} was trained on"
 SHOWN = 5  # paths shown in a message
 THUMBNAIL = 16  # pixels per side
 WITHOUT_COLUMN = {  # what follows for an evaluation
@@ -407,7 +406,7 @@ def read_images(
         images = data.train
         notes = data.warnings
         if not same_images(data.fingerprint, loaded.fingerprint):
-            notes = (OTHER_IMAGES.format(loaded.path), *notes)
+            notes = (f"the data set holds other images than {loaded.path} was trained on", *notes)
     else:
         data = get_test_data(
             settings,
@@ -431,11 +430,15 @@ def read_images(
 
 
 def _known(seen: str, loaded: Loaded, settings: DataSettings, chosen: Chosen) -> list[str]:
-    """``seen``, unless --split train says it; of training images in their own place, whether they have changed."""
+    """``seen``, unless --split train says it; of training images in their own place, whether something has changed."""
     if chosen.split != "train":
         return [seen] if seen else []
-    changed = chosen.datapath is None and _data_of_run(loaded, settings, chosen)[1]
-    return [OTHER_IMAGES.format(loaded.path)] if changed else []
+    if not is_at(point_of(loaded).state, settings):
+        return []
+    data, changed = _data_of_run(loaded, settings, chosen)
+    if data is not None and not changed:
+        return []
+    return [f"the training or validation images have changed since {loaded.path} was trained"]
 
 
 def _other_table(loaded: Loaded, chosen: Chosen) -> str | None:

@@ -93,6 +93,7 @@ def run(traval: TraVal, ramp: Ramp, show: Callable[[RangePoint], None]) -> Range
 def _set_peak(traval: TraVal, lr: float) -> None:
     """Let timm's corrected weight decay, by lr^2 / peak, take ``lr`` for the peak, as in a training with this --lr."""
     for optimizer in traval.optimizers:
+        optimizer.defaults["lr"] = lr  # the peak for timm before 1.0.31
         for group in optimizer.param_groups:
             if "max_lr_snapshot" in group:
                 group["max_lr_snapshot"] = lr

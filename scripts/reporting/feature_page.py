@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from models.load import Loaded
-from scripts.common.neighbours import NEAREST, likeness_of_copies
+from scripts.common.neighbours import ALIKE, NEAREST, likeness_of_copies
 from scripts.common.output import number, numbers
 from scripts.reporting.details import short_ids
 from scripts.reporting.feature_study import NAMES, Doubt, Study, answers_of, heads
@@ -194,7 +194,18 @@ def duplicates_words(of: Study) -> str:
     return (
         f"{counts}. The grey 16 x 16 thumbnails of a pair correlate by the number in brackets or more, perhaps "
         f"mirrored, and in features fewer than {NEAREST} images that look otherwise lie nearer to either. A copy that "
-        "was cropped or shifted may be missed, and an image of one colour is never listed."
+        f"was cropped or shifted may be missed, and an image of one colour is never listed. {alike_words(of)}"
+    ).strip()
+
+
+def alike_words(of: Study) -> str:
+    """Text about splits whose images look so alike that only nearly identical ones count as copies, or nothing."""
+    splits = {one: likeness_of_copies(of.parts[one]) for one, _ in of.duplicates}
+    return " ".join(
+        f"The {NAMES[split]} images look alike, as digits do and frames of bursts: a copy must correlate by "
+        f"{least:.4f}, not {ALIKE}, so frames of one burst in two splits may be missed."
+        for split, least in splits.items()
+        if least > ALIKE
     )
 
 

@@ -134,10 +134,11 @@ def read(folder: Path, name: str) -> RunRecord:
     begun = [*BEGUN.finditer(log)]
     ended = bool(begun) and END.search(log, begun[-1].end()) is not None
     done, planned = len(record.epochs.get("epoch", ())), record.value("epochs")
-    cut = ended and planned.isdigit() and done < int(planned) and STOPPED_EARLY.search(log, begun[-1].end()) is None
-    if begun and (cut or not ended):
+    too_few = bool(trained) and planned.isdigit() and int(trained[-1][1]) < int(planned)
+    by_steps = ended and too_few and STOPPED_EARLY.search(log, begun[-1].end()) is None
+    if begun and (by_steps or not ended):
         epochs = f"{done}{f' of {planned}' * bool(planned)} epochs"
-        why = "--max-steps ended it" if cut else "the run was stopped, or is under way"
+        why = "--max-steps ended it" if by_steps else "the run was stopped, or is under way"
         record.missing.append(f"The end of the training: {epochs} are there; {why}")
     read_events(record)
     return record

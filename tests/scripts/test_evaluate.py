@@ -427,17 +427,25 @@ def test_the_images_that_chose_best_are_known_under_any_name(digits_run, tmp_pat
     assert bool(evaluate.chosen_by_these_images(own, best, None)) == favoured
 
 
-@pytest.mark.parametrize("change", [Path.unlink, lambda path: path.rename(path.parent.parent / "b" / "new.png")])
-def test_training_images_that_have_changed_are_warned_of(change, tmp_path, capsys):
-    data = image_tree(tmp_path / "data", {"train": 9, "val": 4})
+CHANGES = {
+    "an image is gone": lambda data: next((data / "train" / "a").iterdir()).unlink(),
+    "an image of another class": lambda data: next((data / "train" / "a").iterdir()).rename(data / "train/b/new.png"),
+    "validation images are gone": lambda data: shutil.rmtree(data / "val"),
+}
+
+
+@pytest.mark.parametrize("in_place", [(), ("--datapath", "data")], ids=["", "the same folder"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_training_images_that_have_changed_are_warned_of(change, in_place, workplace, capsys):
+    data = image_tree(workplace / "data", {"train": 9, "val": 4})
     line = "--dataname folder --image-size 8 --arch fc --epochs 1 -b 6 -w 0 --datapath".split()
-    run = trained(tmp_path / "runs", *line, data)
+    run = trained(workplace / "runs", *line, data)
     for told in (False, True):
         capsys.readouterr()
-        assert evaluate.main([str(run), *CPU, "--split", "train"]) == 0
-        assert ("the data set holds other images than" in capsys.readouterr().err) is told
+        assert evaluate.main([str(run), *CPU, "--split", "train", *in_place]) == 0
+        assert ("have changed since" in capsys.readouterr().err) is told
         if not told:
-            change(min((data / "train" / "a").iterdir()))
+            CHANGES[change](data)
 
 
 def test_a_test_that_holds_what_the_run_trained_on_is_warned_of(tmp_path, capsys):

@@ -250,6 +250,7 @@ def test_copies_of_training_images_are_named_and_accuracy_is_given_without_them(
     printed = capsys.readouterr()
     assert "1 train-val, 1 train-test, 1 val-test" in printed.out
     assert "Without the image that a training image nearly equals" in printed.out
+    assert "images look alike" not in printed.out
     assert "its weights are random" in printed.err
     assert printed.out.splitlines()[-1].startswith("knn_top1=")
     assert f"val_count=17 output={tmp_path / 'out'}" in printed.out

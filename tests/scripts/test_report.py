@@ -450,6 +450,10 @@ def test_epochs_that_max_steps_left_out_are_told_and_none_that_early_stopping_di
     lines = [line for line in record.missing if line.startswith("The end of the training")]
     done = 2 if "5" in flags else 1
     assert lines == told * [f"The end of the training: {done} of 3 epochs are there; --max-steps ended it"]
+    rows = (folder / "metrics.csv").read_text().splitlines(keepends=True)
+    (folder / "metrics.csv").write_text("".join(rows[:-1]))  # a row that was lost is no epoch that was left out
+    lost = run_record.read(folder, "run").missing
+    assert any(line.startswith("The end of the training") for line in lost) is told
 
 
 def test_an_image_that_has_gone_is_left_out(predictions):

@@ -189,6 +189,8 @@ def _labels(dataset: Any, classes: int, where: str) -> torch.Tensor:
     """
     try:
         count = len(dataset)
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(f"{where}: must have a length ({type(error).__name__}: {error})") from error
     changed = getattr(dataset, "target_transform", None) is not None
