@@ -140,6 +140,15 @@ def test_images_that_agree_only_in_what_a_network_sees_are_no_duplicates(tmp_pat
     assert [line for line in what_check_data_says(tmp_path / "data") if line.startswith("- in both splits: 1 image")]
 
 
+def test_an_opaque_image_is_none_whose_alpha_channel_is_not_read(tmp_path):
+    paths = [str(tmp_path / f"{number}.png") for number in range(4)]
+    for path, alpha in zip(paths, (255, 90, 255, 255), strict=True):
+        Image.new("RGBA", (8, 8), (9, 9, 9, alpha)).save(path)
+    files = ImageFiles(paths, torch.tensor([0, 0, 1, 1]), "RGB")
+    (line,) = first_look.lost_levels(files, ["a", "b"], None)
+    assert line.startswith("the alpha channel of 1 image differs (class a 90) and"), line
+
+
 def test_the_first_look_is_bounded_whatever_the_number_of_classes_and_pixels(tmp_path, monkeypatch):
     labels = torch.arange(1000).repeat_interleave(3)
     assert len(first_look.sample(labels.numpy())) == first_look.EACH_SPLIT

@@ -331,10 +331,14 @@ def _beyond(
 
 
 def _alpha(looks: Sequence[Seen]) -> tuple[str, str] | None:
-    """Remark on an alpha channel that varies, inside an image or between images; otherwise None."""
+    """Remark on an alpha channel that varies, inside an image or between images; otherwise None.
+
+    It counts and names only images that are not opaque, since an opaque one loses nothing.
+    """
     held = [one for one in looks if one.facts.alpha is not None]
     if len({level for one in held for level in one.facts.alpha or ()}) < 2:
         return None
+    held = [one for one in held if one.facts.alpha != (255, 255)]
     parts = []
     for label, facts in _by_class(held).items():
         ranges = [one.alpha for one in facts if one.alpha is not None]
