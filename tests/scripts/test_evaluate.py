@@ -448,6 +448,17 @@ def test_training_images_that_have_changed_are_warned_of(change, in_place, workp
             CHANGES[change](data)
 
 
+def test_training_images_that_were_all_replaced_are_no_longer_those_of_the_run(tmp_path, capsys):
+    """Although their names, and all validation images, are the same."""
+    data = image_tree(tmp_path / "data", {"train": 17, "val": 17})
+    line = "--dataname folder --image-size 8 --arch fc --epochs 1 -b 34 -w 0 --datapath".split()
+    run = trained(tmp_path / "runs", *line, data)
+    for path in (data / "train").glob("*/*.png"):
+        Image.new("RGB", (8, 8), (int(path.stem), 0, 0)).save(path)
+    assert evaluate.main([str(run), *CPU, "--split", "train"]) == 0
+    assert "the data set holds other images than" in capsys.readouterr().err
+
+
 def test_a_test_that_holds_what_the_run_trained_on_is_warned_of(tmp_path, capsys):
     data = image_tree(tmp_path / "data", {"train": 9, "val": 4, "test": 5})
     paths = [path.relative_to(data) for path in sorted(data.glob("*/*/*.png"))]

@@ -12,6 +12,7 @@ OLD = "a" * 64
 FILES = [b"one", b"two", b"three", b"four"]
 NEW = joined(OLD, FILES)
 PROCESSED = joined(OLD, [b"1", b"2", b"3", b"four"])
+HALF = joined(OLD, [b"1", b"2", b"three", b"four"])  # as of two splits, one of which was processed
 REPAIRED = joined(OLD, [b"one", b"2", b"three", b"four"])
 OTHER_LISTING = joined("d" * 64, FILES)
 
@@ -24,6 +25,7 @@ OTHER_LISTING = joined("d" * 64, FILES)
         (OLD, NEW, True),
         (NEW, REPAIRED, True),
         (NEW, PROCESSED, False),
+        (NEW, HALF, False),
         (NEW, "d" * 64, False),
         (NEW, OTHER_LISTING, False),
         (None, NEW, False),
@@ -32,7 +34,7 @@ OTHER_LISTING = joined("d" * 64, FILES)
         (joined(OLD, []), joined(OLD, []), True),
     ],
 )
-def test_the_listing_and_half_of_the_contents_tell(one, other, same):
+def test_the_listing_and_most_of_the_contents_tell(one, other, same):
     assert same_images(one, other) is same and same_images(other, one) is same
 
 
