@@ -43,7 +43,7 @@ from utils.data.formats.readers import MemoryImages
 from utils.data.loaders import RESIDENT_MEMORY_SHARE, shown_otherwise_resident
 from utils.loop.stop_signals import TrainingFailure
 from utils.precision.amp import resolve_amp
-from utils.runtime.cpu import cores_per_process
+from utils.runtime.cpu import cores_per_process, has_bf16_units
 from utils.runtime.devices import memory_bytes
 
 SHARES_STEPS = 10
@@ -94,8 +94,9 @@ def hardware_of(subject: TrainingSetup, data: Data, try_compile: bool) -> Hardwa
     gpu = device.type == "cuda"
     amp = resolve_amp(args.precision, device)
     formats = {name: unsupported(name, device) or "" for name in ("bf16", "fp16", "off") if name != amp}
-    if not gpu and "fp16" in formats:
-        formats["fp16"] = "emulated on a CPU"
+    if not gpu:
+        emulated = ["fp16"] if has_bf16_units() else ["fp16", "bf16"]  # a step may take a minute
+        formats |= {name: "emulated on this CPU" for name in emulated if name in formats}
     size = data.spec.image_size if data.spec.fixed_size else data.image_size
     return Hardware(
         gpu=gpu,
