@@ -202,7 +202,7 @@ def alike_words(of: Study) -> str:
     """Text about splits whose images look so alike that only nearly identical ones count as copies, or nothing."""
     splits = {one: likeness_of_copies(of.parts[one]) for one, _ in of.duplicates}
     return " ".join(
-        f"The {NAMES[split]} images look alike, as digits do and frames of bursts: a copy must correlate by "
+        f"The {NAMES[split]} images look alike, as digits or frames of bursts do: a copy must correlate by "
         f"{least:.4f}, not {ALIKE}, so frames of one burst in two splits may be missed."
         for split, least in splits.items()
         if least > ALIKE
