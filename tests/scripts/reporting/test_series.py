@@ -63,7 +63,7 @@ def test_settings_are_read_with_their_values_origins_and_groups(digits_run):
     assert record.header["command"].startswith("main.py --device cpu") and "torch" in record.header["versions"]
     assert record.steps["step"].tolist() == list(range(1, 31)) and record.epochs["step"].tolist() == [30]
     assert record.first_batch[:4] == b"\x89PNG" and "Speed/data_wait_percent" in record.scalars
-    assert record.missing == []
+    assert record.missing == ["The end of the training: 1 of 2 epochs are there; --max-steps ended it"]
 
 
 def test_warnings_of_the_log_are_each_there_once_and_without_notes(tmp_path):
