@@ -30,7 +30,7 @@ STOPPED_EARLY = re.compile(r"^\S+ \S+ Stopped early", re.MULTILINE)
 OVERRIDDEN = re.compile(r"^\S+ \S+ warning: .*; going on with ", re.MULTILINE)
 START = re.compile(r"^\S+ \S+ Run ", re.MULTILINE)
 CONTINUING = re.compile(r"^\S+ \S+ Continuing ", re.MULTILINE)
-WHERE = re.compile(rf"^\S+ \S+ ({MACHINE}|{COMMIT})(.*)$", re.MULTILINE)  # of a start that continued the run
+WHERE = re.compile(rf"^(?:\S+ \S+ )?({MACHINE}|{COMMIT})(.*)$", re.MULTILINE)  # of a start that continued the run
 TRAINING_IMAGES = re.compile(r"([\d,]+) training, ")  # in a plan's row about the data
 STEPS_AN_EPOCH = re.compile(r"(?: Steps: |; )(\d+) (?:steps )?an epoch(?= x |;)")  # older logs have the second
 
@@ -41,9 +41,9 @@ class RunResult:
 
     ``final`` and ``best``: the metric in percent at the last validation and of best.pt; NaN if no validation loss was
     finite. ``trained`` and ``validated``: number of training images, 0 if the folder does not say, and of those in the
-    last validation. ``seconds``: total of all epochs, with validation, without start-up and pauses. ``machine``: the
-    machines of all starts, each named once. ``doubts``: signs that the network has learned nothing, so that its figures
-    say nothing about the settings.
+    last validation. ``seconds``: total of all epochs, with validation, without start-up and pauses. ``machine`` and
+    ``commit``: those of all starts, each named once. ``doubts``: signs that the network has learned nothing, so that
+    its figures say nothing about the settings.
     """
 
     folder: Path
@@ -170,7 +170,7 @@ def read_run(folder: Path, tell: Callable[[str], None] = say) -> RunResult | Non
             folder=folder,
             args=args,
             command=about.get("command", UNKNOWN),
-            machine=_of_all_starts(about.get("machine", UNKNOWN), log),
+            machine=of_all_starts(MACHINE, about.get("machine", UNKNOWN), log),
             epochs=len(rows),
             headline=headline,
             final=finals[-1],
@@ -178,7 +178,7 @@ def read_run(folder: Path, tell: Callable[[str], None] = say) -> RunResult | Non
             seconds=sum(float(row["seconds"]) for row in rows),
             doubts=tuple(doubt.sign for doubt in doubts(rows, args.data.dataname)),
             versions=about.get("versions", ""),
-            commit=about.get("commit", ""),
+            commit=of_all_starts(COMMIT, about.get("commit", UNKNOWN), log),
             trained=args.data.train_samples or (int(images[1].replace(",", "")) if images else 0),
             validated=int(rows[-1].get("val_count") or 0),
         )
@@ -212,9 +212,9 @@ def _doubt(folder: Path, rows: list[dict[str, str]], log: str) -> str:
     return ""
 
 
-def _of_all_starts(first: str, log: str) -> str:
-    """Machine of the ``first`` start, from config.yaml, and later machines in the log that differ."""
-    later = [match[2] for match in WHERE.finditer(log) if match[1] == MACHINE]
+def of_all_starts(what: str, first: str, log: str) -> str:
+    """``MACHINE`` or ``COMMIT`` of the ``first`` start, from config.yaml, and later ones in the log that differ."""
+    later = [match[2] for match in WHERE.finditer(log) if match[1] == what]
     return "; then ".join(dict.fromkeys([first, *later]))
 
 

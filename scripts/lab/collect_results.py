@@ -128,7 +128,7 @@ class Machines(NamedTuple):
         reasons = {
             "few seeds": len(row.runs) < 3,
             "shared machine": sum(map(len, self.undisturbed(row).values())) < min(3, len(row.runs)),
-            "changed code": not names <= set(self.ran) and any(run.commit.endswith(", changed") for run in row.runs),
+            "changed code": not names <= set(self.ran) and any(", changed" in run.commit for run in row.runs),
         }
         told = ", ".join(reason for reason, holds in reasons.items() if holds)
         return f"half: {told}" if told else "full"

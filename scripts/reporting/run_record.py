@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from scripts.common.output import number
-from scripts.common.runs import header
+from scripts.common.runs import header, of_all_starts
 from utils.checkpoint.resume import BEGINS_ANEW
 from utils.config.arguments import OPTIONS, in_yaml
 from utils.config.field import CHECKPOINT
@@ -25,6 +25,7 @@ from utils.config.settings import GROUPS, all_settings
 from utils.record import curves
 from utils.record.doubts import doubts
 from utils.record.event_files import NAMES, events_in
+from utils.record.provenance import COMMIT, MACHINE
 from utils.record.run_folder import read_table
 
 T = TypeVar("T")
@@ -52,9 +53,9 @@ class RunRecord:
     ``epochs``: the columns of metrics.csv, float64 (epochs,), NaN where empty. ``steps``: the columns of metrics.npz by
     name, float64 (steps,). ``scalars``: points (step, value) of the event files by tag. ``classes``: from
     ``read_classes``. ``cut_epoch``: the latest epoch, if --max-steps has cut it. ``first_batch``: an encoded picture.
-    ``header``: the comments above the settings, by 'command', 'versions', 'machine' and 'commit'. ``missing``: a
-    sentence for each thing that could not be read. ``predicted_doubts``: doubts from predictions of the run's own
-    validation images.
+    ``header``: the comments above the settings, by 'command', 'versions', 'machine' and 'commit'; the last two with
+    those of later starts that differ. ``missing``: a sentence for each thing that could not be read.
+    ``predicted_doubts``: doubts from predictions of the run's own validation images.
     """
 
     name: str
@@ -120,6 +121,10 @@ def read(folder: Path, name: str) -> RunRecord:
     record.steps = _attempt(record, curves.WHOLE, "curves of the steps", read_steps) or {}
     record.classes = _attempt(record, "class_metrics.csv", "figures of each class", read_classes) or []
     log = _attempt(record, "log.txt", "warnings", read_log) or ""
+    starts = (("machine", MACHINE), ("commit", COMMIT))
+    record.header |= {
+        name: of_all_starts(what, record.header[name], log) for name, what in starts if name in record.header
+    }
     record.warnings = warnings_in(log)
     trained = [*EPOCH.finditer(log)]
     if trained and trained[-1][2]:

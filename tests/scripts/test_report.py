@@ -411,6 +411,16 @@ def test_a_row_that_is_cut_off_within_a_number_is_left_out_and_named(digits_run,
     assert "class_metrics.csv cannot be read (a row is cut off)" in page.text
 
 
+def test_machine_and_commit_of_a_resume_are_named_beside_those_of_the_beginning(digits_run, tmp_path):
+    folder = Path(shutil.copytree(digits_run, tmp_path / "run"))
+    begun = run_record.read(folder, "run").header
+    with open(folder / "log.txt", "a") as log:
+        for line in (f"machine: {begun['machine']}", "commit: 0123456789, changed", f"commit: {begun['commit']}"):
+            log.write(f"2026-11-30 12:00:00 {line}\n")
+    now = run_record.read(folder, "run").header
+    assert now == begun | {"commit": f"{begun['commit']}; then 0123456789, changed"}
+
+
 def test_a_run_that_has_not_ended_is_told(digits_run, tmp_path):
     folder = Path(shutil.copytree(digits_run, tmp_path / "run"))
     words = "The end of the training: 1 of 2 epochs are there; the run was stopped, or is under way"

@@ -1,9 +1,11 @@
 """docs/results.md is what the kept runs say: each figure from metrics.csv, config.yaml and the log's last line."""
 
 import re
+import shutil
 import statistics
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -194,6 +196,10 @@ def test_a_row_is_full_evidence_with_three_runs_that_had_the_machine_to_themselv
     assert machines.evidence(row) == "full" and list(machines.tags(row)) == ["Z"]
     assert machines.evidence(row._replace(runs=row.runs[:2])) == "half: few seeds"
     assert machines._replace(alone=set()).evidence(row) == "half: shared machine"
+    log = Path(shutil.copytree(row.runs[0].folder, tmp_path / "resumed")) / "log.txt"
+    log.write_text(f"2026-11-30 12:00:00 commit: 0123456789, changed\n{log.read_text()}")
+    resumed = read_run(log.parent)
+    assert machines.evidence(row._replace(runs=[resumed, *row.runs[1:]])) == "half: changed code"
     both = row._replace(runs=[*row.runs, *(replace(run, machine="busy", seconds=99.0) for run in row.runs)])
     assert machines.evidence(both) == "full" and machines.time(both) == "30 s on Z"
     assert machines._replace(alone=set()).time(both) == "30 s on Z; 99 s on busy"
