@@ -29,7 +29,7 @@ from utils.record.provenance import COMMIT, MACHINE
 from utils.record.run_folder import read_table
 
 T = TypeVar("T")
-SETTING = re.compile(r"^(#? ?)([a-z0-9-]+): (.*?)  # (.+)$")
+SETTING = re.compile(r"^(#? ?)([a-z0-9-]+): (.*)  # (.+)$")
 EPOCH = re.compile(r"^epoch (\d+)/\d+  training(, cut at step)?", re.MULTILINE)
 BEGUN = re.compile(r"^(Continuing |epoch \d+/\d+  )", re.MULTILINE)
 END = re.compile(r"^val_\w+=.* val_count=", re.MULTILINE)  # a run's last line

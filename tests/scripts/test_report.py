@@ -411,6 +411,11 @@ def test_a_row_that_is_cut_off_within_a_number_is_left_out_and_named(digits_run,
     assert "class_metrics.csv cannot be read (a row is cut off)" in page.text
 
 
+def test_a_setting_that_holds_the_sign_of_a_comment_is_shown_whole():
+    (setting,) = run_record.parse_settings("datapath: '/data/a  # b'  # flag").values()
+    assert setting == Setting("'/data/a  # b'", "flag", "")
+
+
 def test_machine_and_commit_of_a_resume_are_named_beside_those_of_the_beginning(digits_run, tmp_path):
     folder = Path(shutil.copytree(digits_run, tmp_path / "run"))
     begun = run_record.read(folder, "run").header
