@@ -424,6 +424,10 @@ def test_machine_and_commit_of_a_resume_are_named_beside_those_of_the_beginning(
             log.write(f"2026-11-30 12:00:00 {line}\n")
     now = run_record.read(folder, "run").header
     assert now == begun | {"commit": f"{begun['commit']}; then 0123456789, changed"}
+    shutil.copy(folder / "config.yaml", folder / "config.1.yaml")  # as --resume-override does
+    text = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(text.replace(f"# commit: {begun['commit']}", "# commit: 0123456789, changed"))
+    assert run_record.read(folder, "run").header == now
 
 
 def test_a_run_that_has_not_ended_is_told(digits_run, tmp_path):
