@@ -122,9 +122,9 @@ def read(folder: Path, name: str) -> RunRecord:
     record.classes = _attempt(record, "class_metrics.csv", "figures of each class", read_classes) or []
     log = _attempt(record, "log.txt", "warnings", read_log) or ""
     replaced = folder / "config.1.yaml"  # by --resume-override: the log has the later starts
-    begun = record.header | (header(replaced.read_text("utf-8", errors="replace")) if replaced.is_file() else {})
+    first = record.header | (header(replaced.read_text("utf-8", errors="replace")) if replaced.is_file() else {})
     starts = (("machine", MACHINE), ("commit", COMMIT))
-    record.header |= {name: of_all_starts(what, begun[name], log) for name, what in starts if name in begun}
+    record.header |= {name: of_all_starts(what, first[name], log) for name, what in starts if name in first}
     record.warnings = warnings_in(log)
     trained = [*EPOCH.finditer(log)]
     if trained and trained[-1][2]:
