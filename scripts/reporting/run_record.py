@@ -105,7 +105,7 @@ class RunRecord:
 def read(folder: Path, name: str) -> RunRecord:
     """Read the record of the run in ``folder``."""
     record = RunRecord(name, folder)
-    text = _attempt(record, "config.yaml", "settings and environment", lambda path: path.read_text(encoding="utf-8"))
+    text = _attempt(record, "config.yaml", "settings and environment", _read_text)
     if text is not None:
         record.header = header(text)
         record.settings = parse_settings(text)
@@ -121,8 +121,9 @@ def read(folder: Path, name: str) -> RunRecord:
     record.steps = _attempt(record, curves.WHOLE, "curves of the steps", read_steps) or {}
     record.classes = _attempt(record, "class_metrics.csv", "figures of each class", read_classes) or []
     log = _attempt(record, "log.txt", "warnings", read_log) or ""
-    replaced = folder / "config.1.yaml"  # by --resume-override: the log has the later starts
-    first = record.header | (header(replaced.read_text("utf-8", errors="replace")) if replaced.is_file() else {})
+    first = record.header
+    if (folder / "config.1.yaml").exists():  # --resume-override has replaced it; the log has the later starts
+        first = first | header(_attempt(record, "config.1.yaml", "where the run began", _read_text) or "")
     starts = (("machine", MACHINE), ("commit", COMMIT))
     record.header |= {name: of_all_starts(what, first[name], log) for name, what in starts if name in first}
     record.warnings = warnings_in(log)
@@ -173,6 +174,10 @@ def _attempt(record: RunRecord, name: str, what: str, reader: Callable[[Path], T
     except Exception as error:  # csv, zipfile, zlib and NumPy raise many kinds of errors for damaged files
         record.missing.append(f"{what.capitalize()}: {name} cannot be read ({' '.join(str(error).split())[:150]})")
     return None
+
+
+def _read_text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
 def parse_settings(text: str) -> dict[str, Setting]:
