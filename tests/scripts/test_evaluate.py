@@ -427,36 +427,34 @@ def test_the_images_that_chose_best_are_known_under_any_name(digits_run, tmp_pat
     assert bool(evaluate.chosen_by_these_images(own, best, None)) == favoured
 
 
+def replace_all(images):
+    """Other pixels under the same names."""
+    for path in images.glob("*/*.png"):
+        Image.new("RGB", (8, 8), (int(path.stem), 0, 0)).save(path)
+
+
 CHANGES = {
+    "nothing": lambda data: None,
     "an image is gone": lambda data: next((data / "train" / "a").iterdir()).unlink(),
     "an image of another class": lambda data: next((data / "train" / "a").iterdir()).rename(data / "train/b/new.png"),
     "validation images are gone": lambda data: shutil.rmtree(data / "val"),
+    "all training images were replaced": lambda data: replace_all(data / "train"),
 }
 
 
-@pytest.mark.parametrize("in_place", [(), ("--datapath", "data")], ids=["", "the same folder"])
-@pytest.mark.parametrize("change", CHANGES)
-def test_training_images_that_have_changed_are_warned_of(change, in_place, workplace, capsys):
-    data = image_tree(workplace / "data", {"train": 9, "val": 4})
-    line = "--dataname folder --image-size 8 --arch fc --epochs 1 -b 6 -w 0 --datapath".split()
-    run = trained(workplace / "runs", *line, data)
-    for told in (False, True):
-        capsys.readouterr()
-        assert evaluate.main([str(run), *CPU, "--split", "train", *in_place]) == 0
-        assert ("have changed since" in capsys.readouterr().err) is told
-        if not told:
-            CHANGES[change](data)
-
-
-def test_training_images_that_were_all_replaced_are_no_longer_those_of_the_run(tmp_path, capsys):
-    """Although their names, and all validation images, are the same."""
-    data = image_tree(tmp_path / "data", {"train": 17, "val": 17})
+def test_training_images_that_have_changed_are_warned_of(workplace, capsys):
+    data = image_tree(workplace / "data", {"train": 17, "val": 17})
     line = "--dataname folder --image-size 8 --arch fc --epochs 1 -b 34 -w 0 --datapath".split()
-    run = trained(tmp_path / "runs", *line, data)
-    for path in (data / "train").glob("*/*.png"):
-        Image.new("RGB", (8, 8), (int(path.stem), 0, 0)).save(path)
-    assert evaluate.main([str(run), *CPU, "--split", "train"]) == 0
-    assert "have changed since" in capsys.readouterr().err
+    run = trained(workplace / "runs", *line, data)
+    kept = data.rename(workplace / "kept")
+    for name, change in CHANGES.items():
+        shutil.copytree(kept, data)
+        change(data)
+        for in_place in ([], ["--datapath", "data"]):
+            capsys.readouterr()
+            assert evaluate.main([str(run), *CPU, "--split", "train", *in_place]) == 0
+            assert ("have changed since" in capsys.readouterr().err) is (name != "nothing"), (name, in_place)
+        shutil.rmtree(data)
 
 
 def test_a_test_that_holds_what_the_run_trained_on_is_warned_of(tmp_path, capsys):
