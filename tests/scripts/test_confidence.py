@@ -41,7 +41,7 @@ from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.datasets import get_data
 
-QUIET = ("--device", "cpu", "--no-progress")
+QUIET = ("--device", "cpu", "--no-progress", "--workers", "0")
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_it_is_fitted_on_one_half_and_what_is_printed_is_of_the_other(digits_run
 
 def test_images_that_it_was_not_fitted_on_are_not_said_to_be(kept, tmp_path, capsys):
     tree = tree_of_digits(tmp_path / "tree", {"7": 7, "2": 2}, count=5)
-    assert "fitted on some of these" not in evaluated(capsys, kept, "--datapath", tree, "--workers", 0)
+    assert "fitted on some of these" not in evaluated(capsys, kept, "--datapath", tree)
 
 
 def test_other_weights_and_other_views_have_a_warning_and_other_weights_no_temperature(digits_run, kept, capsys):
@@ -193,7 +193,7 @@ def test_a_distance_that_is_too_large_is_left_out(digits_run, tmp_path, monkeypa
 
 def test_nothing_is_stored_where_nothing_is_determined(digits_run, tmp_path, capsys):
     tree = tree_of_digits(tmp_path / "tree", {"7": 7, "2": 2}, count=5)
-    line = [digits_run, "--datapath", str(tree), "--workers", "0", *QUIET]
+    line = [digits_run, "--datapath", str(tree), *QUIET]
     with pytest.raises(UserError, match="determine no temperature, and nothing is stored"):
         evaluate.main([*line, "--store", str(tmp_path / "copy.pt")])
     assert not (tmp_path / "copy.pt").exists() and "val_count=10" in capsys.readouterr().out
@@ -416,7 +416,7 @@ def test_separations_are_scikit_learns_and_ties_are_on_one_side():
 
 
 def test_other_images_are_told_apart_and_pictured(digits_run, photos, tmp_path, capsys):
-    line = (digits_run, "--other-images", photos, "--reject-below", 0.8, "--workers", 0)
+    line = (digits_run, "--other-images", photos, "--reject-below", 0.8)
     words = evaluated(capsys, *line, "--output", tmp_path / "out")
     assert f"Other images: 8 of {photos}, beside the 360 above" in words and "warning" not in words
     content = json.loads((tmp_path / "out/evaluation.json").read_text(), parse_constant=pytest.fail)
@@ -458,8 +458,8 @@ def test_the_distance_is_of_the_runs_own_training_images_though_another_table_is
 
 def test_a_kept_distance_is_used_without_the_training_images(kept, photos, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(distances, "fit_distance", Mock(side_effect=AssertionError("fitted again")))
-    assert "of 1,437 training images" in evaluated(capsys, kept, "--other-images", photos, "--workers", 0)
-    words = evaluated(capsys, kept, "--other-images", photos, "--workers", 0, "--split", "train")
+    assert "of 1,437 training images" in evaluated(capsys, kept, "--other-images", photos)
+    words = evaluated(capsys, kept, "--other-images", photos, "--split", "train")
     assert "the distance was fitted on 1,437 of the images above, which favours it" in words
 
 

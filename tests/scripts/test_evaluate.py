@@ -39,7 +39,7 @@ from utils.data.datasets import get_data
 from utils.data.formats.readers import ImageFiles, MemoryImages
 from utils.record.metrics import ClassReport, Report, target_rank
 
-CPU = ("--device", "cpu", "--no-progress")
+CPU = ("--device", "cpu", "--no-progress", "--workers", "0")
 
 
 def answers(logits, labels, names=None):
@@ -328,7 +328,7 @@ def test_raw_weights_are_evaluated_on_request(digits_run, capsys, tmp_path):
 
 def test_other_class_folders_are_scored_on_what_is_there(digits_run, capsys, tmp_path):
     tree_of_digits(tmp_path / "tree", {"7": 7, "2": 2, "horse": 4}, count=5)
-    lines = printed(capsys, digits_run, "--datapath", tmp_path / "tree", "--workers", 0)
+    lines = printed(capsys, digits_run, "--datapath", tmp_path / "tree")
     assert lines[1] == f"10 images: {tmp_path / 'tree'}" and lines[-1].endswith("val_count=10")
 
 
@@ -336,7 +336,7 @@ def test_the_rows_of_a_table_are_scored_whatever_data_the_run_had(digits_run, ca
     tree = tree_of_digits(tmp_path / "tree", {"1": 1, "3": 3})
     rows = [f"{path.relative_to(tree)},{path.parent.name}" for path in sorted(tree.rglob("*.png"))]
     (tmp_path / "labels.csv").write_text("\n".join(["path,label", *rows]) + "\n")
-    flags = ("--datapath", tree, "--labels", tmp_path / "labels.csv", "--workers", 0)
+    flags = ("--datapath", tree, "--labels", tmp_path / "labels.csv")
     assert any(line.startswith("6 images") for line in printed(capsys, digits_run, *flags))
 
 
@@ -538,7 +538,7 @@ def test_a_second_network_is_shown_each_image_of_the_first_ones_own_division(dig
     own = {**dealt, "folds": (dealt["folds"] + 1) % 3}  # as of a run that kept an earlier one's
     settings = {"dataname": "folder", "datapath": str(tree), "folds": 3, "fold": 0}
     altered(digits_run, tmp_path / "first.pt", settings=settings, folds=own)
-    lines = printed(capsys, tmp_path / "first.pt", "--compare", digits_run, "--workers", 0)
+    lines = printed(capsys, tmp_path / "first.pt", "--compare", digits_run)
     assert "20 images: folder, val" in lines and any(line.startswith("On 20 images: ") for line in lines)
 
 
@@ -549,7 +549,7 @@ def test_networks_with_classes_in_another_order_are_compared_by_name(digits_run,
     state["ema"]["model"] |= {name: state["ema"]["model"][name][order] for name in last}
     torch.save(state | {"classes": [state["classes"][n] for n in order]}, tmp_path / "other.pt")
     tree = tree_of_digits(tmp_path / "tree", {str(n): n for n in range(10)})
-    flags = ("--compare", tmp_path / "other.pt", "--datapath", tree, "--workers", 0)
+    flags = ("--compare", tmp_path / "other.pt", "--datapath", tree)
     (line,) = (line for line in printed(capsys, digits_run, *flags) if line.startswith("On 30 images"))
     assert "only A on 0, only B on 0" in line
 
