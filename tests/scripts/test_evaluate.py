@@ -483,8 +483,8 @@ def test_a_test_that_holds_what_the_run_trained_on_is_warned_of(tmp_path, capsys
     for flags in (["--split", "test"], ["--datapath", str(copy.parent.parent)]):
         (line,) = told("folders", *flags)
         assert said in line and "changed" not in line
-        assert len(told("folders", *flags, "--compare", str(runs["folders"] / "checkpoints/last.pt"))) == 2
-        assert len(told("folders", *flags, "--compare", str(other))) == 1, "it trained on four of the images"
+    assert len(told("folders", *flags, "--compare", str(runs["folders"] / "checkpoints/last.pt"))) == 2
+    assert len(told("folders", "--split", "test", "--compare", str(other))) == 1, "it trained on four of the images"
     assert told("folders") == told("folders", "--split", "train") == []
     table.write_text(table.read_text().replace(",p0\n", ",p10\n"))
     (line,) = told("table", "--split", "test")
@@ -609,10 +609,10 @@ def test_the_json_file_is_there_only_with_the_files_that_it_tells_of(digits_run,
     line = [digits_run, "--output", str(tmp_path), *CPU]
     evaluate.main(line)
     earlier = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    (tmp_path / "comparison.csv").mkdir()
-    with pytest.raises(UserError, match="comparison.csv is a folder there"):
-        evaluate.main([*line, "--compare", str(Path(digits_run, "checkpoints/initial.pt"))])
-    (tmp_path / "comparison.csv").rmdir()
+    (tmp_path / "coverage.png").mkdir()
+    with pytest.raises(UserError, match="coverage.png is a folder there"):
+        evaluate.main([*line, "--reject-below", "0.5"])
+    (tmp_path / "coverage.png").rmdir()
     assert earlier == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     moved = []
     replace = os.replace
