@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import shutil
 from itertools import pairwise, permutations
 from pathlib import Path
 from unittest.mock import Mock
@@ -26,6 +27,7 @@ from scripts.evaluation import distance as distances
 from scripts.evaluation.distance import Separation, fit_distance
 from scripts.evaluation.rejection import Curve, Rejection
 from scripts.evaluation.summary import fit_temperature
+from scripts.exporting import steps
 from tests.helpers import altered, csv_rows, equal, image_tree
 from tests.scripts.common.test_predictions import CPU, tree_of_digits
 from tests.scripts.test_evaluate import answers, guesses
@@ -34,6 +36,7 @@ from tests.scripts.test_export import (
     digit,
     exported,
     reloads_in_this_process,  # noqa: F401
+    subject_of,
 )
 from tests.scripts.test_serve import Running
 from utils.checkpoint import checkpoint
@@ -305,8 +308,9 @@ def test_the_program_of_a_card_gives_calibrated_probabilities(kept, export_of, m
     check_card(folder, monkeypatch, load_model(kept), digit(5))
 
 
-def test_an_8_bit_file_is_scored_with_the_temperature_inside(digits_run, kept, tmp_path):
-    words = exported(kept, "onnx", tmp_path / "kept.onnx", "--quantise", "static")
+def test_an_8_bit_file_is_scored_with_the_temperature_inside(digits_run, kept, export_of, tmp_path):
+    path = Path(shutil.copy(export_of("onnx")[1] / "model.onnx", tmp_path))
+    words, _ = steps.quantise("static", subject_of(load_model(kept)), path, 256, CPU)
     in_float, in_8_bits = (float(number) for number in words.split("loss ")[1].split(",")[0].split(" and "))
     plain, calibrated = (predict_split(load_model(run), CPU).report.loss for run in (digits_run, kept))
     assert in_float == pytest.approx(calibrated, abs=1e-4)
