@@ -28,7 +28,7 @@ from scripts.serving import app as application
 from scripts.serving import guard
 from scripts.serving.guard import HEADERS, Guard
 from tests.helpers import png_that_says
-from tests.scripts.reporting.browser import MISSING, Browser
+from tests.scripts.reporting.browser import MISSING
 from tests.test_structure import ROOT
 
 PAGE = ROOT / "scripts" / "serving" / "page"
@@ -180,7 +180,7 @@ def test_names_that_are_no_text_in_any_encoding_are_answered_like_others(server,
 
 
 @pytest.mark.skipif(bool(MISSING), reason=f"not installed: {MISSING}")
-def test_the_page_says_of_each_image_alone_why_it_has_no_heat_map(server):
+def test_the_page_says_of_each_image_alone_why_it_has_no_heat_map(server, browser):
     script = """
         const send = window.fetch, pause = (ms) => new Promise((done) => setTimeout(done, ms));
         let status = 503;
@@ -197,20 +197,18 @@ def test_the_page_says_of_each_image_alone_why_it_has_no_heat_map(server):
             return said;
         })();
     """
-    with Browser() as browser:
-        browser._send("POST", "/url", {"url": f"http://127.0.0.1:{server.port}/"})
-        first, second = browser.run(script, list(encoded()))
+    browser.visit(f"http://127.0.0.1:{server.port}/")
+    first, second = browser.run(script, list(encoded()))
     assert first == "No heat map: busy" and second.startswith("Click a class")
 
 
 @pytest.mark.skipif(bool(MISSING), reason=f"not installed: {MISSING}")
-def test_the_page_gives_height_and_width_of_what_the_network_sees(server, monkeypatch):
+def test_the_page_gives_height_and_width_of_what_the_network_sees(server, browser, monkeypatch):
     loaded = server.service.loaded
     shown = dataclasses.replace(loaded.preprocessing, val_image_size=(8, 12))
     monkeypatch.setattr(server.service, "loaded", dataclasses.replace(loaded, preprocessing=shown))
-    with Browser() as browser:
-        browser._send("POST", "/url", {"url": f"http://127.0.0.1:{server.port}/"})
-        about = browser.run("return begin().then(() => document.getElementById('about').textContent);")
+    browser.visit(f"http://127.0.0.1:{server.port}/")
+    about = browser.run("return begin().then(() => document.getElementById('about').textContent);")
     assert "10 classes, 8 \u00d7 12 pixels, " in about
 
 

@@ -53,7 +53,11 @@ class Browser:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.cdp("Emulation.setEmulatedMedia", features=[scheme, {"name": "prefers-reduced-motion", "value": "reduce"}])
-        self._send("POST", "/url", {"url": path.resolve().as_uri()})
+        self.visit(path.resolve().as_uri())
+
+    def visit(self, address):
+        """Open a page."""
+        self._send("POST", "/url", {"url": address})
 
     def run(self, script, *arguments):
         """Result of a JavaScript function body."""

@@ -15,7 +15,7 @@ from scripts.reporting.feature_study import accuracies, study
 from scripts.reporting.page import PageContent, page_data, render
 from scripts.reporting.run_record import RunRecord
 from scripts.reporting.thumbnails import Thumbnails
-from tests.scripts.reporting.browser import MISSING, Browser
+from tests.scripts.reporting.browser import MISSING
 from utils.data.formats.readers import MemoryImages
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {MISSING}")
@@ -28,12 +28,6 @@ WIDTHS = """return Promise.all([...document.images].map((one) => {
     one.loading = "eager";
     return one.decode().then(() => one.naturalWidth);
 }))"""
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with Browser() as one:
-        yield one
 
 
 def page(path, classes):
