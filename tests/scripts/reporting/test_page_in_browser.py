@@ -58,8 +58,7 @@ def cell_text(browser):
     )
 
 
-@pytest.mark.parametrize("classes", [6, 40])
-@pytest.mark.parametrize(("width", "dark"), [(1440, False), (390, True)])
+@pytest.mark.parametrize(("classes", "width", "dark"), [(6, 1440, False), (6, 390, True), (40, 390, True)])
 def test_the_page_fits_shows_names_as_text_and_reports_no_error(browser, tmp_path, classes, width, dark):
     browser.open(page(tmp_path / "page.html", classes), width=width, dark=dark)
     assert browser.run("return document.documentElement.scrollWidth") <= width
