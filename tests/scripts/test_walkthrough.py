@@ -144,7 +144,7 @@ def test_a_missing_unscale_is_red(monkeypatch, capsys):
     wrong_unscale(monkeypatch, lambda scale: scale)
     assert walk_through(["--device", "cpu"]) == 1
     assert cells(capsys.readouterr().out, "gradient of weight")[1][1] == "-242.25"
-    assert walk_through(["--device", "cpu", "--no-progress", "--arch", "conv2"]) == 1
+    assert walk_through(["--device", "cpu", "--no-progress", "--batch-size", "16"]) == 1
     assert "verdict: fp16 disagrees with fp32" in capsys.readouterr().out
 
 
