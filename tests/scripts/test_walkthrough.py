@@ -13,7 +13,6 @@ from scripts.amp_walkthrough import is_about_network, without_dropout
 from scripts.amp_walkthrough import main as walk_through
 from scripts.audit import walkthrough
 from scripts.audit.walkthrough import Agreement, Start, Step, network, relative_error, single_layer, tolerance
-from tests.helpers import trained
 from utils.config.arguments import parse
 from utils.config.groups.precision import PrecisionSettings
 from utils.precision.amp import Scaler
@@ -104,12 +103,11 @@ def test_a_flag_about_network_data_or_step_asks_for_a_network_and_no_other_does(
     assert not is_about_network(parse(["--device", "cpu", "--no-progress", "--init-scale", "1024", "--seed", "1"]))
 
 
-def test_resume_compares_the_weights_of_the_run(tmp_path, capsys):
-    last = trained(tmp_path, "--arch", "fc", "--max-steps", 3) / "checkpoints/last.pt"
-    capsys.readouterr()
-    assert walk_through(["--device", "cpu", "--arch", "fc"]) == 0
+def test_resume_compares_the_weights_of_the_run(digits_run, capsys):
+    last = f"{digits_run}/checkpoints/last.pt"
+    assert walk_through(["--device", "cpu", "--arch", "fc", "--batch-size", "48"]) == 0  # as of the run
     fresh = capsys.readouterr().out
-    assert walk_through(["--device", "cpu", "--resume", str(last)]) == 0
+    assert walk_through(["--device", "cpu", "--resume", last]) == 0
     resumed = capsys.readouterr().out
     assert f"weights of {last}" in resumed
     assert cells(resumed, "loss") != cells(fresh, "loss")
