@@ -111,8 +111,7 @@ def test_arguments_that_mean_nothing_are_named_together(folder, tmp_path):
     assert "convert .heic files" in caught.value.mistakes[3]
 
 
-@pytest.mark.parametrize("preprocessing", [OF_FILES, STORED], ids=["any size", "one size"])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("preprocessing", "workers"), [(OF_FILES, 0), (STORED, 0), (OF_FILES, 2)])
 def test_images_are_those_of_the_preprocessing_in_order(folder, preprocessing, workers):
     names = list(image_names([str(folder)])) * 3
     batches = list(stream(names, preprocessing, 4, workers))
