@@ -442,20 +442,19 @@ def test_modes_formats_and_odd_sizes_are_counted_and_noted(check, tree):
     Image.fromarray(np.arange(160 * 120, dtype=np.uint16).reshape(120, 160)).save(folder / "deep.png")
     plant(folder / "small.png", size=(63, 64))
     plant(folder / "wide.png", size=(600, 120))
-    Image.new("RGB", (6000, 3400)).save(folder / "large.png", compress_level=1)
     noise(2005).save(folder / "renamed.jpg", format="PNG")
     checked = check("--image-size", "128")
-    assert checked.code == 0 and len(checked.images) == 29
+    assert checked.code == 0 and len(checked.images) == 28
     modes = set(checked.line("converted").split(": ")[-1].split(", "))
     assert modes == {"L 1", "P 1", "CMYK 1", "RGBA 1", "I;16 1"} and "5 images" in checked.line("converted")
     assert "1 image below half of the 128" in checked.line("small") and "small.png (63x64)" in checked.text
-    assert "wide.png (600x120)" in checked.line("extreme ratio") and "large.png (6000x3400)" in checked.line("huge")
+    assert "wide.png (600x120)" in checked.line("extreme ratio")
     assert "train/cat/renamed.jpg is PNG" in checked.line("other format")
-    assert "1 image with a single level" in checked.line("one level") and len(checked.lines) == 7
+    assert len(checked.lines) == 5
     widths, heights = zip(*([int(row["width"]), int(row["height"])] for row in checked.images.values()), strict=True)
     for name, sides in (("width", widths), ("height", heights)):
         assert checked.row(name) == [f"{f(sides):,.0f}" for f in (min, np.median, max)]
-    assert "4 sizes" in checked.text
+    assert "3 sizes" in checked.text
 
 
 def test_many_classes_show_the_largest_and_smallest(check, tmp_path):
