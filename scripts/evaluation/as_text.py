@@ -12,7 +12,7 @@ from scripts.common.uncertainty import of_groups
 from scripts.evaluation.comparison import Comparison
 from scripts.evaluation.distance import Others
 from scripts.evaluation.rejection import Rejection
-from scripts.evaluation.summary import Temperature, class_rows, confusion_matrix, share_of_class, summary
+from scripts.evaluation.summary import Temperature, class_rows, share_of_class, summary
 from utils.config.spelling import printable, some
 from utils.record.doubts import doubts_of
 from utils.record.metrics import Bin, shows_top5
@@ -117,8 +117,7 @@ def pairs(predictions: Predictions, rest_is_in: str) -> str:
     names = [short(name) for name in predictions.classes]
     if len(names) <= MOST_COLUMNS:
         heads = [printable(name)[:COLUMN_LETTERS] for name in predictions.classes]
-        matrix = confusion_matrix(predictions).tolist()
-        rows = [[name, *map(str, row)] for name, row in zip(names, matrix, strict=True)]
+        rows = [[name, *map(str, row)] for name, row in zip(names, predictions.matrix().tolist(), strict=True)]
         return f"Confusion matrix (row: class, column: taken for)\n{table(['', *heads], rows)}"
     if not predictions.confusions:
         return "No class is taken for another"

@@ -23,6 +23,7 @@ from utils.config.spelling import some
 from utils.record.metrics import Bin
 
 JSON_FILE = "evaluation.json"
+LARGEST_MATRIX = 2000  # classes: 4 million cells
 PREDICTION = ("image", "class", "predicted", "right", "probability", "class_probability", "class_rank")
 ANSWERS = (f"{which}_{what}" for which in ("first", "second") for what in ("predicted", "probability"))
 COMPARED = ("image", "class", "right", *ANSWERS)
@@ -104,9 +105,8 @@ def _write_classes(work: Path, found: Evaluation) -> None:
             for one in predictions.confusions
         ),
     )
-    matrix = summary.confusion_matrix(predictions)
-    if matrix is not None:
-        rows = ([name, *row] for name, row in zip(names, matrix.tolist(), strict=True))
+    if len(names) <= LARGEST_MATRIX:
+        rows = ([name, *row] for name, row in zip(names, predictions.matrix().tolist(), strict=True))
         write_csv(work / "confusion_matrix.csv", ["class", *names], rows)
     if found.comparison is not None:
         rows = found.comparison.rows()

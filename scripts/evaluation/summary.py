@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from scipy.optimize import minimize_scalar
 from torch.nn import functional
@@ -18,7 +17,6 @@ from scripts.common.predictions import AnyPredictions, Predictions, classes_of
 from scripts.common.uncertainty import bootstrap_interval, divided, number_of, wilson_interval
 from utils.record.metrics import Bin, ClassReport
 
-LARGEST_MATRIX = 2000  # classes: 4 million cells
 SEED = 0  # seeds the choice of images to fit on
 FEWEST, MOST = 40, 5000  # fewest images for a temperature, which is fitted on half of them; most images it is fitted on
 LOG_LIMITS = (-4.0, 4.0)  # limits of the temperature's logarithm
@@ -80,11 +78,6 @@ def reliability(predictions: AnyPredictions) -> list[Bin]:
     finite = predictions.finite
     of_finite = ClassReport.of(*decisions(predictions.logits[finite], predictions.labels[finite]))
     return [] if of_finite is None else of_finite.reliability
-
-
-def confusion_matrix(predictions: Predictions) -> np.ndarray | None:
-    """Numbers of images of the row's class predicted as the column's: int64 (classes, classes); None if too large."""
-    return None if len(predictions.classes) > LARGEST_MATRIX else predictions.matrix()
 
 
 class Temperature(NamedTuple):

@@ -24,7 +24,7 @@ from scripts.evaluation import as_text, files
 from scripts.evaluation.comparison import Comparison, with_data_settings_of
 from scripts.evaluation.rejection import Rejection
 from scripts.evaluation.result import Evaluation
-from scripts.evaluation.summary import class_rows, confusion_matrix, fit_temperature, reliability, summary
+from scripts.evaluation.summary import class_rows, fit_temperature, reliability, summary
 from scripts.reporting.assemble import metrics_of
 from scripts.sweeps.cross_validation import _pooled
 from tests.end_to_end.forked import Forked
@@ -89,7 +89,7 @@ def test_figures_are_those_of_the_products_validation():
         "f1": theirs.by_class.f1[0],
     }
     assert class_rows(figures)[6]["recall"] is None, "it has no image"
-    assert (confusion_matrix(figures) == sklearn.metrics.confusion_matrix(figures.truth, figures.predicted)).all()
+    assert (figures.matrix() == sklearn.metrics.confusion_matrix(figures.truth, figures.predicted)).all()
 
 
 def test_an_answer_that_is_no_number_is_wrong_and_files_stay_valid(tmp_path):
