@@ -42,7 +42,6 @@ from utils.precision.amp import resolve_amp
 from utils.record.multilabel import THRESHOLD
 from utils.record.reading import OneLabel, Reading, SeveralLabels
 
-FORMATS = ("npz", "parquet")
 OF_ANY_DATA = ("batch_size", "val_batch_size", "workers", "tta", "skip_bad_images")  # data settings, kept for any data
 OF_THE_RUN = {"resume", *(one.name for kind in (ModelSettings, Preprocessing) for one in dataclasses.fields(kind))}
 COLUMNS = ("features", "thumbnails", "labels", "numbers")
@@ -207,7 +206,7 @@ def splits_of(loaded: Loaded, scored: str) -> list[str]:
 # ------------------------------------------------------------------------------------ the features
 
 
-def embed(loaded: Loaded, chosen: Chosen, folder: Path | None, kind: str = FORMATS[0]) -> Features:
+def embed(loaded: Loaded, chosen: Chosen, folder: Path | None, kind: str = "npz") -> Features:
     """Features of the ``chosen`` images; reused from ``folder`` if weights, preprocessing and images are the same.
 
     Otherwise computes them and, if a folder is given, writes them there as ``SPLIT.npz``, or in another format

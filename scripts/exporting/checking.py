@@ -15,7 +15,6 @@ import numpy as np
 
 from scripts.exporting.formats import FORMATS
 from scripts.exporting.subject import Subject
-from utils.record.reading import OneLabel
 
 ROOT = Path(__file__).resolve().parents[2]
 ALLOWED = 1e-4  # difference of an output; for outputs above 1, relative to them
@@ -37,7 +36,7 @@ class Check(NamedTuple):
     largest: float
     agree: int
     count: int
-    answer: str = OneLabel.answer
+    answer: str
 
     def __str__(self) -> str:
         return (

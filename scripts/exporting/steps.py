@@ -83,10 +83,8 @@ def score(subject: Subject, path: Path, chosen: Chosen) -> Predictions:
     return predict_split(network, dataclasses.replace(chosen, device="cpu", amp="off", tta="none"))
 
 
-def expected_outputs(subject: Subject, inputs: np.ndarray, quantised: Path | None = None) -> np.ndarray:
-    """Outputs that an export must give for ``inputs``: the network's, or the ``quantised`` file's in this process."""
-    if quantised is not None:
-        return in_batches(onnx_files.OnnxNetwork(quantised, subject).predict, inputs)
+def expected_outputs(subject: Subject, inputs: np.ndarray) -> np.ndarray:
+    """Outputs of the network for ``inputs``, which an export must give."""
 
     def predict(part: np.ndarray) -> np.ndarray:
         with torch.inference_mode():
@@ -101,7 +99,10 @@ def expected_outputs(subject: Subject, inputs: np.ndarray, quantised: Path | Non
 def check(name: str, subject: Subject, path: Path, images: torch.Tensor, quantised: bool = False) -> checking.Check:
     """Load the export with the weights in ``path`` in a fresh process, and compare. Raises ``ExportFailure``."""
     inputs = subject.inputs(images).numpy()
-    expected = expected_outputs(subject, inputs, path if quantised else None)
+    if quantised:
+        expected = in_batches(onnx_files.OnnxNetwork(path, subject).predict, inputs)
+    else:
+        expected = expected_outputs(subject, inputs)
     outputs = checking.reloaded(loading(name, subject, path.name), path.parent, inputs)
     source = "the 8-bit file that was scored" if quantised else "the network"
     return checking.compare(name, outputs, expected, subject, source)

@@ -194,7 +194,7 @@ def test_dynamic_quantisation_keeps_the_answers(onnx_file, digits_run, tmp_path)
     before, _ = steps.quantise("dynamic", subject, tmp_path / "model.onnx", 0, Chosen())
     assert onnx_files.largest_pair(onnx.load(tmp_path / "model.onnx")) == 0, "no signed weights"
     assert before.endswith("on 360 validation images, in batches of 48")
-    outputs = steps.expected_outputs(subject, shown.numpy(), tmp_path / "model.onnx")
+    outputs = onnx_files.OnnxNetwork(tmp_path / "model.onnx", subject).predict(shown.numpy())
     exact = steps.expected_outputs(subject, shown.numpy())
     assert 1e-4 < np.abs(outputs - exact).max() < 0.1 * np.abs(exact).max()
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
@@ -490,7 +490,7 @@ def test_the_card_states_figures_of_exactly_these_weights(digits_run):
 
 def card_of(loaded):
     subject = subject_of(loaded)
-    return card(Exported(subject, "onnx", "model.onnx", checking.Check("", "", 0.0, 1, 1), ""))
+    return card(Exported(subject, "onnx", "model.onnx", checking.Check("", "", 0.0, 1, 1, "class"), ""))
 
 
 def test_a_file_may_be_called_what_the_cards_program_has_gaps_for(digits_run):

@@ -77,7 +77,7 @@ def test_of_a_network_whose_loss_judged_each_class_alone_it_is_said_that_probabi
         of_bce, other = (open_run(path, device="cpu") for path in (str(tmp_path / "bce.pt"), run))
     assert [line for line in said if "probabilities are a softmax over all classes" in line] == said[:1]
     cards = [
-        card(Exported(Subject.of(loaded, False, False), "onnx", "a.onnx", Check("", "", 0, 0, 0), ""))
+        card(Exported(Subject.of(loaded, False, False), "onnx", "a.onnx", Check("", "", 0, 0, 0, "class"), ""))
         for loaded in (of_bce, other)
     ]
     assert f"The network {of_each_class(of_bce)}." in cards[0] and "bce" not in cards[1]
