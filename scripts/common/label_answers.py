@@ -76,12 +76,6 @@ class LabelAnswers(Answered):
         return MultilabelClasses.of(self.scores, self.targets, self.groups)
 
     @cached_property
-    def most_confident_mistake(self) -> np.ndarray:
-        """Largest distance of a probability from the truth among an image's wrong answers, 0 if none: float64 (n,)."""
-        distance = np.abs(self.scores - (self.targets == 1))
-        return np.where(self.missed | self.superfluous, distance, 0).max(1)
-
-    @cached_property
     def confidence(self) -> np.ndarray:
         """Probability of the likeliest label, float64 (n,)."""
         return self.scores.max(1)
@@ -94,7 +88,8 @@ class LabelAnswers(Answered):
 
     def most_mistaken(self) -> np.ndarray:
         """Images with a wrong answer, int64 (m,), the most confident mistakes first."""
-        order = np.argsort(-self.most_confident_mistake, kind="stable")
+        distance = np.abs(self.scores - (self.targets == 1))  # of a probability from the truth
+        order = np.argsort(-np.where(self.missed | self.superfluous, distance, 0).max(1), kind="stable")
         return order[~self.right[order]]
 
     def least_certain(self) -> np.ndarray:

@@ -222,7 +222,6 @@ def test_missed_and_superfluous_labels_leave_out_missing_ones_and_images_are_ord
     assert made.superfluous.tolist() == [[False, False], [False, True], [True, False], [False, False]]
     assert made.right.tolist() == [True, False, False, True]
     assert made.most_mistaken().tolist() == [1, 2] and made.least_certain().tolist() == [0, 3]
-    assert made.most_confident_mistake[1] == pytest.approx(torch.sigmoid(torch.tensor(3.0, dtype=torch.float64)).item())
 
 
 def test_labels_together_are_counted_where_both_are_known():
