@@ -46,11 +46,6 @@ class Probe:
         """Probabilities, float64 (n, classes); 0 for a class not seen in fitting."""
         return _of_all_classes(self.regression, self.scaler.transform(features), self.classes)
 
-    @property
-    def at_limit(self) -> bool:
-        """True if the strength is the smallest or largest tried, so that one beyond might do better."""
-        return self.strength in (STRENGTHS[0], STRENGTHS[-1])
-
 
 def fit_probe(features: np.ndarray, labels: np.ndarray, classes: int, groups: np.ndarray | None = None) -> Probe:
     """Fit a ``Probe`` on training images: ``features``, float32 (n, d); ``labels``, int64 (n,) or int8 (n, classes).

@@ -85,7 +85,6 @@ class Rejection(NamedTuple):
 
     def figures(self) -> dict[str, Any]:
         """Results for JSON, in percent except for counts and AURC; accuracy is None if no image is accepted."""
-        some = self.accepted > 0
         return {
             "below": self.below,
             "images": self.images,
@@ -93,7 +92,7 @@ class Rejection(NamedTuple):
             "right": self.right,
             "coverage": 100 * self.accepted / self.images,
             "coverage_interval_wilson": self.coverage_interval,
-            "accuracy": 100 * self.right / self.accepted if some else None,
+            "accuracy": 100 * self.right / self.accepted if self.accepted else None,
             "accuracy_interval_wilson": self.accuracy_interval,
             "aurc": self.curve.aurc,
             "aurc_perfect": self.curve.perfect,

@@ -106,7 +106,8 @@ class Study:
             return f"{self.places.shape[1]} nearest training images by cosine, each weighs exp(cosine / 0.07)"
         of = self.probe
         best = of.scores[of.strength]
-        limit = ", the end of the range: beyond it may be better" if of.at_limit else ""
+        is_at_limit = of.strength in (STRENGTHS[0], STRENGTHS[-1])
+        limit = ", the end of the range: beyond it may be better" if is_at_limit else ""
         on = f" on {of.chosen_on:,} of them" if of.chosen_on < len(self.train) else ""
         tried = f"{STRENGTHS[0]:g} to {STRENGTHS[-1]:g}"
         whole = ", no group in two of them" if (number_of(self.train.groups) or 0) > 1 else ""
