@@ -337,7 +337,7 @@ def test_of_best_it_is_said_that_these_images_chose_it_unless_others_are_shown_w
 
 def test_of_a_calibrated_copy_it_is_said_that_its_temperature_was_fitted_on_these_images(page, digits_run, tmp_path):
     copy = tmp_path / "copy.pt"
-    assert evaluate.main([str(digits_run), "--device", "cpu", "--store", str(copy), "--output", str(tmp_path)]) == 0
+    assert evaluate.main([str(digits_run), "--device", "cpu", "--store", str(copy)]) == 0
     words = "The temperature was fitted on some of these images, which favours loss and calibration"
     copies = [made(tmp_path, str(copy), *line) for line in ([], ["--split", "train"])]
     assert [words in one.text for one in (*copies, page)] == [True, False, False]
@@ -505,8 +505,8 @@ def test_outputs_that_are_no_numbers_leave_a_report_without_predictions(digits_r
     assert "not finite numbers (NaN or infinite)" in page.text and not page.data["details"]
 
 
-def test_a_matrix_without_room_keeps_the_most_frequent_confusion_of_each_class(digits_run, tmp_path, monkeypatch):
-    whole = made(tmp_path, str(digits_run)).data["details"][0]
+def test_a_matrix_without_room_keeps_the_most_frequent_confusion_of_each_class(page, digits_run, tmp_path, monkeypatch):
+    whole = page.data["details"][0]
     monkeypatch.setattr(details, "MOST_CELLS", 1)
     small = made(tmp_path, str(digits_run)).data["details"][0]
     wrong, kept = ([one for one in zip(*of["matrix"], strict=True) if one[0] != one[1]] for of in (whole, small))
