@@ -485,10 +485,9 @@ def _joined(classes: Sequence[str]) -> list[tuple[str, str]]:
 
 
 class Place(NamedTuple):
-    """A file's split, number within the split, label or labels, and path."""
+    """A file's split, label or labels, and path."""
 
     split: str
-    number: int
     label: Any
     path: str
 
@@ -547,9 +546,9 @@ def _equal(files: dict[str, ImageFiles], most_bytes: float = math.inf) -> tuple[
     for split, images in files.items():
         rows = images.labels.tolist()
         labels = map(tuple, rows) if images.labels.ndim > 1 else rows
-        for number, (path, label) in enumerate(zip(images.paths, labels, strict=True)):
+        for path, label in zip(images.paths, labels, strict=True):
             with suppress(OSError):
-                by_size.setdefault(os.stat(path).st_size, []).append(Place(split, number, label, path))
+                by_size.setdefault(os.stat(path).st_size, []).append(Place(split, label, path))
     by_content: dict[str, list[Place]] = {}
     left = most_bytes
     for size, places in by_size.items():
