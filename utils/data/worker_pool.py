@@ -233,16 +233,12 @@ def signals_for_workers() -> Iterator[None]:
 
 
 def _begin_worker(training: int, _: int) -> None:
-    _ignore_run_signals(training)
-    give_back_freed_memory()
-
-
-def _ignore_run_signals(training: int) -> None:
     """Make a worker end with process ``training``, or at its command, but not on a signal meant for the whole run.
 
     The training process answers such signals: it finishes its step, for which it may need another batch, and saves. In
     a worker they are blocked from the start (see ``signals_for_workers``).
     """
+    give_back_freed_memory()
     if not CAN_WAIT:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         return
