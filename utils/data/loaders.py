@@ -231,6 +231,7 @@ class TrainLoader:
         return to_device(self.image_weights[torch.from_numpy(np.concatenate(shown))], self.source.device)
 
 
+@dataclass(eq=False)
 class ValidationLoader:
     """Validation batches of this rank: every world_size-th, so that each sample is on exactly one rank.
 
@@ -239,28 +240,21 @@ class ValidationLoader:
     ``groups``: str (n,), the group of each of the source's images; None without groups.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        batch_size: int,
-        transform: BatchTransform,
-        rank: int = 0,
-        world_size: int = 1,
-        groups: np.ndarray | None = None,
-    ) -> None:
-        self.source = source
-        self.groups = groups
-        self.transform = transform
-        self._prefetch = DevicePrefetcher(source.device)
-        self._batch_size = batch_size
-        self._rank = rank
-        self._world_size = world_size
-        self._take(np.arange(len(source)))
+    source: Source
+    batch_size: int
+    transform: BatchTransform
+    rank: int = 0
+    world_size: int = 1
+    groups: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        self._prefetch = DevicePrefetcher(self.source.device)
+        self._take(np.arange(len(self.source)))
 
     def _take(self, samples: np.ndarray) -> None:
-        size = self._batch_size
+        size = self.batch_size
         self._all = [samples[first : first + size] for first in range(0, len(samples), size)]
-        self._mine = range(self._rank, len(self._all), self._world_size)
+        self._mine = range(self.rank, len(self._all), self.world_size)
 
     def part(self, samples: np.ndarray) -> ValidationLoader:
         """A loader of only these ``samples``, int64, the numbers of some of this loader's images."""
@@ -299,7 +293,7 @@ class ValidationLoader:
     @property
     def rounds(self) -> int:
         """The largest number of batches on any rank."""
-        return -(-len(self._all) // self._world_size)
+        return -(-len(self._all) // self.world_size)
 
     def batches(self) -> Iterator[Batch]:
         micro_batches = (MicroBatch(0, k, self._all[k], len(self._all[k]), 1.0, True) for k in self._mine)
