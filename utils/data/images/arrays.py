@@ -1,6 +1,6 @@
 """Images with any number of channels and bits, as arrays: .npy files, multi-band TIFF files, and all that Pillow reads.
 
-``levels_of`` returns levels from 0 to 255: uint8, or float32 if a ``Colour`` keeps all levels.
+``of_colour`` returns levels from 0 to 255: uint8, or float32 if a ``Colour`` keeps all levels.
 """
 
 from __future__ import annotations
@@ -67,16 +67,11 @@ def array_header(path: str | BinaryIO) -> Header | None:
     return Header((shape[1], shape[0]), shape[2], bits_of(np.dtype(dtype)), "TIFF")
 
 
-def levels_of(path: str | BinaryIO, colour: str, formats: list[str] | tuple[str, ...] | None = None) -> np.ndarray:
-    """Read the levels of an image file, upright, for a ``colour`` that is read as arrays: (h, w, channels).
-
-    Raises ``ValueError`` if the file has the wrong number of channels, or numbers without a known range.
-    """
-    return of_colour(numbers_in(path, colour, formats), colour)
-
-
 def of_colour(numbers: np.ndarray, colour: str) -> np.ndarray:
-    """Convert an array (h, w) or (h, w, channels) to the levels that ``levels_of`` returns. Raises ``ValueError``."""
+    """Convert an array (h, w) or (h, w, channels) to levels (h, w, channels) of a ``colour`` that is read as arrays.
+
+    Raises ``ValueError`` for the wrong number of channels, or numbers without a known range.
+    """
     checked(numbers.shape)
     numbers = numbers[..., None] if numbers.ndim == 2 else numbers
     levels = _levels(numbers, range_of(colour), keeps_levels(colour))

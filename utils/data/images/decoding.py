@@ -20,7 +20,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from utils.config.settings import UserError
 from utils.data.images import jpeg
-from utils.data.images.arrays import checked, levels_of, of_colour
+from utils.data.images.arrays import checked, numbers_in, of_colour
 from utils.data.images.levels import in_colour, is_array, keeps_levels, numbers_of, range_of, refuse_misread, to_8_bits
 from utils.data.images.stored import RAW, NamedBytes, content_of
 from utils.data.images.view import LEAST_AREA, Box, Placement, View, resized
@@ -64,7 +64,7 @@ def read_pixels(path: str | BinaryIO, colour: str) -> torch.Tensor:
     """
     if not is_array(colour):
         return to_tensor(open_image(path, colour))
-    levels = _read(path, lambda file: levels_of(file, colour))
+    levels = _read(path, lambda file: of_colour(numbers_in(file, colour), colour))
     return torch.from_numpy(np.require(levels, requirements=["C", "W"])).permute(2, 0, 1)
 
 
@@ -96,7 +96,7 @@ def why_unreadable(error: Exception) -> str:
 
 def _open_image(file: BinaryIO, colour: str, formats: list[str] | tuple[str, ...] | None) -> Image.Image:
     if is_array(colour):
-        return for_people(levels_of(file, colour, formats))
+        return for_people(of_colour(numbers_in(file, colour, formats), colour))
     if isinstance(file, NamedBytes) and file.getbuffer()[: len(RAW)] == RAW:
         return in_colour(_raw_image(file, colour), colour)
     with Image.open(file, formats=formats) as image:
