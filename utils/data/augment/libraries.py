@@ -78,7 +78,7 @@ def _torchvision_arguments(
         return np.zeros(len(levels))
     values = table.numpy().astype(np.float64)[levels.astype(np.int64)]
     if signed:
-        values = np.where(details < 0.5, -values, values)
+        values = _signed(values, details)
     if name in _MOVING:
         return 1.0 + values
     if name in ("TranslateX", "TranslateY"):
