@@ -167,6 +167,28 @@ def test_the_fingerprint_changes_with_one_pixel_one_label_and_one_class_name(tmp
     assert all(reference.fingerprint != other.fingerprint for other in (*others, renamed))
 
 
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory):
+    """The folder below which all data sets of the next test lie."""
+    root = tmp_path_factory.mktemp("wrong")
+    (root / "empty").mkdir()
+    for name in ("three", "unknown", "upper", "hollow"):
+        for split in ("train", "val"):
+            write_folders(root / name / split, *some(6, 8, 3), ["a", "b", "c"])
+    write_folders(root / "only/train", *some(6, 8, 3), ["a", "b", "c"])
+    write_folders(root / "flat/train", *some(6, 8, 3), ["a", "b", "c"])
+    write_folders(root / "flat/val", *some(3, 8, 1), ["images"])
+    write_folders(root / "single", *some(4, 8, 1), ["a"])
+    write_folders(root / "unknown/val", *some(1, 8, 1), ["d"])
+    write_folders(root / "upper/val", *some(1, 8, 1), ["A"])
+    for split, name in (("train", "caf\u00e9"), ("val", "cafe\u0301")):
+        write_folders(root / "accents" / split, *some(2, 8, 2), ["a", name])
+    (root / "hollow/train/a/other.gif").touch()  # of another class
+    for path in [*(root / "hollow/train/b").iterdir()]:
+        path.rename(path.with_suffix(".heic"))
+    return root
+
+
 @pytest.mark.parametrize(
     "flags, message",
     [
@@ -190,23 +212,8 @@ def test_the_fingerprint_changes_with_one_pixel_one_label_and_one_class_name(tmp
         ),
     ],
 )
-def test_missing_and_wrong_data_is_one_line_that_says_what_to_do(tmp_path, flags, message):
-    (tmp_path / "empty").mkdir()
-    for name in ("three", "unknown", "upper", "hollow"):
-        for split in ("train", "val"):
-            write_folders(tmp_path / name / split, *some(6, 8, 3), ["a", "b", "c"])
-    write_folders(tmp_path / "only/train", *some(6, 8, 3), ["a", "b", "c"])
-    write_folders(tmp_path / "flat/train", *some(6, 8, 3), ["a", "b", "c"])
-    write_folders(tmp_path / "flat/val", *some(3, 8, 1), ["images"])
-    write_folders(tmp_path / "single", *some(4, 8, 1), ["a"])
-    write_folders(tmp_path / "unknown/val", *some(1, 8, 1), ["d"])
-    write_folders(tmp_path / "upper/val", *some(1, 8, 1), ["A"])
-    for split, name in (("train", "caf\u00e9"), ("val", "cafe\u0301")):
-        write_folders(tmp_path / "accents" / split, *some(2, 8, 2), ["a", name])
-    (tmp_path / "hollow/train/a/other.gif").touch()  # of another class
-    for path in [*(tmp_path / "hollow/train/b").iterdir()]:
-        path.rename(path.with_suffix(".heic"))
-    (line,) = mistakes_of(read, *(flag.format(tmp_path) for flag in flags))
+def test_missing_and_wrong_data_is_one_line_that_says_what_to_do(wrong, flags, message):
+    (line,) = mistakes_of(read, *(flag.format(wrong) for flag in flags))
     assert re.search(message, line)
 
 
