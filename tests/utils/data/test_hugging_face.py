@@ -14,8 +14,7 @@ import torch
 from PIL import Image
 
 from scripts import check_data
-from tests.faults.small_run import told
-from tests.helpers import trained
+from tests.helpers import mistakes_of, trained
 from tests.utils.data import loading
 from tests.utils.data.loading import CPU
 from utils.checkpoint.fingerprint import listing_of, same_images
@@ -293,12 +292,9 @@ def change(column, values, kind=None):
     return changed
 
 
-def refusal_of(rows, flags, tmp_path, capsys):
-    """The line with which main.py refuses a data set of these rows."""
-    root = save(tmp_path / "set", "saved", rows, rows)
-    place = ("--datapath", root, "--output", tmp_path / "runs", "--max-steps", 1)
-    code, (line,) = told(capsys, (*FLAGS, *place, *flags.split()))
-    assert code == 2
+def refusal_of(rows, flags, tmp_path):
+    """The line with which a data set of these rows is refused."""
+    (line,) = mistakes_of(read, save(tmp_path / "set", "saved", rows, rows), *flags.split())
     return line
 
 
@@ -321,9 +317,9 @@ TRUTH_IS_TOLD = r"every list of train holds 3 zeros and ones, .* give lists of t
         ([[0.5, 1.0]] * 24, r"holds lists of double in train; lists of classes are needed"),
     ],
 )
-def test_labels_that_cannot_be_read_are_one_clear_line(values, words, tmp_path, capsys):
+def test_labels_that_cannot_be_read_are_one_clear_line(values, words, tmp_path):
     rows = change("kind", values)(table(24))
-    assert re.search(words, refusal_of(rows, "--label-column kind", tmp_path, capsys))
+    assert re.search(words, refusal_of(rows, "--label-column kind", tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -345,9 +341,9 @@ def test_labels_that_cannot_be_read_are_one_clear_line(values, words, tmp_path, 
         ),
     ],
 )
-def test_columns_that_cannot_be_taken_are_one_clear_line(make, flags, words, tmp_path, capsys):
+def test_columns_that_cannot_be_taken_are_one_clear_line(make, flags, words, tmp_path):
     rows = make(table(24)) if make else table(24)
-    assert re.search(words, refusal_of(rows, flags, tmp_path, capsys))
+    assert re.search(words, refusal_of(rows, flags, tmp_path))
 
 
 def test_damaged_rows_are_named_and_skipped_on_request(tmp_path, capsys):
