@@ -169,7 +169,7 @@ def test_workers_read_images_that_were_made_on_a_gpu_from_the_cpus_memory():
     pixels = torch.randint(0, 256, (5, 3, 8, 8), dtype=torch.uint8, generator=generator)
     labels = torch.randint(0, 10, (20,), generator=generator)
     images = MemoryImages(Elsewhere(pixels), Elsewhere(labels))
-    source = StreamSource(MicroBatchReader(images, View(8, whole=True)), CPU, workers=2, cores=2)
+    source = StreamSource(MicroBatchReader(images, View(8, whole=True)), CPU, workers=1, cores=1)
     plan = SamplePlan(20, 6, 6, 0)
     shares = [share for step in range(plan.steps_per_epoch) for share in plan.micro_batches(0, step)]
     seen = 0
