@@ -88,10 +88,19 @@ def test_any_words_are_taken_and_read_back_or_are_told_in_lines(tmp_path, argv):
     assert result is None or reads_back(result, tmp_path)
 
 
+KINDS = {}  # settings that read and check a value alike, but for bounds and choices
+for option in OPTIONS:
+    check, choices, *rest = map(option.metadata.get, ("check", "choices", "type", "words", "verbatim", "bare"))
+    KINDS.setdefault((getattr(check, "__qualname__", ""), bool(choices), *rest), []).append(option)
+
+
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["one of a kind", "all"])
 @pytest.mark.parametrize("value", CASES, ids=lambda value: ascii(value)[:20])
-def test_each_setting_answers_every_number_and_text_above(value, tmp_path):
+def test_each_setting_answers_every_number_and_text_above(value, every, tmp_path):
+    place = (*NUMBERS, *TEXTS).index(value)  # of each kind another one for the next value
     read = set()  # what the value has become: one setting of each kind is saved and read
-    for option, flag in zip(OPTIONS, FLAGS, strict=True):
+    for option in OPTIONS if every else [kind[place % len(kind)] for kind in KINDS.values()]:
+        flag = flag_of(option.name)
         result, _ = answer([f"{flag}={value}"])
         if result is None or (kind := repr(result.values()[option.name])) in read:
             continue
