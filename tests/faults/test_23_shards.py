@@ -6,7 +6,6 @@ import os
 import shutil
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -325,7 +324,6 @@ def test_two_runs_that_copy_the_same_shard_into_one_folder_disturb_each_other_in
 def test_a_copy_that_the_end_of_an_epoch_interrupts_is_none(shards, tmp_path):
     lines = []
     ahead = read_ahead.ReadAhead(read(shards).train.paths, tmp_path / "cache", 10**9, is_first=True, log=lines.append)
-    ahead._shard = lambda number: replace(ahead.members.split.shards[number], sha256="")  # as of others' tar files
     ahead._stop = True
     ahead._make(0, tmp_path / "cache" / "a.shard")
     assert [*(tmp_path / "cache").iterdir()] == lines == []
