@@ -68,7 +68,7 @@ def stream(files):
 
 
 def fill_cache(files):
-    return cache.decode(files, View(32), workers=1, progress=ProgressLog())
+    return cache.decoded(files, View(32), None, workers=1, progress=ProgressLog())
 
 
 def measure(files):

@@ -13,6 +13,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -66,16 +67,14 @@ def decoded(
     ``skip_bad`` the result lists such files, and only too many in a row are an error (see ``first_readable``).
     """
     shape = (len(images), images.channels, *sides(view.size))
-
-    def make() -> Decoded:
-        return decode(images, view, workers=workers, progress=progress, skip_bad=skip_bad)
-
+    decoder = _ChunkDecoder(images, view, skip_bad)
+    make = partial(decode, decoder, workers, progress)
     if folder is None:
         pixels, bad = make()
     else:
         path = folder / f"{fingerprint(images, view, folder)}.npy"
         pixels, bad = _kept(path, (shape, images.dtype), make, progress.log, is_main)
-    unreadable = _try_again(_ChunkDecoder(images, view, skip_bad), pixels, bad)
+    unreadable = _try_again(decoder, pixels, bad)
     return MemoryImages(pixels, images.labels, unreadable, images.groups, images.weights)
 
 
@@ -135,16 +134,16 @@ def _try_again(decoder: _ChunkDecoder, pixels: torch.Tensor, bad: list[int]) -> 
     return unreadable
 
 
-def decode(images: ImageFiles, view: View, *, workers: int, progress: ProgressLog, skip_bad: bool = False) -> Decoded:
+def decode(decoder: _ChunkDecoder, workers: int, progress: ProgressLog) -> Decoded:
     """Decode files with ``workers`` processes: pixels (n, c, h, w), uint8 or float32, and the unreadable images.
 
     Threads would wait for the GIL if images are small: for 32x32 PNG files, 2 threads on 2 cores took three times as
     long as one process without threads. Raises ``UserError`` as ``decoded`` does.
     """
+    images = decoder.images
     count = len(images)
-    pixels = torch.empty(count, images.channels, *sides(view.size), dtype=images.dtype)
+    pixels = torch.empty(count, images.channels, *sides(decoder.view.size), dtype=images.dtype)
     step = max(1, CHUNK_BYTES // pixels[0].nbytes)
-    decoder = _ChunkDecoder(images, view, skip_bad)
     unreadable: dict[int, UnreadableImage] = {}
     for chunk, (made, bad) in in_chunks(decoder, count, step, "Decoding", workers=workers, progress=progress):
         pixels[chunk.start : chunk.stop] = torch.from_numpy(made)
