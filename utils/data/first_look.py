@@ -306,10 +306,7 @@ def advised(low: float, high: float, bits: int) -> str:
 def _beyond(
     looks: Sequence[Seen], pixel_range: tuple[float, float] | None, trained: bool = False
 ) -> tuple[str, str] | None:
-    """Remark if ``--pixel-range`` cuts off values or if no image needs it; otherwise None.
-
-    ``trained``: the network has already been trained with this range.
-    """
+    """Remark if ``--pixel-range`` cuts off values or if no image needs it; otherwise None. See ``_few_levels``."""
     if pixel_range is None or not looks:
         return None
     words = "--pixel-range {:g} {:g}".format(*pixel_range)
@@ -494,8 +491,7 @@ class Place(NamedTuple):
 
 def equal_files(files: dict[str, ImageFiles], root: str | None) -> list[tuple[str, str]]:
     """Remarks on equal files: in both splits, in two classes, or repeated; only in small sets, as each file is read."""
-    in_files = not any(isinstance(images.paths[0], Stored) for images in files.values())
-    if not in_files or not TRIAL_FILES < sum(map(len, files.values())) <= COMPARED_FILES:
+    if sum(map(len, files.values())) <= TRIAL_FILES:
         return []
     equal, whole = _equal(files, COMPARED_BYTES)
     groups = [group for group in equal if _is_image(group[0].path)]
@@ -527,21 +523,21 @@ def equal_files(files: dict[str, ImageFiles], root: str | None) -> list[tuple[st
 
 def copies_in(known: ImageFiles, images: ImageFiles) -> list[tuple[str, str]]:
     """For each of ``images`` with the bytes of one of ``known``, both paths; none of too many, or in shards."""
-    files = {"known": known, "new": images}
-    if any(isinstance(each.paths[0], Stored) for each in files.values()) or len(known) + len(images) > COMPARED_FILES:
-        return []
     copies = []
-    for group in _equal(files)[0]:
+    for group in _equal({"known": known, "new": images})[0]:
         first = next((place.path for place in group if place.split == "known"), None)
         copies += [(place.path, first) for place in group if place.split == "new" and first is not None]
     return copies
 
 
 def _equal(files: dict[str, ImageFiles], most_bytes: float = math.inf) -> tuple[list[list[Place]], bool]:
-    """Groups of files with the same bytes, and whether all were compared.
+    """Groups of files with the same bytes, none of too many or in shards; and whether all that share a size were read.
 
-    Reads only files that share their size, at most ``most_bytes`` in all.
+    Reads at most ``most_bytes`` in all.
     """
+    in_shards = any(isinstance(images.paths[0], Stored) for images in files.values())
+    if in_shards or sum(map(len, files.values())) > COMPARED_FILES:
+        return [], False
     by_size: dict[int, list[Place]] = {}
     for split, images in files.items():
         rows = images.labels.tolist()
