@@ -76,18 +76,16 @@ def of_colour(numbers: np.ndarray, colour: str) -> np.ndarray:
     numbers = numbers[..., None] if numbers.ndim == 2 else numbers
     levels = _levels(numbers, range_of(colour), keeps_levels(colour))
     channels = channels_of(colour)
+    if channels in (1, 3) and levels.shape[2] in (2, 4):  # the last is alpha
+        levels = levels[..., :-1]
     held = levels.shape[2]
     if held == channels:
         return levels
-    if channels == 3 and held in (1, 2):  # grey, perhaps with alpha
-        return np.repeat(levels[..., :1], 3, axis=2)
-    if channels == 3 and held == 4:
-        return levels[..., :3]
-    if channels == 1 and held in (3, 4):
-        grey = levels[..., :3].astype(np.float64) @ np.array(LUMA)
+    if channels == 3 and held == 1:
+        return np.repeat(levels, 3, axis=2)
+    if channels == 1 and held == 3:
+        grey = levels.astype(np.float64) @ np.array(LUMA)
         return (grey if levels.dtype == np.float32 else np.rint(grey))[..., None].astype(levels.dtype)
-    if channels == 1 and held == 2:
-        return levels[..., :1]
     raise ValueError(f"has {held} channel{'s' * (held > 1)}, and the network takes {channels} (--in-channels)")
 
 
