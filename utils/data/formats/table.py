@@ -674,9 +674,9 @@ def read_labels(
             end = f"; write {separator} where an image shows none of the classes"
         warnings.append(f"{table.flag}: {count:,} image(s) without any known label, which no figure counts{end}")
     if len(strange := used[unknown[used]]):
-        line = f"{table.at(strange[0], 'label')} {{}} is no class of {whose or 'the rows to train on'}"
-        line = line.format(printable(table.texts[table.label[strange[0]]][:80]))
-        line += f" ({len(strange) - 1:,} more rows like it)" if len(strange) > 1 else ""
+        label = printable(table.texts[table.label[strange[0]]][:80])
+        more = f" ({len(strange) - 1:,} more rows like it)" if len(strange) > 1 else ""
+        line = f"{table.at(strange[0], 'label')} {label} is no class of {whose or 'the rows to train on'}{more}"
         if not leave_out_unknown or len(strange) == len(used):
             raise UserError(f"{line}; those are {some(names)}")
         warnings.append(f"{line}; they are left out")
