@@ -79,20 +79,16 @@ def header(path: str | BinaryIO, colour: str = "RGB") -> Look:
         deep = is_deep(image) or ";16" in raw
         bits = 8 if not deep else 32 if image.mode == "F" or ("16" not in raw and image.format == "TIFF") else 16
         samples = getattr(image, "tag_v2", {}).get(SAMPLESPERPIXEL, bands)
+        grey = image.mode in GREY or image.mode.startswith("I;16")
         is_one = image.format == "MPO" or are_pages(image, channels_of(colour))
         return Look(
-            kind_of(image.mode),
+            "CMYK" if image.mode == "CMYK" else "grey" if grey else "colour",
             bits,
             image.format or "",
             image.size,
             further=max(0, int(samples) - bands) if image.mode != "P" and not is_array(colour) else 0,
             frames=1 if is_one else getattr(image, "n_frames", 1),
         )
-
-
-def kind_of(mode: str) -> str:
-    """The ``Look.kind`` of an image in Pillow's ``mode``."""
-    return "CMYK" if mode == "CMYK" else "grey" if mode in GREY or mode.startswith("I;16") else "colour"
 
 
 def look(path: str | BinaryIO, colour: str, shown: Image.Image | None = None) -> Look:
