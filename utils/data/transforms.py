@@ -1,8 +1,6 @@
 """Augmenting and normalising batches on the device.
 
-Images arrive as uint8 and stay so as long as possible; normalisation makes floats. Each random number depends on
-(seed, epoch, index) alone (see ``sample_plan.sample_uniforms``), so an image is augmented in the same way by either
-loader and on any number of workers and ranks.
+Images arrive as uint8 and stay so as long as possible; normalisation makes floats.
 """
 
 from __future__ import annotations

@@ -50,7 +50,6 @@ class FilePaths(ImagePaths):
         return self.names.tobytes().split(NUL) if len(self) else []
 
     def take(self, places: np.ndarray) -> FilePaths:
-        """The paths at ``places``, int64 (m,), in that order."""
         names = self.below()
         return self.joined(os.fsdecode(self._tree), NUL.join([names[place] for place in places.tolist()]))
 

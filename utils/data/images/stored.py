@@ -67,7 +67,6 @@ class NumberedImages(ImagePaths):
         return Stored.of(self, int(self.places[index]))
 
     def take(self, places: np.ndarray) -> Any:
-        """The images at ``places``, int64 (m,), in that order."""
         taken = copy(self)
         taken.places = self.places[places]
         return taken
