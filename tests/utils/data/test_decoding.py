@@ -253,7 +253,7 @@ def exif(orientation, order):
 
 
 @pytest.mark.parametrize(("orientation", "order"), [*((number, "<") for number in range(1, 9)), (6, ">")])
-def test_exif_orientation_is_honoured(tmp_path, way, orientation, order):
+def test_exif_orientation_is_honoured(tmp_path, orientation, order):
     path = written(tmp_path / "a.jpg", PHOTOGRAPHS[0].resize((120, 90)), exif=exif(orientation, order))
     assert Image.open(path).getexif()[0x0112] == orientation
     assert (jpeg.plain_size(Path(path).read_bytes()) is not None) == (orientation == 1)
@@ -300,7 +300,7 @@ def test_xmp_orientation_is_honoured(tmp_path, orientation, upright):
     ("kept", "progressive"),
     [*((count, False) for count in (0, 1, 2, 100, 0.3, 0.7, -100, -1)), (0.3, True), (-1, True)],
 )
-def test_a_truncated_file_is_named_even_where_the_box_is_whole(tmp_path, way, kept, progressive):
+def test_a_truncated_file_is_named_even_where_the_box_is_whole(tmp_path, kept, progressive):
     (path, *_) = photographs(tmp_path, (320, 200), {"progressive": progressive})
     data = Path(path).read_bytes()
     Path(path).write_bytes(data[: round(kept * len(data)) if isinstance(kept, float) else kept])
@@ -323,7 +323,7 @@ NO_IMAGES = (None, b"", b"not an image", b"\xff\xd8", b"\xff\xd8\xff\xd9", b"\xf
 
 
 @pytest.mark.parametrize("content", [*NO_IMAGES, "a folder"])
-def test_what_is_no_image_is_named(tmp_path, way, content):
+def test_what_is_no_image_is_named(tmp_path, content):
     if isinstance(content, bytes):
         (tmp_path / "a.jpg").write_bytes(content)
     elif content is not None:
