@@ -137,14 +137,12 @@ def test_damage_met_by_a_worker_ends_the_program_with_exit_code_2_and_one_line(c
     assert err.startswith(f"main.py: {bad}: cannot be read as an image")
 
 
-@pytest.mark.parametrize("action", ["error", "always"])
-def test_large_images_are_read_without_pillows_warning(tmp_path, monkeypatch, action):
+def test_large_images_are_read_without_pillows_warning(tmp_path, monkeypatch):
     Image.new("RGB", (30, 20), "red").save(tmp_path / "large.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 400)  # Pillow warns from here on and refuses twice as many
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter(action)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         assert open_image(str(tmp_path / "large.png"), "RGB").size == (30, 20)
-    assert caught == []
 
 
 @pytest.mark.parametrize(
