@@ -79,12 +79,6 @@ def test_digits_are_scikit_learns_in_the_order_of_its_stratified_split(monkeypat
     assert (len(data.train), len(data.validation)) == (1437, 360)
 
 
-def test_digits_mean_and_std_of_the_table_are_those_of_the_training_images():
-    pixels = read().train.pixels.double() / 255
-    assert SPECS["digits"].mean[0] == pytest.approx(pixels.mean().item(), abs=1e-3)
-    assert SPECS["digits"].std[0] == pytest.approx(pixels.std().item(), abs=1e-3)
-
-
 @pytest.mark.parametrize("name, folder", [("mnist", "MNIST/raw"), ("mnist", ""), ("fashionmnist", "FashionMNIST/raw")])
 @pytest.mark.parametrize("compressed", [False, True])
 def test_idx_files_are_read_in_torchvisions_layout_bare_and_compressed(tmp_path, name, folder, compressed):
