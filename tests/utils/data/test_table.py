@@ -334,7 +334,7 @@ def six(tmp_path_factory):
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_each_mistake_is_one_line_with_its_place_and_ends_with_exit_code_2(six, tmp_path, capfd, mistake):
     content, flags, line = MISTAKES[mistake]
-    file = tmp_path / "labels.csv"
+    file = tmp_path / "{labels}.csv"
     if content is not None:
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
     place = ["--dataname", "folder", "--datapath", str(six), "--labels", str(file)]
