@@ -221,7 +221,7 @@ def test_a_search_that_is_killed_ends_as_one_that_was_not(whole, fake_main, with
 
 
 def test_trials_that_fail_or_learned_nothing_are_told_and_do_not_win(
-    fake_main, in_memory, tmp_path, capsys, monkeypatch
+    fake_main, without_pictures, in_memory, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setenv("FAILS", "1")
     monkeypatch.setenv("DEAD", "1")
@@ -339,6 +339,8 @@ def test_importances_name_the_setting_that_decides(in_memory, tmp_path):
     best = search.best(3)
     values = [float(point_of(trial)[0].partition("=")[2]) for trial in best]
     assert values == sorted(values, reverse=True) and best[0].value == max(trial.value for trial in search.told())
+    for training in search.ask(17):
+        search.ended(training, "it failed")
     search_report.draw(tmp_path / "search.png", search, "a title")
     assert (tmp_path / "search.png").stat().st_size > 10_000
     assert arguments.parse(list(space.trial(0, ("lr=0.1", "momentum=0.5")).flags)).data.fold == 0

@@ -60,8 +60,7 @@ def test_the_log_names_no_drop_that_a_limit_prevents(results):  # noqa: F811
     assert said == ["Learning rate 0.04 instead of 0.4", "Learning rate 0.02 instead of 0.04"]
 
 
-@pytest.mark.parametrize("cut", range(1, 7))
-def test_a_run_that_is_cut_and_goes_on_has_the_same_rates(results, cut):  # noqa: F811
+def test_a_run_that_is_cut_and_goes_on_has_the_same_rates(results):  # noqa: F811
     results += VALUES
     whole, recorder, _ = watched(*FLAGS)
     whole.fit()
@@ -71,16 +70,16 @@ def test_a_run_that_is_cut_and_goes_on_has_the_same_rates(results, cut):  # noqa
     falls = ("0.04 instead of 0.4", "0.004 instead of 0.04", "0.0004 instead of 0.004")
     rule = "after 1 epoch(s) in which val_top1 has not improved"
     assert said == [f"Learning rate {fall} from here on, {rule}" for fall in falls]
-    results[:] = VALUES
     first, *_ = watched(*FLAGS)
-    for epoch in range(cut):
-        first.train(epoch)
-        first.validation(epoch)
-    second, recorder, _ = watched(*FLAGS)
-    second.load_state(copy.deepcopy(first.state()))
-    second.fit()
-    assert [row["lr"] for (row,) in recorder.of("epoch")] == rates[cut:]
-    assert second.progress.state() == whole.progress.state()
+    for cut in range(1, 7):
+        results[:] = VALUES[cut - 1 :]
+        first.train(cut - 1)
+        first.validation(cut - 1)
+        second, recorder, _ = watched(*FLAGS)
+        second.load_state(copy.deepcopy(first.state()))
+        second.fit()
+        assert [row["lr"] for (row,) in recorder.of("epoch")] == rates[cut:]
+        assert second.progress.state() == whole.progress.state()
 
 
 def test_the_validation_of_a_part_of_an_epoch_lowers_nothing(results):  # noqa: F811
