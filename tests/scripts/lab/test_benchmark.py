@@ -211,6 +211,7 @@ def test_both_sides_of_a_decoding_row_end_as_normalised_floats_of_one_shape_on_o
         return lambda: 1.0
 
     monkeypatch.setattr(cpu, "loading", look)
+    monkeypatch.setattr(cpu, "BATCH_SIZE", 4)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     before = torch.get_num_threads()
     try:
@@ -219,7 +220,7 @@ def test_both_sides_of_a_decoding_row_end_as_normalised_floats_of_one_shape_on_o
         assert torch.get_num_threads() == 2, "as the training loader, which goes by the variable, found it"
     finally:
         torch.set_num_threads(before)
-    assert {tuple(batch.shape) for batch in seen} == {(64, 3, 224, 224)}
+    assert {tuple(batch.shape) for batch in seen} == {(4, 3, 224, 224)}
     dtypes = [batch.dtype for batch in seen]
     assert dtypes.count(torch.uint8) == 1 and dtypes.count(torch.float32) == len(seen) - 1
     seen.pop(dtypes.index(torch.uint8))
