@@ -12,7 +12,8 @@ from tests.faults.small_run import as_older, told
 from tests.helpers import QUIETLY, mistakes_of, trained
 from utils.checkpoint.resume import ResumePoint
 from utils.config import arguments
-from utils.optim.class_weights import class_weights
+from utils.config.groups.loss import LossSettings
+from utils.optim.class_weights import class_weights, other_weights
 from utils.run import Run
 from utils.runtime.distributed import Distributed, RankInfo
 
@@ -112,15 +113,18 @@ def test_a_run_goes_on_with_the_weights_that_it_began_with(workplace, monkeypatc
     assert code == 0 and any("going on with these" in line for line in lines)
 
 
-@pytest.mark.parametrize("loss", [("--loss", "bce"), ("--label-smoothing", "0.1")])
-def test_a_run_of_an_older_version_does_not_change_its_loss_unasked(workplace, capsys, loss):
-    flags = (*QUIETLY, "--arch", "fc", "--class-weights", "balanced", *loss, "--max-steps")
+def test_a_run_of_an_older_version_does_not_change_its_loss_unasked(workplace, capsys):
+    flags = (*QUIETLY, "--arch", "fc", "--class-weights", "balanced", "--loss", "bce", "--max-steps")
     folder = trained(workplace / "runs", *flags, 2)
     older = as_older(folder, "weighs_images")
     capsys.readouterr()
     code, (line,) = told(capsys, (*flags, "3", "--resume", older))
-    assert code == 2 and f"an earlier version's {loss[0]}" in line and "weighted the classes' terms" in line
+    assert code == 2 and "an earlier version's --loss bce" in line and "weighted the classes' terms" in line
     code, (line,) = told(capsys, (*flags, "3", "--resume", older, "--resume-override"))
     assert code == 0 and line.endswith("not the images; going on with these")
     assert told(capsys, (*flags, "4", "--resume", "auto")) == (0, []), "it is a run of this version now"
     assert main.main(["--device", "cpu", "--evaluate", "--resume", older]) == 0
+    weights = torch.ones(2)
+    smoothed = LossSettings(label_smoothing=0.1)
+    line, advice = other_weights(weights, smoothed, {"class_weights": weights.tolist()}, folder)
+    assert "an earlier version's --label-smoothing" in line and advice == "begin anew"

@@ -43,6 +43,8 @@ ORDINARY = {
     "inception_v4": "last_linear",
     "mixer_s32_224": "head",
 }
+# Their classifiers are of the kinds of others.
+ALIKE = {"efficientformer_l1", "efficientformerv2_s0", "swiftformer_xs", "maxvit_rmlp_pico_rw_256", "mixer_s32_224"}
 
 
 def on_no_device(name, **options):
@@ -54,7 +56,9 @@ def names(model, layers):
     return [name for name, module in model.named_modules() if any(module is layer for layer in layers)]
 
 
-@pytest.mark.parametrize("arch", [*HEADS, *ORDINARY])
+@pytest.mark.parametrize(
+    "arch", [pytest.param(one, marks=[pytest.mark.thorough] * (one in ALIKE)) for one in (*HEADS, *ORDINARY)]
+)
 def test_the_output_layers_are_all_that_give_a_number_a_class(arch):
     model = on_no_device(arch)
     expected = HEADS.get(arch) or [ORDINARY[arch]]

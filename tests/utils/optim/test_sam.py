@@ -46,9 +46,9 @@ def foret_loop(model, windows, *, rho=0.05, adaptive=False, clip=None, scale=Non
         scaler.update()
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
-@pytest.mark.parametrize("adaptive", [False, True])
-@pytest.mark.parametrize("clip", [None, 0.05])
+@pytest.mark.parametrize(
+    ("accumulate", "adaptive", "clip"), [(1, False, None), (3, True, None), (1, True, 0.05), (3, False, 0.05)]
+)
 def test_steps_are_those_of_the_papers_algorithm(accumulate, adaptive, clip):
     rho = 1.0 if adaptive else 0.2
     flags = ["--sam-rho", str(rho), "--accumulate", str(accumulate), *(["--sam-adaptive"] if adaptive else [])]
