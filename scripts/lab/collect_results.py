@@ -138,12 +138,12 @@ def main(argv: list[str]) -> int:
     own = read_flags(argv)
     found = finished_runs(own.runs)
     machines = read_machines()
-    rows, unmeasured = result_rows(recipes(), found, machines)
+    rows, unmeasured = result_rows(found, machines)
     counted = [(row.recipe.name, run) for row in rows for run in row.runs]
     if own.keep:  # the page then also holds the runs kept before
         for recipe, run in counted:
             keep(recipe, run)
-        rows, unmeasured = result_rows(recipes(), finished_runs([str(KEPT)]), machines)
+        rows, unmeasured = result_rows(finished_runs([str(KEPT)]), machines)
     path = Path(own.output)
     if path.resolve() == PAGE.resolve() and (own.keep or own.runs == [str(KEPT)]):
         before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
@@ -187,9 +187,7 @@ def read_machines() -> Machines:
     return Machines(said["machines"], set(said["alone"]), said["ran"])
 
 
-def result_rows(
-    known: Sequence[Recipe], found: Sequence[RunResult], machines: Machines
-) -> tuple[list[Row], list[Recipe]]:
+def result_rows(found: Sequence[RunResult], machines: Machines) -> tuple[list[Row], list[Recipe]]:
     """A row for each number format in which a recipe was measured, and the recipes without a row.
 
     Runs share a row if they agree in recipe, format, --name, settings chosen by measurement and, for the user's own
@@ -197,7 +195,7 @@ def result_rows(
     """
     rows = []
     unmeasured = []
-    for recipe in known:
+    for recipe in recipes():
         line = ["--config", recipe.name]
         try:
             args = arguments.parse([*line, "--datapath", "DATA"])

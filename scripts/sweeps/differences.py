@@ -14,6 +14,7 @@ import numpy as np
 from scripts.common.runs import RunResult, deviation, reach, validated_to_trained
 from scripts.common.uncertainty import CONFIDENCE
 from scripts.sweeps.grid import Trial
+from scripts.sweeps.outcomes import points_of
 
 FEW = 6  # fewer pairs never let a sign-flip test reach 0.05
 TINY = 1e-9  # percentage points, far less than one image counts
@@ -100,11 +101,9 @@ def best_first(found: Sequence[Difference], results: Mapping[Trial, RunResult]) 
     A difference may be negative where a point lacks some of the seeds. Of equal points the first counts as the best;
     points that could be compared with none are left out.
     """
-    finals: dict[tuple[str, ...], list[float]] = {}
-    for trial, result in results.items():
-        finals.setdefault(trial.point, []).append(result.final)
     compared = {point for each in found for point in (each.one, each.other)}
-    means = {point: statistics.fmean(values) for point, values in finals.items() if point in compared}
+    finals = {point: [run.final for run in runs] for point, runs in points_of(results).items() if point in compared}
+    means = {point: statistics.fmean(values) for point, values in finals.items()}
     best = max(means, key=lambda point: -math.inf if math.isnan(means[point]) else round(means[point], 9), default=None)
     of_best = [each if each.one == best else each.turned for each in found if best in (each.one, each.other)]
     return sorted(of_best, key=lambda each: each.mean)

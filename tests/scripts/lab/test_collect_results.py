@@ -44,7 +44,7 @@ def quick(request, monkeypatch):
 def kept():
     """The rows of the page that the kept runs give, and the recipes without one."""
     found = collect_results.finished_runs([str(collect_results.KEPT)])
-    return collect_results.result_rows(recipes(), found, collect_results.read_machines())
+    return collect_results.result_rows(found, collect_results.read_machines())
 
 
 @pytest.fixture
@@ -56,6 +56,12 @@ def runs(tmp_path):
     keep_run(tmp_path / "runs" / "other", [*RUN, "--lr", "0.2"], [10.0] * 20)
     keep_run(tmp_path / "runs" / "cut", [*RUN, "--seed", "9"], [10.0] * 5)
     return tmp_path / "runs"
+
+
+def rows_of(runs):
+    """The rows of the seeds that count, and the recipes without one."""
+    found = [read_run(runs / f"b{seed}") for seed in TOP1]
+    return collect_results.result_rows(found, collect_results.read_machines())
 
 
 def test_a_row_is_the_mean_and_the_spread_of_the_seeds(runs, tmp_path, capsys, monkeypatch):
@@ -188,9 +194,7 @@ def test_every_recipe_of_a_data_set_has_a_row_or_is_listed_as_not_measured(runs,
 
 
 def test_a_row_is_full_evidence_with_three_runs_that_had_the_machine_to_themselves(runs, tmp_path, monkeypatch):
-    rows, _ = collect_results.result_rows(
-        collect_results.recipes(), [read_run(runs / f"b{seed}") for seed in TOP1], collect_results.read_machines()
-    )
+    rows, _ = rows_of(runs)
     machines = collect_results.Machines({"Z": {"log": "a computer"}}, {"digits/fc Z"}, {})
     (row,) = rows
     assert machines.evidence(row) == "full" and list(machines.tags(row)) == ["Z"]
@@ -207,9 +211,7 @@ def test_a_row_is_full_evidence_with_three_runs_that_had_the_machine_to_themselv
     assert machines.evidence(one_alone) == "half: shared machine"
     config = runs / "b1" / "config.yaml"
     config.write_text("# commit: de786aac69, changed\n" + config.read_text())
-    (row,), _ = collect_results.result_rows(
-        collect_results.recipes(), [read_run(runs / f"b{seed}") for seed in TOP1], collect_results.read_machines()
-    )
+    (row,), _ = rows_of(runs)
     assert machines.evidence(row) == "half: changed code"
     assert machines._replace(ran={"digits/fc Z": "de786aac70"}).evidence(row) == "full"
 
@@ -225,7 +227,7 @@ def test_a_row_is_full_evidence_with_three_runs_that_had_the_machine_to_themselv
 def test_a_seed_counts_once_on_a_machine_however_its_record_names_it(runs, before, after, counted):
     run = read_run(runs / "b1")
     found = [replace(run, machine=f"1 process(es) on cpu, {machine}") for machine in (before, after)]
-    (row,), _ = collect_results.result_rows(collect_results.recipes(), found, collect_results.read_machines())
+    (row,), _ = collect_results.result_rows(found, collect_results.read_machines())
     assert len(row.runs) == counted
 
 
@@ -240,9 +242,7 @@ def test_the_picture_has_a_dot_for_each_row(runs, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(Axes, "plot", lambda self, x, y, *_, **__: drawn.append((x, y)))
     monkeypatch.setattr(Axes, "legend", lambda *_, **__: None)
-    rows, _ = collect_results.result_rows(
-        collect_results.recipes(), [read_run(runs / f"b{seed}") for seed in TOP1], collect_results.read_machines()
-    )
+    rows, _ = rows_of(runs)
     collect_results.draw(rows, collect_results.Machines({}, set(), {}), tmp_path / "picture.png")
     assert drawn == [(30, pytest.approx(100 - statistics.fmean(TOP1.values()))), ([], [])]
     assert (tmp_path / "picture.png").stat().st_size > 1000
