@@ -68,9 +68,7 @@ def checkpoint(path: Path, free_settings: set[str]) -> dict[str, Any]:
     state.pop(CONTENTS, None)  # a list of the entries' names and kinds: what differs there differs in an entry
     free = {*CLOCKS, *(f"settings/{name}" for name in free_settings)}
     leaves = [(name, leaf) for name, leaf in parts(state) if not (isinstance(leaf, dict | list | tuple) and leaf)]
-    return {
-        name: leaf for name, leaf in reversed(leaves) if name not in free
-    }  # of which ``parts`` gives the last first
+    return {name: leaf for name, leaf in reversed(leaves) if name not in free}  # ``parts`` gives the last first
 
 
 def rows(path: Path) -> dict[str, str]:

@@ -21,12 +21,9 @@ def class_weights(labels: torch.Tensor, classes: Sequence[str], setting: str) ->
 
     ``labels``: int64 (n,), of the training images. ``setting``: 'balanced' for n / (k * count), as in scikit-learn's
     ``compute_class_weight``, where k is the number of classes with images; otherwise a CSV or YAML file of class names
-    and weights (``read_weights``), which are divided by their mean over the training images. For multi-label data,
-    labels are int8 (n, classes), and the weights those of ``of_several_labels``.
-
-    Because the mean is 1, a loss can weight its terms and divide by the number of images. torch's weighted mean divides
-    by the sum of the weights in the micro-batch, which differs between ranks and forward passes: averaged over these,
-    the gradient would not be that of one large batch.
+    and weights (``read_weights``), which are divided by their mean over the training images, because losses divide by
+    the number of images, not by the sum of the weights (``WeightedCrossEntropy``). For multi-label data, labels are
+    int8 (n, classes), and the weights those of ``of_several_labels``.
     """
     if labels.ndim > 1:
         return of_several_labels(labels, classes, setting)

@@ -27,8 +27,8 @@ class GradientClipper:
     layers are not clipped, as in the paper.
 
     ``each_skips``: True if a scaler skips each of ``optimizers`` whose part of the gradient is not finite. The norm is
-    then that of the other parts, which are used for the step, and an overflow in one part does not affect another.
-    Otherwise the gradient has only one part.
+    then that of the other parts, which are used for the step, unless none is finite; an overflow in one part does not
+    affect another. Otherwise the gradient has only one part.
 
     If ``model`` is sharded, each process holds a part of each gradient; ``over_ranks`` turns the norm of this process's
     part, a tensor (), into the norm of the whole.
@@ -55,11 +55,7 @@ class GradientClipper:
         self.measured: Measured = []
 
     def __call__(self) -> torch.Tensor:
-        """Clip the gradients in place; return their norm before clipping, a tensor ().
-
-        With several optimizers that a scaler skips separately, the norm leaves out those whose gradient is not finite,
-        unless none is finite.
-        """
+        """Clip the gradients in place; return their norm before clipping, a tensor ()."""
         # nn.utils.get_total_norm without its sorting by devices and types, which took as long as the norms themselves.
         present = [[parameter for parameter in part if parameter.grad is not None] for part in self._parts]
         own: Sequence[Sequence[Any]] = present

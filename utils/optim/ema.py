@@ -23,7 +23,10 @@ Earlier = Callable[[torch.Tensor], torch.Tensor]
 
 
 class WeightAverage:
-    """An average of a model's weights. ``module``: a network that holds the average once ``has_begun`` is True."""
+    """An average of a model's weights. ``module``: a network that holds the average once ``has_begun`` is True.
+
+    Recompute its batch-norm statistics before using it: no average's fit (``utils/optim/batch_norm_statistics.py``).
+    """
 
     module: nn.Module
     has_begun = True
@@ -58,9 +61,8 @@ class MovingAverage(WeightAverage):
     Before epoch ``ema_start_epoch``, from 1, the average equals the weights, as during the warm-up of torchvision's
     training script.
 
-    Running statistics (buffers named ``running_*``) are averaged like the weights. They lag behind what the averaged
-    weights need, so recompute those of batch norm before using the average (``utils/optim/batch_norm_statistics.py``).
-    All other buffers are copied. ``module``: a copy that exists already; a sharded ``model`` cannot be copied.
+    Running statistics (buffers named ``running_*``) are averaged like the weights, and lag behind what these need. All
+    other buffers are copied. ``module``: a copy that exists already; a sharded ``model`` cannot be copied.
     """
 
     def __init__(self, model: nn.Module, settings: AverageSettings, module: nn.Module | None = None) -> None:
@@ -96,9 +98,8 @@ class EpochAverage(WeightAverage):
     """Mean of ``model``'s weights at the ends of epochs from ``first_epoch`` (from 1) on. ``module`` holds it.
 
     Stochastic weight averaging: Izmailov et al., Averaging weights leads to wider optima and better generalization,
-    2018; computed by torch's ``AveragedModel``. Buffers are those of the latest epoch: the statistics of batch norm
-    must be recomputed before using the average (``utils/optim/batch_norm_statistics.py``). ``has_begun`` is True once
-    an epoch has entered the mean.
+    2018; computed by torch's ``AveragedModel``. Buffers are those of the latest epoch. ``has_begun`` is True once an
+    epoch has entered the mean.
     """
 
     def __init__(self, model: nn.Module, first_epoch: int) -> None:
@@ -126,10 +127,9 @@ class EpochAverage(WeightAverage):
 class ScheduleFreeAverage(WeightAverage):
     """The averaged weights x of a schedule-free ``optimizer``, in ``module``, a copy of ``model``.
 
-    They are copied when ``module`` is first read after a step, with all buffers of ``model``: the statistics of batch
-    norm must then be recomputed before using the average (``utils/optim/batch_norm_statistics.py``), and last until the
-    next step. Parameters without a state, which have never moved, are copied from ``model``; so are frozen parameters,
-    because all others are trained with the weights y, at which the frozen ones stay.
+    They are copied when ``module`` is first read after a step, with all buffers of ``model``; recomputed statistics
+    last until the next step. Parameters without a state, which have never moved, are copied from ``model``; so are
+    frozen parameters, because all others are trained with the weights y, at which the frozen ones stay.
     """
 
     def __init__(self, model: nn.Module, optimizer: ScheduleFreeSGD) -> None:

@@ -178,10 +178,7 @@ class HeldBySelection(Held):
         self._vectors.restore_where(flag, before)
 
     def _step_in_place(self) -> None:
-        """Take a step that leaves each state tensor in the memory it had before.
-
-        timm's Mars, up to timm 1.0.27, keeps the gradient itself instead of a copy.
-        """
+        """Take a step that leaves each state tensor in the memory it had before."""
         tensors = [
             (state, name, value)
             for state in self.optimizer.state.values()
