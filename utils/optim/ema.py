@@ -25,7 +25,8 @@ Earlier = Callable[[torch.Tensor], torch.Tensor]
 class WeightAverage:
     """An average of a model's weights. ``module``: a network that holds the average once ``has_begun`` is True.
 
-    Recompute its batch-norm statistics before using it: no average's fit (``utils/optim/batch_norm_statistics.py``).
+    Its batch-norm statistics do not fit its weights: recompute them before using it
+    (``utils/optim/batch_norm_statistics.py``).
     """
 
     module: nn.Module
