@@ -17,9 +17,9 @@ class Node:
 
 @pytest.fixture(autouse=True)
 def collector_as_before():
+    """What tests/conftest.py has frozen stays so: to look through it takes seconds, here and in every later test."""
     gc.collect()
     yield
-    gc.unfreeze()
     gc.enable()
 
 
