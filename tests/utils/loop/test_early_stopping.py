@@ -69,7 +69,8 @@ def stopped(finished, tmp_path, monkeypatch):
     return run, lines
 
 
-FLAGS = [*QUIETLY, "--arch", "fc", "--early-stopping", "2", "--best-metric", "loss"]
+FEW = ["--arch", "fc", "--train-samples", "128"]  # two steps an epoch
+FLAGS = [*QUIETLY, *FEW, "--early-stopping", "2", "--best-metric", "loss"]
 
 
 def test_the_log_says_why_the_run_ended_and_the_last_line_what_the_best_is(stopped):
@@ -92,7 +93,7 @@ def test_resume_auto_reports_it_as_finished_and_more_patience_goes_on(stopped, c
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     assert main.main([*FLAGS, "--resume", "auto"]) == 0
     first, last = capsys.readouterr().out.splitlines()
-    assert "is finished: 3 epochs, 69 steps; it stopped early after 2 epoch(s)" in first
+    assert "is finished: 3 epochs, 6 steps; it stopped early after 2 epoch(s)" in first
     assert last.partition(" run=")[0] == lines[-1].partition(" run=")[0]
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     given = [Report(4.0, 50.0, 90.0, 360)]
@@ -104,12 +105,12 @@ def test_resume_auto_reports_it_as_finished_and_more_patience_goes_on(stopped, c
 def test_a_run_that_max_steps_cut_waits_anew_for_another_metric_and_never_stopped_early(tmp_path, capsys, monkeypatch):
     given = [Report(loss, 50.0, 90.0, 360) for loss in (1.0, 2.0, 3.0, 4.0, 3.0, 3.5)]
     monkeypatch.setattr(validation, "validate", lambda *_: given.pop(0))
-    run = trained(tmp_path, "--arch", "fc", "--epochs", 9, "--max-steps", 69)
+    run = trained(tmp_path, *FEW, "--epochs", 9, "--max-steps", 6)
     override = ["--resume", str(run), "--resume-override", "--device", "cpu"]
     capsys.readouterr()
     assert main.main([*override, "--early-stopping", "1"]) == 0
     said = capsys.readouterr()
-    assert "is finished: 3 epochs, 69 steps\n" in said.out and "nothing remains to be trained with" in said.err
+    assert "is finished: 3 epochs, 6 steps\n" in said.out and "nothing remains to be trained with" in said.err
     more = ["--max-steps", "999", "--early-stopping", "1", "--early-stopping-metric", "loss"]
     assert main.main([*override, *more]) == 0 and len(rows(run)) == 6, "4 is the first, 3 better, and 3.5 ends it"
 
@@ -155,7 +156,7 @@ def test_another_metric_other_validation_images_or_views_make_a_resume_forget_th
     given = [Report(4.0, 30.0, 90.0, 64)] * 2
     monkeypatch.setattr(validation, "validate", lambda *_: given.pop(0))
     more = ["--resume", str(run), "--resume-override", "--early-stopping", "9", *flags.split()]
-    assert main.main([*more, "--device", "cpu", "--max-steps", "92"]) == 0
+    assert main.main([*more, "--device", "cpu", "--max-steps", "8"]) == 0
     output = capsys.readouterr()
     assert f"the best result so far is of {of}, and is forgotten" in output.err
     assert f"val_epoch=4 best_top1=30.0000 {last}" in output.out.splitlines()[-1]

@@ -112,7 +112,7 @@ def test_the_end_of_an_epoch_calls_validation_before_the_save_and_the_save_aroun
 
 
 def test_a_run_that_is_looked_at_has_the_bits_of_one_that_is_not(tmp_path, capsys):
-    flags = ["--device", "cpu", "--deterministic", "--arch", "fc", "--epochs", "2", "--batch-size", "480"]
+    flags = ["--device", "cpu", "--deterministic", "--arch", "fc", "--epochs", "2", "--train-samples", "96"]
     flags += ["--amp", "fp16", "--ema-decay", "0.9", "--no-progress"]
     seen = []
     assert main([*flags, "--output", str(tmp_path / "plain")]) == 0

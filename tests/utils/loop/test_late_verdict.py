@@ -19,8 +19,10 @@ from utils.train_validation import TrainingFailure
 FP16 = "--amp fp16 --init-scale 64 --max-skipped-steps 4"
 # Twelve steps an epoch.
 BATCHES = "--train-samples 91 --batch-size 8 --max-val-batches 4 --epochs 2 --print-freq 5 --lr-policy cosine --lr 0.01"
-# The first, the one that a graph records, some, a row over an epoch's end, the last.
-SKIPPED = (0, 3, 4, 7, 9, 10, 11, 12, 23)
+# Seven steps an epoch, the last of them smaller. Not finite: the first, the one that a graph records, a row over an
+# epoch's end, the last.
+SHORT = f"{BATCHES} --train-samples 51 {FP16}"
+SKIPPED_IN_SHORT = (0, 3, 5, 6, 7, 13)
 CASES = {
     "sgd": "--optimizer sgd --ema-decay 0.9",
     "adamw": "--optimizer adamw --clip-grad-norm 1 --ema-decay 0.9",
@@ -72,16 +74,16 @@ def run(flags, hooks, at_once=False):
 
 @pytest.mark.parametrize("case", CASES)
 def test_it_changes_no_bit_and_no_word(case, request):
-    flags = f"{BATCHES} {FP16} {CASES[case]}"
-    expected = run(flags, overflowing(SKIPPED), at_once=True)
+    flags = f"{SHORT} {CASES[case]}"
+    expected = run(flags, overflowing(SKIPPED_IN_SHORT), at_once=True)
     request.getfixturevalue("on_device")
-    late = run(flags, overflowing(SKIPPED))
+    late = run(flags, overflowing(SKIPPED_IN_SHORT))
     assert not any(isinstance(own, HeldByHost) for own in late.active)
-    assert late.progress.skipped_steps == expected.progress.skipped_steps == len(SKIPPED)
+    assert late.progress.skipped_steps == expected.progress.skipped_steps == len(SKIPPED_IN_SHORT)
     for name, value in expected.state().items():
         if name != "progress":
             assert equal(late.state()[name], value), name
-    assert told_of(late) == told_of(expected) and len(told_of(late)) == len(SKIPPED)
+    assert told_of(late) == told_of(expected) and len(told_of(late)) == len(SKIPPED_IN_SHORT)
 
 
 def told_of(traval):
