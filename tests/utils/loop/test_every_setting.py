@@ -14,6 +14,7 @@ from tests.utils.config.examples import context as context_of
 from utils.config import arguments
 from utils.config.settings import UserError
 from utils.record.summary import checkpoint_description
+from utils.record.writer import Writer
 from utils.run import Run
 from utils.runtime.distributed import Distributed, RankInfo
 
@@ -108,7 +109,7 @@ def outcome(line, most, other=None):
     try:
         args = arguments.parse(line.split())
         with Distributed(RankInfo(), args.run) as distributed:
-            run = Run(args, distributed)
+            run = Run(args, distributed, writer=Writer(silent=True))
             components = built.build(run)
     except UserError:
         return None
