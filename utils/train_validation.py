@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from utils.checkpoint.progress import Progress
 from utils.config.settings import Settings
@@ -29,7 +30,7 @@ from utils.precision.amp import autocast
 from utils.precision.diagnosis import too_many_skips
 from utils.record.multilabel import AnyReport, report_of
 from utils.record.reporter import Reporter
-from utils.record.writer import Bar, Writer
+from utils.record.writer import Writer
 from utils.runtime.compiled import compile_in_place
 from utils.runtime.devices import runs_ahead, timing_algorithms
 from utils.runtime.distributed import Distributed
@@ -359,7 +360,7 @@ class TraVal:
         """Reset the random numbers to those at the start of the step; its position seeds them."""
         self.watch.seed(self.progress)
 
-    def _after_step(self, bar: Bar) -> None:
+    def _after_step(self, bar: tqdm) -> None:
         """Do what is due between two steps: a log line, a checkpoint, or the end after too many skipped steps."""
         logging = self.args.logging
         progress = self.progress

@@ -52,9 +52,6 @@ _POSITIVE_EDGES = 1e-12 * 1.1 ** np.arange(774)
 HISTOGRAM_EDGES = [*-_POSITIVE_EDGES[::-1], 0, *_POSITIVE_EDGES]  # those of torch's SummaryWriter
 
 
-Bar = tqdm
-
-
 class _Bar(tqdm):
     """A progress bar that counts even where it is not shown."""
 
