@@ -30,6 +30,12 @@ def image_tree(root, counts, classes="ab", size=8, ending="png"):
     return root
 
 
+def computes_in(traval):
+    """The format that a forward pass on the CPU computes in where it may, as torch says within it."""
+    with traval.autocast:
+        return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
+
+
 def run_in(output):
     """The folder of the only run below ``output``."""
     (config,) = Path(output).rglob("config.yaml")

@@ -95,7 +95,7 @@ def override(capsys, run, folder):
     return told(capsys, (*CPU, "--resume", run, "--resume-override", "--workers", 0, "--datapath", folder))
 
 
-def test_override_goes_on_with_no_data_of_more_or_fewer_classes(on_images, tmp_path, capsys):
+def test_override_refuses_data_of_more_or_fewer_classes(on_images, tmp_path, capsys):
     for classes, words in (("abc", "3 classes, lacks d, where"), ("abcdef", "6 classes, adds e, f, where")):
         images(tmp_path / classes, classes)
         code, (line,) = override(capsys, on_images, classes)

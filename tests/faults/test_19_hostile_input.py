@@ -88,18 +88,21 @@ def test_any_words_are_taken_and_read_back_or_are_told_in_lines(tmp_path, argv):
     assert result is None or reads_back(result, tmp_path)
 
 
-KINDS = {}  # settings that read and check a value alike, but for bounds and choices
+KINDS = {}  # settings that read a value and check it by the same function, whatever its bounds and choices
 for option in OPTIONS:
-    check, choices, *rest = map(option.metadata.get, ("check", "choices", "type", "words", "verbatim", "bare"))
+    check, choices, *rest = map(option.metadata.get, ("check", "choices", "many", "type", "words", "verbatim", "bare"))
     KINDS.setdefault((getattr(check, "__qualname__", ""), bool(choices), *rest), []).append(option)
 
 
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["one of a kind", "all"])
+@pytest.mark.parametrize(
+    "every", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["two of each kind", "all"]
+)
 @pytest.mark.parametrize("value", CASES, ids=lambda value: ascii(value)[:20])
-def test_each_setting_answers_every_number_and_text_above(value, every, tmp_path):
-    place = (*NUMBERS, *TEXTS).index(value)  # of each kind another one for the next value
+def test_settings_answer_every_number_and_text_above(value, every, tmp_path):
+    place = sorted((*NUMBERS, *TEXTS), key=ALIKE.__contains__).index(value)  # first those that run by default
+    two = [kind[at % len(kind)] for kind in KINDS.values() for at in (2 * place, 2 * place + 1)]
     read = set()  # what the value has become: one setting of each kind is saved and read
-    for option in OPTIONS if every else [kind[place % len(kind)] for kind in KINDS.values()]:
+    for option in OPTIONS if every else two:
         flag = flag_of(option.name)
         result, _ = answer([f"{flag}={value}"])
         if result is None or (kind := repr(result.values()[option.name])) in read:

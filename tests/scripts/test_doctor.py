@@ -41,7 +41,7 @@ from scripts.tuning.measure import TrainingSetup, Window, interleaved_speeds, st
 from scripts.tuning.memory import FitsOnCpu, FitsOnGpu
 from scripts.tuning.trials import FIRST_PAIRS, STAND_IN_IMAGES, Trials, examine, hardware_of
 from tests.end_to_end.forked import Forked
-from tests.helpers import image_tree
+from tests.helpers import computes_in, image_tree
 from utils.checkpoint.checkpoint import load_run
 from utils.config.settings import UserError
 from utils.data import sources
@@ -481,7 +481,7 @@ def test_each_change_is_built_as_its_flags_say(pictures):
     assert last.passes[0].images.is_contiguous(memory_format=torch.channels_last)
     assert last.loader.source is now.loader.source and last.traval is not now.traval
     half = variant("--amp", "bf16")
-    assert half.traval.autocast._enabled and half.traval.autocast.fast_dtype == torch.bfloat16
+    assert computes_in(half.traval) == torch.bfloat16
     assert variant(threads=3).threads == 3
     with pytest.raises(UserError):
         variant("--batch-size", 8, "--global-batch-size", 4)
@@ -517,7 +517,7 @@ def test_variants_and_the_search_for_the_largest_batch_freeze_recompute_and_judg
         assert trained(traval.model) == trained(parts.model) and traval.model.grad_checkpointing
         assert traval.attachments[0].freezing.norms == parts.network.freezing.norms
         assert traval.criterion is parts.criterion
-        assert traval.autocast._enabled and traval.autocast.fast_dtype == torch.bfloat16
+        assert computes_in(traval) == torch.bfloat16
 
 
 def test_layers_that_are_frozen_in_some_epochs_train_in_what_is_measured():
@@ -538,7 +538,7 @@ def test_the_process_that_measures_memory_trains_as_the_one_that_started_it(monk
     weights = sum(parameter.nbytes for parameter in built[0].model.parameters())
     if os.access(PEAK_RESET, os.W_OK):
         assert step_bytes > 3 * weights > LEAST_BYTES, "with gradients and momentum"
-    assert built[0].autocast._enabled and built[0].autocast.fast_dtype == torch.bfloat16
+    assert computes_in(built[0]) == torch.bfloat16
     assert built[0].criterion.weights is not None
 
 

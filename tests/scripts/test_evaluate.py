@@ -480,10 +480,11 @@ def test_a_test_that_holds_what_the_run_trained_on_is_warned_of(tmp_path, capsys
         "last.pt was trained on 1 image of 11 to test on, which makes results too good: test/b/copy.png = train/b/4.png"
     )
     other = altered(runs["folders"], tmp_path / "other.pt", settings={"train_samples": 4, "seed": 2})
-    for flags in (["--split", "test"], ["--datapath", str(copy.parent.parent)]):
+    by_path = ["--datapath", str(copy.parent.parent)]
+    for flags in (["--split", "test"], by_path):
         (line,) = told("folders", *flags)
         assert said in line and "changed" not in line
-    assert len(told("folders", *flags, "--compare", str(runs["folders"] / "checkpoints/last.pt"))) == 2
+    assert len(told("folders", *by_path, "--compare", str(runs["folders"] / "checkpoints/last.pt"))) == 2
     assert len(told("folders", "--split", "test", "--compare", str(other))) == 1, "it trained on four of the images"
     assert told("folders") == told("folders", "--split", "train") == []
     table.write_text(table.read_text().replace(",p0\n", ",p10\n"))

@@ -11,6 +11,7 @@ from scripts import find_lr
 from scripts.lr_range import measure
 from scripts.lr_range.advice import RateAdvice, advise
 from scripts.lr_range.measure import SMOOTHING, Ramp, RangePoint, RangeTest, run
+from tests.helpers import computes_in
 from tests.utils.test_train_validation import Overflow, make
 from utils.precision import choice
 
@@ -171,7 +172,7 @@ def test_it_trains_in_the_format_that_was_measured_for_auto(monkeypatch, capsys)
     monkeypatch.setattr(measure, "run", lambda traval, *_: trained.append(traval) or RangeTest())
     assert find_lr.main([*FAST, "--amp", "auto"]) == 0
     assert "--amp auto: bf16" in capsys.readouterr().out
-    assert trained[0].args.precision.amp == "bf16" and trained[0].autocast._enabled
+    assert trained[0].args.precision.amp == "bf16" and computes_in(trained[0]) == torch.bfloat16
 
 
 def test_without_a_step_that_succeeded_there_is_advice_and_no_picture(tmp_path, monkeypatch, capsys):

@@ -339,7 +339,7 @@ def test_importances_name_the_setting_that_decides(in_memory, tmp_path):
     best = search.best(3)
     values = [float(point_of(trial)[0].partition("=")[2]) for trial in best]
     assert values == sorted(values, reverse=True) and best[0].value == max(trial.value for trial in search.told())
-    for training in search.ask(17):
+    for training in search.ask(17):  # a trial that failed has no value, and is left out of the picture
         search.ended(training, "it failed")
     search_report.draw(tmp_path / "search.png", search, "a title")
     assert (tmp_path / "search.png").stat().st_size > 10_000

@@ -215,13 +215,13 @@ def test_a_better_network_is_told_from_chance_and_an_equal_one_is_not():
 
 
 def test_missed_and_superfluous_labels_leave_out_missing_ones_and_images_are_ordered_by_the_most_confident_mistake():
-    logits = torch.tensor([[4.0, -4.0], [-3.0, 3.0], [2.0, -2.0], [-5.0, 5.0]])
+    logits = torch.tensor([[4.0, -4.0], [-1.0, 1.0], [2.0, -2.0], [-5.0, 5.0]])
     labels = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 0.0], [float("nan"), 1.0]])
     made = LabelAnswers(logits, labels, SeveralLabels((0.5, 0.5)))
     assert made.missed.tolist() == [[False, False], [True, False], [False, False], [False, False]]
     assert made.superfluous.tolist() == [[False, False], [False, True], [True, False], [False, False]]
     assert made.right.tolist() == [True, False, False, True]
-    assert made.most_mistaken().tolist() == [1, 2] and made.least_certain().tolist() == [0, 3]
+    assert made.most_mistaken().tolist() == [2, 1] and made.least_certain().tolist() == [0, 3]
 
 
 def test_labels_together_are_counted_where_both_are_known():

@@ -306,7 +306,10 @@ def advised(low: float, high: float, bits: int) -> str:
 def _beyond(
     looks: Sequence[Seen], pixel_range: tuple[float, float] | None, trained: bool = False
 ) -> tuple[str, str] | None:
-    """Remark if ``--pixel-range`` cuts off values or if no image needs it; otherwise None. See ``_few_levels``."""
+    """Remark if ``--pixel-range`` cuts off values or if no image needs it; otherwise None.
+
+    ``trained``: see ``_few_levels``.
+    """
     if pixel_range is None or not looks:
         return None
     words = "--pixel-range {:g} {:g}".format(*pixel_range)
@@ -531,9 +534,9 @@ def copies_in(known: ImageFiles, images: ImageFiles) -> list[tuple[str, str]]:
 
 
 def _equal(files: dict[str, ImageFiles], most_bytes: float = math.inf) -> tuple[list[list[Place]], bool]:
-    """Groups of files with the same bytes, none of too many or in shards; and whether all that share a size were read.
+    """Groups of files with the same bytes, and whether all files that share their size were read.
 
-    Reads at most ``most_bytes`` in all.
+    Reads at most ``most_bytes`` in all, and nothing of shards or of more than ``COMPARED_FILES`` files.
     """
     in_shards = any(isinstance(images.paths[0], Stored) for images in files.values())
     if in_shards or sum(map(len, files.values())) > COMPARED_FILES:

@@ -54,10 +54,10 @@ class Batch:
     float32 (n, classes), the share of each class; for multi-label data float32 (n, classes), NaN if a label is missing.
     Images beyond n only pad a micro-batch that is too small and do not count (see ``MicroBatch``). ``indices``: int64
     (n,) on the CPU, the samples' numbers. ``number``: the step within the epoch (training) or the batch's number over
-    all ranks (validation). ``unreadable``, ``replaced``: as in ``MicroBatch``; validation leaves unreadable images out,
-    so a batch may be empty. ``counted``: False for a batch that a step trains on again, whose figures are already
-    recorded. ``image_weights``: float32 (n,) on the device, each image's weight in the training loss; None if all count
-    alike.
+    all ranks (validation). ``unreadable``, ``replaced``: as in ``MicroBatch``, again in every epoch; a replacement has
+    its own label. Validation leaves unreadable images out, so a batch may be empty. ``counted``: False for a batch that
+    a step trains on again, whose figures are already recorded. ``image_weights``: float32 (n,) on the device, each
+    image's weight in the training loss; None if all count alike.
     """
 
     images: torch.Tensor

@@ -27,8 +27,8 @@ class GradientClipper:
     layers are not clipped, as in the paper.
 
     ``each_skips``: True if a scaler skips each of ``optimizers`` whose part of the gradient is not finite. The norm is
-    then that of the other parts, which are used for the step, unless none is finite; an overflow in one part does not
-    affect another. Otherwise the gradient has only one part.
+    then that of the other parts, which are used for the step, or of all parts if none is finite. An overflow in one
+    part does not affect another. Otherwise the gradient has only one part.
 
     If ``model`` is sharded, each process holds a part of each gradient; ``over_ranks`` turns the norm of this process's
     part, a tensor (), into the norm of the whole.

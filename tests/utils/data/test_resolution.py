@@ -114,7 +114,7 @@ def test_the_images_of_an_epoch_are_those_of_a_run_of_its_size(loader, more):
 
 
 @pytest.mark.parametrize(("augment", "workers"), [("resized-crop", 1), ("flip", 0)])
-def test_workers_read_files_at_the_size_of_the_epoch(files, augment, workers):
+def test_files_are_read_at_the_size_of_the_epoch(files, augment, workers):
     flags = (*files, "--loader", "stream", "--augment", augment)
     train, validation = make(*flags, "--image-size", 16, *GROWS, "--workers", workers)
     for epoch in (0, 3, 4):

@@ -264,6 +264,7 @@ def test_a_run_that_is_resumed_after_a_step_is_recorded_anew_and_ends_with_the_s
 @pytest.mark.thorough
 @pytest.mark.parametrize("case", CASES)
 def test_so_is_any_run_after_any_step(case, recording):
+    # Not finite: the first, the one that a graph records, some, a row over an epoch's end, the last.
     resumed_ends_alike(f"{BATCHES} {FP16} {CASES[case]}", (0, 3, 4, 7, 9, 10, 11, 12, 23))
 
 
