@@ -223,6 +223,7 @@ case "$*" in
     mkdir -p "$4/bin" "$4/lib/python3.12/site-packages"
     cp "$here/python3" "$4/bin/python" ;;
   "-m pip --version") ;;
+  "-m pip install --upgrade pip "*) [[ ! -e $FAIL ]] && echo "newer pip" >> "$LOG" ;;
   "-m pip install "*)
     echo "install ${!#}" >> "$LOG"
     [[ ! -e $FAIL ]] && touch "$here/has_all" ;;
@@ -279,13 +280,13 @@ def test_quickstart_makes_an_environment_once(place):
     assert first.stdout.splitlines()[-1] == "val_top1=99.0000"
     again = place.run("quickstart.sh")
     assert again.stdout.splitlines() == ["main.py", "val_top1=99.0000"]
-    assert place.done() == ["venv", "install requirements.txt"]
+    assert place.done() == ["venv", "newer pip", "install requirements.txt"]
 
 
 @pytest.mark.parametrize(("fails", "code"), [("", 0), ("ruff", 1), ("mypy", 1), ("pytest", 1)])
 def test_test_sh_lints_and_hands_its_flags_to_pytest(fails, code, place):
     done = place.run("test.sh", "tests/utils", "-x", FAILS=fails, code=code)
-    assert place.done() == ["venv", "install requirements-dev.txt"]
+    assert place.done() == ["venv", "newer pip", "install requirements-dev.txt"]
     if fails == "ruff":
         assert done.stdout.splitlines()[-1] == "-m ruff check"
         return
@@ -303,7 +304,7 @@ def test_the_lowest_versions_are_tested_in_an_environment_of_their_own_on_the_lo
         last = done.stdout.splitlines()[-1]
         assert re.fullmatch(r"-m pytest -n [2-8] --dist loadfile --no-loadscope-reorder -x", last)
         assert not place.venv.exists()
-    assert place.done() == ["venv", "install .venv-lowest/requirements.txt"]
+    assert place.done() == ["venv", "newer pip", "install .venv-lowest/requirements.txt"]
     *pins, last = (place.root / ".venv-lowest" / "requirements.txt").read_text().splitlines()
     assert last == "-r ../requirements-dev.txt"
     for pin, line in zip(pins, (ROOT / "requirements.txt").read_text().splitlines(), strict=True):
@@ -344,7 +345,7 @@ def test_of_two_that_would_install_at_once_one_waits_and_uses_what_the_other_has
 def test_where_files_cannot_be_locked_nobody_waits_before_an_installation(place):
     executable(place.bin / "flock", "#!/bin/sh\necho no locks here >&2\nexit 71\n")
     assert place.run("quickstart.sh").stdout.splitlines()[-2:] == ["main.py", "val_top1=99.0000"]
-    assert place.done() == ["venv", "install requirements.txt"]
+    assert place.done() == ["venv", "newer pip", "install requirements.txt"]
 
 
 def test_the_active_environment_gets_what_it_lacks(place, tmp_path):
