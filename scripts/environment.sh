@@ -115,7 +115,7 @@ make_venv() {
     if "$candidate" -c 'import ensurepip, venv' >/dev/null 2>&1; then
       echo "Making ${folder#"$ROOT"/} with $("$candidate" --version) ($candidate)"
       "$candidate" -m venv --clear "$folder"
-      # The pip that comes with Python 3.11 takes 40 s longer to find what fits; without a newer one it has to do.
+      # An old pip, as that of Python 3.11, searches for twice as long; it will do if no newer one can be had.
       "$folder/bin/python" -m pip install --upgrade pip --quiet --disable-pip-version-check --retries 0 2>/dev/null || true
       return
     fi
