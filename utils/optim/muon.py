@@ -50,7 +50,7 @@ class Muon(timm.optim.Muon):
                     self.state[parameter] |= {"use_muon": True, "momentum_buffer": torch.zeros_like(parameter)}
 
     @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]  # no step of ours takes a closure
+    def step(self) -> None:  # no step of ours takes a closure
         self.begin_state()
         gradients: dict[nn.Parameter, torch.Tensor | None] = {}
         for group in self.param_groups:
