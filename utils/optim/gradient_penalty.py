@@ -26,7 +26,8 @@ def refuse_without_second_derivative(model: nn.Module, image_shape: tuple[int, .
     try:
         with twice_differentiable(True):
             output = model(torch.zeros(2, *image_shape, device=device))
-        gradient_norm(output.sum(), model.parameters(), torch.amp.GradScaler(device.type, enabled=False)).backward()
+        loss = output.square().sum()  # not linear: with a linear one, the last layer's gradient would be a constant
+        gradient_norm(loss, model.parameters(), torch.amp.GradScaler(device.type, enabled=False)).backward()
     except RuntimeError as error:
         operation = re.search(r"aten::\w+", str(error))
         reason = operation.group() if operation else " ".join(str(error).split())[:120]

@@ -15,6 +15,7 @@ from utils.config.arguments import parse
 from utils.config.groups.average import AverageSettings
 from utils.config.settings import UserError
 from utils.optim.ema import MovingAverage
+from utils.optim.gradient_penalty import refuse_without_second_derivative
 from utils.optim.head import output_layers
 from utils.precision.amp import keep_in_fp32
 from utils.precision.buffers import BufferCopy, make_dense
@@ -98,6 +99,10 @@ def test_a_network_with_fused_attention_can_be_penalised():
     before = parameters(model)
     steps(traval, 1)
     assert not torch.equal(before[0], parameters(model)[0])
+
+
+def test_a_last_layer_alone_can_be_penalised():
+    refuse_without_second_derivative(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), (1, 8, 8), CPU)
 
 
 class TwoLosses(nn.Module):
