@@ -98,6 +98,18 @@ SPECIAL = [
     ("--lr-cycle-mul 2 --lr-cycle-epochs 5 --optimizer schedulefree-sgd", f"--lr-cycle-mul 2 {NEEDS_NOT}--lr-cycle"),
     ("--lr-policy multistep --lr-milestones 5 20 30", "does nothing at 20 and 30: --epochs 20 end before"),
     (
+        "--lr-policy multistep --lr-milestones 4 5 6 --swa-start-epoch 6 --swa-lr 1",
+        "at 5 and 6: --swa-lr begins before",
+    ),
+    (
+        "--lr-cycle-epochs 3 --swa-start-epoch 4 --swa-lr 1",
+        "--lr-cycle-epochs 3 never restarts: --swa-lr begins before",
+    ),
+    ("--lr 0.3 --swa-start-epoch 1 --swa-lr 1", "--lr 0.3 does nothing: --swa-lr is the learning rate of all epochs"),
+    ("--lr-policy linear --swa-start-epoch 0.01 --swa-lr 1", "--lr-policy linear does nothing: --swa-lr is the"),
+    ("--lookahead 41 0.5", "--lookahead 41 0.5 does nothing: the run's 40 steps end before"),
+    ("--lookahead 6 1", "--lookahead 6 1 does nothing: with an ALPHA of 1"),
+    (
         "--lr-per-epoch --lr-policy multistep --lr-milestones 5 10",
         f"--lr-per-epoch {NEEDS_NOT}a rate that changes within an epoch",
         {"warmup_steps": 0, "steps_per_epoch": 16},

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from utils.config.field import Needs, between, ends_before, group, positive, setting
-from utils.config.groups.optimisation import SCHEDULE_FREE
+from utils.config.groups.optimisation import SCHEDULE_FREE, first_averaged_epoch
 
 
 def _epoch_or_fraction(value: float) -> str | None:
@@ -66,12 +66,7 @@ class AverageSettings:
 
     def first_averaged_epoch(self, epochs: int) -> int | None:
         """The epoch, from 1, that --swa-start-epoch means in a run of ``epochs``; None without the flag."""
-        start = self.swa_start_epoch
-        if start is None:
-            return None
-        if start >= 1:
-            return int(start)
-        return min(epochs, round(start * epochs) + 1)
+        return first_averaged_epoch(self.swa_start_epoch, epochs)
 
     @staticmethod
     def contradictions(v: Any) -> Iterator[object]:

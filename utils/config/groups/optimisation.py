@@ -39,9 +39,31 @@ _RATES_DIFFER = Needs("to change the rate of a parameter that trains", lambda v:
 _FROM_BASE = Needs("--lr-base")
 
 
+def first_averaged_epoch(start: float | None, epochs: int) -> int | None:
+    """The epoch, from 1, that ``start``, of --swa-start-epoch, means in a run of ``epochs``; None without the flag."""
+    if start is None:
+        return None
+    if start >= 1:
+        return int(start)
+    return min(epochs, round(start * epochs) + 1)
+
+
+def _schedule(v: Any) -> tuple[int, str]:
+    """How many epochs have a rate by --lr-policy, and what says that these end before a change would come."""
+    first = first_averaged_epoch(v.swa_start_epoch, v.epochs)
+    if first and v.swa_lr:
+        return first - 1, "--swa-lr begins before"
+    return v.epochs, f"--epochs {v.epochs} end before"
+
+
+def _replaced(v: Any) -> str | None:
+    return None if _schedule(v)[0] else "does nothing: --swa-lr is the learning rate of all epochs"
+
+
 def _restarts(v: Any) -> str | None:
-    if v.lr_cycle_epochs >= v.epochs - v.warmup_epochs * v.warmup_prefix:
-        return f"never restarts: --epochs {v.epochs} end before"
+    epochs, end_before = _schedule(v)
+    if v.lr_cycle_epochs >= epochs - v.warmup_epochs * v.warmup_prefix:
+        return f"never restarts: {end_before}"
     return None
 
 
@@ -66,17 +88,27 @@ def _at_the_full_rate(v: Any) -> str | None:
 
 
 def _reaches_milestones(v: Any) -> str | None:
-    late = [f"{milestone:g}" for milestone in v.lr_milestones or () if milestone >= v.epochs]
-    return f"does nothing at {' and '.join(late)}: --epochs {v.epochs} end before" if late else None
+    epochs, end_before = _schedule(v)
+    late = [f"{milestone:g}" for milestone in v.lr_milestones or () if milestone >= epochs]
+    return f"does nothing at {' and '.join(late)}: {end_before}" if late else None
 
 
 def _drops_in_time(v: Any) -> str | None:
-    if v.lr_policy == "plateau" and v.lr_patience >= v.epochs - math.ceil(v.warmup_epochs):
+    epochs, end_before = _schedule(v)
+    if v.lr_policy == "plateau" and v.lr_patience >= epochs - math.ceil(v.warmup_epochs):
         warmup = " after the warm-up" if v.warmup_epochs else ""
-        return f"keeps one rate: --epochs {v.epochs} end before --lr-patience {v.lr_patience}{warmup}"
-    if v.lr_policy == "step" and v.lr_step_epochs and v.lr_step_epochs >= v.epochs:
-        return f"keeps one rate: --epochs {v.epochs} end before --lr-step-epochs {v.lr_step_epochs:g}"
+        return f"keeps one rate: {end_before} --lr-patience {v.lr_patience}{warmup}"
+    if v.lr_policy == "step" and v.lr_step_epochs and v.lr_step_epochs >= epochs:
+        return f"keeps one rate: {end_before} --lr-step-epochs {v.lr_step_epochs:g}"
     return None
+
+
+def _looks_ahead(v: Any) -> str | None:
+    every, alpha = v.lookahead
+    steps = v.epochs * v.steps_per_epoch
+    if every > steps:
+        return f"does nothing: the run's {steps} steps end before"
+    return "does nothing: with an ALPHA of 1, the slow weights are the trained ones" if alpha == 1 else None
 
 
 def _interval_and_fraction(value: tuple[float, ...]) -> str | None:
@@ -126,11 +158,15 @@ class OptimisationSettings:
     lr: float = setting(  # None until the settings are resolved
         "peak learning rate [0.1 for sgd, 1 for schedulefree-sgd, 0.001 for others]",
         check=positive,
+        effect=_replaced,
         synonyms="learning-rate init-lr lr0",
         example="0.2",
     )
     lr_base: float | None = setting(
-        "peak learning rate for --lr-base-size images per step, instead of --lr", check=positive, example="0.2"
+        "peak learning rate for --lr-base-size images per step, instead of --lr",
+        check=positive,
+        effect=_replaced,
+        example="0.2",
     )
     lr_base_size: int = setting(
         "global batch size that --lr-base is for", default=256, check=between(1, 2**24), effect=_FROM_BASE
@@ -216,7 +252,7 @@ class OptimisationSettings:
         "learning-rate schedule after the warm-up; constant with schedule-free optimizers",
         default="cosine",
         choices=LR_POLICIES,
-        effect=_drops_in_time,
+        effect=(_replaced, _drops_in_time),
         synonyms="sched scheduler lr-scheduler lr-schedule lr-scheduler-type",
         example="gaussian",
     )
@@ -297,7 +333,7 @@ class OptimisationSettings:
     warmup_epochs: float = setting(
         "epochs of linear warm-up",
         default=0.0,
-        effect=(_at_the_full_rate, Needs("to be at least half a step", lambda v: v.warmup_steps > 0)),
+        effect=(_replaced, _at_the_full_rate, Needs("to be at least half a step", lambda v: v.warmup_steps > 0)),
         synonyms="lr-warmup-epochs warmup",
     )
     warmup_lr: float | None = setting(
@@ -367,6 +403,7 @@ class OptimisationSettings:
         "for example 6 0.5",
         check=_interval_and_fraction,
         metavar="K ALPHA",
+        effect=_looks_ahead,
         unsharded="keeps a second copy of whole weights",
     )
 
