@@ -169,7 +169,8 @@ def checked(shape: tuple[int, ...]) -> tuple[int, int, int]:
     if len(shape) not in (2, 3) or 0 in shape:
         raise ValueError(f"holds numbers of shape {shape} instead of (height, width) or (height, width, channels)")
     height, width, channels = (*shape, 1)[:3]
-    first = height <= 4 < min(width, channels)  # bands, as where torch's arrays are saved
+    # Bands, as where torch's arrays are saved: few of them, or of a square image.
+    first = height <= 4 < min(width, channels) or height < width == channels > 4
     if first or (channels > max(height, width) > 4 and height != width):  # a patch of many channels is square
         raise ValueError(f"has shape {shape}, {channels} channels if they come last; save (height, width, channels)")
     return height, width, channels
