@@ -55,11 +55,14 @@ def test_splits_are_found_under_all_their_usual_names(root, tmp_path, train, val
     assert read_folder(tmp_path / "other").fingerprint == read_folder(root).fingerprint
 
 
-def test_validation_images_come_before_test_images_and_train_before_training(root):
-    for name in ("test", "validation", "training"):
+def test_validation_images_come_before_test_images_and_train_before_training_and_what_is_left_out_is_told(root):
+    for name in ("test", "validation", "training", "Val"):
         plant(root / name / "ants", 1)
     data = read_folder(root)
-    assert (len(data.train), len(data.validation)) == (12, 6)
+    assert (len(data.train), len(data.validation)) == (12, 1)
+    train, validation = (line for line in data.warnings if "left out" in line)
+    assert f"{root / 'train'} is read, and training/ beside it left out" in train
+    assert f"{root / 'Val'} is read, and val/, validation/ beside it left out" in validation
 
 
 def test_test_images_that_are_validated_on_are_told_with_how_to_keep_them_for_the_end(tmp_path):

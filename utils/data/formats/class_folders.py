@@ -85,10 +85,26 @@ def read_class_folders(train: Path, validation: Path, lister: Lister = LISTER, t
     ]
     warnings = (
         *(on_test if tells_of_test and validation.name.lower() in TEST_FOLDERS else ()),
+        *_second_folders(train, validation),
         *deeper(train, images, classes),
         *_left_out(unread + also_unread, train, validation),
     )
     return Splits(images, validation_images, classes, warnings)
+
+
+def _second_folders(train: Path, validation: Path) -> Iterator[str]:
+    """Yield a warning for each split of which other folders, such as valid/ beside val/, are left out.
+
+    A test/ beside a val/ is left for the end.
+    """
+    for folder, names in ((train, TRAINING_FOLDERS), (validation, VALIDATION_FOLDERS)):
+        alike = {*names} - ({*TEST_FOLDERS} if folder.name.lower() not in TEST_FOLDERS else set())
+        there = (path for path in visible(folder.parent) if path.name.lower() in alike and path.is_dir())
+        if others := sorted(path.name for path in there if not path.samefile(folder)):
+            yield (
+                f"--datapath: {folder} is read, and {some(f'{name}/' for name in others)} beside it left out; move the "
+                f"images there into {folder.name}/, or elsewhere"
+            )
 
 
 def _perhaps(unknown: Sequence[str], classes: Sequence[str]) -> str:
