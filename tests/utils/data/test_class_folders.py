@@ -101,11 +101,11 @@ def test_of_many_classes_the_first_ten_are_named_in_characters_that_can_be_print
 def test_images_of_formats_that_are_not_read_are_counted(root):
     plant(root / "train" / "ants" / "deeper", 3, "gif")
     plant(root / "val" / "bees", 1, "GIF")
-    (root / "val" / "cats" / "phone.HEIC").write_bytes(b"")
-    (root / "val" / "cats" / "scan").write_bytes(b"")
+    for name in ("phone.HEIC", "scan", "scan.pnm", "array.npz"):
+        (root / "val" / "cats" / name).write_bytes(b"")
     assert read_folder(root).warnings == (
-        f"--datapath: files below {root / 'train'} and {root / 'val'} are left out: 4 .gif, 1 .heic, 1 without an "
-        "ending; convert them to .jpg or .png files",
+        f"--datapath: files below {root / 'train'} and {root / 'val'} are left out: 4 .gif, 1 .heic, 1 .npz, 1 .pnm, 1 "
+        "without an ending; convert them to .jpg or .png files",
     )
 
 

@@ -32,7 +32,8 @@ from utils.data.progress_log import ProgressLog, silent
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".npy")
 # Endings of image formats that are not read.
 UNREAD_ENDINGS = (
-    ".gif .heic .heif .avif .jfif .jpe .jp2 .jxl .svg .psd .tga .ico .dng .raw .cr2 .nef .arw .dcm .nii .exr"
+    ".gif .heic .heif .avif .jfif .jpe .jp2 .jxl .svg .psd .tga .ico .dng .raw .cr2 .cr3 .nef .arw .raf .orf .rw2 .dcm "
+    ".nii .exr .pbm .pnm .pfm .npz .pcx .mpo"
 )
 # Counted together with these endings: links, and files whose name has none.
 LINKED = "links to folders"
