@@ -3,6 +3,7 @@
 import csv
 import os
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -444,6 +445,17 @@ def test_a_name_without_a_class_is_refused_and_told(tmp_path):
         Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(tmp_path / f"{name}.png")
     with pytest.raises(UserError, match=r"--class-from-name: no class is in the name of 17\.png by "):
         read_folder(tmp_path, "--class-from-name", "--val-split", "0.5")
+
+
+def test_images_beside_the_folders_of_splits_of_which_each_names_its_class_are_told(tmp_path):
+    """Otherwise one image too many has those of test trained on."""
+    for name in ("train/cat.1", "train/dog.1", "test/cat.2", "test/dog.2", "cat.3"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(tmp_path / f"{name}.png")
+    told = r"--class-from-name: 4 images below .* count for nothing, as 1 lie elsewhere: cat\.3\.png; move these"
+    needs_a_share, line = mistakes_of(read_folder, tmp_path, "--class-from-name")
+    assert "give --val-split" in needs_a_share and re.match(told, line)
+    assert re.match(told, read_folder(tmp_path, "--class-from-name", "--val-split", "0.5").warnings[-1])
 
 
 def test_images_that_lie_where_names_are_not_read_are_told(tmp_path, monkeypatch):

@@ -185,6 +185,14 @@ def table_of_names(settings: DataSettings) -> Table:
         )
     label, texts = _coded(pyarrow.chunked_array([[found[1] for found in matches if found]], pyarrow.string()))
     split = np.array([SPLITS.get(path.partition("/")[0].lower(), -1) for path in paths], dtype=np.int8)
+    beside = [path for path, number in zip(paths, split.tolist(), strict=True) if number < 0]
+    told = [*unread_images(unread, str(root))]
+    if 0 < len(beside) < len(paths):
+        told.append(
+            f"--class-from-name: {len(paths) - len(beside):,} images below {root} lie in folders with names of splits, "
+            f"which count for nothing, as {len(beside):,} lie elsewhere: {some(beside, 2)}; move these into such a "
+            "folder, or out of the way"
+        )
     how = (
         "before the number at the end" if pattern.pattern == BEFORE_THE_NUMBER else f"by the pattern {pattern.pattern}"
     )
@@ -198,8 +206,8 @@ def table_of_names(settings: DataSettings) -> Table:
         "--class-from-name",
         words,
         lambda row, role: f"--class-from-name: {printable(paths[row])}:",
-        split if (split >= 0).all() else None,
-        warnings=tuple(unread_images(unread, str(root))),
+        None if beside else split,
+        warnings=tuple(told),
     )
 
 
@@ -736,7 +744,8 @@ def _rows_of(
             raise UserError(
                 f"{table.flag}: no column or folder says which images are to validate on (split, with train and val); "
                 + ("" if settings.class_from_name else "name it with --split-column, or ")
-                + "give --val-split 0.2"
+                + "give --val-split 0.2",
+                *table.warnings,
             )
         return (everything, none, none) if settings.divides_training else (none, everything, none)
     train, validation, test = (np.flatnonzero(table.split == number) for number in (TRAIN, VALIDATION, TEST))
