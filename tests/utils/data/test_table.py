@@ -76,14 +76,16 @@ def test_images_and_labels_are_those_of_class_folders_in_their_order(tree, flat,
     assert data.train.groups is data.train.weights is None
 
 
-@pytest.mark.parametrize("form", ["parquet", "bom", "semicolons", "tabs", "quoted", "categories", "whole paths"])
+@pytest.mark.parametrize("form", ["parquet", "bom", "semicolons", "tabs", "quoted", "categories", "views", "whole paths"])
 def test_each_form_of_a_table_says_the_same(flat, tmp_path, form):
     folder, rows = flat
     expected = read(folder, write(tmp_path / "plain.csv", rows))
-    if form in ("parquet", "categories"):
+    if form in ("parquet", "categories", "views"):
         columns = dict(zip(HEADER, map(list, zip(*rows, strict=True)), strict=True))
         if form == "categories":
             columns["label"] = pyarrow.array(columns["label"]).dictionary_encode()
+        if form == "views":
+            columns = {name: pyarrow.array(cells, pyarrow.string_view()) for name, cells in columns.items()}
         parquet.write_table(pyarrow.table(columns), tmp_path / "labels")
     elif form == "quoted":
         lines = [",".join(f'"{cell}"' for cell in row) for row in (HEADER, *rows)]

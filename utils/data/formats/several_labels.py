@@ -67,7 +67,10 @@ def is_text(kind: Any) -> bool:
     """True if cells of the type ``kind``, pyarrow's, hold text."""
     import pyarrow
 
-    return pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)
+    return any(
+        is_kind(kind)
+        for is_kind in (pyarrow.types.is_string, pyarrow.types.is_large_string, pyarrow.types.is_string_view)
+    )
 
 
 def of_column(cells: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
