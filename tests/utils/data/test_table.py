@@ -76,7 +76,10 @@ def test_images_and_labels_are_those_of_class_folders_in_their_order(tree, flat,
     assert data.train.groups is data.train.weights is None
 
 
-@pytest.mark.parametrize("form", ["parquet", "bom", "semicolons", "tabs", "quoted", "categories", "views", "whole paths"])
+@pytest.mark.parametrize(
+    "form",
+    ["parquet", "bom", "semicolons", "tabs", "quoted", "categories", "views", "empty columns", "whole paths"],
+)
 def test_each_form_of_a_table_says_the_same(flat, tmp_path, form):
     folder, rows = flat
     expected = read(folder, write(tmp_path / "plain.csv", rows))
@@ -90,6 +93,8 @@ def test_each_form_of_a_table_says_the_same(flat, tmp_path, form):
     elif form == "quoted":
         lines = [",".join(f'"{cell}"' for cell in row) for row in (HEADER, *rows)]
         (tmp_path / "labels").write_text("\r\n".join([*lines, "", ""]))
+    elif form == "empty columns":  # as spreadsheets write them
+        write(tmp_path / "labels", [(*row, "", "") for row in rows], (*HEADER, "", ""))
     elif form == "whole paths":
         folder = Path(shutil.copytree(folder, tmp_path / "flat (1.0) ü[a]"))
         write(tmp_path / "labels", [(str(folder / path), *rest) for path, *rest in rows])

@@ -482,7 +482,7 @@ class _Source:
                 f"--labels {file}: line 1 holds {printable(line[:80])} and no names of columns; put a line above it "
                 f"that names its columns ({len(names)}), such as path and label, with the same separator"
             )
-        twice = [name for name in names if names.count(name) > 1]
+        twice = [name for name in names if name and names.count(name) > 1]  # spreadsheets write empty columns
         if twice:
             raise UserError(f"--labels {file}: two columns are called {printable(twice[0])}; rename one")
         return cls(file, names, separator)
@@ -561,7 +561,7 @@ class _Source:
         import pyarrow.compute as compute
 
         for number, name in enumerate(self.names):
-            column = table.column(name)
+            column = table.column(number)
             for row in np.flatnonzero(compute.match_substring_regex(column, "[\r\n]").to_numpy()):
                 first, *others = column[row].as_py().splitlines() or [""]
                 rest = [""] * number + first.split(self.separator)  # the cells of the row itself from this one on
@@ -600,7 +600,7 @@ class _Source:
             for role, name in columns.items()
         ]
         read = {*columns.values(), *own}
-        others = [printable(name) for name in self.names if name not in read]
+        others = [printable(name) or "(no name)" for name in self.names if name not in read]
         unread = f"; not read: {some(others, 5)}" if others else ""
         separator = {",": "", "\t": "; separated by tabs"}.get(self.separator, f"; separated by {self.separator}")
         return f"{self.file}, {rows:,} rows; columns: {', '.join(shown)}{unread}{separator}"
