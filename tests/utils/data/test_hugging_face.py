@@ -308,6 +308,8 @@ TRUTH_IS_TOLD = r"every list of train holds 3 zeros and ones, .* give lists of t
         ([-1, *[0, 1] * 12][:24], r"1 rows of train have a label that is no class, the first -1 in row 0"),
         ([10**12] * 24, r"--label-column kind: holds numbers up to 1,000,000,000,000; classes are numbers from 0 on"),
         ([None, *[0, 1] * 12][:24], r"--label-column kind: 1 rows of train have no label"),
+        (["", " ", *"ab" * 11], r"--label-column kind: 2 rows of train have no label"),
+        ([["a", ""], ["a", "b"]] * 12, r"--label-column kind: 12 labels in the lists of train are missing"),
         (
             [["a", None], ["a", "b"]] * 12,
             r"--label-column kind: 12 labels in the lists of train are missing; leave them out of the lists",

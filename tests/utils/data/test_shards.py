@@ -282,6 +282,7 @@ def test_labels_of_validation_that_training_lacks_are_refused_unless_they_are_li
 
 PROBLEMS = {
     "no label": ([("x.png", png(1))], "/x: has no label"),
+    "empty label": ([("x.png", png(1)), ("x.json", b'{"label": " "}')], "/x: has no label"),
     "no image": ([("x.cls", b"1")], "/x: has no image"),
     "unknown": ([("x.png", png(1)), ("x.cls", b"-1")], "/x: has the label -1, which is no class"),
     "repeated": ([*samples(0, 1), *samples(0, 1)], "/0000: has more than one image"),

@@ -345,7 +345,7 @@ def labels_of(dataset: Any, column: str, where: str, separator: str | None) -> n
     if pyarrow.types.is_list(values.type) or pyarrow.types.is_large_list(values.type):
         item = values.type.value_type
         if pyarrow.types.is_integer(item) or is_text(item):
-            if missing := pyarrow.compute.list_flatten(values).null_count:
+            if missing := _missing(pyarrow.compute.list_flatten(values)):
                 words = "are missing; leave them out of the lists"
                 raise UserError(f"--label-column {column}: {missing:,} labels in the lists of {where} {words}")
             lists = LabelLists.of_arrow(values)
@@ -358,8 +358,8 @@ def labels_of(dataset: Any, column: str, where: str, separator: str | None) -> n
                 )
             return lists
         raise UserError(f"--label-column {column}: holds lists of {item} in {where}; lists of classes are needed")
-    if values.null_count and separator is None:
-        raise UserError(f"--label-column {column}: {values.null_count:,} rows of {where} have no label")
+    if separator is None and (missing := _missing(values)):
+        raise UserError(f"--label-column {column}: {missing:,} rows of {where} have no label")
     kind = values.type
     if pyarrow.types.is_boolean(kind) or pyarrow.types.is_integer(kind):
         return values.to_numpy().astype(np.int64)
@@ -367,6 +367,13 @@ def labels_of(dataset: Any, column: str, where: str, separator: str | None) -> n
         texts = values.to_pylist()
         return np.array(texts, dtype=object) if separator is None else LabelLists.split(texts, separator)
     raise UserError(f"--label-column {column}: holds {kind} in {where}; one class, or a list of them, is needed")
+
+
+def _missing(values: Any) -> int:
+    """How many cells of a ``pyarrow.ChunkedArray`` are missing or, in text, blank."""
+    if is_text(values.type):
+        return sum(not (text or "").strip() for text in values.to_pylist())
+    return values.null_count
 
 
 def classes_of(kind: Any, values: np.ndarray, column: str) -> tuple[str, ...]:

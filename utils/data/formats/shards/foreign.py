@@ -293,7 +293,7 @@ def _label(ending: str, content: bytes) -> str | None:
             return content.decode().strip() or None
         about = json.loads(content)
         value = about.get("label", about.get("cls")) if isinstance(about, dict) else None
-        return str(value).strip() if isinstance(value, int | str) and not isinstance(value, bool) else None
+        return str(value).strip() or None if isinstance(value, int | str) and not isinstance(value, bool) else None
     except (ValueError, RecursionError):
         return None
 
