@@ -299,7 +299,7 @@ def refusal_of(rows, flags, tmp_path):
 
 
 TRUTH = [[0, 1, 1], [1, 0, 0]] * 12
-TRUTH_IS_TOLD = r"every list of train holds 3 zeros and ones, .* give lists of the numbers of the classes shown"
+TRUTH_IS_TOLD = r"every list of train holds 3 zeros and ones, .* give lists of the classes shown"
 
 
 @pytest.mark.parametrize(

@@ -101,16 +101,26 @@ def test_a_blank_may_separate_labels_and_a_separator_that_stands_nowhere_is_told
     assert "--label-separator: ',' occurs in no cell, so each cell names one class" in warnings
 
 
+def test_a_cell_that_says_1_or_0_for_each_class_is_refused(tree):
+    table = tree / "lists.csv"
+    table.write_text("path,split,label\n00.png,train,0;1;1\n01.png,train,1;0;0\n02.png,val,0;1;0\n")
+    (line,) = mistakes_of(read, *flags(tree, "lists.csv", ("--label-separator", ";")))
+    assert "every list in the column of labels holds 3 zeros and ones" in line and "--label-columns" in line
+
+
 @pytest.mark.parametrize(
     ("lists", "expected"),
     [
         ([[0, 1, 1], None, [0, 0, 0]], True),
         ([[1, 1], [0, 1]], True),
-        ([[0, 1], [1, 0]], False),  # as well two classes, each shown by both
+        ([[0, 1], None, [1, 0]], True),  # otherwise each image shows both of two classes
+        ([[0, 1], [0, 1]], False),
         ([[0, 0, 1], [1]], False),
         ([[0, 0, 2], [1, 2, 2]], False),
         ([[], None], False),
-        ([["0", "0"], ["1", "0"]], False),
+        ([["0", "0"], ["1", "0"]], True),
+        ([["0"], ["1"]], False),
+        ([["0", "0"], ["1", "x"]], False),
     ],
 )
 def test_lists_that_say_1_or_0_for_each_class_are_told_from_lists_of_classes(lists, expected):

@@ -349,13 +349,7 @@ def labels_of(dataset: Any, column: str, where: str, separator: str | None) -> n
                 words = "are missing; leave them out of the lists"
                 raise UserError(f"--label-column {column}: {missing:,} labels in the lists of {where} {words}")
             lists = LabelLists.of_arrow(values)
-            if lists.are_truth_values:
-                size = len(lists.values) // lists.known.sum()
-                raise UserError(
-                    f"--label-column {column}: every list of {where} holds {size} zeros and ones, which seem to say "
-                    "for each class whether it is shown; give lists of the numbers of the classes shown, or a column "
-                    "for each class (--label-columns)"
-                )
+            lists.refuse_truth_values(f"--label-column {column}: every list of {where}")
             return lists
         raise UserError(f"--label-column {column}: holds lists of {item} in {where}; lists of classes are needed")
     if separator is None and (missing := _missing(values)):
@@ -365,7 +359,11 @@ def labels_of(dataset: Any, column: str, where: str, separator: str | None) -> n
         return values.to_numpy().astype(np.int64)
     if text:
         texts = values.to_pylist()
-        return np.array(texts, dtype=object) if separator is None else LabelLists.split(texts, separator)
+        if separator is None:
+            return np.array(texts, dtype=object)
+        lists = LabelLists.split(texts, separator)
+        lists.refuse_truth_values(f"--label-column {column}: every list of {where}")
+        return lists
     raise UserError(f"--label-column {column}: holds {kind} in {where}; one class, or a list of them, is needed")
 
 

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from utils.config.settings import UserError
+
 MISSING = -1
 # Contents that a cell in a class's own column may have.
 CELLS = {
@@ -47,14 +49,28 @@ class LabelLists(NamedTuple):
 
     @property
     def are_truth_values(self) -> bool:
-        """True if all known lists have one length and hold only 0 and 1, one of them twice: no list of classes."""
+        """True if all known lists have one length and hold only 0 and 1, one of them twice: no list of classes.
+
+        Also if all hold both, and one of them 1 before 0: each image would show both of two classes.
+        """
         lengths = np.bincount(self.rows, minlength=len(self.known))[self.known]
-        if self.values.dtype == object or not len(lengths) or not lengths[0] or (lengths != lengths[0]).any():
+        values = self.values
+        if values.dtype == object:
+            values = np.array([{"0": 0, "1": 1}.get(value, MISSING) for value in values], dtype=np.int64)
+        if not len(lengths) or not lengths[0] or (lengths != lengths[0]).any() or not np.isin(values, (0, 1)).all():
             return False
-        if not np.isin(self.values, (0, 1)).all():
-            return False
-        shown = np.bincount(self.rows, self.values, minlength=len(self.known))[self.known]
-        return bool(((shown > 1) | (lengths - shown > 1)).any())
+        shown = np.bincount(self.rows, values, minlength=len(self.known))[self.known]
+        falls = lengths[0] == 2 and (values[::2] > values[1::2]).any()
+        return bool(falls or ((shown > 1) | (lengths - shown > 1)).any())
+
+    def refuse_truth_values(self, where: str) -> None:
+        """Raise ``UserError`` if the lists ``where`` says are no lists of classes; see ``are_truth_values``."""
+        if self.are_truth_values:
+            size = len(self.values) // self.known.sum()
+            raise UserError(
+                f"{where} holds {size} zeros and ones, which seem to say for each class whether it is shown; give "
+                "lists of the classes shown, or a column for each class (--label-columns)"
+            )
 
     def matrix(self, numbers: np.ndarray, classes: int) -> np.ndarray:
         """Labels as int8 (n, classes): 1 shown, 0 not shown, -1 missing. ``numbers``: (m,), the class of each value."""

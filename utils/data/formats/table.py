@@ -719,6 +719,7 @@ def _numbered(
         numbers = class_numbers(table.texts, names)[table.label]
         return names, numbers, numbers < 0
     lists = LabelLists.split([*table.texts, None], settings.label_separator)  # the last is for a missing text
+    lists.refuse_truth_values(f"{table.flag}: every list in the column of labels")
     names = tuple(classes or class_names(lists.values[np.isin(lists.rows, used)]))
     if not names:
         raise UserError(f"{table.at(int(named_by[0]), 'label')} no row names a class")
