@@ -165,6 +165,12 @@ def test_a_parquet_file_that_was_replaced_by_one_of_the_same_time_is_converted_a
     set_back()
     after = read(root)
     assert after.train.paths[0].content() == encoded(200) and after.fingerprint != before.fingerprint
+    sizes = [path.stat().st_size for path in sorted(root.rglob("*.parquet"))]
+    label = datasets.ClassLabel(names=NAMES[::-1])
+    save(root, "hub", table(24, 200, label), table(9, 100, label))
+    set_back()
+    assert [path.stat().st_size for path in sorted(root.rglob("*.parquet"))] == sizes
+    assert read(root).classes == tuple(NAMES[::-1])
 
 
 def test_parts_of_other_splits_are_no_training_images_though_their_names_begin_alike(tmp_path):

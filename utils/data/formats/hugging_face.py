@@ -265,10 +265,9 @@ def read_split(found: Found, columns: list[str], folder: Path, log: Log) -> Any:
     with _told(found):
         if found.saved is not None:
             return datasets.load_from_disk(str(found.saved), keep_in_memory=False).select_columns(columns)
-        looks = [path.stat() for path in found.parquet]
-        size = sum(look.st_size for look in looks)
-        # The library recognises files that it has converted by their times alone, so the folder's name holds the sizes.
-        seen = hashlib.sha256(" ".join(f"{look.st_size} {look.st_mtime_ns}" for look in looks).encode()).hexdigest()
+        size = sum(path.stat().st_size for path in found.parquet)
+        # The library recognises files that it has converted by their times of modification alone.
+        seen = hashlib.sha256(" ".join(version_of(str(path)) for path in found.parquet).encode()).hexdigest()
         place = folder / CONVERTED / seen[:16]
         log(f"{found.name}: {len(found.parquet)} parquet file(s) ({size / 1e6:,.0f} MB) as Arrow files in {place}")
         return datasets.Dataset.from_parquet([*map(str, found.parquet)], cache_dir=str(place), columns=columns)
