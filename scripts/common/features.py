@@ -33,7 +33,7 @@ from utils.data.data_set import Data
 from utils.data.datasets import get_data
 from utils.data.formats.class_folders import test_folder, validation_folder
 from utils.data.formats.readers import Images, MemoryImages
-from utils.data.images.stored import NumberedImages
+from utils.data.images.stored import NumberedImages, version_of
 from utils.data.preprocessing import Preprocessing
 from utils.data.splits import in_class_folders
 from utils.optim.freezing import BACKBONE
@@ -257,16 +257,8 @@ def key_of(loaded: Loaded, args: Settings, images: Images, device: torch.device)
         digest.update(images.paths[0].version.encode("utf-8", "surrogateescape"))
     else:
         for path in images.paths:
-            digest.update(os.fsencode(path) + b"\0" + _state_of(path))
+            digest.update(os.fsencode(path) + b"\0" + version_of(path).encode() + b"\0")
     return digest.hexdigest()
-
-
-def _state_of(path: str) -> bytes:
-    try:
-        state = os.stat(path)
-    except OSError:
-        return b"missing"
-    return b"%d %d\0" % (state.st_size, state.st_mtime_ns)
 
 
 # --------------------------------------------------------------------------------------- the files
