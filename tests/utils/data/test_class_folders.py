@@ -65,6 +65,12 @@ def test_validation_images_come_before_test_images_and_train_before_training_and
     assert f"{root / 'Val'} is read, and val/, validation/ beside it left out" in validation
 
 
+def test_a_folder_named_like_a_split_that_holds_no_images_in_folders_is_not_told(root):
+    (root / "training" / "logs").mkdir(parents=True)
+    plant(root / "validation")
+    assert read_folder(root).warnings == ()
+
+
 def test_test_images_that_are_validated_on_are_told_with_how_to_keep_them_for_the_end(tmp_path):
     root = tmp_path / "own"
     plant_splits(root, "train", "test")

@@ -85,26 +85,34 @@ def read_class_folders(train: Path, validation: Path, lister: Lister = LISTER, t
     ]
     warnings = (
         *(on_test if tells_of_test and validation.name.lower() in TEST_FOLDERS else ()),
-        *_second_folders(train, validation),
+        *_second_folders(train, TRAINING_FOLDERS, classes),
+        *_second_folders(validation, VALIDATION_FOLDERS, classes),
         *deeper(train, images, classes),
         *_left_out(unread + also_unread, train, validation),
     )
     return Splits(images, validation_images, classes, warnings)
 
 
-def _second_folders(train: Path, validation: Path) -> Iterator[str]:
-    """Yield a warning for each split of which other folders, such as valid/ beside val/, are left out.
+def _second_folders(folder: Path, names: Sequence[str], classes: Sequence[str]) -> Iterator[str]:
+    """Yield a warning if other folders of the split ``folder``, such as valid/ beside val/, are left out.
 
-    A test/ beside a val/ is left for the end.
+    ``names``: those that the split may have. A test/ beside a val/ is left for the end; a folder without ``classes`` or
+    images in folders, such as one of logs, is none of a split.
     """
-    for folder, names in ((train, TRAINING_FOLDERS), (validation, VALIDATION_FOLDERS)):
-        alike = {*names} - ({*TEST_FOLDERS} if folder.name.lower() not in TEST_FOLDERS else set())
-        there = (path for path in visible(folder.parent) if path.name.lower() in alike and path.is_dir())
-        if others := sorted(path.name for path in there if not path.samefile(folder)):
-            yield (
-                f"--datapath: {folder} is read, and {some(f'{name}/' for name in others)} beside it left out; move the "
-                f"images there into {folder.name}/, or elsewhere"
-            )
+    alike = {*names} - ({*TEST_FOLDERS} if folder.name.lower() not in TEST_FOLDERS else set())
+    there = (path for path in visible(folder.parent) if path.name.lower() in alike and path.is_dir())
+    others = sorted(path.name for path in there if not path.samefile(folder) and _holds_classes(path, classes))
+    if others:
+        yield (
+            f"--datapath: {folder} is read, and {some(f'{name}/' for name in others)} beside it left out; move the "
+            f"images there into {folder.name}/, or elsewhere"
+        )
+
+
+def _holds_classes(folder: Path, classes: Sequence[str]) -> bool:
+    """True if one of the first folders in ``folder`` is one of ``classes`` or holds images itself."""
+    folders = (path for path in islice(visible(folder), LOOKED_AT) if path.is_dir())
+    return any(path.name in classes or holds_images(path) for path in folders)
 
 
 def _perhaps(unknown: Sequence[str], classes: Sequence[str]) -> str:
