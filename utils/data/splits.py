@@ -199,7 +199,7 @@ def _read_files(settings: DataSettings, root: Path, lister: Lister) -> Splits | 
     if splits or (name == "folder" and settings.divides_training):
         tree = training_folder(root) or root
         holds_folders = any(path.is_dir() for path in class_folders.visible(tree))
-        return class_folders.read_tree(tree, lister) if holds_folders else None
+        return class_folders.read_tree(tree, lister, is_split=tree != root) if holds_folders else None
     place = _own_files(settings, root)
     return None if place is None else OWN_FILES[name].read(place)
 

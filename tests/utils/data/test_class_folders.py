@@ -65,6 +65,13 @@ def test_validation_images_come_before_test_images_and_train_before_training_and
     assert f"{root / 'Val'} is read, and val/, validation/ beside it left out" in validation
 
 
+def test_a_second_training_folder_is_told_where_training_images_are_divided_unless_one_was_given(root):
+    plant(root / "training" / "dogs")
+    told = f"{root / 'train'} is read, and training/ beside it left out"
+    assert told in read_folder(root, "--folds", "2", "--fold", "1").warnings[0]
+    assert read_folder(root / "train", "--val-split", "0.25").warnings == ()
+
+
 def test_a_folder_named_like_a_split_that_holds_no_images_in_folders_is_not_told(root):
     (root / "training" / "logs").mkdir(parents=True)
     plant(root / "validation")

@@ -152,12 +152,20 @@ def read_test_folder(
     return Splits(None, images, tuple(classes), (*(left_out if unknown else ()), *_left_out(unread, folder)))
 
 
-def read_tree(root: Path, lister: Lister = LISTER) -> Splits:
-    """Read a tree of training images, some of which will later be taken for validation. Raises ``UserError``."""
+def read_tree(root: Path, lister: Lister = LISTER, is_split: bool = False) -> Splits:
+    """Read a tree of training images, some of which will later be taken for validation. Raises ``UserError``.
+
+    With ``is_split``, ``root`` was found by its name, and a warning tells of other folders of that split.
+    """
     classes = class_names(root)
     _refuse_split_among(root, classes)
     images, unread = image_files(root, classes, lister)
-    warnings = (*like_splits(root, classes), *deeper(root, images, classes), *_left_out(unread, root))
+    warnings = (
+        *(_second_folders(root, TRAINING_FOLDERS, classes) if is_split else ()),
+        *like_splits(root, classes),
+        *deeper(root, images, classes),
+        *_left_out(unread, root),
+    )
     return Splits(images, None, classes, warnings)
 
 
