@@ -19,7 +19,7 @@ from utils.config.groups.data import CROP_MODES, INTERPOLATIONS, MOST_CHANNELS, 
 from utils.config.image_size import LARGEST_SIDE, Size, enlarged, is_size, size_text
 from utils.config.settings import UserError
 from utils.data.augmentations import in_range
-from utils.data.images.arrays import Header, in_plain_mode, of_colour
+from utils.data.images.arrays import Header, checked, in_plain_mode, of_colour
 from utils.data.images.decoding import LEVELS, open_image, read_pixels, to_tensor
 from utils.data.images.levels import Colour, do_not_map, in_colour, is_array, is_deep, raw_mode, refuse_misread
 from utils.data.images.view import View, resized
@@ -148,6 +148,8 @@ class Preprocessing(Channels):
             file.seek(0)
             image = io.BytesIO(file.read())  # Pillow would load 8 bits of some files, or not all channels
         if isinstance(image, np.ndarray | Image.Image):
+            if isinstance(image, np.ndarray):
+                checked(image.shape)
             upright = ImageOps.exif_transpose(image) if isinstance(image, Image.Image) else image
             if isinstance(upright, Image.Image) and not is_deep(upright):
                 upright = in_plain_mode(upright, self.colour)

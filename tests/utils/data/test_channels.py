@@ -166,6 +166,14 @@ def test_an_array_that_is_no_such_image_is_one_line_that_names_the_file(numbers,
         read_pixels(str(tmp_path / "odd.npy"), FIVE)
 
 
+@pytest.mark.parametrize("shape", [(3, 9, 5), (4, 7, 9), (4, 9, 9), (12, 9, 9)])
+def test_a_tiff_file_of_as_many_bands_as_rows_or_columns_says_itself_which_are_the_bands(shape, tmp_path):
+    numbers = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    (tmp_path / "few.tif").write_bytes(tiff(numbers, photometric=1, extra=(0,) * (shape[2] - 1)))
+    read = read_pixels(str(tmp_path / "few.tif"), Colour(str(shape[2])))
+    assert torch.equal(read, torch.from_numpy(numbers).permute(2, 0, 1))
+
+
 def test_a_square_patch_of_many_channels_is_read_as_it_is_saved(tmp_path):
     numbers = np.random.default_rng(0).integers(0, 256, (9, 9, 200), dtype=np.uint8)
     (tmp_path / "patch.npy").write_bytes(npy(numbers))

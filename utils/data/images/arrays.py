@@ -72,7 +72,7 @@ def of_colour(numbers: np.ndarray, colour: str) -> np.ndarray:
 
     Raises ``ValueError`` for the wrong number of channels, or numbers without a known range.
     """
-    checked(numbers.shape)
+    _refuse_no_image(numbers.shape)
     numbers = numbers[..., None] if numbers.ndim == 2 else numbers
     levels = _levels(numbers, range_of(colour), keeps_levels(colour))
     channels = channels_of(colour)
@@ -127,11 +127,14 @@ def numbers_in(path: str | BinaryIO, colour: str, formats: list[str] | tuple[str
     """Read a file's numbers as stored, but upright: (h, w) or (h, w, c).
 
     Those of a PPM file, which states its own range, are brought into the range of ``colour``, or else to 16 bits.
+    Raises ``ValueError`` for a .npy file that cannot be an image.
     """
     channels = channels_of(colour)
     start = _start(path)
     if start.startswith(RAW):
-        return np.lib.format.read_array(_file(path), allow_pickle=False)
+        saved = np.lib.format.read_array(_file(path), allow_pickle=False)
+        checked(saved.shape)
+        return saved
     if start.startswith(TIFF) and _is_for_tifffile(path, channels):
         return _of_tiff(path)
     with Image.open(path, formats=formats) as image:
@@ -164,10 +167,17 @@ def _npy_header(path: str | BinaryIO) -> tuple[tuple[int, ...], np.dtype]:
     return shape, dtype
 
 
-def checked(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Height, width and channels of an array of this ``shape``. Raises ``ValueError`` if it cannot be an image."""
+def _refuse_no_image(shape: tuple[int, ...]) -> None:
     if len(shape) not in (2, 3) or 0 in shape:
         raise ValueError(f"holds numbers of shape {shape} instead of (height, width) or (height, width, channels)")
+
+
+def checked(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Height, width and channels of an array of this ``shape``. Raises ``ValueError`` if it cannot be an image.
+
+    Not for TIFF files, which state what their axes are.
+    """
+    _refuse_no_image(shape)
     height, width, channels = (*shape, 1)[:3]
     # Bands, as where torch's arrays are saved: few of them, or of a square image.
     first = height <= 4 < min(width, channels) or height < width == channels > 4
