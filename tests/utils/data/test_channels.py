@@ -153,6 +153,7 @@ def test_a_damaged_tiff_file_is_no_case_for_tifffile(tmp_path, monkeypatch):
         (np.zeros((3, 20, 20), np.uint8), r"20 channels if they come last; save \(height, width, channels\)"),
         (np.zeros((1, 24, 20), np.uint8), r"20 channels if they come last"),
         (np.zeros((5, 20, 20), np.uint8), r"20 channels if they come last; save \(height, width, channels\)"),
+        (np.zeros((30, 20, 20), np.uint8), r"20 channels if they come last"),
         (np.zeros((5, 20, 24), np.uint8), r"24 channels if they come last; save \(height, width, channels\)"),
         (np.zeros((12, 20, 4), np.uint8), r"has 4 channels, and the network takes 5"),
         (np.zeros((2, 12, 20, 5), np.uint8), r"shape \(2, 12, 20, 5\)"),

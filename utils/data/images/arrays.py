@@ -180,7 +180,7 @@ def checked(shape: tuple[int, ...]) -> tuple[int, int, int]:
     _refuse_no_image(shape)
     height, width, channels = (*shape, 1)[:3]
     # Bands, as where torch's arrays are saved: few of them, or of a square image.
-    first = height <= 4 < min(width, channels) or height < width == channels > 4
+    first = height <= 4 < min(width, channels) or height != width == channels > 4
     if first or (channels > max(height, width) > 4 and height != width):  # a patch of many channels is square
         raise ValueError(f"has shape {shape}, {channels} channels if they come last; save (height, width, channels)")
     return height, width, channels
