@@ -309,6 +309,7 @@ MISTAKES = {
         "--val-split 0.5",
         "line 4, column group: is empty",
     ),
+    "columns without a name": ("path,,,x\na.png,,,cat\n", "", "column of each class: FILE has the columns path, x"),
     "unknown column": (GOOD, "--label-column kind", "--label-column kind: FILE has the columns path, label, split"),
     "unknown group column": (
         GOOD,

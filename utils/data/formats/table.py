@@ -497,7 +497,7 @@ class _Source:
         small = {name.lower(): name for name in reversed(self.names) if name not in of_classes}
         columns = {}
         mistakes = []
-        there = f"{self.file} has the columns {', '.join(map(printable, self.names))}"
+        there = f"{self.file} has the columns {', '.join(map(printable, filter(None, self.names)))}"
         for role, name in given.items():
             guess = next((small[usual] for usual in GUESSES[role] if usual in small), None)
             if name == NO_COLUMN and (role == "path" or (role == "label" and not of_classes)):
@@ -522,7 +522,7 @@ class _Source:
     def columns_of_classes(self, names: Sequence[str]) -> dict[str, str]:
         """The columns of the classes ``names``, by role, such as 'label of cat'. Raises ``UserError``."""
         if lacking := [name for name in names if name not in self.names]:
-            there = ", ".join(map(printable, self.names))
+            there = ", ".join(map(printable, filter(None, self.names)))
             raise UserError(f"--label-columns {lacking[0]}: {self.file} has the columns {there}")
         if len(set(names)) < len(names):
             raise UserError("--label-columns: names a column twice")
