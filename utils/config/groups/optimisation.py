@@ -60,6 +60,12 @@ def _replaced(v: Any) -> str | None:
     return None if _schedule(v)[0] else "does nothing: --swa-lr is the learning rate of all epochs"
 
 
+def _replaced_but_for_decay(v: Any) -> str | None:
+    # Those of timm's optimizers that end in c, or are told to, divide the weight decay by the peak learning rate.
+    is_corrected = v.optimizer.endswith("c") or "corrected_weight_decay=" in " ".join(v.opt_kwargs or ())
+    return None if is_corrected else _replaced(v)
+
+
 def _restarts(v: Any) -> str | None:
     epochs, end_before = _schedule(v)
     if v.lr_cycle_epochs >= epochs - v.warmup_epochs * v.warmup_prefix:
@@ -158,14 +164,14 @@ class OptimisationSettings:
     lr: float = setting(  # None until the settings are resolved
         "peak learning rate [0.1 for sgd, 1 for schedulefree-sgd, 0.001 for others]",
         check=positive,
-        effect=_replaced,
+        effect=_replaced_but_for_decay,
         synonyms="learning-rate init-lr lr0",
         example="0.2",
     )
     lr_base: float | None = setting(
         "peak learning rate for --lr-base-size images per step, instead of --lr",
         check=positive,
-        effect=_replaced,
+        effect=_replaced_but_for_decay,
         example="0.2",
     )
     lr_base_size: int = setting(
