@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from utils.config.auto_augment import CHOICES, EXAMPLES, policy_check
 from utils.config.field import Needs, between, ends_before, group, setting
 
-ERASE_MODES = ("const", "rand", "pixel")
 MIX_MODES = ("pair", "batch")
 AUGMENTATIONS = ("shift", "flip", "alternating-flip", "vertical-flip", "resized-crop")
+
+mixing_setting = partial(setting, shapes="loss")
 
 _MIXING = Needs("--mixup or --cutmix")
 _SHIFT = Needs("shift in --augment", lambda v: "shift" in v.augmentation)
@@ -105,7 +107,7 @@ class AugmentationSettings:
     random_erase_mode: str = setting(
         "erase with the mean (const), a random colour (rand) or noise (pixel)",
         default="const",
-        choices=ERASE_MODES,
+        choices=("const", "rand", "pixel"),
         effect=_ERASING,
         synonyms="remode",
     )
@@ -115,46 +117,40 @@ class AugmentationSettings:
     cutout: int = setting(
         "side in pixels of the square that cutout blanks in each image", default=0, check=between(0, 8192)
     )
-    mixup: float = setting(
+    mixup: float = mixing_setting(
         "mixup: blend pairs of images; alpha of the beta distribution, for example 0.2",
         default=0.0,
         synonyms="mixup-alpha",
-        shapes="loss",
     )
-    cutmix: float = setting(
+    cutmix: float = mixing_setting(
         "CutMix: paste a box of one image into another; alpha of the beta distribution, for example 1",
         default=0.0,
         synonyms="cutmix-alpha",
-        shapes="loss",
     )
-    mixup_mode: str = setting(
+    mixup_mode: str = mixing_setting(
         "draw how images are mixed for each pair, or once for all images of a step (batch)",
         default="pair",
         choices=MIX_MODES,
         effect=_MIXING,
-        shapes="loss",
     )
-    mixup_prob: float = setting(
+    mixup_prob: float = mixing_setting(
         "probability that --mixup or --cutmix mixes a pair, or a step",
         default=1.0,
         check=between(0, 1, open_low=True),
         effect=_MIXING,
-        shapes="loss",
     )
-    mixup_switch_prob: float = setting(
+    mixup_switch_prob: float = mixing_setting(
         "with both --mixup and --cutmix: probability of --cutmix",
         default=0.5,
         check=between(0, 1),
         effect=Needs("both --mixup and --cutmix"),
-        shapes="loss",
     )
-    mixup_off_epoch: int = setting(
+    mixup_off_epoch: int = mixing_setting(
         "train this many epochs with mixup and CutMix, the rest without; 0: all of them",
         default=0,
         check=between(0, 10**6),
         effect=(_MIXING, ends_before("mixup_off_epoch")),
         example="15",
-        shapes="loss",
     )
     repeated_augmentation: int = setting(
         "repeated augmentation: an epoch is as long, but shows fewer images, each this many times, augmented "

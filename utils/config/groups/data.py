@@ -26,11 +26,11 @@ VIEWS = {
 
 view_setting = partial(setting, shapes="views of the validation images")
 column_setting = partial(setting, effect=Needs("--labels"), example="a")
+label_setting = partial(setting, effect=Needs("--dataname hf or --labels"), within="--dataname hf --datapath D")
 
 _IMAGE_FILES = Needs("images in files", lambda v: not v.in_memory)
 BEFORE_THE_NUMBER = r"(.*?)[\W_]*(?<!\d)\d+\.[^.]*$"  # what stands before the number that ends a file's name
 TABLE_COLUMNS = ("path", "label", "split", "group", "weight")  # each has a flag
-_HF = Needs("--dataname hf")
 _VALIDATION_BATCH = Needs("training, or --val-batch-size left out", lambda v: not (v.evaluate and v.val_batch_size))
 _PROGRESSIVE = Needs("--progressive-size")
 
@@ -162,18 +162,16 @@ class DataSettings:
     )
     image_column: str | None = setting(
         "column of the images in --dataname hf [the only one with images, or that of a usual name]",
-        effect=_HF,
+        effect=Needs("--dataname hf"),
         synonyms="input-key image-column-name",
         example="a",
         within="--dataname hf --datapath D",
     )
-    label_column: str | None = setting(
+    label_column: str | None = label_setting(
         "column of the labels in --dataname hf [the only ClassLabel, or that of a usual name] or in --labels [label, "
         "class, target, category or another usual name]",
-        effect=Needs("--dataname hf or --labels"),
         synonyms="target-key label-column-name",
         example="a",
-        within="--dataname hf --datapath D",
     )
     labels: str | None = setting(
         "labels of --dataname folder in a table, CSV or Parquet: columns path (below --datapath) and label, and if "
@@ -218,21 +216,17 @@ class DataSettings:
         example="F",
         within="--dataname folder --datapath D",
     )
-    label_separator: str | None = setting(
+    label_separator: str | None = label_setting(
         "what stands between several labels in a cell of the label column, such as ';'",
         metavar="TEXT",
         check=lambda value: None if value == " " else not_empty(value),
-        effect=Needs("--dataname hf or --labels"),
         example=";",
-        within="--dataname hf --datapath D",
     )
-    label_columns: tuple[str, ...] | None = setting(
+    label_columns: tuple[str, ...] | None = label_setting(
         "columns of several labels, one a class, which hold 1, 0, or nothing where the label is missing",
         metavar="NAME",
         verbatim=True,
-        effect=Needs("--dataname hf or --labels"),
         example="a b",
-        within="--dataname hf --datapath D",
     )
     image_size: int | tuple[int, ...] | None = view_setting(
         "height and width of the network's input in pixels; one number: both [that of the weights or the data set]",

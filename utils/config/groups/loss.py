@@ -10,7 +10,6 @@ from utils.config.field import Needs, between, group, positive, setting
 
 LOSSES = ("cross-entropy", "bce", "focal", "asymmetric")
 OF_EACH_CLASS = ("bce", "asymmetric")  # these treat each class on its own, and so take multi-label data
-DISTILLATIONS = ("soft", "hard")
 BALANCED = "balanced"  # --class-weights without a file
 
 _TEACHER = Needs("--teacher")
@@ -113,7 +112,7 @@ class LossSettings:
     distillation: str = setting(
         "compare with the teacher's probabilities (soft), or with its predictions as labels (hard)",
         default="soft",
-        choices=DISTILLATIONS,
+        choices=("soft", "hard"),
         effect=_TEACHER,
         synonyms="distillation-type",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from utils.config.field import Needs, between, group, positive, setting
@@ -35,8 +36,13 @@ _RESTARTING = f"--lr-policy {' or '.join(RESTARTING_POLICIES)}"
 _RESTARTS = Needs(f"--lr-cycle-epochs and {_RESTARTING}")
 _DECAYS = Needs("a --weight-decay above 0", lambda v: v.weight_decay > 0)
 _WARMS_UP = Needs("--warmup-epochs", lambda v: v.warmup_steps > 0)
-_RATES_DIFFER = Needs("to change the rate of a parameter that trains", lambda v: v.rates_differ)
 _FROM_BASE = Needs("--lr-base")
+
+rate_setting = partial(
+    setting,
+    effect=Needs("to change the rate of a parameter that trains", lambda v: v.rates_differ),
+    shapes="groups",
+)
 
 
 def first_averaged_epoch(start: float | None, epochs: int) -> int | None:
@@ -233,26 +239,20 @@ class OptimisationSettings:
         shapes="groups",
         example="*.bias",
     )
-    layer_decay: float | None = setting(
+    layer_decay: float | None = rate_setting(
         "layer-wise decay: each layer's learning rate is this times that of the layer after it, for example 0.75",
         check=between(0, 1, open_low=True),
-        effect=_RATES_DIFFER,
-        shapes="groups",
     )
-    backbone_lr_scale: float | None = setting(
+    backbone_lr_scale: float | None = rate_setting(
         "learning rate of all but the last layer as a fraction of --lr, for example 0.1",
         check=between(0, 1000, open_low=True),
         metavar="SHARE",
-        effect=_RATES_DIFFER,
-        shapes="groups",
     )
-    lr_scale: tuple[str, ...] | None = setting(
+    lr_scale: tuple[str, ...] | None = rate_setting(
         "learning rate of some parameters as a multiple of --lr, by name or glob, for example '*.bias=2'; the first "
         "that fits counts",
         metavar="PATTERN=FACTOR",
         check=_pairs,
-        effect=_RATES_DIFFER,
-        shapes="groups",
     )
     lr_policy: str = setting(
         "learning-rate schedule after the warm-up; constant with schedule-free optimizers",
