@@ -65,11 +65,12 @@ def read(argv: Sequence[str], keeps_plugins: bool = False) -> CommandLine:
     if isinstance(argv, str) or not all(isinstance(word, str) for word in argv):
         raise UserError("the command line must be a list of texts, such as ['--epochs', '1']")
     own = _plugin_files(argv)
+    own_files = [os.path.abspath(file) for file in own or () if own != ["none"]]
     if own is not None or not keeps_plugins:
-        plugins.load(own if own and own != ["none"] else ())  # before the parser: --help lists what they add
+        plugins.load(own_files)  # before the parser: --help lists what they add
     flags, mistakes = _read_flags(argv)
-    if own and own != ["none"]:
-        flags["plugin"] = [os.path.abspath(file) for file in own]
+    if own_files:
+        flags["plugin"] = own_files
     layers = [(FLAG, "", flags)]
     if isinstance(flags.get("config"), str) and not_empty(flags["config"]) is None:
         path, recipe, more = _read_recipe(flags["config"])

@@ -23,26 +23,19 @@ class _Option(NamedTuple):
     most: float = 1000
 
 
-_LEVEL = _Option(10)
 _NOISE = _Option(0.0, float)
-_STEPS = _Option(2, least=1, most=MOST_STEPS)
-_OF_ONE_POLICY = {"mstd": _NOISE}
 # By the first word of a policy: the options that may follow it, each with a dash.
 _TIMM = {
     "rand": {
-        "m": _LEVEL,
-        "n": _STEPS,
+        "m": _Option(10),
+        "n": _Option(2, least=1, most=MOST_STEPS),
         "p": _Option(0.5, float, most=1),
         "mstd": _NOISE,
         "mmax": _Option(10, least=1),
         "inc": _Option(0, most=1),
         "t": _Option("", str),
     },
-    "original": _OF_ONE_POLICY,
-    "originalr": _OF_ONE_POLICY,
-    "v0": _OF_ONE_POLICY,
-    "v0r": _OF_ONE_POLICY,
-    "3a": _OF_ONE_POLICY,
+    **{key: {"mstd": _NOISE} for key in ("original", "originalr", "v0", "v0r", "3a")},
     "augmix": {
         "m": _Option(3),
         "w": _Option(3, least=1, most=MOST_STEPS),

@@ -106,15 +106,13 @@ class Settings:
 
     def with_values(self, **values: Any) -> Settings:
         """A copy with these values, by setting name; lists become tuples."""
-        changed = self
+        groups: dict[str, dict[str, Any]] = {}
         for group, option in all_settings():
             if option.name in values:
                 value = values[option.name]
-                value = tuple(value) if isinstance(value, list) else value
-                changed = dataclasses.replace(
-                    changed, **{group: dataclasses.replace(getattr(changed, group), **{option.name: value})}
-                )
-        return changed
+                groups.setdefault(group, {})[option.name] = tuple(value) if isinstance(value, list) else value
+        changed = {group: dataclasses.replace(getattr(self, group), **own) for group, own in groups.items()}
+        return dataclasses.replace(self, **changed)
 
     def _one_label(self, group: str, option: dataclasses.Field) -> list[str]:
         """A line if the value of ``option`` needs one label per image."""
