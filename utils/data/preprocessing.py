@@ -129,12 +129,19 @@ class Preprocessing(Channels):
 
     def _pixels(self, image: Image.Image | np.ndarray | str | BinaryIO) -> torch.Tensor:
         """The whole image, upright: (channels, h, w)."""
-        page = image.tell() if isinstance(image, Image.Image) else 0
-        # Pillow loads 8 of such an image's 16 bits.
-        is_halved = isinstance(image, Image.Image) and ";16" in raw_mode(image) and not is_deep(image)
+        if isinstance(image, Image.Image):
+            return self._of_picture(image)
+        if not isinstance(image, np.ndarray):
+            return read_pixels(image, self.colour)
+        checked(image.shape)
+        return self._of_numbers(image)
+
+    def _of_picture(self, image: Image.Image) -> torch.Tensor:
+        page = image.tell()
+        is_halved = ";16" in raw_mode(image) and not is_deep(image)  # of its 16 bits Pillow loads 8
         if is_halved and page and (self.pixel_range is not None or is_array(self.colour)):
             raise ValueError(f"page {page + 1}: of its 16 bits Pillow reads only 8; save it as a file of its own")
-        if isinstance(image, Image.Image) and not is_array(self.colour):
+        if not is_array(self.colour):
             refuse_misread(image)
             do_not_map(image)
             if self.pixel_range is not None and is_halved:
@@ -142,26 +149,23 @@ class Preprocessing(Channels):
                 image.fp.seek(0)
                 image = open_image(io.BytesIO(image.fp.read()), self.colour)
             return to_tensor(in_colour(ImageOps.exif_transpose(image), self.colour, image.format))
-        if isinstance(image, Image.Image) and LEVELS in image.info:
+        if LEVELS in image.info:
             return torch.from_numpy(np.array(image.info[LEVELS])).permute(2, 0, 1)
-        if isinstance(image, Image.Image) and not page and (file := getattr(image, "fp", None)) is not None:
+        if not page and (file := getattr(image, "fp", None)) is not None:
             file.seek(0)
-            image = io.BytesIO(file.read())  # Pillow would load 8 bits of some files, or not all channels
-        if isinstance(image, np.ndarray | Image.Image):
-            if isinstance(image, np.ndarray):
-                checked(image.shape)
-            upright = ImageOps.exif_transpose(image) if isinstance(image, Image.Image) else image
-            if isinstance(upright, Image.Image) and not is_deep(upright):
-                upright = in_plain_mode(upright, self.colour)
-            levels = of_colour(np.asarray(upright), self.colour)
-            return torch.from_numpy(np.array(levels)).permute(2, 0, 1)
-        return read_pixels(image, self.colour)
+            # Pillow would load 8 bits of some files, or not all channels.
+            return read_pixels(io.BytesIO(file.read()), self.colour)
+        upright = ImageOps.exif_transpose(image)
+        return self._of_numbers(np.asarray(upright if is_deep(upright) else in_plain_mode(upright, self.colour)))
+
+    def _of_numbers(self, numbers: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.array(of_colour(numbers, self.colour))).permute(2, 0, 1)
 
     def state(self) -> dict[str, Any]:
         """The values as stored in a checkpoint."""
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        for name in ("pixel_range", "levels"):  # not in older checkpoints
-            if values[name] == _GOOD_IF_MISSING[name]:
+        for name, missing in _GOOD_IF_MISSING.items():  # not in older checkpoints
+            if values[name] == missing:
                 del values[name]
         return {"channels": self.channels, **values}
 
