@@ -130,9 +130,8 @@ class ResizedCrop(Augmentation):
         return in_range(shown, self.interpolation)
 
     def __str__(self) -> str:
-        return "resized-crop" + (
-            "" if self.least_area == LEAST_AREA else f" (at least {100 * self.least_area:g} % of the area)"
-        )
+        area = "" if self.least_area == LEAST_AREA else f" (at least {100 * self.least_area:g} % of the area)"
+        return f"resized-crop{area}"
 
 
 @dataclass(frozen=True)

@@ -151,8 +151,7 @@ class StreamSource:
 
     def batches(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Item]:
         if self.read_ahead is None:
-            for read in self._pool.read(micro_batches):
-                yield self._on_device(read)
+            yield from map(self._on_device, self._pool.read(micro_batches))
             return
         micro_batches = list(micro_batches)
         with self.read_ahead.of([micro_batch.indices for micro_batch in micro_batches]) as ahead:

@@ -73,11 +73,13 @@ def decode_batch(batch: MixedBatch, device: torch.device) -> torch.Tensor:
 
     Raises ``UserError`` with the path of a damaged file.
     """
-    finished = iter(batch.decoded.to(device, non_blocking=True))
-    files = list(batch.data.split([length for length in batch.lengths if length])) if batch.files else []
-    images = _decode_files(files, [path for path, *_ in batch.files], device)
-    crops = iter(_crop_and_resize(images, batch)) if files else iter(())
-    return torch.stack([next(crops) if length else next(finished) for length in batch.lengths])
+    decoded = batch.decoded.to(device, non_blocking=True)
+    if not batch.files:
+        return decoded
+    files = list(batch.data.split([length for length in batch.lengths if length]))
+    crops = iter(_crop_and_resize(_decode_files(files, [path for path, *_ in batch.files], device), batch))
+    others = iter(decoded)
+    return torch.stack([next(crops) if length else next(others) for length in batch.lengths])
 
 
 def require_decoder(device: torch.device) -> None:
@@ -97,7 +99,7 @@ def _decode_files(files: list[torch.Tensor], paths: list[str], device: torch.dev
 
     try:
         with _no_other_use_of_free_memory(device):
-            return decode_jpeg(files, ImageReadMode.RGB, device) if files else []
+            return decode_jpeg(files, ImageReadMode.RGB, device)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:
