@@ -9,16 +9,6 @@ import yaml
 from utils.config import arguments
 from utils.config.settings import GONE, Settings, UserError, all_settings, flag_of
 
-
-@pytest.fixture
-def configs(tmp_path, monkeypatch):
-    """An empty folder that stands in for configs/."""
-    folder = tmp_path / "configs"
-    folder.mkdir()
-    monkeypatch.setattr(arguments, "CONFIGS", folder)
-    return folder
-
-
 # ------------------------------------------------------------------------------------ precedence
 
 
@@ -74,9 +64,10 @@ def test_learning_rate_left_out_depends_on_the_optimizer(optimizer, lr):
 # -------------------------------------------------------------------------------------- recipes
 
 
-def test_recipe_is_found_by_its_name_under_configs(configs):
-    (configs / "mnist").mkdir()
-    (configs / "mnist" / "fc.yaml").write_text("arch: fc\n")
+def test_recipe_is_found_by_its_name_under_configs(tmp_path, monkeypatch):
+    monkeypatch.setattr(arguments, "CONFIGS", tmp_path)
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "fc.yaml").write_text("arch: fc\n")
     assert arguments.parse(["--config", "mnist/fc"]).model.arch == "fc"
 
 

@@ -1,5 +1,7 @@
 """Loaders as main.py makes them, their steps in an order that does not depend on ranks and passes, and images."""
 
+import dataclasses
+
 import numpy as np
 import torch
 
@@ -51,6 +53,16 @@ def same_steps(found, expected):
     )
 
 
+def same_batches(found, expected):
+    """Whether two walks of a loader give the same batches, to the bit."""
+    return all(
+        torch.equal(one.images, other.images)
+        and torch.equal(one.targets, other.targets)
+        and (one.indices.tolist(), one.number, one.ends_step) == (other.indices.tolist(), other.number, other.ends_step)
+        for one, other in zip(found, expected, strict=True)
+    )
+
+
 def steps_in_any_way(*flags, ways):
     """The steps, after a look that each of ``ways`` (ranks, passes, loader) gives the same bits, from any step."""
     alone = steps_of(*flags)
@@ -74,3 +86,15 @@ def samples_of(count):
 
 def augmented(augmentation, images):
     return augmentation.apply(images, *augmentation.draw(samples_of(len(images)), *images.shape[-2:]))
+
+
+def is_the_same_in_any_batch_and_memory_format(transform, images):
+    """Whether each image is augmented alike in any company, read and wanted in either memory format."""
+    count = len(images)
+    whole = transform.training(images, np.arange(count), 1)
+    last = dataclasses.replace(transform, channels_last=True)
+    return all(
+        torch.equal(transform.training(images[part], part, 1), whole[part])
+        and torch.equal(last.training(images[part].contiguous(memory_format=torch.channels_last), part, 1), whole[part])
+        for part in np.split(np.random.default_rng(0).permutation(count), [1, 4, 20])
+    )

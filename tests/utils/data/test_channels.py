@@ -69,6 +69,17 @@ def npy(numbers):
     return file.getvalue()
 
 
+def read_back(folder, name, content, colour=FIVE):
+    """The pixels of a file with this content: (h, w, channels)."""
+    (folder / name).write_bytes(content)
+    return read_pixels(str(folder / name), colour).permute(1, 2, 0)
+
+
+def levels_of(numbers):
+    """The levels that arrays of five channels hold."""
+    return torch.from_numpy(of_colour(numbers, FIVE))
+
+
 @pytest.fixture(scope="module")
 def bands(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bands")
@@ -84,21 +95,18 @@ def flags(folder, *more):
 
 
 def test_all_numbers_of_an_array_are_kept_between_0_and_255(tmp_path):
-    (tmp_path / "x.npy").write_bytes(npy(BANDS))
-    pixels = read_pixels(str(tmp_path / "x.npy"), FIVE)
-    assert pixels.dtype == torch.float32 and pixels.shape == (5, 12, 20)
+    pixels = read_back(tmp_path, "x.npy", npy(BANDS))
+    assert pixels.dtype == torch.float32
     # float32 holds 24 bits of a number below 256, so its error is at most 2^-17
-    np.testing.assert_allclose(pixels.permute(1, 2, 0), BANDS / 257, rtol=0, atol=2**-17)
+    np.testing.assert_allclose(pixels, BANDS / 257, rtol=0, atol=2**-17)
     assert len(np.unique(pixels)) == len(np.unique(BANDS))
 
 
 @pytest.mark.parametrize("numbers", [BANDS, (BANDS // 257).astype(np.uint8)], ids=["16 bits", "8 bits"])
 def test_a_tiff_file_of_several_bands_holds_what_the_array_does(numbers, tmp_path):
     pytest.importorskip("tifffile")
-    (tmp_path / "x.tif").write_bytes(tiff(numbers, photometric=1, extra=(0,) * 4))
-    assert torch.equal(
-        read_pixels(str(tmp_path / "x.tif"), FIVE), torch.from_numpy(of_colour(numbers, FIVE)).permute(2, 0, 1)
-    )
+    pixels = read_back(tmp_path, "x.tif", tiff(numbers, photometric=1, extra=(0,) * 4))
+    assert torch.equal(pixels, levels_of(numbers))
 
 
 @pytest.mark.parametrize("kind", ["imagej", "ome"])
@@ -108,7 +116,7 @@ def test_channels_that_are_pages_are_read_as_bands_but_no_other_pages(kind, tmp_
     pages = np.ascontiguousarray(np.moveaxis(BANDS, -1, 0))
     tifffile.imwrite(path, pages, metadata={"axes": "CYX"}, **{kind: True})
     assert header(path, FIVE).frames == 1 and header(path, "RGB").frames == 5
-    assert torch.equal(read_pixels(path, FIVE), torch.from_numpy(of_colour(BANDS, FIVE)).permute(2, 0, 1))
+    assert torch.equal(read_pixels(path, FIVE).permute(1, 2, 0), levels_of(BANDS))
     coloured = np.stack([BANDS[..., :4].astype(np.uint8)] * 4)
     tifffile.imwrite(tmp_path / "four.tif", coloured, photometric="rgb", extrasamples=["unassalpha"])
     assert header(str(tmp_path / "four.tif"), Colour("4")).frames == 4, "of which the first is read"
@@ -162,25 +170,20 @@ def test_a_damaged_tiff_file_is_no_case_for_tifffile(tmp_path, monkeypatch):
     ],
 )
 def test_an_array_that_is_no_such_image_is_one_line_that_names_the_file(numbers, words, tmp_path):
-    (tmp_path / "odd.npy").write_bytes(npy(numbers))
     with pytest.raises(UnreadableImage, match=rf"odd\.npy: cannot be read as an image \(.*{words}"):
-        read_pixels(str(tmp_path / "odd.npy"), FIVE)
+        read_back(tmp_path, "odd.npy", npy(numbers))
 
 
 @pytest.mark.parametrize("shape", [(3, 9, 5), (4, 7, 9), (4, 9, 9), (12, 9, 9)])
 def test_a_tiff_file_of_as_many_bands_as_rows_or_columns_says_itself_which_are_the_bands(shape, tmp_path):
     numbers = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-    (tmp_path / "few.tif").write_bytes(tiff(numbers, photometric=1, extra=(0,) * (shape[2] - 1)))
-    read = read_pixels(str(tmp_path / "few.tif"), Colour(str(shape[2])))
-    assert torch.equal(read, torch.from_numpy(numbers).permute(2, 0, 1))
+    content = tiff(numbers, photometric=1, extra=(0,) * (shape[2] - 1))
+    assert np.array_equal(read_back(tmp_path, "few.tif", content, Colour(str(shape[2]))), numbers)
 
 
 def test_a_square_patch_of_many_channels_is_read_as_it_is_saved(tmp_path):
     numbers = np.random.default_rng(0).integers(0, 256, (9, 9, 200), dtype=np.uint8)
-    (tmp_path / "patch.npy").write_bytes(npy(numbers))
-    assert torch.equal(
-        read_pixels(str(tmp_path / "patch.npy"), Colour("200")), torch.from_numpy(numbers).permute(2, 0, 1)
-    )
+    assert np.array_equal(read_back(tmp_path, "patch.npy", npy(numbers), Colour("200")), numbers)
 
 
 def test_16_bits_of_which_training_reads_8_are_no_damage(tmp_path):
@@ -251,25 +254,21 @@ def test_inks_are_no_four_channels(tmp_path):
 
 def test_a_range_leaves_files_alone_that_state_their_own(tmp_path):
     numbers = np.arange(0, 1000, 8, dtype=">u2")
-    (tmp_path / "x.pgm").write_bytes(b"P5\n25 5\n1000\n" + numbers.tobytes())
+    content = b"P5\n25 5\n1000\n" + numbers.tobytes()
     for pixel_range in (None, (0, 1000), (-50, 200)):
-        pixels = read_pixels(str(tmp_path / "x.pgm"), Colour("L", pixel_range, keeps_levels=True))
+        pixels = read_back(tmp_path, "x.pgm", content, Colour("L", pixel_range, keeps_levels=True))
         # Pillow rounds to 16 bits
         np.testing.assert_allclose(pixels.flatten(), numbers * 0.255, rtol=0, atol=0.51 / 257)
 
 
 def test_floats_need_a_range_which_cuts_off(tmp_path):
-    (tmp_path / "x.npy").write_bytes(npy(np.linspace(-1, 3, 12 * 20 * 5).reshape(12, 20, 5)))
-    pixels = read_pixels(str(tmp_path / "x.npy"), Colour("5", (0.0, 2.0), keeps_levels=True)).permute(1, 2, 0)
-    expected = np.linspace(-1, 3, 1200).reshape(12, 20, 5).clip(0, 2) * 127.5
-    np.testing.assert_allclose(pixels, expected, rtol=0, atol=2**-17)
+    numbers = np.linspace(-1, 3, 1200).reshape(12, 20, 5)
+    pixels = read_back(tmp_path, "x.npy", npy(numbers), Colour("5", (0.0, 2.0), keeps_levels=True))
+    np.testing.assert_allclose(pixels, numbers.clip(0, 2) * 127.5, rtol=0, atol=2**-17)
 
 
 def test_big_endian_numbers_are_the_same_numbers(tmp_path):
-    (tmp_path / "x.npy").write_bytes(npy(BANDS.astype(">u2")))
-    assert torch.equal(
-        read_pixels(str(tmp_path / "x.npy"), FIVE), torch.from_numpy(of_colour(BANDS, FIVE)).permute(2, 0, 1)
-    )
+    assert torch.equal(read_back(tmp_path, "x.npy", npy(BANDS.astype(">u2"))), levels_of(BANDS))
 
 
 @pytest.mark.parametrize(("channels", "mode"), [(4, "RGBA"), (2, "LA")])
@@ -281,10 +280,9 @@ def test_as_many_channels_as_pillow_has_are_read_from_its_files(channels, mode, 
 
 def test_alpha_of_16_bits_is_kept_for_four_channels_and_left_out_for_three(tmp_path):
     numbers = BANDS[..., :4]
-    (tmp_path / "x.png").write_bytes(png(numbers))
     for channels in (4, 3):
-        read = read_pixels(str(tmp_path / "x.png"), Colour(str(channels), keeps_levels=True))
-        torch.testing.assert_close(read.permute(1, 2, 0), torch.from_numpy(numbers[..., :channels] / 257).float())
+        pixels = read_back(tmp_path, "x.png", png(numbers), Colour(str(channels), keeps_levels=True))
+        torch.testing.assert_close(pixels, torch.from_numpy(numbers[..., :channels] / 257).float())
 
 
 def test_a_picture_for_people_has_three_of_the_channels_and_keeps_them_all(tmp_path):

@@ -11,7 +11,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as vision
 
 from tests.utils.data import loading
-from tests.utils.data.loading import augmented, samples_of
+from tests.utils.data.loading import augmented, is_the_same_in_any_batch_and_memory_format, samples_of
 from utils.config.groups.augmentation import AugmentationSettings
 from utils.data.augment.colour import JITTER, ColorJitter
 from utils.data.augment.erasing import RandomErasing
@@ -203,15 +203,8 @@ def test_a_sample_is_the_same_in_any_batch_and_memory_format(mode):
     settings = AugmentationSettings(**ALL, random_erase_mode=mode, random_erase_count=2)
     chosen = build_augmentations(("vertical-flip",), Context(settings, 2, 16, mean=MEAN))
     assert len(chosen) == 6
-    images = images_of(40, 3, 16, 16)
-    numbers = np.arange(40)
     transform = BatchTransform(16, MEAN, (0.25,) * 3, chosen)
-    last = BatchTransform(16, MEAN, (0.25,) * 3, chosen, channels_last=True)
-    whole = transform.training(images, numbers, 1)
-    for part in np.split(np.random.default_rng(0).permutation(40), [1, 4, 20]):
-        assert torch.equal(transform.training(images[part], part, 1), whole[part])
-        given = images[part].contiguous(memory_format=torch.channels_last)
-        assert torch.equal(last.training(given, part, 1), whole[part])
+    assert is_the_same_in_any_batch_and_memory_format(transform, images_of(40, 3, 16, 16))
 
 
 def test_compiled_policies_and_erasing_show_the_same(monkeypatch):

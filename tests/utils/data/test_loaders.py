@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from tests.utils.data.loading import CPU, make, read_folder, same_steps, steps_of
+from tests.utils.data.loading import CPU, make, read_folder, same_batches, same_steps, steps_of
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data import sources
@@ -37,14 +37,9 @@ def tree(tmp_path_factory):
     return root
 
 
-def collect(loader, *arguments):
-    return [(b.images, b.targets, b.indices.tolist(), b.number, b.ends_step) for b in loader.batches(*arguments)]
-
-
-def same(left, right):
-    return len(left) == len(right) and all(
-        torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) and a[2:] == b[2:] for a, b in zip(left, right, strict=True)
-    )
+def same_of_both(one, other):
+    """Whether the training and validation loaders of two calls of ``make`` give the same batches."""
+    return same_batches(one[0].batches(1), other[0].batches(1)) and same_batches(one[1].batches(), other[1].batches())
 
 
 @pytest.mark.parametrize("flags", [("--loader", "stream", "--workers", 1), ("--mixup", 0.2, "--augment", "shift")])
@@ -91,8 +86,7 @@ def test_auto_keeps_small_images_of_one_size_resident_and_says_why(tree, name, e
 
 def test_a_folder_made_resident_trains_on_the_bits_of_the_streamed_one(tree):
     flags = ("--dataname", "folder", "--datapath", tree, "--image-size", 24, "--augment", "shift", "flip", "-b", 21)
-    resident, streaming = (make(*flags, "--workers", 0, "--loader", kind) for kind in ("resident", "stream"))
-    assert same(collect(resident[0], 1), collect(streaming[0], 1)) and same(*map(collect, (resident[1], streaming[1])))
+    assert same_of_both(*(make(*flags, "--workers", 0, "--loader", kind) for kind in ("resident", "stream")))
 
 
 @pytest.mark.parametrize("more", [(), ("--augment", "flip", "--progressive-size", 8)])
@@ -127,9 +121,8 @@ def test_files_decoded_on_the_device_show_the_same_boxes(tree):
 
 def test_batches_that_are_made_together_are_those_made_one_by_one():
     train, validation, _ = make("--augment", "shift", "flip", "--cutout", 3, "--mixup", "0.2", "--accumulate", 2)
-    together = collect(train, 1)
     alone = [batch for step in range(train.steps_per_epoch) for batch in train.replay_step(1, step)]
-    assert same(together, [(b.images, b.targets, b.indices.tolist(), b.number, b.ends_step) for b in alone])
+    assert same_batches(train.batches(1), alone)
     plan = [share for step in range(train.steps_per_epoch) for share in train.plan.micro_batches(1, step)]
     groups = [len(shares) for shares, _, _ in train.source.batches(plan)]
     assert groups == [len(plan)]  # these are small
@@ -168,9 +161,9 @@ MIXTURES = {  # one policy for all, as test_policies.py shows of each that it dr
 def test_resident_and_streamed_images_of_one_size_are_the_same_bits(flags):
     some = ("--train-samples", 320)
     resident, streaming = (make("--loader", kind, "--workers", 1, *some, *flags) for kind in ("resident", "stream"))
-    batches = collect(resident[0], 1)
-    assert same(batches, collect(streaming[0], 1)) and same(*map(collect, (resident[1], streaming[1])))
-    assert torch.equal(batches[0][0], collect(make(*some)[0], 1)[0][0]) == (not flags)
+    assert same_of_both(resident, streaming)
+    first, plain = (next(train.batches(1)) for train in (resident[0], make(*some)[0]))
+    assert torch.equal(first.images, plain.images) == (not flags)
 
 
 @pytest.mark.parametrize("flags", MIXTURES.values(), ids=MIXTURES)

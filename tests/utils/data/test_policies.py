@@ -11,7 +11,12 @@ from scipy import stats
 from timm.data import auto_augment as timm_augment
 from torchvision.transforms import v2
 
-from tests.utils.data.loading import augmented, images_of, samples_of
+from tests.utils.data.loading import (
+    augmented,
+    images_of,
+    is_the_same_in_any_batch_and_memory_format,
+    samples_of,
+)
 from utils.config.auto_augment import CHOICES, policy_check, read_policy
 from utils.data.augment import libraries, policies
 from utils.data.augment.base import Samples, Stream
@@ -250,14 +255,9 @@ POLICIES = [*CHOICES, "rand-m9-mstd0.5-inc1", "rand-t3aw", "augmix-m5-w2-d2", "v
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_sample_is_the_same_in_any_batch_and_memory_format(name):
     images = images_of(48, height=16)
-    numbers = np.arange(48)
     transform = BatchTransform(16, MEAN, (0.25,) * 3, (build_policy(name, MEAN),))
-    whole = transform.training(images, numbers, 1)
-    assert not torch.equal(whole, transform.training(images, numbers, 2))
-    parts = np.split(np.random.default_rng(0).permutation(48), [1, 4, 20])
-    for part in parts:
-        given = images[part].contiguous(memory_format=torch.channels_last)
-        assert torch.equal(transform.training(given, part, 1), whole[part])
+    assert is_the_same_in_any_batch_and_memory_format(transform, images)
+    assert not torch.equal(*(transform.training(images, np.arange(48), epoch) for epoch in (1, 2)))
 
 
 @pytest.mark.parametrize("name", ["ra", "rand-m9-mstd0.5-inc1", "augmix"])

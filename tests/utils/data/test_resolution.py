@@ -10,6 +10,7 @@ from PIL import Image
 import main
 from tests.faults.small_run import told
 from tests.utils.data import loading
+from tests.utils.data.loading import same_batches
 from utils.config.arguments import parse
 from utils.data.resolution import Resolution, build_resolution
 
@@ -91,13 +92,6 @@ def make(*flags, **place):
     return loading.make("--workers", 0, "--seed", 3, *flags, **place)[:2]
 
 
-def same(found, expected):
-    return all(
-        torch.equal(one.images, other.images) and torch.equal(one.targets, other.targets)
-        for one, other in zip(found, expected, strict=True)
-    )
-
-
 @pytest.mark.parametrize("loader", ["resident", "stream"])
 @pytest.mark.parametrize(
     "more", [("--augment", "shift", "--cutout", 3, "--mixup", 0.3, "--cutmix", 1), ("--augment", "resized-crop")]
@@ -109,7 +103,7 @@ def test_the_images_of_an_epoch_are_those_of_a_run_of_its_size(loader, more):
     for epoch in (0, 2, 5):
         plain, _ = make("--image-size", SIZES[epoch], *flags)
         batches = list(train.batches(epoch))
-        assert batches[0].images.shape[2:] == (SIZES[epoch],) * 2 and same(batches, plain.batches(epoch))
+        assert batches[0].images.shape[2:] == (SIZES[epoch],) * 2 and same_batches(batches, plain.batches(epoch))
     assert next(validation.batches()).images.shape[2:] == (16, 16)
 
 
@@ -119,7 +113,7 @@ def test_files_are_read_at_the_size_of_the_epoch(files, augment, workers):
     train, validation = make(*flags, "--image-size", 16, *GROWS, "--workers", workers)
     for epoch in (0, 3, 4):
         plain, _ = make(*flags, "--image-size", SIZES[epoch])
-        assert same(list(train.batches(epoch)), plain.batches(epoch))
+        assert same_batches(train.batches(epoch), plain.batches(epoch))
     assert next(validation.batches()).images.shape[2:] == (16, 16)
 
 
@@ -135,7 +129,7 @@ def test_crops_show_at_least_the_area_that_is_asked(files, stored):
     assert away[0] > away[1] > 1.1 * away[2] > 1.2 * away[3]
     usual, _ = make(*flags, "--augment", "resized-crop")
     explicit, _ = make(*flags, "--augment", "resized-crop", "--crop-min-area", 0.08)
-    assert same(list(usual.batches(1)), explicit.batches(1))
+    assert same_batches(usual.batches(1), explicit.batches(1))
 
 
 def test_any_ranks_and_any_first_step_have_the_same_bits_and_so_have_batch_norms_statistics():
@@ -143,8 +137,8 @@ def test_any_ranks_and_any_first_step_have_the_same_bits_and_so_have_batch_norms
     alone, _ = make(*flags)
     for epoch in (1, 2):
         batches = list(alone.batches(epoch))
-        assert same(batches[-2:], alone.batches(epoch, first_step=len(batches) - 2))
-        assert same(batches[3:4], alone.replay_step(epoch, 3))
+        assert same_batches(batches[-2:], alone.batches(epoch, first_step=len(batches) - 2))
+        assert same_batches(batches[3:4], alone.replay_step(epoch, 3))
         images = torch.cat([batch.images for batch in batches])
         ranks = [list(make(*flags, rank=rank, world_size=2)[0].batches(epoch)) for rank in (0, 1)]
         assert torch.equal(images, torch.cat([part.images for parts in zip(*ranks, strict=True) for part in parts]))

@@ -12,6 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torchvision.transforms import RandomResizedCrop, v2
 from torchvision.transforms.v2 import functional as vision
 
+from tests.utils.data import loading
 from utils.config.groups.augmentation import AUGMENTATIONS as CHOICES
 from utils.config.groups.augmentation import AugmentationSettings
 from utils.data import augmentations, transforms
@@ -43,9 +44,8 @@ def transform(augment=(), **changes):
     )
 
 
-def images_of(count, channels=1, size=8, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (count, channels, size, size), dtype=torch.uint8, generator=generator)
+def images_of(count, channels=1, size=8):
+    return loading.images_of(count, channels, size)
 
 
 def as_floats(images):
@@ -53,21 +53,6 @@ def as_floats(images):
 
 
 # -------------------------------------------------------------------------------- shift and flip
-
-
-def candidates(image, reach, flip):
-    """Every picture that padding and cropping (and flipping) can make of ``image``, by (top, left, flipped)."""
-    height, width = image.shape[-2:]
-    padded = vision.pad(image, [reach])
-    crops = {
-        (top, left, False): vision.crop(padded, top, left, height, width)
-        for top in range(2 * reach + 1)
-        for left in range(2 * reach + 1)
-    }
-    if flip:  # the flipped image is what is padded and cropped: the same set of pictures
-        flipped = {(top, left, True): vision.horizontal_flip(crop) for (top, left, _), crop in crops.items()}
-        return crops | flipped
-    return crops
 
 
 def test_the_middles_of_much_enlarged_images_are_the_same_a_few_at_a_time(monkeypatch):
@@ -80,21 +65,6 @@ def test_the_middles_of_much_enlarged_images_are_the_same_a_few_at_a_time(monkey
     monkeypatch.setattr(transforms, "ENLARGED_PIXELS", 3 * 160**2)
     assert torch.equal(shown.evaluation(images), whole) and sizes == [3, 3, 1]
     assert shown.evaluation(images[:0]).shape == (0, 1, 16, 16)
-
-
-@pytest.mark.parametrize(("augment", "reach"), [(("shift",), 1), (("shift",), 2), (("shift", "flip"), 1)])
-def test_shift_is_torchvisions_pad_and_crop_and_every_offset_is_as_frequent(augment, reach):
-    count = 3000
-    image = images_of(1, channels=3)[0]
-    batch = image.expand(count, -1, -1, -1)
-    found = transform(augment, mean=(0.0,) * 3, std=(1.0,) * 3, max_shift=reach).training(batch, np.arange(count), 0)
-    possible = candidates(image, reach, "flip" in augment)
-    pictures = torch.stack([as_floats(picture) for picture in possible.values()])
-    distances = torch.cdist(found.flatten(1).double(), pictures.flatten(1).double())
-    nearest, which = distances.min(1)
-    assert nearest.max() < 1e-5
-    counts = torch.bincount(which, minlength=len(possible))
-    assert stats.chisquare(counts.numpy()).pvalue > 1e-3
 
 
 @pytest.mark.parametrize(("name", "axis"), [("flip", 3), ("vertical-flip", 2)])
