@@ -30,7 +30,8 @@ INHERITED = {name for name, option in OPTIONS.items() if option.metadata["in_rec
 class Given:
     """The settings of a command line for ``processes`` processes, each an attribute, and the origin of each.
 
-    ``undecided``: names of settings that a checkpoint may still fill in. ``seen``: names of settings that were read.
+    ``undecided``: names of settings that a checkpoint may still fill in. ``seen``: names of settings that were read
+    since the last question to ``has``; ``seen_before``: those that were read for that question.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Given:
         self.origins = origins
         self.processes = processes
         self.seen: set[str] = set()
+        self.seen_before: set[str] = set()
         self.starts_here = values["resume"] in (None, "auto") and not (values["evaluate"] and values["weights"])
         gaps = () if self.starts_here or checkpoint_known else INHERITED
         self.undecided = {name for name in gaps if origins[name] == DEFAULT}
@@ -62,10 +64,17 @@ class Given:
         """True if flags set both settings, or the recipe sets both. Otherwise precedence decides between them."""
         return self.is_explicit(name) and self.is_explicit(other) and self.origins[name] == self.origins[other]
 
-    def only_one(self, words: str, *names: str) -> str:
-        """The error line if several of ``names`` differ from their defaults; otherwise ''."""
+    def has(self, combination: object) -> bool:
+        """True if ``combination`` is. Each rule asks this once; its line depends on the settings read to ask it."""
+        self.seen_before = self.seen
+        self.seen = set()
+        return bool(combination)
+
+    def only_one(self, words: str, *names: str) -> Iterator[str]:
+        """The rule that no more than one of ``names`` differs from its default."""
         given = [flag_of(name) for name in names if getattr(self, name) != OPTIONS[name].default]
-        return f"{' and '.join(given)} {words}; give one" if len(given) > 1 else ""
+        if self.has(len(given) > 1):
+            yield f"{' and '.join(given)} {words}; give one"
 
     @property
     def peak_lr(self) -> float:
@@ -73,59 +82,51 @@ class Given:
 
 
 def contradictions(v: Given, unread: Collection[str] = ()) -> list[str]:
-    """A line for each contradiction in which no setting is ``unread`` or undecided.
-
-    A rule yields a line if the settings break it, otherwise a falsy value.
-    """
+    """A line for each contradiction in which no setting is ``unread`` or undecided."""
     lines = []
     of_groups = (getattr(of_group, "contradictions", lambda v: ())(v) for of_group in GROUPS.values())
     for line in chain(*of_groups, _schedule_free(v), _sharding(v)):
-        if line and not concerned(v, str(line)) & {*unread, *v.undecided}:
-            lines.append(str(line))
+        if not concerned(v, line) & {*unread, *v.undecided}:
+            lines.append(line)
         v.seen.clear()
     return lines
 
 
 def concerned(v: Given, line: str) -> set[str]:
-    """Names of the settings that ``line`` depends on, as recorded in ``v.seen``, or mentions."""
+    """Names of the settings that ``line`` mentions, or that were read for it or for its rule, the last one asked."""
     named = (flag[2:].replace("-", "_") for flag in re.findall(r"--[a-z][a-z0-9-]*[a-z0-9]", line))
-    return v.seen | set(named) & set(OPTIONS)
+    return v.seen_before | v.seen | set(named) & set(OPTIONS)
 
 
-def _schedule_free(v: Given) -> Iterator[object]:
+def _schedule_free(v: Given) -> Iterator[str]:
     """Contradictions with a schedule-free optimizer, which averages and schedules by itself."""
     if v.optimizer not in SCHEDULE_FREE:
         return
     contradicts = f"contradicts --optimizer {v.optimizer}, "
-    yield (
-        (v.lr_policy != "constant" and v.is_explicit("lr_policy", against="optimizer"))
-        and f"--lr-policy {v.lr_policy} {contradicts}whose learning rate is constant after the warm-up; remove it"
-    )
+    if v.has(v.lr_policy != "constant" and v.is_explicit("lr_policy", against="optimizer")):
+        yield f"--lr-policy {v.lr_policy} {contradicts}whose learning rate is constant after the warm-up; remove it"
     for name in ("ema_decay", "swa_start_epoch", "lookahead"):
-        yield (
-            getattr(v, name) is not None
-            and f"{flag_of(name)} {contradicts}which averages the weights itself; remove it"
-        )
-    yield (
-        (v.ema_bn_batches == 0 and v.is_explicit("ema_bn_batches"))
-        and f"--ema-bn-batches 0 {contradicts}whose averaged weights need batch-norm statistics of their own"
-    )
+        if v.has(getattr(v, name) is not None):
+            yield f"{flag_of(name)} {contradicts}which averages the weights itself; remove it"
+    if v.has(v.ema_bn_batches == 0 and v.is_explicit("ema_bn_batches")):
+        yield f"--ema-bn-batches 0 {contradicts}whose averaged weights need batch-norm statistics of their own"
 
 
-def _sharding(v: Given) -> Iterator[object]:
+def _sharding(v: Given) -> Iterator[str]:
     """Contradictions with ``--shard-model``, under which no process has whole parameters or gradients."""
     if not v.shard_model or v.processes == 1 or v.evaluate:
         return
-    yield (
-        v.optimizer not in SHARDABLE
-        and f"--shard-model needs --optimizer {', '.join(SHARDABLE[:-1])} or {SHARDABLE[-1]}, which treat each number "
-        f"by itself, not {v.optimizer}"
-    )
+    if v.has(v.optimizer not in SHARDABLE):
+        yield (
+            f"--shard-model needs --optimizer {', '.join(SHARDABLE[:-1])} or {SHARDABLE[-1]}, which treat each number "
+            f"by itself, not {v.optimizer}"
+        )
     for name, option in OPTIONS.items():
         if reason := option.metadata["unsharded"]:
             value = getattr(v, name)
             flag = as_flag(name, value) if option.metadata["choices"] else flag_of(name)
-            yield value != option.default and f"--shard-model contradicts {flag}, which {reason}; remove one"
+            if v.has(value != option.default):
+                yield f"--shard-model contradicts {flag}, which {reason}; remove one"
 
 
 def global_batch_size(v: Given) -> int:

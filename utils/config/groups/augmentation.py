@@ -166,10 +166,9 @@ class AugmentationSettings:
         return (self.mixup > 0 or self.cutmix > 0) and (not self.mixup_off_epoch or epoch < self.mixup_off_epoch)
 
     @staticmethod
-    def contradictions(v: Any) -> Iterator[object]:
+    def contradictions(v: Any) -> Iterator[str]:
         names = v.augment or ()
-        yield "none" in names and len(names) > 1 and "--augment none contradicts the other names after --augment"
-        yield (
-            {"flip", "alternating-flip"} <= set(names)
-            and "--augment flip and alternating-flip are two ways to flip; give one"
-        )
+        if v.has("none" in names and len(names) > 1):
+            yield "--augment none contradicts the other names after --augment"
+        if v.has({"flip", "alternating-flip"} <= set(names)):
+            yield "--augment flip and alternating-flip are two ways to flip; give one"

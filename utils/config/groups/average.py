@@ -69,12 +69,13 @@ class AverageSettings:
         return first_averaged_epoch(self.swa_start_epoch, epochs)
 
     @staticmethod
-    def contradictions(v: Any) -> Iterator[object]:
-        yield v.only_one("are two averages of the weights", "ema_decay", "swa_start_epoch")
+    def contradictions(v: Any) -> Iterator[str]:
+        yield from v.only_one("are two averages of the weights", "ema_decay", "swa_start_epoch")
         swa = v.swa_start_epoch
-        yield swa and swa > v.epochs and f"--swa-start-epoch {swa:g} is beyond --epochs {v.epochs}"
-        yield (
-            (v.swa_start_epoch and v.ema_bn_batches == 0 and v.is_explicit("ema_bn_batches"))
-            and "--ema-bn-batches 0 contradicts --swa-start-epoch, whose weights need batch-norm statistics of their "
-            "own"
-        )
+        if v.has(swa and swa > v.epochs):
+            yield f"--swa-start-epoch {swa:g} is beyond --epochs {v.epochs}"
+        if v.has(v.swa_start_epoch and v.ema_bn_batches == 0 and v.is_explicit("ema_bn_batches")):
+            yield (
+                "--ema-bn-batches 0 contradicts --swa-start-epoch, whose weights need batch-norm statistics of their "
+                "own"
+            )

@@ -57,24 +57,20 @@ def _has_folder(v: Any) -> bool:
     return spec.needs_datapath or spec.source == OF_PLUGIN or v.local_processes > 1  # which share their images there
 
 
-def _folds(v: Any) -> Iterator[object]:
+def _folds(v: Any) -> Iterator[str]:
     """Contradictions of ``--folds`` and ``--fold``."""
-    yield (
-        (v.folds is None and v.fold is not None)
-        and f"--fold {v.fold} needs --folds K, into how many the training images are split"
-    )
-    yield (
-        (v.folds is not None and v.fold is None)
-        and f"--folds {v.folds} needs --fold I, from 0 to {v.folds - 1}, which is validated"
-    )
+    if v.has(v.folds is None and v.fold is not None):
+        yield f"--fold {v.fold} needs --folds K, into how many the training images are split"
+    if v.has(v.folds is not None and v.fold is None):
+        yield f"--folds {v.folds} needs --fold I, from 0 to {v.folds - 1}, which is validated"
     if v.folds is None:
         return
-    yield (
-        (v.fold is not None and v.fold >= v.folds)
-        and f"--fold {v.fold}: --folds {v.folds} are numbered from 0 to {v.folds - 1}"
-    )
-    yield v.val_split is not None and "--folds and --val-split both choose the validation images; give one"
-    yield v.dataname == "synthetic" and "--folds: the labels of --dataname synthetic are random, so it has no folds"
+    if v.has(v.fold is not None and v.fold >= v.folds):
+        yield f"--fold {v.fold}: --folds {v.folds} are numbered from 0 to {v.folds - 1}"
+    if v.has(v.val_split is not None):
+        yield "--folds and --val-split both choose the validation images; give one"
+    if v.has(v.dataname == "synthetic"):
+        yield "--folds: the labels of --dataname synthetic are random, so it has no folds"
 
 
 def _one_group(pattern: str) -> str | None:
@@ -456,56 +452,46 @@ class DataSettings:
         return self.val_split is not None or self.folds is not None
 
     @staticmethod
-    def contradictions(v: Any) -> Iterator[object]:
+    def contradictions(v: Any) -> Iterator[str]:
         yield from _folds(v)
         expected = v.global_batch_size and math.ceil(v.global_batch_size / (v.processes * v.accumulate))
-        yield (
-            (expected and v.batch_size != expected and v.same_layer("batch_size", "global_batch_size"))
-            and f"--batch-size {v.batch_size} x {v.processes} processes x --accumulate {v.accumulate} is not "
-            f"--global-batch-size {v.global_batch_size}; give one of the two"
-        )
+        if v.has(expected and v.batch_size != expected and v.same_layer("batch_size", "global_batch_size")):
+            yield (
+                f"--batch-size {v.batch_size} x {v.processes} processes x --accumulate {v.accumulate} is not "
+                f"--global-batch-size {v.global_batch_size}; give one of the two"
+            )
         names = ("shard_window", "balanced_sampler", "repeated_augmentation")
-        yield v.only_one("are two ways to fill an epoch", *names)
-        yield (
-            (v.progressive_size and v.progressive_epochs and v.progressive_epochs[1] >= v.epochs)
-            and f"--progressive-epochs {' '.join(map(str, v.progressive_epochs))}: --epochs {v.epochs} end before "
-            "images have their full size; --progressive-size none trains on these from the start"
-        )
-        yield v.decode == "gpu" and v.device == "cpu" and "--decode gpu contradicts --device cpu"
-        yield (
-            (v.decode == "gpu" and v.skip_bad_images)
-            and "--skip-bad-images does not work with --decode gpu; remove one"
-        )
-        yield v.only_one("are two ways to give several labels", "label_separator", "label_columns")
-        yield v.only_one("name the labels twice", "label_column", "label_columns")
+        yield from v.only_one("are two ways to fill an epoch", *names)
+        if v.has(v.progressive_size and v.progressive_epochs and v.progressive_epochs[1] >= v.epochs):
+            yield (
+                f"--progressive-epochs {' '.join(map(str, v.progressive_epochs))}: --epochs {v.epochs} end before "
+                "images have their full size; --progressive-size none trains on these from the start"
+            )
+        if v.has(v.decode == "gpu" and v.device == "cpu"):
+            yield "--decode gpu contradicts --device cpu"
+        if v.has(v.decode == "gpu" and v.skip_bad_images):
+            yield "--skip-bad-images does not work with --decode gpu; remove one"
+        yield from v.only_one("are two ways to give several labels", "label_separator", "label_columns")
+        yield from v.only_one("name the labels twice", "label_column", "label_columns")
         for name in ("label_separator", "label_columns"):
             for of_one in ("class_map", "class_from_name"):
-                yield v.only_one("give several labels an image, and one", name, of_one)
+                yield from v.only_one("give several labels an image, and one", name, of_one)
         spec = SPECS[v.dataname]
-        yield (
-            (v.download and (spec.of_the_user or not spec.needs_datapath))
-            and f"--download: {v.dataname} is never fetched"
-        )
-        yield (
-            (v.starts_here and v.origins["dataname"] == DEFAULT and v.is_explicit("datapath"))
-            and "--datapath needs --dataname: folder for class folders, mnist, cifar10, imagenet ..."
-        )
-        yield (
-            (v.labels is not None and v.dataname != "folder")
-            and f"--labels is for --dataname folder; {v.dataname} has labels of its own"
-        )
+        if v.has(v.download and (spec.of_the_user or not spec.needs_datapath)):
+            yield f"--download: {v.dataname} is never fetched"
+        if v.has(v.starts_here and v.origins["dataname"] == DEFAULT and v.is_explicit("datapath")):
+            yield "--datapath needs --dataname: folder for class folders, mnist, cifar10, imagenet ..."
+        if v.has(v.labels is not None and v.dataname != "folder"):
+            yield f"--labels is for --dataname folder; {v.dataname} has labels of its own"
         for name in ("class_from_name", "class_map"):
+            if v.has(getattr(v, name) is not None and v.dataname != "folder"):
+                yield f"--{name.replace('_', '-')} is for --dataname folder, not {v.dataname}"
+        if v.has(v.labels and v.class_from_name):
+            yield "--labels and --class-from-name both say the classes; give one"
+        if v.has(v.val_split is not None and v.dataname not in ("folder", "hf")):
+            yield f"--val-split is for --dataname folder and hf; {v.dataname} has its own validation images"
+        if v.has(spec.needs_datapath and v.datapath is None):
             yield (
-                (getattr(v, name) is not None and v.dataname != "folder")
-                and f"--{name.replace('_', '-')} is for --dataname folder, not {v.dataname}"
+                f"--dataname {v.dataname} needs --datapath DIR, the folder that holds it"
+                + (" (or where --download puts it)" if spec.can_be_fetched else "")
             )
-        yield v.labels and v.class_from_name and "--labels and --class-from-name both say the classes; give one"
-        yield (
-            (v.val_split is not None and v.dataname not in ("folder", "hf"))
-            and f"--val-split is for --dataname folder and hf; {v.dataname} has its own validation images"
-        )
-        yield (
-            (spec.needs_datapath and v.datapath is None)
-            and f"--dataname {v.dataname} needs --datapath DIR, the folder that holds it"
-            + (" (or where --download puts it)" if spec.can_be_fetched else "")
-        )

@@ -131,10 +131,8 @@ class LossSettings:
     )
 
     @staticmethod
-    def contradictions(v: Any) -> Iterator[object]:
-        yield (
-            (v.balanced_sampler and v.class_weights)
-            # a run of an earlier version, which has both, goes on
-            and (v.is_explicit("balanced_sampler") or v.is_explicit("class_weights"))
-            and "--balanced-sampler and --class-weights both make up for rare classes, together twice; give one"
-        )
+    def contradictions(v: Any) -> Iterator[str]:
+        # a run of an earlier version, which has both, goes on
+        is_asked_for = v.is_explicit("balanced_sampler") or v.is_explicit("class_weights")
+        if v.has(v.balanced_sampler and v.class_weights and is_asked_for):
+            yield "--balanced-sampler and --class-weights both make up for rare classes, together twice; give one"

@@ -202,32 +202,23 @@ class ModelSettings:
         return bool(self.freeze_epoch or self.unfreeze_epoch)
 
     @staticmethod
-    def contradictions(v: Any) -> Iterator[object]:
-        yield (
-            (v.grad_checkpointing and v.compile)
-            and "--compile decides itself what to compute again; remove --grad-checkpointing"
-        )
-        yield (
-            (v.compile and v.compile_mode != "default" and v.accumulate > 1 and not v.evaluate and v.device != "cpu")
-            and any(map(v.is_explicit, ("compile", "compile_mode", "accumulate")))
-            and f"--compile-mode {v.compile_mode} overwrites the gradients of the pass before; with --accumulate "
-            f"{v.accumulate}, take --cuda-graph auto instead"
-        )
-        begin, end = v.freeze_epoch, v.unfreeze_epoch
-        yield (
-            (begin and end and begin >= end)
-            and f"--freeze-epoch {begin} is not below --unfreeze-epoch {end}, so nothing would be frozen"
-        )
-        given = v.pretrained and v.weights and v.is_explicit("pretrained", against="weights")
-        yield (
-            (given and v.is_explicit("weights", against="pretrained"))
-            and "--pretrained and --weights both say where to begin; give one"
-        )
-        yield (
-            v.init != "default"
-            and (
-                (v.pretrained and v.is_explicit("init", against="pretrained"))
-                or (v.weights and v.is_explicit("init", against="weights"))
+    def contradictions(v: Any) -> Iterator[str]:
+        if v.has(v.grad_checkpointing and v.compile):
+            yield "--compile decides itself what to compute again; remove --grad-checkpointing"
+        overwrites = v.compile and v.compile_mode != "default" and v.device != "cpu"
+        is_asked_for = any(map(v.is_explicit, ("compile", "compile_mode", "accumulate")))
+        if v.has(overwrites and v.accumulate > 1 and not v.evaluate and is_asked_for):
+            yield (
+                f"--compile-mode {v.compile_mode} overwrites the gradients of the pass before; with --accumulate "
+                f"{v.accumulate}, take --cuda-graph auto instead"
             )
-            and f"--init {v.init} would be overwritten by the {'pretrained' if v.pretrained else '--weights'} weights"
-        )
+        begin, end = v.freeze_epoch, v.unfreeze_epoch
+        if v.has(begin and end and begin >= end):
+            yield f"--freeze-epoch {begin} is not below --unfreeze-epoch {end}, so nothing would be frozen"
+        given = v.pretrained and v.weights and v.is_explicit("pretrained", against="weights")
+        if v.has(given and v.is_explicit("weights", against="pretrained")):
+            yield "--pretrained and --weights both say where to begin; give one"
+        begins = (name for name in ("pretrained", "weights") if getattr(v, name))
+        if v.has(v.init != "default" and any(v.is_explicit("init", against=name) for name in begins)):
+            weights = "pretrained" if v.pretrained else "--weights"
+            yield f"--init {v.init} would be overwritten by the {weights} weights"

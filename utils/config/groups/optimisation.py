@@ -414,39 +414,35 @@ class OptimisationSettings:
     )
 
     @staticmethod
-    def contradictions(v: Any) -> Iterator[object]:
-        yield (
-            (v.nesterov and v.optimizer not in WITH_NESTEROV and v.is_explicit("nesterov", against="optimizer"))
-            and f"--nesterov needs --optimizer {' or '.join(WITH_NESTEROV)}, not {v.optimizer}"
-        )
-        yield v.nesterov and v.momentum == 0 and "--nesterov needs a --momentum above 0"
+    def contradictions(v: Any) -> Iterator[str]:
+        if v.has(v.nesterov and v.optimizer not in WITH_NESTEROV and v.is_explicit("nesterov", against="optimizer")):
+            yield f"--nesterov needs --optimizer {' or '.join(WITH_NESTEROV)}, not {v.optimizer}"
+        if v.has(v.nesterov and v.momentum == 0):
+            yield "--nesterov needs a --momentum above 0"
         words = "both say how fast the layers before the last one learn"
-        yield v.only_one(words, "layer_decay", "backbone_lr_scale")
+        yield from v.only_one(words, "layer_decay", "backbone_lr_scale")
         for name in ("layer_decay", "backbone_lr_scale"):
-            yield v.only_one("both say how fast each layer learns", "lr_scale", name)
-        yield v.only_one("are two ways to clip", "clip_grad_norm", "clip_grad_value", "clip_grad_agc")
-        yield (
-            (v.grad_penalty and v.compile)
-            and "--grad-penalty needs second derivatives, which --compile cannot make; remove one"
-        )
-        yield (
-            (v.lr and v.lr_base and v.same_layer("lr", "lr_base"))
-            and "--lr and --lr-base both say what the learning rate is; give one"
-        )
-        yield v.lr_min >= v.peak_lr and f"--lr-min {v.lr_min:g} is not below the peak learning rate, {v.peak_lr:g}"
-        yield (
-            (v.warmup_lr and v.warmup_lr > v.peak_lr)
-            and f"--warmup-lr {v.warmup_lr:g} is above the peak learning rate, {v.peak_lr:g}"
-        )
-        yield (
-            (v.lr_milestones and v.lr_policy != "multistep" and v.is_explicit("lr_milestones", against="lr_policy"))
-            and f"--lr-milestones needs --lr-policy multistep, not {v.lr_policy}"
-        )
+            yield from v.only_one("both say how fast each layer learns", "lr_scale", name)
+        yield from v.only_one("are two ways to clip", "clip_grad_norm", "clip_grad_value", "clip_grad_agc")
+        if v.has(v.grad_penalty and v.compile):
+            yield "--grad-penalty needs second derivatives, which --compile cannot make; remove one"
+        if v.has(v.lr and v.lr_base and v.same_layer("lr", "lr_base")):
+            yield "--lr and --lr-base both say what the learning rate is; give one"
+        if v.has(v.lr_min >= v.peak_lr):
+            yield f"--lr-min {v.lr_min:g} is not below the peak learning rate, {v.peak_lr:g}"
+        if v.has(v.warmup_lr and v.warmup_lr > v.peak_lr):
+            yield f"--warmup-lr {v.warmup_lr:g} is above the peak learning rate, {v.peak_lr:g}"
+        if v.has(
+            v.lr_milestones and v.lr_policy != "multistep" and v.is_explicit("lr_milestones", against="lr_policy")
+        ):
+            yield f"--lr-milestones needs --lr-policy multistep, not {v.lr_policy}"
         rising = sorted(set(v.lr_milestones or ()))
-        yield v.lr_milestones and list(v.lr_milestones) != rising and "--lr-milestones must rise"
-        yield v.warmup_epochs > v.epochs and f"--warmup-epochs {v.warmup_epochs:g} is longer than --epochs {v.epochs}"
-        yield (
-            (v.warmup_epochs and v.lr_policy in RISING_POLICIES and v.optimizer not in SCHEDULE_FREE)
-            and f"--warmup-epochs contradicts --lr-policy {v.lr_policy}, which rises by itself; give --lr-pct-start "
-            "instead"
-        )
+        if v.has(v.lr_milestones and list(v.lr_milestones) != rising):
+            yield "--lr-milestones must rise"
+        if v.has(v.warmup_epochs > v.epochs):
+            yield f"--warmup-epochs {v.warmup_epochs:g} is longer than --epochs {v.epochs}"
+        if v.has(v.warmup_epochs and v.lr_policy in RISING_POLICIES and v.optimizer not in SCHEDULE_FREE):
+            yield (
+                f"--warmup-epochs contradicts --lr-policy {v.lr_policy}, which rises by itself; give --lr-pct-start "
+                "instead"
+            )

@@ -150,22 +150,23 @@ class RunSettings:
     )
 
     @staticmethod
-    def contradictions(v: Any) -> Iterator[object]:
-        yield v.gpu_ids and v.device == "cpu" and "--gpu-ids contradicts --device cpu"
-        yield v.gpu_ids and len(set(v.gpu_ids)) < len(v.gpu_ids) and "--gpu-ids names a GPU twice"
-        yield (
-            (v.evaluate and not (v.resume or v.weights or v.pretrained))
-            and "--evaluate needs weights: --resume PATH, --weights PATH or --pretrained"
-        )
-        yield ((v.evaluate and v.resume == "auto") and "--evaluate needs a path: --resume auto continues training")
-        yield (
-            # auto may begin a run, with these
-            (v.resume not in (None, "auto") and v.weights and v.is_explicit("weights"))
-            and "--resume PATH brings its own weights; remove --weights"
-        )
-        yield (
-            (v.resume_override and v.resume == "auto")
-            and "--resume-override contradicts --resume auto, which looks for a run with equal settings; give its path"
-        )
-        yield ((v.resume_override and not v.resume) and "--resume-override needs --resume PATH, the run to go on with")
-        yield v.resume_override and v.evaluate and "--resume-override is for training; remove it or --evaluate"
+    def contradictions(v: Any) -> Iterator[str]:
+        if v.has(v.gpu_ids and v.device == "cpu"):
+            yield "--gpu-ids contradicts --device cpu"
+        if v.has(v.gpu_ids and len(set(v.gpu_ids)) < len(v.gpu_ids)):
+            yield "--gpu-ids names a GPU twice"
+        if v.has(v.evaluate and not (v.resume or v.weights or v.pretrained)):
+            yield "--evaluate needs weights: --resume PATH, --weights PATH or --pretrained"
+        if v.has(v.evaluate and v.resume == "auto"):
+            yield "--evaluate needs a path: --resume auto continues training"
+        # auto may begin a run, with these
+        if v.has(v.resume not in (None, "auto") and v.weights and v.is_explicit("weights")):
+            yield "--resume PATH brings its own weights; remove --weights"
+        if v.has(v.resume_override and v.resume == "auto"):
+            yield (
+                "--resume-override contradicts --resume auto, which looks for a run with equal settings; give its path"
+            )
+        if v.has(v.resume_override and not v.resume):
+            yield "--resume-override needs --resume PATH, the run to go on with"
+        if v.has(v.resume_override and v.evaluate):
+            yield "--resume-override is for training; remove it or --evaluate"
