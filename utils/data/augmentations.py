@@ -6,7 +6,7 @@ import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -233,48 +233,26 @@ AUGMENTATIONS: dict[str, Callable[[Context], Augmentation]] = {
 }
 
 
-def _rotation(context: Context) -> Sometimes:
-    degrees = context.settings.rotation
-    return Sometimes(
-        f"rotation (up to {degrees:g} degrees)", "Rotate", Stream.ROTATION, 1.0, -degrees, degrees, context.keeps_levels
-    )
-
-
-def _policy(context: Context) -> Augmentation:
-    assert context.settings.auto_augment is not None
-    return build_policy(context.settings.auto_augment, context.mean)
-
-
-def _jitter(context: Context) -> ColorJitter:
-    assert context.settings.color_jitter is not None
-    return ColorJitter.of(context.settings.color_jitter, context.settings.color_jitter_prob)
-
-
-def _grey(context: Context) -> Sometimes:
-    probability = context.settings.grayscale_prob
-    return Sometimes(f"grayscale ({100 * probability:g} % of the images)", "Color", Stream.GREY, probability)
-
-
-def _blur(context: Context) -> Sometimes:
-    probability = context.settings.gaussian_blur_prob
+def _blur(probability: float, context: Context) -> Sometimes:
     text = f"gaussian-blur ({100 * probability:g} % of the images, sigma {BLUR_SIGMA[0]:g} to {BLUR_SIGMA[1]:g} px)"
     return Sometimes(text, "GaussianBlur", Stream.BLUR, probability, *BLUR_SIGMA, context.keeps_levels)
 
 
-def _erasing(context: Context) -> RandomErasing:
-    settings = context.settings
-    return RandomErasing(settings.random_erase, settings.random_erase_mode, settings.random_erase_count)
-
-
-# By the setting that switches each on, in the order in which they are applied, after those of --augment.
-BY_FLAG: dict[str, Callable[[Context], Augmentation]] = {
-    "rotation": _rotation,
-    "auto_augment": _policy,
-    "color_jitter": _jitter,
-    "grayscale_prob": _grey,
+# By the setting that switches each on, whose value they take, in the order of application, after those of --augment.
+BY_FLAG: dict[str, Callable[[Any, Context], Augmentation]] = {
+    "rotation": lambda degrees, context: Sometimes(
+        f"rotation (up to {degrees:g} degrees)", "Rotate", Stream.ROTATION, 1.0, -degrees, degrees, context.keeps_levels
+    ),
+    "auto_augment": lambda policy, context: build_policy(policy, context.mean),
+    "color_jitter": lambda amounts, context: ColorJitter.of(amounts, context.settings.color_jitter_prob),
+    "grayscale_prob": lambda probability, context: Sometimes(
+        f"grayscale ({100 * probability:g} % of the images)", "Color", Stream.GREY, probability
+    ),
     "gaussian_blur_prob": _blur,
-    "random_erase": _erasing,
-    "cutout": lambda context: Cutout(context.settings.cutout, context.size),
+    "random_erase": lambda probability, context: RandomErasing(
+        probability, context.settings.random_erase_mode, context.settings.random_erase_count
+    ),
+    "cutout": lambda side, context: Cutout(side, context.size),
 }
 OFF = (None, "none", 0)
 
@@ -290,8 +268,8 @@ def build_augmentations(names: Sequence[str], context: Context) -> tuple[Augment
     chosen = [build(context) for name, build in AUGMENTATIONS.items() if name in names]
     chosen += [PluginAugmentation(own) for name, own in plugins.added("augmentation").items() if name in names]
     chosen.sort(key=lambda one: not (isinstance(one, ResizedCrop) and one.while_decoding))  # the workers come first
-    by_flag = (build(context) for flag, build in BY_FLAG.items() if getattr(context.settings, flag) not in OFF)
-    return (*chosen, *by_flag)
+    given = {flag: getattr(context.settings, flag) for flag in BY_FLAG}
+    return (*chosen, *(BY_FLAG[flag](value, context) for flag, value in given.items() if value not in OFF))
 
 
 def refuse_colour(settings: AugmentationSettings, channels: int, keeps_levels: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -175,6 +175,7 @@ class StreamSource:
 Source = ResidentSource | StreamSource
 
 
+@dataclass(eq=False)
 class MicroBatchReader(Dataset):
     """The work of a worker: reads one micro-batch's images into one tensor.
 
@@ -184,26 +185,20 @@ class MicroBatchReader(Dataset):
     ``resolution``: the size of each epoch's images, instead of the view's.
     """
 
-    def __init__(
-        self,
-        images: Images,
-        view: View,
-        *,
-        crop: bool = False,
-        seed: int = 0,
-        as_files: bool = False,
-        policy: str = REFUSE,
-        resolution: Resolution | None = None,
-    ) -> None:
+    images: Images
+    view: View
+    crop: bool = False
+    seed: int = 0
+    as_files: bool = False
+    policy: str = REFUSE
+    resolution: Resolution | None = None
+
+    def __post_init__(self) -> None:
+        images = self.images
         if isinstance(images, MemoryImages):  # forked processes can use no GPU, and only the CPU's memory can be pinned
-            images = replace(images, pixels=images.pixels.cpu(), labels=images.labels.cpu())
-        self.images = images
-        self.view = view
-        self.seed = seed
-        self.policy = policy
-        self.resolution = resolution
-        self.crop = crop and not view.whole
-        self.as_files = as_files and not view.whole
+            self.images = replace(images, pixels=images.pixels.cpu(), labels=images.labels.cpu())
+        self.crop = self.crop and not self.view.whole
+        self.as_files = self.as_files and not self.view.whole
 
     def __getitem__(self, micro_batch: MicroBatch) -> ReadMicroBatch:
         if isinstance(self.images, MemoryImages):
