@@ -63,8 +63,9 @@ def array_header(path: str | BinaryIO) -> Header | None:
     if not start.startswith(TIFF) or not _is_for_tifffile(path):
         return None
     with _tiff_file(path) as tiff:
-        shape, dtype = _band_shape(tiff), tiff.pages[0].dtype
-    return Header((shape[1], shape[0]), shape[2], bits_of(np.dtype(dtype)), "TIFF")
+        page = tiff.pages[0]
+        channels = len(tiff.pages) if _stacked(tiff) else page.samplesperpixel
+        return Header((page.imagewidth, page.imagelength), channels, bits_of(np.dtype(page.dtype)), "TIFF")
 
 
 def of_colour(numbers: np.ndarray, colour: str) -> np.ndarray:
@@ -251,8 +252,3 @@ def _of_tiff(path: str | BinaryIO) -> np.ndarray:
 def _stacked(tiff: Any) -> bool:
     """True if the channels are pages, as ImageJ and OME write them."""
     return tiff.pages[0].samplesperpixel == 1 and tiff.series[0].axes == "CYX"
-
-
-def _band_shape(tiff: Any) -> tuple[int, int, int]:
-    page = tiff.pages[0]
-    return page.imagelength, page.imagewidth, len(tiff.pages) if _stacked(tiff) else page.samplesperpixel
