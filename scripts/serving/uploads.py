@@ -13,6 +13,7 @@ from PIL import Image, UnidentifiedImageError
 from starlette.exceptions import HTTPException
 
 from scripts.common.image_stream import reason
+from utils.config.spelling import either
 from utils.data.images.arrays import array_header
 from utils.data.images.decoding import UnreadableImage, open_image
 from utils.data.images.levels import is_array
@@ -106,8 +107,7 @@ def decode(data: bytes, colour: str, limits: Limits) -> Image.Image:
     except Image.DecompressionBombError as error:
         raise Refused(413, f"the image is too large: {reason(error)}") from error
     except UnidentifiedImageError as error:
-        known = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-        raise Refused(400, f"the file {reason(error)}: send {known}") from error
+        raise Refused(400, f"the file {reason(error)}: send {either(FORMATS)}") from error
     except Exception as error:  # each of Pillow's readers fails differently on damaged bytes
         raise Refused(400, f"the image cannot be read: {reason(error)}") from error
     limits.refuse_pixels(*size)

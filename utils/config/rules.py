@@ -20,6 +20,7 @@ from utils.config.field import DEFAULT, FLAG, RECIPE, outranks
 from utils.config.groups.loss import BALANCED
 from utils.config.groups.optimisation import SCHEDULE_FREE, SHARDABLE
 from utils.config.settings import GROUPS, all_settings, as_flag, flag_of
+from utils.config.spelling import either
 
 DEFAULT_LR = {"sgd": 0.1, "schedulefree-sgd": 1.0}  # 1.0: steps as large as sgd's, with its momentum of 0.9
 OPTIONS = {option.name: option for _, option in all_settings()}
@@ -118,8 +119,7 @@ def _sharding(v: Given) -> Iterator[str]:
         return
     if v.has(v.optimizer not in SHARDABLE):
         yield (
-            f"--shard-model needs --optimizer {', '.join(SHARDABLE[:-1])} or {SHARDABLE[-1]}, which treat each number "
-            f"by itself, not {v.optimizer}"
+            f"--shard-model needs --optimizer {either(SHARDABLE)}, which treat each number by itself, not {v.optimizer}"
         )
     for name, option in OPTIONS.items():
         if reason := option.metadata["unsharded"]:
@@ -156,8 +156,7 @@ def derive(v: Given) -> None:
     origins = v.origins
     lr, scale = learning_rate(v)
     per_step = v.processes * v.accumulate
-    from_global = values["global_batch_size"] and outranks(origins["global_batch_size"], origins["batch_size"])
-    if from_global:
+    if values["global_batch_size"] and outranks(origins["global_batch_size"], origins["batch_size"]):
         values["batch_size"] = math.ceil(values["global_batch_size"] / per_step)
         origins["batch_size"] = f"global-batch-size / {per_step}"
     elif not (values["global_batch_size"] and origins["global_batch_size"] == origins["batch_size"]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import unicodedata
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from utils.config.other_programs import other_programs
 
@@ -61,7 +61,13 @@ def _begins(key: str, longer: str) -> bool:
 
 
 def did_you_mean(names: list[str]) -> str:
-    return f" (did you mean {' or '.join(filter(None, (', '.join(names[:-1]), names[-1])))}?)" if names else ""
+    return f" (did you mean {either(names)}?)" if names else ""
+
+
+def either(names: Sequence[str]) -> str:
+    """``names`` as alternatives: 'a', 'a or b', 'a, b or c'."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def or_nearest(name: str, known: Iterable[str], otherwise: str, cutoff: float = 0.5) -> str:
