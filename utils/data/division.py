@@ -28,28 +28,22 @@ def lacking(
 ) -> Iterator[str]:
     """Warnings about classes without a validation or a training image."""
     where = division_flags(dataclasses.asdict(settings)) if settings.folds else place_of(settings)
-    trained = None if train is None else class_counts(train.labels, len(classes))
+
+    def line(concerned: np.ndarray, words: str, advice: str = "") -> Iterator[str]:
+        if concerned.any():
+            said = words.format(f"{concerned.sum()} of {len(classes)} classes")
+            yield f"{where}: {said}: {some(classes[label] for label in np.flatnonzero(concerned))}{advice}"
+
     validated = class_counts(validation.labels, len(classes))
-    if len(none := np.flatnonzero(validated == 0)):
-        in_groups = settings.val_split is not None and isinstance(train, ImageFiles) and train.groups is not None
-        spread = "; --folds spreads each class's groups as evenly as it can, if there are enough" if in_groups else ""
-        yield (
-            f"{where}: {len(none)} of {len(classes)} classes have no validation image, and the results say nothing "
-            f"about them: {some(classes[label] for label in none)}{spread}"
-        )
-    if trained is None:
+    in_groups = settings.val_split is not None and isinstance(train, ImageFiles) and train.groups is not None
+    spread = "; --folds spreads each class's groups as evenly as it can, if there are enough" if in_groups else ""
+    yield from line(validated == 0, "{} have no validation image, and the results say nothing about them", spread)
+    if train is None:
         return
+    trained = class_counts(train.labels, len(classes))
     held_out = (trained == 0) & (validated > 0) & settings.divides_training
-    if len(none := np.flatnonzero(held_out)):
-        yield (
-            f"{where}: all images of {len(none)} of {len(classes)} classes are held out, so that none is trained on "
-            f"and each counts as a mistake: {some(classes[label] for label in none)}"
-        )
-    if len(none := np.flatnonzero((trained == 0) & ~held_out)):
-        yield (
-            f"{where}: {len(none)} of {len(classes)} classes have no training image and cannot be learned: "
-            f"{some(classes[label] for label in none)}"
-        )
+    yield from line(held_out, "all images of {} are held out, so that none is trained on and each counts as a mistake")
+    yield from line((trained == 0) & ~held_out, "{} have no training image and cannot be learned")
 
 
 def on_both_sides(train: Images | None, held_out: Images, kind: str = "validation") -> Iterator[str]:

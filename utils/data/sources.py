@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -255,11 +256,9 @@ def measured_workers(reader: MicroBatchReader, cores: int) -> int:
     best = 1
     fastest = 0.0
     order = np.random.default_rng(0).permutation(len(reader.images))[: TRIAL_BATCH * sum(batches)]
-    unread = np.split(order, sum(batches))
+    unread = iter(np.split(order, sum(batches)))
     for workers, count in zip(ladder, batches, strict=True):
-        trial = unread[:count]
-        unread = unread[count:]
-        speed = reading_speed(reader, trial, workers)
+        speed = reading_speed(reader, [*islice(unread, count)], workers)
         if speed < MIN_SPEED_UP * fastest:
             break
         best = workers
