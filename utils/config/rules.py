@@ -66,7 +66,7 @@ class Given:
         return self.is_explicit(name) and self.is_explicit(other) and self.origins[name] == self.origins[other]
 
     def has(self, combination: object) -> bool:
-        """True if ``combination`` is. Each rule asks this once; its line depends on the settings read to ask it."""
+        """Whether the settings are as ``combination`` says. Each rule asks once; its line rests on what it read."""
         self.seen_before = self.seen
         self.seen = set()
         return bool(combination)
