@@ -1,5 +1,6 @@
 """Rules between settings: which settings a rule concerns."""
 
+import ast
 import inspect
 import re
 
@@ -12,6 +13,7 @@ from utils.config.field import FLAG
 from utils.config.rules import Given, contradictions
 from utils.config.settings import GROUPS, UserError, all_settings, flag_of
 
+MODULES = (rules, *map(inspect.getmodule, GROUPS.values()))
 DEFAULTS = {option.name: option.default for _, option in all_settings()}
 
 
@@ -24,9 +26,20 @@ def test_a_contradiction_depends_on_what_it_looks_at_and_on_every_setting_that_i
 
 
 def test_a_line_names_settings_that_exist():
-    text = "".join(inspect.getsource(module) for module in (rules, *map(inspect.getmodule, GROUPS.values())))
+    text = "".join(map(inspect.getsource, MODULES))
     flags = set(re.findall(r"--[a-z][a-z0-9-]*[a-z0-9]", text))
     assert flags - {flag_of(name) for name in DEFAULTS} == {"--batch"}, "which is scripts/amp_audit.py's"
+
+
+def test_a_rule_asks_has_so_that_what_it_has_read_is_known():
+    nodes = [node for module in MODULES for node in ast.walk(ast.parse(inspect.getsource(module)))]
+    asked = [ast.unparse(node.test) for node in nodes if isinstance(node, ast.If) and _yields(node.body)]
+    assert len(asked) > 40 and all(re.match(r"(v|self)\.has\(", question) for question in asked)
+    assert len(asked) == sum(isinstance(node, ast.Yield) for node in nodes), "each line has an if of its own"
+
+
+def _yields(body):
+    return any(isinstance(one, ast.Expr) and isinstance(one.value, ast.Yield) for one in body)
 
 
 def test_rare_classes_are_made_up_for_once():
