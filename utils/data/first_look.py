@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -48,6 +48,7 @@ LONG = 4.0  # times the shorter side
 
 
 UNREAD = Look("", 0, "", (0, 0))  # the facts of an image that cannot be read
+Remark = tuple[str, str]  # its kind and its text
 
 
 class Seen(NamedTuple):
@@ -93,9 +94,9 @@ def doubts(
     unreadable = [one for one in looks if one.problem]
     if unreadable and names_damaged:
         lines.append(f"{unreadable[0].name} cannot be read: {unreadable[0].problem}")
-    several = validation.labels.ndim > 1
-    found = equal_files(files, root) + (of_classes(counts, classes, several) if train is not None else [])
-    lines += [text for _, text in found]
+    lines += equal_files(files, root)
+    if train is not None:
+        lines += [text for _, text in of_classes(counts, classes, several=validation.labels.ndim > 1)]
     return [where + line for line in lines]
 
 
@@ -121,9 +122,9 @@ def lost_levels(images: ImageFiles, classes: Sequence[str], root: str | None) ->
     looks = list(_sampled("val", images, classes, root))
     known = [one for one in looks if not one.problem]
     pixel_range = range_of(images.colour)
-    few = None if keeps_levels(images.colour) else _few_levels(known, pixel_range, trained=True)
-    found = [few, _beyond(known, pixel_range, trained=True), _alpha(known)]
-    return [f"{one[1]} ({len(looks)} of the images were looked at)" for one in found if one is not None]
+    few = () if keeps_levels(images.colour) else _few_levels(known, pixel_range, trained=True)
+    found = [*few, *_beyond(known, pixel_range, trained=True), *_alpha(known)]
+    return [f"{text} ({len(looks)} of the images were looked at)" for _, text in found]
 
 
 def _unreadable(looks: Sequence[Seen], where: str, skips_bad: bool) -> list[str]:
@@ -190,14 +191,18 @@ def below(path: str, root: str | None) -> str:
 # ------------------------------------------------------------------------------------------ what they say
 
 
-def remarks(looks: Sequence[Seen], colour: str) -> list[tuple[str, str]]:
-    """Remarks on the facts of images that are read in ``colour``: the kind and text of each remark."""
+def remarks(looks: Sequence[Seen], colour: str) -> Iterator[Remark]:
+    """Remarks on the facts of images that are read in ``colour``."""
     known = [one for one in looks if not one.problem]
     pixel_range = range_of(colour)
-    found = [_beyond(known, pixel_range), _alpha(known) if channels_of(colour) != 4 else None]
     if not keeps_levels(colour):
-        cut = _cut_levels(known) if pixel_range is None else None
-        found.insert(0, _few_levels(known, pixel_range) or cut)
+        few = [*_few_levels(known, pixel_range)]
+        yield from few
+        if not few and pixel_range is None:
+            yield from _cut_levels(known)
+    yield from _beyond(known, pixel_range)
+    if channels_of(colour) != 4:
+        yield from _alpha(known)
     for kind, what, holds in (
         (
             "further channels",
@@ -218,12 +223,11 @@ def remarks(looks: Sequence[Seen], colour: str) -> list[tuple[str, str]]:
             lambda facts: max(facts.size) > LONG * min(facts.size),
         ),
     ):
-        some_of = [one for one in known if holds(one.facts)]
-        found.append((kind, f"{counted(len(some_of))} {what}: {_names(some_of)}") if some_of else None)
-    for by, groups in (("class", [one.label for one in known]), ("split", [one.split for one in known])):
-        found += _told_by(by, groups, known)
-    found.append(_brighter(known))
-    return [one for one in found if one is not None]
+        if some_of := [one for one in known if holds(one.facts)]:
+            yield kind, f"{counted(len(some_of))} {what}: {_names(some_of)}"
+    yield from _told_by("class", [one.label for one in known], known)
+    yield from _told_by("split", [one.split for one in known], known)
+    yield from _brighter(known)
 
 
 def _is_plain(facts: Look) -> bool:
@@ -242,17 +246,22 @@ def _of_class(label: str) -> str:
     return f"class {printable(label)} " if label else ""  # of images whose class is not known
 
 
-def _by_class(looks: Sequence[Seen]) -> dict[str, list[Look]]:
-    groups: dict[str, list[Look]] = {}
-    for one in looks:
-        groups.setdefault(one.label, []).append(one.facts)
+def _grouped(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, list[Any]]:
+    """The second items of ``pairs`` by the first."""
+    groups = defaultdict(list)
+    for group, item in pairs:
+        groups[group].append(item)
     return groups
+
+
+def _by_class(looks: Sequence[Seen]) -> dict[str, list[Look]]:
+    return _grouped((one.label, one.facts) for one in looks)
 
 
 def _few_levels(
     looks: Sequence[Seen], pixel_range: tuple[float, float] | None, trained: bool = False
-) -> tuple[str, str] | None:
-    """Remark if images with more than 8 bits, all or those of a class, keep few levels; otherwise None.
+) -> Iterator[Remark]:
+    """Yield a remark if images with more than 8 bits, all or those of a class, keep few levels.
 
     ``trained``: the network has already been trained with this range."""
     deep = [one for one in looks if one.facts.low is not None]
@@ -261,7 +270,7 @@ def _few_levels(
         for label, facts in _by_class(deep).items()
     }
     if not deep or (pixel_range is None and deep[0].facts.bits == 32):  # those are read as they are, or not at all
-        return None
+        return
     bits = deep[0].facts.bits
     low = min(low for low, _, _ in extremes.values())
     high = max(high for _, high, _ in extremes.values())
@@ -270,7 +279,7 @@ def _few_levels(
     few = levels_seen(low, high, bits, pixel_range) < FEW_LEVELS
     named = [label for label in lost if few or seen[label] < FEWER_LEVELS]
     if not named:
-        return None
+        return
     parts = [
         "{}{:g} to {:g}, of which the network sees {} of 256".format(
             _of_class(label), *extremes[label][:2], seen[label]
@@ -282,16 +291,14 @@ def _few_levels(
     advice = f"; give --pixel-range {advised(low, high, bits)}" if few else ""
     if trained:
         advice = "; give it images of the levels that it was trained on"
-    return "few levels", f"{bits}-bit images use few levels{whole}: {'; '.join(parts)}{more}{advice}"
+    yield "few levels", f"{bits}-bit images use few levels{whole}: {'; '.join(parts)}{more}{advice}"
 
 
-def _cut_levels(looks: Sequence[Seen]) -> tuple[str, str] | None:
-    """Remark on images with more than 8 bits that are read as 256 levels; None if there are none."""
-    deep = [one for one in looks if one.facts.low is not None and one.facts.extremes[1] > 255]
-    if not deep:
-        return None
-    words = f"{counted(len(deep))} of more than 8 bits, seen in 256 levels unless --levels all keeps theirs"
-    return "256 levels", f"{words}: {_names(deep)}"
+def _cut_levels(looks: Sequence[Seen]) -> Iterator[Remark]:
+    """Yield a remark on images with more than 8 bits that are read as 256 levels, if any."""
+    if deep := [one for one in looks if one.facts.low is not None and one.facts.extremes[1] > 255]:
+        words = f"{counted(len(deep))} of more than 8 bits, seen in 256 levels unless --levels all keeps theirs"
+        yield "256 levels", f"{words}: {_names(deep)}"
 
 
 def advised(low: float, high: float, bits: int) -> str:
@@ -303,41 +310,32 @@ def advised(low: float, high: float, bits: int) -> str:
     return f"0 {2 ** math.ceil(math.log2(high + 1)) - 1}"
 
 
-def _beyond(
-    looks: Sequence[Seen], pixel_range: tuple[float, float] | None, trained: bool = False
-) -> tuple[str, str] | None:
-    """Remark if ``--pixel-range`` cuts off values or if no image needs it; otherwise None.
-
-    ``trained``: see ``_few_levels``.
-    """
+def _beyond(looks: Sequence[Seen], pixel_range: tuple[float, float] | None, trained: bool = False) -> Iterator[Remark]:
+    """Yield a remark if ``--pixel-range`` cuts off values or if no image needs it. ``trained``: see ``_few_levels``."""
     if pixel_range is None or not looks:
-        return None
+        return
     words = "--pixel-range {:g} {:g}".format(*pixel_range)
     deep = [one for one in looks if one.facts.low is not None]
     if not deep and trained:
-        return "no range", f"the images have 8 bits, and the network was trained with {words} on images of more"
-    if not deep:
-        return "no range", f"{words} does nothing: the images have 8 bits"
+        yield "no range", f"the images have 8 bits, and the network was trained with {words} on images of more"
+    elif not deep:
+        yield "no range", f"{words} does nothing: the images have 8 bits"
     lowest, highest = pixel_range
-    outside = [one for one in deep if one.facts.extremes[0] < lowest or one.facts.extremes[1] > highest]
-    if not outside:
-        return None
-    low = min(one.facts.extremes[0] for one in outside)
-    high = max(one.facts.extremes[1] for one in outside)
-    return "cut off", (
-        f"numbers of {counted(len(outside))} lie beyond {words} ({low:g} to {high:g}) and are cut off: "
-        f"{_names(outside)}"
-    )
+    if outside := [one for one in deep if one.facts.extremes[0] < lowest or one.facts.extremes[1] > highest]:
+        low = min(one.facts.extremes[0] for one in outside)
+        high = max(one.facts.extremes[1] for one in outside)
+        what = f"numbers of {counted(len(outside))} lie beyond {words} ({low:g} to {high:g}) and are cut off"
+        yield "cut off", f"{what}: {_names(outside)}"
 
 
-def _alpha(looks: Sequence[Seen]) -> tuple[str, str] | None:
-    """Remark on an alpha channel that varies, inside an image or between images; otherwise None.
+def _alpha(looks: Sequence[Seen]) -> Iterator[Remark]:
+    """Yield a remark on an alpha channel that varies, inside an image or between images.
 
     It counts and names only images that are not opaque, since an opaque one loses nothing.
     """
     held = [one for one in looks if one.facts.alpha is not None]
     if len({level for one in held for level in one.facts.alpha or ()}) < 2:
-        return None
+        return
     held = [one for one in held if one.facts.alpha != (255, 255)]
     parts = []
     for label, facts in _by_class(held).items():
@@ -345,9 +343,10 @@ def _alpha(looks: Sequence[Seen]) -> tuple[str, str] | None:
         low = min(low for low, _ in ranges)
         high = max(high for _, high in ranges)
         parts.append(_of_class(label) + str(low) + (f" to {high}" if high > low else ""))
-    return "alpha", (
+    yield (
+        "alpha",
         f"the alpha channel of {counted(len(held))} differs ({some(parts, SHOWN)}) and is not read: pixels "
-        "count with the colour that lies below it"
+        "count with the colour that lies below it",
     )
 
 
@@ -359,16 +358,14 @@ _TRAITS = {
 }
 
 
-def _told_by(by: str, groups: Sequence[str], looks: Sequence[Seen]) -> Iterator[tuple[str, str]]:
+def _told_by(by: str, groups: Sequence[str], looks: Sequence[Seen]) -> Iterator[Remark]:
     """Yield a remark on the first trait that tells groups apart, if any. ``by``: what groups are, 'class' or 'split'.
 
     ``groups``: the group of each of ``looks``. A trait tells groups apart if, in at least two groups of at least ENOUGH
     images, all images have one value, and these values differ and occur in no mixed or smaller group.
     """
     for trait, value in _TRAITS.items():
-        values: dict[str, list[str]] = {}
-        for group, one in zip(groups, looks, strict=True):
-            values.setdefault(group, []).append(value(one.facts))
+        values = _grouped((group, value(one.facts)) for group, one in zip(groups, looks, strict=True))
         uniform = {group: found[0] for group, found in values.items() if len(set(found)) == 1 and len(found) >= ENOUGH}
         others = {found for group, held in values.items() if group not in uniform for found in held}
         apart = {group: found for group, found in uniform.items() if found not in others}
@@ -376,34 +373,30 @@ def _told_by(by: str, groups: Sequence[str], looks: Sequence[Seen]) -> Iterator[
             continue
         shown = [next(group for group in apart if apart[group] == found) for found in dict.fromkeys(apart.values())]
         words = ", ".join(f"{printable(group)}: {apart[group]}" for group in shown[:SHOWN])
-        if by == "split":
-            yield f"{trait} by split", f"the splits differ in their images ({words})"
-            return
         what = "the size of their images" if trait == "size" else "how their files store images"
-        yield (
-            f"{trait} by class",
-            f"classes differ in {what} ({words}), which a network may learn instead of the content",
-        )
+        differ = f"classes differ in {what} ({words}), which a network may learn instead of the content"
+        yield f"{trait} by {by}", differ if by == "class" else f"the splits differ in their images ({words})"
         return
 
 
-def _brighter(looks: Sequence[Seen]) -> tuple[str, str] | None:
-    """Remark if validation images are far brighter or darker than training images, as if inverted; otherwise None."""
+def _brighter(looks: Sequence[Seen]) -> Iterator[Remark]:
+    """Yield a remark if validation images are far brighter or darker than training images, as if inverted."""
     means = {
         split: np.array([one.facts.seen[1] for one in looks if one.split == split and one.facts.seen])
         for split in ("train", "val")
     }
     train, validation = means.values()
     if min(len(train), len(validation)) < COMPARED_MEANS:
-        return None
+        return
     apart = float(validation.mean() - train.mean())
     error = math.sqrt(train.var(ddof=1) / len(train) + validation.var(ddof=1) / len(validation))
     if abs(apart) < max(BRIGHTER, STANDARD_ERRORS * error):
-        return None
+        return
     inverted = abs(255 - train.mean() - validation.mean()) < abs(apart) / 2
-    return "brightness", (
+    yield (
+        "brightness",
         f"training images have a mean level of {train.mean():.0f} of 255, validation images {validation.mean():.0f}"
-        f"{', as if one of them were inverted' if inverted else ''}"
+        f"{', as if one of them were inverted' if inverted else ''}",
     )
 
 
@@ -419,18 +412,15 @@ def _reduced(name: str) -> str:
 
 def alike(names: Iterable[str]) -> list[list[str]]:
     """The ``names`` that may be one and the same, together (``WHAT_MAY_DIFFER``)."""
-    same: dict[str, list[str]] = {}
-    for name in names:
-        same.setdefault(_reduced(name), []).append(name)
+    same = _grouped((_reduced(name), name) for name in names)
     return [several for several in same.values() if len(several) > 1]
 
 
-def of_classes(counts: Sequence[np.ndarray], classes: Sequence[str], several: bool = False) -> list[tuple[str, str]]:
-    """Remarks on class names and on ``counts`` of training and validation images per class: kind and text of each.
+def of_classes(counts: Sequence[np.ndarray], classes: Sequence[str], several: bool) -> Iterator[Remark]:
+    """Remarks on class names and on ``counts`` of training and validation images per class.
 
     ``counts``: int (classes,) each. ``several``: images have several labels.
     """
-    found = []
     for names in alike(classes):
         quoted = " and ".join(map(repr, names))
         differ = (
@@ -438,27 +428,26 @@ def of_classes(counts: Sequence[np.ndarray], classes: Sequence[str], several: bo
             if len({*names}) > 1
             else f"{len(names)} classes are called {names[0]!r}"
         )
-        found.append(("class names alike", f"{differ}; make them one"))
+        yield "class names alike", f"{differ}; make them one"
     if blanks := [name for name in classes if name != name.strip()]:
         quoted = ", ".join(map(repr, blanks[:SHOWN]))
-        found.append(("blanks around class names", f"blanks around names belong to them: {quoted}; remove the blanks"))
+        yield "blanks around class names", f"blanks around names belong to them: {quoted}; remove the blanks"
     if missing := [name for name in classes if name in MISSING]:
         quoted = ", ".join(map(repr, missing[:SHOWN]))
-        found.append(("missing labels", f"{quoted}: a class like any other; if it means no label, remove its images"))
-    found += _joined(classes)
+        yield "missing labels", f"{quoted}: a class like any other; if it means no label, remove its images"
+    yield from _joined(classes)
     filled = counts[0][counts[0] > 0]
     if len(filled) and filled.max() >= UNBALANCED * filled.min():
         ratio = f"the largest class has {filled.max() / filled.min():.0f} times the training images of the smallest"
         what = "micro F1" if several else "top-1"
-        found.append(("unbalanced", f"{ratio}; {what} then says little about the small ones"))
+        yield "unbalanced", f"{ratio}; {what} then says little about the small ones"
     if counts[1].max() == 1 and not several:
         share = 100 / counts[1].sum()
-        found.append(("few to validate", f"no class has two images to validate on: one is {share:.3g} % of top-1"))
-    return found
+        yield "few to validate", f"no class has two images to validate on: one is {share:.3g} % of top-1"
 
 
-def _joined(classes: Sequence[str]) -> list[tuple[str, str]]:
-    """Remark on class names that seem to be lists of labels: two or more parts of each occur in other names, too.
+def _joined(classes: Sequence[str]) -> Iterator[Remark]:
+    """Yield a remark on class names that seem to be lists of labels: of each, two or more parts occur in other names.
 
     Or on those that hold one bracket of a list, which a separator cut at its commas.
     """
@@ -467,7 +456,8 @@ def _joined(classes: Sequence[str]) -> list[tuple[str, str]]:
     if begun and ended:
         cut = [*begun, *ended]
         what = f"{len(cut):,} of {len(classes):,} class names hold a bracket of a list, such as {cut[0]!r}"
-        return [("joined class names", f"{what}; write only the names, without {LIST_SIGNS}")]
+        yield "joined class names", f"{what}; write only the names, without {LIST_SIGNS}"
+        return
     for separator in JOINED_BY:
         parts = {name: {part.strip(" []'\"") for part in name.split(separator)} for name in classes}
         times = Counter(part for found in parts.values() for part in found if part)
@@ -477,8 +467,8 @@ def _joined(classes: Sequence[str]) -> list[tuple[str, str]]:
             hint = f"if an image has several labels, give --label-separator {separator!r}"
             if lists[0].startswith("[") and lists[0].endswith("]"):
                 hint += f", and write only the names, without {LIST_SIGNS}"
-            return [("joined class names", f"{what}; {hint}")]
-    return []
+            yield "joined class names", f"{what}; {hint}"
+            return
 
 
 # ------------------------------------------------------------------------------------------- equal files
@@ -492,36 +482,32 @@ class Place(NamedTuple):
     path: str
 
 
-def equal_files(files: dict[str, ImageFiles], root: str | None) -> list[tuple[str, str]]:
-    """Remarks on equal files: in both splits, in two classes, or repeated; only in small sets, as each file is read."""
+def equal_files(files: dict[str, ImageFiles], root: str | None) -> Iterator[str]:
+    """Yield lines on files of small sets that are equal: in both splits, in two classes, or repeated."""
     if sum(map(len, files.values())) <= TRIAL_FILES:
-        return []
+        return
     equal, whole = _equal(files, COMPARED_BYTES)
     groups = [group for group in equal if _is_image(group[0].path)]
 
     def named(*places: Place) -> str:
         return " = ".join(below(place.path, root) for place in places)
 
-    leaked = [group for group in groups if len({place.split for place in group}) > 1]
-    found = []
-    if leaked:
+    lists_all = "scripts/check_data.py lists all"
+    if leaked := [group for group in groups if len({place.split for place in group}) > 1]:
         held_out = [place for group in leaked for place in group if place.split != "train"]
         verb = "is" if len(held_out) == 1 else "are"
         least = "" if whole else "at least "
         what = f"{least}{counted(len(held_out))} of {len(files['val']):,} to validate on {verb} trained on, too"
         pair = named(held_out[0], next(place for place in leaked[0] if place.split == "train"))
-        found.append(("in both splits", f"{what}, which makes results too good: {pair}"))
-    torn = [group for group in groups if len({place.label for place in group}) > 1]
-    if torn:
+        yield f"{what}, which makes results too good: {pair}; {lists_all}"
+    if torn := [group for group in groups if len({place.label for place in group}) > 1]:
         several = isinstance(torn[0][0].label, tuple)
         words = "with other labels than the same image elsewhere" if several else "in more than one class"
-        found.append(("in two classes", f"{counted(len(torn))} {words}: {named(*torn[0][:2])}"))
+        yield f"{counted(len(torn))} {words}: {named(*torn[0][:2])}; {lists_all}"
     trained = [sum(place.split == "train" for place in group) for group in groups if group not in torn]
-    twice = sum(count - 1 for count in trained if count > 1)
-    if twice:
+    if twice := sum(count - 1 for count in trained if count > 1):
         what = "1 training image repeats" if twice == 1 else f"{twice:,} training images repeat"
-        found.append(("twice", f"{what} another of the class"))
-    return [(kind, f"{text}; scripts/check_data.py lists all") for kind, text in found]
+        yield f"{what} another of the class; {lists_all}"
 
 
 def copies_in(known: ImageFiles, images: ImageFiles) -> list[tuple[str, str]]:
