@@ -400,7 +400,7 @@ def read_images(
             return images.take(samples) if left_out else images, (*data.warnings, *left_out)
     tree = _tree(settings, chosen)
     if tree is not None:
-        settings = dataclasses.replace(settings, datapath=str(tree), val_split=None, folds=None, fold=None)
+        settings = dataclasses.replace(settings.undivided, datapath=str(tree))
     if chosen.split == "train" and tree is None:
         data = get_data(settings, device, trained=point_of(loaded))
         images = data.train

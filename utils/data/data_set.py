@@ -125,6 +125,7 @@ class Data:
     def doubts(self, args: Settings, begins: bool = False) -> list[str]:
         """Warnings from a look at some images, a line each; if a new run ``begins``, also on how images are shown."""
         shown = self.preprocessing
+        size = shown.val_image_size
         enlarges = begins and shown.stored_size is None and shown.crop_pct < 1 and args.data.crop_pct is None
         return first_look.doubts(
             self.train,
@@ -133,9 +134,7 @@ class Data:
             args.data.datapath,
             names_damaged=args.run.dry_run,
             skips_bad=args.data.skip_bad_images,
-            enlarged=(sides(shown.val_image_size), enlarged(shown.val_image_size, shown.crop_pct))
-            if enlarges
-            else None,
+            enlarged=(sides(size), enlarged(size, shown.crop_pct)) if enlarges else None,
         )
 
     def shown_to(self, known: KnownPreprocessing | None, settings: DataSettings) -> Data:

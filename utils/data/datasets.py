@@ -106,7 +106,7 @@ def get_data(
     Only synthetic data is made on ``device``; a loader moves other data there. ``lister`` lists class folders and keeps
     its lists in this data set's folder. Images stay in the folds that the run of checkpoint ``trained`` gave them.
     """
-    splits = read_splits(settings, device, lister, begun=trained)
+    splits = read_splits(settings, device, lister, trained)
     folds = None
     if settings.divides_training:
         splits, folds = hold_out(splits, settings, trained)
@@ -134,30 +134,23 @@ def get_test_data(
         is_whole = not settings.divides_training
         if trained and is_whole and is_at(trained.state, settings) and lacks_rows_of_val(settings):
             notes = (f"{trained.path}: its run validated on these images, as none are of val; they chose best.pt",)
-        settings = dataclasses.replace(settings, val_split=None, folds=None, fold=None)
-    if settings.divides_training and not division_is_explicit:
+        settings = settings.undivided
+    data = None
+    if settings.divides_training and division_is_explicit:
+        data = known_to(get_data(settings, device, lister, trained), trained, settings, lister)
+    elif settings.divides_training:
         assert trained is not None  # whose division it is
         data, notes = _validated_in_training(settings, device, trained, lister)
-        if data is not None:
-            return dataclasses.replace(data, train=None)
-        settings = dataclasses.replace(settings, val_split=None, folds=None, fold=None)
-    if settings.divides_training:
-        data = known_to(get_data(settings, device, lister, trained), trained, settings, lister)
-        return dataclasses.replace(data, train=None)
-    splits = read_splits(
-        settings,
-        device,
-        lister,
-        evaluate=True,
-        known=trained,
-        of_test=of_test,
-        leave_out_unknown=leave_out_unknown,
-    )
-    data = _data(settings, splits)
-    if data.train is not None:
-        data = known_to(data, trained, settings, lister)
-    elif trained is not None:
-        data = dataclasses.replace(data, seen=_changed_since_validated(data, settings, trained, of_test))
+        settings = settings.undivided
+    if data is None:
+        splits = read_splits(
+            settings, device, lister, trained, evaluate=True, of_test=of_test, leave_out_unknown=leave_out_unknown
+        )
+        data = _data(settings, splits)
+        if data.train is not None:
+            data = known_to(data, trained, settings, lister)
+        elif trained is not None:
+            data = dataclasses.replace(data, seen=_changed_since_validated(data, settings, trained, of_test))
     return dataclasses.replace(data, train=None, warnings=(*notes, *data.warnings))
 
 
@@ -207,9 +200,8 @@ def _validated_in_training(
 
 def _undivided(settings: DataSettings, device: torch.device, trained: ResumePoint, lister: Lister) -> Splits:
     """The images to evaluate if ``--datapath`` is not divided, as training images; none if they cannot be read."""
-    whole = dataclasses.replace(settings, val_split=None, folds=None, fold=None)
     try:
-        found = read_splits(whole, device, lister, evaluate=True, known=trained, leave_out_unknown=True)
+        found = read_splits(settings.undivided, device, lister, trained, evaluate=True, leave_out_unknown=True)
     except UserError:
         return Splits(None, None, ())
     return Splits(found.validation, None, found.classes)

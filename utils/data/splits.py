@@ -56,17 +56,13 @@ def read_splits(
     settings: DataSettings,
     device: torch.device,
     lister: Lister,
+    trained: ResumePoint | None,
     *,
     evaluate: bool = False,
-    known: ResumePoint | None = None,
-    begun: ResumePoint | None = None,
     of_test: bool = False,
     leave_out_unknown: bool = False,
 ) -> Splits:
-    """Read the images that the settings name. See also ``get_test_data``.
-
-    ``known``: the checkpoint to evaluate; ``begun``: one whose training images are read.
-    """
+    """Read the images that the settings name for ``get_data`` or, with ``evaluate``, for ``get_test_data``."""
     name = settings.dataname
     if name in IN_MEMORY:
         return IN_MEMORY[name](settings, device)
@@ -75,14 +71,14 @@ def read_splits(
     root = Path(settings.datapath or ".")
     if not root.is_dir():
         what = f"the paths in {settings.labels} are below it" if settings.labels else f"{name}: {SPECS[name].source}"
-        owner = known or begun
-        if owner is not None and owner.settings.get("datapath") == settings.datapath:
-            what = f"the images of {owner.path} were there; if they have moved, give --datapath and their new folder"
+        if trained is not None and trained.settings.get("datapath") == settings.datapath:
+            what = f"the images of {trained.path} were there; if they have moved, give --datapath and their new folder"
         raise UserError(f"--datapath {root}: no such folder; {what}")
     lister = dataclasses.replace(lister, folder=folder_for(settings))
     if name == "hf":
         return read_tables(settings, lister, evaluate)
     splits: Splits | None
+    known = trained if evaluate else None
     classes = listed = known.classes if known else None
     if classes and settings.class_map is not None:  # list and leave out images as in training, which numbers them later
         listed = class_names(classes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -450,6 +450,11 @@ class DataSettings:
     def divides_training(self) -> bool:
         """True if the validation images are taken from the training images."""
         return self.val_split is not None or self.folds is not None
+
+    @property
+    def undivided(self) -> DataSettings:
+        """These settings without those that take validation images from the training images."""
+        return replace(self, val_split=None, folds=None, fold=None)
 
     @staticmethod
     def contradictions(v: Any) -> Iterator[str]:
