@@ -131,8 +131,7 @@ def get_test_data(
     """
     notes: tuple[str, ...] = ()
     if of_test:
-        is_whole = not settings.divides_training
-        if trained and is_whole and is_at(trained.state, settings) and lacks_rows_of_val(settings):
+        if trained and not settings.divides_training and is_at(trained.state, settings) and lacks_rows_of_val(settings):
             notes = (f"{trained.path}: its run validated on these images, as none are of val; they chose best.pt",)
         settings = settings.undivided
     data = None

@@ -81,10 +81,6 @@ def doubts(
     files = {split: images for split, images in splits.items() if isinstance(images, ImageFiles) and len(images)}
     if not files:
         return []
-    counts = [
-        np.zeros(len(classes), int) if split is None else class_counts(split.labels, len(classes))
-        for split in splits.values()
-    ]
     looks = [one for split, images in files.items() for one in _sampled(split, images, classes, root)]
     where = f"--datapath {root}: " if root else ""
     colour = next(iter(files.values())).colour
@@ -96,6 +92,7 @@ def doubts(
         lines.append(f"{unreadable[0].name} cannot be read: {unreadable[0].problem}")
     lines += equal_files(files, root)
     if train is not None:
+        counts = [class_counts(images.labels, len(classes)) for images in (train, validation)]
         lines += [text for _, text in of_classes(counts, classes, several=validation.labels.ndim > 1)]
     return [where + line for line in lines]
 

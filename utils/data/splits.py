@@ -32,9 +32,7 @@ def prepare(settings: DataSettings, log: Log, evaluate: bool = False) -> None:
     if settings.datapath is None or elsewhere or settings.is_table:
         return
     root = Path(settings.datapath)
-    if settings.dataname == "shards" or holds_shards(root):
-        ensure_index(root, log)
-    if holds_shards(root):
+    if _holds_shards(settings, root, log):
         return
     if validation_folder(root) if evaluate else find_splits(root):
         return
@@ -101,10 +99,10 @@ def read_splits(
     return splits if settings.class_map is None else in_order_of(Path(settings.class_map), splits, classes)
 
 
-def _holds_shards(settings: DataSettings, root: Path) -> bool:
-    """True if ``root`` holds shards; their index is brought up to date, for tools: main.py has called ``prepare``."""
+def _holds_shards(settings: DataSettings, root: Path, log: Log = silent) -> bool:
+    """True if ``root`` holds shards, whose index is first brought up to date: not every tool calls ``prepare``."""
     if settings.dataname == "shards" or holds_shards(root):
-        ensure_index(root, silent)
+        ensure_index(root, log)
     return holds_shards(root)
 
 

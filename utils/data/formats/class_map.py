@@ -47,7 +47,8 @@ def in_order_of(file: Path, splits: Splits, classes: Sequence[str] | None = None
 
     ``classes``: those of a checkpoint, whose numbers count in place of the file's.
     """
-    if any(images is not None and images.labels.ndim > 1 for images in (splits.train, splits.validation)):
+    both = splits.train, splits.validation
+    if any(images is not None and images.labels.ndim > 1 for images in both):
         raise UserError(f"--class-map {file}: orders the classes of images that have one each, and these have several")
     classes = tuple(classes or read_class_map(file))
     labels = torch.from_numpy(class_numbers(splits.classes, classes))
@@ -56,9 +57,8 @@ def in_order_of(file: Path, splits: Splits, classes: Sequence[str] | None = None
             f"--class-map {file}: names none of the data's classes, which are {some(splits.classes)}; its own are "
             f"{some(classes)}"
         )
-    there = [images for images in (splits.train, splits.validation) if images is not None]
-    parts = [None if images is None else _relabelled(images, labels) for images in (splits.train, splits.validation)]
-    lost = sum(map(len, there)) - sum(len(images) for images in parts if images is not None)
+    parts = [None if images is None else _relabelled(images, labels) for images in both]
+    lost = sum(len(images or ()) for images in both) - sum(len(part or ()) for part in parts)
     warnings = splits.warnings
     if lost:
         others = some(name for name, label in zip(splits.classes, labels.tolist(), strict=True) if label < 0)

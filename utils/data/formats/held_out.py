@@ -97,11 +97,11 @@ def keys_of(images: Images, classes: Sequence[str]) -> Iterator[bytes]:
     paths = getattr(images, "paths", None)
     if isinstance(paths, FilePaths):
         return map(key_of, paths.below())
-    names = (name.decode(errors="surrogateescape") for name in paths.names) if isinstance(paths, Members) else None
-    labels = images.labels.tolist() if images.labels.ndim == 1 else None
-    texts = map(str, range(len(images))) if names is None else names
-    if labels is not None:
-        texts = (f"{classes[label]}/{text}" for label, text in zip(labels, texts, strict=True))
+    texts: Iterable[str] = map(str, range(len(images)))
+    if isinstance(paths, Members):
+        texts = (name.decode(errors="surrogateescape") for name in paths.names)
+    if images.labels.ndim == 1:
+        texts = (f"{classes[label]}/{text}" for label, text in zip(images.labels.tolist(), texts, strict=True))
     return (text.encode(errors="surrogateescape") for text in texts)
 
 

@@ -337,33 +337,31 @@ def labels_of(dataset: Any, column: str, where: str, separator: str | None) -> n
     import pyarrow
     import pyarrow.compute
 
+    flag = f"--label-column {column}:"
     values = dataset.select_columns([column]).with_format("arrow")[:].column(column)
-    text = is_text(values.type)
-    if separator is not None and not text:
-        raise UserError(f"--label-separator: column {column} of {where} holds no text; remove it")
-    if pyarrow.types.is_list(values.type) or pyarrow.types.is_large_list(values.type):
-        item = values.type.value_type
-        if pyarrow.types.is_integer(item) or is_text(item):
-            if missing := _missing(pyarrow.compute.list_flatten(values)):
-                words = "are missing; leave them out of the lists"
-                raise UserError(f"--label-column {column}: {missing:,} labels in the lists of {where} {words}")
-            lists = LabelLists.of_arrow(values)
-            lists.refuse_truth_values(f"--label-column {column}: every list of {where}")
-            return lists
-        raise UserError(f"--label-column {column}: holds lists of {item} in {where}; lists of classes are needed")
-    if separator is None and (missing := _missing(values)):
-        raise UserError(f"--label-column {column}: {missing:,} rows of {where} have no label")
     kind = values.type
-    if pyarrow.types.is_boolean(kind) or pyarrow.types.is_integer(kind):
-        return values.to_numpy().astype(np.int64)
-    if text:
-        texts = values.to_pylist()
-        if separator is None:
-            return np.array(texts, dtype=object)
-        lists = LabelLists.split(texts, separator)
-        lists.refuse_truth_values(f"--label-column {column}: every list of {where}")
-        return lists
-    raise UserError(f"--label-column {column}: holds {kind} in {where}; one class, or a list of them, is needed")
+    if separator is not None and not is_text(kind):
+        raise UserError(f"--label-separator: column {column} of {where} holds no text; remove it")
+    if separator is not None:
+        lists = LabelLists.split(values.to_pylist(), separator)
+    elif pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind):
+        item = kind.value_type
+        if not (pyarrow.types.is_integer(item) or is_text(item)):
+            raise UserError(f"{flag} holds lists of {item} in {where}; lists of classes are needed")
+        if missing := _missing(pyarrow.compute.list_flatten(values)):
+            words = "are missing; leave them out of the lists"
+            raise UserError(f"{flag} {missing:,} labels in the lists of {where} {words}")
+        lists = LabelLists.of_arrow(values)
+    else:
+        if missing := _missing(values):
+            raise UserError(f"{flag} {missing:,} rows of {where} have no label")
+        if pyarrow.types.is_boolean(kind) or pyarrow.types.is_integer(kind):
+            return values.to_numpy().astype(np.int64)
+        if is_text(kind):
+            return np.array(values.to_pylist(), dtype=object)
+        raise UserError(f"{flag} holds {kind} in {where}; one class, or a list of them, is needed")
+    lists.refuse_truth_values(f"{flag} every list of {where}")
+    return lists
 
 
 def _missing(values: Any) -> int:

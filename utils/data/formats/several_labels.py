@@ -81,12 +81,9 @@ class LabelLists(NamedTuple):
 
 def is_text(kind: Any) -> bool:
     """True if cells of the type ``kind``, pyarrow's, hold text."""
-    import pyarrow
+    from pyarrow import types
 
-    return any(
-        is_kind(kind)
-        for is_kind in (pyarrow.types.is_string, pyarrow.types.is_large_string, pyarrow.types.is_string_view)
-    )
+    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
 
 
 def of_column(cells: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:

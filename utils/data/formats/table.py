@@ -274,20 +274,16 @@ def _groups(cells: pyarrow.ChunkedArray, mistakes: _Mistakes) -> np.ndarray:
 
 
 def _weights(cells: pyarrow.ChunkedArray, mistakes: _Mistakes) -> np.ndarray:
-    import pyarrow
-
-    try:
-        weights = cells.cast(pyarrow.float64()).fill_null(np.nan).to_numpy()
-    except pyarrow.ArrowInvalid:
-        weights = np.array([_number(text) for text in cells.to_pylist()], dtype=np.float64)
+    numbers, texts = _coded(cells)
+    weights = np.array([*map(_number, texts), np.nan], dtype=np.float64)[numbers]
     wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
     mistakes.add("weight", wrong, "is no number of at least 0", cells)
     return weights
 
 
-def _number(text: str | None) -> float:
+def _number(text: str) -> float:
     try:
-        return np.nan if text is None else float(text)
+        return float(text)
     except ValueError:
         return np.nan
 
@@ -465,7 +461,11 @@ class _Source:
         if not begin.strip():
             raise UserError(f"--labels {file}: is empty; its first line names the columns: path,label")
         if begin.startswith(b"PAR1") or file.suffix == ENDING:
-            return cls(file, _parquet_names(file), is_parquet=True)
+            import pyarrow
+            from pyarrow import parquet
+
+            with as_user_error(f"--labels {file}: cannot be read as Parquet", (pyarrow.ArrowException, OSError)):
+                return cls(file, tuple(parquet.read_schema(file).names), is_parquet=True)
         if begin.startswith((b"\xff\xfe", b"\xfe\xff")):
             raise UserError(f"--labels {file}: is written in UTF-16; save it as UTF-8")
         if b"\0" in begin:
@@ -635,14 +635,6 @@ class _Source:
                 if len(cells) != count:
                     return f"line {number:,} has {len(cells)} cell(s), and line 1 names {count} columns"
         return f"cannot be read ({' '.join(error.split())[:200]})"
-
-
-def _parquet_names(file: Path) -> tuple[str, ...]:
-    import pyarrow
-    from pyarrow import parquet
-
-    with as_user_error(f"--labels {file}: cannot be read as Parquet", (pyarrow.ArrowException, OSError)):
-        return tuple(parquet.read_schema(file).names)
 
 
 # --------------------------------------------------------------------------------------------- splits
