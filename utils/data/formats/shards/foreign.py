@@ -174,11 +174,13 @@ class _Sample:
 
 @dataclass
 class _Found:
-    """The complete samples of a split, and what is wrong with the others."""
+    """The complete samples of a split, and what is wrong with the others.
+
+    ``rows``: records of the index (see ``record_type``), but with labels as written.
+    """
 
     shards: list[Shard] = field(default_factory=list)
-    rows: list[tuple[int, int, int, int, bytes]] = field(default_factory=list)  # offset, size, shard, header, name
-    labels: list[str] = field(default_factory=list)
+    rows: list[tuple[int, int, int, str, int, int, bytes]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
@@ -196,17 +198,15 @@ def _index(root: Path, shards: dict[str, list[Path]], progress: ProgressLog) -> 
                 _add(root, path, found[name])
                 advance(1)
     listed = _listed_classes(root)
-    classes, numbers = _classes(root, listed, {label for split in found.values() for label in split.labels})
+    labels = {label for split in found.values() for _, _, _, label, *_ in split.rows}
+    classes, numbers = _classes(root, listed, labels)
     splits = {}
     for name, split in found.items():
         if not split.rows:
             more = f": {split.problems[0]}" if split.problems else ""
             raise UserError(f"--datapath {root}: its tar files for {name} hold no image with a label{more}")
         longest = max(len(member) for *_, member in split.rows)
-        rows = [
-            (offset, size, shard, numbers[label], head, 0, member)
-            for (offset, size, shard, head, member), label in zip(split.rows, split.labels, strict=True)
-        ]
+        rows = [(offset, size, shard, numbers[label], *rest) for offset, size, shard, label, *rest in split.rows]
         splits[name] = Split(tuple(split.shards), np.array(rows, dtype=record_type(longest)), checked=False)
     problems = [line for split in found.values() for line in split.problems]
     made = {FOREIGN: True, "listed": listed, "problems": problems[:MOST_PROBLEMS], "left_out": len(problems)}
@@ -241,19 +241,16 @@ def _add(root: Path, path: Path, found: _Found) -> None:
         reason = " ".join(str(error).split())
         cut = f"is cut off or damaged ({reason}); the whole samples before that are read"
         found.problems.append(f"{path}: {COMPRESSED if _is_compressed(path) else cut}")
-    number = len(found.shards)
-    kept = 0
+    before = len(found.rows)
     for key, sample in samples.items():
         if problem := sample.problem(status.st_size):
             found.problems.append(f"{path}/{key}: {problem}")
             continue
         assert sample.row is not None and sample.label is not None  # nothing is wrong with it
         offset, length, head, name = sample.row
-        found.rows.append((offset, length, number, head, name))
-        found.labels.append(sample.label)
-        kept += 1
-    shard = Shard(path.relative_to(root).as_posix(), status.st_size, kept, changed=status.st_mtime_ns)
-    found.shards.append(shard)
+        found.rows.append((offset, length, len(found.shards), sample.label, head, 0, name))
+    kept = len(found.rows) - before
+    found.shards.append(Shard(path.relative_to(root).as_posix(), status.st_size, kept, changed=status.st_mtime_ns))
 
 
 def _holds_more(file: BinaryIO, end: int) -> bool:
