@@ -244,7 +244,7 @@ def _of_class(label: str) -> str:
 
 
 def _grouped(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, list[Any]]:
-    """The second items of ``pairs`` by the first."""
+    """The second items of ``pairs``, in lists by the first."""
     groups = defaultdict(list)
     for group, item in pairs:
         groups[group].append(item)
@@ -408,7 +408,7 @@ def _reduced(name: str) -> str:
 
 
 def alike(names: Iterable[str]) -> list[list[str]]:
-    """The ``names`` that may be one and the same, together (``WHAT_MAY_DIFFER``)."""
+    """Groups of ``names`` that may be meant as one (``WHAT_MAY_DIFFER``)."""
     same = _grouped((_reduced(name), name) for name in names)
     return [several for several in same.values() if len(several) > 1]
 

@@ -254,7 +254,7 @@ def _left_out(endings: Counter[str], *trees: Path) -> tuple[str, ...]:
 def unread_images(endings: Counter[str], where: str, inside: str = "") -> Iterator[str]:
     """Yield warnings about files that are not read, by ``endings`` (see ``left_out``, ``LINKED``).
 
-    ``where``: the folders, as text; ``inside``: words about where in these links are meant.
+    ``where``: the folders, as text; ``inside``: in which part of them links were looked for.
     """
     if linked := endings[LINKED]:
         yield (

@@ -71,16 +71,14 @@ class Items(NumberedImages):
 
 
 def _encoded(image: Image.Image) -> bytes:
-    """A file of ``image``, upright, which reads as its own file does: PNG, or TIFF for numbers of 32 bits.
+    """Encode ``image`` as a file that reads as its own does: PNG, or TIFF for numbers of 32 bits.
 
-    PNG keeps no rotation, and knows no CMYK.
-
-    An image opened but not loaded may be damaged, for which Pillow raises many kinds of errors: here an ``OSError``.
+    Raises ``OSError`` if the image was opened but not loaded, and is damaged.
     """
     file = io.BytesIO()
     try:
         _load(image)
-        upright = ImageOps.exif_transpose(image)
+        upright = ImageOps.exif_transpose(image)  # a PNG file made here keeps no rotation
         if upright.mode in WITHOUT_PNG:
             upright = upright.convert("RGB")
         if upright.mode == "I" and image.format in SIXTEEN_BITS_AS_I:
@@ -91,13 +89,13 @@ def _encoded(image: Image.Image) -> bytes:
             upright.save(file, "png", compress_level=1)
     except OSError:
         raise
-    except Exception as error:
+    except Exception as error:  # each of Pillow's readers fails in its own ways on a damaged file
         raise OSError(why_unreadable(error)) from error
     return file.getvalue()
 
 
 def _load(image: Image.Image) -> None:
-    """Decode an image that was only opened. One that fails is closed: Pillow would next give it as if it were whole."""
+    """Decode an image that was only opened; close it if that fails, or Pillow's next try would take it for whole."""
     try:
         image.load()
     except Exception:

@@ -49,9 +49,9 @@ class LabelLists(NamedTuple):
 
     @property
     def are_truth_values(self) -> bool:
-        """True if all known lists have one length and hold only 0 and 1, one of them twice: no list of classes.
+        """True if the lists seem to say of each class whether it is shown: all known ones are of one length, 0s and 1s.
 
-        Also if all hold both, and one of them 1 before 0: each image would show both of two classes.
+        One of them must repeat a number, which no list of classes does, or be 1, 0: lists of two classes would be 0, 1.
         """
         lengths = np.bincount(self.rows, minlength=len(self.known))[self.known]
         values = self.values
@@ -64,7 +64,7 @@ class LabelLists(NamedTuple):
         return bool(falls or ((shown > 1) | (lengths - shown > 1)).any())
 
     def refuse_truth_values(self, where: str) -> None:
-        """Raise ``UserError`` if the lists ``where`` says are no lists of classes; see ``are_truth_values``."""
+        """Raise ``UserError``, which begins with ``where``, if these are no lists of classes: ``are_truth_values``."""
         if self.are_truth_values:
             size = len(self.values) // self.known.sum()
             raise UserError(

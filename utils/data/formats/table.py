@@ -490,9 +490,9 @@ class _Source:
     def chosen(self, given: dict[str, str | None], of_classes: Sequence[str]) -> dict[str, str]:
         """The column of each role: the name ``given`` for it or, if that is None, the first usual name of the columns.
 
-        No guess are columns ``of_classes``, one of which may be called weight. Left out are roles without a column and
-        those switched off. Raises ``UserError`` if a given column does not exist, if none is found for paths or labels,
-        or if two roles share one.
+        Columns ``of_classes`` are never guessed: one of them may be called weight. Roles without a column, and those
+        switched off, are left out. Raises ``UserError`` if a given column does not exist, if none is found for paths or
+        labels, or if two roles share one.
         """
         small = {name.lower(): name for name in reversed(self.names) if name not in of_classes}
         columns = {}
