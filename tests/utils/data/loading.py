@@ -1,13 +1,18 @@
-"""Loaders as main.py makes them, their steps in an order that does not depend on ranks and passes, and images."""
+"""Data and loaders as main.py makes them, their steps in an order that ranks and passes do not change, and images."""
+
+import dataclasses
+from pathlib import Path
 
 import dataclasses
 
 import numpy as np
 import torch
+from PIL import Image
 
+from utils.checkpoint.resume import ResumePoint
 from utils.config.arguments import parse
 from utils.data.augment.base import Samples
-from utils.data.datasets import get_data
+from utils.data.datasets import get_data, get_test_data, known_to
 from utils.data.loaders import loaders
 from utils.runtime.distributed import Distributed, RankInfo
 
@@ -22,6 +27,26 @@ def read(*flags):
 def read_folder(folder, *flags):
     """The images below ``folder``, in class folders or of a table."""
     return read("--dataname", "folder", "--datapath", folder, *flags)
+
+
+def evaluated(folder, *flags, trained=None, **how):
+    """The images below ``folder`` to validate ``trained`` on, read without those to train on, if it has others."""
+    settings = parse(["--dataname", "folder", "--datapath", str(folder), *map(str, flags)]).data
+    return get_test_data(settings, CPU, trained, **how)
+
+
+def read_tree(folder, *flags, trained=None):
+    """The images below ``folder``, as known to the checkpoint ``trained``, and a checkpoint of a run on them."""
+    settings = parse(["--dataname", "folder", "--datapath", str(folder), *map(str, flags)]).data
+    data = known_to(get_data(settings, CPU), trained, settings)
+    state = {"settings": dataclasses.asdict(settings), "classes": [*data.classes], "fingerprint": data.fingerprint}
+    return data, ResumePoint(Path("old.pt"), state, digest="")
+
+
+def save(path, level=0):
+    """Save an image of one colour, 4 pixels wide and high."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (4, 4), (level, 0, 0)).save(path)
 
 
 def make(*flags, rank=0, world_size=1):

@@ -1,26 +1,20 @@
 """Class folders under the names that people give them: what is left out is told, and a wrong tree gets a hint."""
 
-import dataclasses
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from tests.helpers import mistakes_of
-from tests.utils.data.loading import CPU, read, read_folder
+from tests.utils.data.loading import evaluated, read, read_folder, read_tree, save
 from utils.checkpoint.resume import ResumePoint
-from utils.config.arguments import parse
 from utils.config.settings import UserError
-from utils.data.datasets import get_test_data
 from utils.data.formats import class_folders
 
 
 def plant(folder, count=4, ending="png"):
-    folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
-        Image.fromarray(np.full((8, 8, 3), number, dtype=np.uint8)).save(folder / f"{number}.{ending}")
+        save(folder / f"{number}.{ending}", number)
 
 
 def plant_splits(root, train="train", validation="val", names=("ants", "bees", "cats")):
@@ -255,32 +249,29 @@ def test_a_folder_of_a_test_set_that_is_left_out_is_told_with_the_class_whose_na
 def test_a_class_named_like_a_split_is_a_class_where_other_classes_lie_beside_it(tmp_path):
     trained = ResumePoint(tmp_path / "last.pt", {"classes": ["ants", "test", "train"]}, digest="")
 
-    def evaluated(root):
-        settings = parse(["--dataname", "folder", "--datapath", str(root)]).data
-        data = get_test_data(settings, CPU, trained, leave_out_unknown=True)
+    def folders_of(root):
+        data = evaluated(root, trained=trained, leave_out_unknown=True)
         assert data.classes == trained.classes
         return [str(Path(path).relative_to(root).parent) for path in data.validation.paths]
 
     for name in ("train", "ants"):
         plant(tmp_path / "tree" / name, 1)
-    assert evaluated(tmp_path / "tree") == ["ants", "train"]
+    assert folders_of(tmp_path / "tree") == ["ants", "train"]
     for split in ("train", "test"):
         for name in ("train", "ants"):
             plant(tmp_path / "splits" / split / name, 1)
-    assert evaluated(tmp_path / "splits") == ["test/ants", "test/train"]
+    assert folders_of(tmp_path / "splits") == ["test/ants", "test/train"]
 
 
 @pytest.mark.parametrize("name", ["valid", "test"])
 def test_images_held_out_of_a_tree_with_a_class_named_like_a_split_are_evaluated_alone(tmp_path, name):
     for folder in (name, f"in{name}"):
         plant(tmp_path / folder, 20)
-    settings = parse(["--dataname", "folder", "--datapath", str(tmp_path), "--val-split", "0.2"]).data
-    data = read_folder(tmp_path, "--val-split", "0.2")
+    data, point = read_tree(tmp_path, "--val-split", "0.2")
     (warning,) = data.warnings
     assert f"{name} in {tmp_path} is taken for a class and trained on; if it is not one, move it out" in warning
-    state = {"settings": dataclasses.asdict(settings), "classes": [*data.classes], "fingerprint": data.fingerprint}
-    evaluated = get_test_data(settings, CPU, ResumePoint(Path("old.pt"), state, ""), division_is_explicit=False)
-    assert [*evaluated.validation.paths] == [*data.validation.paths] and evaluated.seen == ""
+    shown = evaluated(tmp_path, "--val-split", "0.2", trained=point, division_is_explicit=False)
+    assert [*shown.validation.paths] == [*data.validation.paths] and shown.seen == ""
     assert len(data.train) + len(data.validation) == 40 > len(data.validation)
 
 

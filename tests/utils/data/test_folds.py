@@ -10,19 +10,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
 from scripts import pack
 from tests.helpers import trained
-from tests.utils.data.loading import CPU, read, read_folder
-from tests.utils.data.test_val_split import read as read_tree
+from tests.utils.data.loading import evaluated, read, read_folder, read_tree, save
 from utils.checkpoint import checkpoint
 from utils.checkpoint.resume import ResumePoint
 from utils.config.arguments import parse
 from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError
-from utils.data.datasets import get_test_data
 from utils.data.formats.file_paths import FilePaths
 from utils.data.formats.held_out import Folds, _hashes, folds_of, key_of
 from utils.data.formats.readers import ImageFiles
@@ -79,15 +76,17 @@ def counts(images, fold_of, count):
     return table
 
 
+def assert_groups_are_whole(images, fold_of):
+    folds = {(group, fold_of[number]) for _, number, group in images}
+    assert len(folds) == len({group for *_, group in images})
+
+
 @few
 @given(GROUPED, st.integers(2, 4), st.randoms())
 def test_no_group_is_in_two_folds_and_no_order_of_the_images_changes_them(images, count, random):
     if (found := can_be_dealt(images, count)) is None:
         return
-    folds_of_group = {}
-    for _, number, group in images:
-        folds_of_group.setdefault(group, set()).add(found[1][number])
-    assert all(len(folds) == 1 for folds in folds_of_group.values())
+    assert_groups_are_whole(images, found[1])
     assert set(found[1].values()) == set(range(count)), "no fold is empty"
     assert dealt(random.sample(images, len(images)), count)[1] == found[1]
 
@@ -117,10 +116,7 @@ def test_added_images_of_a_known_group_join_it_and_new_groups_stay_whole(old, mo
     both = old + [image for image in more if image[1] not in known]
     _, after = dealt(both, count, kept=before[0])
     assert {number: after[number] for number in known} == before[1]
-    folds_of_group = {}
-    for _, number, group in both:
-        folds_of_group.setdefault(group, set()).add(after[number])
-    assert all(len(folds) == 1 for folds in folds_of_group.values())
+    assert_groups_are_whole(both, after)
 
 
 def in_order_of_hashes(images, seed, of_groups=False):
@@ -231,11 +227,6 @@ def tree(tmp_path):
     return tmp_path / "tree"
 
 
-def save(path, number):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (4, 4), (number, 0, 0)).save(path)
-
-
 def test_of_a_set_with_validation_images_the_training_images_alone_are_split(tree):
     parts = in_three(tree)
     held = [{*part.validation.paths} for part in parts]
@@ -246,7 +237,7 @@ def test_of_a_set_with_validation_images_the_training_images_alone_are_split(tre
 
 
 def test_a_class_too_small_for_the_folds_is_told(tree):
-    save(tree / "train" / "c" / "1.png", 0)
+    save(tree / "train" / "c" / "1.png")
     lines = [line for part in in_three(tree) for line in part.warnings]
     assert sum("1 of 3 classes have no validation image, and the results say nothing about them: c" in x for x in lines)
     held = [line for line in lines if "all images of 1 of 3 classes are held out" in line]
@@ -275,8 +266,7 @@ def test_the_checkpoint_holds_the_folds_and_added_images_move_none_of_another_fo
     assert not all(old < new for old, new in zip(held, afresh, strict=True)), "without the flag some move"
     assert {len(new) for new in kept} == {17}
     # evaluation of the run finds its folds by itself, and so validates no image that it was trained on
-    settings = parse(["--dataname", "folder", "--datapath", str(tree), *flags_of(3, 1)]).data
-    shown = get_test_data(settings, CPU, point, division_is_explicit=False)
+    shown = evaluated(tree, *flags_of(3, 1), trained=point, division_is_explicit=False)
     assert {*shown.validation.paths} == kept[1]
     none = "by their names, on none of the 17 validation images"
     assert shown.seen == f"the data have changed since {point.path} was trained: {none}"
@@ -298,11 +288,12 @@ def test_the_fold_of_another_run_is_known_to_have_been_trained_on_and_others_are
 def test_a_moved_tree_is_known_by_its_images_and_another_one_is_evaluated_whole(tree, tmp_path):
     _, point = trained_on(tree, tmp_path)
     moved = shutil.move(tree, tmp_path / "moved")
-    settings = parse(["--dataname", "folder", "--datapath", str(moved), *flags_of(3, 1)]).data
-    shown = get_test_data(settings, CPU, point, division_is_explicit=False)
-    assert len(shown.validation) == 10 and shown.seen == ""
-    other = dataclasses.replace(settings, datapath=str(moved / "val"))
-    assert len(get_test_data(other, CPU, point, division_is_explicit=False).validation) == 6
+    own, other = (
+        evaluated(folder, *flags_of(3, 1), trained=point, division_is_explicit=False)
+        for folder in (moved, moved / "val")
+    )
+    assert len(own.validation) == 10 and own.seen == ""
+    assert len(other.validation) == 6
 
 
 def test_of_shards_each_training_image_is_held_out_once_with_its_bytes(tree, tmp_path):

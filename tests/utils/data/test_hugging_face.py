@@ -16,11 +16,8 @@ from PIL import Image
 from scripts import check_data
 from tests.helpers import mistakes_of, trained
 from tests.utils.data import loading
-from tests.utils.data.loading import CPU
 from utils.checkpoint.fingerprint import listing_of, same_images
-from utils.config.arguments import parse
 from utils.config.settings import UserError
-from utils.data.datasets import get_data, get_test_data
 from utils.data.formats.hugging_face import Rows, labels_of
 from utils.data.images.decoding import UnreadableImage, open_image
 
@@ -251,17 +248,16 @@ def test_a_single_table_is_split_and_evaluated_as_it_was(tmp_path):
     assert data.validation.labels.tolist() == [path.number % 3 for path in data.validation.paths]
     numbers = sorted(path.number for path in (*data.train.paths, *data.validation.paths))
     assert numbers == [*range(24)] and data.train.paths.identity != data.validation.paths.identity
-    settings = parse([*FLAGS, "--datapath", str(tmp_path), "--val-split", "0.25"]).data
-    assert get_test_data(settings, CPU, None).validation.paths.identity == data.validation.paths.identity
+    alone = loading.evaluated(tmp_path, *FLAGS, "--val-split", "0.25")
+    assert alone.validation.paths.identity == data.validation.paths.identity
 
 
 def test_a_set_to_evaluate_needs_no_training_images(tmp_path):
     datasets.DatasetDict({"test": table(9)}).save_to_disk(str(tmp_path))
-    settings = parse([*FLAGS, "--datapath", str(tmp_path)]).data
-    data = get_test_data(settings, CPU, None)
+    data = loading.evaluated(tmp_path, *FLAGS)
     assert data.train is None and len(data.validation) == 9 and data.classes == tuple(NAMES)
     with pytest.raises(UserError, match=r"holds no training images .*\(it holds test\)"):
-        get_data(settings, CPU)
+        read(tmp_path)
 
 
 LABELS = {

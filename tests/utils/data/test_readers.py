@@ -172,7 +172,6 @@ def wrong(tmp_path_factory):
     write_folders(root / "only/train", *some(6, 8, 3), ["a", "b", "c"])
     write_folders(root / "flat/train", *some(6, 8, 3), ["a", "b", "c"])
     write_folders(root / "flat/val", *some(3, 8, 1), ["images"])
-    write_folders(root / "single", *some(4, 8, 1), ["a"])
     write_folders(root / "unknown/val", *some(1, 8, 1), ["d"])
     write_folders(root / "upper/val", *some(1, 8, 1), ["A"])
     for split, name in (("train", "caf\u00e9"), ("val", "cafe\u0301")):
@@ -192,7 +191,6 @@ def wrong(tmp_path_factory):
         (("--dataname", "imagenet", "--datapath", "{}/empty"), "holds no imagenet.*image-net.org"),
         (("--dataname", "folder", "--datapath", "{}/empty"), "one folder a class"),
         (("--dataname", "folder", "--datapath", "{}/only"), "no val/ or test/ beside train/.*--val-split"),
-        (("--dataname", "folder", "--datapath", "{}/single", "--val-split", "0.5"), "holds one class, a;"),
         (("--dataname", "folder", "--datapath", "{}/empty", "--val-split", "0.1"), "holds no class folders"),
         (("--dataname", "cifar10", "--datapath", "{}/three"), "3 classes where cifar10 has 10"),
         (("--dataname", "folder", "--datapath", "{}/three", "--val-split", "0.1"), "already has val/"),

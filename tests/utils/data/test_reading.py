@@ -1,12 +1,9 @@
 """A run reads its data once, also where the search for a run to resume has looked at them before."""
 
-import torch
-
+from tests.utils.data.loading import CPU
 from utils.config.arguments import parse
 from utils.data import datasets
 from utils.data.formats.listing import Lister
-
-CPU = torch.device("cpu")
 
 
 def test_what_a_search_has_read_is_not_read_again_and_other_settings_are(monkeypatch):

@@ -129,20 +129,11 @@ def test_lists_that_say_1_or_0_for_each_class_are_told_from_lists_of_classes(lis
     assert LabelLists.of_arrow(pyarrow.chunked_array([lists], pyarrow.list_(items))).are_truth_values is expected
 
 
-@pytest.mark.parametrize(
-    ("cell", "message"),
-    [
-        ("2", r"columns.csv: line 3, column bee: 2 is none of 1, 0 and nothing, for a missing label"),
-        ("yes please", r"line 3, column bee: yes please is none of 1, 0"),
-    ],
-)
-def test_what_is_no_label_is_one_line_with_its_place(tree, cell, message):
+def test_what_is_no_label_is_one_line_with_its_place(tree):
     table = tree / "columns.csv"
-    lines = table.read_text().splitlines()
-    lines[2] = f"01.png,train,1,{cell},0"
-    table.write_text("\n".join(lines))
+    table.write_text(table.read_text().replace("01.png,train,1,1,0", "01.png,train,1,2,0"))
     (line,) = mistakes_of(read, *flags(tree))
-    assert re.search(message, line)
+    assert line.endswith("columns.csv: line 3, column bee: 2 is none of 1, 0 and nothing, for a missing label")
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ from PIL import Image
 
 from scripts import pack
 from tests.end_to_end.forked import server
-from tests.utils.data.loading import CPU, make
+from tests.utils.data import loading
+from tests.utils.data.loading import make, read_folder
 from utils.config.arguments import parse
 from utils.config.settings import UserError
-from utils.data.datasets import get_data
 from utils.data.images.decoding import UnreadableImage, open_image
 from utils.data.loaders import sample_plan
 from utils.data.sampling import WindowedOrder, described
@@ -115,7 +115,14 @@ def foreign(tmp_path):
 
 
 def read(root, *flags):
-    return get_data(parse(["--dataname", "shards", "--datapath", str(root), *flags]).data, CPU)
+    return loading.read("--dataname", "shards", "--datapath", root, *flags)
+
+
+def told_of_indexing(root, name="shards"):
+    """The lines with which a run brings the index of its shards up to date."""
+    lines = []
+    prepare(parse(["--dataname", name, "--datapath", str(root)]).data, lines.append)
+    return lines
 
 
 def reds(images):
@@ -214,13 +221,10 @@ def test_names_of_classes_come_from_the_labels_or_a_file(tmp_path):
 
 def test_a_stale_index_is_made_again_with_a_line_about_it(foreign):
     read(foreign)
-    lines = []
-    settings = parse(["--dataname", "shards", "--datapath", str(foreign)]).data
-    prepare(settings, lines.append)
-    assert lines == []
+    assert told_of_indexing(foreign) == []
     write_tar(foreign / "my-train-000.tar", samples(20, 5))  # of the same size
-    prepare(settings, lines.append)
-    assert lines == [f"Indexing the tar files in {foreign} again: they or their classes have changed"]
+    told = f"Indexing the tar files in {foreign} again: they or their classes have changed"
+    assert told_of_indexing(foreign) == [told]
     assert reds(read(foreign).train)[:5] == list(range(20, 25))
     write_tar(foreign / "my-train-002.tar", samples(30, 1))
     assert len(read(foreign).train) == 11
@@ -231,12 +235,10 @@ def test_a_stale_index_is_made_again_with_a_line_about_it(foreign):
 def test_an_index_that_went_stale_is_made_again_by_whatever_name_the_shards_are_read(foreign):
     read(foreign)
     write_tar(foreign / "my-train-002.tar", samples(30, 1))
-    settings = parse(["--dataname", "folder", "--datapath", str(foreign)]).data
-    assert len(get_data(settings, CPU).train) == 11
+    assert len(read_folder(foreign).train) == 11
     write_tar(foreign / "my-train-002.tar", samples(30, 2))
-    lines = []
-    prepare(settings, lines.append)
-    assert len(lines) == 1 and "again" in lines[0] and len(get_data(settings, CPU).train) == 12
+    (line,) = told_of_indexing(foreign, "folder")
+    assert "again" in line and len(read_folder(foreign).train) == 12
 
 
 def test_resident_images_are_those_of_the_tar_files_as_they_are_now(foreign, tmp_path):

@@ -7,16 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 
+from tests.utils.data.loading import CPU, evaluated, read_tree, save
 from utils.checkpoint.resume import ResumePoint
 from utils.config.arguments import parse
 from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError
-from utils.data.datasets import get_data, get_test_data, known_to
+from utils.data.datasets import get_data, known_to
 from utils.data.formats.held_out import held_out, key_of
 
 SHARES = (0.1, 0.25, 0.5, 0.8)
@@ -114,19 +113,10 @@ def test_older_runs_go_on_with_the_draw_that_they_began_with():
 # ------------------------------------------------------------------------ images that weights were trained on
 
 
-def read(root, *flags, trained=None):
-    settings = parse(["--dataname", "folder", "--datapath", str(root), *flags]).data
-    data = known_to(get_data(settings, torch.device("cpu")), trained, settings)
-    state = {"settings": dataclasses.asdict(settings), "classes": [*data.classes], "fingerprint": data.fingerprint}
-    return data, ResumePoint(Path("old.pt"), state, digest="")
-
-
 @pytest.fixture
 def tree(tmp_path):
     for number in range(60):
-        path = tmp_path / "tree" / "ab"[number % 2] / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (4, 4), (number, 0, 0)).save(path)
+        save(tmp_path / "tree" / "ab"[number % 2] / f"{number}.png", number)
     return tmp_path / "tree"
 
 
@@ -136,8 +126,8 @@ OTHER = "old.pt was trained on other images than these"
 
 
 def test_of_the_same_tree_the_validation_images_that_weights_were_trained_on_are_counted(tree):
-    drawn, trained = read(tree, *SPLIT, *DRAW)
-    named = read(tree, *SPLIT)[0].validation.paths
+    drawn, trained = read_tree(tree, *SPLIT, *DRAW)
+    named = read_tree(tree, *SPLIT)[0].validation.paths
     seen = len(set(named) & set(drawn.train.paths))
     assert 0 < seen < len(named)
     trained.state["settings"].pop("val_split_by")  # as of an older run
@@ -149,61 +139,59 @@ def test_of_the_same_tree_the_validation_images_that_weights_were_trained_on_are
             "--val-split-by draw on none of them",
         ),
     ):
-        assert read(tree, *SPLIT, *flags, trained=trained)[0].seen == line
-    next_one = read(tree, *SPLIT)[1]
+        assert read_tree(tree, *SPLIT, *flags, trained=trained)[0].seen == line
+    next_one = read_tree(tree, *SPLIT)[1]
     next_one.state["seen"] = line
-    assert read(tree, *SPLIT, trained=next_one)[0].seen == line, "what a run began with had seen these"
-    assert read(tree, "--val-split", "0.1", trained=read(tree, *SPLIT)[1])[0].seen == "", "of a fifth a part"
+    assert read_tree(tree, *SPLIT, trained=next_one)[0].seen == line, "what a run began with had seen these"
+    assert read_tree(tree, "--val-split", "0.1", trained=read_tree(tree, *SPLIT)[1])[0].seen == "", "of a fifth a part"
 
 
 def test_of_a_tree_that_has_grown_names_tell_and_a_draw_does_not(tree):
-    (_, named) = read(tree, *SPLIT)
-    (_, drawn) = read(tree, *SPLIT, *DRAW)
-    Image.new("RGB", (4, 4)).save(tree / "a" / "added.png")
-    count = len(read(tree, *SPLIT)[0].validation)
+    (_, named) = read_tree(tree, *SPLIT)
+    (_, drawn) = read_tree(tree, *SPLIT, *DRAW)
+    save(tree / "a" / "added.png")
+    count = len(read_tree(tree, *SPLIT)[0].validation)
     why = "the data have changed since old.pt was trained: by their names,"
-    assert read(tree, *SPLIT, trained=named)[0].seen == f"{why} on none of the {count} validation images"
-    larger = read(tree, "--val-split", "0.4")[0].validation.paths
-    fifth = read(tree, *SPLIT)[0].train.paths
-    assert read(tree, "--val-split", "0.4", trained=named)[0].seen == (
+    assert read_tree(tree, *SPLIT, trained=named)[0].seen == f"{why} on none of the {count} validation images"
+    larger = read_tree(tree, "--val-split", "0.4")[0].validation.paths
+    fifth = read_tree(tree, *SPLIT)[0].train.paths
+    assert read_tree(tree, "--val-split", "0.4", trained=named)[0].seen == (
         f"{why} perhaps on {len(set(larger) & set(fifth))} of the {len(larger)} validation images"
     )
     for flags in ((), DRAW):
-        line = read(tree, *SPLIT, *flags, trained=drawn)[0].seen
+        line = read_tree(tree, *SPLIT, *flags, trained=drawn)[0].seen
         assert line.startswith(f"{OTHER}, perhaps on some of the ") and line.endswith("are added or removed")
 
 
 def test_weights_of_other_or_unknown_images_are_told_apart(tree):
-    data, trained = read(tree, *SPLIT)
+    data, trained = read_tree(tree, *SPLIT)
     for changed, line in (
         ({"fingerprint": None}, ""),  # another program's
         ({"fingerprint": "other", "settings": {"dataname": "imagenet"}}, f"{OTHER}, perhaps on some of the "),
         ({"fingerprint": "other", "settings": {"dataname": "folder"}}, f"{OTHER}, perhaps on some of the "),
     ):
         other = ResumePoint(Path("old.pt"), trained.state | changed, digest="")
-        found = read(tree, *SPLIT, trained=other)[0].seen
+        found = read_tree(tree, *SPLIT, trained=other)[0].seen
         assert found == (line and f"{line}{len(data.validation)} validation images")
     digits = parse([]).data
     imagenet = ResumePoint(Path("old.pt"), {"settings": {"dataname": "imagenet"}, "fingerprint": "other"}, digest="")
-    assert known_to(get_data(digits, torch.device("cpu")), imagenet, digits).seen == "", "these are not of ImageNet"
+    assert known_to(get_data(digits, CPU), imagenet, digits).seen == "", "these are not of ImageNet"
 
 
 def test_validation_images_that_changed_at_their_place_are_told_when_they_are_evaluated(tree, tmp_path):
     root = tmp_path / "data"
     shutil.copytree(tree, root / "train")
     shutil.copytree(tree, root / "val")
-    _, trained = read(root)
-    settings = parse(["--dataname", "folder", "--datapath", str(root)]).data
-    assert get_test_data(settings, torch.device("cpu"), trained).seen == ""
+    _, trained = read_tree(root)
+    assert evaluated(root, trained=trained).seen == ""
     count = len(list((root / "val").rglob("*.png")))
     for numbers, told in (([0.5, count], False), ([0.5, count + 1], True), ([0.0, 0], False)):
         knowing = dataclasses.replace(trained, state=trained.state | {"progress": {"last_validation": numbers}})
-        seen = get_test_data(settings, torch.device("cpu"), knowing).seen
+        seen = evaluated(root, trained=knowing).seen
         assert (f": {count} now, {count + 1} then" in seen) is told is bool(seen)
     for number in range(30):
         shutil.copy(root / "train/a/0.png", root / "val/a" / f"0{number}.png")
     line = "the validation images have changed since old.pt was trained, perhaps on some of these"
-    assert get_test_data(settings, torch.device("cpu"), trained).seen == line
+    assert evaluated(root, trained=trained).seen == line
     shutil.copytree(root / "val", tmp_path / "test")
-    elsewhere = dataclasses.replace(settings, datapath=str(tmp_path / "test"))
-    assert get_test_data(elsewhere, torch.device("cpu"), trained).seen == "", "one gives other images to test"
+    assert evaluated(tmp_path / "test", trained=trained).seen == "", "one gives other images to test"
