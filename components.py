@@ -23,6 +23,7 @@ from utils.checkpoint.checkpoint import Checkpointer
 from utils.checkpoint.override import refuse_other_head
 from utils.config import plugins
 from utils.config.settings import Settings, UserError
+from utils.data import first_look
 from utils.data.data_set import Data
 from utils.data.loaders import TrainLoader, ValidationLoader, loaders
 from utils.data.splits import prepare
@@ -102,7 +103,7 @@ class Components(NamedTuple):
         data = self.data
         point = run.resume_point
         begins = point is None and self.train_loader is not None
-        lines: list[str | None] = [data.seen, *data.warnings, *data.doubts(run.args, begins)]
+        lines: list[str | None] = [data.seen, *data.warnings, *first_look.doubts(data, run.args, begins)]
         if self.train_loader is not None:
             lines.append(trains_by_itself())
             lines.append(point.changed_files(data.fingerprint) if point is not None else None)

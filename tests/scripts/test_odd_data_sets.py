@@ -2,6 +2,7 @@
 
 import re
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -161,7 +162,8 @@ def test_the_first_look_is_bounded_whatever_the_number_of_classes_and_pixels(tmp
     files = ImageFiles([str(path)] * 3000, labels, "RGB")
     began = time.perf_counter()
     monkeypatch.setattr(first_look, "remarks", lambda *_: [])
-    first_look.doubts(files, files, list(map(str, range(1000))), None, names_damaged=False)
+    data = SimpleNamespace(train=files, validation=files, classes=[*map(str, range(1000))], multilabel=False)
+    first_look.doubts(data, parse([]))
     assert 0 < len(looked) <= 2 * first_look.PIXELS // (600 * 700) and time.perf_counter() - began < 5
 
 
@@ -170,8 +172,8 @@ def test_what_is_said_does_not_depend_on_the_rank_and_names_files_below_the_fold
     root = str(tmp_path / "data")
     args = parse(["--dataname", "folder", "--datapath", root])
     data = get_data(args.data, CPU)
-    first = data.doubts(args)
-    assert first == data.doubts(args) and len(first) == 1
+    first = first_look.doubts(data, args)
+    assert first == first_look.doubts(data, args) and len(first) == 1
     assert first[0].startswith(
         f"--datapath {root}: 16-bit images use few levels of 65535: class a 0 to 199, of which the network sees 1 of "
         "256; class b 600 to 799, of which the network sees 2 of 256; give --pixel-range 0 1023 ("

@@ -19,9 +19,8 @@ from utils.checkpoint.fingerprint import joined, same_images, short
 from utils.checkpoint.resume import ResumePoint
 from utils.config.datasets import SPECS, DatasetSpec
 from utils.config.groups.data import VIEWS, DataSettings
-from utils.config.image_size import Size, enlarged, sides
-from utils.config.settings import Settings, UserError
-from utils.data import first_look
+from utils.config.image_size import Size, sides
+from utils.config.settings import UserError
 from utils.data.formats.file_paths import FilePaths
 from utils.data.formats.held_out import Folds
 from utils.data.formats.own import LOOKED_AT, Items
@@ -120,21 +119,6 @@ class Data:
         return (
             f" ({how}: {100 * count / (count + others):.1f} % of all{grouped}, {shares.min():.1f} to "
             f"{shares.max():.1f} % of a class)"
-        )
-
-    def doubts(self, args: Settings, begins: bool = False) -> list[str]:
-        """Warnings from a look at some images, a line each; if a new run ``begins``, also on how images are shown."""
-        shown = self.preprocessing
-        size = shown.val_image_size
-        enlarges = begins and shown.stored_size is None and shown.crop_pct < 1 and args.data.crop_pct is None
-        return first_look.doubts(
-            self.train,
-            self.validation,
-            self.classes,
-            args.data.datapath,
-            names_damaged=args.run.dry_run,
-            skips_bad=args.data.skip_bad_images,
-            enlarged=(sides(size), enlarged(size, shown.crop_pct)) if enlarges else None,
         )
 
     def shown_to(self, known: KnownPreprocessing | None, settings: DataSettings) -> Data:

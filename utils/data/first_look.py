@@ -13,13 +13,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from utils.config.settings import UserError
+from utils.config.image_size import enlarged, sides
+from utils.config.settings import Settings, UserError
 from utils.config.spelling import counted, folded, printable, some
-from utils.data.formats.readers import ImageFiles, Images, class_counts
+from utils.data.data_set import Data
+from utils.data.formats.readers import ImageFiles, class_counts
 from utils.data.images.decoding import why_unreadable
 from utils.data.images.levels import channels_of, keeps_levels, range_of
 from utils.data.images.look import Look, header, levels_seen, look
 from utils.data.images.stored import Stored, opened
+from utils.data.preprocessing import Preprocessing
 from utils.data.sample_plan import evenly_spaced
 from utils.runtime.files import sha256
 
@@ -61,53 +64,45 @@ class Seen(NamedTuple):
     problem: str = ""
 
 
-def doubts(
-    train: Images | None,
-    validation: Images,
-    classes: Sequence[str],
-    root: str | None,
-    *,
-    names_damaged: bool,
-    skips_bad: bool = False,
-    enlarged: tuple[tuple[int, int], tuple[int, int]] | None = None,
-) -> list[str]:
+def doubts(data: Data, args: Settings, begins: bool = False) -> list[str]:
     """Warnings to print before training, from a quick look at a few images, and from the files and class counts.
 
-    ``names_damaged``: also name an unreadable image, which otherwise is reported when it is read. Raises ``UserError``
-    if no image of a split is readable, unless ``skips_bad``. ``enlarged``: height and width that validation shows by
-    default, and the height and width to which it enlarges images before it crops their middle.
+    If a new run ``begins``, also on how validation shows images by default. A dry run names an unreadable image, which
+    otherwise is reported when it is read. Raises ``UserError`` if no image of a split is readable, unless bad images
+    are skipped.
     """
-    splits = {"train": train, "val": validation}
+    splits = {"train": data.train, "val": data.validation}
     files = {split: images for split, images in splits.items() if isinstance(images, ImageFiles) and len(images)}
     if not files:
         return []
-    looks = [one for split, images in files.items() for one in _sampled(split, images, classes, root)]
+    root = args.data.datapath
+    looks = [one for split, images in files.items() for one in _sampled(split, images, data.classes, root)]
     where = f"--datapath {root}: " if root else ""
     colour = next(iter(files.values())).colour
     lines = [f"{text} ({len(looks)} of the images were looked at)" for _, text in remarks(looks, colour)]
-    lines += _already_of_size(looks, enlarged)
-    lines += _unreadable(looks, where, skips_bad)
+    if begins and args.data.crop_pct is None:
+        lines += _already_of_size(looks, data.preprocessing)
+    lines += _unreadable(looks, where, args.data.skip_bad_images)
     unreadable = [one for one in looks if one.problem]
-    if unreadable and names_damaged:
+    if unreadable and args.run.dry_run:
         lines.append(f"{unreadable[0].name} cannot be read: {unreadable[0].problem}")
     lines += equal_files(files, root)
-    if train is not None:
-        counts = [class_counts(images.labels, len(classes)) for images in (train, validation)]
-        lines += [text for _, text in of_classes(counts, classes, several=validation.labels.ndim > 1)]
+    if data.train is not None:
+        counts = [class_counts(images.labels, len(data.classes)) for images in (data.train, data.validation)]
+        lines += [text for _, text in of_classes(counts, data.classes, data.multilabel)]
     return [where + line for line in lines]
 
 
-def _already_of_size(looks: Sequence[Seen], enlarged: tuple[tuple[int, int], tuple[int, int]] | None) -> Iterator[str]:
+def _already_of_size(looks: Sequence[Seen], preprocessing: Preprocessing) -> Iterator[str]:
     """Yield a line if all images have the size that validation shows, yet are enlarged and cropped, as in timm.
 
-    ``enlarged``: as in ``doubts``. An enlargement by one pixel is not worth a line.
+    An enlargement by one pixel is not worth a line.
     """
-    if (
-        enlarged
-        and enlarged[1][0] > enlarged[0][0] + 1
-        and {one.facts.size[::-1] for one in looks if not one.problem} == {enlarged[0]}
-    ):
-        shown, larger = ("{} x {}".format(*size) for size in enlarged)
+    size = sides(preprocessing.val_image_size)
+    enlarged_size = enlarged(size, preprocessing.crop_pct)
+    grows = preprocessing.stored_size is None and enlarged_size[0] > size[0] + 1
+    if grows and {one.facts.size[::-1] for one in looks if not one.problem} == {size}:
+        shown, larger = ("{} x {}".format(*of_both) for of_both in (size, enlarged_size))
         yield (
             f"the {len(looks)} images that were looked at have {shown} pixels, and validation shows the middle of "
             f"them, enlarged to {larger}; --crop-pct 1 shows them whole"
