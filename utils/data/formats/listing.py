@@ -58,7 +58,7 @@ def is_image(name: str) -> bool:
 def unread_ending(name: str) -> list[str]:
     """A list with the file's ending, if it belongs to an image format that is not read; otherwise an empty list."""
     ending = os.path.splitext(name.lower())[1]
-    return [ending] if ending and ending in UNREAD_ENDINGS.split() else []
+    return [ending] if ending in UNREAD_ENDINGS.split() else []
 
 
 def left_out(name: str) -> list[str]:
