@@ -238,17 +238,15 @@ def deeper(tree: Path, images: ImageFiles, classes: Sequence[str]) -> list[str]:
     ]
 
 
-def _left_out(endings: Counter[str], *trees: Path) -> tuple[str, ...]:
-    """Warnings about images in ``trees`` that are not read; ``endings``: how many unread images have each ending."""
-    warnings = [*unread_images(endings, " and ".join(map(str, trees)), "inside the classes ")]
+def _left_out(endings: Counter[str], *trees: Path) -> Iterator[str]:
+    """Yield warnings about images in ``trees`` that are not read; ``endings``: see ``unread_images``."""
+    yield from unread_images(endings, " and ".join(map(str, trees)), "inside the classes ")
     for tree in trees:
-        loose = sum(is_image(path.name) and path.is_file() for path in visible(tree))
-        if loose:
-            warnings.append(
+        if loose := sum(is_image(path.name) and path.is_file() for path in visible(tree)):
+            yield (
                 f"--datapath: {tree} holds {loose:,} images beside its class folders, which are left out; move each "
                 "into the folder of its class"
             )
-    return tuple(warnings)
 
 
 def unread_images(endings: Counter[str], where: str, inside: str = "") -> Iterator[str]:
