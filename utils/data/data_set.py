@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import repeat
+from itertools import islice, repeat
 from typing import Any
 from zlib import crc32
 
@@ -178,14 +178,14 @@ class Data:
             return ""
         then = dict(known.tolist())
         now = rows.tolist()
-        changed = {place for place, (path, label) in enumerate(now) if then.get(path, label) != label}
-        added = {place for place, (path, _) in enumerate(now) if path not in then}
+        changed = [place for place, (path, label) in enumerate(now) if then.get(path, label) != label]
+        added = [place for place, (path, _) in enumerate(now) if path not in then]
         lost = len(then.keys() - {path for path, _ in now})
         gone = f"{lost:,} image(s) are gone" if lost else ""
         named = changed or added
         if not named:
             return gone
-        path, split, label = next(row for place, row in enumerate(self._rows()) if place == min(named))
+        path, split, label = next(islice(self._rows(), named[0], None))
         name = f" as {self.classes[label]}" if label.ndim == 0 else ""
         more = f" and {len(named) - 1:,} more" if len(named) > 1 else ""
         what = "had another label or split" if changed else "was not there"

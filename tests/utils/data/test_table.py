@@ -5,7 +5,9 @@ import os
 import random
 import re
 import shutil
+import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow
@@ -19,9 +21,12 @@ from tests.helpers import QUIETLY, image_tree, mistakes_of, trained
 from tests.utils.data import loading
 from tests.utils.data.loading import evaluated, read_folder, read_tree, save
 from utils.checkpoint.resume import ResumePoint
+from utils.config.datasets import SPECS
 from utils.config.settings import UserError
+from utils.data.data_set import Data
 from utils.data.formats.class_map import in_order_of
-from utils.data.formats.readers import MemoryImages, Splits
+from utils.data.formats.file_paths import FilePaths
+from utils.data.formats.readers import ImageFiles, MemoryImages, Splits
 
 COUNTS = {"train": 6, "val": 3}
 HEADER = ("path", "label", "split")
@@ -491,6 +496,18 @@ def test_a_resume_names_the_label_that_has_changed(flat, tmp_path, capfd):
     assert "1 image(s) are gone" in capfd.readouterr().err
     write(labels, rows[::-1])
     assert main([*start, "--resume", str(run)]) == 0
+
+
+def test_many_new_rows_at_the_end_are_told_at_once(tmp_path):
+    """The first one's place was once searched for among all of them, again for each row before it."""
+    count = 60_000
+    paths = FilePaths.joined(tmp_path, b"\0".join(b"%05d.png" % number for number in range(count)))
+    images = ImageFiles(paths, torch.zeros(count, dtype=torch.int64))
+    data = Data(SPECS["folder"], None, "", ("a",), images, images.take(np.arange(0)), origin="a table")
+    trained = Mock(**{"read.return_value": {"rows": data.rows[: count // 2]}})
+    began = time.perf_counter()
+    assert data.changed_since(trained) == "30000.png, now in train as a, and 29,999 more was not there"
+    assert time.perf_counter() - began < 5
 
 
 def test_tools_read_the_rows_of_each_split_and_other_tables(flat, tmp_path, capsys):
