@@ -20,7 +20,7 @@ from utils.data.formats.readers import MemoryImages
 from utils.data.loaders import choose
 from utils.optim.batch_norm_statistics import layers_with_statistics
 from utils.optim.head import head_parameters
-from utils.optim.optimizers import Optimizers, has_momentum
+from utils.optim.optimizers import has_momentum
 from utils.precision.amp import never_called, resolve_amp
 from utils.runtime.distributed import Distributed
 
@@ -33,7 +33,8 @@ def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bo
     data = parts.data
     device = distributed.device
     train = parts.train_loader is not None
-    trained, scales = _trained(parts.optimizers) if train else (set(), set())
+    groups = [group for optimizer in parts.optimizers for group in optimizer.param_groups]  # none with --evaluate
+    trained = {parameter for group in groups for parameter in group["params"]}
     augmentation = chosen_names(args.augmentation, data.spec)  # with the data set's own filled in
     crops = "resized-crop" in augmentation
     return {
@@ -70,17 +71,10 @@ def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bo
         # more than the layers that output the logits train in some epoch
         "trains_backbone": not trained <= {*head_parameters(parts.model).values()},
         # some parameters that train have a learning rate other than --lr
-        "rates_differ": scales != {1.0},
+        "rates_differ": {group.get("lr_scale", 1.0) for group in groups} != {1.0},
         # those of --fp32-layers that a forward pass leaves out
         "never_called": never_called(parts.model, args.precision.fp32_layers or (), data.image_shape, device, train),
     }
-
-
-def _trained(optimizers: Optimizers) -> tuple[set[nn.Parameter], set[float]]:
-    """Parameters that train in some epoch, and the multiples of --lr that they have as learning rates."""
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    parameters = {parameter for group in groups for parameter in group["params"]}
-    return parameters, {group.get("lr_scale", 1.0) for group in groups}
 
 
 def without_effect(args: Settings, facts: dict[str, Any]) -> list[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any, ClassVar
 from weakref import WeakSet
 
@@ -306,9 +307,8 @@ class Operations(TorchDispatchMode):
 
 
 def _difference(before: list[str], after: list[str]) -> str:
-    pairs = zip([*before, "the end"], [*after, "the end"], strict=False)
-    one, other = next((pair for pair in pairs if pair[0] != pair[1]), ("the end", "the end"))
-    return f"{one} and {other}"
+    pairs = zip_longest(before, after, fillvalue="the end")
+    return " and ".join(next(pair for pair in pairs if pair[0] != pair[1]))
 
 
 def _pass_on(batches: Sequence[Batch], made: Sequence[Outputs], passed: Passed) -> None:

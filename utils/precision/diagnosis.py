@@ -132,20 +132,13 @@ def examine(
     found = NonFinite()
     samples = []
     for part in passes:
-        logits: list[torch.Tensor] = []
-
-        def run(part: Any = part, logits: list[torch.Tensor] = logits) -> torch.Tensor:
-            output, loss, *_ = forward(part)
-            logits.append(output.detach())
-            return loss
-
         with torch.compiler.set_stance("force_eager"):
-            finding = find_non_finite(model, run, partial(backward, part))
+            finding, logits = find_non_finite(model, partial(forward, part), partial(backward, part))
         if found:
             continue
         found = finding
         if found:
-            bad = ~torch.isfinite(logits[0]).all(dim=1)
+            bad = ~torch.isfinite(logits).all(dim=1)
             samples = [int(index) for index in np.asarray(part.indices)[bad.cpu().numpy()]]
             if not (is_sharded(model) or any(isinstance(one, nn.SyncBatchNorm) for one in model.modules())):
                 break

@@ -81,23 +81,21 @@ class NonFinite:
 
 
 def find_non_finite(
-    model: nn.Module, forward: Callable[[], torch.Tensor], backward: Callable[[torch.Tensor], None]
-) -> NonFinite:
-    """Run ``backward(forward())`` and find the layers of ``model`` that give non-finite values.
+    model: nn.Module, forward: Callable[[], tuple[Any, ...]], backward: Callable[[torch.Tensor], None]
+) -> tuple[NonFinite, torch.Tensor]:
+    """Run both passes; return the layers of ``model`` that give non-finite values, and the logits.
 
-    ``forward`` returns the loss. Effects of the passes are not undone: the caller restores buffers and gradients.
-    Everything is checked on the device and read once at the end.
+    ``forward`` returns logits, loss and more; ``backward`` takes the loss. Effects of the passes are not undone: the
+    caller restores buffers and gradients. Everything is checked on the device and read once at the end.
     """
-    records: list[tuple[str, str, nn.Module, torch.Tensor]] = []
+    records: list[tuple[str, str, torch.Tensor]] = []
 
-    def keep(kind: str) -> Seen:
-        def seen(name: str, module: nn.Module, tensor: torch.Tensor) -> None:
-            records.append((kind, name, module, torch.isfinite(tensor).all()))
+    def seen(kind: str, name: str, module: nn.Module, tensor: torch.Tensor) -> None:
+        records.append((kind, name, torch.isfinite(tensor).all()))
 
-        return seen
-
-    with watching(model, inputs=keep("inputs"), outputs=keep("outputs"), gradients=keep("gradients")):
-        loss = forward()
+    bad: dict[str, list[str]] = {"inputs": [], "outputs": [], "gradients": []}
+    with watching(model, **{kind: partial(seen, kind) for kind in bad}):
+        logits, loss, *_ = forward()
         backward(loss)
     found = NonFinite(loss=not bool(torch.isfinite(loss.detach()).all()))
     found.parameters = [
@@ -106,11 +104,10 @@ def find_non_finite(
         if parameter.grad is not None and not bool(torch.isfinite(local(parameter.grad)).all())
     ]
     if not records:
-        return found
+        return found, logits.detach()
     finite = torch.stack([flag for *_, flag in records]).tolist()
-    bad: dict[str, list[Any]] = {kind: [] for kind in ("inputs", "outputs", "gradients")}
     fed: dict[str, bool] = {}  # whether a module's current call got finite inputs
-    for (kind, name, _, _), is_finite in zip(records, finite, strict=True):
+    for (kind, name, _), is_finite in zip(records, finite, strict=True):
         if kind == "inputs":
             fed[name] = fed.get(name, True) and is_finite
         if not is_finite and not bad["outputs"] and kind == "outputs":
@@ -122,7 +119,7 @@ def find_non_finite(
     found.outputs = bad["outputs"]
     found.gradients = bad["gradients"]
     found.origin = found.origin or _backward_origin(found)
-    return found
+    return found, logits.detach()
 
 
 def _forward_origin(first: str, inputs_finite: bool, images_bad: bool) -> str:
