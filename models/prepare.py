@@ -216,11 +216,12 @@ def synchronised(model: torch.nn.Module, device: torch.device) -> torch.nn.Modul
 
 def to_memory_format(args: Settings, model: torch.nn.Module, device: torch.device) -> bool:
     """Convert ``model`` to the memory format of ``--channels-last``; return True if that is channels-last."""
-    wish = args.model.channels_last
-    faster = wish == "auto" and channels_last_is_faster(model, device, resolve_amp(args.precision, device))
-    if wish == "on" or faster:
+    chosen = args.model.channels_last == "on"
+    if args.model.channels_last == "auto":
+        chosen = channels_last_is_faster(model, device, resolve_amp(args.precision, device))
+    if chosen:
         model.to(memory_format=torch.channels_last)  # in place
-    return wish == "on" or faster
+    return chosen
 
 
 def channels_last_is_faster(model: torch.nn.Module, device: torch.device, amp: str) -> bool:

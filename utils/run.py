@@ -254,9 +254,7 @@ class Run:
     def report_finished(self) -> None:
         """Print that nothing is left to do, so that a command with --resume auto can be repeated blindly.
 
-        Trackers get what they lack.
-
-        If --resume-override comes with other settings, warn that they come too late.
+        Warn of other settings that --resume-override brings too late, and send trackers what they lack.
         """
         if not self.is_main:
             return

@@ -229,7 +229,9 @@ class TraVal:
     def launch_passes(self, batches: Iterable[Batch], passed: Callable[[Batch, Outputs], None]) -> Gradient:
         """Run the forward and backward passes, calling ``passed`` after each; return the summed gradient's norms."""
         self.watch.buffers.remember()
-        for batch in self._passes(batches):
+        for part in self.attachments:
+            batches = part.passes(self, batches)
+        for batch in batches:
             with (
                 timing_algorithms(not self.distributed.deterministic),
                 self.distributed.no_sync(self.network, more_to_come=not batch.ends_step),
@@ -341,12 +343,6 @@ class TraVal:
             for group in optimizer.param_groups:
                 group["lr"] = lr * group.get("lr_scale", 1.0)
         return lr
-
-    def _passes(self, batches: Iterable[Batch]) -> Iterable[Batch]:
-        """The step's forward passes: its batches, and what optional parts make of these."""
-        for part in self.attachments:
-            batches = part.passes(self, batches)
-        return batches
 
     def _add_pass(self, batch: Batch, outputs: Outputs) -> None:
         self.sums.add_pass(batch, outputs)
@@ -465,17 +461,14 @@ class TraVal:
     def state(self) -> dict[str, Any]:
         """State that changes during training, between two optimizer steps. Several optimizers' states are a list."""
         assert not self.verdicts.is_pending, "a step whose verdict the host has not read"
+        optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
         return {
             "model": self.model.state_dict(),
             "ema": self.ema.state() if self.ema is not None else None,
-            "optimizer": self._optimizer_state(),
+            "optimizer": optimizers if len(optimizers) > 1 else optimizers[0],
             "scaler": self.scaler.state_dict(),
             "progress": self.progress.state(),
         }
-
-    def _optimizer_state(self) -> Any:
-        states = [optimizer.state_dict() for optimizer in self.optimizers]
-        return states if len(states) > 1 else states[0]
 
     def places(self) -> Any:
         """The part of each tensor of ``state()`` that this process holds; None if it holds all of them whole."""

@@ -84,10 +84,11 @@ def refuse_swollen(state: Any, size: int) -> None:
 def wrong_kinds(state: dict[str, Any]) -> list[str]:
     """The parts that a run needs to continue, but that are of the wrong kind; one phrase each."""
     ema = state["ema"]
+    optimizers = state["optimizer"] if isinstance(state["optimizer"], list) else [state["optimizer"]]
     right = {
         "model": _is_weights(state["model"]),
         "ema": ema is None or (_is_dict(ema) and _is_weights(ema.get("model"))),
-        "optimizer": _is_optimizers(state["optimizer"]),
+        "optimizer": bool(optimizers) and all(map(_is_optimizer, optimizers)),
         "scaler": _is_dict(state["scaler"]) and all(_is_number(value) for value in state["scaler"].values()),
         "progress": _is_dict(state["progress"]),
         "classes": isinstance(state["classes"], list) and all(isinstance(name, str) for name in state["classes"]),
@@ -103,11 +104,6 @@ def _is_dict(value: Any) -> bool:
 
 def _is_weights(value: Any) -> bool:
     return _is_dict(value) and bool(value) and all(torch.is_tensor(item) for item in value.values())
-
-
-def _is_optimizers(value: Any) -> bool:
-    """True for the state of an optimizer, or a list of several states."""
-    return all(map(_is_optimizer, value)) and bool(value) if isinstance(value, list) else _is_optimizer(value)
 
 
 def _is_optimizer(value: Any) -> bool:

@@ -153,8 +153,8 @@ def carry_over(
     if 0 < progress.step_in_epoch < steps_per_epoch and "loss" in shaped:
         progress.forget_sums()
         changes.append(f"another loss: epoch {progress.epoch + 1}'s training figures are of its remaining steps")
-    if progress.lr_drops and {"lr", "lr_gamma"} & differences.keys():
-        changes += _of_drops(args.optimisation, progress.lr_drops)
+    if args.optimisation.lr_policy == "plateau" and progress.lr_drops and {"lr", "lr_gamma"} & differences.keys():
+        changes.append(_of_drops(args.optimisation, progress.lr_drops))
     if of_others or "stopping" in shaped or {args.run.best_metric, args.run.early_stopping_metric} & own_metrics.keys():
         progress.wait_anew()
     state = resume_point.state | {
@@ -166,17 +166,15 @@ def carry_over(
     return state, changes
 
 
-def _of_drops(settings: OptimisationSettings, drops: int) -> list[str]:
+def _of_drops(settings: OptimisationSettings, drops: int) -> str:
     """A line about the rate with which a plateau's ``drops`` so far go on, under another --lr or --lr-gamma."""
-    if settings.lr_policy != "plateau":  # other schedules do not count them
-        return []
     assert settings.lr is not None  # filled in
     rate = max(settings.lr_min, settings.lr * settings.lr_gamma**drops)
     floor = f", but at least --lr-min {settings.lr_min:g}" if settings.lr_min else ""
-    return [
+    return (
         f"the {drops} drop(s) so far count: the learning rate goes on at {rate:g}, --lr {settings.lr:g} times "
         f"--lr-gamma {settings.lr_gamma:g} for each{floor}"
-    ]
+    )
 
 
 def _skip_rest(progress: Progress, args: Settings) -> str:

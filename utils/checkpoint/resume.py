@@ -166,11 +166,10 @@ class ResumePoint:
                 origin, f"change what it follows from ({origin})"
             )
             if self.can_never_change(name, args):
-                mistakes.append(f"{difference}; {remove} or start anew without --resume")
+                ways = f"{remove} or start anew without --resume"
             else:
-                mistakes.append(
-                    f"{difference}; {remove}, start anew without --resume, or go on like this with {self._override}"
-                )
+                ways = f"{remove}, start anew without --resume, or go on like this with {self._override}"
+            mistakes.append(f"{difference}; {ways}")
         if mistakes:
             raise UserError(*mistakes, on_all_ranks=True)
 
@@ -402,15 +401,16 @@ def newest_run(
     elsewhere = {}
     for folder in sorted(_run_folders(parent), reverse=True):
         settings = _settings_of(folder, [*wanted, "datapath"])
-        its_place = (settings or {}).pop("datapath", None) or "."
-        if settings is None and any((folder / "checkpoints").glob("*.pt")):
-            lost.append(folder)
-            warn(f"{folder}: passed over, as its config.yaml cannot be read; --resume {folder} continues it")
-        elif settings is not None and settings != wanted:
+        if settings is None:
+            if any((folder / "checkpoints").glob("*.pt")):
+                lost.append(folder)
+                warn(f"{folder}: passed over, as its config.yaml cannot be read; --resume {folder} continues it")
+            continue
+        its_place = settings.pop("datapath") or "."
+        if settings != wanted:
             others[folder] = {name: value for name, value in settings.items() if value != wanted[name]}
             if place is not None and not _is_same_place(its_place, place):
                 elsewhere[folder] = its_place
-        if settings != wanted:
             continue
         newest = checkpoint.newest(folder / "checkpoints", warn)
         if newest and is_wanted(newest[1]):
@@ -434,7 +434,10 @@ def newest_run(
         # of several the first, which is the newest
         nearest = min(others, key=lambda folder: len(others[folder]) + (folder in elsewhere))
         images = f"; its images were in {as_text(elsewhere[nearest])}" if nearest in elsewhere else ""
-        warn(f"{BEGINS_ANEW}; the nearest, {nearest}, has {_differences(others[nearest], wanted)}{images}")
+        other = [
+            f"{as_flag(name, value)} where this has {as_text(wanted[name])}" for name, value in others[nearest].items()
+        ]
+        warn(f"{BEGINS_ANEW}; the nearest, {nearest}, has {some(other, SHOWN_SETTINGS)}{images}")
     return None
 
 
@@ -483,12 +486,6 @@ def _run_of(folder: Path) -> Path:
     if whole.name != "checkpoints" or not (whole.parent / "config.yaml").is_file():
         return folder
     return folder.parent if folder.name else whole.parent  # '.' has no name
-
-
-def _differences(other: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """Text on the first few settings of another run that differ from the wanted ones, with both values of each."""
-    shown = [f"{as_flag(name, value)} where this has {as_text(wanted[name])}" for name, value in other.items()]
-    return some(shown, SHOWN_SETTINGS)
 
 
 def _completed(plain: Any, whole: Any) -> Any:

@@ -230,12 +230,8 @@ class Shards:
         """
         from torch.distributed import checkpoint as dcp
 
-        room = {}
-        for name, one in self.tensors.items():
-            if places is None:
-                room[name] = torch.empty(one.shape, dtype=one.dtype)
-            else:
-                room[name] = places.empty(one.keys, one.shape, one.dtype)
+        places = Places({}) if places is None else places
+        room = {name: places.empty(one.keys, one.shape, one.dtype) for name, one in self.tensors.items()}
         try:
             with _quiet(), torch.no_grad():
                 dcp.load(

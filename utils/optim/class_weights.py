@@ -87,17 +87,14 @@ def read_weights(path: Path, classes: Sequence[str]) -> list[float]:
         reason = " ".join(str(error).split())
         raise UserError(f"--class-weights {path}: not lines of a class name and its weight ({reason})") from error
     weights = dict(rows)
-    mistakes = []
     names = [name for name, _ in rows]
-    for text, wrong in (
-        ("lacks", [name for name in classes if name not in weights]),
-        ("names what is no class:", [name for name in weights if name not in classes]),
-        ("names twice", [name for name in weights if names.count(name) > 1]),
-        ("has no weight of at least 0 for", [name for name, weight in rows if not _is_weight(weight)]),
-    ):
-        if wrong:
-            mistakes.append(f"--class-weights {path}: {text} {some(wrong, 5)}")
-    if mistakes:
+    wrong = {
+        "lacks": [name for name in classes if name not in weights],
+        "names what is no class:": [name for name in weights if name not in classes],
+        "names twice": [name for name in weights if names.count(name) > 1],
+        "has no weight of at least 0 for": [name for name, weight in rows if not _is_weight(weight)],
+    }
+    if mistakes := [f"--class-weights {path}: {text} {some(those, 5)}" for text, those in wrong.items() if those]:
         raise UserError(*mistakes)
     return [float(weights[name]) for name in classes]
 

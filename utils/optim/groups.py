@@ -35,20 +35,16 @@ def parameter_groups(
     convention). If learning rates differ (``rates``), each has such groups of its own, with its ``lr_scale`` and
     ``name``. Raises ``UserError`` for a name that no parameter has.
     """
-    wanted = set(model.parameters() if only is None else only)
-    named = [
-        (name, parameter)
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad and parameter in wanted
-    ]
+    wanted = {parameter for parameter in (model.parameters() if only is None else only) if parameter.requires_grad}
     exempt = _without_decay(settings, model)
-
     rate_of = rates(settings, model)
     usual = settings.weight_decay
     groups: dict[tuple[Rate | None, float], dict[str, Any]] = {}
     if rate_of is None:
         groups[None, usual] = {"params": [], "weight_decay": usual}  # the first, whichever parameter comes first
-    for name, parameter in named:
+    for name, parameter in model.named_parameters():
+        if parameter not in wanted:
+            continue
         rate = rate_of[name] if rate_of is not None else None
         decay = 0.0 if name in exempt else usual
         own = {"lr_scale": rate.scale, "name": rate.name} if rate is not None else {}

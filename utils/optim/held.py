@@ -6,7 +6,7 @@ import copy
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -74,23 +74,25 @@ class Held(ABC):
         for rate, group in zip(self.rates, self.param_groups, strict=True):
             rate.fill_(group["lr"])
 
-    @contextmanager
-    def _with_rates(self) -> Iterator[None]:
+    def _with_rates(self) -> AbstractContextManager[None]:
         """Context in which the groups hold the learning rates on the device, if there are any."""
-        numbers = [group["lr"] for group in self.param_groups]
-        self._set_rates(self.rates or numbers)
-        try:
-            yield
-        finally:
-            self._set_rates(numbers)
-
-    def _set_rates(self, rates: Sequence[Any]) -> None:
-        for group, rate in zip(self.param_groups, rates, strict=True):
-            group["lr"] = rate
+        return _holding("lr", self.param_groups, self.rates or [group["lr"] for group in self.param_groups])
 
 
 @contextmanager
-def _recordable(groups: Sequence[dict[str, Any]], on_gpu: bool) -> Iterator[None]:
+def _holding(name: str, groups: Sequence[dict[str, Any]], values: Sequence[Any]) -> Iterator[None]:
+    """Context in which each of ``groups`` holds its item of ``values`` under ``name``."""
+    before = [group[name] for group in groups]
+    for group, value in zip(groups, values, strict=True):
+        group[name] = value
+    try:
+        yield
+    finally:
+        for group, value in zip(groups, before, strict=True):
+            group[name] = value
+
+
+def _recordable(groups: Sequence[dict[str, Any]], on_gpu: bool) -> AbstractContextManager[None]:
     """Context in which a graph can record the step of a fused optimizer.
 
     torch records Adam's step only if the groups are ``capturable``, and warns of that in any other step. A fused kernel
@@ -98,13 +100,7 @@ def _recordable(groups: Sequence[dict[str, Any]], on_gpu: bool) -> Iterator[None
     """
     refused = [group for group in groups if group.get("capturable") is False]
     allowed = on_gpu and torch.cuda.is_current_stream_capturing()
-    for group in refused:
-        group["capturable"] = allowed
-    try:
-        yield
-    finally:
-        for group in refused:
-            group["capturable"] = False
+    return _holding("capturable", refused, [allowed] * len(refused))
 
 
 def _nothing() -> None:

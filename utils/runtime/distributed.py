@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -168,7 +169,8 @@ class Distributed:
         def words() -> str:
             return f"{what}: {time.monotonic() - began:.0f} s so far{work.waiting_for if work else ''}"
 
-        with Heartbeat(words, _log) if self.is_main else nullcontext(), work.done() if work else nullcontext():
+        log = partial(print, file=sys.stderr, flush=True)
+        with Heartbeat(words, log) if self.is_main else nullcontext(), work.done() if work else nullcontext():
             yield
 
     def gather(self, value: T) -> list[T]:
@@ -266,10 +268,6 @@ class Distributed:
 def _bf16_hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are texts, as all are here
     """Torch's own hook under another name: without CUDA, torch refuses its own, although gloo can run it."""
     return bf16_compress_hook(state, bucket)
-
-
-def _log(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def lost_contact(error: RuntimeError) -> str | None:
