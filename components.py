@@ -105,11 +105,10 @@ class Components(NamedTuple):
         begins = point is None and self.train_loader is not None
         lines: list[str | None] = [data.seen, *data.warnings, *first_look.doubts(data, run.args, begins)]
         if self.train_loader is not None:
-            lines.append(trains_by_itself())
-            lines.append(point.changed_files(data.fingerprint) if point is not None else None)
+            lines += [trains_by_itself(), point.changed_files(data.fingerprint) if point is not None else None]
         if begins:
-            lines.append(oversized_layer(run.args.model.arch, self.model, data.image_size))
-            lines.append(frozen_at_random(run.args.model))
+            own = run.args.model
+            lines += [oversized_layer(own.arch, self.model, data.image_size), frozen_at_random(own)]
         if self.optimizers:
             lines.append(optimizers.left_out(run.args.optimisation, self.model, self.optimizers))
         facts = facts_of(run.args, self, run.distributed, continues=run.folder_to_resume is not None)

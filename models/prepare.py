@@ -252,7 +252,8 @@ def read_weights(settings: ModelSettings) -> ResumePoint | None:
     """Read the checkpoint of ``--weights``, with its tensors; None without the flag. Raises ``UserError``."""
     if not settings.weights:
         return None
-    weights = ResumePoint.whole(Path(settings.weights))
+    path = Path(settings.weights)
+    weights = ResumePoint(path, checkpoint.load(path), digest="")  # with the tensors in its state
     stored = checkpoint.dict_in(weights.state, "settings")
     for name in shaping("network"):
         if stored.get(name) is True and not getattr(settings, name):

@@ -145,17 +145,13 @@ def load_start(model: nn.Module, state: dict[str, Any], path: Path, new_head: bo
         weights, anew = _by_name(head, weights, theirs, names)
     found = checkpoint.misfits(model, weights)
     wrong = {*found.missing, *found.unexpected, *found.misshapen}
+    advice = f"--new-head begins the last layer ({', '.join(head)}) anew and keeps the other weights"
     if wrong and wrong <= set(head):
         has = f"is for {trained} classes" if trained else "has no last layer"
-        raise UserError(
-            f"--weights {path}: {has}, and the data has {classes}; --new-head begins the last layer "
-            f"({', '.join(head)}) anew and keeps the other weights"
-        )
+        raise UserError(f"--weights {path}: {has}, and the data has {classes}; {advice}")
     if theirs is not None and not set(theirs) & set(names):
-        raise UserError(
-            f"--weights {path}: is for other classes ({some(theirs)}) than the data's ({some(names)}); --new-head "
-            f"begins the last layer ({', '.join(head)}) anew and keeps the other weights"
-        )
+        others = f"is for other classes ({some(theirs)}) than the data's ({some(names)})"
+        raise UserError(f"--weights {path}: {others}; {advice}")
     checkpoint.load_weights(model, weights, path)
     return anew
 

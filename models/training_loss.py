@@ -130,10 +130,7 @@ def _of_library(name: str) -> LibraryNetwork:
         raise UserError(f"its {count} classes are not those of ImageNet-1k, and their names are not known")
     with torch.random.fork_rng(devices=[]):
         network = build_model(
-            ModelSettings(arch=name, pretrained=True),
-            classes=count,
-            channels=3,
-            image_size=preprocessing.image_size,
+            ModelSettings(arch=name, pretrained=True), classes=count, channels=3, image_size=preprocessing.image_size
         )
     return LibraryNetwork(network.eval(), name, classes, preprocessing)
 

@@ -155,17 +155,13 @@ class Run:
                 self.own_folder,
                 progress=self.args.logging.progress,
                 resumed=self.position,
-                once_locked=self._take_as_last if folder else None,
+                once_locked=(lambda: take_as_last(self.begun, self.warn)) if folder else None,
             )
         if folder:
             self.resume_point = dataclasses.replace(self.begun, path=last_of(folder))
         if self.is_main and self.args.logging.track:
             anew = self.args.run.resume_override
             self.writer.attach(tracking.Tracking(self.args, self.own_folder, anew, self.writer.log))
-
-    def _take_as_last(self) -> None:
-        for line in take_as_last(self.begun):
-            self.warn(line)
 
     def save_settings(self) -> None:
         """Write ``config.yaml``: every setting and where it came from, in a form that --config reads back.

@@ -172,7 +172,7 @@ def test_a_checkpoint_that_was_replaced_while_it_was_read_is_not_gone_on_from(ru
     before = checkpoint.load(run / "checkpoints/initial.pt")
     point = ResumePoint.of(run / "checkpoints/last.pt", before, run)
     with pytest.raises(UserError, match="another process has continued the run"):
-        take_as_last(point)
+        take_as_last(point, pytest.fail)
 
 
 def test_an_epoch_without_a_row_is_no_lost_record(tmp_path, capsys):

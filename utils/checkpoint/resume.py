@@ -67,11 +67,6 @@ class ResumePoint:
         hub_networks.remember(state.get(hub_networks.KEY))
         return cls(path, tree_map_only(torch.Tensor, lambda tensor: None, state), digest, folder)
 
-    @classmethod
-    def whole(cls, path: Path) -> ResumePoint:
-        """The resume point of a checkpoint that is used once, for its weights: ``state`` includes the tensors."""
-        return cls(path, checkpoint.load(path), digest="")
-
     def read(self, places: Places | None = None) -> dict[str, Any]:
         """Read the whole state, on the CPU: tensors from the file, all else as in ``state``. Each process calls this.
 
@@ -320,8 +315,8 @@ def find(args: Settings, parent: Path, warn: Warn, fingerprint: Callable[[], str
     return None
 
 
-def take_as_last(point: ResumePoint) -> list[str]:
-    """Make ``point`` its run's last checkpoint; set those of later steps aside and return lines about them.
+def take_as_last(point: ResumePoint, warn: Warn) -> None:
+    """Make ``point`` its run's last checkpoint; set those of later steps aside, with a line about each.
 
     Otherwise a resume after a kill could continue from a state that the run has abandoned, and best.pt would be of an
     epoch that the run no longer has. Only for the process that holds the folder's lock. Raises ``UserError`` if another
@@ -335,7 +330,8 @@ def take_as_last(point: ResumePoint) -> list[str]:
     checkpoints = point.folder / "checkpoints"
     if point.path.absolute() != last_of(point.folder).absolute():
         checkpoint.Checkpointer(checkpoints).take_as_last(point.path)
-    return [line for name in SET_ASIDE if (line := _set_aside(checkpoints / f"{name}.pt", step))]
+    for name in SET_ASIDE:
+        _set_aside(checkpoints / f"{name}.pt", step, warn)
 
 
 def last_of(folder: Path) -> Path:
@@ -343,17 +339,17 @@ def last_of(folder: Path) -> Path:
     return folder / "checkpoints" / "last.pt"
 
 
-def _set_aside(path: Path, step: int) -> str | None:
-    """Rename the checkpoint ``path`` and return a line about it if its step is after ``step``; otherwise None."""
+def _set_aside(path: Path, step: int, warn: Warn) -> None:
+    """Rename the checkpoint ``path``, and say so, if its step is after ``step``."""
     its_step = checkpoint.step_of(path)
     if its_step is None or its_step <= step:
-        return None
+        return
     kept = path.with_name(f"{checkpoint.ABANDONED}{path.name}")
     numbers = itertools.count(2)
     while kept.exists():
         kept = path.with_name(f"{checkpoint.ABANDONED}{path.stem}.{next(numbers)}.pt")
     os.replace(path, kept)
-    return f"{path} is of step {its_step}, from which the run goes back to step {step}; it is kept as {kept.name}"
+    warn(f"{path} is of step {its_step}, from which the run goes back to step {step}; it is kept as {kept.name}")
 
 
 def _compared(args: Settings) -> dict[str, Any]:

@@ -99,11 +99,7 @@ class BinaryCrossEntropy(OwnLoss):
         return terms.masked_fill(targets.isnan(), 0).sum() / (len(targets) * known)
 
     def mean(
-        self,
-        logits: torch.Tensor,
-        targets: torch.Tensor,
-        weights: torch.Tensor | None,
-        positive: torch.Tensor | None,
+        self, logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None, positive: torch.Tensor | None
     ) -> torch.Tensor:
         """Mean of all terms of single-label images, a tensor (). ``weights``: those of the images, (n, 1)."""
         return functional.binary_cross_entropy_with_logits(logits, targets, weights, pos_weight=positive)
@@ -125,11 +121,7 @@ class AsymmetricLoss(BinaryCrossEntropy):
     positive_weight = None
 
     def mean(
-        self,
-        logits: torch.Tensor,
-        targets: torch.Tensor,
-        weights: torch.Tensor | None,
-        positive: torch.Tensor | None,
+        self, logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None, positive: torch.Tensor | None
     ) -> torch.Tensor:
         terms = self.terms(logits, targets, positive)
         return (terms if weights is None else terms * weights).mean()

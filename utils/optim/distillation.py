@@ -94,11 +94,7 @@ class Distillation(nn.Module):
         return f"{self.teacher}; {kind} distillation, alpha {self.alpha:g}{temperature}"
 
     def forward(
-        self,
-        logits: torch.Tensor,
-        targets: torch.Tensor,
-        images: torch.Tensor,
-        weights: torch.Tensor | None = None,
+        self, logits: torch.Tensor, targets: torch.Tensor, images: torch.Tensor, weights: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
         """The weighted terms, by name, that add up to the loss: tensors (), means over ``logits`` (n, classes).
 

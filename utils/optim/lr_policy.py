@@ -9,12 +9,7 @@ from itertools import takewhile
 
 from utils.config import plugins
 from utils.config.groups.average import AverageSettings
-from utils.config.groups.optimisation import (
-    RESTARTING_POLICIES,
-    RISING_POLICIES,
-    SCHEDULE_FREE,
-    OptimisationSettings,
-)
+from utils.config.groups.optimisation import RESTARTING_POLICIES, RISING_POLICIES, SCHEDULE_FREE, OptimisationSettings
 from utils.config.settings import UserError
 from utils.config.spelling import counted, some
 

@@ -66,11 +66,7 @@ class ScheduleFreeAdamW(ScheduleFreeSGD):
     """Schedule-free steps along gradients divided by the root of their averaged squares, bias-corrected as in AdamW."""
 
     def __init__(
-        self,
-        groups: Iterable[dict[str, Any]],
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
+        self, groups: Iterable[dict[str, Any]], lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
     ) -> None:
         """``betas``: the momentum, and the decay of the averaged squares."""
         super().__init__(groups, lr, betas[0])

@@ -71,10 +71,9 @@ def doubts(rows: Sequence[Mapping[str, Any]], dataname: str) -> list[Doubt]:
 
 def doubts_of(report: AnyReport, step: int | None, dataname: str) -> list[Doubt]:
     """Doubts about a network from one validation, after ``step`` steps (None if unknown)."""
-    of = report.by_class
-    row = {"step": step, "val_loss": report.loss, "val_count": report.count}
-    row |= {"val_top1": getattr(report, "top1", None)}
-    row |= {name: getattr(of, name, None) for name in ("guessing_loss", "answers_nats", "commonest_answer")}
+    row = {"step": step, "val_loss": report.loss, "val_count": report.count, "val_top1": getattr(report, "top1", None)}
+    for name in ("guessing_loss", "answers_nats", "commonest_answer"):
+        row[name] = getattr(report.by_class, name, None)
     return doubts([row], dataname)
 
 

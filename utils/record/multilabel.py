@@ -211,15 +211,12 @@ class MultilabelClasses:
             }
 
     def __str__(self) -> str:
-        missing = (
-            ""
-            if self.counted_classes == len(self.known)
-            else f" (means of {self.counted_classes} of {len(self.known)} classes)"
-        )
+        classes = len(self.known)
+        counted = f" (means of {self.counted_classes} of {classes} classes)" if self.counted_classes < classes else ""
         return (
             f"mAP {self.map:.2f}  macro F1 {self.macro_f1:.2f}  micro F1 {self.micro_f1:.2f}  "
             f"AUROC {self.auroc:.2f}  at chosen thresholds: macro F1 {self.tuned_macro_f1:.2f}  "
-            f"micro F1 {self.tuned_micro_f1:.2f}{missing}"
+            f"micro F1 {self.tuned_micro_f1:.2f}{counted}"
         )
 
 

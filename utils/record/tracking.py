@@ -66,12 +66,7 @@ class Tracking:
     """
 
     def __init__(
-        self,
-        args: Settings,
-        folder: Path,
-        anew: bool,
-        log: Callable[[str], None],
-        names: Sequence[str] | None = None,
+        self, args: Settings, folder: Path, anew: bool, log: Callable[[str], None], names: Sequence[str] | None = None
     ) -> None:
         self._log = log
         self._folder = folder

@@ -185,9 +185,8 @@ class Writer:
     def text(self, tag: str, text: str, step: int = 0) -> None:
         """Write preformatted text to TensorBoard."""
         if self._events:
-            self._events.add(
-                self._events.summary.text(tag, "\n".join(f"    {line}" for line in text.splitlines())), step
-            )
+            indented = "\n".join(f"    {line}" for line in text.splitlines())
+            self._events.add(self._events.summary.text(tag, indented), step)
 
     def images(self, tag: str, images: torch.Tensor) -> None:
         """Write a grid of float images (n, c, h, w) between 0 and 1 to TensorBoard, unless the run has it already."""
@@ -195,9 +194,8 @@ class Writer:
             images = for_people(images[:GRID_IMAGES].float().cpu())
             scale = max(1, round(GRID_SIDE / images.shape[-1]))
             images = images.repeat_interleave(scale, dim=-1).repeat_interleave(scale, dim=-2)
-            self._events.add(
-                self._events.summary.image(tag, torch.nn.functional.pad(images, (1, 1, 1, 1), value=0.5)), 0
-            )
+            framed = torch.nn.functional.pad(images, (1, 1, 1, 1), value=0.5)
+            self._events.add(self._events.summary.image(tag, framed), 0)
 
     def weights(self, model: torch.nn.Module) -> None:
         """Write histograms of all weights to TensorBoard, unless the network is sharded."""

@@ -1,6 +1,7 @@
 """Fingerprints tell another set from one in which a file was repaired."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -41,18 +42,15 @@ def test_the_listing_and_most_of_the_contents_tell(one, other, same):
 def test_contents_are_those_of_files_over_the_whole_list(tmp_path):
     paths = [str(tmp_path / f"{number}") for number in range(3 * LOOKED_AT)]
     for number, path in enumerate(paths):
-        with open(path, "w") as file:
-            file.write(f"image {number}")
+        Path(path).write_text(f"image {number}")
     before = some_contents(paths)
 
     def changed_by(content, place):
-        with open(paths[place], "rb") as file:
-            kept = file.read()
-        with open(paths[place], "wb") as file:
-            file.write(content)
+        path = Path(paths[place])
+        kept = path.read_bytes()
+        path.write_bytes(content)
         differs = some_contents(paths) != before
-        with open(paths[place], "wb") as file:
-            file.write(kept)
+        path.write_bytes(kept)
         return differs
 
     assert changed_by(b"other", 0) and changed_by(b"other", -1) and not changed_by(b"other", 1)
