@@ -132,12 +132,9 @@ def carry_over(
     changes += [f"{line}; going on with the files as they are now" for line in others]
     own_metrics = plugins.added("metric") if others else {}
     progress = Progress.from_state(resume_point.state["progress"])
-    if (
-        args.data.max_val_batches is not None
-        and args.data.val_batch_size is None
-        and "global_batch_size" in differences
-    ):
-        shaped.add("validation images")  # --max-val-batches then counts batches of this size
+    cut_by_step_batches = args.data.max_val_batches is not None and args.data.val_batch_size is None
+    if cut_by_step_batches and "global_batch_size" in differences:
+        shaped.add("validation images")
     of_images = ("validation images", "views of the validation images")
     of_others = "data" if data else next((what for what in of_images if what in shaped), None)
     if of_others or shaped & {"validation", "network"}:

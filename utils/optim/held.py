@@ -44,7 +44,7 @@ class Held(ABC):
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
-        self._put_back: Callable[[], None] = _nothing
+        self._put_back: Callable[[], None] | None = None
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -61,9 +61,9 @@ class Held(ABC):
 
     def settle(self, held: bool) -> None:
         """Undo what a step that was ``held`` changed on the host. Call it before the next step."""
-        if held:
+        if held and self._put_back is not None:
             self._put_back()
-        self._put_back = _nothing  # a graph that repeats the step changes nothing on the host
+        self._put_back = None  # a graph that repeats the step changes nothing on the host
 
     def rates_on_device(self) -> None:
         """Read learning rates from the device from now on."""
@@ -101,10 +101,6 @@ def _recordable(groups: Sequence[dict[str, Any]], on_gpu: bool) -> AbstractConte
     refused = [group for group in groups if group.get("capturable") is False]
     allowed = on_gpu and torch.cuda.is_current_stream_capturing()
     return _holding("capturable", refused, [allowed] * len(refused))
-
-
-def _nothing() -> None:
-    pass
 
 
 class HeldByHost(Held):

@@ -96,9 +96,8 @@ class Muon(timm.optim.Muon):
         updates = orthogonalised(directions, group, together=not on_cpu)
         for pairs, update in zip(shapes.values(), updates, strict=True):
             own = [parameter for parameter, _ in pairs]
-            factor = -group["lr"] * (
-                get_lr_scale(update.shape, group["adjust_lr_fn"]) if group["adjust_lr_fn"] else 1.0
-            )
+            scale = get_lr_scale(update.shape, group["adjust_lr_fn"]) if group["adjust_lr_fn"] else 1.0
+            factor = -group["lr"] * scale
             # In the parameters' own dtype and memory format, which one operation for all of them needs.
             steps = torch.empty_strided(
                 (len(own), *own[0].shape), (own[0].numel(), *own[0].stride()), dtype=own[0].dtype, device=own[0].device

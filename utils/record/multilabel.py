@@ -14,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from utils.record.metrics import COUNT, ClassificationMeter, Figures, Report
 from utils.record.reading import THRESHOLD
@@ -228,9 +229,7 @@ def binary_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> float:
     """Mean over all known cells, in float64; NaN without any. ``targets``: floats with NaN for missing."""
     logits = logits.double()
     known = ~targets.isnan()
-    terms = torch.nn.functional.binary_cross_entropy_with_logits(
-        logits, targets.double().nan_to_num(0), reduction="none"
-    )
+    terms = functional.binary_cross_entropy_with_logits(logits, targets.double().nan_to_num(0), reduction="none")
     return float(terms[known].sum() / known.sum())
 
 

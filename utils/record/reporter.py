@@ -79,11 +79,10 @@ class Reporter:
         self.skips_bad_images = args.data.skip_bad_images
         self.max_val_batches = args.data.max_val_batches
         self.cut = cut_words(self.max_val_batches)
-        if self.cut:
-            best = (self.kind.HEADLINE, best_metric(args.run).name)
-            tags = (*validation_tags(multilabel), *map(_best_tag, best))
-            writer.describe(dict.fromkeys(tags, f"of some of the images{self.cut}"))
         self.best_metric = best_metric(args.run)
+        if self.cut:
+            best = map(_best_tag, (self.kind.HEADLINE, self.best_metric.name))
+            writer.describe(dict.fromkeys((*validation_tags(multilabel), *best), f"of some of the images{self.cut}"))
         deciding = {self.best_metric.column, stopping_metric(args.run).column}
         deciding |= {f"{PREFIX}{name}" for name in plugins.added("metric")}
         self.deciding = sorted(deciding - {"val_loss", *(PREFIX + name for name in self.kind.FIGURES)})
@@ -261,10 +260,8 @@ class Reporter:
         if result is None:
             self.writer.log(f"epoch {row['epoch']}/{self.epochs}  not validated  epoch {row['seconds']:.1f} s")
             return
-        points = points_of(row)
-        self.writer.scalars(
-            {tag: points[tag] for tag in points if self.with_top5 or "Top5" not in tag}, int(row["step"])
-        )
+        points = {tag: value for tag, value in points_of(row).items() if self.with_top5 or "Top5" not in tag}
+        self.writer.scalars(points, int(row["step"]))
         # the figures that decide on best.pt and on early stopping, unless the line shows them anyway
         deciding = "".join(f"  {name.removeprefix(PREFIX)} {row.get(name, math.nan):.4f}" for name in self.deciding)
         what = "epoch" if "train_loss" in row else "took"  # the late validation of an epoch, alone
@@ -287,9 +284,8 @@ class Reporter:
         """Write points of the best whole epoch so far, which compare runs in the HPARAMS table."""
         if progress.best_epoch:
             figures = {self.kind.HEADLINE: progress.best_headline, self.best_metric.name: progress.best_value}
-            self.writer.scalars(
-                {_best_tag(name): value for name, value in figures.items() if value is not None}, progress.step
-            )
+            points = {_best_tag(name): value for name, value in figures.items() if value is not None}
+            self.writer.scalars(points, progress.step)
 
     def lr_drop(self, args: Settings, before: float, now: float) -> None:
         """Log that --lr-policy plateau has lowered the learning rate, unless another limit holds it where it was."""
@@ -340,9 +336,8 @@ class Reporter:
         if not done:
             return ""
         in_epoch: float = self.steps_per_epoch - progress.step_in_epoch
-        in_run = min(
-            in_epoch + (self.epochs - progress.epoch - 1) * self.steps_per_epoch, self.max_steps - progress.step
-        )
+        planned = in_epoch + (self.epochs - progress.epoch - 1) * self.steps_per_epoch
+        in_run = min(planned, self.max_steps - progress.step)
         in_epoch = min(in_epoch, in_run)
         seconds = (now - mark.seconds) / done
         last = progress.epoch + 1 + math.ceil((in_run - in_epoch) / self.steps_per_epoch)

@@ -240,7 +240,7 @@ def test_the_line_at_an_epochs_end_is_of_the_whole_epoch_and_says_so_where_it_wa
 
 
 def time_left(writer):
-    return writer.lines[-1].partition("data wait ")[2].partition("  left ")[2]
+    return writer.lines[-1].partition("  left ")[2]
 
 
 def test_the_time_left_is_that_of_the_steps_and_of_the_validations_still_to_come(clock):
@@ -271,7 +271,7 @@ def test_the_time_left_counts_no_validation_for_epochs_without_one(clock):
         reporter.begin_epoch(progress, 10)
         clock.now += 10
         reporter.end_training(after_steps(progress, 10))
-        left.append(time_left_at_the_end(writer))
+        left.append(time_left(writer).removesuffix(" of the run"))
         validated = epoch % 3 == 0
         clock.now += 100 if validated else 2  # else a checkpoint
         reporter.row(progress, Report(2.0, 50.0, 75.0, 40) if validated else None, None)
@@ -284,10 +284,6 @@ def test_the_time_left_counts_no_validation_for_epochs_without_one(clock):
 def test_the_time_left_counts_the_validations_that_early_stopping_asks_for():
     reporter, _ = told("--epochs", "20", "--val-every-epochs", "10", "--early-stopping", "2")
     assert reporter.val_every_epochs == 2
-
-
-def time_left_at_the_end(writer):
-    return writer.lines[-1].partition("  left ")[2].removesuffix(" of the run")
 
 
 def test_the_time_left_of_a_run_that_goes_on_does_not_count_the_steps_before(clock):
