@@ -137,7 +137,7 @@ def load_model(
         )
     return Loaded(
         network.eval(),
-        tuple(classes),
+        classes,
         preprocessing,
         arch,
         path,
@@ -160,18 +160,17 @@ def _averaged(state: Mapping[str, Any]) -> int:
     return len(ingredients) if isinstance(ingredients, list) else 1
 
 
-def _named(state: Mapping[str, Any], path: Path) -> tuple[str, list[str]]:
+def _named(state: Mapping[str, Any], path: Path) -> tuple[str, tuple[str, ...]]:
     """Names of a checkpoint's network and classes. Raises ``UserError`` if it lacks them or has another format."""
     arch = state.get("arch")
-    classes = state.get("classes")
-    names = classes if isinstance(classes, list) and all(isinstance(name, str) for name in classes) else []
-    if not isinstance(arch, str) or not names:
+    classes = checkpoint.class_names(state)
+    if not isinstance(arch, str) or not classes:
         raise UserError(f"{path}: does not name its network and classes; give a checkpoint that main.py has saved")
     if state.get("format") != checkpoint.FORMAT:
         raise UserError(
             f"{path}: has checkpoint format {str(state.get('format'))[:20]}, this version loads {checkpoint.FORMAT}"
         )
-    return arch, names
+    return arch, classes
 
 
 def _calibrated(

@@ -25,7 +25,6 @@ from models.build import (
     torchvision_weights,
 )
 from utils.checkpoint import checkpoint
-from utils.checkpoint.resume import ResumePoint
 from utils.config.groups.model import ModelSettings
 from utils.config.image_size import Size, size_of, size_text
 from utils.config.settings import UserError
@@ -140,7 +139,7 @@ def load_start(model: nn.Module, state: dict[str, Any], path: Path, new_head: bo
         checkpoint.load_weights(model, kept | {name: head[name].detach() for name in head}, path)
         return last_layer(classes, trained)
     anew = ""
-    theirs = ResumePoint(path, state, digest="").classes if names else None
+    theirs = checkpoint.class_names(state) if names else None
     if theirs is not None and len(theirs) == trained and theirs != tuple(names) and set(theirs) & set(names):
         weights, anew = _by_name(head, weights, theirs, names)
     found = checkpoint.misfits(model, weights)

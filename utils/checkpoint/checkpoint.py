@@ -358,6 +358,12 @@ def dict_in(state: Mapping[str, Any], name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def class_names(state: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The classes' names in label order; None if a checkpoint has none."""
+    names = state.get("classes")
+    return tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
+
+
 def weights_of(state: dict[str, Any], path: Path) -> dict[str, torch.Tensor]:
     """The weights to use from a checkpoint: ours, timm's, torchvision's, or a bare state_dict. Raises ``UserError``.
 

@@ -95,11 +95,7 @@ class ResumePoint:
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """The classes' names in label order; None if the checkpoint has none."""
-        names = self.state.get("classes")
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            return None
-        return tuple(names)
+        return checkpoint.class_names(self.state)
 
     @property
     def fingerprint(self) -> str | None:

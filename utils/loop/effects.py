@@ -45,14 +45,12 @@ def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bo
         "local_processes": distributed.local_world_size,
         "augmentation": augmentation,
         "classes": len(data.classes),
-        "multilabel": data.multilabel,  # images have several labels
-        "colour": data.preprocessing.channels > 1,  # images have colour
+        "multilabel": data.multilabel,
+        "colour": data.preprocessing.channels > 1,
         # the data set comes as pixels, not as files
         "in_memory": isinstance(data.validation, MemoryImages),
-        # not all validation images are validated
         "cuts_validation": parts.validation_loader.is_cut,
-        "any_size": not data.spec.fixed_size,  # images are of any size
-        # images are resized
+        "any_size": not data.spec.fixed_size,
         "resizes": data.preprocessing.resizes or (train and bool(args.data.progressive_size or crops)),
         # all images are kept in the device's memory
         "resident": choose(data, args.data, device)[0],
@@ -61,8 +59,7 @@ def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bo
         "steps_per_epoch": parts.train_loader.steps_per_epoch if train else 0,  # 0 with --evaluate
         # an epoch's images beyond the last full global batch
         "remainder": parts.train_loader.plan.num_samples % args.data.global_batch_size if train else 0,
-        "layers": tuple(parts.model.modules()),  # all modules of the network
-        # the network has convolutions
+        "layers": tuple(parts.model.modules()),
         "has_filters": any(isinstance(module, nn.Conv2d) for module in parts.model.modules()),
         # the network updates running statistics of batch norms in training
         "gathers_statistics": bool(layers_with_statistics(parts.model)) or parts.network.freezing.releases_statistics,
@@ -70,9 +67,7 @@ def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bo
         "freezes_more_norms": parts.network.freezing.freezes_more_norms,
         # more than the layers that output the logits train in some epoch
         "trains_backbone": not trained <= {*head_parameters(parts.model).values()},
-        # some parameters that train have a learning rate other than --lr
         "rates_differ": {group.get("lr_scale", 1.0) for group in groups} != {1.0},
-        # those of --fp32-layers that a forward pass leaves out
         "never_called": never_called(parts.model, args.precision.fp32_layers or (), data.image_shape, device, train),
     }
 
