@@ -265,11 +265,10 @@ def _verify(path: Path, digest: str | None) -> None:
 def _unpickle(path: Path) -> Any:
     """The content of a file of torch.save. Raises ``ValueError`` if that is not safe to load."""
     try:
-        with warnings.catch_warnings():
+        # timm and torchvision keep the command line beside the weights; a Namespace only holds values.
+        with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
             warnings.simplefilter("ignore")  # our errors say what is wrong with a file
-            # timm and torchvision keep the command line beside the weights; a Namespace only holds values.
-            with torch.serialization.safe_globals([argparse.Namespace]):
-                return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise
     except Exception as error:  # a hostile file makes torch raise almost anything

@@ -7,7 +7,7 @@ computation, that turns finite values into a non-finite one; all later layers on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -49,16 +49,13 @@ def watching(
                 # A hook on the tensor, unlike one on the module, also allows the in-place operations that may follow.
                 tensor.register_hook(lambda gradient: gradients(name, module, gradient.detach()))
 
-    handles = []
-    for name, module in model.named_modules():
-        if inputs is not None:
-            handles.append(module.register_forward_pre_hook(partial(before, inputs, name)))
-        handles.append(module.register_forward_hook(lambda m, args, output, name=name: after(name, m, output)))
-    try:
+    with ExitStack() as hooks:  # which are removed at its end
+        for name, module in model.named_modules():
+            if inputs is not None:
+                hooks.enter_context(module.register_forward_pre_hook(partial(before, inputs, name)))
+            hook = module.register_forward_hook(lambda m, args, output, name=name: after(name, m, output))
+            hooks.enter_context(hook)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @dataclass
