@@ -87,7 +87,7 @@ def run(tmp_path_factory):
     return trained(tmp_path_factory.mktemp("runs"), "--arch", "fc", "--epochs", 3)
 
 
-def test_the_readmes_example_names_the_digit(run, capsys, monkeypatch, tmp_path):
+def test_the_readmes_example_names_the_digit(run, capsys, tmp_path):
     (code,) = re.findall(r"```python\n(.*?load_model.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
     digits = load_digits()
     Image.fromarray((digits.images[-1] * 255 / 16).astype("uint8")).save(tmp_path / "image.png")

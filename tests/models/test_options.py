@@ -142,7 +142,7 @@ def test_synchronised_batch_norm_needs_gpus(workplace, capsys):
 
 
 @pytest.mark.parametrize("arch", ["vgg11", "timm/test_resnet", "timm/test_efficientnet"])
-def test_on_a_gpu_every_batch_norm_is_synchronised_and_keeps_its_names(arch, monkeypatch):
+def test_on_a_gpu_every_batch_norm_is_synchronised_and_keeps_its_names(arch):
     from models.prepare import synchronised
 
     model = build(arch)

@@ -291,7 +291,7 @@ def test_the_reason_of_a_failed_write_is_the_systems_if_there_is_one_and_what_he
     assert mistakes_of(save, Checkpointer(tmp_path), state(1), "initial") == [line]
 
 
-def test_a_copy_is_complete_before_it_is_written(saver, tmp_path, monkeypatch):
+def test_a_copy_is_complete_before_it_is_written(saver, monkeypatch):
     done = []
     written = torch.save
     monkeypatch.setattr(saver._snapshot, "take", lambda state: (state, lambda: done.append("complete")))
@@ -300,7 +300,7 @@ def test_a_copy_is_complete_before_it_is_written(saver, tmp_path, monkeypatch):
     assert done == ["complete", "written"]
 
 
-def test_a_save_leaves_no_file_open(saver, tmp_path):
+def test_a_save_leaves_no_file_open(saver):
     save(saver, state(1), "last")
     before = len(os.listdir("/dev/fd"))
     for step in (2, 3):

@@ -292,7 +292,7 @@ def test_a_run_folder_is_evaluated_with_weights_alone_and_not_continued(run, tmp
         find(parse(["--resume", str(run)]), tmp_path, lambda line: None)
 
 
-def test_to_evaluate_weights_are_enough_and_to_go_on_nothing_may_be_missing(run, tmp_path):
+def test_to_evaluate_weights_are_enough_and_to_go_on_nothing_may_be_missing(tmp_path):
     torch.save({"model": {"weight": torch.ones(1)}}, tmp_path / "weights.pt")
     weights = ("--resume", str(tmp_path / "weights.pt"))
     assert find(parse([*weights, "--evaluate"]), tmp_path, pytest.fail).path == tmp_path / "weights.pt"
@@ -415,7 +415,7 @@ def test_the_classes_of_a_checkpoint_are_known_where_they_are_names():
     assert [found_with(**state).classes for state in ({}, {"classes": 5}, {"classes": ["a", 3]})] == [None] * 3
 
 
-def test_weights_without_or_with_strange_class_names(tmp_path):
+def test_weights_without_or_with_strange_class_names():
     assert found_with().data_differences(("a",), None) == []
     for strange in (5, "a", None):
         (line,) = found_with(classes=strange).data_differences(("a",), None)
