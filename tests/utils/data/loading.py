@@ -3,8 +3,6 @@
 import dataclasses
 from pathlib import Path
 
-import dataclasses
-
 import numpy as np
 import torch
 from PIL import Image

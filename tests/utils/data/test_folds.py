@@ -158,6 +158,17 @@ def test_images_of_one_name_in_two_formats_are_in_one_fold():
     assert (folds[::2] == folds[1::2]).all() and np.bincount(folds).tolist() == [20] * 4
 
 
+def test_of_groups_with_one_name_in_two_formats_each_image_keeps_its_fold():
+    """Under its name it would have that of the other format: what was trained on would be validated on."""
+    images = files([(0, number, number) for number in range(40)])
+    names = [f"a/{number // 2}.{'jpg' if number % 2 else 'png'}" for number in range(40)]
+    images = dataclasses.replace(images, paths=FilePaths.joined("/tree", "\0".join(names).encode()))
+    settings = DataSettings(dataname="folder", folds=4, fold=0)
+    folds = folds_of(images, CLASSES, settings, None)
+    assert (folds.folds[::2] == folds.folds[1::2]).all() and np.bincount(folds.folds).tolist() == [10] * 4
+    assert folds_of(images, CLASSES, settings, folds).folds.tolist() == folds.folds.tolist()
+
+
 def test_several_labels_an_image_are_spread_by_their_combinations():
     labels = torch.tensor([[0, 1], [1, 0], [1, 1]] * 20, dtype=torch.int8)
     images = dataclasses.replace(files([(0, number) for number in range(60)]), labels=labels)

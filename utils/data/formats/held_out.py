@@ -264,17 +264,31 @@ def folds_of(images: Images, classes: Sequence[str], settings: DataSettings, kep
     assert count is not None
     keys = [*keys_of(images, classes)]
     hashes = _hashes(keys, len(keys), settings.fold_seed)
-    units = hashes
+    unit_of = np.unique(hashes, return_inverse=True)[1]  # sorted, so numbered in the order of the hashes
     if images.groups is not None:
-        units = _hashes(map(_key_of_group, images.groups), len(keys), settings.fold_seed)
-    units, unit_of = np.unique(units, return_inverse=True)  # sorted, so numbered in the order of the hashes
+        groups = _hashes(map(_key_of_group, images.groups), len(keys), settings.fold_seed)
+        unit_of = _joined(np.unique(groups, return_inverse=True)[1], unit_of)
+    units = unit_of.max() + 1
     strata = strata_of(images.labels.numpy(), count)
-    fold_of_unit = _known(kept, hashes, unit_of, len(units), settings, images)
+    fold_of_unit = _known(kept, hashes, unit_of, units, settings, images)
     if (fold_of_unit >= 0).any():
         _spread(fold_of_unit, unit_of, strata, count)
     else:
-        fold_of_unit = _dealt(unit_of, len(units), strata, settings, images.groups is not None)
+        fold_of_unit = _dealt(unit_of, units, strata, settings, images.groups is not None)
     return Folds(hashes, fold_of_unit[unit_of].astype(np.uint8), count, settings.fold_seed)
+
+
+def _joined(group_of: np.ndarray, key_of: np.ndarray) -> np.ndarray:
+    """Each image's unit, int (n,), from the numbers of its group and key: groups with images of one key are one unit.
+
+    Such as one picture in two formats: a fold is kept under the key. The units are in the order of their first groups.
+    """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    keys = key_of + group_of.max() + 1  # nodes of a graph, after those of the groups
+    edges = coo_array((np.ones(len(keys)), (group_of, keys)), shape=(keys.max() + 1, keys.max() + 1))
+    return connected_components(edges, directed=False)[1][group_of]
 
 
 def strata_of(labels: np.ndarray, folds: int) -> np.ndarray:
