@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.common.command_line import ToolParser, make_folder, run_tool, whole
+from scripts.common.command_line import ToolParser, make_folder, refuse, run_tool, whole
 from scripts.common.output import write_text
 from scripts.common.trained import build_trained, settings_and_point
 from utils.config import arguments
@@ -84,8 +84,7 @@ def from_saved_step(own: argparse.Namespace, flags: list[str]) -> tuple[Settings
     args = arguments.parse(flags, checkpoint=ResumePoint(Path(), dump, digest="").settings)
     given = {flag_of(name): is_explicit(args, name) for name in ("resume", "weights", "arch", "dataname")}
     clash = [flag for flag, value in (given | {"--batches": own.batches}).items() if value]
-    if clash:
-        raise UserError(*(f"{flag}: --batch brings its own network, weights and images; remove it" for flag in clash))
+    refuse(f"{flag}: --batch brings its own network, weights and images; remove it" for flag in clash)
     return args, dump
 
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.common.command_line import ToolParser, run_tool, table, warn
+from scripts.common.command_line import ToolParser, refuse, run_flags, run_tool, table, warn
 from scripts.common.trained import add_best
 from utils.config import arguments
-from utils.config.settings import Settings, UserError, flag_of
+from utils.config.settings import Settings, UserError
 from utils.runtime.process import RankInfo
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from utils.runtime.distributed import Distributed
 
 NAME = "average_checkpoints.py"
-NOT_HERE = ("resume", "evaluate", "dry_run")
 
 
 def main(argv: list[str]) -> int:
@@ -110,8 +109,7 @@ def refuse_mistakes(own: argparse.Namespace) -> None:
         mistakes.append(f"--output {output}: exists already; remove it or choose another name")
     elif not output.absolute().parent.is_dir():
         mistakes.append(f"--output {output}: its folder does not exist")
-    if mistakes:
-        raise UserError(*mistakes)
+    refuse(mistakes)
 
 
 def settings(flags: Sequence[str], first: Ingredient) -> Settings:
@@ -119,8 +117,7 @@ def settings(flags: Sequence[str], first: Ingredient) -> Settings:
     arguments.read(list(flags))  # loads the files of --plugin, of which the checkpoint's settings may need one
     begun = {name: value for name, value in first.point.settings.items() if name not in arguments.FOR_TRYING_OUT}
     args = arguments.parse(list(flags), checkpoint=begun)
-    if mistakes := [f"{flag_of(name)} is not for averaging" for name in NOT_HERE if getattr(args.run, name)]:
-        raise UserError(*mistakes)
+    refuse(f"{flag} is not for averaging" for flag in run_flags(args))
     return dataclasses.replace(
         args.with_values(resume_override=True, ema_decay=None, swa_start_epoch=None),  # other images may be given
         loss=type(args.loss)(**({"loss": "bce"} if first.description.get("multilabel") else {})),

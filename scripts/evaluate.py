@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.common.command_line import ToolParser, each_of, make_folder, run_tool, say, warn
+from scripts.common.command_line import ToolParser, each_of, make_folder, refuse, run_tool, say, warn
 from scripts.common.output import wrong_name
 from scripts.common.trained import (
     add_images_of_data,
@@ -129,8 +129,7 @@ def refuse_mistakes(own: argparse.Namespace) -> None:
         mistakes.append(problem)
     if own.other_images is not None and not os.path.isdir(own.other_images):
         mistakes.append(f"--other-images {own.other_images}: is no folder")
-    if mistakes:
-        raise UserError(*mistakes)
+    refuse(mistakes)
 
 
 def refuse_other_files(distributed: Distributed, *loaded: Loaded) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.common.command_line import ToolParser, run_tool, whole
+from scripts.common.command_line import ToolParser, refuse, run_tool, whole
 from scripts.common.trained import add_run, find_run, open_run
 from scripts.exporting.formats import FORMATS, Place, missing_packages
 from utils.config.settings import UserError
@@ -134,8 +134,7 @@ def refuse_mistakes(own: argparse.Namespace) -> None:
         mistakes.append("--private needs --push ORG/NAME")
     if mistake := missing_packages(own.to):
         mistakes.append(mistake)
-    if mistakes:
-        raise UserError(*mistakes)
+    refuse(mistakes)
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.common.command_line import ToolParser, positive_number, run_tool, whole
+from scripts.common.command_line import ToolParser, positive_number, refuse, run_tool, whole
 from scripts.common.output import wrong_name
-from utils.config.settings import Settings, UserError
+from utils.config.settings import Settings
 from utils.runtime.process import RankInfo
 
 if TYPE_CHECKING:
@@ -78,8 +78,7 @@ def refuse_mistakes(own: argparse.Namespace) -> None:
         mistakes.append(f"--start-lr {own.start_lr:g} must be below --end-lr {own.end_lr:g}")
     if own.picture is not None and (mistake := wrong_name("--picture", own.picture, "a .png", ".png")):
         mistakes.append(mistake)
-    if mistakes:
-        raise UserError(*mistakes)
+    refuse(mistakes)
 
 
 def describe(args: Settings) -> str:

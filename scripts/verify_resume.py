@@ -27,7 +27,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.common.command_line import ToolParser, make_folder, run_tool, table, whole
+from scripts.common.command_line import ToolParser, make_folder, refuse, run_flags, run_tool, table, whole
 from scripts.verification.runs import Failure, Timeline, WatchedRun
 from utils.config import arguments
 from utils.config.field import DEFAULT, RECIPE
@@ -80,12 +80,10 @@ def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """The tool's flags, and the training flags, checked and completed by those that the comparison needs."""
     own, flags = build_parser().parse_known_args(argv)
     args = arguments.parse(flags, own.ranks)
-    unfit = {"--resume": args.run.resume, "--evaluate": args.run.evaluate, "--dry-run": args.run.dry_run}
-    mistakes = [f"{flag}: the tool starts and continues the runs itself; remove it" for flag in unfit if unfit[flag]]
+    mistakes = [f"{flag}: the tool starts and continues the runs itself; remove it" for flag in run_flags(args)]
     if args.origins["output"] != DEFAULT:
         mistakes.append("--output: both runs go to separate folders; remove it, or give --keep DIR")
-    if mistakes:
-        raise UserError(*mistakes)
+    refuse(mistakes)
     added = [] if args.run.deterministic else ["--deterministic"]
     if not args.logging.save_every_steps:
         added += ["--save-every-steps", str(SAVE_EVERY_STEPS)]

@@ -15,7 +15,7 @@ import torch
 
 from models.confidence import KEY as CONFIDENCE
 from models.load import FAVOURED, are_chosen, read_checkpoint
-from scripts.common.command_line import say, warn
+from scripts.common.command_line import refuse, say, warn
 from scripts.common.trained import find_run
 from utils.checkpoint import checkpoint
 from utils.checkpoint.resume import ResumePoint
@@ -77,8 +77,7 @@ def refuse_differences(ingredients: Sequence[Ingredient]) -> None:
         if same := [earlier.path for earlier in ingredients[:number] if other.path.samefile(earlier.path)]:
             differences.append("is given twice" if same[0] == other.path else f"is the same file as {same[0]}")
         mistakes += [f"--checkpoints {other.path}: {words}" for words in differences[:1]]
-    if mistakes:
-        raise UserError(*mistakes)
+    refuse(mistakes)
 
 
 def _differences(first: Ingredient, other: Ingredient) -> list[str]:

@@ -60,12 +60,14 @@ class ToolParser(argparse.ArgumentParser):
         """
         own, others = self.parse_known_args(argv)
         args = arguments.parse(others)
-        asked = {"--resume": args.run.resume, "--evaluate": args.run.evaluate, "--dry-run": args.run.dry_run}
-        if given := [flag for flag, value in asked.items() if value]:
-            raise UserError(
-                *(f"{flag} is not for {self.prog}, which reads no run; give the flags of one" for flag in given)
-            )
+        refuse(f"{flag} is not for {self.prog}, which reads no run; give the flags of one" for flag in run_flags(args))
         return own, args
+
+
+def run_flags(args: Settings) -> list[str]:
+    """Those of --resume, --evaluate and --dry-run that ``args`` have: a tool that works otherwise refuses them."""
+    given = {"--resume": args.run.resume, "--evaluate": args.run.evaluate, "--dry-run": args.run.dry_run}
+    return [flag for flag, value in given.items() if value]
 
 
 def number(low: float, high: float, kind: type[int] | type[float] = float) -> Callable[[str], Any]:
@@ -103,9 +105,14 @@ def each_of(read: Callable[[str], T], texts: Iterable[str]) -> list[T]:
             found.append(read(text))
         except UserError as error:
             mistakes += error.mistakes
-    if mistakes:
-        raise UserError(*mistakes)
+    refuse(mistakes)
     return found
+
+
+def refuse(mistakes: Iterable[str]) -> None:
+    """Raise one ``UserError`` with all ``mistakes``, if there are any."""
+    if lines := [*mistakes]:
+        raise UserError(*lines)
 
 
 class Terminated(BaseException):

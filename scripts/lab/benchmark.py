@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from scripts.common.command_line import ToolParser, make_folder, run_tool, seconds, table, whole
+from scripts.common.command_line import ToolParser, make_folder, refuse, run_tool, seconds, table, whole
 from scripts.common.output import write_csv
 from utils.config.groups.run import RunSettings
 from utils.config.settings import UserError
@@ -115,8 +115,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
             mistakes.append(f"--{name} {folder}: no such folder")
     if own.timm_train is not None and not os.path.isfile(own.timm_train):
         mistakes.append(f"--timm-train {own.timm_train}: no such file; give the path of timm's train.py")
-    if mistakes:
-        raise UserError(*mistakes)
+    refuse(mistakes)
     return own
 
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from scripts.common.command_line import ToolParser, make_folder, run_tool, say, table, whole
+from scripts.common.command_line import ToolParser, make_folder, refuse, run_tool, say, table, whole
 from scripts.common.output import write_csv
 from utils.config.groups.run import RunSettings
-from utils.config.settings import Settings, UserError, flag_of
+from utils.config.settings import Settings, flag_of
 from utils.runtime.process import RankInfo
 
 if TYPE_CHECKING:
@@ -88,8 +88,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     own = build_parser().parse_args(argv)
     kind, other = reversed(KINDS) if own.accounting else KINDS
     foreign = [name for name in KINDS[other].keys() - KINDS[kind].keys() if getattr(own, name) is not None]
-    if foreign:
-        raise UserError(*(f"{flag_of(name)} goes with {other}, and this measures {kind}" for name in sorted(foreign)))
+    refuse(f"{flag_of(name)} goes with {other}, and this measures {kind}" for name in sorted(foreign))
     for name, default in KINDS[kind].items():
         if getattr(own, name) is None:
             setattr(own, name, default)

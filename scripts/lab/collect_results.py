@@ -26,7 +26,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from scripts.common.command_line import ToolParser, run_tool
+from scripts.common.command_line import ToolParser, refuse, run_tool
 from scripts.common.output import filled, write_text
 from scripts.common.recipes import Recipe, recipes
 from scripts.common.runs import (
@@ -175,9 +175,7 @@ def build_parser() -> ToolParser:
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """Read and check the flags. Raises ``UserError`` with all mistakes."""
     own = build_parser().parse_args(argv)
-    missing = [root for root in own.runs if not Path(root).is_dir()]
-    if missing:
-        raise UserError(*(f"{root}: no such folder" for root in missing))
+    refuse(f"{root}: no such folder" for root in own.runs if not Path(root).is_dir())
     return own
 
 

@@ -33,7 +33,7 @@ from typing import IO, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from scripts.common.command_line import ToolParser, make_folder, run_tool, table, whole
+from scripts.common.command_line import ToolParser, make_folder, refuse, run_tool, table, whole
 from scripts.common.output import write_text
 from scripts.lab.benchmarks.lines import HEADERS, Line
 from scripts.lab.gpu_table.pieces import PIECES, Piece
@@ -109,8 +109,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
             if not (os.path.isfile if kind == "file" else os.path.isdir)(value):
                 mistakes.append(f"--{name.replace('_', '-')} {value}: no such {kind}")
             setattr(own, name, os.path.abspath(value))
-    if mistakes:
-        raise UserError(*mistakes)
+    refuse(mistakes)
     own.pieces = [piece for piece in PIECES if own.only is None or piece.name in own.only]
     own.deadline = time.monotonic() + own.seconds_limit - SAVING_SECONDS
     return own

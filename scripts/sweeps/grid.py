@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from scripts.common.command_line import refuse
 from scripts.common.runs import matches
 from utils.config import arguments
 from utils.config.arguments import OPTIONS
@@ -53,10 +54,9 @@ def trials(
     """
     choices = [values_of(text) for text in varied]
     names = [values[0].partition("=")[0] for values in choices]
-    if twice := {name: None for name in names if names.count(name) > 1}:
-        given = [setting.partition("=") for values in choices for setting in values]
-        every = {name: ",".join(value for own, _, value in given if own == name) for name in twice}
-        raise UserError(*(f"--set {name} is given twice; write {name}={values}" for name, values in every.items()))
+    given = [setting.partition("=") for values in choices for setting in values]
+    every = {name: ",".join(value for own, _, value in given if own == name) for name in names if names.count(name) > 1}
+    refuse(f"--set {name} is given twice; write {name}={values}" for name, values in every.items())
     refuse_given(names, training_flags)
     made: list[Trial] = []
     mistakes: dict[str, None] = {}
@@ -73,8 +73,7 @@ def trials(
         if matches(one.args, other.args) or matches(other.args, one.args):  # a run of one would count for both
             same = f"--set: {' '.join(one.point)} and {' '.join(other.point)} may be the same training; leave one out"
             mistakes.setdefault(same)
-    if mistakes:
-        raise UserError(*mistakes)
+    refuse(mistakes)
     return made
 
 
@@ -83,8 +82,7 @@ def settings_of(flags: Sequence[str]) -> Settings:
     from components import unknown_names
 
     args = arguments.parse(flags)
-    if mistakes := unknown_names(args):
-        raise UserError(*mistakes)
+    refuse(unknown_names(args))
     return args
 
 
@@ -96,8 +94,8 @@ def flags_of(recipe: str, training_flags: Sequence[str], point: Sequence[str], s
 
 def refuse_given(names: Sequence[str], training_flags: Sequence[str]) -> None:
     """Raise ``UserError`` if a varied setting is also given as a flag."""
-    if fixed := [name for name in names if _is_given(name, training_flags)]:
-        raise UserError(*(f"--{name} contradicts --set {name}=...; remove one" for name in fixed))
+    fixed = (name for name in names if _is_given(name, training_flags))
+    refuse(f"--{name} contradicts --set {name}=...; remove one" for name in fixed)
 
 
 def setting_of(text: str) -> tuple[str, str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from scripts.common.command_line import refuse
 from scripts.sweeps.grid import Trial, flags_of, refuse_given, setting_of, settings_of, values_of
 from utils.config.arguments import OPTIONS
 from utils.config.settings import Settings, UserError, flag_of
@@ -81,8 +82,8 @@ class Space:
         names = [dimension.name for dimension in dimensions]
         if not names:
             raise UserError("--search needs --set NAME=LOW..HIGH or --set NAME=VALUE,VALUE, what to search")
-        if twice := {name for name in names if names.count(name) > 1}:
-            raise UserError(*(f"--set {name} is given twice; remove one" for name in sorted(twice)))
+        twice = sorted({name for name in names if names.count(name) > 1})
+        refuse(f"--set {name} is given twice; remove one" for name in twice)
         refuse_given(names, training_flags)
         space = cls(recipe, tuple(training_flags), tuple(texts), dimensions, folds)
         space.refuse_mistakes()
@@ -97,8 +98,7 @@ class Space:
                 self.trial(0, point)
             except UserError as error:
                 mistakes |= dict.fromkeys(error.mistakes)
-        if mistakes:
-            raise UserError(*mistakes)
+        refuse(mistakes)
 
     def points(self) -> Iterator[tuple[str, ...]]:
         """Yield each end and choice, combined with the first value of the other settings."""
