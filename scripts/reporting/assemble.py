@@ -15,15 +15,14 @@ from models.load import Loaded
 from scripts.common.answers import FIGURES
 from scripts.common.command_line import make_folder, say, warn
 from scripts.common.features import embed, learned_labels
-from scripts.common.predictions import AnyPredictions, Chosen, Predictions, predict_split, validated_on
+from scripts.common.predictions import AnyPredictions, Chosen, predict_split, validated_on
 from scripts.common.trained import open_run
-from scripts.common.uncertainty import wilson_interval
 from scripts.reporting import details, label_details
 from scripts.reporting.details import Predicted, add_pictures, against_record, explainer, short_ids
 from scripts.reporting.feature_page import feature_part, shown_labels
 from scripts.reporting.feature_study import NAMES, TRAIN, accuracies, study
 from scripts.reporting.page import PageContent, as_json, grouped, page_data
-from scripts.reporting.run_parts import ShownMetric, shown
+from scripts.reporting.run_parts import ShownMetric
 from scripts.reporting.run_record import RunRecord, from_settings, read
 from scripts.reporting.sources import RunSource
 from scripts.reporting.thumbnails import BUDGET_BYTES, Thumbnails
@@ -31,7 +30,6 @@ from utils.checkpoint.fingerprint import same_images
 from utils.config.settings import UserError
 from utils.config.spelling import counted
 from utils.record.doubts import doubts_of
-from utils.record.metrics import shows_top5
 
 PLACE = ("dataname", "datapath")
 FEATURE_BYTES = 1_500_000  # of BUDGET_BYTES: base64 text of the pictures about the features of all runs
@@ -125,10 +123,10 @@ class PredictionParts:
         kind = label_details if predictions.reading.several else details
         chosen = kind.choose(predicted, self.runs)
         quiet = not sys.stderr.isatty()
-        with tqdm(total=len(chosen.samples), desc=f"pictures of {record.name}", leave=False, disable=quiet) as bar:
+        with tqdm(total=len(chosen.places), desc=f"pictures of {record.name}", leave=False, disable=quiet) as bar:
             sides = add_pictures(predicted, chosen, self.thumbnails, bar.update)
         made = kind.detail(predicted, chosen, self.thumbnails, sides, self.runs)
-        figures = label_details.metrics_of(predictions) if predictions.reading.several else metrics_of(predictions)
+        figures = kind.metrics_of(predictions)
         words, agrees = self._check(predictions, record, loaded)
         if self.runs > 1 and not any(same_images(predictions.digest, other) for other in self.digests):
             self.digests.append(predictions.digest)
@@ -212,20 +210,3 @@ class PredictionParts:
         if names not in shared:
             shared.append(names)
         self.data[part].append(made | {"classes": shared.index(names)})
-
-
-def metrics_of(predictions: Predictions) -> list[ShownMetric]:
-    """Name, value and small print of the main metrics, which are the validation's, as in main.py --evaluate."""
-    report = predictions.report
-    classes = len(predictions.classes)
-    low, high = wilson_interval(predictions.right, predictions.groups)
-    rows = [ShownMetric("Top-1", shown(report.top1, "%"), f"95 %: {low:.1f} to {high:.1f}")]
-    if shows_top5(classes):
-        rows.append(ShownMetric("Top-5", shown(report.top5, "%"), f"{report.count:,} images"))
-    by_class = predictions.by_class
-    return [
-        *rows,
-        ShownMetric("Loss", shown(report.loss), f"guessing: {by_class.guessing_loss:.2f}"),
-        ShownMetric("Macro F1", shown(by_class.macro_f1, "%"), f"{classes:,} classes"),
-        ShownMetric("Calibration error", shown(by_class.ece, "%"), "expected, 15 bins"),
-    ]

@@ -17,8 +17,12 @@ from scripts.common.answers import FIGURES, Answers, Cell
 from scripts.common.heat_map import heat_map, overlay
 from scripts.common.label_answers import LabelAnswers
 from scripts.common.output import number, numbers
+from scripts.common.predictions import Predictions
+from scripts.common.uncertainty import wilson_interval
+from scripts.reporting.run_parts import ShownMetric, shown
 from scripts.reporting.run_record import RunRecord
 from scripts.reporting.thumbnails import Thumbnails
+from utils.record.metrics import shows_top5
 from utils.record.reading import OneLabel
 
 SHOWN_SAMPLES = 24  # of the worst mistakes, and as many of the least certain hits
@@ -56,12 +60,13 @@ class ShownSamples:
     cells: list[tuple[Cell, list[int]]]
 
     @property
-    def samples(self) -> list[int]:
-        """All samples shown, in the order in which their pictures are added: both galleries, then the matrix's cells.
+    def places(self) -> dict[int, int]:
+        """Place of each sample shown, in the order of adding pictures: both galleries, then the matrix's cells.
 
         The order of the cells is that of ``in_order_of_cells``.
         """
-        return [*dict.fromkeys([*self.mistakes, *self.unsure, *in_order_of_cells(self.cells)])]
+        samples = dict.fromkeys([*self.mistakes, *self.unsure, *in_order_of_cells(self.cells)])
+        return {sample: place for place, sample in enumerate(samples)}
 
 
 def choose(predicted: Predicted, runs: int) -> ShownSamples:
@@ -96,7 +101,7 @@ def add_pictures(
     sides = {}
     gone = []
     explained = {*chosen.mistakes, *chosen.unsure}
-    for sample in chosen.samples:
+    for sample in chosen.places:
         advance()
         key = (predicted.source, predicted.ids[sample])
         if thumbnails.full and thumbnails.place(key) is None:
@@ -121,8 +126,7 @@ def detail(
 ) -> dict:
     """The run's part of the page's JSON, without ``classes``, which the caller adds because runs may share them."""
     answers = predicted.answers
-    rows = chosen.samples
-    places = {sample: place for place, sample in enumerate(rows)}
+    places = chosen.places
     diagonal = [cell for cell in answers.cells if cell.is_right]
     most = MOST_CELLS // runs - len(diagonal)
     worst = {cell.label: cell for cell in reversed(answers.confusions)}  # which the table of classes names
@@ -132,7 +136,7 @@ def detail(
     with_pictures = [(cell, [places[row] for row in found if row in sides]) for cell, found in chosen.cells]
     return {
         "run": predicted.run,
-        "rows": [_row(predicted, thumbnails, sample, sides) for sample in rows],
+        "rows": [_row(predicted, thumbnails, sample, sides) for sample in places],
         "mistakes": [places[sample] for sample in chosen.mistakes],
         "unsure": [places[sample] for sample in chosen.unsure],
         "matrix": [list(column) for column in zip(*others, *diagonal, strict=True)],
@@ -162,6 +166,23 @@ def _row(predicted: Predicted, thumbnails: Thumbnails, sample: int, sides: dict[
     picture = thumbnails.place((predicted.source, name)) if sample in sides else None
     heat = thumbnails.place(("heat", predicted.run, sample))
     return [name, picture, truth, likely, number(own, 5), sides.get(sample, 0), heat]
+
+
+def metrics_of(predictions: Predictions) -> list[ShownMetric]:
+    """Name, value and small print of the main metrics, which are the validation's, as in main.py --evaluate."""
+    report = predictions.report
+    classes = len(predictions.classes)
+    low, high = wilson_interval(predictions.right, predictions.groups)
+    rows = [ShownMetric("Top-1", shown(report.top1, "%"), f"95 %: {low:.1f} to {high:.1f}")]
+    if shows_top5(classes):
+        rows.append(ShownMetric("Top-5", shown(report.top5, "%"), f"{report.count:,} images"))
+    by_class = predictions.by_class
+    return [
+        *rows,
+        ShownMetric("Loss", shown(report.loss), f"guessing: {by_class.guessing_loss:.2f}"),
+        ShownMetric("Macro F1", shown(by_class.macro_f1, "%"), f"{classes:,} classes"),
+        ShownMetric("Calibration error", shown(by_class.ece, "%"), "expected, 15 bins"),
+    ]
 
 
 def confidence_counts(answers: Answers) -> list[list[int]]:

@@ -32,15 +32,14 @@ def detail(
 ) -> dict[str, Any]:
     """The run's part of the page's JSON, without ``classes``, which the caller adds because runs may share them."""
     answers = predicted.answers
-    rows = chosen.samples
-    places = {sample: place for place, sample in enumerate(rows)}
+    places = chosen.places
     of = answers.by_class
     shown_labels = np.sort(np.argsort(-of.support, kind="stable")[: max(2, MOST_TOGETHER // runs)])
     true, given = (counts[np.ix_(shown_labels, shown_labels)].tolist() for counts in answers.together)
     return {
         "several": True,
         "run": predicted.run,
-        "rows": [_row(predicted, thumbnails, sample, sides) for sample in rows],
+        "rows": [_row(predicted, thumbnails, sample, sides) for sample in places],
         "mistakes": [places[sample] for sample in chosen.mistakes],
         "unsure": [places[sample] for sample in chosen.unsure],
         "together": {"labels": shown_labels.tolist(), "true": true, "given": given},

@@ -21,7 +21,6 @@ class Curve(NamedTuple):
 
     name: str
     source: str
-    style: str = "line"
     reduce: str = "mean"
 
 
@@ -41,30 +40,30 @@ VALIDATION = "validation"
 CHARTS = (
     Chart(
         "Loss",
-        (Curve(TRAINING, "steps:loss"), Curve(VALIDATION, "epochs:val_loss", "points")),
+        (Curve(TRAINING, "steps:loss"), Curve(VALIDATION, "epochs:val_loss")),
         note="Training: what is minimised, with smoothing, mixing and other terms if any. Validation: cross entropy.",
     ),
     Chart(
         "Top-1",
-        (Curve(TRAINING, "steps:top1"), Curve(VALIDATION, "epochs:val_top1", "points")),
+        (Curve(TRAINING, "steps:top1"), Curve(VALIDATION, "epochs:val_top1")),
         "%",
         note="Training: of augmented and, with mixup or CutMix, mixed images.",
     ),
-    Chart("Top-5", (Curve(TRAINING, "steps:top5"), Curve(VALIDATION, "epochs:val_top5", "points")), "%"),
-    Chart("Mean average precision", (Curve(VALIDATION, "epochs:val_map", "points"),), "%"),
-    Chart("mAP of the raw weights", (Curve(VALIDATION, "epochs:raw_val_map", "points"),), "%"),
+    Chart("Top-5", (Curve(TRAINING, "steps:top5"), Curve(VALIDATION, "epochs:val_top5")), "%"),
+    Chart("Mean average precision", (Curve(VALIDATION, "epochs:val_map"),), "%"),
+    Chart("mAP of the raw weights", (Curve(VALIDATION, "epochs:raw_val_map"),), "%"),
     Chart(
         "Micro F1",
-        (Curve(TRAINING, "steps:micro_f1"), Curve(VALIDATION, "epochs:val_micro_f1", "points")),
+        (Curve(TRAINING, "steps:micro_f1"), Curve(VALIDATION, "epochs:val_micro_f1")),
         "%",
         note="Over all labels of all images together, at a threshold of 0.5. Training: of augmented images.",
     ),
-    Chart("AUROC", (Curve(VALIDATION, "epochs:val_auroc", "points"),), "%", note="The mean of the labels' AUROC."),
-    Chart("Top-1 of the raw weights", (Curve(VALIDATION, "epochs:raw_val_top1", "points"),), "%"),
-    Chart("Macro F1", (Curve(VALIDATION, "epochs:val_macro_f1", "points"),), "%", note="The mean of the classes' F1."),
+    Chart("AUROC", (Curve(VALIDATION, "epochs:val_auroc"),), "%", note="The mean of the labels' AUROC."),
+    Chart("Top-1 of the raw weights", (Curve(VALIDATION, "epochs:raw_val_top1"),), "%"),
+    Chart("Macro F1", (Curve(VALIDATION, "epochs:val_macro_f1"),), "%", note="The mean of the classes' F1."),
     Chart(
         "Calibration error",
-        (Curve(VALIDATION, "epochs:val_ece", "points"),),
+        (Curve(VALIDATION, "epochs:val_ece"),),
         "%",
         note="Expected calibration error, 15 bins: how far confidence and accuracy are apart.",
     ),
@@ -78,7 +77,7 @@ CHARTS = (
     Chart("Loss scale", (Curve("loss scale", "steps:loss_scale", reduce="last"),), log=True),
     Chart(
         "Skipped steps",
-        (Curve("skipped so far", "epochs:skipped_steps", "points"),),
+        (Curve("skipped so far", "epochs:skipped_steps"),),
         zero=True,
         note="Steps without an update, because the scaled gradient was not finite.",
     ),
@@ -92,7 +91,7 @@ CHARTS = (
     ),
     Chart(
         "Time of an epoch",
-        (Curve("epoch", "epochs:seconds", "points"),),
+        (Curve("epoch", "epochs:seconds"),),
         "s",
         zero=True,
         note="Training and validation, with checkpoints within the epoch.",
@@ -117,8 +116,9 @@ def _curves(chart: Chart, runs: Sequence[RunRecord], most: int) -> Iterator[dict
             x, y = points_of(run, curve.source)
             if not np.isfinite(y).any() or _says_nothing(run, curve.source, y):
                 continue
-            reduce = "last" if curve.style == "points" else curve.reduce  # a point is a validation, not a mean of some
-            yield {"run": number, "name": curve.name, "style": curve.style} | summarised(x, y, most, reduce)
+            style = "points" if curve.source.startswith("epochs:") else "line"
+            reduce = "last" if style == "points" else curve.reduce  # a point is a validation, not a mean of some
+            yield {"run": number, "name": curve.name, "style": style} | summarised(x, y, most, reduce)
 
 
 def _says_nothing(run: RunRecord, source: str, y: np.ndarray) -> bool:

@@ -25,7 +25,7 @@ from scripts.evaluation.comparison import Comparison, with_data_settings_of
 from scripts.evaluation.rejection import Rejection
 from scripts.evaluation.result import Evaluation
 from scripts.evaluation.summary import class_rows, fit_temperature, reliability, summary
-from scripts.reporting.assemble import metrics_of
+from scripts.reporting.details import metrics_of
 from scripts.sweeps.cross_validation import _pooled
 from tests.end_to_end.forked import Forked
 from tests.helpers import altered, answer, csv_rows, image_tree, trained
