@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from components import Components
-    from models.prepare import Prepared
     from scripts.tuning.advice import Advice, Change, PartSpeeds
     from scripts.tuning.diagnosis import Memory
     from scripts.tuning.measure import TrainingSetup
@@ -200,13 +199,6 @@ def build_traval(args: Settings, components: Components, distributed: Distribute
     return build_as_main(Run(args, distributed), components._replace(lr_policy=policy))
 
 
-def build_network(args: Settings, data: Data, distributed: Distributed) -> Prepared:
-    """Build the network as main.py does. ``args`` must not leave any value to be measured."""
-    from models.prepare import prepare_network
-
-    return prepare_network(args, data, distributed.device, None, None)
-
-
 def measured_values(args: Settings, now: Settings) -> dict[str, Any]:
     """Values that ``args`` leave to be measured, by name, as they were measured for the settings ``now``."""
     values = now.values()
@@ -224,6 +216,7 @@ def build_variant(
 
     Whatever the last change does not affect is shared with ``before``.
     """
+    from models.prepare import prepare_network
     from scripts.tuning.trials import stand_in
     from utils.data.loaders import loaders, sample_plan
     from utils.optim.build import build_optimizer_parts
@@ -242,7 +235,7 @@ def build_variant(
             channels_last=before.loader.transform.channels_last,
         )[0]
         return dataclasses.replace(before, args=args, loader=loader)
-    network = build_network(args, data, distributed)
+    network = prepare_network(args, data, distributed.device, None, None)
     loader = copy.copy(before.loader)
     loader.plan = sample_plan(data.train, args, 0, 1)
     if loader.transform.channels_last != network.channels_last:
@@ -336,6 +329,7 @@ def training_on_random(
 ) -> Callable[[int], float]:
     """A function that trains a fresh network on a given number of random images and returns the seconds per step."""
     from components import Components
+    from models.prepare import prepare_network
     from scripts.tuning.memory import no_loader, train_on_random
     from utils.optim.build import build_optimizer_parts
 
@@ -343,7 +337,7 @@ def training_on_random(
     args = args.with_values(compile=False)
 
     def train(size: int) -> float:
-        network = build_network(args, data, distributed)
+        network = prepare_network(args, data, distributed.device, None, None)
         loader = no_loader(data.image_shape)
         components = Components(
             **build_optimizer_parts(args, network.model, network.freezing, distributed)._asdict(),

@@ -31,16 +31,15 @@ def main(argv: list[str]) -> int:
     refuse_mistakes(own)
     place = Place.of(own.output, own.to)
     find_run(own.run)
-    if own.push:
-        from scripts.exporting import pushing
+    from scripts.exporting import pushing
 
+    if own.push:
         pushing.refuse_mistakes(own.push)
     from scripts.common.predictions import Chosen, warn_of_other_views
     from scripts.exporting import steps
     from scripts.exporting.card import Exported, card
     from scripts.exporting.checking import ExportFailure
     from scripts.exporting.images import refuse_missing, table_of, to_compare_on
-    from scripts.exporting.pushing import FRONT_MATTER, PushFailure, push
     from scripts.exporting.subject import Subject
 
     divided = FORMATS[own.to].holds_code  # by the temperature, if there is one, which takes code, not only weights
@@ -64,7 +63,7 @@ def main(argv: list[str]) -> int:
                 scored = replace(Chosen.of(own), labels=table_of(loaded, own.datapath))
                 quantised = steps.quantise(own.quantise, subject, model, own.calibration_images, scored)
                 checked = steps.check(own.to, subject, model, images, quantised=True)
-            text = FRONT_MATTER if own.push else ""
+            text = pushing.FRONT_MATTER if own.push else ""
             text += card(Exported(subject, own.to, place.model, checked, source, quantised))
             # A class has its folder's name, which may not be text in any encoding.
             (folder / place.card).write_text(text, encoding="utf-8", errors="replace")
@@ -79,8 +78,8 @@ def main(argv: list[str]) -> int:
         print(line, flush=True)
     if own.push:
         try:
-            print(f"Pushed to {push(place.folder, own.push, own.private)}")
-        except PushFailure as error:
+            print(f"Pushed to {pushing.push(place.folder, own.push, own.private)}")
+        except pushing.PushFailure as error:
             print(f"{NAME}: not pushed: {error}", file=sys.stderr)
             return 1
     return 0

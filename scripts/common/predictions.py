@@ -184,9 +184,8 @@ def predict_split(
             keep_in_fp32(loaded.network, args.precision.fp32_layers or (), processes.device)
             loader = _loader(loaded, args, images, processes)
             samples, left_out = _samples(len(images), args, chosen)
-            notes = (*notes, *left_out)
             loader = loader.part(samples) if len(samples) < len(images) else loader
-            notes = (*notes, *_doubts(images, loaded, args, chosen, first))
+            notes = (*notes, *left_out, *_doubts(images, loaded, args, chosen, first))
         for note in notes:
             warn(note)
         warn_of_other_views(loaded, args.data.tta)

@@ -222,11 +222,10 @@ def header(text: str) -> dict[str, str]:
     """Comments at the top of config.yaml, by 'command', 'versions', 'machine' and 'commit'."""
     beginnings = {"command": "main.py", "versions": "python ", "machine": MACHINE, "commit": COMMIT}
     found = {}
-    for line in takewhile(lambda line: line.startswith("#"), text.splitlines()):
+    for line in _comments(text):
         for what, beginning in beginnings.items():
-            if line[2:].startswith(beginning):
-                said = line[2:] if what in ("command", "versions") else line[2:].removeprefix(beginning)
-                found.setdefault(what, said)
+            if line.startswith(beginning):
+                found.setdefault(what, line if what in ("command", "versions") else line.removeprefix(beginning))
     return found
 
 
@@ -238,6 +237,10 @@ def plan_of(checkpoint: Path) -> dict[str, str]:
 
 def plan_in(text: str) -> dict[str, str]:
     """Rows of the plan, by title, in the comments at the top of config.yaml."""
-    comments = takewhile(lambda line: line.startswith("#"), text.splitlines())
-    rows = (line.removeprefix(f"# {PLAN}").partition(": ") for line in comments if line.startswith(f"# {PLAN}"))
+    rows = (line.removeprefix(PLAN).partition(": ") for line in _comments(text) if line.startswith(PLAN))
     return {title: text for title, _, text in rows}
+
+
+def _comments(text: str) -> list[str]:
+    """Comments at the top of config.yaml, without their signs."""
+    return [line[2:] for line in takewhile(lambda line: line.startswith("#"), text.splitlines())]

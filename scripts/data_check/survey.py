@@ -161,30 +161,25 @@ def take_survey(settings: DataSettings, lister: Lister = LISTER) -> Survey:
         raise UserError("--dataname synthetic: random images, new in each run; there is nothing to check")
     root = Path(settings.datapath) if settings.datapath is not None and name != "digits" else None
     trees = _trees(settings, root)
-    refusal = None
-    warnings: tuple[str, ...] = ()
-    origin = ""
-    of_test: tuple[str, ...] = ()
     images: tuple[Images, ...]
     try:
         data = get_data(settings, torch.device("cpu"), lister)
         classes = data.classes
-        origin = data.origin
         trees = trees if isinstance(data.train, ImageFiles) else {}
         test, of_test = _to_test_on(settings, trees, data)
         images = (data.train, data.validation) if test is None else (data.train, data.validation, test)
-        if not trees or settings.class_map is not None:
-            warnings = data.warnings
+        told = data.warnings if not trees or settings.class_map is not None else ()
+        facts: dict[str, Any] = {"warnings": told, "origin": data.origin, "of_test": of_test}
     except UserError as error:
         classes, images = _listed(trees, spec.colour)
         if not any(map(len, images)):
             raise
         preprocessing = preprocessing_of(next(filter(len, images)), settings)
         images = tuple(in_colour_of(preprocessing, split) for split in images)
-        refusal = str(error)
+        facts = {"refusal": str(error)}
     labels = np.concatenate([split.labels.numpy() for split in images])
     size = settings.image_size or spec.image_size
-    return Survey(spec, size, root, trees, classes, labels, images, refusal, warnings, origin, of_test)
+    return Survey(spec, size, root, trees, classes, labels, images, **facts)
 
 
 def _to_test_on(settings: DataSettings, trees: Mapping[str, Path], data: Data) -> tuple[Images | None, tuple[str, ...]]:

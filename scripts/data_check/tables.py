@@ -94,7 +94,7 @@ def kind_table(known: np.ndarray) -> str:
 
 def label_tables(survey: Survey) -> list[str]:
     """Tables of the number of labels per image, of missing labels, and of the most frequent label pairs."""
-    sections = []
+    lines = []
     for split, indices in survey.ranges.items():
         labels = survey.labels[indices]
         known = labels[(labels >= 0).any(1)]
@@ -102,7 +102,7 @@ def label_tables(survey: Survey) -> list[str]:
             continue
         counts = (known == 1).sum(1)
         missing = f"{100 * (labels < 0).mean():.1f} % missing"
-        sections.append(
+        lines.append(
             f"Labels in {WORDS[split]}: {counts.mean():.2f} an image ({counts.min()} to {counts.max()}), "
             f"{counted(int((known == 0).all(1).sum()))} with none, {missing}"
         )
@@ -117,9 +117,8 @@ def label_tables(survey: Survey) -> list[str]:
         rows.append([*names, f"{both:,}", f"{100 * both / rarer:.1f} %"])
     more = f" (not shown: {len(first) - len(rows):,} more pairs)" if len(first) > len(rows) else ""
     heads = ("label", "with", "images", "of the rarer")
-    if rows:
-        sections.append(f"Labels together in training{more}\n{table(heads, rows)}")
-    return ["\n".join(sections[:-1]), sections[-1]] if rows else ["\n".join(sections)]
+    pairs = [f"Labels together in training{more}\n{table(heads, rows)}"] if rows else []
+    return ["\n".join(lines), *pairs]
 
 
 # ---------------------------------------------------------------------------------------------- files

@@ -171,10 +171,7 @@ class Comparison(OnSameImages):
     def as_dict(self) -> dict[str, Any]:
         return {
             "images": len(self.right[0]),
-            "both_right": self.counts.both,
-            "first_right": self.counts.first,
-            "second_right": self.counts.second,
-            "neither_right": self.counts.neither,
+            **{f"{which}_right": count for which, count in self.counts._asdict().items()},
             "top1_difference": self.difference,
             "top1_difference_interval": self.interval,
             "mcnemar_test": self.test,
