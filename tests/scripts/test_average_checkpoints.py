@@ -15,7 +15,7 @@ from scripts import average_checkpoints
 from scripts.averaging.soup import greedy, mean, read, save
 from scripts.common.uncertainty import divided
 from scripts.exporting.subject import Subject
-from tests.helpers import trained
+from tests.helpers import mistakes_of, trained
 from tests.utils.test_train_validation import make
 from utils.checkpoint import checkpoint
 from utils.config.groups.model import ModelSettings
@@ -261,9 +261,7 @@ def test_statistics_that_no_run_has_changed_stay_as_they_are(runs, tmp_path, mon
 
 
 def refused(*line):
-    with pytest.raises(UserError) as raised:
-        average_checkpoints.main([*map(str, line), "--device", "cpu"])
-    return raised.value.mistakes
+    return mistakes_of(average_checkpoints.main, [*map(str, line), "--device", "cpu"])
 
 
 def test_another_network_is_refused_in_a_line(runs, tmp_path):

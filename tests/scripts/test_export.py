@@ -33,7 +33,7 @@ from scripts.exporting.card import Exported, card, code, preparation
 from scripts.exporting.formats import FORMATS, Place
 from scripts.exporting.subject import Subject
 from tests.end_to_end.forked import Launched
-from tests.helpers import altered, csv_rows
+from tests.helpers import altered, csv_rows, mistakes_of
 from tests.scripts.common.test_predictions import tree_of_digits
 from tests.scripts.test_export_zoo import (
     reloads_in_this_process,  # noqa: F401 - a fixture
@@ -62,9 +62,7 @@ def exported(run, name, output, *flags):
 
 
 def refused(run, name, output, *flags):
-    with pytest.raises(UserError) as raised:
-        export.main([str(run), "--to", name, "--output", str(output), *map(str, flags)])
-    return raised.value.mistakes
+    return mistakes_of(export.main, [str(run), "--to", name, "--output", str(output), *map(str, flags)])
 
 
 def printed_by_card(folder, monkeypatch):
