@@ -128,9 +128,9 @@ def build_trained(args: Settings, distributed: Distributed, point: ResumePoint |
         checkpoint.load_weights(components.model, state["model"], str(point.path))
         components.network.freezing.set_epoch(state["progress"]["epoch"], components.model)
         return components, f"weights of {point.path}"
-    if args.model.weights or args.model.pretrained:
-        return components, f"weights of {args.model.weights}" if args.model.weights else "pretrained weights"
-    return components, f"weights from --seed {args.run.seed}"
+    if args.model.weights:
+        return components, f"weights of {args.model.weights}"
+    return components, "pretrained weights" if args.model.pretrained else f"weights from --seed {args.run.seed}"
 
 
 def add_images(parser: argparse.ArgumentParser, remark: str = "") -> None:
@@ -209,7 +209,7 @@ def _checkpoints_in(folder: Path) -> set[str]:
 def open_run(
     text: str,
     raw: bool = False,
-    device: str | torch.device = "auto",
+    device: str = "auto",
     *,
     best: bool | None = None,
     for_autocast: bool = True,
@@ -236,7 +236,7 @@ def open_run(
         warn(f"{loaded.path}: was saved before the first step of training")
     if line := of_each_class(loaded):
         say(f"{loaded.path}: {line}")
-    place = chosen_device(device) if isinstance(device, str) else device
+    place = chosen_device(device)
     loaded.network.to(place)
     if for_autocast:
         keep_in_fp32(loaded.network, loaded.fp32_layers, place)

@@ -20,7 +20,7 @@ SWEPT_ITSELF = {"seed", "name", "folds", "fold", "fold_seed"}
 class Trial:
     """A training run: the varied values, a seed, main.py's arguments, and the settings that result.
 
-    ``fold``: the fold that is held out; None without folds.
+    ``fold``: the fold that is held out; None without folds. ``number``: of a search's trial; None for other runs.
     """
 
     point: tuple[str, ...]
@@ -28,6 +28,25 @@ class Trial:
     flags: tuple[str, ...]
     args: Settings = field(compare=False)
     fold: int | None = None
+    number: int | None = None
+
+    @classmethod
+    def of(
+        cls, common: Sequence[str], point: tuple[str, ...], seed: int, folds: int | None = None, fold: int | None = None
+    ) -> Trial:
+        """The run with the flags ``common`` and the values of ``point``; the seed also deals out the ``folds``, if any.
+
+        Raises ``UserError``, also for a network that does not exist.
+        """
+        from components import unknown_names
+
+        varied = [word for setting in point for word in _flag(setting)]
+        flags = [*common, *varied, "--seed", str(seed)]
+        if fold is not None:
+            flags += ["--folds", str(folds), "--fold", str(fold), "--fold-seed", str(seed)]
+        args = arguments.parse(flags)
+        refuse(unknown_names(args))
+        return cls(point, seed, tuple(flags), args, fold)
 
     @property
     def name(self) -> str:
@@ -36,11 +55,13 @@ class Trial:
     @property
     def room(self) -> str:
         """Name of the folder, inside the sweep's folder, that holds the run's."""
-        return "runs"
+        return "runs" if self.number is None else f"trials/{self.number:04}"
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Values, seed and fold, each as NAME=VALUE."""
+        """Values, seed and fold, or the number of a search's trial, each as NAME=VALUE."""
+        if self.number is not None:
+            return (*self.point, f"trial={self.number}")
         return (*self.point, f"seed={self.seed}", *([] if self.fold is None else [f"fold={self.fold}"]))
 
 
@@ -62,11 +83,8 @@ def trials(
     mistakes: dict[str, None] = {}
     for point in itertools.product(*choices):
         for seed, fold in itertools.product(range(seeds), [None] if folds is None else range(folds)):
-            flags = flags_of(recipe, training_flags, point, seed)
-            if fold is not None:
-                flags += ["--folds", str(folds), "--fold", str(fold), "--fold-seed", str(seed)]
             try:
-                made.append(Trial(point, seed, tuple(flags), settings_of(flags), fold))
+                made.append(Trial.of(["--config", recipe, *training_flags], point, seed, folds, fold))
             except UserError as error:
                 mistakes |= dict.fromkeys(error.mistakes)
     for one, other in itertools.combinations([trial for trial in made if trial.seed == 0 and not trial.fold], 2):
@@ -75,21 +93,6 @@ def trials(
             mistakes.setdefault(same)
     refuse(mistakes)
     return made
-
-
-def settings_of(flags: Sequence[str]) -> Settings:
-    """The settings that main.py's ``flags`` name. Raises ``UserError``, also for a network that does not exist."""
-    from components import unknown_names
-
-    args = arguments.parse(flags)
-    refuse(unknown_names(args))
-    return args
-
-
-def flags_of(recipe: str, training_flags: Sequence[str], point: Sequence[str], seed: int) -> list[str]:
-    """Arguments for main.py, for the values of ``point``, each as NAME=VALUE, and a seed."""
-    varied = [word for setting in point for word in _flag(setting)]
-    return ["--config", recipe, *training_flags, *varied, "--seed", str(seed)]
 
 
 def refuse_given(names: Sequence[str], training_flags: Sequence[str]) -> None:

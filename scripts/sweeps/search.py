@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from scripts.common.runs import RunResult, identity
 from scripts.sweeps.grid import Trial
-from scripts.sweeps.space import SearchTrial, Space
+from scripts.sweeps.space import Space
 from utils.config import plugins
 from utils.config.settings import UserError, as_user_error
 from utils.record.epoch_scalars import EpochScalar
@@ -91,7 +91,7 @@ class Search:
     def told(self) -> list[FrozenTrial]:
         return [trial for trial in self.study.trials if trial.state.is_finished()]
 
-    def ask(self, count: int) -> Iterator[SearchTrial]:
+    def ask(self, count: int) -> Iterator[Trial]:
         """Yield training runs until there are ``count`` trials: first those that were killed, then new ones."""
         cut = [trial for trial in self.study.trials if not trial.state.is_finished()]
         while cut or len(self.study.trials) < count:

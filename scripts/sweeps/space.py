@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from scripts.common.command_line import refuse
-from scripts.sweeps.grid import Trial, flags_of, refuse_given, setting_of, settings_of, values_of
+from scripts.sweeps.grid import Trial, refuse_given, setting_of, values_of
 from utils.config.arguments import OPTIONS
 from utils.config.settings import Settings, UserError, flag_of
 
@@ -51,26 +51,10 @@ class Dimension:
 
 
 @dataclass(frozen=True)
-class SearchTrial(Trial):
-    """One training run of a search, on all training images but one fold."""
-
-    number: int = 0
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return (*self.point, f"trial={self.number}")
-
-    @property
-    def room(self) -> str:
-        return f"trials/{self.number:04}"
-
-
-@dataclass(frozen=True)
 class Space:
-    """What is varied (``texts``, parsed into ``dimensions``), and what all runs have in common."""
+    """What is varied (``texts``, parsed into ``dimensions``), and the flags that all runs have in ``common``."""
 
-    recipe: str
-    training_flags: tuple[str, ...]
+    common: tuple[str, ...]
     texts: tuple[str, ...]
     dimensions: tuple[Dimension, ...]
     folds: int
@@ -85,7 +69,7 @@ class Space:
         twice = sorted({name for name in names if names.count(name) > 1})
         refuse(f"--set {name} is given twice; remove one" for name in twice)
         refuse_given(names, training_flags)
-        space = cls(recipe, tuple(training_flags), tuple(texts), dimensions, folds)
+        space = cls(("--config", recipe, *training_flags), tuple(texts), dimensions, folds)
         space.refuse_mistakes()
         return space
 
@@ -127,23 +111,17 @@ class Space:
             )
         return "none"
 
-    def _whole(self, point: Sequence[str]) -> Settings:
-        return settings_of(flags_of(self.recipe, self.training_flags, point, SEARCHED_WITH))
+    def _whole(self, point: tuple[str, ...]) -> Settings:
+        return Trial.of(self.common, point, SEARCHED_WITH).args
 
-    def trial(self, number: int, point: tuple[str, ...]) -> SearchTrial:
+    def trial(self, number: int, point: tuple[str, ...]) -> Trial:
         """Training run of trial ``number``, which validates on the first fold of the training images."""
-        flags = flags_of(self.recipe, self.training_flags, point, SEARCHED_WITH)
-        flags += ["--folds", str(self.folds), "--fold", "0", "--fold-seed", "0"]
-        return SearchTrial(point, SEARCHED_WITH, tuple(flags), settings_of(flags), 0, number)
+        return replace(Trial.of(self.common, point, SEARCHED_WITH, self.folds, 0), number=number)
 
     def finalists(self, points: Sequence[tuple[str, ...]], seeds: int) -> list[Trial]:
         """Training runs of ``points`` on all training images, each with ``seeds`` seeds that no trial had."""
-        made = []
-        for point in points:
-            for seed in range(SEARCHED_WITH + 1, SEARCHED_WITH + 1 + seeds):
-                flags = flags_of(self.recipe, self.training_flags, point, seed)
-                made.append(Trial(point, seed, tuple(flags), settings_of(flags)))
-        return made
+        others = range(SEARCHED_WITH + 1, SEARCHED_WITH + 1 + seeds)
+        return [Trial.of(self.common, point, seed) for point in points for seed in others]
 
 
 def _unfit(args: Settings) -> list[str]:
