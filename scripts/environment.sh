@@ -149,8 +149,8 @@ install() {
     return 1
   fi
   # pip would compile all modules, on one core and for a third of the time. These import most of what is ever used; for
-  # the tests, which import more, see test.sh.
-  if [[ $2 == requirements.txt ]]; then
+  # test.sh, which compiles more, see there.
+  if [[ $2 != requirements-dev.txt ]]; then
     (cd "$ROOT" && PYTHONDONTWRITEBYTECODE= "$python" -c 'import timm, torch._dynamo, training' >/dev/null 2>&1) || true
   fi
   rm "$1/.installing"
