@@ -274,10 +274,12 @@ def underflow_findings(made: Audit) -> Iterator[LayerFinding]:
     for name, lost in made.losing(unscaled).items() if unscaled.origin is None else ():
         what = f"{100 * lost:.3g} % of its gradient's norm becomes zero in fp16 without loss scaling"
         scales = [t.scale for t in fine if not is_within(name, t.keep) and name not in made.losing(t)]
-        advice = ("no loss scale that fits fixes it: keep it in float32, or use bf16", "fault")
         if scales:
-            advice = (f"needs loss scaling; a scale of {min(scales):g} fixes it", "information")
-        yield LayerFinding("underflow", name, what, *advice)
+            advice = f"needs loss scaling; a scale of {min(scales):g} fixes it"
+            yield LayerFinding("underflow", name, what, advice, "information")
+        else:
+            advice = "no loss scale that fits fixes it: keep it in float32, or use bf16"
+            yield LayerFinding("underflow", name, what, advice)
 
 
 def highest_scale(made: Audit, run: Record) -> float:
