@@ -192,6 +192,9 @@ def test_groups_that_were_joined_since_are_refused_with_their_names():
     joined = [(label, number, 0 if group == other // 4 else group) for label, number, group in images]
     with pytest.raises(UserError, match=r"1 group\(s\) have images in several of the folds that are kept \(g0\)"):
         dealt(joined, 3, kept=kept)
+    more = files([*images, (0, 48, 0), (0, 48, other // 4)])  # one name in two groups that have a fold each
+    with pytest.raises(UserError, match=rf"2 group\(s\) have images .* that are kept \(g0, g{other // 4}\)"):
+        folds_of(more, CLASSES, DataSettings(dataname="folder", folds=3, fold=0), kept)
 
 
 @pytest.mark.parametrize(

@@ -309,7 +309,7 @@ def _known(
 ) -> np.ndarray:
     """The fold in ``kept`` of each unit (the images of one group or key), int64 (units,); -1 if ``kept`` has none.
 
-    Raises ``UserError`` if ``kept`` has the images of one group in several folds.
+    Raises ``UserError`` if ``kept`` has the images of one unit in several folds.
     """
     fold_of_unit = np.full(units, -1)
     if kept is None or not len(kept.images):
@@ -322,7 +322,8 @@ def _known(
     apart = known[fold_of_unit[unit_of[known]] != folds]
     if len(apart):
         assert images.groups is not None
-        names = sorted(set(images.groups[apart]))  # without groups, a unit has one hash, and so one fold
+        # Without groups, a unit has one hash, and so one fold. Of groups that are one unit, each may have one fold.
+        names = sorted(set(images.groups[np.isin(unit_of, unit_of[apart])]))
         raise UserError(
             f"--folds {settings.folds}: {len(names)} group(s) have images in several of the folds that are kept "
             f"({some(names)}): the groups have changed since; begin a new run without --folds-from"
