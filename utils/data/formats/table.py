@@ -274,16 +274,20 @@ def _groups(cells: pyarrow.ChunkedArray, mistakes: _Mistakes) -> np.ndarray:
 
 
 def _weights(cells: pyarrow.ChunkedArray, mistakes: _Mistakes) -> np.ndarray:
-    numbers, texts = _coded(cells)
-    weights = np.array([*map(_number, texts), np.nan], dtype=np.float64)[numbers]
+    import pyarrow
+
+    try:
+        weights = cells.cast(pyarrow.float64()).fill_null(np.nan).to_numpy()  # without a text of each of many weights
+    except pyarrow.ArrowInvalid:
+        weights = np.array([_number(text) for text in cells.to_pylist()], dtype=np.float64)
     wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
     mistakes.add("weight", wrong, "is no number of at least 0", cells)
     return weights
 
 
-def _number(text: str) -> float:
+def _number(text: str | None) -> float:
     try:
-        return float(text)
+        return np.nan if text is None else float(text)
     except ValueError:
         return np.nan
 
