@@ -134,7 +134,7 @@ def carry_over(
     progress = Progress.from_state(resume_point.state["progress"])
     cut_by_step_batches = args.data.max_val_batches is not None and args.data.val_batch_size is None
     if cut_by_step_batches and "global_batch_size" in differences:
-        shaped.add("validation images")
+        shaped.add("validation images")  # --max-val-batches then counts batches of this size
     of_images = ("validation images", "views of the validation images")
     of_others = "data" if data else next((what for what in of_images if what in shaped), None)
     if of_others or shaped & {"validation", "network"}:
