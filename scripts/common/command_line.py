@@ -65,7 +65,7 @@ class ToolParser(argparse.ArgumentParser):
 
 
 def run_flags(args: Settings) -> list[str]:
-    """Those of --resume, --evaluate and --dry-run that ``args`` have: a tool that works otherwise refuses them."""
+    """Flags in ``args`` that only main.py follows: --resume, --evaluate and --dry-run."""
     given = {"--resume": args.run.resume, "--evaluate": args.run.evaluate, "--dry-run": args.run.dry_run}
     return [flag for flag, value in given.items() if value]
 

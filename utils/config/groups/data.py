@@ -453,7 +453,7 @@ class DataSettings:
 
     @property
     def undivided(self) -> DataSettings:
-        """These settings without those that take validation images from the training images."""
+        """A copy that takes no validation images from the training images."""
         return replace(self, val_split=None, folds=None, fold=None)
 
     @staticmethod
