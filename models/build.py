@@ -26,7 +26,7 @@ from utils.config.groups.model import ModelSettings
 from utils.config.image_size import Size, pixels_text, sides, size_text
 from utils.config.other_programs import other_programs
 from utils.config.settings import UserError, flag_of, shaping
-from utils.config.spelling import or_nearest
+from utils.config.spelling import or_nearest, reason_of
 from utils.optim.head import begin_head
 
 WITH_EXTRA_HEADS = ("googlenet", "inception_v3")  # torchvision's, whose second heads are for training alone
@@ -66,7 +66,7 @@ def build_model(
     except UserError:
         raise
     except Exception as error:  # the libraries raise many kinds of errors; a network we cannot build is bad input
-        reason = " ".join(str(error).split())[:300]
+        reason = reason_of(error)
         if settings.pretrained and isinstance(error, OSError):  # the hub's and urllib's errors are such, too
             raise UserError(
                 f"--pretrained: the weights of {settings.arch} could not be fetched ({reason}); fetch "
@@ -392,7 +392,7 @@ def check_forward(
     except UserError:
         raise
     except Exception as error:  # as in build_model
-        reason = plugins.mistake(error) or " ".join(str(error).split())[:300]
+        reason = plugins.mistake(error) or reason_of(error)
         raise UserError(
             f"--arch {arch} does not take {pixels_text(image_size)} images ({reason}); try another {flag}"
         ) from error

@@ -19,6 +19,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from utils.config import hub_networks
 from utils.config.settings import UserError
+from utils.config.spelling import reason_of
 
 ADDRESS_SECONDS = 4.0  # for one of the host's addresses to answer: a satellite takes one
 REACH_SECONDS = 10.0  # for the name server and all addresses together
@@ -70,7 +71,7 @@ def unreachable(url: str) -> str:
             socket.create_connection((host, port), ADDRESS_SECONDS).close()
             outcome[0] = ""
         except OSError as error:
-            outcome[0] = error.strerror or str(error)
+            outcome[0] = reason_of(error)
 
     # No time-out limits the name server, so a thread waits for it.
     thread = threading.Thread(target=connect, daemon=True)
@@ -113,9 +114,10 @@ def _facts(arch: str) -> dict[str, Any]:
             settled = Path(path).parent.name  # a copy is kept by its commit
             config, architecture, arguments = load_model_config_from_hf(f"{repository}@{settled}")
     except OSError as error:  # also what huggingface_hub raises
-        reason = " ".join(str(error).split())[:300]
         advice = "check the name, or fetch it once with a connection: the hub's cache is enough then"
-        raise UserError(f"--arch {arch}: cannot be fetched from the Hugging Face Hub ({reason}); {advice}") from error
+        raise UserError(
+            f"--arch {arch}: cannot be fetched from the Hugging Face Hub ({reason_of(error)}); {advice}"
+        ) from error
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"--arch {arch}: its config.json is none of timm's; choose a network that timm has") from error
     return {

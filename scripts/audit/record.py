@@ -25,6 +25,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from scripts.audit.walkthrough import true_float32
 from utils.config.groups.precision import PrecisionSettings
 from utils.config.settings import UserError
+from utils.config.spelling import reason_of
 from utils.data.loaders import Batch
 from utils.loop.forward import forward
 from utils.precision.amp import autocast, keep_in_fp32
@@ -320,7 +321,7 @@ class Runner:
         except (RuntimeError, UserError) as error:  # an operation, or the device, lacks the dtype
             if made is self.reference or lacks_memory(error):
                 raise
-            made.failure = " ".join(str(error).split())[:160]
+            made.failure = reason_of(error)
             return made
         made.losses = read_all(losses)
         made.enter(recorder)

@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 
 from scripts.common.command_line import each_of, warn
 from utils.config.settings import UserError, as_user_error
+from utils.config.spelling import reason_of
 from utils.data.formats.listing import is_image, left_out, no_images
 from utils.data.images.decoding import UnreadableImage, decode_crop, dtype_of, why_unreadable
 from utils.data.preprocessing import Preprocessing
@@ -187,7 +188,7 @@ def problem_of(path: str) -> str | None:
     try:
         status = os.stat(path)
     except (OSError, ValueError) as error:
-        return f"cannot be opened ({getattr(error, 'strerror', None) or error})"
+        return f"cannot be opened ({reason_of(error)})"
     if stat.S_ISDIR(status.st_mode):
         return "is a folder"
     if not stat.S_ISREG(status.st_mode):

@@ -28,7 +28,7 @@ from utils.config.datasets import SPECS, DatasetSpec
 from utils.config.groups.data import DataSettings
 from utils.config.image_size import Size
 from utils.config.settings import UserError
-from utils.config.spelling import printable
+from utils.config.spelling import printable, reason_of
 from utils.data.data_set import Data, in_colour_of
 from utils.data.datasets import get_data, preprocessing_of
 from utils.data.division import groups_alike
@@ -317,7 +317,7 @@ def inspect_file(path: str, colour: str) -> tuple[tuple[Any, ...], Look | str]:
     try:
         data = content_of(path)
     except (OSError, UserError) as error:
-        return UNREAD, f"cannot be opened ({getattr(error, 'strerror', None) or error})"
+        return UNREAD, f"cannot be opened ({reason_of(error)})"
     sha256 = hashlib.sha256(data).digest()
     if not data:
         return (sha256, *UNREAD[1:]), "is empty (0 bytes)"

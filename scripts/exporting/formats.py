@@ -11,6 +11,7 @@ from importlib import util
 from pathlib import Path
 
 from utils.config.settings import UserError
+from utils.config.spelling import reason_of
 
 CARD = "README.md"
 CANNOT_WRITE = ("PytorchStreamWriter", "I/O error")  # in write errors of torch and safetensors that are not OSError
@@ -111,8 +112,7 @@ class Place:
         except Exception as error:
             if not isinstance(error, OSError) and not any(words in str(error) for words in CANNOT_WRITE):
                 raise
-            reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
-            raise UserError(f"--output {self.path}: cannot be written ({reason})") from error
+            raise UserError(f"--output {self.path}: cannot be written ({reason_of(error)})") from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
             for folder in made:

@@ -12,6 +12,7 @@ from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 
 from models.hub import unreachable
 from utils.config.settings import UserError
+from utils.config.spelling import reason_of
 
 # Front matter that the Hub reads from a card: the library that loads the network, and the task.
 FRONT_MATTER = """---
@@ -71,6 +72,6 @@ def _failing(said: str) -> Iterator[None]:
 
 def _told(error: Exception) -> str:
     """The error in one line, without the token, which a server may have sent back."""
-    text = " ".join(str(error).split())[:300] or type(error).__name__
+    text = reason_of(error)
     token = get_token()
     return text.replace(token, "<token>") if token else text

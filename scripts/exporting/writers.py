@@ -12,6 +12,7 @@ import torch
 from scripts.exporting.formats import FORMATS
 from scripts.exporting.subject import Subject
 from utils.config.settings import UserError
+from utils.config.spelling import reason_of
 
 METADATA = "metadata.json"  # name inside a torch.export file
 
@@ -39,8 +40,9 @@ def exported(subject: Subject, images: torch.Tensor, name: str) -> torch.export.
 
 def cannot(name: str, subject: Subject, error: Exception) -> UserError:
     """Error for a network that torch cannot export."""
-    reason = " ".join(str(error).split())[:300] or type(error).__name__
-    return UserError(f"--to {name}: torch cannot export {subject.loaded.arch} ({reason}); try --to safetensors")
+    return UserError(
+        f"--to {name}: torch cannot export {subject.loaded.arch} ({reason_of(error)}); try --to safetensors"
+    )
 
 
 def write_safetensors(subject: Subject, path: Path) -> None:

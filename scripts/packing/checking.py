@@ -11,6 +11,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from utils.config.settings import UserError
+from utils.config.spelling import reason_of
 from utils.data.formats.shards.index import BLOCK, Split
 from utils.data.progress_log import ProgressLog
 from utils.data.worker_pool import WorkerPool
@@ -45,7 +46,7 @@ class _Checker(Dataset):
         try:
             return _faults_of_shard(path, split, number)
         except OSError as error:
-            return [f"{path}: cannot be read ({error.strerror or error})"]
+            return [f"{path}: cannot be read ({reason_of(error)})"]
 
 
 def _faults_of_shard(path: Path, split: Split, number: int) -> list[str]:

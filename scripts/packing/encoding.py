@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
+from utils.config.spelling import reason_of
 from utils.data.formats.readers import Images, MemoryImages
 from utils.data.images.decoding import UnreadableImage, open_image
 from utils.data.images.jpeg import plain_size
@@ -38,7 +39,7 @@ class Encoding:
         try:
             data = content_of(path)
         except OSError as error:
-            raise UnreadableImage(path, error.strerror or error) from error
+            raise UnreadableImage(path, reason_of(error)) from error
         if self._keeps(data):
             if self.check:
                 open_image(NamedBytes(path, data), self.colour)
@@ -80,5 +81,5 @@ def _ending_of(path: str, data: bytes) -> str:
             with Image.open(NamedBytes(path, data)) as image:
                 ending = image.format.lower()
         except Exception as error:  # each of Pillow's readers fails differently on a damaged file
-            raise UnreadableImage(path, " ".join(str(error).split())) from error
+            raise UnreadableImage(path, reason_of(error)) from error
     return {"jpeg": "jpg", "mpo": "jpg", "tif": "tiff"}.get(ending, ending)

@@ -22,6 +22,7 @@ from utils.checkpoint.resume import BEGINS_ANEW
 from utils.config.arguments import OPTIONS, in_yaml
 from utils.config.field import CHECKPOINT
 from utils.config.settings import GROUPS, all_settings
+from utils.config.spelling import reason_of
 from utils.record import curves
 from utils.record.doubts import doubts
 from utils.record.event_files import NAMES, events_in
@@ -293,6 +294,7 @@ def read_events(record: RunRecord) -> None:
                     elif value.tag == FIRST_BATCH and value.HasField("image"):
                         record.first_batch = record.first_batch or value.image.encoded_image_string
         except Exception as error:  # TensorBoard and protobuf raise many kinds of errors for damaged files
-            reason = " ".join(str(error).split())[:150]
-            record.missing.append(f"Speeds and the first batch: {path.name} cannot be read to its end ({reason})")
+            record.missing.append(
+                f"Speeds and the first batch: {path.name} cannot be read to its end ({reason_of(error)})"
+            )
     record.scalars = {tag: np.array(sorted(values.items()), dtype=float) for tag, values in points.items()}

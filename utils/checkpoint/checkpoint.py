@@ -29,7 +29,7 @@ from utils.checkpoint.progress import Progress
 from utils.checkpoint.sharded import SHARDS, Places, Shards, mapped, remove_unused
 from utils.checkpoint.snapshot import Snapshot
 from utils.config.settings import UserError, as_user_error
-from utils.config.spelling import some
+from utils.config.spelling import reason_of, some
 from utils.runtime.files import sha256, sync, whole_file
 from utils.runtime.state_dicts import load_state_dict
 
@@ -219,7 +219,7 @@ def _content(path: Path, digest: str | None) -> dict[str, Any]:
         state = _safetensors(path) if _is_safetensors(path, size) else _unpickle(path)
         refuse_swollen(state, size)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
+        raise UserError(f"{path}: cannot be read ({reason_of(error)})") from error
     except ValueError as error:
         if isinstance(error, UserError):
             raise
@@ -292,8 +292,7 @@ def _safetensors(path: Path) -> dict[str, torch.Tensor]:
     except OSError:
         raise
     except Exception as error:  # the library has several kinds
-        reason = " ".join(str(error).split())[:150]
-        raise ValueError(f"it is a damaged file of safetensors ({reason})") from error
+        raise ValueError(f"it is a damaged file of safetensors ({reason_of(error)})") from error
 
 
 def load_run(path: Path) -> dict[str, Any]:
@@ -461,7 +460,7 @@ def _write_manifest(folder: Path, digests: dict[str, list[str]]) -> None:
 def _reason(error: OSError | RuntimeError) -> str:
     """The system's text for the error; torch's own message names a line of its source instead."""
     cause = _cause(error)
-    return cause.strerror or str(cause) or " ".join(str(error).split())[:200]
+    return cause.strerror or str(cause) or reason_of(error)
 
 
 def _cause(error: OSError | RuntimeError) -> OSError:

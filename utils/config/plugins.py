@@ -24,6 +24,7 @@ from utils.config.datasets import SPECS
 from utils.config.field import safe_name
 from utils.config.rules import OPTIONS
 from utils.config.settings import UserError
+from utils.config.spelling import reason_of
 
 # The settings whose choices an entry's name joins; an entry of another kind is looked up where its name is used.
 KIND_OF = {"loss": "loss", "lr_policy": "lr_policy", "dataname": "dataset", "augment": "augmentation"}
@@ -140,7 +141,7 @@ def _load(path: Path) -> None:
     try:
         source = path.read_bytes()
     except (OSError, ValueError) as error:  # NUL characters, and bytes that are no UTF-8
-        reason = getattr(error, "strerror", None) or error
+        reason = reason_of(error)
         raise UserError(f"--plugin {ascii(str(path))[1:-1]}: cannot be read ({reason})", on_all_ranks=True) from error
     twins = [other for other in _loaded.digests if other.name == path.name]
     if twins:

@@ -27,7 +27,7 @@ from utils.config.groups.model import ModelSettings
 from utils.config.groups.optimisation import OptimisationSettings
 from utils.config.groups.precision import PrecisionSettings
 from utils.config.groups.run import RunSettings
-from utils.config.spelling import some
+from utils.config.spelling import reason_of, some
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -59,8 +59,7 @@ def as_user_error(
     try:
         yield
     except kinds as error:
-        why = getattr(error, "strerror", None) or " ".join(str(error).split())[:200] or type(error).__name__
-        raise UserError(f"{said} ({why}){advice}") from error
+        raise UserError(f"{said} ({reason_of(error)}){advice}") from error
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Names in messages: the nearest to a misspelt one, other programs' names for a value, and shortened lists of names."""
+"""What messages consist of: the name meant by a misspelt one, other programs' names, lists of names, and reasons."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ SHORTEST_PREFIX = 3
 MOST_SHOWN = 3
 SIMILAR = 0.8  # share of letters, so that a mistyped letter or two are forgiven, not other words taken
 SHOWN = 10  # names in a line
+LONGEST = 300  # characters of a reason
 
 
 def meant_value(value: str, known: Iterable[str]) -> str:
@@ -97,6 +98,11 @@ def folded(name: str) -> str:
 def printable(text: str) -> str:
     """Replace the unprintable characters of ``text``, such as the name of a file or class."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def reason_of(error: BaseException) -> str:
+    """Why ``error`` was raised, on one line: the system's text, or its own, or else the name of its class."""
+    return getattr(error, "strerror", None) or " ".join(str(error).split())[:LONGEST] or type(error).__name__
 
 
 def counted(count: float, noun: str = "image") -> str:

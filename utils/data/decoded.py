@@ -22,6 +22,7 @@ from torch.utils.data import Dataset
 
 from utils.config.groups.data import DataSettings
 from utils.config.image_size import sides, size_text
+from utils.config.spelling import reason_of
 from utils.data.formats.readers import ImageFiles, MemoryImages
 from utils.data.images.decoding import UnreadableImage, decode_crop
 from utils.data.images.levels import keeps_levels, range_of
@@ -183,7 +184,7 @@ def _kept(path: Path, layout: Layout, make: Callable[[], Decoded], log: Log, is_
                     return _mapped(path, layout) or made
         except OSError as error:
             log_once(
-                f"warning: decoded images cannot be kept in {path.parent} ({error.strerror or error}), so each process "
+                f"warning: decoded images cannot be kept in {path.parent} ({reason_of(error)}), so each process "
                 "makes and holds its own at every start; --cache-dir names another folder"
             )
             return make() if made is None else made

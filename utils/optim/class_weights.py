@@ -13,7 +13,7 @@ import yaml
 
 from utils.config.groups.loss import BALANCED, LossSettings
 from utils.config.settings import UserError
-from utils.config.spelling import some
+from utils.config.spelling import reason_of, some
 
 
 def class_weights(labels: torch.Tensor, classes: Sequence[str], setting: str) -> torch.Tensor:
@@ -82,10 +82,11 @@ def read_weights(path: Path, classes: Sequence[str]) -> list[float]:
         text = path.read_text(encoding="utf-8-sig")
         rows = _of_yaml(text) if path.suffix in (".yaml", ".yml") else _of_csv(text)
     except OSError as error:
-        raise UserError(f"--class-weights {path}: cannot be read ({error.strerror or error})") from error
+        raise UserError(f"--class-weights {path}: cannot be read ({reason_of(error)})") from error
     except (ValueError, yaml.YAMLError, csv.Error) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"--class-weights {path}: not lines of a class name and its weight ({reason})") from error
+        raise UserError(
+            f"--class-weights {path}: not lines of a class name and its weight ({reason_of(error)})"
+        ) from error
     weights = dict(rows)
     names = [name for name, _ in rows]
     wrong = {

@@ -13,6 +13,7 @@ from torch.linalg import vector_norm
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from utils.config.settings import UserError
+from utils.config.spelling import reason_of
 
 
 def twice_differentiable(needed: bool) -> AbstractContextManager:
@@ -30,7 +31,7 @@ def refuse_without_second_derivative(model: nn.Module, image_shape: tuple[int, .
         gradient_norm(loss, model.parameters(), torch.amp.GradScaler(device.type, enabled=False)).backward()
     except RuntimeError as error:
         operation = re.search(r"aten::\w+", str(error))
-        reason = operation.group() if operation else " ".join(str(error).split())[:120]
+        reason = operation.group() if operation else reason_of(error)
         raise UserError(
             f"--grad-penalty: the network has an operation without a second derivative ({reason}); remove the flag or "
             "choose another --arch"

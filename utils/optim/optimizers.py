@@ -14,7 +14,7 @@ from utils.config import plugins
 from utils.config.groups.optimisation import WITH_NESTEROV, OptimisationSettings
 from utils.config.keywords import given_twice, not_accepted, read_keyword
 from utils.config.settings import UserError, as_text
-from utils.config.spelling import advice_on, or_nearest, some
+from utils.config.spelling import advice_on, or_nearest, reason_of, some
 from utils.optim.groups import lr_scales, parameter_groups
 from utils.optim.head import output_layers
 from utils.optim.lookahead import Lookahead
@@ -134,8 +134,7 @@ def build_optimizers(settings: OptimisationSettings, model: nn.Module) -> Optimi
     except Exception as error:  # a missing package or GPU, or an argument out of range: each raises something else
         if settings.optimizer in OWN and not arguments:
             raise
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"--optimizer {settings.optimizer}: cannot be built ({reason})") from error
+        raise UserError(f"--optimizer {settings.optimizer}: cannot be built ({reason_of(error)})") from error
     arguments.refuse_others()
     if settings.lookahead is not None:
         for optimizer in built:

@@ -18,7 +18,7 @@ import torch
 from utils.config.datasets import SPECS
 from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError, as_user_error
-from utils.config.spelling import some
+from utils.config.spelling import reason_of, some
 from utils.data.formats.class_folders import TRAINING_FOLDERS, VALIDATION_FOLDERS
 from utils.data.formats.listing import Lister
 from utils.data.formats.readers import ImageFiles, Splits, class_numbers
@@ -280,7 +280,7 @@ def _told(found: Found) -> Iterator[None]:
         yield
     except Exception as error:  # pyarrow's and the library's errors have no common base
         where = found.saved or found.parquet[0]
-        reason = " ".join(str(error.__cause__ or error).split())[:200] or type(error).__name__
+        reason = reason_of(error.__cause__ or error)
         raise UserError(
             f"--datapath: {where} cannot be read by the library datasets ({reason}); make it again, or see that there "
             "is room for its Arrow files (--cache-dir)"

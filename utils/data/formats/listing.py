@@ -25,6 +25,7 @@ from queue import SimpleQueue
 import numpy as np
 
 from utils.config.settings import as_user_error
+from utils.config.spelling import reason_of
 from utils.data.formats.file_paths import NUL, FilePaths
 from utils.data.kept import claimed, remove_abandoned, write_whole
 from utils.data.progress_log import ProgressLog, silent
@@ -226,7 +227,7 @@ class Lister:
                     return _kept(path, tree, classes)[0] or self._make(path, tree, classes)
             except OSError as error:
                 log_once(
-                    f"warning: the list of files cannot be kept in {self.folder} ({error.strerror or error}), so each "
+                    f"warning: the list of files cannot be kept in {self.folder} ({reason_of(error)}), so each "
                     "start lists them anew; --cache-dir names another folder"
                 )
         return self._whole(tree, classes)

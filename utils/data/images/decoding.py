@@ -19,6 +19,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from utils.config.settings import UserError
+from utils.config.spelling import reason_of
 from utils.data.images import jpeg
 from utils.data.images.arrays import checked, numbers_in, of_colour
 from utils.data.images.levels import in_colour, is_array, keeps_levels, numbers_of, range_of, refuse_misread, to_8_bits
@@ -91,7 +92,7 @@ def why_unreadable(error: Exception) -> str:
     """The reason why an image cannot be decoded, on one line, without the path that Pillow's message repeats."""
     if isinstance(error, UnidentifiedImageError):
         return "is not an image in a known format"
-    return " ".join(str(error).split()) or type(error).__name__
+    return reason_of(error)
 
 
 def _open_image(file: BinaryIO, colour: str, formats: list[str] | tuple[str, ...] | None) -> Image.Image:

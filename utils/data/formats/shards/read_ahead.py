@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from utils.config.settings import as_user_error
+from utils.config.spelling import reason_of
 from utils.data.formats.shards.members import COPY, Members, copy_of
 from utils.data.kept import claimed, remove_abandoned, whole_file
 from utils.data.progress_log import Log
@@ -139,7 +140,7 @@ class ReadAhead:
                 self._told = True
                 self.log(
                     f"warning: --shard-cache: {self.members.files[number]} is not read ahead "
-                    f"({error.strerror or error}), but image by image"
+                    f"({reason_of(error)}), but image by image"
                 )
 
 
