@@ -299,6 +299,14 @@ def test_the_fold_of_another_run_is_known_to_have_been_trained_on_and_others_are
         read_folder(tree, *flags_of(3, 1), "--folds-from", run)
 
 
+def test_folds_from_a_run_that_knows_none_of_the_images_are_refused(tree, tmp_path):
+    run, _ = trained_on(tree, tmp_path)
+    rows = [f"{path.relative_to(tree)},{path.parent.name}" for path in sorted(tree.rglob("*.png"))]
+    (tmp_path / "labels.csv").write_text("\n".join(["path,label", *rows]))
+    with pytest.raises(UserError, match=r"--folds-from .*: its folds have none of the training images, by their names"):
+        read_folder(tree, "--labels", tmp_path / "labels.csv", *flags_of(3, 1), "--folds-from", run)
+
+
 def test_a_moved_tree_is_known_by_its_images_and_another_one_is_evaluated_whole(tree, tmp_path):
     _, point = trained_on(tree, tmp_path)
     moved = shutil.move(tree, tmp_path / "moved")

@@ -73,7 +73,14 @@ def hold_out(splits: Splits, settings: DataSettings, trained: ResumePoint | None
     folds = None
     told: tuple[str, ...] = ()
     if settings.folds is not None:
-        folds = folds_of(images, splits.classes, settings, stored_folds(settings, trained))
+        kept = stored_folds(settings, trained)
+        folds = folds_of(images, splits.classes, settings, kept)
+        if trained is None and kept is not None and not np.isin(folds.images, kept.images).any():
+            raise UserError(
+                f"--folds-from {settings.folds_from}: its folds have none of the training images, by their names; give "
+                "a run on these, read in the same way, as class folders, table and shards name them differently, or "
+                "leave the flag out"
+            )
         chosen = folds.folds == settings.fold
     elif images.groups is not None:
         chosen = _held_out_groups(images, splits.classes, settings)
