@@ -93,6 +93,16 @@ def test_classes_are_matched_by_name_whichever_of_them_a_folder_holds(splits, tm
     assert sum(losses) / count == pytest.approx(loss, abs=1e-3)
 
 
+def test_a_class_map_of_other_classes_than_the_runs_is_refused(splits, tmp_path, capsys):
+    root, run = splits
+    (tmp_path / "map.txt").write_text("cats\nants\n")
+    flags = ("--class-map", str(tmp_path / "map.txt"))
+    assert main(["--device", "cpu", "--evaluate", "--resume", str(run), *flags]) == 2
+    assert f"--class-map {tmp_path / 'map.txt'}: names other classes than {run}" in capsys.readouterr().err
+    (tmp_path / "map.txt").write_text("cats\nbees\nants\n")
+    assert evaluate(capsys, run, *flags) == (last_validation(run), [])
+
+
 def test_training_images_are_neither_needed_nor_looked_at(splits, tmp_path, capsys):
     root, run = splits
     shutil.copytree(root, tmp_path / "data")

@@ -27,6 +27,7 @@ from utils.data.division import (
 )
 from utils.data.formats import class_folders
 from utils.data.formats.class_folders import LISTER, find_splits, hint, training_folder, validation_folder
+from utils.data.formats.class_map import read_class_map
 from utils.data.formats.file_paths import FilePaths
 from utils.data.formats.held_out import hold_out, keys_of
 from utils.data.formats.listing import Lister
@@ -89,6 +90,13 @@ class DataReader:
         """The validation images alone, with the classes of ``trained``, the checkpoint to evaluate."""
         division = "val_split" if args.data.folds is None else "folds"
         explicit = args.origins[division] != CHECKPOINT
+        chosen = args.data.class_map if args.origins["class_map"] != CHECKPOINT else None  # the run's may be gone
+        known = trained.classes if trained is not None else None
+        if chosen and trained is not None and known and {*read_class_map(Path(chosen))} != {*known}:
+            raise UserError(
+                f"--class-map {chosen}: names other classes than {trained.path}, whose classes count in an evaluation; "
+                "leave it out"
+            )
         return get_test_data(args.data, self._device, trained, division_is_explicit=explicit, lister=self._lister)
 
     def _data(self, settings: DataSettings, trained: ResumePoint | None = None) -> Data:
