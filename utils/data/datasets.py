@@ -38,6 +38,7 @@ from utils.data.formats.table import lacks_rows_of_val
 from utils.data.images.arrays import Header, array_header
 from utils.data.images.look import header
 from utils.data.images.stored import opened
+from utils.data.images.unreadable import MOST_IN_A_ROW
 from utils.data.preprocessing import Preprocessing, resolve
 from utils.data.progress_log import ProgressLog
 from utils.data.splits import read_splits
@@ -357,22 +358,25 @@ def preprocessing_of(images: Images, settings: DataSettings) -> Preprocessing:
 
 
 def _found_in(images: Images, settings: DataSettings) -> Header | None:
-    """Header of the first file if Pillow cannot show it, or if ``--in-channels`` is given; otherwise None.
+    """Header of the first readable file if Pillow cannot show it, or if ``--in-channels`` is given; otherwise None.
 
-    None also for a grey or RGB .npy file, and for an unreadable file, which is reported when it is needed.
+    None also for a grey or RGB .npy file, and if no file can be read, which is reported when one is needed.
     """
-    if not isinstance(images, ImageFiles) or not len(images):
+    if not isinstance(images, ImageFiles):
         return None
-    try:
-        file = opened(images.paths[0])
-        found = array_header(file)
-        if settings.in_channels is None:
-            return None if found is not None and found.channels in (1, 3) else found
-        if found is None:
-            facts = header(file)
-            found = Header(facts.size, settings.in_channels, facts.bits, facts.file_format)
-        return found
-    except UserError:
-        raise
-    except Exception:  # each reader fails in its own ways on a damaged file
-        return None
+    for number in range(min(len(images), MOST_IN_A_ROW)):
+        try:
+            file = opened(images.paths[number])
+            found = array_header(file)
+            if found is None:
+                facts = header(file)  # fails for a damaged file, of whatever kind the others are
+                if settings.in_channels is not None:
+                    found = Header(facts.size, settings.in_channels, facts.bits, facts.file_format)
+            elif settings.in_channels is None and found.channels in (1, 3):
+                found = None
+            return found
+        except UserError:
+            raise
+        except Exception:  # each reader fails in its own ways on a damaged file
+            continue
+    return None

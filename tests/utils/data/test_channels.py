@@ -333,6 +333,14 @@ def test_channels_and_levels_are_found_and_loaders_agree(bands):
         torch.testing.assert_close(shown, alone)
 
 
+@pytest.mark.parametrize("length", [0, 40])
+def test_channels_are_those_of_the_first_file_that_can_be_read(bands, tmp_path, length):
+    shutil.copytree(bands[0], tmp_path / "data")
+    first = tmp_path / "data" / "train" / "a" / "0.npy"
+    first.write_bytes(first.read_bytes()[:length])
+    assert read(*flags(tmp_path / "data", "--skip-bad-images")).preprocessing.channels == 5
+
+
 def test_another_number_of_channels_in_one_file_is_one_line_that_names_it(bands, tmp_path, capsys):
     tree(tmp_path, npy, "npy", count=3)
     (tmp_path / "train" / "b" / "2.npy").write_bytes(npy(np.zeros((9, 9, 4), np.uint16)))
