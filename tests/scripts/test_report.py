@@ -441,6 +441,14 @@ def test_a_run_that_has_not_ended_is_told(digits_run, tmp_path):
         assert words in made(tmp_path, str(folder), "--no-predictions").text
 
 
+def test_a_run_that_was_killed_before_its_log_named_an_epoch_has_not_ended(digits_run, tmp_path):
+    lines = (Path(digits_run) / "log.txt").read_text().splitlines(keepends=True)
+    plan = itertools.takewhile(lambda line: " epoch 1/" not in line, lines)
+    (tmp_path / "log.txt").write_text("".join(plan))
+    missing = run_record.read(tmp_path, "run").missing
+    assert "The end of the training: 0 epochs are there; the run was stopped, or is under way" in missing
+
+
 def test_an_epoch_that_max_steps_cut_is_told_beside_its_figures(tmp_path):
     flags = "--arch fc --epochs 2 --max-steps 5 --batch-size 64 --train-samples 192 --max-val-batches 2".split()
     folder = Path(trained(tmp_path / "runs", *flags))
