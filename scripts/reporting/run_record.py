@@ -138,11 +138,11 @@ def read(folder: Path, name: str) -> RunRecord:
             record.missing.append(
                 f"The end of epoch {record.cut_epoch}: --max-steps cut it, so the last figures are of its part{rest}"
             )
-    begun = [*BEGUN.finditer(log)]
-    ended = END.search(log, begun[-1].end() if begun else 0) is not None
+    last_start = max((begin.end() for begin in BEGUN.finditer(log)), default=0)
+    ended = END.search(log, last_start) is not None
     done, planned = len(record.epochs.get("epoch", ())), record.value("epochs")
     too_few = bool(trained) and planned.isdigit() and int(trained[-1][1]) < int(planned)
-    by_steps = ended and too_few and STOPPED_EARLY.search(log, begun[-1].end()) is None
+    by_steps = ended and too_few and STOPPED_EARLY.search(log, last_start) is None
     if log and (by_steps or not ended):
         epochs = f"{done}{f' of {planned}' * bool(planned)} epochs"
         why = "--max-steps ended it" if by_steps else "the run was stopped, or is under way"
