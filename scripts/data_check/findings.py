@@ -136,6 +136,15 @@ def _classes(survey: Survey, findings: Findings) -> None:
             if names := folders[has] - folders[lacks]:
                 here = f"only in {trees[has].name}/, not in {trees[lacks].name}/: {some(sorted(names))}"
                 findings.fault("classes in one split", len(names), f"{here}; add them there or remove them here")
+    found = dict(zip(survey.ranges, counts > 0, strict=True))
+    # rows of a table, or a share of the training images
+    for other in [split for split in found if split not in (*trees, "train")]:
+        if survey.several or not found[other].any():
+            continue
+        for has, lacks in ((other, "train"), ("train", other)):
+            if names := [printable(survey.classes[one]) for one in np.flatnonzero(found[has] & ~found[lacks]).tolist()]:
+                text = f"only in {WORDS[has]}, not in {WORDS[lacks]}: {some(names)}; each split needs images of them"
+                (findings.note if survey.is_divided else findings.fault)("classes in one split", len(names), text)
     for line in like_splits(trees["train"], survey.classes) if list(trees) == ["train"] else ():
         findings.note("class named like a split", 1, line)
     for line in _all_deeper(survey, counts) if "train" in trees else ():

@@ -77,7 +77,7 @@ class Survey:
     folders that hold class folders; only 'train' if one folder is for training and validation. ``refusal``: why
     training would not start, if so. ``warnings``: training's, except for plain class folders, which findings.py judges.
     ``origin``: the table that the labels come from, in words, and its rows that training does not read. ``of_test``:
-    lines about a table's rows to test on.
+    lines about a table's rows to test on. ``is_divided``: whether a share of the training images is validated.
     """
 
     spec: DatasetSpec
@@ -91,6 +91,7 @@ class Survey:
     warnings: tuple[str, ...] = ()
     origin: str = ""
     of_test: tuple[str, ...] = ()
+    is_divided: bool = False
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -179,7 +180,8 @@ def take_survey(settings: DataSettings, lister: Lister = LISTER) -> Survey:
         facts = {"refusal": str(error)}
     labels = np.concatenate([split.labels.numpy() for split in images])
     size = settings.image_size or spec.image_size
-    return Survey(spec, size, root, trees, classes, labels, images, **facts)
+    divided = settings.divides_training
+    return Survey(spec, size, root, trees, classes, labels, images, is_divided=divided, **facts)
 
 
 def _to_test_on(settings: DataSettings, trees: Mapping[str, Path], data: Data) -> tuple[Images | None, tuple[str, ...]]:

@@ -348,6 +348,13 @@ def test_a_class_that_validation_lacks_is_a_finding(check, tree):
     checked = check()
     assert checked.code == 1 and len(checked.lines) == 1
     assert "only in train/, not in val/: ape" in checked.line("classes in one split")
+    rows = [f"{path.relative_to(tree)},{path.parts[-2]},{path.parts[-3]}" for path in sorted(tree.rglob("*.*"))]
+    (tree.parent / "labels.csv").write_text("\n".join(["path,label,split", *rows]))
+    table = check("--labels", tree.parent / "labels.csv", path=tree)
+    assert table.code == 1 and "only in training, not in validation: ape" in table.line("classes in one split")
+    plant(tree / "train" / "ape" / "1.png", 1)
+    fold = check("--folds", "5", "--fold", "4", path=tree / "train")
+    assert fold.code == 0 and "only in training, not in validation: ape" in fold.line("classes in one split")
 
 
 def test_empty_class_folders_are_findings(check, tree):
