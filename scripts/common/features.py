@@ -113,7 +113,7 @@ def on_data(loaded: Loaded, flags: Sequence[str]) -> Loaded:
         return loaded
     data = get_data(args.data, torch.device("cpu"))
     network = _OnOtherClasses(loaded.network, len(data.classes))
-    about = {"classes": data.classes, "fingerprint": data.fingerprint, "reading": _reading(data)}
+    about = {"classes": data.classes, "fingerprint": data.fingerprint, "reading": _reading(data), "progress": None}
     layers = [f"network.{name}" for name in args.precision.fp32_layers or ()]  # their names inside the wrapper
     settings = loaded.settings | {"fp32_layers": layers or None}
     return dataclasses.replace(loaded, network=network, settings=settings, **about, confidence=None)

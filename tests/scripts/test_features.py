@@ -183,6 +183,7 @@ def test_a_run_on_its_own_images_and_on_those_of_other_classes(digits_run, tmp_p
     # the same digits, read from files: the same pixels
     assert np.abs(theirs.features - found.features[places]).max() < 1e-4
     assert theirs.labels.tolist() == np.repeat([0, 1, 2], 20).tolist()
+    assert capsys.readouterr().err == "", "they are no later version of the run's own"
 
 
 def test_layers_that_a_run_kept_in_float32_stay_so_on_images_of_other_classes(digits_run, tmp_path):
