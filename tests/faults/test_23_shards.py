@@ -246,10 +246,12 @@ def test_copies_outlast_a_few_batches_and_give_way_only_where_there_is_no_room(s
 
     names = [Path(members.copy_of(path, str(cache))).name for path in images.paths.files]
     assert after(10**9, range(36), set(names)) == set(names)
-    (cache / f"other{members.COPY}").write_bytes(b"of another data set")
+    (cache / f"{'0a' * 16}{members.COPY}").write_bytes(b"of another data set")
     assert after(10**9, range(4), set(names)) == set(names)  # as batch-norm statistics are computed
+    own = f"own{members.COPY}"
+    (cache / own).write_bytes(b"no copy of ours")
     for sample in (0, 35):
-        needed = {names[images.paths.shards[sample]]}
+        needed = {names[images.paths.shards[sample]], own}
         assert after(size, [sample], needed) == needed
 
 

@@ -22,6 +22,7 @@ from utils.data.kept import claimed, remove_abandoned, whole_file
 from utils.data.progress_log import Log
 
 PART_BYTES = 4 << 20
+COPIES = "[0-9a-f]" * 32 + COPY  # as ``copy_of`` names them: other files of the folder are the user's
 
 
 def last_needs(shards_of_batches: Sequence[np.ndarray]) -> dict[int, int]:
@@ -87,7 +88,7 @@ class ReadAhead:
 
     def _copy_all(self, lasts: dict[int, int]) -> None:
         paths = [Path(copy_of(file, str(self.folder))) for file in self.members.files]
-        for path in {*self.folder.glob(f"*{COPY}")} - {*paths}:  # left by a killed run or for another data set
+        for path in {*self.folder.glob(COPIES)} - {*paths}:  # left by a killed run or for another data set
             path.unlink(missing_ok=True)
         remove_abandoned(self.folder)
         self._make_room(0, lasts, paths)
@@ -110,7 +111,7 @@ class ReadAhead:
         is removed before its space is needed, as the next epoch may use it.
         """
         spare = sorted((lasts.get(number, -1), number, path) for number, path in enumerate(paths))
-        held = {path: _bytes_of(path) for path in self.folder.glob(f"*{COPY}")}
+        held = {path: _bytes_of(path) for path in self.folder.glob(COPIES)}
         room = self.limit_bytes - sum(held.values())
         for last, _, path in spare:
             if room >= size or last > self._passed:
