@@ -276,7 +276,7 @@ def test_a_copy_that_was_spoilt_or_cut_is_passed_over_and_one_of_another_size_ma
     images = read(shards).train
     cache = tmp_path / "cache"
     cache.mkdir()
-    (cache / "left.partial").write_bytes(b"half")  # by a run that was killed
+    (cache / f"left.{'0a' * 16}.partial").write_bytes(b"half")  # by a run that was killed
     ahead = read_ahead.ReadAhead(images.paths, cache, 10**9, is_first=True, log=print)
     with ahead.of([np.arange(36)]):
         await_copies(cache, 9)

@@ -86,8 +86,11 @@ def _release(lock: BaseFileLock) -> None:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove the partial files that killed processes left in ``folder``: those that no process claims."""
-    for path in folder.glob(f"[!.]*{PARTIAL}"):
+    """Remove the partial files that killed processes left in ``folder``: those that no process claims.
+
+    Their names are those of ``whole_file``: others in the user's folder are none of ours.
+    """
+    for path in folder.glob(f"[!.]*.{'[0-9a-f]' * 32}{PARTIAL}"):
         lock = _lock_of(path)
         with suppress(OSError):
             if _acquired(lock, timeout=0):
