@@ -659,6 +659,16 @@ def test_parameters_that_an_own_optimizer_leaves_out_are_counted_and_named(tmp_p
     assert "does not train" not in capsys.readouterr().err
 
 
+def test_a_damaged_image_of_a_fixed_size_is_not_skipped_and_the_line_does_not_advise_to(tmp_path, capsys):
+    damaged = UNREADABLE.replace("return no", "raise OSError('cut')")
+    file = written(tmp_path, damaged + a_data_set("return Data('ab'), Data('ab'), 'ab'", ", fixed_size=True"))
+    flags = ("--dataname", "mine", "--skip-bad-images", "--output", str(tmp_path / "runs"))
+    assert main([*QUIETLY, "--plugin", file, *flags]) == 2
+    err = capsys.readouterr().err
+    assert "mine/train[0]: cannot be read as an image (cut); leave it out of the data set" in err
+    assert "or skip it with" not in err
+
+
 @pytest.mark.parametrize("text", MISTAKES)
 def test_a_mistake_in_a_file_is_one_line_with_its_place(text, tmp_path, capsys):
     file = written(tmp_path, text)

@@ -21,7 +21,7 @@ from utils.config.plugins import Entry
 from utils.config.settings import UserError
 from utils.config.spelling import or_nearest
 from utils.data.formats.readers import ImageFiles, Images, MemoryImages, Splits
-from utils.data.images.decoding import read_pixels, why_unreadable
+from utils.data.images.decoding import UnreadableImage, read_pixels, why_unreadable
 from utils.data.images.levels import SIXTEEN_BITS_AS_I
 from utils.data.images.stored import NumberedImages
 from utils.data.sample_plan import evenly_spaced
@@ -170,7 +170,13 @@ def _in_memory(images: Items, labels: torch.Tensor, spec: DatasetSpec) -> Memory
     pixels = torch.empty(len(images), spec.channels, spec.image_size, spec.image_size, dtype=torch.uint8)
     for number in range(len(images)):
         image = images[number]
-        read = read_pixels(image, spec.colour)
+        try:
+            read = read_pixels(image, spec.colour)
+        except UnreadableImage as error:  # whose advice does not hold: images in memory are not skipped
+            raise UserError(
+                f"--plugin: {image}: cannot be read as an image ({error.reason}); leave it out of the data set, since "
+                "one of a fixed_size is read whole at the start, and --skip-bad-images skips none of it"
+            ) from error
         if read.shape[1:] != pixels.shape[2:]:
             raise UserError(
                 f"--plugin: image {image} has {read.shape[1]} x {read.shape[2]} pixels, and a data set of a fixed_size "
