@@ -457,7 +457,8 @@ def test_of_two_sweeps_into_a_folder_the_second_waits_for_the_first(fake_main, t
     (output := tmp_path / "out").mkdir()
     with claimed(output / "sweep"):  # as a sweep under way does
         process = with_fake_main(tmp_path)
-        assert wait_for(process.out.read_text) == f"Waiting for another sweep into {output}\n"
+        wait_for(lambda: process.out.read_text().endswith("\n"))
+        assert process.out.read_text() == f"Waiting for another sweep into {output}\n"
         assert not (output / "output").exists()
     wait_for((output / "began").exists)
     assert process.end(signal.SIGTERM)[0] == 75 and not list(output.glob("*.lock"))
