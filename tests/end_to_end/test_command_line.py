@@ -47,6 +47,7 @@ WRONG_IN_WHAT_IT_NAMES = [
     ("--dataname folder --datapath .", ("--datapath .", "folder", "train/")),
     ("--dataname folder --datapath . --val-split 0.1", ("--datapath .", "class folders")),
     ("--dataname imagenet --datapath missing --download", ("imagenet", "get ")),
+    ("--folds 3 --fold 0 --folds-from missing.pt", ("--folds-from missing.pt: no such checkpoint",)),
     ("--weights missing.pt", ("missing.pt", "no such checkpoint")),
     ("--resume missing.pt", ("missing.pt", "no such checkpoint")),
     ("--resume .", ("--resume .", "no checkpoint")),

@@ -249,7 +249,10 @@ def stored_folds(settings: DataSettings, trained: ResumePoint | None) -> Folds |
         newest = checkpoint.newest(path / "checkpoints", lambda line: None)
         stored = Folds.from_state(newest[1]) if newest else None
     else:
-        stored = Folds.from_state(checkpoint.load(path, outline=True))
+        try:
+            stored = Folds.from_state(checkpoint.load(path, outline=True))
+        except UserError as error:
+            raise UserError(*(f"--folds-from {line}" for line in error.mistakes)) from error
     if stored is None:
         raise UserError(f"--folds-from {path}: holds no checkpoint with folds; give a run that had --folds")
     if (stored.count, stored.seed) != (settings.folds, settings.fold_seed):
