@@ -307,6 +307,16 @@ def test_folds_from_a_run_that_knows_none_of_the_images_are_refused(tree, tmp_pa
         read_folder(tree, "--labels", tmp_path / "labels.csv", *flags_of(3, 1), "--folds-from", run)
 
 
+def test_folds_from_a_run_that_knows_some_of_the_images_tell_how_many(tree, tmp_path):
+    run, _ = trained_on(tree, tmp_path)
+    (tree / "train" / "b").rename(tree / "train" / "c")
+    (line,) = (line for line in read_folder(tree, *flags_of(3, 1), "--folds-from", run).warnings if "folds" in line)
+    assert line == (
+        f"--folds-from {run}: its folds have 15 of the 30 training images, by their names; the other 15 are new to it "
+        "and are spread over the folds"
+    )
+
+
 def test_a_moved_tree_is_known_by_its_images_and_another_one_is_evaluated_whole(tree, tmp_path):
     _, point = trained_on(tree, tmp_path)
     moved = shutil.move(tree, tmp_path / "moved")

@@ -75,12 +75,8 @@ def hold_out(splits: Splits, settings: DataSettings, trained: ResumePoint | None
     if settings.folds is not None:
         kept = stored_folds(settings, trained)
         folds = folds_of(images, splits.classes, settings, kept)
-        if trained is None and kept is not None and not np.isin(folds.images, kept.images).any():
-            raise UserError(
-                f"--folds-from {settings.folds_from}: its folds have none of the training images, by their names; give "
-                "a run on these, read in the same way, as class folders, table and shards name them differently, or "
-                "leave the flag out"
-            )
+        if trained is None and kept is not None:
+            told = _told_of_known(np.isin(folds.images, kept.images), settings)
         chosen = folds.folds == settings.fold
     elif images.groups is not None:
         chosen = _held_out_groups(images, splits.classes, settings)
@@ -261,6 +257,23 @@ def stored_folds(settings: DataSettings, trained: ResumePoint | None) -> Folds |
             f"--fold-seed {settings.fold_seed}"
         )
     return stored
+
+
+def _told_of_known(known: np.ndarray, settings: DataSettings) -> tuple[str, ...]:
+    """A warning if only some images are ``known``, bool (n,), to ``--folds-from``. Raises ``UserError`` if none are."""
+    count = np.count_nonzero(known)
+    if not count:
+        raise UserError(
+            f"--folds-from {settings.folds_from}: its folds have none of the training images, by their names; give "
+            "a run on these, read in the same way, as class folders, table and shards name them differently, or "
+            "leave the flag out"
+        )
+    if count == len(known):
+        return ()
+    return (
+        f"--folds-from {settings.folds_from}: its folds have {count:,} of the {len(known):,} training images, by their "
+        f"names; the other {len(known) - count:,} are new to it and are spread over the folds",
+    )
 
 
 def folds_of(images: Images, classes: Sequence[str], settings: DataSettings, kept: Folds | None) -> Folds:
