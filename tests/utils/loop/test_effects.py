@@ -107,6 +107,12 @@ SPECIAL = [
     ),
     ("--lr 0.3 --swa-start-epoch 1 --swa-lr 1", "--lr 0.3 does nothing: --swa-lr is the learning rate of all epochs"),
     ("--lr-policy linear --swa-start-epoch 0.01 --swa-lr 1", "--lr-policy linear does nothing: --swa-lr is the"),
+    ("--lr-min 0.02 --swa-start-epoch 1 --swa-lr 0.01", "--lr-min 0.02 does nothing: --swa-lr is the learning rate of"),
+    (
+        "--lr-per-epoch --swa-start-epoch 1 --swa-lr 0.01",
+        f"--lr-per-epoch {NEEDS_NOT}a rate that changes within an epoch",
+        {"steps_per_epoch": 16},
+    ),
     ("--lookahead 41 0.5", "--lookahead 41 0.5 does nothing: the run's 40 steps end before"),
     ("--lookahead 6 1", "--lookahead 6 1 does nothing: with an ALPHA of 1"),
     (

@@ -80,6 +80,8 @@ def _restarts(v: Any) -> str | None:
 
 
 def _changes_within_an_epoch(v: Any) -> bool:
+    if not _schedule(v)[0]:
+        return False
     if v.steps_per_epoch == 1 or v.warmup_steps > 0:
         return v.steps_per_epoch > 1
     drops = {
@@ -192,7 +194,10 @@ class OptimisationSettings:
     lr_min: float = setting(
         "lowest learning rate after the warm-up",
         default=0.0,
-        effect=lambda v: "does nothing: --lr-policy constant never falls" if v.lr_policy == "constant" else None,
+        effect=(
+            _replaced,
+            lambda v: "does nothing: --lr-policy constant never falls" if v.lr_policy == "constant" else None,
+        ),
         synonyms="min-lr eta-min",
         example="0.01",
     )
