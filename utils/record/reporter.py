@@ -231,9 +231,14 @@ class Reporter:
 
         An epoch that was counted before and is validated only now has a row already; this one completes it and holds no
         training figures. ``raw``: the result of the raw weights if ``result`` is that of their average. The epoch's
-        sums must still be in ``progress``. The speed is that of this process's steps; NaN if it did none.
+        sums must still be in ``progress``. The speed is that of this process's steps; NaN if it did none. Raises
+        ``RuntimeError`` if a user's loop validates before it has trained.
         """
-        assert self._trained is not None  # by ``end_training``
+        if self._trained is None:  # by ``end_training``
+            raise RuntimeError(
+                "validation: its row belongs to an epoch, and train(epoch) was not called yet; call it first, or "
+                "validation(epoch, report=False), which returns the figures and writes nothing"
+            )
         self._validated = result is not None
         trained = progress.step_in_epoch > 0
         speed, _ = self._pace(self._epoch_mark, progress, self._trained)

@@ -153,6 +153,11 @@ def test_the_seconds_of_an_epoch_that_was_cut_go_on_where_they_were(clock):
     assert reporter.epoch_seconds() == 3
 
 
+def test_a_validation_before_any_training_has_no_row_and_says_what_to_call():
+    with pytest.raises(RuntimeError, match=r"validation\(epoch, report=False\)"):
+        told()[0].row(Progress(), None, None)
+
+
 def resumed(progress, clock, steps, seconds, reporter, start_up=60.0):
     """``reporter`` after the process's first step, in which workers start for a minute, and ``steps`` more."""
     reporter.begin_epoch(progress, 30)
