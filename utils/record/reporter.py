@@ -254,6 +254,9 @@ class Reporter:
             "partly_skipped_steps": progress.partly_skipped_steps,
             "unreadable_images": progress.replaced_images if self.skips_bad_images else None,
         }
+        if progress.step_in_epoch in (0, self.steps_per_epoch):  # a further validation adds its own seconds alone
+            self._seconds_before = 0.0
+            self._began = time.perf_counter()
         training = self.kind.from_sums(progress.epoch_sums) if trained else None
         return row_of(facts, training, result, raw, progress.named_losses(progress.epoch_sums))
 

@@ -153,6 +153,19 @@ def test_the_seconds_of_an_epoch_that_was_cut_go_on_where_they_were(clock):
     assert reporter.epoch_seconds() == 3
 
 
+def test_a_second_validation_of_an_epoch_adds_its_own_seconds_alone(clock):
+    reporter, _ = told()
+    progress = Progress()
+    reporter.begin_epoch(progress, 4)
+    clock.now += 5
+    after_steps(progress, 4)
+    reporter.end_training(progress)
+    assert reporter.row(progress, None, None)["seconds"] == 5
+    progress.finish_epoch()
+    clock.now += 2
+    assert reporter.row(progress, None, None)["seconds"] == 2
+
+
 def test_a_validation_before_any_training_has_no_row_and_says_what_to_call():
     with pytest.raises(RuntimeError, match=r"validation\(epoch, report=False\)"):
         told()[0].row(Progress(), None, None)
