@@ -68,6 +68,14 @@ def own_parts_are_forgotten():
         sys.modules["utils.config.plugins"].load(())
 
 
+@pytest.fixture(autouse=True)
+def open_shards_are_forgotten():
+    """Up to 9.1, pytest names a test's folder like an earlier one's, from which this process may have shards open."""
+    yield
+    if "utils.data.formats.shards.members" in sys.modules:
+        sys.modules["utils.data.formats.shards.members"].open_shard.cache_clear()
+
+
 @pytest.fixture
 def muon_in_bf16(monkeypatch):
     """Muon orthogonalises in timm's format whatever the CPU has units for."""
