@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.common.command_line import ToolParser, make_folder, run_tool, say, warn
+from scripts.common.command_line import OF_IMAGES, ToolParser, make_folder, run_tool, say, warn, warn_of_unread
 from utils.config.datasets import SPECS
 from utils.config.groups.data import DataSettings
 from utils.runtime.cpu import cores_per_process
@@ -43,6 +43,7 @@ def main(argv: list[str]) -> int:
 
     warnings.filterwarnings("ignore", message="This DataLoader will create")  # --workers is the user's choice
     workers = cores_per_process(1) if args.data.workers == "auto" else args.data.workers
+    warn_of_unread(args, (*OF_IMAGES, "image_size"), f"in {NAME}, which reads all images as they are")
     if args.data.download:
         prepare(args.data, say)
     began = time.monotonic()

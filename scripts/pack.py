@@ -23,9 +23,19 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.common.command_line import ToolParser, make_folder, run_tool, say, warn, whole
+from scripts.common.command_line import (
+    OF_IMAGES,
+    ToolParser,
+    make_folder,
+    refuse,
+    run_tool,
+    say,
+    warn,
+    warn_of_unread,
+    whole,
+)
 from utils.config.datasets import SPECS
-from utils.config.settings import Settings, UserError, as_user_error
+from utils.config.settings import Settings, UserError, as_user_error, flag_of
 from utils.runtime.cpu import cores_per_process
 
 if TYPE_CHECKING:
@@ -38,6 +48,7 @@ if TYPE_CHECKING:
 
 NAME = "pack.py"
 QUALITY = 90
+SHARD_SAMPLES = 2000
 
 
 def main(argv: list[str]) -> int:
@@ -47,6 +58,8 @@ def main(argv: list[str]) -> int:
     workers = cores_per_process(1) if args.data.workers == "auto" else args.data.workers
     progress = ProgressLog(say, args.logging.progress)
     if own.verify is not None:
+        refuse_to_verify(own)
+        warn_of_unread(args, ("workers",), "with --verify, which reads the shards alone")
         return verify(Path(own.verify), workers, progress)
     if own.output is None:
         raise UserError("--output DIR is missing: the folder that the shards are written into")
@@ -57,6 +70,8 @@ def main(argv: list[str]) -> int:
     from utils.data.splits import prepare
 
     refuse_place(own.output, args.data)
+    made = ("image_size",) if args.data.dataname == "synthetic" else ()  # in this size
+    warn_of_unread(args, (*OF_IMAGES, *made), f"in {NAME}, which packs all images, in the size that they have")
     prepare(args.data, say)
     import torch
 
@@ -65,7 +80,7 @@ def main(argv: list[str]) -> int:
         warn(line)
     refuse_formats(encodings, data)
     folder = make_folder(own.output)
-    plan = Plan.of(folder, data, encodings, own.shard_samples, args.data.skip_bad_images)
+    plan = Plan.of(folder, data, encodings, own.shard_samples or SHARD_SAMPLES, args.data.skip_bad_images)
     contents = completed(plan, workers, progress)
     if contents.made != plan.about:
         raise UserError(f"--output {folder}: already holds shards of other images or flags; choose another folder")
@@ -99,7 +114,7 @@ def build_parser() -> ToolParser:
     )
     parser.add_argument("--quality", type=whole(1, 100), help=f"quality of JPEG files that are made anew [{QUALITY}]")
     parser.add_argument(
-        "--shard-samples", type=whole(1), default=2000, metavar="N", help="images of a shard at most [2000]"
+        "--shard-samples", type=whole(1), metavar="N", help=f"images of a shard at most [{SHARD_SAMPLES}]"
     )
     parser.add_argument(
         "--verify",
@@ -108,6 +123,13 @@ def build_parser() -> ToolParser:
         "sizes",
     )
     return parser
+
+
+def refuse_to_verify(own: Namespace) -> None:
+    """Raise ``UserError`` for flags about shards to be made, of which --verify makes none."""
+    names = ("output", "format", "resize", "resize_validation", "quality", "shard_samples")
+    given = (flag_of(name) for name in names if getattr(own, name))
+    refuse(f"{flag} contradicts --verify, which packs nothing; remove one" for flag in given)
 
 
 def encodings_of(own: Namespace, args: Settings) -> dict[str, Encoding]:

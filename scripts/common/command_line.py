@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from utils.config import arguments, plugins
-from utils.config.field import between
-from utils.config.settings import Settings, UserError, as_user_error
+from utils.config.field import FLAG, between
+from utils.config.groups.data import DataSettings
+from utils.config.settings import Settings, UserError, as_flag, as_user_error
 from utils.runtime.console import INTERRUPTED, lacks_package, outlive_readers
 from utils.runtime.cpu import let_threads_wait_briefly
 
 T = TypeVar("T")
+# data settings that tell which images there are and how their bytes are read, not what a training makes of them
+OF_IMAGES = (
+    *("dataname", "datapath", "download", "val_split", "val_split_by", "folds", "fold", "fold_seed", "folds_from"),
+    *("image_column", "label_column", "labels", "path_column", "split_column", "group_column", "weight_column"),
+    *("class_from_name", "class_map", "label_separator", "label_columns", "in_channels", "levels", "pixel_range"),
+    *("workers", "cache_dir", "skip_bad_images"),
+)
 _made: list[Path] = []  # folders that ``make_folder`` made, each before those that it lies in
 TERMINATED = 128 + signal.SIGTERM  # the exit code that shells report for a process ended by SIGTERM
 
@@ -68,6 +77,14 @@ def run_flags(args: Settings) -> list[str]:
     """Flags in ``args`` that only main.py follows: --resume, --evaluate and --dry-run."""
     given = {"--resume": args.run.resume, "--evaluate": args.run.evaluate, "--dry-run": args.run.dry_run}
     return [flag for flag, value in given.items() if value]
+
+
+def warn_of_unread(args: Settings, read: Collection[str], end: str) -> None:
+    """Warn of each flag about images that is none of ``read``, the settings that a tool follows; ``end`` says why."""
+    values = args.values()
+    for option in dataclasses.fields(DataSettings):
+        if args.origins[option.name] == FLAG and option.name not in read:
+            warn(f"{as_flag(option.name, values[option.name])} does nothing {end}")
 
 
 def number(low: float, high: float, kind: type[int] | type[float] = float) -> Callable[[str], Any]:

@@ -230,7 +230,8 @@ LINES = (
     ("pack", "--dataname digits --output new --format keep", "--format keep is for files"),
     ("pack", "--output new --resize-validation", "--resize-validation needs --resize"),
     ("pack", "--output new --format png --quality 90", "--quality is for --format jpeg"),
-    ("pack", "--output new --verify /nowhere", "holds no shards.json"),
+    ("pack", "--verify /nowhere", "holds no shards.json"),
+    ("pack", "--verify new --output new --resize 8", "--output contradicts --verify", "--resize contradicts --verify"),
 )
 # Where each tool that writes is interrupted.
 BUSY = {

@@ -478,6 +478,12 @@ def test_many_classes_show_the_largest_and_smallest(check, tmp_path):
 # -------------------------------------------------------------------------------------- sets in memory
 
 
+def test_flags_about_a_part_of_the_images_are_told_to_do_nothing(check):
+    said = check("--train-samples", "10", "--image-size", "8", data="digits", path=None).err
+    assert "warning: --train-samples 10 does nothing in check_data.py, which reads all images as they are" in said
+    assert "--image-size" not in said
+
+
 def test_digits_are_checked_by_their_pixels(check):
     checked = check(data="digits", path=None)
     pixels = [bytes(row) for row in np.round(load_digits().data * 255 / 16).astype(np.uint8)]

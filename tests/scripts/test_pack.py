@@ -285,6 +285,20 @@ def test_images_in_memory_are_packed_as_their_pixels(tmp_path):
         assert np.array_equal(image, digits.validation.pixels[number, 0].numpy())
 
 
+def test_flags_that_choose_or_change_no_image_of_the_shards_are_told(tmp_path, capsys):
+    line = ["--train-samples", "10", "--max-val-batches", "1", "--image-size", "4", "--seed", "1", "--workers", "0"]
+    assert pack.main([*line, "--output", str(tmp_path / "shards")]) == 0
+    said = capsys.readouterr()
+    assert "1,797 images" in said.out
+    warnings = [line for line in said.err.splitlines() if line.startswith("warning: ")]
+    end = "does nothing in pack.py, which packs all images, in the size that they have"
+    assert warnings == [
+        f"warning: {flag} {end}" for flag in ("--image-size 4", "--train-samples 10", "--max-val-batches 1")
+    ]
+    assert pack.main(["--verify", str(tmp_path / "shards"), "--dataname", "digits", "--workers", "0"]) == 0
+    assert "--dataname digits does nothing with --verify, which reads the shards alone" in capsys.readouterr().err
+
+
 def test_the_tar_files_are_what_webdataset_reads(tree, shards):
     """The same members a sample, neighbours in the file, named KEY.ENDING, the class as a number in KEY.cls."""
     files = read("folder", tree).train
