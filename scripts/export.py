@@ -24,6 +24,7 @@ from scripts.exporting.formats import FORMATS, Place, missing_packages
 from utils.config.settings import UserError
 
 NAME = "export.py"
+CALIBRATION_IMAGES = 256
 
 
 def main(argv: list[str]) -> int:
@@ -61,7 +62,9 @@ def main(argv: list[str]) -> int:
             checked = steps.check(own.to, subject, model, images)
             if own.quantise:
                 scored = replace(Chosen.of(own), labels=table_of(loaded, own.datapath))
-                quantised = steps.quantise(own.quantise, subject, model, own.calibration_images, scored)
+                quantised = steps.quantise(
+                    own.quantise, subject, model, own.calibration_images or CALIBRATION_IMAGES, scored
+                )
                 checked = steps.check(own.to, subject, model, images, quantised=True)
             text = pushing.FRONT_MATTER if own.push else ""
             text += card(Exported(subject, own.to, place.model, checked, source, quantised))
@@ -106,7 +109,10 @@ def build_parser() -> ToolParser:
         help="onnx: 8 bits; the range of a layer's inputs is measured in each batch, or fixed on training images",
     )
     parser.add_argument(
-        "--calibration-images", type=whole(1, 10**5), default=256, metavar="N", help="--quantise static: how many [256]"
+        "--calibration-images",
+        type=whole(1, 10**5),
+        metavar="N",
+        help=f"--quantise static: how many [{CALIBRATION_IMAGES}]",
     )
     parser.add_argument(
         "--skip-bad-images", action="store_true", help="--quantise: leave out unreadable images, and name them"
@@ -127,6 +133,10 @@ def refuse_mistakes(own: argparse.Namespace) -> None:
         mistakes.append(f"--with-preprocessing: --to {own.to} holds weights alone; use onnx or torch-export")
     if own.quantise and own.to != "onnx":
         mistakes.append(f"--quantise {own.quantise} needs --to onnx")
+    if own.calibration_images and own.quantise != "static":
+        mistakes.append(f"--calibration-images {own.calibration_images} needs --quantise static")
+    if own.skip_bad_images and not own.quantise:
+        mistakes.append("--skip-bad-images needs --quantise, which reads all images")
     if own.push and own.to != "timm":
         mistakes.append(f"--push {own.push} needs --to timm, the format that timm loads from there")
     if own.private and not own.push:

@@ -124,6 +124,8 @@ LINES = (
         "holds weights alone",
         "--quantise static needs --to onnx",
     ),
+    ("export", "--to onnx --output a.onnx --calibration-images 8", "--calibration-images 8 needs --quantise static"),
+    ("export", "--to onnx --output a.onnx --skip-bad-images", "--skip-bad-images needs --quantise"),
     ("export", "--to safetensors --output exported --images empty", "--images empty: holds no images"),
     ("export", "--to safetensors --output exported --datapath gone", "no such folder"),
     ("serve", "--port 70000", "--port"),
