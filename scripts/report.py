@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.common.command_line import ToolParser, run_tool
+from scripts.common.command_line import ToolParser, refuse, run_tool
 from scripts.common.output import whole_file, wrong_name
 from scripts.common.trained import add_images_of_data, add_run_arguments
 from utils.config.settings import UserError
@@ -34,6 +34,10 @@ def main(argv: list[str]) -> int:
     own = build_parser().parse_args(argv)
     if own.heat_maps and own.no_predictions:
         raise UserError("--heat-maps explains predictions, and --no-predictions makes none; leave out one of them")
+    if own.no_predictions:
+        chosen = {"--split": own.split != "val", "--labels": own.labels, "--datapath": own.datapath}
+        given = (flag for flag, value in chosen.items() if value)
+        refuse(f"{flag} chooses images to predict, and --no-predictions reads none; leave out one" for flag in given)
     if own.features and (own.no_predictions or own.split == "train"):
         other = "--no-predictions" if own.no_predictions else "--split train"
         raise UserError(f"--features compares other images with the training images; leave out {other}")

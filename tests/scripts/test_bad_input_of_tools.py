@@ -106,6 +106,7 @@ LINES = (
     ("report", f"--output {LONG}.html", "cannot be written (File name too long)"),
     ("report", "--output report.html --heat-maps --no-predictions", "leave out one of them"),
     ("report", "--output report.html --features --no-predictions", "--features compares other images"),
+    ("report", "--no-predictions --datapath empty --split test", "--split chooses", "--datapath chooses images to"),
     ("report", "--output report.html --features --split train", "--features compares other images"),
     ("report", "nowhere empty", "nowhere: no such run", "empty: holds no checkpoint"),
     ("export", "--to exe --output exported", "invalid choice: 'exe'"),
