@@ -164,7 +164,7 @@ def settings(flags: Sequence[str], told: Callable[[str], None] = lambda line: No
     Where --freeze holds layers back in some epochs only, nothing is frozen, and ``told`` gets a line about it.
     """
     args, resume_point = settings_and_point(flags, required=False)
-    of_run: dict[str, Any] = {"resume": None, "evaluate": False, "dry_run": False, "max_steps": None}
+    of_run: dict[str, Any] = {"resume": None, "max_steps": None}
     end = args.model.unfreeze_epoch
     if args.model.freeze_epoch or (end and end < args.optimisation.epochs):
         told("measured are the epochs in which --freeze holds nothing back: they take the most time and memory")

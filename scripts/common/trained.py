@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scripts.common.command_line import say, share, warn, whole
+from scripts.common.command_line import refuse, run_flags, say, share, warn, whole
 from utils.config import arguments
 from utils.config.groups.data import VIEWS
 from utils.config.groups.run import DEVICES
@@ -97,6 +97,8 @@ def settings_and_point(flags: Sequence[str], required: bool = True) -> tuple[Set
     Raises ``UserError`` if --resume auto finds no checkpoint and one is ``required``.
     """
     args = arguments.parse(flags)
+    others = (flag for flag in run_flags(args) if flag != "--resume")
+    refuse(f"{flag} is for main.py; this tool measures anyway: remove it" for flag in others)
     if not args.run.resume:
         return args, None
     import torch
