@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, positive_number, refuse, run_tool, whole
 from scripts.common.output import wrong_name
-from utils.config.settings import Settings
+from utils.config.settings import Settings, UserError
 from utils.runtime.process import RankInfo
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ LINES = 10  # printed during the test if there is no bar
 def main(argv: list[str]) -> int:
     own, args = build_parser().split(argv)
     refuse_mistakes(own)
+    if args.run.max_steps is not None:
+        raise UserError(f"--max-steps is not for {NAME}; --steps N ends the test")
     from components import build, build_traval
     from scripts.lr_range import measure
     from scripts.lr_range.advice import advise

@@ -162,6 +162,7 @@ LINES = (
     ("check_data", "--dataname folder --datapath unfilled/train --val-split 0.5", "holds no images"),
     ("check_data", "--bogus", "'--bogus' is not a flag"),
     ("find_lr", "--start-lr 1 --end-lr 0.1 --picture nowhere/a.png", "--start-lr", "--picture"),
+    ("find_lr", "--max-steps 5", "--max-steps is not for find_lr.py; --steps N ends the test"),
     ("find_lr", "--resume auto", "--resume is not for find_lr.py, which reads no run"),
     ("check_data", "--resume auto --dry-run", "--resume is not for check_data.py", "--dry-run is not for"),
     ("pack", "--resume auto --output packed", "--resume is not for pack.py"),
