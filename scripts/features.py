@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.common.command_line import ToolParser, make_folder, run_tool, table, whole
+from scripts.common.command_line import ToolParser, make_folder, refuse, run_tool, table, whole
 from scripts.common.output import whole_file, write_csv
 from scripts.common.trained import AUTO, add_best, chosen_device, find_run, open_run
 from utils.config import arguments
-from utils.config.settings import UserError
+from utils.config.settings import UserError, flag_of
 from utils.config.spelling import printable
 
 if TYPE_CHECKING:
@@ -85,7 +85,10 @@ def open_network(own: argparse.Namespace, flags: list[str], is_run: bool) -> Loa
     from models.build import unknown_arch
     from scripts.common.features import of_architecture, on_data
 
-    arguments.read(flags)  # loads the files of --plugin, one of which may hold the run's network
+    given = arguments.read(flags)  # loads the files of --plugin, one of which may hold the run's network
+    names = {name for _, _, layer in given.layers for name in layer}
+    asked = (flag_of(name) for name in ("resume", "evaluate", "dry_run") if name in names)
+    refuse(f"{flag} is for main.py; remove it, and name the run as RUN_OR_ARCH" for flag in asked)
     if not is_run and (mistake := unknown_arch(own.network)):
         raise UserError(f"{own.network}: no such run or checkpoint; {mistake}")
     if is_run:

@@ -43,7 +43,7 @@ from utils.record.multilabel import THRESHOLD
 from utils.record.reading import OneLabel, Reading, SeveralLabels
 
 OF_ANY_DATA = ("batch_size", "val_batch_size", "workers", "tta", "skip_bad_images")  # data settings, kept for any data
-OF_THE_RUN = {"resume", *(one.name for kind in (ModelSettings, Preprocessing) for one in dataclasses.fields(kind))}
+OF_THE_RUN = {one.name for kind in (ModelSettings, Preprocessing) for one in dataclasses.fields(kind)}
 COLUMNS = ("features", "thumbnails", "labels", "numbers")
 
 

@@ -211,6 +211,7 @@ LINES = (
     ("features", "--neighbours 0", "--neighbours"),
     ("features", "--no-such-flag", "'--no-such-flag' is not a flag"),
     ("features", "--arch conv2", "--arch: network and preprocessing are those of"),
+    ("features", "--resume auto --dry-run", "--resume is for main.py; remove it, and name", "--dry-run is for main.py"),
     ("features", "--crop-pct 0.5", "--crop-pct: network and preprocessing are those of"),
     ("features", "--output /dev/null/folder", "cannot be made"),
     ("features", "--datapath empty", "--datapath needs --dataname, of the images that it holds"),
