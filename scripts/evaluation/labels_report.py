@@ -121,6 +121,7 @@ def compared(comparison: LabelComparison, checkpoints: tuple[str, str]) -> str:
             continue
         chance = "chance alone can explain it" if low <= 0 <= high else "more than chance explains"
         span = f"95 % interval {low:+.2f} to {high:+.2f} (basic bootstrap{of_groups(comparison.groups)})"
-        lines.append(f"{FIGURES[name]:<9} {difference:+.2f} points, {span}; {chance}")
+        at = "" if name == "map" else f", threshold {THRESHOLD}"  # even if a checkpoint keeps others
+        lines.append(f"{FIGURES[name]:<9} {difference:+.2f} points, {span}{at}; {chance}")
     lines += changed_classes(comparison.classes, ["class", "positives", "A's AP", "B's AP"])
     return "\n".join(lines)

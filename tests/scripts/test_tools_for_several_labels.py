@@ -210,7 +210,9 @@ def test_a_better_network_is_told_from_chance_and_an_equal_one_is_not():
     assert 0 < low < difference < high
     assert difference == pytest.approx(two.report.map - one.report.map)
     assert [change.name for change in better.classes][-1] != "tree" and len(better.classes) == 4
-    assert "more than chance explains" in labels_report.compared(better, ("a", "b"))
+    text = labels_report.compared(better, ("a", "b"))
+    assert "more than chance explains" in text
+    assert ["threshold 0.5" in line for line in text.splitlines() if " points, " in line] == [False, True, True]
     assert LabelComparison.of(one, one).differences["map"] == (0.0, (0.0, 0.0))
 
 
