@@ -90,11 +90,12 @@ def of_training(run: RunRecord) -> list[ShownMetric]:
 
 
 def all_figures(run: RunRecord, predicted: list[ShownMetric] | None) -> list[ShownMetric]:
-    """All metrics of a run; the small print of its top-1 says so if the result is doubtful."""
+    """All metrics of a run; the small print of its top-1 or mAP says so if the result is doubtful."""
     figures = (predicted or recorded(run)) + of_training(run)
     if not run.doubts:
         return figures
-    return [one._replace(small=f"doubtful; {one.small}") if one.name == "Top-1" else one for one in figures]
+    main = {"Top-1", "mAP"}
+    return [one._replace(small=f"doubtful; {one.small}") if one.name in main else one for one in figures]
 
 
 def runs_table(runs: Sequence[RunRecord], predicted: Mapping[int, list[ShownMetric]]) -> dict[str, Any]:

@@ -93,7 +93,7 @@ class RunRecord:
     @property
     def doubts(self) -> list[str]:
         """Signs that the network has learned nothing, from the record or, for an older run, from its predictions."""
-        if "guessing_loss" not in self.epochs:
+        if not {"guessing_loss", "val_map"} & {*self.epochs}:  # with several labels, the loss alone tells
             return self.predicted_doubts
         rows = [dict(zip(self.epochs, values, strict=True)) for values in zip(*self.epochs.values(), strict=True)]
         return [doubt.sign for doubt in doubts(rows, self.value("dataname"))]

@@ -319,6 +319,10 @@ def test_a_dead_run_is_said_beside_its_figure_and_in_a_box():
         assert "doubtful; recorded, epoch 3" in text and text.count("doubtful;") == 1
         whose = "dead: " if len(runs) > 1 else ""
         assert f"Doubtful results {whose}val_loss 2.3026 and val_top1 10.10 after 300 step(s) are no better" in text
+    figures = {"epoch": 3.0, "step": 300.0, "val_map": 41.2, "val_loss": np.nan, "val_count": 360.0}
+    of_labels = RunRecord("labels", None, epochs={name: np.array([value]) for name, value in figures.items()})
+    text = Page(render(PageContent([of_labels], page_data([of_labels])))).text
+    assert "doubtful; recorded, epoch 3" in text and text.count("doubtful;") == 1
     old = RunRecord("old", None, epochs={"epoch": np.array([3.0])}, predicted_doubts=["nothing was learned"])
     assert "nothing was learned" in Page(render(PageContent([old], page_data([old])))).text
     text = Page(render(PageContent([alive], page_data([alive])))).text
