@@ -66,7 +66,7 @@ def build_model(
     except UserError:
         raise
     except Exception as error:  # the libraries raise many kinds of errors; a network we cannot build is bad input
-        reason = reason_of(error)
+        reason = reason_of(error, with_file=True)
         if settings.pretrained and isinstance(error, OSError):  # the hub's and urllib's errors are such, too
             raise UserError(
                 f"--pretrained: the weights of {settings.arch} could not be fetched ({reason}); fetch "
@@ -392,7 +392,7 @@ def check_forward(
     except UserError:
         raise
     except Exception as error:  # as in build_model
-        reason = plugins.mistake(error) or reason_of(error)
+        reason = plugins.mistake(error) or reason_of(error, with_file=True)
         raise UserError(
             f"--arch {arch} does not take {pixels_text(image_size)} images ({reason}); try another {flag}"
         ) from error

@@ -115,9 +115,8 @@ def _facts(arch: str) -> dict[str, Any]:
             config, architecture, arguments = load_model_config_from_hf(f"{repository}@{settled}")
     except OSError as error:  # also what huggingface_hub raises
         advice = "check the name, or fetch it once with a connection: the hub's cache is enough then"
-        raise UserError(
-            f"--arch {arch}: cannot be fetched from the Hugging Face Hub ({reason_of(error)}); {advice}"
-        ) from error
+        reason = reason_of(error, with_file=True)
+        raise UserError(f"--arch {arch}: cannot be fetched from the Hugging Face Hub ({reason}); {advice}") from error
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"--arch {arch}: its config.json is none of timm's; choose a network that timm has") from error
     return {

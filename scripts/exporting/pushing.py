@@ -72,6 +72,6 @@ def _failing(said: str) -> Iterator[None]:
 
 def _told(error: Exception) -> str:
     """The error in one line, without the token, which a server may have sent back."""
-    text = reason_of(error)
+    text = reason_of(error, with_file=True)
     token = get_token()
     return text.replace(token, "<token>") if token else text

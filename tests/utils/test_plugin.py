@@ -669,6 +669,15 @@ def test_a_damaged_image_of_a_fixed_size_is_not_skipped_and_the_line_does_not_ad
     assert "or skip it with" not in err
 
 
+def test_the_line_about_an_image_whose_own_file_is_lost_names_that_file(tmp_path):
+    class Data(list):
+        def __getitem__(self, number):
+            return Image.open(tmp_path / "lost.png"), 0
+
+    with pytest.raises(UnreadableImage, match=r"^mine/train\[0\]: cannot be read as an image .*lost\.png"):
+        read_pixels(Items(Data("a"), "mine/train", "mine.py")[0], "RGB")
+
+
 @pytest.mark.parametrize("text", MISTAKES)
 def test_a_mistake_in_a_file_is_one_line_with_its_place(text, tmp_path, capsys):
     file = written(tmp_path, text)

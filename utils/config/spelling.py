@@ -100,9 +100,13 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def reason_of(error: BaseException) -> str:
-    """Why ``error`` was raised, on one line: the system's text, or its own, or else the name of its class."""
-    return getattr(error, "strerror", None) or " ".join(str(error).split())[:LONGEST] or type(error).__name__
+def reason_of(error: BaseException, with_file: bool = False) -> str:
+    """Why ``error`` was raised, on one line: the system's text, or its own, or else the name of its class.
+
+    ``with_file``: its own text rather than the system's, which lacks the file; for a message that does not name it.
+    """
+    system = None if with_file else getattr(error, "strerror", None)
+    return " ".join(str(system or error).split())[:LONGEST] or type(error).__name__
 
 
 def counted(count: float, noun: str = "image") -> str:

@@ -134,7 +134,8 @@ def build_optimizers(settings: OptimisationSettings, model: nn.Module) -> Optimi
     except Exception as error:  # a missing package or GPU, or an argument out of range: each raises something else
         if settings.optimizer in OWN and not arguments:
             raise
-        raise UserError(f"--optimizer {settings.optimizer}: cannot be built ({reason_of(error)})") from error
+        reason = reason_of(error, with_file=True)
+        raise UserError(f"--optimizer {settings.optimizer}: cannot be built ({reason})") from error
     arguments.refuse_others()
     if settings.lookahead is not None:
         for optimizer in built:

@@ -280,7 +280,7 @@ def _told(found: Found) -> Iterator[None]:
         yield
     except Exception as error:  # pyarrow's and the library's errors have no common base
         where = found.saved or found.parquet[0]
-        reason = reason_of(error.__cause__ or error)
+        reason = reason_of(error.__cause__ or error, with_file=True)
         raise UserError(
             f"--datapath: {where} cannot be read by the library datasets ({reason}); make it again, or see that there "
             "is room for its Arrow files (--cache-dir)"

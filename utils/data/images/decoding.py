@@ -92,7 +92,7 @@ def why_unreadable(error: Exception) -> str:
     """The reason why an image cannot be decoded, on one line, without the path that Pillow's message repeats."""
     if isinstance(error, UnidentifiedImageError):
         return "is not an image in a known format"
-    return reason_of(error)
+    return reason_of(error, with_file=True)
 
 
 def _open_image(file: BinaryIO, colour: str, formats: list[str] | tuple[str, ...] | None) -> Image.Image:
