@@ -107,6 +107,7 @@ class Reporter:
         if self._trained:
             self._after_seconds[self._validated] = now - self._trained
         self._seconds_before = progress.epoch_seconds
+        self._seconds_told = 0.0  # in the epoch's row, to which a further validation adds its own alone
         self._epoch_mark = self._window_mark = Mark(now, progress.step, progress.samples_seen, self._data_seconds)
 
     @property
@@ -243,20 +244,19 @@ class Reporter:
         trained = progress.step_in_epoch > 0
         speed, _ = self._pace(self._epoch_mark, progress, self._trained)
         last = StepRecord.of(progress.last_step)
+        seconds = self.epoch_seconds() - self._seconds_told
         facts = {
             "epoch": last.epoch,
             "step": progress.step,
             "lr": last.lr,
             "max_val_batches": self.max_val_batches if result else None,
             "images_per_second": round(speed, 1) if trained else None,
-            "seconds": round(self.epoch_seconds(), 3),
+            "seconds": round(seconds, 3),
             "skipped_steps": progress.skipped_steps,
             "partly_skipped_steps": progress.partly_skipped_steps,
             "unreadable_images": progress.replaced_images if self.skips_bad_images else None,
         }
-        if progress.step_in_epoch in (0, self.steps_per_epoch):  # a further validation adds its own seconds alone
-            self._seconds_before = 0.0
-            self._began = time.perf_counter()
+        self._seconds_told += seconds
         training = self.kind.from_sums(progress.epoch_sums) if trained else None
         return row_of(facts, training, result, raw, progress.named_losses(progress.epoch_sums))
 

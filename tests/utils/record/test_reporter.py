@@ -153,17 +153,21 @@ def test_the_seconds_of_an_epoch_that_was_cut_go_on_where_they_were(clock):
     assert reporter.epoch_seconds() == 3
 
 
-def test_a_second_validation_of_an_epoch_adds_its_own_seconds_alone(clock):
+@pytest.mark.parametrize("steps_per_epoch", [4, 6])
+def test_a_second_validation_of_an_epoch_whole_or_cut_adds_its_own_seconds_alone(steps_per_epoch, clock):
     reporter, _ = told()
     progress = Progress()
-    reporter.begin_epoch(progress, 4)
+    reporter.begin_epoch(progress, steps_per_epoch)
     clock.now += 5
     after_steps(progress, 4)
     reporter.end_training(progress)
     assert reporter.row(progress, None, None)["seconds"] == 5
-    progress.finish_epoch()
+    if steps_per_epoch == 4:
+        progress.finish_epoch()
     clock.now += 2
     assert reporter.row(progress, None, None)["seconds"] == 2
+    reporter.keep_time(progress)
+    assert progress.epoch_seconds == (0 if steps_per_epoch == 4 else 7)
 
 
 def test_a_validation_before_any_training_has_no_row_and_says_what_to_call():
