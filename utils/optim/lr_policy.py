@@ -234,6 +234,9 @@ def describe(policy: LRPolicy, global_batch_size: int) -> str:
 def _shape(policy: LRPolicy) -> Iterator[str]:
     settings = policy.settings
     steps = policy.steps_per_epoch
+    if policy.swa_step == 0:
+        yield "constant from epoch 1 on"
+        return
     if settings.optimizer in SCHEDULE_FREE:
         yield "the optimizer averages the weights instead of a schedule"
     if settings.lr_policy == "multistep":

@@ -299,6 +299,8 @@ WORDS = {
     "--lr-base 0.1 --lr-base-size 32 --lr-policy poly --lr-power 2 --swa-start-epoch 5 --swa-lr 0.03": "poly  "
     "epoch 0: 0.2  epoch 2: 0.1125  epoch 4: 0.03  epoch 6: 0.03  epoch 7.9: 0.03; power 2; "
     "constant from epoch 5 on; peak 0.2 = --lr-base 0.1 x 64 / 32",
+    "--lr 0.2 --lr-min 0.02 --warmup-epochs 1 --swa-start-epoch 1 --swa-lr 0.01": "cosine  epoch 0: 0.01  "
+    "epoch 1: 0.01  epoch 2: 0.01  epoch 4: 0.01  epoch 6: 0.01  epoch 7.9: 0.01; constant from epoch 1 on",
     "--lr-base 0.1 --lr-base-size 16 --lr-base-scale sqrt --lr-cycle-epochs 4 --lr-cycle-decay 0.5": "cosine  "
     "epoch 0: 0.2  epoch 2: 0.1  epoch 4: 0.1  epoch 6: 0.05  epoch 7.9: 0.0001541; restarts at epochs 4 at 0.5 of the "
     "peak before; peak 0.2 = --lr-base 0.1 x sqrt(64 / 16)",
