@@ -341,6 +341,18 @@ def test_channels_are_those_of_the_first_file_that_can_be_read(bands, tmp_path, 
     assert read(*flags(tmp_path / "data", "--skip-bad-images")).preprocessing.channels == 5
 
 
+def test_a_large_first_image_gives_no_warning_of_pillows(tmp_path, monkeypatch, recwarn):
+    def png(numbers):
+        file = io.BytesIO()
+        Image.fromarray(numbers[..., :3].astype(np.uint8)).save(file, "png")
+        return file.getvalue()
+
+    tree(tmp_path, png, "png", count=2)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 24 * 24 - 1)
+    read(*flags(tmp_path))
+    assert not recwarn.list
+
+
 def test_another_number_of_channels_in_one_file_is_one_line_that_names_it(bands, tmp_path, capsys):
     tree(tmp_path, npy, "npy", count=3)
     (tmp_path / "train" / "b" / "2.npy").write_bytes(npy(np.zeros((9, 9, 4), np.uint16)))

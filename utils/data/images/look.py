@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from contextlib import suppress
 from typing import BinaryIO, NamedTuple
 
@@ -73,7 +74,10 @@ def header(path: str | BinaryIO, colour: str = "RGB") -> Look:
             array.size,
             further=max(0, channels - channels_of(colour)) if channels > 4 else 0,  # a fourth may be alpha
         )
-    with Image.open(path) as image:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's concern metadata and large images
+        image = Image.open(path)
+    with image:
         raw = raw_mode(image)
         bands = len(image.getbands())
         deep = is_deep(image) or ";16" in raw
