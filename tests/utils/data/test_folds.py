@@ -313,7 +313,7 @@ def test_folds_from_a_run_that_knows_some_of_the_images_tell_how_many(tree, tmp_
     (line,) = (line for line in read_folder(tree, *flags_of(3, 1), "--folds-from", run).warnings if "folds" in line)
     assert line == (
         f"--folds-from {run}: its folds have 15 of the 30 training images, by their names; the other 15 are new to it "
-        "and are spread over the folds"
+        "and are put into folds now"
     )
 
 

@@ -272,7 +272,7 @@ def _told_of_known(known: np.ndarray, settings: DataSettings) -> tuple[str, ...]
         return ()
     return (
         f"--folds-from {settings.folds_from}: its folds have {count:,} of the {len(known):,} training images, by their "
-        f"names; the other {len(known) - count:,} are new to it and are spread over the folds",
+        f"names; the other {len(known) - count:,} are new to it and are put into folds now",
     )
 
 
