@@ -92,8 +92,7 @@ class DataReader:
         division = "val_split" if args.data.folds is None else "folds"
         explicit = args.origins[division] != CHECKPOINT
         chosen = args.data.class_map if args.origins["class_map"] != CHECKPOINT else None  # the run's may be gone
-        known = trained.classes if trained is not None else None
-        if chosen and trained is not None and known and {*read_class_map(Path(chosen))} != {*known}:
+        if chosen and trained and trained.classes and {*read_class_map(Path(chosen))} != {*trained.classes}:
             raise UserError(
                 f"--class-map {chosen}: names other classes than {trained.path}, whose classes count in an evaluation; "
                 "leave it out"
