@@ -173,7 +173,7 @@ class Trials:
             parts = [getattr(one, f"measure_{change.part}") for one in (self.now, subject)]
             trial.alone = interleaved_speeds(*parts, self.seconds / 2, FIRST_PAIRS)
         except (UserError, RuntimeError) as error:
-            trial.failure = reason_of(error)
+            trial.failure = why_impossible(error)
         return trial
 
     def _again(self, trial: TriedChange, before: TrainingSetup, present: tuple[Change, ...]) -> TrainingSetup:
@@ -192,14 +192,14 @@ class Trials:
             if trial.helps and limiting not in (None, trial.change.part):
                 trial.loops.append(self._in_the_loop(before, after))
         except (UserError, RuntimeError) as error:
-            trial.failure = reason_of(error)
+            trial.failure = why_impossible(error)
         return after
 
     def _in_the_loop(self, before: TrainingSetup, after: TrainingSetup) -> Interleaved:
         return interleaved_speeds(before.measure_loop, after.measure_loop, 2 * self.seconds, PAIRS)
 
 
-def reason_of(error: Exception) -> str:
+def why_impossible(error: Exception) -> str:
     """Short reason why a change is impossible; raises ``error`` if the change is not the cause."""
     if isinstance(error, UserError):
         return f"impossible: {error.mistakes[0]}"
