@@ -4,6 +4,7 @@ import dataclasses
 import io
 import math
 import shutil
+import struct
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -172,6 +173,33 @@ def test_a_damaged_tiff_file_is_no_case_for_tifffile(tmp_path, monkeypatch):
 def test_an_array_that_is_no_such_image_is_one_line_that_names_the_file(numbers, words, tmp_path):
     with pytest.raises(UnreadableImage, match=rf"odd\.npy: cannot be read as an image \(.*{words}"):
         read_back(tmp_path, "odd.npy", npy(numbers))
+
+
+def npy_that_states(shape):
+    head = f"{{'descr': '<u2', 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    return b"\x93NUMPY\1\0" + struct.pack("<H", len(head)) + head + BANDS.tobytes()
+
+
+def tiff_that_states(side):
+    height, width = (struct.pack("<HHII", tag, 3, 1, length) for tag, length in ((257, 12), (256, 20)))
+    content = tiff(BANDS, photometric=1, extra=(0,) * 4).replace(height, struct.pack("<HHII", 257, 4, 1, side))
+    return content.replace(width, struct.pack("<HHII", 256, 4, 1, side))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (npy_that_states((10**8, 10**8, 5)), r"holds fewer numbers than those of shape \(100000000, 100000000, 5\)"),
+        (npy_that_states((1, 1, 10**17)), r"holds fewer numbers than those of shape \(1, 1, 100000000000000000\)"),
+        (npy_that_states("(12, 20"), "its header is damaged"),
+        (npy_that_states("-" * 9000 + "1"), "its header is damaged"),
+        (tiff_that_states(10**8), r"holds fewer numbers than those of shape \(100000000, 100000000, 5\)"),
+    ],
+    ids=("size", "channels", "cut", "nested", "TIFF"),
+)
+def test_a_damaged_header_of_an_array_is_no_lack_of_memory_but_a_damaged_file(content, words, tmp_path):
+    with pytest.raises(UnreadableImage, match=rf"damaged: cannot be read as an image \(.*{words}"):
+        read_back(tmp_path, "damaged", content)
 
 
 @pytest.mark.parametrize("shape", [(3, 9, 5), (4, 7, 9), (4, 9, 9), (12, 9, 9)])

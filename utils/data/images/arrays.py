@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import math
+import os
 import warnings
+from tokenize import TokenError
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -30,6 +33,7 @@ from utils.data.images.stored import RAW, NamedBytes, content_of
 
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 MANY = 2**16
+TOO_SHORT = "holds fewer numbers than those of shape {} that its header states"
 LUMA = (0.299, 0.587, 0.114)  # Pillow's weights of red, green and blue
 # Steps that turn a stored array upright, by EXIF orientation: whether to transpose it, then the axes to reverse.
 UPRIGHT = {2: (0, (1,)), 3: (0, (0, 1)), 4: (0, (0,)), 5: (1, ()), 6: (1, (1,)), 7: (1, (0, 1)), 8: (1, (0,))}
@@ -133,7 +137,7 @@ def numbers_in(path: str | BinaryIO, colour: str, formats: list[str] | tuple[str
     channels = channels_of(colour)
     start = _start(path)
     if start.startswith(RAW):
-        saved = np.lib.format.read_array(_file(path), allow_pickle=False)
+        saved = npy_numbers(_file(path))
         checked(saved.shape)
         return saved
     if start.startswith(TIFF) and _is_for_tifffile(path, channels):
@@ -160,11 +164,25 @@ def in_plain_mode(image: Image.Image, colour: str) -> Image.Image:
     return image
 
 
+def npy_numbers(file: BinaryIO) -> np.ndarray:
+    """The numbers in an open .npy file. Raises ``ValueError`` if it is damaged."""
+    try:
+        return np.lib.format.read_array(file, allow_pickle=False)
+    except (MemoryError, RecursionError, TokenError):
+        shape, dtype = _npy_header(file)
+        if math.prod(shape) * dtype.itemsize > file.seek(0, os.SEEK_END):  # the file is damaged, the memory suffices
+            raise ValueError(TOO_SHORT.format(shape)) from None
+        raise
+
+
 def _npy_header(path: str | BinaryIO) -> tuple[tuple[int, ...], np.dtype]:
     with _file(path) as file:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(file)
+        try:
+            shape, _, dtype = read(file)
+        except (MemoryError, RecursionError, TokenError) as error:  # of Python's parser, which numpy lets through
+            raise ValueError("its header is damaged") from error
     return shape, dtype
 
 
@@ -241,7 +259,12 @@ def _of_tiff(path: str | BinaryIO) -> np.ndarray:
         page = tiff.pages[0]
         tag = page.tags.get("Orientation")
         stacked = _stacked(tiff)
-        numbers = tiff.series[0].asarray() if stacked else page.asarray()
+        try:
+            numbers = tiff.series[0].asarray() if stacked else page.asarray()
+        except MemoryError:
+            if page.compression == 1 and page.nbytes > tiff.filehandle.size:  # of numbers that are not compressed
+                raise ValueError(TOO_SHORT.format(page.shape)) from None
+            raise
         if stacked or (page.axes.startswith("S") and numbers.ndim == 3):
             numbers = np.moveaxis(numbers, 0, -1)
     transposes, reversed_axes = UPRIGHT.get(int(tag.value) if tag else 1, (0, ()))

@@ -21,7 +21,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from utils.config.settings import UserError
 from utils.config.spelling import reason_of
 from utils.data.images import jpeg
-from utils.data.images.arrays import checked, numbers_in, of_colour
+from utils.data.images.arrays import checked, npy_numbers, numbers_in, of_colour
 from utils.data.images.levels import in_colour, is_array, keeps_levels, numbers_of, range_of, refuse_misread, to_8_bits
 from utils.data.images.stored import RAW, NamedBytes, content_of
 from utils.data.images.view import LEAST_AREA, Box, Placement, View, resized
@@ -114,7 +114,7 @@ def _open_image(file: BinaryIO, colour: str, formats: list[str] | tuple[str, ...
 
 def _raw_image(file: BinaryIO, colour: str) -> Image.Image:
     """The image in an open .npy file."""
-    pixels = np.lib.format.read_array(file, allow_pickle=False)
+    pixels = npy_numbers(file)
     checked(pixels.shape)
     if pixels.dtype != np.uint8 or (pixels.ndim != 2 and pixels.shape[2:] != (3,)):
         pixels = of_colour(pixels, colour)
